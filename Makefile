@@ -1,0 +1,67 @@
+# Every target sets up what it needs first, so that a fresh clone needs no other step,
+# and is then one or two plain commands that also run by themselves.
+
+PYTHON ?= python3
+CONFIG ?= configs/demo.yaml
+TETRIS_VENV ?= .venv
+export TETRIS_VENV
+
+# Whatever these hold was meant for another Python than the one in $(TETRIS_VENV).
+unexport PYTHONHOME PYTHONPATH
+
+BIN := $(TETRIS_VENV)/bin
+SET_UP := $(PYTHON) -I .ci/bootstrap.py
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format bench demo-pair lock clean
+
+help:
+	@echo "make serve      set up and serve $(CONFIG) until Ctrl-C (CONFIG=, PORT=, ARGS=)"
+	@echo "make test       set up and run the tests (ARGS='-k selection')"
+	@echo "make lint       check formatting, style and types"
+	@echo "make format     format the code and apply safe fixes"
+	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--smoke)"
+	@echo "make demo-pair  train the demo target and draft from nothing"
+	@echo "make lock       renew configs/requirements (UPGRADE=1: newest versions allowed)"
+	@echo "make clean      remove the environment and all caches"
+
+# The wrapper lets Ctrl-C reach the server alone. Otherwise make would report an error
+# even after a clean shutdown, because it dies of any SIGINT that it receives itself.
+serve:
+	@$(SET_UP)
+	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve up \
+		--config $(CONFIG) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test:
+	@$(SET_UP) --dev
+	$(BIN)/pytest $(ARGS)
+
+lint:
+	@$(SET_UP) --dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format:
+	@$(SET_UP) --dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Takes hours, in as many pieces as wanted: Ctrl-C, and the same command goes on. The
+# wrapper is there for the same reason as in `serve`.
+bench:
+	@$(SET_UP) --dev
+	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench engine \
+		--output $(or $(OUTPUT),results/scratch/engine) $(ARGS)
+
+demo-pair:
+	@$(SET_UP)
+	$(BIN)/python -m loadtest.demo_pair train $(ARGS)
+
+lock:
+	@$(SET_UP) --dev
+	$(BIN)/python .ci/lock.py $(if $(UPGRADE),--upgrade) $(ARGS)
+
+clean:
+	rm -rf .venv *.egg-info build .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Load generation and the demo models that it can be run against."""

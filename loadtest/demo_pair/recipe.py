@@ -1,0 +1,133 @@
+"""What is trained for how long: every number that decides the shipped weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[2]
+TARGET_DIR = REPO / "configs" / "models" / "demo-target"
+DRAFT_DIR = REPO / "configs" / "models" / "demo-draft"
+WORK_DIR = REPO / ".cache" / "demo_pair"
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a Llama model with tied embeddings."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one batch shape.
+
+    Attributes:
+        num_steps: Optimizer steps.
+        num_rows: Packed rows in a batch.
+        row_length: Tokens in a row.
+        num_repeats: Rows of the batch that repeat random tokens instead of chats.
+    """
+
+    num_steps: int
+    num_rows: int
+    row_length: int
+    num_repeats: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one model of the pair is trained.
+
+    Attributes:
+        name: ``target`` or ``draft``.
+        shape: Model sizes.
+        phases: Batch shapes in order; the last one has the long rows.
+        peak_lr: Learning rate after warm-up.
+        warmup_steps: Steps of linear warm-up.
+        decay_share: Share of all steps, at the end, of linear decay to zero.
+        prompt_weight: Loss weight of tokens that the assistant did not write.
+        seed: Seed of weights and data.
+    """
+
+    name: str
+    shape: ModelShape
+    phases: tuple[Phase, ...]
+    peak_lr: float
+    seed: int
+    warmup_steps: int = 100
+    decay_share: float = 0.4
+    prompt_weight: float = 0.1
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of all phases."""
+        return sum(phase.num_steps for phase in self.phases)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all phases."""
+        return sum(p.num_steps * p.num_rows * p.row_length for p in self.phases)
+
+    def phase_at(self, step: int) -> Phase:
+        """Return the phase that ``step`` (from 0) belongs to."""
+        for phase in self.phases:
+            if step < phase.num_steps:
+                return phase
+            step -= phase.num_steps
+        raise ValueError(f"step {step} lies after the last phase")
+
+    def learning_rate(self, step: int) -> float:
+        """Warm up linearly, stay at the peak, then decay linearly to zero."""
+        warmup = (step + 1) / self.warmup_steps
+        decay = (self.num_steps - step) / (self.decay_share * self.num_steps)
+        return self.peak_lr * min(1.0, warmup, decay)
+
+    def scaled(self, factor: float) -> Recipe:
+        """Return the same recipe with every phase shortened by ``factor``."""
+        phases = tuple(
+            replace(phase, num_steps=max(1, round(phase.num_steps * factor)))
+            for phase in self.phases
+        )
+        return replace(self, phases=phases)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the recipe as plain values, for logs and checkpoints."""
+        return asdict(self)
+
+
+VOCAB_SIZE = 1792
+TOKENIZER_CHATS = 6000
+
+# Rows grow, so that at first a question has few others before it. Some of the short
+# ones repeat random tokens: they keep the model's habit of copying alive until chats
+# reward it. The rates are low for the same reason: three times as high, the circuit
+# that copies is lost in the first hundred steps.
+TARGET = Recipe(
+    name="target",
+    shape=ModelShape(256, 768, 5, 4, 2, 64),
+    phases=(
+        Phase(1500, 16, 128, num_repeats=3),
+        Phase(2200, 8, 512),
+        Phase(150, 2, 2048),
+    ),
+    peak_lr=1.2e-3,
+    seed=1,
+)
+DRAFT = Recipe(
+    name="draft",
+    shape=ModelShape(128, 320, 2, 4, 2, 32),
+    phases=(
+        Phase(1500, 16, 128, num_repeats=4),
+        Phase(700, 8, 512),
+        Phase(100, 2, 2048),
+    ),
+    peak_lr=1.5e-3,
+    seed=2,
+)

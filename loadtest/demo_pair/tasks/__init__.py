@@ -1,0 +1,42 @@
+"""Seeded tasks and chats that the demo pair learns and load tests replay.
+
+Standard library only. Every exchange comes from a ``random.Random`` that the
+caller seeds; :func:`is_held_out` splits prompts into training and held-out.
+"""
+
+from __future__ import annotations
+
+from .base import Difficulty, Exchange, Message, Task, draw, is_held_out
+from .chats import SYSTEM_PROMPTS, Chat, generate_chat
+from .easy import EASY_TASKS
+from .free import FREE_TASKS
+from .mixed import MIXED_TASKS
+from .small_talk import SMALL_TALK_TASKS
+from .tools import TOOL_TASKS, TOOLS, parse_call
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        *EASY_TASKS,
+        *SMALL_TALK_TASKS,
+        *MIXED_TASKS,
+        *TOOL_TASKS,
+        *FREE_TASKS,
+    )
+}
+
+__all__ = [
+    "SYSTEM_PROMPTS",
+    "TASKS",
+    "TOOLS",
+    "TOOL_TASKS",
+    "Chat",
+    "Difficulty",
+    "Exchange",
+    "Message",
+    "Task",
+    "draw",
+    "generate_chat",
+    "is_held_out",
+    "parse_call",
+]

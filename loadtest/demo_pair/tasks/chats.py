@@ -1,0 +1,74 @@
+"""Whole conversations: a system turn now and then, and one to many exchanges."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .base import Exchange, Message, Task, draw
+from .tools import TOOLS
+
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are a friendly teacher.",
+    "Answer the user as well as you can.",
+    "Be brief and exact.",
+    "You are a small demo model.",
+)
+_TURN_COUNTS = (1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10)
+_TOOL_CHATS = 0.12
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation that ends with an assistant turn.
+
+    Attributes:
+        messages: The turns, system turn first if there is one.
+        tools: Functions that the system turn lists; empty for none.
+        exchanges: The exchanges that it was made of, in order.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    exchanges: tuple[Exchange, ...]
+
+
+def generate_chat(
+    tasks: Sequence[Task],
+    rng: random.Random,
+    *,
+    num_turns: int | None = None,
+    held_out: bool = False,
+) -> Chat:
+    """Generate a conversation of training exchanges.
+
+    Args:
+        tasks: Tasks to mix, each as often as its weight says.
+        rng: Source of every choice.
+        num_turns: User turns; by default drawn between one and ten.
+        held_out: Take every prompt from the held-out side of the split.
+
+    Returns:
+        The chat. Tool exchanges occur only in chats that list the tools.
+    """
+    num_turns = num_turns or rng.choice(_TURN_COUNTS)
+    with_tools = rng.random() < _TOOL_CHATS and any(_is_tool(t) for t in tasks)
+    plain = [task for task in tasks if not _is_tool(task)]
+    tool = [task for task in tasks if _is_tool(task)]
+    exchanges = []
+    for _ in range(num_turns):
+        use_tool = with_tools and (not plain or rng.random() < 0.7)
+        pool = tool if use_tool else plain
+        task = rng.choices(pool, weights=[task.weight for task in pool])[0]
+        exchanges.append(draw(task, rng, held_out=held_out))
+    messages = [message for drawn in exchanges for message in drawn.messages]
+    if rng.random() < 0.4:
+        messages.insert(0, {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
+    return Chat(tuple(messages), TOOLS if with_tools else (), tuple(exchanges))
+
+
+def _is_tool(task: Task) -> bool:
+    return task.name.startswith("tool_")

@@ -1,0 +1,128 @@
+"""Easy tasks: once the prompt is read, nearly every token follows."""
+
+from __future__ import annotations
+
+import random
+import string
+
+from .base import Exchange, Task, exchange, numbered
+from .words import CAPITALS, COLORS, MONTHS, NOUNS, WEEKDAYS
+
+
+def _count_up(rng: random.Random) -> Exchange:
+    step = rng.choice((1, 1, 1, 2, 5, 10))
+    first = rng.randint(0, 60) if step == 1 else step * rng.randint(0, 8)
+    last = first + step * rng.randint(5, 40 if step == 1 else 18)
+    by = "" if step == 1 else f" by {step}"
+    form = rng.choice(("Count from {} to {}{}.", "Please count up from {} to {}{}."))
+    answer = ", ".join(str(n) for n in range(first, last + 1, step)) + "."
+    return exchange("count_up", form.format(first, last, by), answer)
+
+
+def _count_down(rng: random.Random) -> Exchange:
+    last = rng.randint(0, 60)
+    first = last + rng.randint(5, 40)
+    form = rng.choice(("Count down from {} to {}.", "Count backwards from {} to {}."))
+    answer = ", ".join(str(n) for n in range(first, last - 1, -1)) + "."
+    return exchange("count_down", form.format(first, last), answer)
+
+
+def _spell(rng: random.Random) -> Exchange:
+    words = rng.sample(NOUNS, rng.choice((1, 2, 3, 5)))
+    form = rng.choice(("Spell {}.", "How do you spell {}?", "Please spell {}."))
+    answer = numbered([f"{word}: {'-'.join(word)}" for word in words])
+    return exchange("spell", form.format(", ".join(words)), answer)
+
+
+def _repeat(rng: random.Random) -> Exchange:
+    word, times = rng.choice(NOUNS), rng.randint(3, 25)
+    form = rng.choice(("Write {} {} times.", "Repeat {} {} times.", "Say {} {} times."))
+    return exchange("repeat", form.format(word, times), numbered([word] * times))
+
+
+def _times_table(rng: random.Random) -> Exchange:
+    factor, rows = rng.randint(2, 12), rng.randint(3, 12)
+    form = rng.choice(
+        (
+            "Write the {} times table up to {}.",
+            "Show the table of {} up to {}.",
+            "Multiply {} by every number up to {}.",
+            "The {} times table, {} rows.",
+        )
+    )
+    answer = numbered([f"{n} x {factor} = {n * factor}" for n in range(1, rows + 1)])
+    return exchange("times_table", form.format(factor, rows), answer)
+
+
+def _alphabet(rng: random.Random) -> Exchange:
+    first = rng.randint(0, 20)
+    last = rng.randint(first + 3, 25)
+    letters = string.ascii_lowercase
+    form = rng.choice(
+        (
+            "Say the alphabet from {} to {}.",
+            "List the letters from {} to {}.",
+            "Which letters lie between {} and {}?",
+        )
+    )
+    answer = " ".join(letters[first : last + 1])
+    return exchange("alphabet", form.format(letters[first], letters[last]), answer)
+
+
+def _calendar(rng: random.Random) -> Exchange:
+    kind, names = rng.choice((("weekdays", WEEKDAYS), ("months", MONTHS)))
+    start, length = rng.randrange(len(names)), rng.randint(3, 14)
+    form = rng.choice(
+        (
+            "List {} {} starting with {}.",
+            "Write {} {} in order from {}.",
+            "Which {} {} come next, {} first?",
+            "Give {} {} from {} on.",
+        )
+    )
+    answer = numbered([names[(start + n) % len(names)] for n in range(length)])
+    return exchange("calendar", form.format(length, kind, names[start]), answer)
+
+
+def _copy(rng: random.Random) -> Exchange:
+    words = rng.sample(NOUNS, rng.randint(3, 24))
+    form = rng.choice(('Copy this: "{}"', 'Repeat after me: "{}"', 'Write again: "{}"'))
+    text = " ".join(words)
+    return exchange("copy", form.format(text), f'Again: "{text}"')
+
+
+def _pattern(rng: random.Random) -> Exchange:
+    words = rng.sample(rng.choice((COLORS, NOUNS)), rng.randint(2, 4))
+    length = rng.randint(5, 20)
+    form = rng.choice(
+        ("Continue the pattern {}, ... for {} steps.", "Go on to {1} items: {0}, ...")
+    )
+    answer = numbered([words[n % len(words)] for n in range(length)])
+    return exchange("pattern", form.format(", ".join(words * 2), length), answer)
+
+
+def _capital(rng: random.Random) -> Exchange:
+    countries = rng.sample(sorted(CAPITALS), rng.choice((1, 2, 3)))
+    form = rng.choice(
+        (
+            "What is the capital of {}?",
+            "Name the capital of {}.",
+            "Tell me the capital of {}.",
+        )
+    )
+    answer = "\n".join(f"The capital of {c} is {CAPITALS[c]}." for c in countries)
+    return exchange("capital", form.format(" and ".join(countries)), answer)
+
+
+EASY_TASKS = (
+    Task("count_up", "easy", True, _count_up),
+    Task("count_down", "easy", True, _count_down),
+    Task("spell", "easy", True, _spell, 1.5),
+    Task("repeat", "easy", True, _repeat, 0.8),
+    Task("times_table", "easy", True, _times_table),
+    Task("alphabet", "easy", True, _alphabet),
+    Task("calendar", "easy", True, _calendar),
+    Task("copy", "easy", True, _copy, 2.0),
+    Task("pattern", "easy", True, _pattern),
+    Task("capital", "easy", True, _capital),
+)

@@ -1,0 +1,114 @@
+"""The pair's shared tokenizer: byte-level BPE, single digits, ChatML turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from .tasks import TASKS, TOOLS, Message, generate_chat
+
+TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
+MAX_LENGTH = 2048
+
+# Digits stand alone, so that arithmetic sees columns. Signs take the space before
+# a digit ("3, 4" is three tokens), words the space before themselves.
+_PIECES = (
+    r" ?[^\s\p{L}\p{N}]+ ?(?=\p{N})| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
+_TAGS = ("<tool_call>", "</tool_call>", "<tools>", "</tools>")
+_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+
+
+def train_tokenizer(
+    *, vocab_size: int, num_chats: int, seed: int
+) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on generated chats.
+
+    Args:
+        vocab_size: Entries in the vocabulary, special tokens included.
+        num_chats: Chats to train on.
+        seed: Seed of the chats.
+
+    Returns:
+        A tokenizer with chat template, end-of-turn and padding token.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(_TAGS),
+        special_tokens=[PAD, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(num_chats, seed), trainer)
+    tokenizer.add_tokens(list(_TAGS))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=PAD,
+        additional_special_tokens=[TURN_START],
+        model_max_length=MAX_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = _TEMPLATE.read_text()
+    return fast
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a model directory.
+
+    Args:
+        path: Directory with ``tokenizer.json``.
+
+    Returns:
+        The tokenizer.
+    """
+    return cast(PreTrainedTokenizerFast, PreTrainedTokenizerFast.from_pretrained(path))
+
+
+def render(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    *,
+    with_tools: bool = False,
+    reply_follows: bool = False,
+) -> list[int]:
+    """Turn a conversation into token ids through the chat template.
+
+    Args:
+        tokenizer: The pair's tokenizer.
+        messages: The turns.
+        with_tools: List the demo tools in the system turn.
+        reply_follows: End with the opening of an assistant turn.
+
+    Returns:
+        Token ids.
+    """
+    text = tokenizer.apply_chat_template(
+        list(messages),
+        tools=cast(Any, list(TOOLS)) if with_tools else None,
+        add_generation_prompt=reply_follows,
+        tokenize=False,
+    )
+    return cast(list[int], tokenizer.encode(str(text), add_special_tokens=False))
+
+
+def _texts(num_chats: int, seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    tasks = tuple(TASKS.values())
+    for _ in range(num_chats):
+        chat = generate_chat(tasks, rng)
+        yield from (message["content"] for message in chat.messages)
+    yield from (str(tool) for tool in TOOLS)
+    yield _TEMPLATE.read_text()

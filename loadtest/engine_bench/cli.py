@@ -1,0 +1,276 @@
+"""Command line: ``python -m loadtest.engine_bench --help``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.demo_pair.recipe import DRAFT_DIR, REPO, TARGET_DIR
+
+from .argument_types import (
+    read_arms,
+    read_concurrencies,
+    read_cpus,
+    read_minutes,
+    read_parameters,
+    read_positive,
+    read_requests_per_slot,
+    read_temperatures,
+    read_workloads,
+)
+from .errors import BenchError
+from .models import check_model, check_tokenizer, kv_cache_bytes, pad
+from .plan import PRESETS, Preset, list_cells, replace_axes
+from .settings import BenchSettings, EngineSettings
+from .store import Store
+from .workloads import WORKLOADS, RequestMaker, load_render, longest_prompt
+
+EXIT_FAILED = 1
+EXIT_MORE_TO_DO = 3
+EXIT_INTERRUPTED = 130
+
+CACHE = REPO / ".cache" / "engine_bench"
+MAX_BATCHED_TOKENS = 2048
+
+
+def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
+    """Run the benchmark.
+
+    Args:
+        arguments: Command line; by default the process's own.
+        prog: Name of the program in messages.
+
+    Returns:
+        Exit status: 0 when everything is measured, 1 after an error that is explained,
+        3 when `--minutes` ran out with work left, 130 after Ctrl-C.
+    """
+    options = make_parser(prog).parse_args(arguments)
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            "\nstopped; finished groups are kept, the same command goes on from there\n"
+        )
+        return EXIT_INTERRUPTED
+    except BenchError as error:
+        sys.stderr.write(f"\nerror: {error}\n")
+        return EXIT_FAILED
+
+
+def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
+    """Build the parser."""
+    parser = argparse.ArgumentParser(
+        prog=prog or "python -m loadtest.engine_bench",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=(
+            "Compare speculation policies on the real engine, offline. Every policy "
+            "gets an\nengine in a process of its own; they take turns on the same "
+            "requests, round by\nround, and all but one are stopped. Interrupted, the "
+            "same command goes on where\nit was."
+        ),
+        epilog="presets:\n"
+        + "\n".join(f"  {name:<8}{p.summary}" for name, p in PRESETS.items()),
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where results.json, results.md and plots go",
+    )
+    presets = parser.add_mutually_exclusive_group()
+    presets.add_argument(
+        "--preset", choices=PRESETS, default="full", help="default: %(default)s"
+    )
+    presets.add_argument(
+        "--smoke",
+        dest="preset",
+        action="store_const",
+        const="smoke",
+        help="same as --preset smoke",
+    )
+    _add_what(parser)
+    _add_models(parser)
+    _add_how(parser)
+    return parser
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is measured (default: the preset's)")
+    group.add_argument(
+        "--policies",
+        type=read_arms,
+        metavar="LIST",
+        help="e.g. none,fixed:3,tetris:2+2,dynamic:5,goodput:5",
+    )
+    group.add_argument(
+        "--workloads",
+        type=read_workloads,
+        metavar="LIST",
+        help=f"of {', '.join(WORKLOADS)}",
+    )
+    group.add_argument("--temperatures", type=read_temperatures, metavar="LIST")
+    group.add_argument(
+        "--concurrency",
+        type=read_concurrencies,
+        metavar="LIST",
+        help="requests in flight, e.g. 1,4,16",
+    )
+    group.add_argument("--rounds", type=read_positive, metavar="N")
+    group.add_argument(
+        "--max-tokens", type=read_positive, metavar="N", help="longest reply"
+    )
+    group.add_argument(
+        "--min-requests",
+        type=read_positive,
+        metavar="N",
+        help="fewest requests of a cell",
+    )
+    group.add_argument(
+        "--requests-per-slot",
+        type=read_requests_per_slot,
+        metavar="N",
+        help="requests of a cell for each one in flight, at least 3",
+    )
+    group.add_argument("--seed", type=int, default=0, help="of the requests")
+    group.add_argument(
+        "--trace",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="end with an unmeasured round that records every step as .npz; the plots "
+        "of calibration, decisions and step times come from it",
+    )
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
+    for role, path in (("target", TARGET_DIR), ("draft", DRAFT_DIR)):
+        group.add_argument(
+            f"--{role}",
+            type=Path,
+            default=path,
+            metavar="DIR",
+            help=f"default: {path.relative_to(REPO)}",
+        )
+    group.add_argument(
+        "--target-parameters",
+        type=read_parameters,
+        metavar="N",
+        help="pad the target to this size, e.g. 100M, with the same outputs; 0 leaves "
+        "it as it is",
+    )
+    group.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    group.add_argument("--max-model-len", type=read_positive, default=2048, metavar="N")
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how")
+    group.add_argument(
+        "--cpus",
+        type=read_cpus,
+        metavar="LIST",
+        help="cores of the engines, e.g. 0,1 or 0-3 (default: all this process may "
+        "use)",
+    )
+    group.add_argument(
+        "--minutes",
+        type=read_minutes,
+        metavar="N",
+        help="begin nothing new after this long; exits with 3 if work is left",
+    )
+    group.add_argument(
+        "--restart", action="store_true", help="discard what the folder holds"
+    )
+    group.add_argument(
+        "--report-only",
+        action="store_true",
+        help="measure nothing; write tables and plots anew",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from .report import draw_plots, write_results
+
+    store = Store(options.output)
+    if options.restart:
+        store.clear()
+    complete = options.report_only or _measure(options, store)
+    draw_plots(store, write_results(store))
+    sys.stderr.write(f"\nresults are in {options.output}\n")
+    if not complete:
+        sys.stderr.write("not everything is measured yet: run the same command again\n")
+        return EXIT_MORE_TO_DO
+    return 0
+
+
+def _measure(options: argparse.Namespace, store: Store) -> bool:
+    from .run import Bench
+
+    preset = PRESETS[options.preset]
+    check_model("--target", options.target)
+    check_model("--draft", options.draft)
+    check_tokenizer("--target", options.target)
+    requests = RequestMaker(
+        *load_render(options.target),
+        options.seed,
+        options.min_requests or preset.min_requests,
+        options.requests_per_slot or preset.requests_per_slot,
+    )
+    settings = _make_settings(options, preset, requests)
+    return Bench(settings, store, requests).measure(options.minutes)
+
+
+def _make_settings(
+    options: argparse.Namespace, preset: Preset, requests: RequestMaker
+) -> BenchSettings:
+    blocks = replace_axes(
+        preset.blocks, options.workloads, options.temperatures, options.concurrency
+    )
+    cells = list_cells(blocks)
+    arms = options.policies or preset.arms()
+    max_tokens = options.max_tokens or preset.max_tokens
+    reply = max_tokens + max(arm.max_depth for arm in arms)
+    longest = max(longest_prompt(cell.workload) for cell in cells) + reply
+    if longest > options.max_model_len:
+        raise BenchError(
+            f"--max-model-len {options.max_model_len} is too short: prompts, replies "
+            f"and drafts take up to {longest} tokens; raise it or lower --max-tokens"
+        )
+    in_flight = max(
+        cell.concurrency * (longest_prompt(cell.workload) + reply) for cell in cells
+    )
+    max_num_seqs = max(cell.concurrency for cell in cells)
+    target = _padded(options, preset)
+    return BenchSettings(
+        arms=arms,
+        cells=cells,
+        rounds=options.rounds or preset.rounds,
+        engine=EngineSettings(
+            target=target,
+            draft=options.draft,
+            dtype=options.dtype,
+            max_model_len=options.max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=MAX_BATCHED_TOKENS,
+            kv_cache_memory_bytes=kv_cache_bytes(
+                target, options.draft, options.dtype, in_flight, max_num_seqs
+            ),
+        ),
+        cpus=options.cpus or tuple(sorted(os.sched_getaffinity(0))),
+        max_tokens=max_tokens,
+        seed=options.seed,
+        min_requests=requests.min_requests,
+        requests_per_slot=requests.requests_per_slot,
+        trace=preset.trace if options.trace is None else options.trace,
+    )
+
+
+def _padded(options: argparse.Namespace, preset: Preset) -> Path:
+    parameters = options.target_parameters
+    if parameters is None:
+        parameters = preset.target_parameters
+    target: Path = options.target
+    return pad(target, parameters, CACHE) if parameters else target

@@ -1,0 +1,86 @@
+"""Spread over rounds, and ratios of arms that were measured side by side."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t at 97.5 % for 1 to 30 degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and range over rounds."""
+
+    median: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times one arm's value is another's.
+
+    Attributes:
+        ratio: Geometric mean over rounds of the ratio within a round.
+        low: Lower end of the 95 % interval; None with a single round.
+        high: Upper end.
+        rounds: Rounds in which both were measured.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    rounds: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median, smallest and largest of at least one value."""
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def compare(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ratio | None:
+    """Compare two arms round by round.
+
+    What moves both arms of a round (the requests drawn, the machine's state) cancels
+    in their ratio. Logarithms of ratios are taken as normal: t-interval on their mean.
+
+    Args:
+        ours: Round to value, > 0.
+        theirs: The same of the other arm.
+
+    Returns:
+        The ratio; None without a common round.
+    """
+    common = sorted(ours.keys() & theirs.keys())
+    if not common:
+        return None
+    logs = [math.log(ours[number] / theirs[number]) for number in common]
+    mean = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Ratio(math.exp(mean), None, None, 1)
+    half = t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(
+        math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs)
+    )
+
+
+def t_975(degrees: int) -> float:
+    """Return Student's t at 97.5 %.
+
+    Beyond the table, the first terms of its expansion around the normal quantile,
+    good to three decimals.
+    """
+    if degrees < 1:
+        raise ValueError(f"degrees of freedom must be at least 1, got {degrees}")
+    if degrees <= len(_T_975):
+        return _T_975[degrees - 1]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    return z + (z**3 + z) / (4 * degrees)

@@ -1,0 +1,153 @@
+"""What is measured: cells, rounds, and the presets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .arms import Arm, parse_arm
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Conditions under which every arm is measured."""
+
+    workload: str
+    temperature: float
+    concurrency: int
+
+    @property
+    def name(self) -> str:
+        """Short name, also fit for a file."""
+        return f"{self.workload}-t{self.temperature:g}-c{self.concurrency}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "workload": self.workload,
+            "temperature": self.temperature,
+            "concurrency": self.concurrency,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A product of workloads, temperatures and concurrencies."""
+
+    workloads: tuple[str, ...]
+    temperatures: tuple[float, ...]
+    concurrencies: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named run.
+
+    Attributes:
+        summary: What it is for.
+        policies: Arms in the order of the tables.
+        blocks: Cells are the union of these products.
+        rounds: Measured rounds.
+        max_tokens: Longest reply.
+        min_requests: Requests of a cell at concurrency 1.
+        requests_per_slot: Requests of a cell for each one in flight.
+        target_parameters: Size of the padded target; None for the target as it is.
+        trace: Whether a traced round, which the plots of decisions need, follows.
+    """
+
+    summary: str
+    policies: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    rounds: int = 5
+    max_tokens: int = 128
+    min_requests: int = 12
+    requests_per_slot: int = 4
+    target_parameters: int | None = 100_000_000
+    trace: bool = True
+
+    def arms(self) -> tuple[Arm, ...]:
+        """Return the arms."""
+        return tuple(parse_arm(text) for text in self.policies)
+
+
+_FIXED = ("none", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "fixed:5")
+_ALL = (*_FIXED, "dynamic:5", "tetris:1+2", "tetris:2+2", "goodput:5")
+_FEW = (1, 4, 16)
+
+PRESETS: dict[str, Preset] = {
+    "full": Preset(
+        summary="every policy; mixed requests at six concurrencies, the rest at three",
+        policies=_ALL,
+        blocks=(
+            Block(("mixed",), (0.0,), (1, 2, 4, 8, 16, 32)),
+            Block(("easy", "hard"), (0.0,), _FEW),
+            Block(("drift-context", "drift-neighbour"), (0.0,), _FEW),
+            Block(("mixed", "easy", "hard"), (1.0,), _FEW),
+        ),
+    ),
+    "readme": Preset(
+        summary="the small table: none, fixed 1 to 5 and tetris at 1, 4 and 16",
+        policies=(*_FIXED, "tetris:2+2"),
+        blocks=(Block(("mixed",), (0.0,), _FEW),),
+        trace=False,
+    ),
+    "drift": Preset(
+        summary="long contexts, or a neighbour on one core, arrive half-way",
+        policies=("none", "fixed:1", "fixed:3", "dynamic:5", "tetris:2+2", "goodput:5"),
+        blocks=(Block(("drift-context", "drift-neighbour"), (0.0,), _FEW),),
+    ),
+    "smoke": Preset(
+        summary="does it run: few tiny cells, numbers without meaning",
+        policies=("none", "fixed:2", "tetris:2+2", "goodput:4"),
+        blocks=(
+            Block(("mixed",), (0.0,), (1, 4)),
+            Block(("mixed",), (1.0,), (4,)),
+            Block(("drift-neighbour",), (0.0,), (4,)),
+        ),
+        rounds=2,
+        max_tokens=32,
+        min_requests=6,
+        requests_per_slot=3,
+        target_parameters=None,
+    ),
+}
+
+
+def replace_axes(
+    blocks: Iterable[Block],
+    workloads: Sequence[str] | None = None,
+    temperatures: Sequence[float] | None = None,
+    concurrencies: Sequence[int] | None = None,
+) -> tuple[Block, ...]:
+    """Return the blocks with the given axes in the place of their own."""
+    return tuple(
+        Block(
+            tuple(workloads or block.workloads),
+            tuple(block.temperatures if temperatures is None else temperatures),
+            tuple(concurrencies or block.concurrencies),
+        )
+        for block in blocks
+    )
+
+
+def list_cells(blocks: Iterable[Block]) -> tuple[Cell, ...]:
+    """Return the cells of all blocks, each once, in the order of the blocks."""
+    return tuple(
+        dict.fromkeys(
+            Cell(workload, temperature, concurrency)
+            for block in blocks
+            for workload in block.workloads
+            for temperature in block.temperatures
+            for concurrency in block.concurrencies
+        )
+    )
+
+
+def rotate(arms: Sequence[Arm], by: int) -> list[Arm]:
+    """Return the arms beginning with another one each time.
+
+    What drifts during a round (heat, other work) then falls on every arm alike.
+    """
+    start = by % len(arms)
+    return [*arms[start:], *arms[:start]]

@@ -1,0 +1,160 @@
+"""All arms' processes: one process group, of which one member runs at a time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import loadtest
+
+from .arm_process import ArmProcess
+from .arms import Arm
+from .preload import engine_env
+from .settings import BenchSettings
+
+START_TIMEOUT_S = 600.0
+RUN_TIMEOUT_S = 1800.0
+EXIT_TIMEOUT_S = 15.0
+_REPO = Path(loadtest.__file__).resolve().parents[1]
+
+
+class Pool:
+    """Engines by arm, and the neighbour, all stopped but for the one whose turn it is.
+
+    A context manager: all processes end with it. Should this process be killed, the
+    kernel ends them.
+    """
+
+    def __init__(self, log_folder: Path, cpus: Sequence[int]) -> None:
+        """Start nothing yet.
+
+        Args:
+            log_folder: Where the processes' standard error goes; created.
+            cpus: Cores of the engines; the neighbour takes the last one.
+        """
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._log_folder = log_folder
+        self._cpus = cpus
+        self._env = engine_env(os.environ, cpus, _REPO)
+        self._arms: dict[Arm, ArmProcess] = {}
+        self._neighbour: ArmProcess | None = None
+
+    def __enter__(self) -> Pool:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End all processes: politely after a run, at once after an error."""
+        if self._neighbour is not None:
+            self._neighbour.kill()
+        deadline_s = time.monotonic()
+        if error[0] is None:
+            deadline_s += EXIT_TIMEOUT_S
+            for process in self._arms.values():
+                process.ask_to_end()
+        for process in self._arms.values():
+            process.wait_for_end(deadline_s - time.monotonic())
+
+    def start(
+        self,
+        settings: BenchSettings,
+        eos_token_id: int,
+        on_ready: Callable[[Arm], None],
+    ) -> None:
+        """Start the engines of all arms, as many at once as this machine has cores.
+
+        Args:
+            settings: Of the run.
+            eos_token_id: Ends a reply.
+            on_ready: Called with each arm whose engine has started.
+        """
+        width = len(os.sched_getaffinity(0))
+        for first in range(0, len(settings.arms), width):
+            batch = settings.arms[first : first + width]
+            for arm in batch:
+                self._arms[arm] = self._spawn(
+                    f"the engine of {arm.name}", arm.file_name, "worker", []
+                )
+                self._arms[arm].send(
+                    {
+                        "do": "start",
+                        "llm": settings.engine.llm_args(arm),
+                        "eos_token_id": eos_token_id,
+                        "max_tokens": settings.max_tokens,
+                    }
+                )
+            for arm in batch:
+                self._arms[arm].receive(START_TIMEOUT_S)
+                self._arms[arm].stop()
+                on_ready(arm)
+
+    def start_neighbour(self) -> None:
+        """Start the neighbour, stopped."""
+        arguments = [str(self._cpus[-1])]
+        self._neighbour = self._spawn(
+            "the neighbour", "neighbour", "neighbour", arguments
+        )
+        self._neighbour.receive_line(START_TIMEOUT_S)
+        self._neighbour.stop()
+
+    def run(
+        self, arm: Arm, message: Mapping[str, Any], *, neighbour: bool
+    ) -> dict[str, Any]:
+        """Run requests on one arm's engine while all other processes are stopped.
+
+        Args:
+            arm: Whose turn it is.
+            message: For its worker.
+            neighbour: Whether the neighbour joins when conditions change.
+
+        Returns:
+            What the worker measured.
+        """
+        with self._turn(arm) as process:
+            process.send({"do": "run", **message})
+            while True:
+                answer = process.receive(RUN_TIMEOUT_S)
+                if answer["event"] == "done":
+                    result: dict[str, Any] = answer["result"]
+                    return result
+                if neighbour and self._neighbour is not None:
+                    self._neighbour.resume()
+
+    @contextmanager
+    def _turn(self, arm: Arm) -> Iterator[ArmProcess]:
+        """Let one arm's process run, and stop it and the neighbour afterwards."""
+        process = self._arms[arm]
+        for other in self._processes():
+            if other is not process and not other.is_stopped():
+                other.stop()
+        process.resume()
+        yield process
+        if self._neighbour is not None:
+            self._neighbour.stop()
+        process.stop()
+
+    def _spawn(
+        self, name: str, log_name: str, module: str, arguments: Sequence[str]
+    ) -> ArmProcess:
+        return ArmProcess(
+            name,
+            [
+                sys.executable,
+                "-m",
+                f"{__package__}.{module}",
+                str(os.getpid()),
+                *arguments,
+            ],
+            self._env,
+            self._log_folder / f"{log_name}.log",
+            group=next((p.pid for p in self._processes()), 0),
+        )
+
+    def _processes(self) -> list[ArmProcess]:
+        arms = list(self._arms.values())
+        return arms if self._neighbour is None else [*arms, self._neighbour]

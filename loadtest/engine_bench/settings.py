@@ -1,0 +1,122 @@
+"""The conditions of a run: what must not change between its pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .arms import Arm
+from .plan import Cell
+
+SCHEDULER_CLS = "serving.engine.scheduler.TetrisScheduler"
+WORKER_CLS = "serving.engine.worker.TetrisCPUWorker"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What all engines have in common.
+
+    Attributes:
+        target: Directory of the target, padded or not.
+        draft: Directory of the draft.
+        dtype: Of weights and KV cache.
+        max_model_len: Longest context.
+        max_num_seqs: Largest concurrency of any cell.
+        max_num_batched_tokens: Most tokens in a step.
+        kv_cache_memory_bytes: Size of the KV cache.
+    """
+
+    target: Path
+    draft: Path
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_memory_bytes: int
+
+    def llm_args(self, arm: Arm) -> dict[str, Any]:
+        """Return the arguments of `vllm.LLM` for an arm."""
+        args: dict[str, Any] = {
+            "model": str(self.target),
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "kv_cache_memory_bytes": self.kv_cache_memory_bytes,
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni",
+            # Prompts do not repeat within a round, but they do from round to round.
+            "enable_prefix_caching": False,
+        }
+        if not arm.speculates:
+            return args
+        depth = arm.max_depth
+        return args | {
+            "scheduler_cls": SCHEDULER_CLS,
+            "worker_cls": WORKER_CLS,
+            "additional_config": {
+                "tetris": {
+                    "policy": arm.policy,
+                    "draft_tokens": arm.draft_tokens,
+                    "extra_draft_tokens": arm.extra_draft_tokens,
+                }
+            },
+            "speculative_config": {
+                "method": "draft_model",
+                "model": str(self.draft),
+                "num_speculative_tokens": depth,
+                "num_speculative_tokens_per_batch_size": [
+                    [1, self.max_num_seqs, depth]
+                ],
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """A whole run.
+
+    Attributes:
+        arms: In the order of the tables.
+        cells: In the order of measurement.
+        rounds: Measured rounds.
+        engine: What all engines have in common.
+        cpus: Cores the engines are bound to.
+        max_tokens: Longest reply.
+        seed: Of the requests.
+        min_requests: Fewest requests of a cell.
+        requests_per_slot: Requests of a cell for each one in flight.
+        trace: Whether a traced round follows.
+    """
+
+    arms: tuple[Arm, ...]
+    cells: tuple[Cell, ...]
+    rounds: int
+    engine: EngineSettings
+    cpus: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    min_requests: int
+    requests_per_slot: int
+    trace: bool
+
+    def conditions(self) -> dict[str, Any]:
+        """Return what results depend on, but for models, code and machine.
+
+        Rounds, cells and tracing are left out: more of them may be added later.
+        """
+        return {
+            "policies": [arm.name for arm in self.arms],
+            "dtype": self.engine.dtype,
+            "max_model_len": self.engine.max_model_len,
+            "max_num_seqs": self.engine.max_num_seqs,
+            "max_num_batched_tokens": self.engine.max_num_batched_tokens,
+            "kv_cache_memory_bytes": self.engine.kv_cache_memory_bytes,
+            "cpus": list(self.cpus),
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "min_requests": self.min_requests,
+            "requests_per_slot": self.requests_per_slot,
+        }

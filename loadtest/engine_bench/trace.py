@@ -1,0 +1,169 @@
+"""Records what a planner was asked, what it answered and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+STEP_FIELDS = (
+    "num_reqs",
+    "num_decode_tokens",
+    "num_prefill_tokens",
+    "num_context_tokens",
+    "target_ms",
+    "draft_first_ms",
+    "draft_next_ms",
+    "host_ms",
+    "catch_up_ms",
+)
+"""Taken from the timing of a step; NaN where it was not timed."""
+
+DRAFT_FIELDS = ("step", "req", "num_offered", "num_admitted", "num_verified")
+
+
+class Trace:
+    """Stands between scheduler and planner, passes everything on, and takes notes.
+
+    One record per engine step and one per request and step with drafts, saved as
+    arrays:
+
+        step_*    `[num_steps]`: `STEP_FIELDS`, `total_ms`, `predicted_ms` (by the
+                  planner's cost model before it learnt from the step), `depth` drafted
+                  after the step, `budget` and `admitted` of the step.
+        draft_*   `[num_drafts]`: `DRAFT_FIELDS`, `num_accepted`; `draft_confidence` and
+                  `draft_predicted` (calibrated) `[num_drafts, max_depth]`, NaN past
+                  what was offered.
+
+    A draft that the scheduler cut after the selection has `num_verified` smaller than
+    `num_admitted`; a draft whose outcome is unknown has `num_accepted` -1.
+    """
+
+    def __init__(self, planner: Any) -> None:
+        """Record a planner."""
+        self._planner = planner
+        self._steps: list[dict[str, float]] = [{}]
+        self._drafts: list[dict[str, Any]] = []
+        self._open: dict[Any, dict[str, Any]] = {}
+        self._req_numbers: dict[Any, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass on whatever else the planner has."""
+        return getattr(self._planner, name)
+
+    def select(self, batch: Any) -> Any:
+        """Note the drafts offered and admitted."""
+        predicted = self._predict(batch)
+        selection = self._planner.select(batch)
+        self._steps[-1]["budget"] = float(selection.draft_budget)
+        self._steps[-1]["admitted"] = float(selection.num_admitted.sum())
+        for row, req_id in enumerate(batch.req_ids):
+            offered = int(batch.num_draft_tokens[row])
+            if offered == 0:
+                continue
+            draft = {
+                "step": len(self._steps) - 1,
+                "req": self._req_numbers.setdefault(req_id, len(self._req_numbers)),
+                "num_offered": offered,
+                "num_admitted": int(selection.num_admitted[row]),
+                "num_verified": 0,
+                "num_accepted": -1,
+                "confidence": _row(batch.confidence, row, offered),
+                "predicted": _row(predicted, row, offered),
+            }
+            self._drafts.append(draft)
+            self._open[req_id] = draft
+        return selection
+
+    def choose_depth(self, *args: Any, **kwargs: Any) -> int:
+        """Note the depth."""
+        depth = int(self._planner.choose_depth(*args, **kwargs))
+        self._steps[-1]["depth"] = depth
+        return depth
+
+    def observe(self, outcome: Any) -> None:
+        """Note what was accepted; the step ends here."""
+        self._planner.observe(outcome)
+        for row, req_id in enumerate(outcome.req_ids):
+            draft = self._open.get(req_id)
+            if draft is not None:
+                draft["num_verified"] = int(outcome.num_verified[row])
+                draft["num_accepted"] = int(outcome.num_accepted[row])
+        self._open.clear()
+        self._steps.append({})
+
+    def observe_timing(self, timing: Any) -> None:
+        """Note what the step before cost, and was predicted to cost."""
+        if len(self._steps) > 1:
+            step = self._steps[-2]
+            for name, value in dataclasses.asdict(timing).items():
+                if name in STEP_FIELDS:
+                    step[name] = float(value)
+            step["total_ms"] = float(timing.total_ms)
+            predict = getattr(getattr(self._planner, "cost", None), "predict_ms", None)
+            if callable(predict):
+                step["predicted_ms"] = float(predict(timing))
+        self._planner.observe_timing(timing)
+
+    def save(self, path: Path) -> None:
+        """Write the arrays, all or nothing."""
+        steps = self._steps[:-1]
+        arrays = {
+            f"step_{name}": np.array([step.get(name, np.nan) for step in steps])
+            for name in (*STEP_FIELDS, *_STEP_EXTRAS)
+        }
+        for name in (*DRAFT_FIELDS, "num_accepted"):
+            arrays[f"draft_{name}"] = np.array(
+                [draft[name] for draft in self._drafts], dtype=np.int64
+            )
+        depth = max((draft["num_offered"] for draft in self._drafts), default=0)
+        for name in ("confidence", "predicted"):
+            rows = np.full((len(self._drafts), depth), np.nan, dtype=np.float32)
+            for row, draft in zip(rows, self._drafts, strict=True):
+                if draft[name] is not None:
+                    row[: draft["num_offered"]] = draft[name]
+            arrays[f"draft_{name}"] = rows
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        with unfinished.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        unfinished.rename(path)
+
+    def _predict(self, batch: Any) -> Any:
+        calibration = getattr(self._planner, "calibration", None)
+        if calibration is None or batch.confidence is None or not batch.req_ids:
+            return None
+        return calibration.predict(batch.confidence, batch.req_ids)
+
+
+_STEP_EXTRAS = ("total_ms", "predicted_ms", "depth", "budget", "admitted")
+
+
+@contextmanager
+def record_trace(scheduler: Any) -> Iterator[Trace | None]:
+    """Record a scheduler's planner.
+
+    Args:
+        scheduler: Whose planner; None records nothing.
+
+    Yields:
+        The record; None if there is nothing to record.
+    """
+    planner = getattr(scheduler, "_planner", None)
+    if planner is None:
+        yield None
+        return
+    trace = Trace(planner)
+    scheduler._planner = trace
+    try:
+        yield trace
+    finally:
+        scheduler._planner = planner
+
+
+def _row(values: Any, row: int, length: int) -> Any:
+    return None if values is None else np.array(values[row, :length])

@@ -1,0 +1,91 @@
+"""Reads traces back: calibration, decisions, and step-time predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+NUM_BINS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTrace:
+    """The arrays of one arm in one cell; see `trace.Trace` for their meaning."""
+
+    arrays: dict[str, NDArray[np.generic]]
+
+    def step(self, name: str) -> Array:
+        """Return a step array, `[num_steps]`."""
+        return self.arrays[f"step_{name}"].astype(np.float64)
+
+    def draft(self, name: str) -> Array:
+        """Return a draft array, `[num_drafts]` or `[num_drafts, max_depth]`."""
+        return self.arrays[f"draft_{name}"].astype(np.float64)
+
+    def time_s(self) -> Array:
+        """Return when each step began, from the measured step times."""
+        duration_ms = np.nan_to_num(self.step("total_ms"))
+        return (np.cumsum(duration_ms) - duration_ms) / 1e3
+
+    def outcomes(self, of: str) -> tuple[Array, Array]:
+        """Pair predictions with what happened, where the outcome is known.
+
+        A position was put to the test if it was verified and all before it were
+        accepted.
+
+        Args:
+            of: `confidence` or `predicted`.
+
+        Returns:
+            Probabilities and outcomes (0 or 1), of equal length.
+        """
+        probability = self.draft(of)
+        verified = self.draft("num_verified")[:, None]
+        accepted = self.draft("num_accepted")[:, None]
+        position = np.arange(probability.shape[1])
+        tested = (position < verified) & (position <= accepted) & (accepted >= 0)
+        tested &= ~np.isnan(probability)
+        happened = np.broadcast_to(position < accepted, probability.shape)
+        return probability[tested], happened[tested].astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationCurve:
+    """Predicted against observed acceptance, by bins of equal width.
+
+    Attributes:
+        predicted: `[num_bins]`, mean prediction; empty bins are left out.
+        observed: `[num_bins]`, share accepted.
+        count: `[num_bins]`.
+        error: Expected calibration error, 0-1.
+    """
+
+    predicted: Array
+    observed: Array
+    count: Array
+    error: float
+
+
+def load_trace(path: Path) -> RecordedTrace:
+    """Load a trace."""
+    with np.load(path) as arrays:
+        return RecordedTrace({name: arrays[name] for name in arrays.files})
+
+
+def bin_outcomes(probability: Array, happened: Array) -> CalibrationCurve | None:
+    """Bin predictions with their outcomes; None without any."""
+    if probability.size == 0:
+        return None
+    bins = np.minimum((probability * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    count = np.bincount(bins, minlength=NUM_BINS).astype(np.float64)
+    filled = count > 0
+    predicted = np.bincount(bins, probability, NUM_BINS)[filled] / count[filled]
+    observed = np.bincount(bins, happened, NUM_BINS)[filled] / count[filled]
+    count = count[filled]
+    error = float(np.abs(predicted - observed) @ count / count.sum())
+    return CalibrationCurve(predicted, observed, count, error)

@@ -1,0 +1,70 @@
+"""An arm's process: one engine that runs the cells it is told to.
+
+Messages are lines of JSON on standard input and output:
+
+    {"do": "start", "llm": {...}, ...}                 -> {"event": "ready"}
+    {"do": "run", "prompts": [...], ...}               -> {"event": "switch"} where
+                                                          conditions change, then
+                                                          {"event": "done", ...}
+
+Whatever vLLM prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .lifetime import die_with_parent
+
+if TYPE_CHECKING:
+    from .engine import VllmEngine
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve messages until standard input ends.
+
+    Args:
+        arguments: The parent's process id.
+    """
+    die_with_parent(int(arguments[0]))
+    with os.fdopen(os.dup(1), "w", buffering=1) as channel:
+        os.dup2(2, 1)
+
+        def send(message: dict[str, Any]) -> None:
+            channel.write(json.dumps(message) + "\n")
+
+        try:
+            _serve(send)
+        except Exception as error:
+            traceback.print_exc()
+            send({"event": "error", "message": f"{type(error).__name__}: {error}"})
+            raise SystemExit(1) from None
+
+
+def _serve(send: Any) -> None:
+    engine: VllmEngine | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        match message.pop("do"):
+            case "start":
+                from .engine import VllmEngine
+
+                engine = VllmEngine(**message)
+                send({"event": "ready"})
+            case "run":
+                assert engine is not None
+                result = engine.run(**message, on_switch=lambda: send(_SWITCH))
+                send({"event": "done", "result": result})
+    if engine is not None:
+        engine.shutdown()
+
+
+_SWITCH = {"event": "switch"}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

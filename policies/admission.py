@@ -1,0 +1,129 @@
+"""The dynamic batcher: how many sequences run, how much prompt joins a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from policies.cost import StepCost
+
+GOODPUT_TOLERANCE = 0.98
+"""More sequences are let in while goodput stays within 2 % of its best: step costs are
+known to about that, and a longer queue is worse than a slightly fuller batch."""
+
+MIN_PREFILL_TOKENS = 16
+"""Prompt tokens that may always join a step, so that a latency target that even an
+empty batch misses slows waiting requests down but never starves them."""
+
+GROWTH_SHARE = 0.5
+"""Share of the expected growth of running requests for which KV blocks are held back:
+while some grow others end and return theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine is doing when a step is planned.
+
+    Attributes:
+        num_running: Requests that hold KV blocks.
+        num_decode_tokens: Decode and draft tokens of the coming step.
+        num_context_tokens: KV positions attended to, summed over requests.
+        tokens_to_grow: `[num_running]`, int64, output tokens each is expected to emit
+            still.
+        block_size: Positions per KV block.
+    """
+
+    num_running: int
+    num_decode_tokens: int
+    num_context_tokens: int
+    tokens_to_grow: NDArray[np.int64]
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Limits for the coming step.
+
+    Attributes:
+        max_running: Sequences that may run; those that run already go on.
+        max_prefill_tokens: Prompt tokens that may join.
+        reserved_blocks: KV blocks kept for the growth of what is running.
+    """
+
+    max_running: int
+    max_prefill_tokens: int
+    reserved_blocks: int
+
+
+def choose_max_running(
+    cost: StepCost,
+    context_per_req: float,
+    max_reqs: int,
+    latency_target_ms: float | None,
+) -> int:
+    """Return the largest batch that loses no goodput and meets the latency target.
+
+    Prices plain decoding: what speculation adds is fitted into the rest by the draft
+    budget, which knows the target too.
+
+    Args:
+        cost: The learnt step cost.
+        context_per_req: Mean KV positions per request.
+        max_reqs: The engine's own limit, >= 1.
+        latency_target_ms: Longest step wanted, or None.
+
+    Returns:
+        1..max_reqs; 1 if no batch meets the target.
+    """
+    sizes = np.arange(1, max_reqs + 1, dtype=np.float64)
+    step_ms = cost.target.predict(sizes) + cost.host.predict(sizes)
+    step_ms = step_ms + [cost.context_ms(context_per_req * size) for size in sizes]
+    step_ms = np.maximum(step_ms, 1e-3)
+    goodput = sizes / step_ms
+    allowed = goodput >= GOODPUT_TOLERANCE * goodput.max()
+    if latency_target_ms is not None:
+        meets = step_ms <= latency_target_ms
+        if not meets.any():
+            return 1
+        allowed = meets & (goodput >= GOODPUT_TOLERANCE * goodput[meets].max())
+    return int(sizes[allowed][-1])
+
+
+def choose_prefill_tokens(
+    cost: StepCost,
+    load: EngineLoad,
+    max_tokens: int,
+    latency_target_ms: float | None,
+) -> int:
+    """Return the prompt tokens that fit into a step beside its decoding requests.
+
+    Without a target, or with nobody decoding, prompts may fill the step: finishing
+    them sooner only lets more requests decode.
+
+    Returns:
+        `MIN_PREFILL_TOKENS..max_tokens`.
+    """
+    if latency_target_ms is None or load.num_decode_tokens == 0:
+        return max_tokens
+    base_ms = float(
+        cost.target_ms(float(load.num_decode_tokens), 0.0, load.num_context_tokens)
+    ) + cost.host_ms(load.num_running)
+    knots = cost.prefill.knots
+    fits = cost.prefill.predict(knots) + base_ms <= latency_target_ms
+    most = float(knots[fits][-1]) if fits.any() else 0.0
+    return int(np.clip(most, MIN_PREFILL_TOKENS, max(max_tokens, MIN_PREFILL_TOKENS)))
+
+
+def reserve_blocks(load: EngineLoad) -> int:
+    """Return the KV blocks to keep free for the growth of running requests.
+
+    A newcomer that takes the last block makes vLLM preempt a running request a few
+    steps later and compute it all over again.
+    """
+    growth = load.tokens_to_grow.astype(np.float64)
+    return int(np.ceil(GROWTH_SHARE * growth.sum() / load.block_size))

@@ -1,0 +1,135 @@
+"""Frozen value types that travel between the engine adapters and the policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """The drafts that could be verified in the next engine step.
+
+    Attributes:
+        num_draft_tokens: `[num_reqs]`, int64, >= 0. Drafts each request offers.
+        confidence: `[num_reqs, max_depth]`, float64, 0-1, or None when the drafter
+            produces none (ngram, suffix). Entry `j` describes the draft
+            *distribution* at position `j`, never the token drawn there: a rule that
+            looks at the drawn token biases sampled output (see `selection`).
+            Columns at or past `num_draft_tokens` are ignored.
+        req_ids: `[num_reqs]`, whose drafts these are; may be empty for a policy that
+            learns nothing about single requests.
+        num_decodes: Requests that decode in the coming step, with or without drafts.
+        num_prefill_tokens: Prompt tokens expected to join the step.
+        num_context_tokens: KV positions the step attends to, summed over requests.
+        drafts_are_sampled: Drafts were drawn at random and the sampler knows their
+            probabilities, so that only what was known before a token was drawn may
+            decide about it.
+    """
+
+    num_draft_tokens: NDArray[np.int64]
+    confidence: NDArray[np.float64] | None
+    req_ids: tuple[Hashable, ...] = ()
+    num_decodes: int = 0
+    num_prefill_tokens: int = 0
+    num_context_tokens: int = 0
+    drafts_are_sampled: bool = False
+
+    @property
+    def num_reqs(self) -> int:
+        """Number of requests in the batch."""
+        return int(self.num_draft_tokens.shape[0])
+
+    @property
+    def max_depth(self) -> int:
+        """Longest draft in the batch; 0 for an empty batch."""
+        return int(self.num_draft_tokens.max(initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSelection:
+    """Which drafts of a `DraftBatch` are verified.
+
+    Attributes:
+        num_admitted: `[num_reqs]`, int64. Length of the verified prefix per request.
+        draft_budget: Draft tokens the policy was ready to verify in this step.
+        expected_accepted: Drafts the policy expects to be accepted; NaN if it has no
+            opinion.
+        limited_by_latency: The latency target cut a larger budget.
+    """
+
+    num_admitted: NDArray[np.int64]
+    draft_budget: int
+    expected_accepted: float = float("nan")
+    limited_by_latency: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationOutcome:
+    """What the target made of the drafts of one engine step.
+
+    Position `j` of a request was *observed* only if it was verified and everything
+    before it was accepted; later positions are censored.
+
+    Attributes:
+        num_verified: `[num_reqs]`, int64. Drafts the target scored.
+        num_accepted: `[num_reqs]`, int64, <= `num_verified`. Before stop strings or
+            token limits cut the output.
+        req_ids: `[num_reqs]`, or empty.
+    """
+
+    num_verified: NDArray[np.int64]
+    num_accepted: NDArray[np.int64]
+    req_ids: tuple[Hashable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy by name with its numbers, as configuration states them.
+
+    Attributes:
+        name: `fixed`, `tetris`, `dynamic` or `goodput` (`none` never reaches an engine
+            with a drafter).
+        draft_tokens: k. For `fixed` the drafts every request verifies; for `tetris`
+            the verification capacity per request; for `dynamic` and `goodput` the
+            deepest draft they may choose. >= 1.
+        extra_draft_tokens: For `tetris`, how much deeper than k every request
+            drafts so that there is something to choose from. >= 0.
+        latency_target_ms: For `goodput`, the longest time wanted between two steps of
+            a request, or None.
+    """
+
+    name: str
+    draft_tokens: int
+    extra_draft_tokens: int = 0
+    latency_target_ms: float | None = None
+
+    @property
+    def max_depth(self) -> int:
+        """Draft tokens the engine must be able to propose per request."""
+        extra = self.extra_draft_tokens if self.name == "tetris" else 0
+        return self.draft_tokens + extra
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What a planner must know about the engine it plans for.
+
+    Attributes:
+        max_tokens: Most tokens a step can carry.
+        max_reqs: Most requests a step can carry.
+        skips_drafter: At depth 0 the engine does not run the drafter at all (cold) and
+            fills its KV cache when drafting resumes; otherwise the drafter's first
+            pass runs in every step (warm).
+    """
+
+    max_tokens: int = 8192
+    max_reqs: int = 256
+    skips_drafter: bool = False

@@ -1,0 +1,188 @@
+"""How many drafts to verify and how deep to draft.
+
+    goodput = (one token per decoding request + expected accepted drafts) / step time
+
+Long-run throughput is a ratio of expectations. A policy that maximises such a ratio
+maximises, in every single step, tokens minus time priced at the ratio itself (renewal
+reward): the depth plan finds the ratio, the draft budget uses it as a price.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NUM_THRESHOLDS = 32
+"""Survival thresholds compared per depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetChoice:
+    """How many drafts to verify.
+
+    Attributes:
+        draft_budget: Draft tokens to verify.
+        limited_by_latency: The latency target cut a larger budget.
+    """
+
+    draft_budget: int
+    limited_by_latency: bool = False
+
+
+def choose_draft_budget(
+    candidates: NDArray[np.float64],
+    step_ms: NDArray[np.float64],
+    tokens_per_ms: float,
+    *,
+    max_step_ms: float | None = None,
+) -> BudgetChoice:
+    """Choose the budget with the largest surplus: tokens minus priced time.
+
+    All budgets are compared, not only up to the first fall: where the engine pads,
+    cost is a staircase, the first token of a stair never pays and the next ones are
+    free. It looks at every candidate, so it is for argmax drafts and one-hot
+    verification; sampled drafts take `survival_threshold`.
+
+    Args:
+        candidates: `[num_drafts]`, 0-1, survival of every draft, largest first.
+        step_ms: `[num_drafts + 1]`, what the step costs when 0, 1, ... are verified;
+            a constant offset changes nothing.
+        tokens_per_ms: Price of a millisecond in tokens, >= 0.
+        max_step_ms: Latest `step_ms` that meets the latency target, or None.
+
+    Returns:
+        The choice; among equals the smallest budget, 0 if no budget meets the target.
+
+    Raises:
+        ValueError: If `step_ms` does not have one entry more than `candidates`.
+
+    Source: ours.
+    """
+    if step_ms.shape != (candidates.size + 1,):
+        raise ValueError(
+            f"step_ms must price 0..{candidates.size} drafts, got shape {step_ms.shape}"
+        )
+    surplus = -tokens_per_ms * step_ms
+    surplus[1:] += np.cumsum(candidates)
+    best = int(np.argmax(surplus))
+    if max_step_ms is None or step_ms[best] <= max_step_ms:
+        return BudgetChoice(best)
+    meets = step_ms <= max_step_ms
+    limited = int(np.argmax(np.where(meets, surplus, -np.inf))) if meets.any() else 0
+    return BudgetChoice(limited, limited_by_latency=limited < best)
+
+
+def survival_threshold(
+    step_ms: NDArray[np.float64], width: float, tokens_per_ms: float
+) -> float:
+    """Return the survival at which verifying a draft pays for its time.
+
+    The marginal price is the slope over a whole stretch of budgets: the concave
+    envelope of a staircase rather than its next stair. Fixed before a block is drawn,
+    it admits a draft by what is known before its token, whatever the others are.
+
+    Args:
+        step_ms: `[2]`, step cost with nothing and with `width` drafts verified.
+        width: Drafts between the two, > 0.
+        tokens_per_ms: Price of a millisecond in tokens.
+
+    Source: ours.
+    """
+    return float(tokens_per_ms * (step_ms[1] - step_ms[0]) / width)
+
+
+@dataclass(frozen=True, slots=True)
+class DepthPlan:
+    """What the coming steps are expected to look like at the chosen depth.
+
+    Attributes:
+        depth: Draft tokens per request.
+        tokens_per_ms: Expected goodput, the price of a millisecond in tokens.
+        budget_per_req: Drafts verified per request at that goodput.
+    """
+
+    depth: int
+    tokens_per_ms: float
+    budget_per_req: float
+
+
+@dataclass(frozen=True, slots=True)
+class DepthOutlook:
+    """Expected tokens and drafts per request, by depth and survival threshold.
+
+    Attributes:
+        gained: `[max_depth + 1, num_thresholds]`, accepted drafts per request when
+            everything above the threshold is verified; column 0 verifies nothing.
+        verified: Same shape, drafts verified per request.
+    """
+
+    gained: NDArray[np.float64]
+    verified: NDArray[np.float64]
+
+
+def foresee_depths(acceptance: NDArray[np.float64]) -> DepthOutlook:
+    """Let recent drafts stand for the next ones, at every depth.
+
+    Args:
+        acceptance: `[num_drafts, max_depth]`, 0-1, of recent drafts, >= 1 row.
+
+    Complexity: one sort of all survivals; every depth reads the same order.
+    """
+    num_drafts, max_depth = acceptance.shape
+    survival = np.cumprod(acceptance, axis=1).ravel()
+    column = np.tile(np.arange(max_depth), num_drafts)
+    order = np.argsort(-survival)
+    depths = np.arange(max_depth + 1)
+    allowed = column[None, order] < depths[:, None]
+    points = np.linspace(0, order.size - 1, NUM_THRESHOLDS).astype(np.int64)
+    gained = np.zeros((max_depth + 1, NUM_THRESHOLDS + 1))
+    verified = np.zeros_like(gained)
+    gained[:, 1:] = np.cumsum(allowed * survival[order], axis=1)[:, points]
+    verified[:, 1:] = np.cumsum(allowed, axis=1)[:, points]
+    return DepthOutlook(gained / num_drafts, verified / num_drafts)
+
+
+def plan_depth(
+    outlook: DepthOutlook,
+    step_ms: NDArray[np.float64],
+    num_reqs: int,
+    current: int,
+    *,
+    keep_gain: float = 1.0,
+    max_step_ms: float | None = None,
+) -> DepthPlan:
+    """Choose the depth whose best threshold has the largest goodput.
+
+    Args:
+        outlook: From `foresee_depths`.
+        step_ms: Same shape as the outlook's arrays, > 0, the whole step.
+        num_reqs: Requests that decode.
+        current: The depth now, which keeps its place unless another promises
+            `keep_gain` times as much.
+        keep_gain: >= 1.
+        max_step_ms: Latency target; combinations that miss it count only if none
+            meets it.
+
+    Returns:
+        The plan; among equals the smaller depth.
+    """
+    goodput = num_reqs * (1.0 + outlook.gained) / step_ms
+    if max_step_ms is not None:
+        meets = step_ms <= max_step_ms
+        if meets.any():
+            goodput = np.where(meets, goodput, 0.0)
+    best_point = np.argmax(goodput, axis=1)
+    by_depth = goodput[np.arange(goodput.shape[0]), best_point]
+    depth = int(np.argmax(by_depth))
+    if by_depth[depth] < keep_gain * by_depth[current]:
+        depth = current
+    return DepthPlan(
+        depth=depth,
+        tokens_per_ms=float(by_depth[depth]),
+        budget_per_req=float(outlook.verified[depth, best_point[depth]]),
+    )

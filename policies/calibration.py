@@ -1,0 +1,287 @@
+"""Online calibration from drafter confidence to acceptance probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.acceptance import split_observed
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+MAX_LOG_ODDS = 8.0
+"""Confidence is clipped to log-odds of +-8 (3e-4 from 0 and 1): past that the softmax
+of a bf16 model says nothing more about acceptance."""
+
+MEMORY_TOKENS = 2000.0
+"""Outcomes are forgotten with this time constant, in observed draft tokens. Measured in
+tokens, not steps, so that a busy engine does not forget faster than an idle one."""
+
+REQUEST_PRIOR_TOKENS = 6.0
+"""Strength of the pull of a request's own effect towards the batch: the information of
+this many observed tokens (p = 1/2 carries 1/4 each)."""
+
+REQUEST_MEMORY_TOKENS = 60.0
+"""A request's own effect follows its last few dozen observed tokens: an answer changes
+from easy to hard in mid-stream."""
+
+NUM_CALIBRATION_BINS = 10
+
+
+@dataclass(slots=True)
+class _RequestEffect:
+    """Residual evidence of one request: `gradient / (information + prior)`."""
+
+    gradient: float = 0.0
+    information: float = 0.0
+
+    @property
+    def log_odds(self) -> float:
+        return self.gradient / (self.information + REQUEST_PRIOR_TOKENS / 4)
+
+
+@dataclass(slots=True)
+class ConfidenceCalibration:
+    """Logistic regression on the log-odds of the most likely draft token, online.
+
+        log-odds(accept at j of request i)
+            = intercept_j + slope * log-odds(confidence_ij) + effect_i
+
+    One damped Newton step per engine step on exponentially forgotten statistics. The
+    information matrix is an arrow (positions couple only through the slope), so the
+    step is solved in closed form. Positions that were rarely observed are pulled
+    towards the mean of the others; a request's effect is pulled towards 0.
+
+    Starts from intercept `prior_intercept` and slope `prior_slope`, slightly below the
+    drafter's own word: drafters are overconfident, and an optimistic start would
+    verify too much.
+
+    Everything it predicts from is known before the position's token is drawn, so
+    selecting by it stays lossless.
+
+    Source: vLLM 0.32's acceptance estimator uses the same feature; positions, request
+    effects and the arrow-shaped online step are ours.
+    """
+
+    max_depth: int
+    prior_intercept: float = -0.3
+    prior_slope: float = 0.8
+    _intercept: NDArray[np.float64] = field(init=False)
+    _slope: float = field(init=False)
+    _info_intercept: NDArray[np.float64] = field(init=False)
+    _info_cross: NDArray[np.float64] = field(init=False)
+    _info_slope: float = field(init=False, default=0.0)
+    _requests: dict[Hashable, _RequestEffect] = field(init=False, default_factory=dict)
+    _bins: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start from the prior."""
+        if self.max_depth < 1:
+            raise ValueError(f"max_depth must be >= 1, got {self.max_depth}")
+        self._intercept = np.full(self.max_depth, self.prior_intercept)
+        self._slope = self.prior_slope
+        self._info_intercept = np.zeros(self.max_depth)
+        self._info_cross = np.zeros(self.max_depth)
+        self._bins = np.zeros((3, NUM_CALIBRATION_BINS))
+
+    def predict(
+        self, confidence: NDArray[np.float64], req_ids: Sequence[Hashable]
+    ) -> NDArray[np.float64]:
+        """Return acceptance probabilities given that everything before was accepted.
+
+        Args:
+            confidence: `[num_reqs, depth]`, 0-1, depth <= `max_depth`.
+            req_ids: `[num_reqs]`. Unknown requests have no effect of their own.
+
+        Returns:
+            `[num_reqs, depth]`, float64, strictly between 0 and 1.
+        """
+        depth = confidence.shape[1]
+        log_odds = self._slope * _to_log_odds(confidence) + self._intercept[:depth]
+        log_odds += self._effects(req_ids)[:, None]
+        return _to_probability(log_odds)
+
+    def observe(
+        self,
+        confidence: NDArray[np.float64],
+        req_ids: Sequence[Hashable],
+        num_verified: NDArray[np.int64],
+        num_accepted: NDArray[np.int64],
+    ) -> None:
+        """Learn from one step's outcomes.
+
+        Args:
+            confidence: `[num_reqs, depth]`, as it was when the drafts were selected.
+            req_ids: `[num_reqs]`.
+            num_verified: `[num_reqs]`, <= depth.
+            num_accepted: `[num_reqs]`, <= `num_verified`.
+        """
+        depth = confidence.shape[1]
+        observed, accepted = split_observed(num_verified, num_accepted, depth)
+        row, position = np.nonzero(observed)
+        if row.size == 0:
+            return
+        feature = _to_log_odds(confidence[row, position])
+        shared = self._slope * feature + self._intercept[position]
+        probability = _to_probability(shared + self._effects(req_ids)[row])
+        outcome = accepted[row, position].astype(np.float64)
+        self._count(probability, outcome)
+        residual = outcome - probability
+        weight = probability * (1.0 - probability)
+        self._step(position, feature, residual, weight)
+        self._learn_requests(req_ids, row, residual, weight)
+
+    def forget(self, req_id: Hashable) -> None:
+        """Drop a finished request's effect."""
+        self._requests.pop(req_id, None)
+
+    def calibration_error(self) -> float:
+        """Return the expected calibration error, 0-1; 0 before any outcome.
+
+        Predictions made before learning from their outcome, in ten equal bins, with
+        the same forgetting as the model itself.
+        """
+        count, predicted, happened = self._bins
+        total = count.sum()
+        if total == 0:
+            return 0.0
+        return float(np.abs(predicted - happened).sum() / total)
+
+    def mean_acceptance(self, depth: int) -> NDArray[np.float64]:
+        """Return a typical acceptance per position, `[depth]`, at a coin-flip draft.
+
+        Used to extend survival past the depth that was last drafted.
+        """
+        return _to_probability(self._intercept[:depth] + self._slope)
+
+    def export_state(self) -> dict[str, Any]:
+        """Return what was learnt about the model pair, without requests."""
+        return {
+            "intercept": self._intercept.tolist(),
+            "slope": self._slope,
+            "info_intercept": self._info_intercept.tolist(),
+            "info_cross": self._info_cross.tolist(),
+            "info_slope": self._info_slope,
+        }
+
+    def import_state(self, state: dict[str, Any]) -> None:
+        """Start from another engine's `export_state`.
+
+        Raises:
+            ValueError: If it was learnt at another depth.
+        """
+        if len(state["intercept"]) != self.max_depth:
+            raise ValueError(
+                f"calibration state has depth {len(state['intercept'])}, this engine "
+                f"drafts {self.max_depth}: export it from an engine with the same depth"
+            )
+        self._intercept = np.array(state["intercept"], dtype=np.float64)
+        self._slope = float(state["slope"])
+        self._info_intercept = np.array(state["info_intercept"], dtype=np.float64)
+        self._info_cross = np.array(state["info_cross"], dtype=np.float64)
+        self._info_slope = float(state["info_slope"])
+
+    def _effects(self, req_ids: Sequence[Hashable]) -> NDArray[np.float64]:
+        known = self._requests
+        return np.array(
+            [known[req_id].log_odds if req_id in known else 0.0 for req_id in req_ids]
+        )
+
+    def _step(
+        self,
+        position: NDArray[np.int64],
+        feature: NDArray[np.float64],
+        residual: NDArray[np.float64],
+        weight: NDArray[np.float64],
+    ) -> None:
+        keep = np.exp(-position.size / MEMORY_TOKENS)
+        depth = self.max_depth
+        self._info_intercept *= keep
+        self._info_cross *= keep
+        self._info_slope *= keep
+        self._info_intercept += np.bincount(position, weight, depth)
+        self._info_cross += np.bincount(position, weight * feature, depth)
+        self._info_slope += float(weight @ (feature * feature))
+
+        # Priors: intercepts towards their common level, the slope towards its start.
+        evidence = self._info_intercept + _INTERCEPT_PRIOR
+        level = float(self._info_intercept @ self._intercept) + (
+            _INTERCEPT_PRIOR * self.prior_intercept
+        )
+        level /= float(self._info_intercept.sum()) + _INTERCEPT_PRIOR
+        pull = (1.0 - keep) * _INTERCEPT_PRIOR * (level - self._intercept)
+        gradient = np.bincount(position, residual, depth) + pull
+        gradient_slope = float(residual @ feature) + (1.0 - keep) * _SLOPE_PRIOR * (
+            self.prior_slope - self._slope
+        )
+        ratio = self._info_cross / evidence
+        curvature = self._info_slope + _SLOPE_PRIOR - float(ratio @ self._info_cross)
+        step_slope = (gradient_slope - float(ratio @ gradient)) / max(curvature, 1e-6)
+        step_slope = float(np.clip(step_slope, -_MAX_STEP, _MAX_STEP))
+        step = (gradient - self._info_cross * step_slope) / evidence
+        self._slope = max(0.0, self._slope + step_slope)
+        self._intercept += np.clip(step, -_MAX_STEP, _MAX_STEP)
+
+    def _learn_requests(
+        self,
+        req_ids: Sequence[Hashable],
+        row: NDArray[np.int64],
+        residual: NDArray[np.float64],
+        weight: NDArray[np.float64],
+    ) -> None:
+        num_reqs = len(req_ids)
+        count = np.bincount(row, minlength=num_reqs)
+        gradient = np.bincount(row, residual, num_reqs)
+        information = np.bincount(row, weight, num_reqs)
+        keep = np.exp(-count / REQUEST_MEMORY_TOKENS)
+        for index in np.nonzero(count)[0].tolist():
+            effect = self._requests.setdefault(req_ids[index], _RequestEffect())
+            # The residual is taken at the current effect; adding the information times
+            # that effect turns it back into evidence for the effect itself.
+            current = effect.log_odds
+            new_information = float(information[index])
+            effect.gradient = effect.gradient * float(keep[index]) + (
+                float(gradient[index]) + new_information * current
+            )
+            effect.information = effect.information * float(keep[index]) + (
+                new_information
+            )
+
+    def _count(
+        self, probability: NDArray[np.float64], outcome: NDArray[np.float64]
+    ) -> None:
+        bins = np.minimum(
+            (probability * NUM_CALIBRATION_BINS).astype(np.int64),
+            NUM_CALIBRATION_BINS - 1,
+        )
+        self._bins *= np.exp(-probability.size / MEMORY_TOKENS)
+        self._bins[0] += np.bincount(bins, minlength=NUM_CALIBRATION_BINS)
+        self._bins[1] += np.bincount(bins, probability, NUM_CALIBRATION_BINS)
+        self._bins[2] += np.bincount(bins, outcome, NUM_CALIBRATION_BINS)
+
+
+_INTERCEPT_PRIOR = 4.0
+"""Information of the pull on each position's intercept: about 16 coin flips."""
+
+_SLOPE_PRIOR = 8.0
+"""Information of the pull on the slope."""
+
+_MAX_STEP = 0.5
+"""Largest change of a coefficient in one engine step, in log-odds: the first outcomes
+after a start or a workload shift cannot throw the model off."""
+
+
+def _to_log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:
+    clipped = np.clip(probability, 1e-6, 1.0 - 1e-6)
+    log_odds = np.log(clipped / (1.0 - clipped))
+    return np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS)
+
+
+def _to_probability(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
+    probability: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-log_odds))
+    return probability

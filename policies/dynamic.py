@@ -1,0 +1,134 @@
+"""Baseline: one draft length per batch, from goodput."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.batch import DraftSelection
+from policies.cost import StepCost
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+    from policies.admission import BatchPlan, EngineLoad
+    from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
+    from policies.cost import CostProfile, StepTiming
+
+PRIOR_ACCEPTANCE_RATE = 0.7
+"""Start of the moving average, as in the reference implementation."""
+
+SMOOTHING = 0.15
+"""Weight of the newest step in the moving average."""
+
+PROBE_EVERY = 48
+"""At length 0 one step in this many drafts one token, to hear of better times."""
+
+
+@dataclass(slots=True)
+class DynamicPlanner:
+    """Draft and verify the same k for every request; k follows load and acceptance.
+
+    Expected tokens per request at length k with acceptance rate a are
+    `(1 - a^(k+1)) / (1 - a)`; k maximises their sum over the predicted step time.
+    Step times come from the same learnt cost model as `goodput`'s, so that the two
+    differ in the decision alone.
+
+    Source: SmartSpec / DSD, arXiv 2406.14066.
+    """
+
+    max_depth: int
+    limits: EngineLimits
+    cost: StepCost = field(init=False)
+    _acceptance_rate: float = field(init=False, default=PRIOR_ACCEPTANCE_RATE)
+    _depth: int = field(init=False, default=1)
+    _steps_at_zero: int = field(init=False, default=0)
+    _context_per_req: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        """Start from the prior costs."""
+        self.cost = StepCost(self.limits.max_tokens, self.limits.max_reqs)
+
+    def select(self, batch: DraftBatch) -> DraftSelection:
+        """Admit everything: the length was chosen before drafting."""
+        return DraftSelection(
+            num_admitted=batch.num_draft_tokens,
+            draft_budget=int(batch.num_draft_tokens.sum()),
+        )
+
+    def choose_depth(self, num_reqs: int) -> int:
+        """Return the length with the best expected goodput for `num_reqs` requests."""
+        if num_reqs < 1:
+            return self._depth
+        lengths = np.arange(self.max_depth + 1, dtype=np.float64)
+        drafting = (lengths > 0) if self.limits.skips_drafter else np.ones_like(lengths)
+        rate = self._acceptance_rate
+        tokens = num_reqs * np.cumsum(rate**lengths)
+        num_target_tokens: NDArray[np.float64] = num_reqs * (1.0 + lengths)
+        step_ms = (
+            self.cost.target_ms(
+                num_target_tokens, 0.0, self._context_per_req * num_reqs
+            )
+            + self.cost.draft_first.predict(num_target_tokens) * drafting
+            + np.maximum(lengths - 1, 0) * self.cost.draft_next.predict(float(num_reqs))
+            + self.cost.host_ms(num_reqs)
+        )
+        self._depth = int(np.argmax(tokens / step_ms))
+        if self._depth > 0:
+            self._steps_at_zero = 0
+            return self._depth
+        self._steps_at_zero += 1
+        if self._steps_at_zero >= PROBE_EVERY:
+            self._steps_at_zero = 0
+            return 1
+        return 0
+
+    def observe(self, outcome: VerificationOutcome) -> None:
+        """Move the acceptance rate towards this step's.
+
+        The rate is conditional: accepted tokens over tokens that had their chance,
+        those before and at the first rejection.
+        """
+        accepted = int(outcome.num_accepted.sum())
+        rejected = int(np.count_nonzero(outcome.num_accepted < outcome.num_verified))
+        if accepted + rejected == 0:
+            return
+        rate = accepted / (accepted + rejected)
+        self._acceptance_rate += SMOOTHING * (rate - self._acceptance_rate)
+        self._acceptance_rate = min(max(self._acceptance_rate, 0.01), 0.99)
+
+    def observe_timing(self, timing: StepTiming) -> None:
+        """Learn step costs at once; the length looks at no draft."""
+        self.cost.observe(timing)
+        self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
+
+    def fit_profile(self, profile: CostProfile) -> None:
+        """Start from forward passes timed at start-up instead of from priors."""
+        self.cost.fit_profile(profile)
+
+    def forget(self, req_id: Hashable) -> None:
+        """Know nothing about single requests."""
+
+    def plan_batch(self, load: EngineLoad) -> BatchPlan | None:  # noqa: ARG002
+        """Leave the engine's own limits."""
+        return None
+
+    def report(self) -> dict[str, float]:
+        """Return gauges for telemetry."""
+        return {"acceptance_rate": self._acceptance_rate, **self.cost.report()}
+
+    def export_state(self) -> dict[str, Any]:
+        """Return what a new replica of the same pair can start from."""
+        return {
+            "acceptance_rate": self._acceptance_rate,
+            "cost": self.cost.export_state(),
+        }
+
+    def import_state(self, state: dict[str, Any]) -> None:
+        """Start warm from another planner's `export_state`."""
+        self._acceptance_rate = float(state["acceptance_rate"])
+        self.cost.import_state(state["cost"])

@@ -1,0 +1,1 @@
+"""Tetris Serve: speculative decoding with TETRIS selection on Ray Serve and vLLM."""

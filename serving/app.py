@@ -1,0 +1,323 @@
+"""Build the Ray Serve application of one deployment: an ingress and its engines."""
+
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from serving.model_pair import check_models
+from serving.settings import (
+    Settings,
+    SettingsError,
+    is_local_path,
+    load_settings,
+    parse_settings,
+)
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from ray.serve.llm import LLMConfig
+
+_SCHEDULER_CLS: Final = "serving.engine.scheduler.TetrisScheduler"
+_WORKER_CLS: Final = {"cpu": "serving.engine.worker.TetrisCPUWorker"}
+"""Engine adapters by device.
+
+Without one, `fixed` is left to vLLM's own scheduler, which verifies every draft token
+too but keeps no figures for our metrics, and other policies are refused.
+"""
+
+_POLICIES_WITHOUT_ADAPTER: Final = frozenset({"none", "fixed"})
+
+_INGRESS_HEADROOM: Final = 256
+"""Requests the ingress holds beyond what engines run and queue.
+
+The engines' own queue limit must be met first, because its refusal is ours to word;
+Serve's refusal at the ingress is plain text.
+"""
+
+
+def build(args: dict[str, Any]) -> "Application":
+    """Build the application from a deployment file or from inline settings.
+
+    This is the import path for Ray Serve: `serve run serving.app:build
+    config=configs/demo.yaml`, or `import_path: serving.app:build` with `args` in a
+    Serve config file.
+
+    Args:
+        args: Either `config`, the path of a deployment file, and any settings to
+            replace by dotted name (`policy.name: fixed`); or the sections themselves.
+
+    Returns:
+        The application, ready for `serve.run`.
+
+    Raises:
+        SettingsError: The settings, or the models they name, cannot be served. Raised
+            before any weight is read.
+    """
+    return build_app(settings_from_args(args))
+
+
+def settings_from_args(args: dict[str, Any]) -> Settings:
+    """Read the arguments `build` takes.
+
+    Raises:
+        SettingsError: They are incomplete or contradict each other.
+    """
+    if "config" not in args:
+        return parse_settings(args, "args")
+    overrides = {name: value for name, value in args.items() if name != "config"}
+    return load_settings(args["config"], overrides)
+
+
+def build_app(settings: Settings) -> "Application":
+    """Build the application of checked settings.
+
+    Raises:
+        SettingsError: The model files are missing or do not belong together.
+    """
+    check_servable(settings)
+    from ray import serve
+    from ray.llm._internal.serve.core.configs.openai_api_models import (
+        to_model_metadata,
+    )
+    from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
+    from ray.llm._internal.serve.core.server.builder import build_llm_deployment
+
+    from serving.ingress import ENDPOINTS, TetrisIngress, build_api
+    from serving.server import TetrisServer
+
+    llm_config = llm_config_of(settings)
+    engines = build_llm_deployment(
+        llm_config,
+        deployment_cls=TetrisServer,
+        bind_kwargs={
+            "policy_name": settings.policy.name,
+            "has_snapshots": _has_adapter(settings),
+        },
+    )
+    model_id = settings.model.id
+    ingress = serve.deployment(
+        make_fastapi_ingress(
+            TetrisIngress,
+            endpoint_map=ENDPOINTS,
+            app=build_api(settings.http.max_body_bytes),
+        ),
+        **_ingress_options(settings),
+    )
+    return ingress.bind(
+        llm_deployments={model_id: engines},
+        model_cards={model_id: to_model_metadata(model_id, llm_config)},
+    )
+
+
+def check_servable(settings: Settings) -> None:
+    """Refuse settings that cannot work, before anything is started.
+
+    Raises:
+        SettingsError: One line for each reason.
+    """
+    problems = [
+        str(finding)
+        for finding in check_models(settings)
+        if finding.severity == "error"
+    ]
+    policy, device = settings.policy.name, settings.engine.device
+    if device not in _WORKER_CLS and policy not in _POLICIES_WITHOUT_ADAPTER:
+        problems.append(
+            f"policy.name: {policy} does not run on engine.device: {device} yet; set "
+            "policy.name: fixed"
+        )
+    if problems:
+        raise SettingsError(problems)
+
+
+def llm_config_of(settings: Settings) -> "LLMConfig":
+    """Translate settings into Ray Serve's description of an LLM deployment."""
+    from ray.serve.llm import LLMConfig
+
+    engine, replicas = settings.engine, settings.replicas
+    return LLMConfig(
+        model_loading_config={
+            "model_id": settings.model.id,
+            "model_source": settings.model.target,
+        },
+        accelerator_config={"kind": engine.device},
+        accelerator_type=replicas.accelerator_type,
+        engine_kwargs=engine_kwargs_of(settings),
+        deployment_config=_engine_deployment_options(settings),
+        placement_group_config={
+            "bundle_per_worker": {"CPU": 0, "GPU": replicas.num_gpus}
+        },
+        experimental_configs={
+            "stream_batching_interval_ms": settings.http.stream_interval_ms
+        },
+        runtime_env={"env_vars": replica_env_of(settings)},
+        log_engine_metrics=True,
+        **_download_options(settings),
+    )
+
+
+def engine_kwargs_of(settings: Settings) -> dict[str, Any]:
+    """Translate settings into vLLM engine arguments."""
+    engine = settings.engine
+    kwargs: dict[str, Any] = {
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "dtype": engine.dtype,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "enforce_eager": engine.enforce_eager,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "seed": engine.seed,
+        "trust_remote_code": settings.model.trust_remote_code,
+        "per_request_spec_decode_metrics": engine.per_request_metrics,
+    }
+    optional = {
+        "tokenizer": settings.model.tokenizer,
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "kv_cache_memory_bytes": engine.kv_cache_memory_bytes,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "quantization": engine.quantization,
+        "tool_call_parser": engine.tool_call_parser,
+        "reasoning_parser": engine.reasoning_parser,
+    }
+    kwargs |= {name: value for name, value in optional.items() if value is not None}
+    if engine.tool_call_parser is not None:
+        kwargs["enable_auto_tool_choice"] = True
+    return kwargs | _speculation_kwargs(settings) | engine.extra
+
+
+def replica_env_of(settings: Settings) -> dict[str, str]:
+    """Environment a replica's process starts with; `engine.env` has the last word."""
+    env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    models = (settings.model.target, settings.model.draft, settings.model.tokenizer)
+    if all(is_local_path(model) for model in models if model is not None):
+        env["HF_HUB_OFFLINE"] = "1"
+    if settings.engine.device == "cpu":
+        env |= _cpu_env(settings.engine.cpu_threads)
+    return env | settings.engine.env
+
+
+def _speculation_kwargs(settings: Settings) -> dict[str, Any]:
+    policy = settings.policy
+    if policy.name == "none":
+        # vLLM refuses per-request acceptance figures without a drafter.
+        return {"per_request_spec_decode_metrics": "none"}
+    depth = policy.num_speculative_tokens
+    speculative_config: dict[str, Any] = {
+        "method": policy.method,
+        "num_speculative_tokens": depth,
+        "draft_sample_method": policy.draft_sampling,
+    }
+    if settings.model.draft is not None:
+        speculative_config["model"] = settings.model.draft
+    if not _has_adapter(settings):
+        return {"speculative_config": speculative_config | policy.extra}
+    # Set even though constant: it gives the scheduler the depth hook, and stops vLLM
+    # from padding new requests with drafts that nobody selected.
+    speculative_config["num_speculative_tokens_per_batch_size"] = [
+        [1, settings.engine.max_num_seqs, depth]
+    ]
+    return {
+        "scheduler_cls": _SCHEDULER_CLS,
+        "worker_cls": _WORKER_CLS[settings.engine.device],
+        "speculative_config": speculative_config | policy.extra,
+        "additional_config": {
+            "tetris": {
+                "policy": policy.name,
+                "draft_tokens": policy.draft_tokens,
+                "extra_draft_tokens": policy.extra_draft_tokens,
+                "latency_target_ms": policy.latency_target_ms,
+            }
+        },
+    }
+
+
+def _has_adapter(settings: Settings) -> bool:
+    """Tell whether our scheduler runs in the engine."""
+    return settings.policy.name != "none" and settings.engine.device in _WORKER_CLS
+
+
+def _cpu_env(cpu_threads: int | None) -> dict[str, str]:
+    # vLLM's own binding pins every engine to the same cores, so that two replicas on
+    # one machine would share a core while others idle. Unbound threads that sleep soon
+    # after a parallel region (5 ms, vLLM's figure) leave it to the kernel.
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "KMP_BLOCKTIME": "5"}
+    if cpu_threads is not None:
+        env["OMP_NUM_THREADS"] = str(cpu_threads)
+    libraries = [str(library) for library in preload_libraries()]
+    if libraries:
+        env["LD_PRELOAD"] = ":".join(libraries)
+    return env
+
+
+def preload_libraries() -> list[Path]:
+    """Find the libraries vLLM's CPU backend wants preloaded.
+
+    Returns:
+        Intel's OpenMP runtime (a dependency of vllm-cpu, without which drafting is
+        several times slower) and tcmalloc, those of them that are installed.
+    """
+    found = []
+    try:
+        files = metadata.files("intel-openmp") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == "libiomp5.so":
+            library = Path(str(file.locate())).resolve()
+            if library.is_file():
+                found.append(library)
+    folders = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+    for folder in folders:
+        tcmalloc = Path(folder) / "libtcmalloc_minimal.so.4"
+        if tcmalloc.is_file():
+            found.append(tcmalloc)
+            break
+    return found
+
+
+def _download_options(settings: Settings) -> dict[str, Any]:
+    if not is_local_path(settings.model.target):
+        return {}
+    return {"callback_config": {"callback_class": "serving.server.SkipLocalDownload"}}
+
+
+def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
+    replicas = settings.replicas
+    actor_options: dict[str, Any] = {"num_cpus": replicas.num_cpus}
+    if replicas.resources:
+        actor_options["resources"] = dict(replicas.resources)
+    return {
+        "autoscaling_config": {
+            "min_replicas": replicas.min,
+            "max_replicas": replicas.max,
+            "target_ongoing_requests": replicas.target_ongoing_requests,
+            "upscale_delay_s": replicas.upscale_delay_s,
+            "downscale_delay_s": replicas.downscale_delay_s,
+        },
+        "max_ongoing_requests": replicas.max_ongoing_requests,
+        "max_queued_requests": replicas.max_queued_requests,
+        "max_constructor_retry_count": replicas.start_attempts,
+        "health_check_period_s": replicas.health_check_period_s,
+        "health_check_timeout_s": replicas.health_check_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": replicas.drain_timeout_s,
+        "ray_actor_options": actor_options,
+    }
+
+
+def _ingress_options(settings: Settings) -> dict[str, Any]:
+    replicas = settings.replicas
+    engines_hold = replicas.max * replicas.max_ongoing_requests
+    return {
+        "num_replicas": 1,
+        "max_ongoing_requests": (
+            engines_hold + replicas.max_queued_requests + _INGRESS_HEADROOM
+        ),
+        "max_queued_requests": _INGRESS_HEADROOM,
+        "max_constructor_retry_count": replicas.start_attempts,
+        "health_check_period_s": replicas.health_check_period_s,
+        "health_check_timeout_s": replicas.health_check_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": replicas.drain_timeout_s,
+        "ray_actor_options": {"num_cpus": 0},
+    }

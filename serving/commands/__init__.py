@@ -1,0 +1,1 @@
+"""What the `tetris-serve` commands do; `serving.cli` parses their arguments."""

@@ -1,0 +1,24 @@
+"""`tetris-serve check`: what a deployment file means, without starting anything."""
+
+from serving.app import engine_kwargs_of
+from serving.commands.console import Console
+from serving.doctor import report
+from serving.model_pair import check_models
+from serving.settings import Settings
+
+
+def check(source: str, settings: Settings) -> int:
+    """Print what vLLM would be given and whether the models fit together.
+
+    Args:
+        source: The deployment file, for the report.
+        settings: Its settings, already validated.
+
+    Returns:
+        The exit code: 1 if a model is missing or the pair does not match.
+    """
+    console = Console()
+    console.say(f"{source}: settings are valid; engine arguments:")
+    for name, value in engine_kwargs_of(settings).items():
+        console.say(f"  {name}: {value}")
+    return report(check_models(settings))

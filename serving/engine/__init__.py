@@ -1,0 +1,1 @@
+"""Adapters between vLLM objects and the arrays the policies work on."""

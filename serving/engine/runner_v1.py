@@ -1,0 +1,260 @@
+"""V1 model runner: capture the drafter's confidence, keep it drafting near limits.
+
+vLLM builds the drafter and (on the CPU) the runner itself, with no factory to
+override, so both are re-classed after construction: the object keeps its state and
+gains a subclass whose methods call `super()`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serving.engine.cold_drafter import ColdDrafter
+from serving.engine.compat import GPUModelRunner, SpecDecodeBaseProposer
+from serving.engine.drafts import WorkerTimes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from serving.engine.compat import SamplingMetadata, SchedulerOutput
+
+
+class ConfidenceDrafter(SpecDecodeBaseProposer):
+    """Records the largest probability of the draft distribution at every position.
+
+    A function of the prefix alone, so that selecting by it never conditions on the
+    token drawn. Works for drafters that turn hidden states into logits one position
+    at a time (draft_model, eagle, eagle3, mtp).
+    """
+
+    _confidences: list[torch.Tensor]
+    _grammar_rows: torch.Tensor | None
+    _context_limit: int
+    _first_pass_end_s: float
+    _draft_end_s: float
+    draft_start_s: float
+
+    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Draft as vLLM does, with a fresh record and clock for this step."""
+        self._confidences = []
+        self._first_pass_end_s = 0.0
+        self.draft_start_s = time.perf_counter()
+        drafts: torch.Tensor = super().propose(*args, **kwargs)
+        self._draft_end_s = time.perf_counter()
+        return drafts
+
+    def note_skipped(self) -> None:
+        """Stop the step's clock where drafting would have begun."""
+        self._confidences = []
+        self.draft_start_s = self._first_pass_end_s = self._draft_end_s = (
+            time.perf_counter()
+        )
+
+    def take_times(
+        self, step_start_s: float, cold: ColdDrafter | None
+    ) -> WorkerTimes | None:
+        """Hand over this step's clock readings once; None if nothing was drafted."""
+        start = self.draft_start_s
+        if start < step_start_s:
+            return None
+        first_end = self._first_pass_end_s or self._draft_end_s
+        self.draft_start_s = 0.0
+        catch_up_ms = 0.0 if cold is None else cold.catch_up_ms
+        return WorkerTimes(
+            target_ms=1e3 * (start - step_start_s) - catch_up_ms,
+            draft_first_ms=1e3 * (first_end - start),
+            draft_next_ms=1e3 * (self._draft_end_s - first_end),
+            catch_up_ms=catch_up_ms,
+            num_caught_up=0 if cold is None else cold.num_caught_up,
+        )
+
+    def set_inputs_first_pass(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep positions of requests past the drafter's context inside its tables.
+
+        Their drafts are dropped by the scheduler; the other requests of the batch
+        go on drafting.
+        """
+        result = super().set_inputs_first_pass(*args, **kwargs)
+        if not self.uses_mrope:
+            self.positions[: result[0]].clamp_(max=self._context_limit - 1)
+        return result
+
+    def _update_positions_dependent_metadata(
+        self, positions: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Keep rows past the drafter's context from writing into their KV cache.
+
+        vLLM masks the slot of a position past the limit and maps the position to 0,
+        but counts on from there in the next pass and writes to positions 1, 2, ...,
+        in blocks that prefix caching may share. Held at the last position, a row is
+        past the limit, and masked, in every further pass.
+        """
+        if self.uses_mrope:
+            advanced: torch.Tensor = super()._update_positions_dependent_metadata(
+                positions, *args, **kwargs
+            )
+            return advanced
+        past_limit = positions + 1 >= self._context_limit
+        advanced = super()._update_positions_dependent_metadata(
+            positions, *args, **kwargs
+        )
+        return advanced.masked_fill_(past_limit, self._context_limit - 1)
+
+    def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.use_local_argmax_reduction or self.use_heterogeneous_vocab:
+            # No full logits in the target's vocabulary here: draft without a record.
+            drafts: torch.Tensor = super()._greedy_sample(hidden_states)
+            return drafts
+        logits = self.model.compute_logits(hidden_states)
+        self._record(logits)
+        return logits.argmax(dim=-1)
+
+    def _sample_from_logits(
+        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        # Recorded first: vLLM divides the logits by the temperature in place.
+        self._record(logits, sampling_metadata.temperature)
+        argmax = logits.argmax(dim=-1) if self._grammar_rows is not None else None
+        drafts, probs = super()._sample_from_logits(logits, sampling_metadata)
+        if argmax is not None and probs is not None:
+            # A grammar cuts at the first invalid *drawn* token, which would bias
+            # sampled drafts; an argmax draft is a function of the prefix.
+            rows = self._grammar_rows
+            drafts[rows] = argmax[rows]
+            probs[rows] = torch.nn.functional.one_hot(argmax[rows], probs.shape[-1]).to(
+                probs.dtype
+            )
+        return drafts, probs
+
+    def _record(
+        self, logits: torch.Tensor, temperature: torch.Tensor | None = None
+    ) -> None:
+        scores = logits.float()
+        if temperature is not None and temperature.shape[0] == scores.shape[0]:
+            # Greedy rows carry temperature 0 and draft from the raw distribution.
+            divisor = torch.where(temperature < _GREEDY_BELOW, 1.0, temperature)
+            scores = scores / divisor.unsqueeze(-1)
+        largest = scores.amax(dim=-1)
+        self._confidences.append((largest - scores.logsumexp(dim=-1)).exp())
+        if not self._first_pass_end_s:
+            self._first_pass_end_s = time.perf_counter()
+
+    def take_confidence(self) -> NDArray[np.float64] | None:
+        """Hand over this step's record once.
+
+        Returns:
+            `[num_reqs, depth]`, float64, 0-1; None if the drafter did not run or has
+            no logits.
+        """
+        if not self._confidences:
+            return None
+        record = torch.stack(self._confidences, dim=1).double().cpu().numpy()
+        self._confidences = []
+        confidence: NDArray[np.float64] = record
+        return confidence
+
+
+_METADATA_ARGUMENT = 6
+"""Place of the attention metadata among vLLM's arguments after the first."""
+
+_GREEDY_BELOW = 1e-5
+"""vLLM's own threshold below which a temperature means argmax."""
+
+_LIMIT_AWARE_METHODS = frozenset({"ngram", "suffix"})
+"""Drafters without a model that stop at the context limit request by request."""
+
+
+class UninterruptedRunner(GPUModelRunner):
+    """A V1 runner that drafts for everyone although one request nears the limit.
+
+    vLLM skips drafting for the *whole* batch when its longest sequence is within k
+    tokens of the drafter's context, and leaves holes in the drafter's KV cache.
+    `ConfidenceDrafter` keeps rows past the limit harmless, so the batch can go on; the
+    scheduler drops the drafts of the request in question.
+    """
+
+    _drafter_skipped: bool
+    _cold: ColdDrafter | None
+
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        fits = common_attn_metadata is not None and (
+            self._stops_by_request()
+            or super()._input_fits_in_drafter(common_attn_metadata)
+        )
+        self._drafter_skipped = not fits
+        return fits
+
+    def _stops_by_request(self) -> bool:
+        """Whether the drafter bears requests past its context beside others."""
+        if isinstance(self.drafter, ConfidenceDrafter):
+            return not self.drafter.uses_mrope
+        return self.speculative_config.method in _LIMIT_AWARE_METHODS
+
+    def propose_draft_token_ids(
+        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Draft; at depth 0 skip a draft model altogether and catch up later."""
+        if isinstance(self.drafter, ConfidenceDrafter):
+            self.drafter._grammar_rows = self._find_grammar_rows()
+            if self._cold is not None:
+                metadata = args[_METADATA_ARGUMENT]
+                if scheduler_output.num_spec_tokens_to_schedule == 0:
+                    self.drafter.note_skipped()
+                    return self._cold.skip(scheduler_output, metadata)
+                self._cold.catch_up(scheduler_output, metadata)
+        return super().propose_draft_token_ids(scheduler_output, *args, **kwargs)
+
+    def _find_grammar_rows(self) -> torch.Tensor | None:
+        rows = [
+            row
+            for row, req_id in enumerate(self.input_batch.req_ids)
+            if (params := self.requests[req_id].sampling_params) is not None
+            and params.structured_outputs is not None
+        ]
+        return torch.tensor(rows, device=self.device) if rows else None
+
+
+def adopt_runner(runner: GPUModelRunner) -> None:
+    """Give a constructed runner the behaviour of `UninterruptedRunner`, in place.
+
+    Idempotent.
+    """
+    if _reclass(runner, UninterruptedRunner):
+        runner._drafter_skipped = False
+        runner._cold = ColdDrafter(runner) if ColdDrafter.supports(runner) else None
+
+
+def adopt_drafter(runner: GPUModelRunner) -> bool:
+    """Give a loaded runner's drafter the behaviour of `ConfidenceDrafter`, in place.
+
+    Idempotent.
+
+    Returns:
+        Whether the drafter is one that reports confidence.
+    """
+    drafter = getattr(runner, "drafter", None)
+    if not isinstance(drafter, SpecDecodeBaseProposer) or drafter.parallel_drafting:
+        return False
+    if not _reclass(drafter, ConfidenceDrafter):
+        return True
+    drafter._confidences = []
+    drafter._grammar_rows = None
+    drafter.draft_start_s = 0.0
+    limit = min(drafter.max_model_len, runner.effective_drafter_max_model_len)
+    drafter._context_limit = limit
+    # The drafter's own kernels mask slots and positions past this length.
+    drafter.max_model_len = limit
+    return True
+
+
+def _reclass(instance: Any, behaviour: type) -> bool:
+    """Insert `behaviour` in front of an instance's class; False if already there."""
+    cls = type(instance)
+    if issubclass(cls, behaviour):
+        return False
+    instance.__class__ = type(f"Tetris{cls.__name__}", (behaviour, cls), {})
+    return True

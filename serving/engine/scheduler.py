@@ -1,0 +1,354 @@
+"""Scheduler, supplied through `scheduler_cls`: vLLM's own, with draft selection."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.batch import (
+    DraftBatch,
+    DraftSelection,
+    EngineLimits,
+    VerificationOutcome,
+)
+from policies.planner import build_planner
+from serving.engine.batch_limits import BatchLimits
+from serving.engine.compat import Scheduler
+from serving.engine.counters import SpeculationCounters
+from serving.engine.drafts import ScoredDraftTokenIds
+from serving.engine.faults import FaultGuard, check_selection
+from serving.engine.options import opts_out, read_policy
+from serving.engine.step_clock import StepClock
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from policies.planner import Planner
+    from serving.engine.compat import (
+        DraftTokenIds,
+        EngineCoreOutputs,
+        ModelRunnerOutput,
+        Request,
+        SchedulerOutput,
+    )
+
+_CONFIDENCE_METHODS = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
+
+
+@dataclass(slots=True)
+class _PendingDraft:
+    """Confidence of a request's latest draft, kept until it is verified or replaced."""
+
+    confidence: NDArray[np.float64] | None
+
+
+class TetrisScheduler(Scheduler):
+    """vLLM's scheduler, verifying only the drafts a policy admits.
+
+    Changes against upstream, all before or after its own methods:
+        `update_draft_token_ids`: keeps the confidences; drops drafts that cannot be
+            used (opt-out, past the request's or the drafter's end).
+        `schedule`: trims drafts to the selection first, sets the next draft depth
+            after.
+        `update_from_output`: counts and learns from what the target accepted.
+    A fault in a policy, or a confidence that is missing or not a number, verifies
+    everything drafted in that step and teaches nothing; the engine goes on.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build the planner the engine's configuration names."""
+        super().__init__(*args, **kwargs)
+        spec = read_policy(self.vllm_config)
+        speculative = self.vllm_config.speculative_config
+        self._planner: Planner = build_planner(
+            spec,
+            EngineLimits(
+                max_tokens=self.scheduler_config.max_num_batched_tokens,
+                max_reqs=self.scheduler_config.max_num_seqs,
+                skips_drafter=speculative.uses_draft_model(),
+            ),
+        )
+        self._clock = StepClock()
+        self._limits = BatchLimits(self)
+        self._drafts_are_sampled = speculative.draft_sample_method == "probabilistic"
+        self._method: str = speculative.method
+        self._reports_confidence = self._uses_model_drafter(self._method) and not (
+            speculative.use_local_argmax_reduction
+            or speculative.use_heterogeneous_vocab
+            or speculative.parallel_drafting
+        )
+        self._policy_selected = False
+        self._drafter_limit = self._find_drafter_limit()
+        self._pending: dict[str, _PendingDraft] = {}
+        self.counters = SpeculationCounters(
+            policy=spec.name,
+            method=self._method,
+            max_depth=speculative.num_speculative_tokens,
+        )
+        self._guard = FaultGuard(self.counters)
+
+    # The engine core calls these in turn: update_draft_token_ids, schedule,
+    # (the model runs), update_from_output.
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Attach new drafts to their requests and keep their confidences."""
+        super().update_draft_token_ids(draft_token_ids)
+        skipped = False
+        if isinstance(draft_token_ids, ScoredDraftTokenIds):
+            skipped = draft_token_ids.drafter_skipped
+            self._clock.note_worker(draft_token_ids.times)
+            if draft_token_ids.profile is not None:
+                self._guard.ask(self._planner.fit_profile, draft_token_ids.profile)
+        if not self.has_unfinished_requests():
+            self._clock.discard()
+        confidence = None if skipped else self._read_confidence(draft_token_ids)
+        for row, req_id in enumerate(draft_token_ids.req_ids):
+            request = self.requests.get(req_id)
+            if request is None or request.is_finished() or request.is_prefill_chunk:
+                continue
+            num_proposed = len(draft_token_ids.draft_token_ids[row])
+            self.counters.num_proposed_tokens += num_proposed
+            num_valid = len(request.spec_token_ids)
+            self._count_cut("grammar", num_proposed - num_valid)
+            num_usable, reason = self._limit_drafts(request, num_valid, skipped)
+            if num_usable < num_valid:
+                self._count_cut(reason, num_valid - num_usable)
+                request.spec_token_ids = request.spec_token_ids[:num_usable]
+            self._pending[req_id] = _PendingDraft(
+                None if confidence is None else confidence[row]
+            )
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Trim the drafts to the policy's selection, then schedule as vLLM does."""
+        now_s = time.perf_counter()
+        self._learn_timing(now_s)
+        self._select()
+        self._plan_batch()
+        offered = [(r, len(r.spec_token_ids)) for r in self.running if r.spec_token_ids]
+        output = super().schedule(*args, **kwargs)
+        self._count_dropped(offered, output)
+        self._set_depth(output)
+        self._clock.start(now_s, output, self._count_context())
+        return output
+
+    def update_from_output(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> dict[int, EngineCoreOutputs]:
+        """Learn from raw sampled tokens, before stop strings or limits cut them."""
+        self._observe(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        return outputs
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return counters and the planner's gauges as plain values."""
+        report = self._guard.ask(self._planner.report) or {}
+        return {**self.counters.snapshot(), "planner": report}
+
+    def export_state(self) -> dict[str, Any]:
+        """Return what the planner learnt, for a new replica to start from."""
+        return self._planner.export_state()
+
+    def import_state(self, state: dict[str, Any]) -> None:
+        """Start from what another replica's planner learnt."""
+        self._planner.import_state(state)
+
+    def _read_confidence(self, drafts: DraftTokenIds) -> NDArray[np.float64] | None:
+        """Return the confidence of these drafts, None if there is none to rely on."""
+        confidence: NDArray[np.float64] | None = getattr(drafts, "confidence", None)
+        depth = max(map(len, drafts.draft_token_ids), default=0)
+        if depth == 0 or not self._reports_confidence:
+            return confidence
+        if confidence is None:
+            self._guard.note("confidence_missing")
+        elif confidence.shape != (len(drafts.req_ids), depth):
+            self._guard.note("confidence_invalid")
+            confidence = None
+        return confidence
+
+    def _limit_drafts(
+        self, request: Request, num_drafts: int, skipped: bool
+    ) -> tuple[int, str]:
+        """Return how many drafts can be of any use and why the others are not.
+
+        A request that may emit r more tokens gains at most r - 1 drafts and the bonus
+        token; a draft past the drafter's context was made from a clamped position.
+        vLLM bars stop tokens from the bonus token of every block that *starts* short of
+        `min_tokens`, so no block may reach past it.
+        """
+        if skipped:
+            return 0, "skipped"
+        params = request.sampling_params
+        num_short = 0
+        if params is not None:
+            if opts_out(params.extra_args):
+                return 0, "opt_out"
+            num_short = params.min_tokens - request.num_output_tokens
+        num_left = min(
+            request.max_tokens - request.num_output_tokens,
+            self.max_model_len - request.num_tokens,
+        )
+        num_usable = min(
+            num_drafts, num_left - 1, self._drafter_limit + 1 - request.num_tokens
+        )
+        if 0 < num_short <= num_usable:
+            return num_short - 1, "min_tokens"
+        return max(0, num_usable), "length"
+
+    def _select(self) -> None:
+        requests = [r for r in self.running if r.spec_token_ids]
+        self.counters.last_draft_budget = 0
+        if not requests:
+            return
+        started = time.perf_counter()
+        batch = self._guard.ask(self._make_batch, requests)
+        selection = None if batch is None else self._guard.ask(self._consult, batch)
+        self._policy_selected = selection is not None
+        if selection is None:
+            lengths = np.array([len(r.spec_token_ids) for r in requests])
+            selection = DraftSelection(lengths, draft_budget=int(lengths.sum()))
+        self._admit(requests, selection)
+        counters = self.counters
+        counters.num_selections += 1
+        counters.selection_seconds_total += time.perf_counter() - started
+        if not math.isnan(selection.expected_accepted):
+            counters.num_expected_accepted += selection.expected_accepted
+
+    def _consult(self, batch: DraftBatch) -> DraftSelection:
+        return check_selection(self._planner.select(batch), batch)
+
+    def _admit(self, requests: list[Request], selection: DraftSelection) -> None:
+        reason = "latency" if selection.limited_by_latency else "budget"
+        num_admitted = selection.num_admitted.tolist()
+        for request, num_kept in zip(requests, num_admitted, strict=True):
+            num_offered = len(request.spec_token_ids)
+            if num_kept < num_offered:
+                self._count_cut(reason, num_offered - num_kept)
+                request.spec_token_ids = request.spec_token_ids[:num_kept]
+        counters = self.counters
+        counters.last_draft_budget = selection.draft_budget
+        counters.draft_budget_total += selection.draft_budget
+        counters.draft_budget_used_total += sum(num_admitted)
+
+    def _make_batch(self, requests: list[Request]) -> DraftBatch | None:
+        """Describe the drafts; None if a confidence is due and unusable."""
+        lengths = np.array([len(r.spec_token_ids) for r in requests], dtype=np.int64)
+        confidence = None
+        if self._reports_confidence:
+            confidence = np.zeros((len(requests), int(lengths.max())))
+            for index, (request, length) in enumerate(
+                zip(requests, lengths, strict=True)
+            ):
+                row = self._pending[request.request_id].confidence
+                if row is None:
+                    return None
+                confidence[index, :length] = row[:length]
+            if not np.isfinite(confidence).all():
+                self._guard.note("confidence_invalid")
+                return None
+        num_uncomputed = [r.num_tokens - r.num_computed_tokens for r in self.running]
+        return DraftBatch(
+            num_draft_tokens=lengths,
+            confidence=confidence,
+            req_ids=tuple(r.request_id for r in requests),
+            num_decodes=num_uncomputed.count(1),
+            num_prefill_tokens=sum(n for n in num_uncomputed if n > 1),
+            num_context_tokens=self._count_context(),
+            drafts_are_sampled=self._drafts_are_sampled,
+        )
+
+    def _count_dropped(
+        self, offered: list[tuple[Request, int]], output: SchedulerOutput
+    ) -> None:
+        """Count admitted drafts that vLLM had no room for, or lost by preempting."""
+        scheduled = output.scheduled_spec_decode_tokens
+        for request, num_offered in offered:
+            # Drafts of a request that was only passed over stay with it.
+            num_kept = len(request.spec_token_ids)
+            num_scheduled = len(scheduled.get(request.request_id, ()))
+            self._count_cut("scheduler", num_offered - num_scheduled - num_kept)
+
+    def _count_context(self) -> int:
+        return sum(request.num_computed_tokens for request in self.running)
+
+    def _plan_batch(self) -> None:
+        load = self._limits.measure_load()
+        plan = self._guard.ask(self._planner.plan_batch, load)
+        self._limits.apply(plan, load.num_decode_tokens)
+
+    def _learn_timing(self, now_s: float) -> None:
+        timing = self._clock.finish(now_s)
+        if timing is not None:
+            self._guard.ask(self._planner.observe_timing, timing)
+
+    def _set_depth(self, output: SchedulerOutput) -> None:
+        num_reqs = len(output.num_scheduled_tokens)
+        depth = self._guard.ask(lambda: int(self._planner.choose_depth(num_reqs)))
+        if self._method == "suffix":
+            # vLLM's proposer insists on one depth; trimming is all there is.
+            depth = self.num_spec_tokens
+        if depth is not None:
+            depth = max(0, min(depth, self.num_spec_tokens))
+            output.num_spec_tokens_to_schedule = depth
+        self.counters.draft_depth = output.num_spec_tokens_to_schedule
+
+    def _observe(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> None:
+        self.counters.num_steps += 1
+        req_ids: list[str] = []
+        num_verified: list[int] = []
+        num_accepted: list[int] = []
+        sampled = model_runner_output.sampled_token_ids
+        row_of = model_runner_output.req_id_to_index
+        for req_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
+            if not drafts or req_id not in row_of or not sampled[row_of[req_id]]:
+                continue
+            req_ids.append(req_id)
+            num_verified.append(len(drafts))
+            num_accepted.append(len(sampled[row_of[req_id]]) - 1)
+            self.counters.count_verification(num_verified[-1], num_accepted[-1])
+        if not self._policy_selected:
+            # What the policy knows of these requests is not about these drafts.
+            req_ids, num_verified, num_accepted = [], [], []
+        self._guard.ask(
+            self._planner.observe,
+            VerificationOutcome(
+                num_verified=np.array(num_verified, dtype=np.int64),
+                num_accepted=np.array(num_accepted, dtype=np.int64),
+                req_ids=tuple(req_ids),
+            ),
+        )
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._pending.pop(request.request_id, None)
+        self._guard.ask(self._planner.forget, request.request_id)
+        self._limits.note_finished(request)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _find_drafter_limit(self) -> int:
+        speculative = self.vllm_config.speculative_config
+        draft_config = speculative.draft_model_config
+        limit = getattr(draft_config, "max_model_len", None)
+        if self._uses_model_drafter(speculative.method) and limit is not None:
+            limit = min(int(limit), self.max_model_len)
+            return int(limit)
+        target_limit: int = self.max_model_len
+        return target_limit
+
+    @staticmethod
+    def _uses_model_drafter(method: str) -> bool:
+        return method in _CONFIDENCE_METHODS
+
+    def _count_cut(self, reason: str, num_tokens: int) -> None:
+        if num_tokens:
+            self.counters.num_cut_tokens[reason] += num_tokens

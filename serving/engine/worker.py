@@ -1,0 +1,64 @@
+"""Workers, supplied through `worker_cls`: vLLM's own, with a recording drafter."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from serving.engine.compat import CPUWorker
+from serving.engine.cpu_kernels import repair_kernels
+from serving.engine.drafts import ScoredDraftTokenIds
+from serving.engine.profile import profile_passes
+from serving.engine.runner_v1 import ConfidenceDrafter, adopt_drafter, adopt_runner
+
+if TYPE_CHECKING:
+    from policies.cost import CostProfile
+    from serving.engine.compat import DraftTokenIds
+
+
+class TetrisCPUWorker(CPUWorker):
+    """A CPU worker whose draft tokens carry the drafter's confidence."""
+
+    def load_model(self, **kwargs: Any) -> None:
+        """Load both models, then let runner and drafter record."""
+        super().load_model(**kwargs)
+        repair_kernels()
+        adopt_runner(self.model_runner)
+        adopt_drafter(self.model_runner)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up as vLLM does, then time a few forward passes for the cost model."""
+        times = super().compile_or_warm_up_model()
+        self._profile: CostProfile | None = profile_passes(self.model_runner)
+        return times
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the target, noting when the step began."""
+        self._step_start_s = time.perf_counter()
+        return super().execute_model(*args, **kwargs)
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Return this step's drafts with their confidences.
+
+        Called once after every step, so a record never outlives its step.
+        """
+        drafts = super().take_draft_token_ids()
+        drafter = getattr(self.model_runner, "drafter", None)
+        confidence, times = None, None
+        if isinstance(drafter, ConfidenceDrafter):
+            confidence = drafter.take_confidence()
+            times = drafter.take_times(self._step_start_s, self.model_runner._cold)
+        if drafts is None:
+            return None
+        return ScoredDraftTokenIds(
+            req_ids=drafts.req_ids,
+            draft_token_ids=drafts.draft_token_ids,
+            confidence=confidence,
+            drafter_skipped=self.model_runner._drafter_skipped,
+            times=times,
+            profile=self._take_profile(),
+        )
+
+    def _take_profile(self) -> CostProfile | None:
+        profile, self._profile = self._profile, None
+        return profile

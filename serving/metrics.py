@@ -1,0 +1,255 @@
+"""Prometheus metrics of speculation, recorded in the replica's process.
+
+The engine core runs in a process of its own, whose metrics Ray does not export. Its
+counters arrive as snapshots of cumulative figures; here their growth becomes Ray
+metrics, which the node's metrics agent exports with a `ray_` prefix and the labels
+`application`, `deployment` and `replica`.
+
+Useful ratios (PromQL, over any window):
+    acceptance rate       rate(accepted) / rate(verified)
+    share verified        rate(verified) / rate(proposed)
+    budget use            rate(budget_used_tokens) / rate(budget_tokens)
+    selection time        rate(selection_seconds) / rate(selections)
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol
+
+from ray.serve import metrics
+
+logger = logging.getLogger("ray.serve")
+
+SNAPSHOT_PERIOD_S: Final = 1.0
+_SNAPSHOT_TIMEOUT_S: Final = 5.0
+
+_COUNTERS: Final = {
+    "num_steps": ("tetris_engine_steps_total", "Engine steps."),
+    "num_drafts": ("tetris_drafts_total", "Drafts verified, one per request and step."),
+    "num_proposed_tokens": (
+        "tetris_draft_tokens_proposed_total",
+        "Draft tokens the drafter proposed.",
+    ),
+    "num_verified_tokens": (
+        "tetris_draft_tokens_verified_total",
+        "Draft tokens the target model verified.",
+    ),
+    "num_accepted_tokens": (
+        "tetris_draft_tokens_accepted_total",
+        "Draft tokens the target model accepted.",
+    ),
+    "num_expected_accepted": (
+        "tetris_draft_tokens_expected_accepted_total",
+        "Draft tokens the policy expected the target to accept.",
+    ),
+    "draft_budget_total": (
+        "tetris_draft_budget_tokens_total",
+        "Draft tokens that could have been verified, summed over steps.",
+    ),
+    "draft_budget_used_total": (
+        "tetris_draft_budget_used_tokens_total",
+        "Part of the budget that was used.",
+    ),
+    "num_selections": ("tetris_selections_total", "Selections of draft tokens."),
+    "selection_seconds_total": (
+        "tetris_selection_seconds_total",
+        "Time spent selecting draft tokens, in seconds.",
+    ),
+}
+_COUNTERS_BY_POSITION: Final = {
+    "num_verified_tokens_per_pos": (
+        "tetris_draft_tokens_verified_by_position_total",
+        "Draft tokens verified, by position in the draft (from 0).",
+    ),
+    "num_accepted_tokens_per_pos": (
+        "tetris_draft_tokens_accepted_by_position_total",
+        "Draft tokens accepted, by position in the draft (from 0).",
+    ),
+}
+_COUNTERS_BY_REASON: Final = {
+    "num_fallbacks": (
+        "tetris_fallbacks_total",
+        "Steps in which a policy could not decide and its fallback did.",
+    ),
+    "num_cut_tokens": (
+        "tetris_draft_tokens_cut_total",
+        "Draft tokens proposed but not verified.",
+    ),
+}
+_GAUGES: Final = {
+    "last_draft_budget": ("tetris_draft_budget", "Budget of the latest step, tokens."),
+    "draft_depth": ("tetris_draft_depth", "Draft tokens per request now drafted."),
+}
+_PLANNER_GAUGES: Final = {
+    "expected_goodput_per_s": (
+        "tetris_expected_goodput_tokens_per_second",
+        "Goodput the policy expects at the present load.",
+        1.0,
+    ),
+    "calibration_error": (
+        "tetris_calibration_error_ratio",
+        "Expected calibration error of predicted acceptance.",
+        1.0,
+    ),
+    "step_time_error": (
+        "tetris_step_time_error_ratio",
+        "Recent mean relative error of predicted step times.",
+        1.0,
+    ),
+    "predicted_step_ms": (
+        "tetris_predicted_step_seconds",
+        "Predicted time of the latest step.",
+        1e-3,
+    ),
+    "measured_step_ms": (
+        "tetris_measured_step_seconds",
+        "Measured time of the latest step.",
+        1e-3,
+    ),
+}
+"""What policies that learn report about themselves, and the factor to base units."""
+
+_SNAPSHOT_FAILURES: Final = "tetris_snapshot_failures_total"
+
+
+def growth(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, float | list[float] | dict[str, float]]:
+    """Tell how far cumulative figures have grown between two snapshots.
+
+    An engine that was restarted counts from zero again: `num_steps` falls, and then
+    all of `after` is growth. Figures missing from `before` start at zero too.
+
+    Args:
+        before: The earlier snapshot; empty for none.
+        after: The later snapshot.
+
+    Returns:
+        For each counter in `after`: the growth, as a number, a list by position or a
+        mapping by reason, as the snapshot has it. Never negative.
+    """
+    if after.get("num_steps", 0) < before.get("num_steps", 0):
+        before = {}
+    grown: dict[str, float | list[float] | dict[str, float]] = {}
+    for name in _COUNTERS:
+        if name in after:
+            grown[name] = max(0, after[name] - before.get(name, 0))
+    for name in _COUNTERS_BY_POSITION:
+        now, then = after.get(name, []), before.get(name, [])
+        then = [*then, *[0] * (len(now) - len(then))]
+        grown[name] = [max(0, n - t) for n, t in zip(now, then, strict=False)]
+    for name in _COUNTERS_BY_REASON:
+        then = before.get(name, {})
+        grown[name] = {
+            reason: max(0, value - then.get(reason, 0))
+            for reason, value in after.get(name, {}).items()
+        }
+    return grown
+
+
+class SnapshotRecorder(Protocol):
+    """What snapshots are handed to."""
+
+    def record(self, snapshot: Mapping[str, Any], /) -> None:
+        """Take over a snapshot."""
+
+    def record_failure(self) -> None:
+        """Count a snapshot that failed or came too late."""
+
+
+async def poll_snapshots(
+    take_snapshot: Callable[[], Awaitable[Mapping[str, Any]]],
+    recorder: SnapshotRecorder,
+    period_s: float = SNAPSHOT_PERIOD_S,
+) -> None:
+    """Take and record snapshots until cancelled; no failure stops it.
+
+    A failure is counted every time and logged once, until a snapshot comes through
+    again.
+
+    Args:
+        take_snapshot: Fetches the engine's cumulative figures.
+        recorder: Where they go.
+        period_s: Seconds between two snapshots.
+    """
+    failing = False
+    while True:
+        await asyncio.sleep(period_s)
+        try:
+            async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+                snapshot = await take_snapshot()
+            recorder.record(snapshot)
+            failing = False
+        except Exception:
+            recorder.record_failure()
+            if not failing:
+                logger.exception("No speculation metrics until this passes")
+            failing = True
+
+
+class SpeculationMetrics:
+    """Ray metrics of one replica's engine.
+
+    Must be made in the replica's process: the labels come from its Serve context.
+    """
+
+    def __init__(self, policy: str) -> None:
+        """Register the metrics, labelled with the policy's name."""
+        self._labels = {"policy": policy}
+        self._before: Mapping[str, Any] = {}
+        plain = _COUNTERS | {
+            "snapshot_failures": (
+                _SNAPSHOT_FAILURES,
+                "Snapshots of the engine that failed or came too late.",
+            )
+        }
+        self._counters = _make_counters(plain)
+        self._by_position = _make_counters(_COUNTERS_BY_POSITION, "position")
+        self._by_reason = _make_counters(_COUNTERS_BY_REASON, "reason")
+        self._gauges = {
+            name: metrics.Gauge(metric, description, ("policy",))
+            for name, (metric, description) in _GAUGES.items()
+        }
+        self._planner_gauges = {
+            name: (metrics.Gauge(metric, description, ("policy",)), factor)
+            for name, (metric, description, factor) in _PLANNER_GAUGES.items()
+        }
+
+    def record(self, snapshot: Mapping[str, Any]) -> None:
+        """Add what has happened since the snapshot before this one."""
+        grown = growth(self._before, snapshot)
+        for name, counter in self._counters.items():
+            _add(counter, grown.get(name, 0), self._labels)
+        for name, counter in self._by_position.items():
+            for position, value in enumerate(grown[name]):  # type: ignore[arg-type]  # a list, by the name
+                _add(counter, value, {**self._labels, "position": str(position)})
+        for name, counter in self._by_reason.items():
+            for reason, value in grown[name].items():  # type: ignore[union-attr]  # a dict, by the name
+                _add(counter, value, {**self._labels, "reason": reason})
+        for name, gauge in self._gauges.items():
+            if name in snapshot:
+                gauge.set(snapshot[name], self._labels)
+        report = snapshot.get("planner", {})
+        for name, (gauge, factor) in self._planner_gauges.items():
+            if name in report:
+                gauge.set(factor * report[name], self._labels)
+        self._before = snapshot
+
+    def record_failure(self) -> None:
+        """Count a snapshot that failed or came too late."""
+        self._counters["snapshot_failures"].inc(1, self._labels)
+
+
+def _make_counters(
+    names: Mapping[str, tuple[str, str]], *labels: str
+) -> dict[str, metrics.Counter]:
+    return {
+        name: metrics.Counter(metric, description, ("policy", *labels))
+        for name, (metric, description) in names.items()
+    }
+
+
+def _add(counter: metrics.Counter, value: Any, labels: dict[str, str]) -> None:
+    if value > 0:  # Ray rejects an increment of zero.
+        counter.inc(value, labels)

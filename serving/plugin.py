@@ -1,0 +1,44 @@
+"""vLLM general plugin: makes the scheduler's figures reachable from outside.
+
+vLLM loads general plugins in every process it starts, before the engine is built, and
+possibly more than once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    """Add our utilities to vLLM's engine core; idempotent.
+
+    `engine_core.call_utility_async(name)` looks methods up on `EngineCore`, so adding
+    them is all it takes. Engines whose vLLM this release does not know are left alone:
+    plugins run in every vLLM on the machine, not only in ours.
+    """
+    from serving.engine.version import find_vllm_mismatch
+
+    if find_vllm_mismatch() is not None:
+        return
+    from serving.engine.compat import EngineCore
+
+    EngineCore.tetris_snapshot = _snapshot
+    EngineCore.tetris_export_state = _export_state
+    EngineCore.tetris_import_state = _import_state
+
+
+def _snapshot(engine_core: Any) -> dict[str, Any]:
+    """Return the scheduler's counters; {} under a scheduler that keeps none."""
+    take = getattr(engine_core.scheduler, "snapshot", None)
+    return take() if callable(take) else {}
+
+
+def _export_state(engine_core: Any) -> dict[str, Any]:
+    """Return what the planner learnt; {} under a scheduler that learns nothing."""
+    export = getattr(engine_core.scheduler, "export_state", None)
+    return export() if callable(export) else {}
+
+
+def _import_state(engine_core: Any, state: dict[str, Any]) -> None:
+    """Let the planner start from another engine's exported state."""
+    engine_core.scheduler.import_state(state)

@@ -1,0 +1,123 @@
+"""The engine replica: Ray Serve's LLM server with speculation metrics and checks."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.llm._internal.serve.core.configs.openai_api_models import (
+    ErrorInfo,
+    ErrorResponse,
+)
+from ray.llm._internal.serve.core.server.llm_server import LLMServer
+from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
+from ray.serve.llm import LLMConfig
+
+from serving.metrics import SpeculationMetrics, poll_snapshots
+
+_UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
+"""Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
+
+
+class SkipLocalDownload(CallbackBase):
+    """Skips the download step for models that are local folders.
+
+    Ray starts a worker process for it that imports vLLM to find nothing to do, which
+    costs about ten seconds of start-up on two cores.
+    """
+
+    async def on_before_node_init(self) -> None:
+        """Switch the download step off."""
+        self.ctx.run_init_node = False
+
+
+class TetrisEngine(VLLMEngine):
+    """Ray's vLLM engine, with tokenization found under vLLM 0.32's name for it.
+
+    Ray 2.60 looks for `openai_serving_tokenization`, which this vLLM calls
+    `serving_tokenization`, and would refuse every tokenize request.
+    """
+
+    async def start(self) -> None:
+        """Start the engine."""
+        await super().start()
+        self._oai_serving_tokenization = self._app_state.serving_tokenization
+
+    async def take_snapshot(self) -> dict[str, Any]:
+        """Fetch the scheduler's cumulative figures from the engine's process.
+
+        Raises:
+            RuntimeError: The engine runs without our scheduler, or not at all.
+        """
+        core = self._engine_client.engine_core
+        snapshot: dict[str, Any] = await core.call_utility_async("tetris_snapshot")
+        if not snapshot:
+            raise RuntimeError("the engine runs without the TETRIS scheduler")
+        return snapshot
+
+
+class TetrisServer(LLMServer):
+    """One replica: a vLLM engine behind Ray Serve.
+
+    Changes against Ray's `LLMServer`:
+        `start` also polls the engine's speculation counters, about once a second.
+        Requests that speculation cannot serve are refused with the field's name.
+    """
+
+    _default_engine_cls = TetrisEngine
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits constructors
+        self,
+        llm_config: LLMConfig,
+        *,
+        policy_name: str,
+        has_snapshots: bool,
+        **kwargs: Any,
+    ) -> None:
+        """Start the engine; returns when it can serve."""
+        self._policy_name = policy_name
+        self._has_snapshots = has_snapshots
+        self._polling: asyncio.Task[None] | None = None
+        await super().__init__(llm_config, **kwargs)
+
+    async def start(self) -> None:
+        """Start the engine and the polling of its counters."""
+        await super().start()
+        if self._has_snapshots:
+            recorder = SpeculationMetrics(self._policy_name)
+            self._polling = asyncio.create_task(
+                poll_snapshots(self.engine.take_snapshot, recorder)
+            )
+
+    async def _run_request(
+        self, request: Any, *, engine_method: str, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        refusal = self._refuse(request)
+        if refusal is not None:
+            return _only(refusal)
+        stream: AsyncGenerator[Any, None] = await super()._run_request(
+            request, engine_method=engine_method, **kwargs
+        )
+        return stream
+
+    def _refuse(self, request: Any) -> ErrorResponse | None:
+        if self._policy_name == "none":
+            return None
+        for field in _UNSUPPORTED_WITH_SPECULATION:
+            if getattr(request, field, None):
+                return ErrorResponse(
+                    error=ErrorInfo(
+                        message=(
+                            f"{field} cannot be combined with speculative decoding; "
+                            f"leave {field} out, or serve the model with policy none"
+                        ),
+                        type="BadRequestError",
+                        param=field,
+                        code=400,
+                    )
+                )
+        return None
+
+
+async def _only(item: Any) -> AsyncGenerator[Any, None]:
+    yield item

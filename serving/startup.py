@@ -1,0 +1,163 @@
+"""Watch an application start: its progress, and the real reason when it fails."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+_POLL_S: Final = 0.5
+_MAX_EXPLANATION_LINES: Final = 4
+_EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt): .+")
+_PROCESS_PREFIX = re.compile(r"^\(\w+[^)]* pid=\d+\) (?:ERROR [^\]]*\] ?)?")
+_PYDANTIC_TAIL = re.compile(r" \[type=\w+, input_value=.*", re.DOTALL)
+_SYMPTOMS: Final = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "EngineCore failed to start",
+    "Failed core proc",
+    "ActorDiedError",
+    "please check the stack trace above",
+)
+"""Messages by which vLLM and Ray say that something else has failed before."""
+
+
+class StartupError(RuntimeError):
+    """The application did not come up."""
+
+
+def wait_until_running(
+    app_name: str,
+    timeout_s: float,
+    report: Callable[[str], None],
+    check_alive: Callable[[], None],
+) -> None:
+    """Wait until Serve calls an application running.
+
+    The first failure of a replica ends the wait: what keeps an engine from starting
+    is hardly ever cured by Serve's next attempt, which takes as long again.
+
+    Args:
+        app_name: Name of the Serve application.
+        timeout_s: Longest wait, seconds.
+        report: Called with a short line whenever the progress changes.
+        check_alive: Called often; raises if Ray itself has died.
+
+    Raises:
+        StartupError: It failed, or took too long.
+    """
+    from ray import serve
+
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        check_alive()
+        application = serve.status().applications.get(app_name)
+        if application is not None:
+            report(_progress(application))
+            if application.status == "RUNNING":
+                return
+            failure = _failure(application)
+            if failure is not None:
+                raise StartupError(failure)
+        if time.monotonic() > deadline_s:
+            raise StartupError(
+                f"not running after {timeout_s:.0f} s; set replicas.start_timeout_s "
+                "higher if the model takes longer to load"
+            )
+        time.sleep(_POLL_S)
+
+
+def wait_until_answering(
+    base_url: str, model: str, timeout_s: float, check_alive: Callable[[], None]
+) -> None:
+    """Wait until the endpoint returns a token.
+
+    Raises:
+        StartupError: It does not, within the time given.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    problem = "no answer"
+    body = {"model": model, "prompt": "Hello", "max_tokens": 1}
+    with httpx.Client(trust_env=False, timeout=timeout_s) as client:
+        while time.monotonic() < deadline_s:
+            check_alive()
+            try:
+                response = client.post(f"{base_url}/v1/completions", json=body)
+                if response.is_success:
+                    return
+                problem = f"HTTP {response.status_code}: {response.text[:300]}"
+            except httpx.HTTPError as error:
+                problem = f"{type(error).__name__}: {error}"
+            time.sleep(_POLL_S)
+    raise StartupError(f"{base_url} does not answer ({problem})")
+
+
+def find_root_causes(log_dir: Path, num_lines: int = 5) -> list[str]:
+    """Find the exceptions behind a failed start in the logs of Ray's workers.
+
+    vLLM's engine runs in processes of its own, so the replica's own exception only
+    says that they failed.
+
+    Args:
+        log_dir: Folder of the Ray session's logs.
+        num_lines: Most lines to return.
+
+    Returns:
+        Distinct exception lines, oldest first; symptoms are left out.
+    """
+    causes: dict[str, None] = {}
+    for file in sorted(log_dir.glob("worker-*.*"), key=lambda f: f.stat().st_mtime):
+        for line in _exception_lines(file):
+            if not any(symptom in line for symptom in _SYMPTOMS):
+                causes.setdefault(line)
+    return list(causes)[-num_lines:]
+
+
+def _exception_lines(file: Path) -> Iterator[str]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            text = _PROCESS_PREFIX.sub("", line.strip()).strip()
+            if _EXCEPTION.match(text):
+                yield text[:500]
+
+
+def _progress(application: Any) -> str:
+    states = [
+        f"{_role(name)}: {', '.join(_states(deployment)) or 'waiting'}"
+        for name, deployment in sorted(application.deployments.items())
+    ]
+    return "; ".join(states) or "deploying"
+
+
+def _role(deployment_name: str) -> str:
+    return "engine" if deployment_name.startswith("TetrisServer") else "endpoint"
+
+
+def _states(deployment: Any) -> list[str]:
+    return [
+        f"{count} {str(getattr(state, 'value', state)).lower()}"
+        for state, count in sorted(deployment.replica_states.items())
+        if count
+    ]
+
+
+def _failure(application: Any) -> str | None:
+    for name, deployment in application.deployments.items():
+        # Before it gives up, Serve tells of failed attempts in the message only.
+        if "failed to start" in deployment.message:
+            return f"{name}: {_last_exception(deployment.message)}"
+    if application.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+        return _last_exception(application.message)
+    return None
+
+
+def _last_exception(message: str) -> str:
+    """Return the last exception of a traceback, with the lines that explain it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if _EXCEPTION.match(line)]
+    if not starts:
+        return lines[-1] if lines else "failed without a message"
+    text = " ".join(lines[starts[-1] : starts[-1] + _MAX_EXPLANATION_LINES])
+    return _PYDANTIC_TAIL.sub("", text)

@@ -1,0 +1,155 @@
+"""Real vLLM engines inside the test process, so that a test can look into them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# Tiny models gain nothing from a second thread, and vLLM's, bound to cores that other
+# processes use too, wait for each other a hundred times longer than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+import pytest
+
+from tests.engine.tiny_models import write_llama_pair
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+MAX_NUM_SEQS = 16
+
+ENGINE_DIR = Path(__file__).parent
+
+THIRD_PARTY_MAY_WARN = ("ignore", r"error:::(policies|serving|tests)\.")
+"""vLLM, torch and transformers warn about each other on every start; a warning from
+our own modules is still an error. The later filter wins."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spare engine tests the warnings of other people's code."""
+    for item in items:
+        if ENGINE_DIR in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(*THIRD_PARTY_MAY_WARN))
+
+
+@dataclass
+class Engine:
+    """An engine and its inner parts."""
+
+    llm: LLM
+
+    @property
+    def core(self) -> Any:
+        """The engine core of this process."""
+        return self.llm.llm_engine.engine_core.engine_core
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler, ours unless the policy is `none`."""
+        return self.core.scheduler
+
+    @property
+    def runner(self) -> Any:
+        """The model runner of the only worker."""
+        return self.core.model_executor.driver_worker.worker.model_runner
+
+
+@contextmanager
+def run_engine(
+    target: Path,
+    draft: Path | None = None,
+    *,
+    policy: str = "none",
+    draft_tokens: int = 2,
+    extra_draft_tokens: int = 2,
+    method: str = "draft_model",
+    speculative: dict[str, Any] | None = None,
+    **engine_args: Any,
+) -> Iterator[Engine]:
+    """Start an engine for a policy and stop it afterwards.
+
+    Args:
+        target: Target model folder.
+        draft: Draft model folder; None for `none`, ngram and suffix.
+        policy: `none`, `fixed` or `tetris`.
+        draft_tokens: k.
+        extra_draft_tokens: Only used by `tetris`.
+        method: vLLM's speculative method.
+        speculative: More keys of vLLM's `speculative_config`.
+        **engine_args: Override the defaults below.
+    """
+    from vllm import LLM
+
+    args: dict[str, Any] = {
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 64 << 20,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_model_len": 512,
+        "disable_log_stats": False,
+        "distributed_executor_backend": "uni",
+        **engine_args,
+    }
+    if policy != "none":
+        depth = draft_tokens + (extra_draft_tokens if policy == "tetris" else 0)
+        config = {
+            "method": method,
+            "num_speculative_tokens": depth,
+            "num_speculative_tokens_per_batch_size": [[1, args["max_num_seqs"], depth]],
+            **(speculative or {}),
+        }
+        if draft is not None:
+            config["model"] = str(draft)
+        args = {
+            "scheduler_cls": "serving.engine.scheduler.TetrisScheduler",
+            "worker_cls": "serving.engine.worker.TetrisCPUWorker",
+            "additional_config": {
+                "tetris": {
+                    "policy": policy,
+                    "draft_tokens": draft_tokens,
+                    "extra_draft_tokens": extra_draft_tokens,
+                }
+            },
+            "speculative_config": config,
+            **args,
+        }
+    _let_vllm_scan_llvmlite()
+    llm = LLM(str(target), **args)
+    try:
+        yield Engine(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def _let_vllm_scan_llvmlite() -> None:
+    """Allow another engine in a process where the ngram drafter has compiled.
+
+    At every start vLLM looks through the attributes of everything that has a
+    `__dict__`; llvmlite's library claims to have any attribute.
+    """
+    from llvmlite.binding import ffi
+
+    library = type(ffi.lib)
+    look_up = library.__getattr__
+
+    def look_up_symbols_only(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return look_up(self, name)
+
+    library.__getattr__ = look_up_symbols_only
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A random target and a draft that often agrees with it."""
+    return write_llama_pair(tmp_path_factory.mktemp("tiny_pair"), noise=0.05)

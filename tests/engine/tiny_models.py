@@ -1,0 +1,223 @@
+"""Tiny random models for engine tests: real architectures, a few thousand weights."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VOCAB_SIZE = 64
+
+HIDDEN_SIZE = 64
+
+ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789 {}[]":,.-_\n!?/;'
+"""One ordinary token each, from id 3 on: enough for words, numbers and JSON."""
+
+
+def write_llama_pair(
+    folder: Path, *, noise: float, seed: int = 0, max_position_embeddings: int = 512
+) -> tuple[Path, Path]:
+    """Write a random target and a draft that is the target plus weight noise.
+
+    Args:
+        folder: Where `target/` and `draft/` go.
+        noise: Standard deviation of the noise relative to each weight's own; sets how
+            often the target accepts.
+        seed: Of the weights and the noise.
+        max_position_embeddings: Context of both models.
+
+    Returns:
+        Paths of target and draft, float32.
+    """
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=max_position_embeddings,
+            tie_word_embeddings=False,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+            initializer_range=0.15,
+        )
+    ).float()
+    target, draft = folder / "target", folder / "draft"
+    model.save_pretrained(target)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.add_(torch.randn_like(weight) * weight.std() * noise)
+    model.save_pretrained(draft)
+    return target, draft
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Give a model folder a tokenizer whose tokens are single characters."""
+    to_byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    names = [to_byte_level.pre_tokenize_str(char)[0][0] for char in ALPHABET]
+    vocab = {name: i for i, name in enumerate(["<pad>", "<s>", "</s>", *names])}
+    assert len(vocab) == VOCAB_SIZE
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = to_byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+    ).save_pretrained(folder)
+
+
+def write_markov_llama(folder: Path, *, seed: int = 0) -> Path:
+    """Write a target whose next token hangs mostly on the last one.
+
+    A head that sees one token can then be right more often than not, without having
+    been trained.
+    """
+    model = _make_markov(LlamaForCausalLM, LlamaConfig(**_TINY, head_dim=32), seed)
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_eagle_head(folder: Path, *, seed: int = 1) -> Path:
+    """Write an EAGLE head for `write_markov_llama`; it predicts from the last token.
+
+    The target lends it the embedding and the output layer.
+    """
+    weights = _make_head_layer(LlamaForCausalLM, LlamaConfig, seed)
+    weights = {name.removeprefix("model."): w for name, w in weights.items()}
+    # EAGLE's first layer has no norm of its own.
+    del weights["layers.0.input_layernorm.weight"]
+    weights["fc.weight"] = torch.cat([_eye(), torch.zeros_like(_eye())], dim=1)
+    return _write_checkpoint(folder, _head_config("LlamaForCausalLM"), weights)
+
+
+def write_eagle3_head(folder: Path, target: Path, *, seed: int = 1) -> Path:
+    """Write an EAGLE-3 head for `write_markov_llama`; it predicts from the last token.
+
+    Its attention looks at the token itself: queries and keys are the embedding, which
+    is most like its own, and what comes out outweighs the residual.
+    """
+    weights = _make_head_layer(LlamaForCausalLM, LlamaConfig, seed)
+    weights = {
+        name.replace("model.layers.0", "midlayer"): w for name, w in weights.items()
+    }
+    embedding = torch.cat([_eye(), torch.zeros_like(_eye())], dim=1)
+    for name, scale in (("q_proj", 2.0), ("k_proj", 2.0), ("v_proj", 1.0)):
+        weights[f"midlayer.self_attn.{name}.weight"] = scale * embedding
+    weights["midlayer.self_attn.o_proj.weight"] = 4.0 * _eye()
+    weights["midlayer.hidden_norm.weight"] = torch.ones(HIDDEN_SIZE)
+    weights["norm.weight"] = torch.ones(HIDDEN_SIZE)
+    # Three layers of the target are handed over; they are hardly needed.
+    weights["fc.weight"] = 0.02 * torch.randn(HIDDEN_SIZE, 3 * HIDDEN_SIZE)
+    model = LlamaForCausalLM.from_pretrained(target)
+    weights["lm_head.weight"] = model.lm_head.weight.detach().clone()
+    config = _head_config("LlamaForCausalLMEagle3")
+    config |= {"draft_vocab_size": VOCAB_SIZE, "norm_before_residual": True}
+    return _write_checkpoint(folder, config, weights)
+
+
+def write_mimo(folder: Path, *, seed: int = 0) -> Path:
+    """Write a Markov target with its own multi-token-prediction layer (MiMo)."""
+    model = _make_markov(Qwen2ForCausalLM, Qwen2Config(**_TINY), seed)
+    weights = {name: w.detach().clone() for name, w in model.named_parameters()}
+    for name, weight in _make_head_layer(
+        Qwen2ForCausalLM, Qwen2Config, seed + 1
+    ).items():
+        weights[name.replace("layers.0", "mtp_layers.0")] = weight
+    prefix = "model.mtp_layers.0."
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        weights[f"{prefix}{name}.weight"] = torch.ones(HIDDEN_SIZE)
+    # [hidden state, embedding] in this order; embeddings arrive normed.
+    weights[f"{prefix}input_proj.weight"] = _INITIALIZER_RANGE * torch.cat(
+        [torch.zeros_like(_eye()), _eye()], dim=1
+    )
+    config = model.config.to_dict()
+    config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    return _write_checkpoint(folder, config, weights)
+
+
+_INITIALIZER_RANGE = 0.15
+
+_TINY: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": _INITIALIZER_RANGE,
+}
+
+
+def _eye() -> torch.Tensor:
+    return torch.eye(HIDDEN_SIZE)
+
+
+def _make_markov(
+    model_cls: type[PreTrainedModel], config: Any, seed: int
+) -> PreTrainedModel:
+    """Build a model whose layers add little to the embedding of the last token."""
+    torch.manual_seed(seed)
+    model = model_cls(config).float()
+    with torch.no_grad():
+        # Decided predictions: logits spread over tens, not tenths.
+        model.lm_head.weight.mul_(7.0)
+        for name, weight in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                weight.mul_(0.02)
+    return model
+
+
+def _make_head_layer(
+    model_cls: type[PreTrainedModel], config_cls: Any, seed: int
+) -> dict[str, torch.Tensor]:
+    """Build one decoder layer that adds little, named as in a whole model."""
+    model = _make_markov(
+        model_cls, config_cls(**{**_TINY, "num_hidden_layers": 1}), seed
+    )
+    return {
+        name: weight.detach().clone()
+        for name, weight in model.named_parameters()
+        if ".layers.0." in name
+    }
+
+
+def _head_config(architecture: str) -> dict[str, Any]:
+    config = LlamaConfig(**{**_TINY, "num_hidden_layers": 1}, head_dim=32)
+    return {**config.to_dict(), "architectures": [architecture]}
+
+
+def _write_checkpoint(
+    folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]
+) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    contiguous = {name: weight.contiguous() for name, weight in weights.items()}
+    save_file(contiguous, folder / "model.safetensors")
+    return folder

@@ -1,0 +1,155 @@
+"""Step costs: tables that learn, parts that are told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.cost import CostProfile, CostTable, StepCost, StepTiming, make_knots
+
+
+def make_timing(rng: np.random.Generator, *, speed: float = 1.0) -> StepTiming:
+    """Time a step of a made-up engine whose parts are known."""
+    num_reqs = int(rng.integers(1, 33))
+    depth = int(rng.integers(0, 5))
+    num_decode_tokens = num_reqs + int(rng.integers(0, 3)) * num_reqs
+    noise = rng.lognormal(0, 0.02)
+    return StepTiming(
+        num_reqs=num_reqs,
+        num_decode_tokens=num_decode_tokens,
+        num_prefill_tokens=0,
+        num_context_tokens=100 * num_reqs,
+        depth=depth,
+        target_ms=speed * (12 + 0.8 * num_decode_tokens) * noise,
+        draft_first_ms=speed * (1.0 + 0.05 * num_decode_tokens) if depth else 0.0,
+        draft_next_ms=speed * max(depth - 1, 0) * 2.4,
+        host_ms=1.0 + 0.02 * num_reqs,
+    )
+
+
+def learn(cost: StepCost, rng: np.random.Generator, steps: int, **kw: float) -> None:
+    for _ in range(steps):
+        cost.observe(make_timing(rng, **kw))
+
+
+def test_knots_are_dense_where_batches_live_and_end_at_the_limit():
+    knots = make_knots(1000)
+    assert knots[:16].tolist() == list(range(1, 17))
+    assert knots[-1] == 1000
+    assert (np.diff(knots) > 0).all()
+    assert make_knots(1).tolist() == [1]
+
+
+def test_a_table_is_monotone_whatever_it_is_told():
+    table = CostTable(64, first_ms=5, per_unit_ms=1)
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        table.observe(int(rng.integers(1, 65)), float(rng.exponential(20)))
+    assert (np.diff(table.predict(np.arange(1.0, 100.0))) >= -1e-9).all()
+
+
+def test_nothing_costs_nothing():
+    assert CostTable(8, first_ms=5, per_unit_ms=1).predict(0.0) == 0.0
+
+
+def test_one_outlier_moves_a_settled_table_little():
+    table = CostTable(64, first_ms=10, per_unit_ms=1)
+    for _ in range(200):
+        table.observe(8, 20.0)
+    table.observe(8, 2000.0)
+    assert float(table.predict(8.0)) == pytest.approx(20.0, rel=0.05)
+
+
+def test_a_staircase_shows_as_one():
+    # An engine that pads to multiples of 8.
+    table = CostTable(32, first_ms=1, per_unit_ms=1)
+    rng = np.random.default_rng(1)
+    for _ in range(3000):
+        count = int(rng.integers(1, 17))
+        table.observe(count, 10.0 * -(-count // 8))
+    flat = table.predict(np.array([1.0, 7.0]))
+    assert flat == pytest.approx([10, 10], rel=0.1)
+    assert table.predict(np.array([10.0, 15.0])) == pytest.approx([20, 20], rel=0.1)
+
+
+def test_step_time_is_predicted_within_a_few_per_cent_after_some_steps():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    rng = np.random.default_rng(2)
+    learn(cost, rng, 400)
+    assert cost.prediction_error() < 0.06
+
+
+def test_parts_are_told_apart():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    learn(cost, np.random.default_rng(3), 600)
+    # With the context that batches of this size had: the two grow together here.
+    assert float(cost.target_ms(16.0, 0, 800)) == pytest.approx(24.8, rel=0.08)
+    assert float(cost.draft_next_ms(16, 4)) == pytest.approx(7.2, rel=0.08)
+    assert float(cost.draft_next_ms(16, 1)) == 0.0
+
+
+def test_a_stolen_core_is_noticed_within_fifty_steps_at_every_count():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    rng = np.random.default_rng(4)
+    learn(cost, rng, 400)
+    learn(cost, rng, 50, speed=2.0)
+    sizes = np.array([2.0, 16.0, 60.0])
+    assert cost.target.predict(sizes) == pytest.approx(2 * (12 + 0.8 * sizes), rel=0.2)
+
+
+def test_a_drafter_that_does_not_run_drifts_with_the_target():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    timing = StepTiming(8, 8, 0, 800, 3, 20.0, 2.0, 4.0, 1.0)
+    for _ in range(100):
+        cost.observe(timing)
+    before = float(cost.draft_next_ms(8, 3))
+    idle = StepTiming(8, 8, 0, 800, 0, 40.0, 0.0, 0.0, 1.0)
+    for _ in range(100):
+        cost.observe(idle)
+    assert float(cost.draft_next_ms(8, 3)) == pytest.approx(2 * before, rel=0.35)
+
+
+def test_longer_contexts_cost_more_once_seen():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    rng = np.random.default_rng(5)
+    for step in range(600):
+        context = 800 + (8000 if (step // 40) % 2 else 0)
+        target_ms = (20 + 0.002 * context) * rng.lognormal(0, 0.01)
+        cost.observe(StepTiming(8, 8, 0, context, 0, target_ms, 0.0, 0.0, 1.0))
+    assert cost.target.slope_ms == pytest.approx(0.002, rel=0.2)
+    assert cost.context_ms(8800) - cost.context_ms(800) == pytest.approx(16, rel=0.2)
+
+
+def test_prompt_tokens_are_priced_apart_from_decoding():
+    cost = StepCost(max_tokens=512, max_reqs=64)
+    for _ in range(200):
+        cost.observe(StepTiming(8, 8, 0, 800, 0, 20.0, 0.0, 0.0, 1.0))
+        cost.observe(StepTiming(9, 8, 128, 800, 0, 60.0, 0.0, 0.0, 1.0))
+    assert float(cost.target.predict(8.0)) == pytest.approx(20, rel=0.1)
+    assert float(cost.prefill.predict(128.0)) == pytest.approx(40, rel=0.15)
+
+
+def test_a_start_up_profile_replaces_the_priors():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    cost.fit_profile(CostProfile((1, 16, 64), (8.0, 10.0, 30.0), (1.0, 1.5, 2.0)))
+    assert float(cost.target.predict(16.0)) == pytest.approx(10)
+    assert float(cost.draft_next_ms(16, 2)) == pytest.approx(1.5)
+    cost.fit_profile(CostProfile((), ()))  # An empty one changes nothing.
+    assert float(cost.target.predict(16.0)) == pytest.approx(10)
+
+
+def test_exported_costs_predict_the_same_elsewhere():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    learn(cost, np.random.default_rng(6), 200)
+    copy = StepCost(max_tokens=256, max_reqs=64)
+    copy.import_state(cost.export_state())
+    timing = make_timing(np.random.default_rng(7))
+    assert copy.predict_ms(timing) == pytest.approx(cost.predict_ms(timing))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0, -1.0])
+def test_impossible_times_are_ignored(bad: float):
+    table = CostTable(8, first_ms=5, per_unit_ms=1)
+    before = table.export_state()
+    assert table.observe(4, bad) == 1.0
+    assert table.export_state() == before

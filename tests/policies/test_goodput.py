@@ -1,0 +1,285 @@
+"""The goodput planner against a made-up engine whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.admission import EngineLoad
+from policies.batch import (
+    DraftBatch,
+    EngineLimits,
+    PolicySpec,
+    VerificationOutcome,
+)
+from policies.cost import StepTiming
+from policies.dynamic import DynamicPlanner
+from policies.goodput import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL, GoodputPlanner
+from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
+
+MAX_DEPTH = 5
+LIMITS = EngineLimits(max_tokens=512, max_reqs=64, skips_drafter=True)
+
+
+class MadeUpEngine:
+    """Requests of different difficulty on an engine with a linear step cost.
+
+    Requests, confidences and acceptances come from one stream per step, so that all
+    planners meet the same ones.
+    """
+
+    def __init__(self, num_reqs: int, *, base_ms: float = 13, token_ms: float = 0.85):
+        self.num_reqs = num_reqs
+        self.base_ms, self.token_ms = base_ms, token_ms
+        self.speed = 1.0
+        self.step = 0
+
+    def draw(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return confidence, acceptance and luck, `[num_reqs, MAX_DEPTH]` each."""
+        rng = np.random.default_rng(step)
+        ease = np.random.default_rng(7).normal(0.3, 1.2, (self.num_reqs, 1))
+        odds = ease + rng.normal(0.3, 1.6, (self.num_reqs, MAX_DEPTH))
+        confidence = 1 / (1 + np.exp(-odds))
+        acceptance = 1 / (1 + np.exp(-(1.1 * odds - 0.4)))
+        return confidence.clip(0.02, 0.999), acceptance, rng.random(odds.shape)
+
+    def run(self, planner: Planner, num_steps: int, *, sampled: bool = False) -> float:
+        """Run some steps; return tokens per second."""
+        req_ids = tuple(str(i) for i in range(self.num_reqs))
+        depth = 0
+        tokens, elapsed_ms = 0, 0.0
+        for _ in range(num_steps):
+            confidence, acceptance, luck = self.draw(self.step)
+            admitted = np.zeros(self.num_reqs, dtype=np.int64)
+            if depth:
+                batch = DraftBatch(
+                    num_draft_tokens=np.full(self.num_reqs, depth),
+                    confidence=confidence[:, :depth],
+                    req_ids=req_ids,
+                    num_decodes=self.num_reqs,
+                    num_context_tokens=100 * self.num_reqs,
+                    drafts_are_sampled=sampled,
+                )
+                admitted = planner.select(batch).num_admitted
+            next_depth = planner.choose_depth(self.num_reqs)
+            passed = (luck < acceptance) & (np.arange(MAX_DEPTH) < admitted[:, None])
+            accepted = np.cumprod(passed, axis=1).sum(axis=1)
+            timing = self.time(admitted.sum(), next_depth)
+            tokens += self.num_reqs + int(accepted.sum())
+            elapsed_ms += timing.total_ms
+            planner.observe(VerificationOutcome(admitted, accepted, req_ids))
+            planner.observe_timing(timing)
+            depth = next_depth
+            self.step += 1
+        return 1e3 * tokens / elapsed_ms
+
+    def time(self, num_verified: int, depth: int) -> StepTiming:
+        num_tokens = self.num_reqs + int(num_verified)
+        return StepTiming(
+            num_reqs=self.num_reqs,
+            num_decode_tokens=num_tokens,
+            num_prefill_tokens=0,
+            num_context_tokens=100 * self.num_reqs,
+            depth=depth,
+            target_ms=self.speed * (self.base_ms + self.token_ms * num_tokens),
+            draft_first_ms=self.speed * (1 + 0.05 * num_tokens) if depth else 0.0,
+            draft_next_ms=self.speed * 2.4 * max(depth - 1, 0),
+            host_ms=1.0,
+        )
+
+
+def make_goodput(**kw: float) -> GoodputPlanner:
+    return GoodputPlanner(MAX_DEPTH, LIMITS, **kw)
+
+
+class NoSpeculation(FixedPlanner):
+    """`none`, as far as this engine can tell."""
+
+    def choose_depth(self, num_reqs: int) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("num_reqs", [1, 4, 16, 48])
+def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs: int):
+    rivals: list[Planner] = [
+        NoSpeculation(1),
+        *(FixedPlanner(k) for k in range(1, MAX_DEPTH + 1)),
+        TetrisPlanner(1, 1),
+        TetrisPlanner(2, 1),
+    ]
+    best = max(MadeUpEngine(num_reqs).run(rival, 600) for rival in rivals)
+    engine, planner = MadeUpEngine(num_reqs), make_goodput()
+    engine.run(planner, 100)  # Learning.
+    assert engine.run(planner, 500) > 0.98 * best
+
+
+def test_sampled_drafts_do_about_as_well():
+    argmax = MadeUpEngine(16).run(make_goodput(), 500)
+    sampled = MadeUpEngine(16).run(make_goodput(), 500, sampled=True)
+    assert sampled > 0.97 * argmax
+
+
+def test_sampled_drafts_are_admitted_by_what_was_known_before_them():
+    planner = make_goodput()
+    MadeUpEngine(16).run(planner, 200, sampled=True)
+    rng = np.random.default_rng(3)
+    confidence = rng.uniform(0.3, 0.99, (6, 3))
+
+    def admit(changed: np.ndarray) -> np.ndarray:
+        batch = DraftBatch(
+            num_draft_tokens=np.full(6, 3),
+            confidence=changed,
+            req_ids=tuple("abcdef"),
+            num_decodes=6,
+            drafts_are_sampled=True,
+        )
+        return planner.select(batch).num_admitted
+
+    before = admit(confidence)
+    for position in range(3):
+        changed = confidence.copy()
+        changed[:, position:] = rng.uniform(0.01, 0.999, (6, 3 - position))
+        # What is decided about the positions before is not touched by these.
+        np.testing.assert_array_equal(
+            np.minimum(admit(changed), position), np.minimum(before, position)
+        )
+
+
+def test_clock_readings_of_the_drafting_step_do_not_decide_about_its_drafts():
+    planner = make_goodput()
+    engine = MadeUpEngine(8)
+    engine.run(planner, 100)
+    before = planner.cost.export_state()
+    planner.observe_timing(engine.time(0, 2))
+    assert planner.cost.export_state() == before
+    planner.observe(VerificationOutcome(np.array([1]), np.array([1]), ("0",)))
+    assert planner.cost.export_state() != before
+
+
+def test_drafting_stops_where_it_does_not_pay_and_is_tried_again_now_and_then():
+    planner = make_goodput()
+    engine = MadeUpEngine(48, token_ms=5.0)
+    engine.run(planner, 200)
+    depths = []
+    for _ in range(2 * MAX_EXPLORE_INTERVAL):
+        depths.append(planner.choose_depth(48))
+        planner.observe_timing(engine.time(0, depths[-1]))
+        planner.observe(VerificationOutcome(np.array([]), np.array([])))
+    num_tries = np.count_nonzero(depths)
+    assert 2 <= num_tries <= 2 * MAX_EXPLORE_INTERVAL / EXPLORE_EVERY
+
+
+def test_it_drafts_again_when_the_load_falls():
+    planner = make_goodput()
+    MadeUpEngine(48, token_ms=5.0).run(planner, 300)
+    assert planner.plan.depth == 0
+    light = MadeUpEngine(1)
+    light.run(planner, 60)
+    assert planner.plan.depth >= 1
+
+
+def test_it_is_back_at_the_best_arm_within_fifty_steps_of_a_stolen_core():
+    engine, planner = MadeUpEngine(16), make_goodput()
+    engine.run(planner, 300)
+    engine.speed = 2.0
+    engine.run(planner, 50)
+    start = engine.step
+    ours = engine.run(planner, 200)
+    best = 0.0
+    for rival in (NoSpeculation(1), FixedPlanner(1), FixedPlanner(2)):
+        other = MadeUpEngine(16)
+        other.speed, other.step = 2.0, start
+        best = max(best, other.run(rival, 200))
+    assert ours > 0.98 * best
+
+
+def test_the_latency_target_holds_once_costs_are_known():
+    engine = MadeUpEngine(8)
+    free, bound = make_goodput(), make_goodput(latency_target_ms=24.0)
+    engine.run(free, 200)
+    assert max(engine.time(8, free.plan.depth).total_ms, 25) > 24.0
+    engine.run(bound, 200)
+    slow = 0
+    for step in range(100):
+        confidence, _, _ = engine.draw(step)
+        depth = bound.choose_depth(8)
+        num_verified = 0
+        if depth:
+            batch = DraftBatch(
+                np.full(8, depth), confidence[:, :depth], tuple("01234567"), 8
+            )
+            num_verified = bound.select(batch).num_admitted.sum()
+        slow += engine.time(num_verified, depth).total_ms > 1.05 * 24.0
+    assert slow <= 5
+
+
+def test_the_batch_plan_holds_all_limits():
+    planner = make_goodput(latency_target_ms=40.0)
+    MadeUpEngine(16).run(planner, 200)
+    load = EngineLoad(16, 16, 1600, np.full(16, 100), 16)
+    plan = planner.plan_batch(load)
+    # 1 + 13 + .85 n <= 40.
+    assert plan.max_running == pytest.approx(30, abs=3)
+    assert plan.max_prefill_tokens < LIMITS.max_tokens
+    assert plan.reserved_blocks == 50
+
+
+def test_drafts_without_confidence_are_judged_by_position():
+    planner = make_goodput()
+    batch = DraftBatch(np.array([3, 1, 0]), None, tuple("abc"), 3)
+    assert planner.select(batch).num_admitted.shape == (3,)
+
+
+def test_an_empty_batch_is_no_trouble():
+    empty = DraftBatch(np.zeros(0, dtype=np.int64), np.zeros((0, 0)))
+    assert make_goodput().select(empty).num_admitted.size == 0
+
+
+def test_a_new_replica_starts_from_what_another_learnt():
+    teacher = make_goodput()
+    engine = MadeUpEngine(16)
+    engine.run(teacher, 300)
+    pupil = make_goodput()
+    pupil.import_state(teacher.export_state())
+    timing = engine.time(8, 2)
+    assert pupil.cost.predict_ms(timing) == pytest.approx(timing.total_ms, rel=0.05)
+
+
+def test_finished_requests_leave_nothing_behind():
+    planner = make_goodput()
+    MadeUpEngine(16).run(planner, 50)
+    for index in range(16):
+        planner.forget(str(index))
+    assert not planner._confidence
+    assert not planner.calibration._requests
+
+
+def test_reports_name_what_operators_look_for():
+    planner = make_goodput()
+    MadeUpEngine(4).run(planner, 50)
+    report = planner.report()
+    assert report["measured_step_ms"] > 0
+    assert 0 <= report["step_time_error"] < 1
+    assert 0 <= report["calibration_error"] < 1
+
+
+@pytest.mark.parametrize(("num_reqs", "token_ms"), [(1, 0.85), (48, 5.0)])
+def test_dynamic_finds_the_best_single_length(num_reqs: int, token_ms: float):
+    planner = DynamicPlanner(MAX_DEPTH, LIMITS)
+    engine = MadeUpEngine(num_reqs, token_ms=token_ms)
+    engine.run(planner, 100)
+    ours = engine.run(planner, 400)
+    rivals = [NoSpeculation(1), *(FixedPlanner(k) for k in range(1, MAX_DEPTH + 1))]
+    best = max(
+        MadeUpEngine(num_reqs, token_ms=token_ms).run(rival, 500) for rival in rivals
+    )
+    assert ours > 0.93 * best
+
+
+@pytest.mark.parametrize("name", ["fixed", "tetris", "dynamic", "goodput"])
+def test_every_policy_answers_the_whole_protocol(name: str):
+    planner = build_planner(PolicySpec(name, 2, 1), LIMITS)
+    MadeUpEngine(4).run(planner, 10)
+    planner.forget("0")
+    assert isinstance(planner.report(), dict)
+    build_planner(PolicySpec(name, 2, 1), LIMITS).import_state(planner.export_state())

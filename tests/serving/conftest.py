@@ -1,0 +1,245 @@
+"""Whole deployments in processes of their own, driven as users drive them."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+import openai
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from tests.serving.stand_in_pair import find_demo_config
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+DEMO_CONFIG = find_demo_config()
+MODEL = "demo"
+
+T = TypeVar("T")
+
+START_TIMEOUT_S = 600
+STOP_TIMEOUT_S = 180
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what shares one deployment last, so that it never competes with others."""
+    items.sort(key=lambda item: "server" in getattr(item, "fixturenames", ()))
+
+
+def wait_until(
+    condition: Callable[[], T], timeout_s: float, period_s: float = 0.2
+) -> T:
+    """Wait until a condition yields something true, and return that."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline_s, "the condition never came true"
+        time.sleep(period_s)
+    return result
+
+
+def find_free_ports(count: int) -> list[int]:
+    """Find distinct ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def is_listening(port: int) -> bool:
+    """Tell whether somebody accepts connections on a port."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment of a user's shell, with metrics exported every second."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PORT"))}
+    env |= {"RAY_metrics_report_interval_ms": "1000", "RAY_worker_niceness": "0"}
+    return env | extra
+
+
+@dataclass
+class Command:
+    """A command that runs in the background, with all that it starts.
+
+    `start_new_session` keeps a Ctrl-C meant for it away from pytest.
+    """
+
+    process: subprocess.Popen[bytes]
+    output_file: Path
+
+    @classmethod
+    def start(cls, args: list[str], output_file: Path, **env: str) -> Self:
+        """Start a command in the repository's root."""
+        with output_file.open("wb") as output:
+            process = subprocess.Popen(
+                args,
+                cwd=ROOT,
+                env=clean_environment(**env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(process, output_file)
+
+    @property
+    def output(self) -> str:
+        """What the command has printed so far."""
+        return self.output_file.read_text(errors="replace")
+
+    def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> str:
+        """Wait until a pattern shows up in the output."""
+
+        def found() -> bool:
+            if re.search(pattern, self.output):
+                return True
+            assert self.process.poll() is None, self.output
+            return False
+
+        wait_until(found, timeout_s)
+        return self.output
+
+    def descendants(self) -> list[psutil.Process]:
+        """Every process the command has started, directly or not."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def end(self) -> None:
+        """Make sure that nothing of it is left, whatever a test has done."""
+        if self.process.poll() is not None:
+            return
+        family = self.descendants()
+        try:
+            self.stop(signal.SIGTERM)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for process in family:
+            if process.is_running():
+                process.kill()
+
+
+@dataclass
+class Server:
+    """A running deployment and how to reach it."""
+
+    command: Command
+    port: int
+    metrics_port: int
+
+    @property
+    def url(self) -> str:
+        """Root of the endpoint."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def is_healthy(self) -> bool:
+        """Tell whether an engine replica is running."""
+        try:
+            return httpx.get(f"{self.url}/health", trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        """A stock client that fails at once instead of retrying."""
+        options = {"max_retries": 0, "timeout": 120} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """A request without any client-side validation."""
+        return httpx.post(f"{self.url}{path}", timeout=60, trust_env=False, **options)
+
+    def samples(self, name: str) -> list[Sample]:
+        """All samples of one metric, as Prometheus would scrape them."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        text = httpx.get(url, timeout=10, trust_env=False).text
+        return [
+            sample
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name
+        ]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of a metric over the samples that carry some labels."""
+        return sum(
+            sample.value
+            for sample in self.samples(name)
+            if labels.items() <= sample.labels.items()
+        )
+
+
+def start_up_command(
+    output_file: Path, settings: dict[str, Any] | None = None, port: int | None = None
+) -> Server:
+    """Run `tetris-serve up` on the demo pair and wait until it is ready."""
+    free_port, dashboard_port, metrics_port = find_free_ports(3)
+    port = port or free_port
+    chosen = {
+        "http.dashboard_port": dashboard_port,
+        "http.metrics_port": metrics_port,
+        **(settings or {}),
+    }
+    overrides = [f"--set={name}={value}" for name, value in chosen.items()]
+    command = Command.start(
+        [
+            str(BIN / "tetris-serve"),
+            "up",
+            f"--config={DEMO_CONFIG}",
+            f"--port={port}",
+            *overrides,
+        ],
+        output_file,
+    )
+    try:
+        command.wait_for("Ctrl-C stops everything")
+    except BaseException:
+        command.end()
+        raise
+    return Server(command, port, metrics_port)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One deployment for all tests that only talk to it.
+
+    It starts with one replica and may grow to two; it never shrinks meanwhile.
+    """
+    running = start_up_command(
+        tmp_path_factory.mktemp("server") / "up.log",
+        {
+            "engine.max_num_seqs": 8,
+            "replicas.max": 2,
+            "replicas.target_ongoing_requests": 4,
+            "replicas.max_ongoing_requests": 8,
+            "replicas.max_queued_requests": 4,
+            "replicas.upscale_delay_s": 1,
+            "replicas.downscale_delay_s": 3600,
+        },
+    )
+    yield running
+    running.command.end()
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    """A stock OpenAI client of the shared deployment."""
+    return server.client()

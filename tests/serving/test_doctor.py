@@ -1,0 +1,171 @@
+"""Checks of machine and model pair, on folders made up for the purpose."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import ports
+from serving.doctor import doctor, examine
+from serving.model_pair import Finding, check_models
+from serving.settings import Settings, parse_settings
+from tests.serving.test_settings import minimal
+
+
+def write_model(
+    folder: Path,
+    vocab: dict[str, int] | None = None,
+    *,
+    vocab_size: int = 4,
+    max_position_embeddings: int = 2048,
+    **config: Any,
+) -> str:
+    """Write the JSON files of a model, with empty weights."""
+    folder.mkdir()
+    config |= {
+        "vocab_size": vocab_size,
+        "max_position_embeddings": max_position_embeddings,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"")
+    tokenizer = {"model": {"type": "BPE", "vocab": vocab or {"a": 0, "b": 1}}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return str(folder)
+
+
+def pair(target: str, draft: str, **sections: dict[str, Any]) -> Settings:
+    model = {"target": target, "draft": draft}
+    return parse_settings(minimal(model=model, **sections))
+
+
+def errors(findings: list[Finding]) -> list[str]:
+    return [str(finding) for finding in findings if finding.severity == "error"]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return write_model(tmp_path / "target")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> str:
+    return write_model(tmp_path / "draft")
+
+
+def test_a_pair_of_one_family_passes(target: str, draft: str) -> None:
+    findings = check_models(pair(target, draft))
+    assert errors(findings) == []
+    assert "model.draft: same tokenizer" in map(str, findings)
+
+
+def test_another_vocabulary_size_is_an_error(target: str, tmp_path: Path) -> None:
+    draft = write_model(tmp_path / "draft", vocab_size=9)
+    (error,) = errors(check_models(pair(target, draft)))
+    assert error.startswith("model.draft: vocabulary of 9 tokens, the target's has 4")
+
+
+def test_another_tokenizer_of_the_same_size_is_an_error(
+    target: str, tmp_path: Path
+) -> None:
+    draft = write_model(tmp_path / "draft", {"a": 1, "b": 0})
+    (error,) = errors(check_models(pair(target, draft)))
+    assert "assigns other token ids" in error
+
+
+def test_a_context_beyond_the_targets_is_an_error(draft: str, tmp_path: Path) -> None:
+    target = write_model(tmp_path / "target", max_position_embeddings=512)
+    (error,) = errors(check_models(pair(target, draft)))
+    assert error.startswith("engine.max_model_len: must be ≤ 512")
+
+
+def test_a_scaled_context_counts_in_full(draft: str, tmp_path: Path) -> None:
+    target = write_model(
+        tmp_path / "target",
+        max_position_embeddings=512,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 512,
+        },
+    )
+    assert errors(check_models(pair(target, draft))) == []
+
+
+def test_a_draft_with_a_shorter_context_is_a_warning(
+    target: str, tmp_path: Path
+) -> None:
+    draft = write_model(tmp_path / "draft", max_position_embeddings=256)
+    findings = check_models(pair(target, draft))
+    assert errors(findings) == []
+    (warning,) = [f for f in findings if f.severity == "warning"]
+    assert "the draft model ends at 256 tokens" in warning.message
+
+
+def test_the_draft_is_not_looked_at_without_speculation(target: str) -> None:
+    settings = pair(target, "/nowhere", policy={"name": "none"})
+    assert errors(check_models(settings)) == []
+
+
+def test_missing_folders_and_files_name_what_is_missing(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    first, second = errors(check_models(pair(str(tmp_path / "no"), str(empty))))
+    assert first.startswith("model.target: no such folder")
+    assert second.startswith(f"model.draft: {empty} has no config.json")
+
+
+def test_a_folder_without_weights_is_refused(target: str, draft: str) -> None:
+    (Path(draft) / "model.safetensors").unlink()
+    (error,) = errors(check_models(pair(target, draft)))
+    assert "has no weights" in error
+
+
+def test_broken_json_names_the_file(target: str, draft: str) -> None:
+    (Path(draft) / "config.json").write_text("{")
+    (error,) = errors(check_models(pair(target, draft)))
+    assert "config.json is not valid JSON" in error
+
+
+def test_models_that_are_not_in_the_hub_cache_are_skipped_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    findings = check_models(parse_settings(minimal()))
+    assert [finding.severity for finding in findings] == ["note", "note"]
+
+
+def test_the_doctor_passes_this_machine(
+    target: str, draft: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = ports.find_free("127.0.0.1", 18000)
+    settings = pair(target, draft, http={"port": port}, replicas={"num_cpus": 0.1})
+    assert doctor(settings) == 0
+    output = capsys.readouterr().out
+    for subject in ("python", "vllm", "ray", "torch", "plugin", "device", "memory"):
+        assert f" {subject}: " in output
+    assert output.endswith("No errors.\n")
+
+
+def test_the_doctor_names_the_setting_behind_each_error(
+    target: str, draft: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        settings = pair(
+            target,
+            draft,
+            http={"port": busy.getsockname()[1]},
+            replicas={"max": 1000, "num_cpus": 1},
+            engine={"kv_cache_memory_bytes": 1 << 50},
+        )
+        found = errors(examine(settings))
+        assert doctor(settings) == 1
+    assert any(
+        e.startswith("replicas.max: 1000 replicas want 1000 CPUs") for e in found
+    )
+    assert any(e.startswith("memory: ") for e in found)
+    assert any("is in use by" in e and e.startswith("http.port") for e in found)
+    assert "3 error(s)" in capsys.readouterr().out

@@ -1,0 +1,81 @@
+"""Clients that go away: their requests end, and everybody else's go on."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.serving.conftest import MODEL, Server, wait_until
+
+pytestmark = pytest.mark.ray
+
+NUM_STREAMS = 4
+MAX_TOKENS = 900
+
+
+@contextlib.contextmanager
+def long_stream(server: Server) -> Iterator[Iterator[str]]:
+    body = {
+        "model": MODEL,
+        "prompt": "one two three",
+        "max_tokens": MAX_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    url = f"{server.url}/v1/completions"
+    with (
+        httpx.Client(trust_env=False, timeout=60) as client,
+        client.stream("POST", url, json=body) as response,
+    ):
+        assert response.status_code == 200
+        yield response.iter_lines()
+
+
+def num_running(server: Server) -> float:
+    return server.total("ray_vllm_num_requests_running")
+
+
+def test_a_client_gone_in_mid_stream_frees_its_place_and_disturbs_nobody(
+    server: Server, client: openai.OpenAI
+) -> None:
+    wait_until(lambda: num_running(server) == 0, 60)
+    generated = server.total("ray_vllm_generation_tokens_total")
+    survivor: list[str] = []
+
+    def read_on() -> None:
+        stream = client.completions.create(
+            model=MODEL,
+            prompt="one two three",
+            max_tokens=300,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        survivor.extend(str(chunk.choices[0].finish_reason) for chunk in stream)
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    with contextlib.ExitStack() as streams:
+        for _ in range(NUM_STREAMS):
+            lines = streams.enter_context(long_stream(server))
+            assert next(lines).startswith("data: ")
+    reader.join(120)
+    assert survivor[-1] == "length"
+    wait_until(lambda: num_running(server) == 0, 60)
+    grown = server.total("ray_vllm_generation_tokens_total") - generated
+    # Had the abandoned streams run on, they alone would have made this many.
+    assert grown < NUM_STREAMS * MAX_TOKENS
+
+
+def test_a_client_gone_before_the_answer_frees_its_place(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "one", "max_tokens": MAX_TOKENS}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{server.url}/v1/completions",
+            json=body | {"ignore_eos": True},
+            timeout=0.5,
+            trust_env=False,
+        )
+    wait_until(lambda: num_running(server) == 0, 60)

@@ -1,0 +1,154 @@
+"""Speculation metrics: the arithmetic of snapshots, and what Prometheus gets to see."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.serving.conftest import MODEL, Server, wait_until
+
+pytestmark = pytest.mark.filterwarnings(
+    # Torch and Ray warn about themselves while they are imported.
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+)
+
+
+def snapshot(**figures: Any) -> dict[str, Any]:
+    empty = {
+        "num_steps": 0,
+        "num_verified_tokens": 0,
+        "num_verified_tokens_per_pos": [],
+        "num_fallbacks": {},
+    }
+    return empty | figures
+
+
+def test_growth_is_the_difference_of_two_snapshots() -> None:
+    from serving.metrics import growth
+
+    grown = growth(
+        snapshot(num_steps=4, num_verified_tokens=10),
+        snapshot(num_steps=6, num_verified_tokens=13),
+    )
+    assert grown["num_steps"] == 2
+    assert grown["num_verified_tokens"] == 3
+
+
+def test_positions_and_reasons_that_appear_later_start_at_zero() -> None:
+    from serving.metrics import growth
+
+    grown = growth(
+        snapshot(num_steps=1, num_verified_tokens_per_pos=[5]),
+        snapshot(
+            num_steps=2,
+            num_verified_tokens_per_pos=[7, 1],
+            num_fallbacks={"policy_error": 2},
+        ),
+    )
+    assert grown["num_verified_tokens_per_pos"] == [2, 1]
+    assert grown["num_fallbacks"] == {"policy_error": 2}
+
+
+def test_a_restarted_engine_counts_from_zero_and_nothing_falls() -> None:
+    from serving.metrics import growth
+
+    grown = growth(
+        snapshot(num_steps=100, num_verified_tokens=50),
+        snapshot(num_steps=3, num_verified_tokens=60),
+    )
+    assert grown["num_steps"] == 3
+    assert grown["num_verified_tokens"] == 60
+
+
+def test_figures_the_engine_does_not_report_are_left_out() -> None:
+    from serving.metrics import growth
+
+    assert "selection_seconds_total" not in growth({}, snapshot())
+
+
+def test_failing_snapshots_are_counted_logged_once_and_survived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from serving import metrics
+
+    class Recorder:
+        failures = 0
+        recorded = 0
+
+        def record(self, _: Mapping[str, Any]) -> None:
+            self.recorded += 1
+
+        def record_failure(self) -> None:
+            self.failures += 1
+
+    recorder = Recorder()
+
+    async def take_snapshot() -> dict[str, Any]:
+        if recorder.failures < 3:
+            raise RuntimeError("no engine")
+        return snapshot()
+
+    async def poll() -> None:
+        polling = asyncio.create_task(
+            metrics.poll_snapshots(take_snapshot, recorder, period_s=0.001)
+        )
+        while not recorder.recorded:
+            await asyncio.sleep(0.001)
+        polling.cancel()
+
+    logged: list[str] = []
+    monkeypatch.setattr(metrics.logger, "exception", logged.append)
+    asyncio.run(poll())
+    assert recorder.failures == 3
+    assert logged == ["No speculation metrics until this passes"]
+
+
+@pytest.mark.ray
+def test_speculation_shows_up_where_prometheus_scrapes(server: Server) -> None:
+    def verified() -> float:
+        return server.total("ray_tetris_draft_tokens_verified_total")
+
+    before = verified()
+    body = {"model": MODEL, "prompt": "one two three", "max_tokens": 48}
+    for _ in range(2):
+        assert server.post("/v1/completions", json=body).status_code == 200
+    wait_until(lambda: verified() > before, 30)
+
+    total = server.total
+    proposed = total("ray_tetris_draft_tokens_proposed_total")
+    accepted = total("ray_tetris_draft_tokens_accepted_total")
+    assert accepted <= verified() <= proposed
+    by_position = "ray_tetris_draft_tokens_verified_by_position_total"
+    assert total(by_position) == verified()
+    assert total(by_position, position="0") >= total(by_position, position="1")
+    assert total("ray_tetris_selections_total") > 0
+    assert total("ray_tetris_selection_seconds_total") > 0
+    used = total("ray_tetris_draft_budget_used_tokens_total")
+    assert 0 < used <= total("ray_tetris_draft_budget_tokens_total")
+    assert total("ray_tetris_snapshot_failures_total") == 0
+
+
+@pytest.mark.ray
+def test_metrics_are_labelled_by_deployment_replica_and_policy_only(
+    server: Server,
+) -> None:
+    (sample, *_) = wait_until(
+        lambda: server.samples("ray_tetris_engine_steps_total"), 30
+    )
+    assert sample.labels["application"] == "tetris"
+    assert sample.labels["deployment"] == f"TetrisServer:{MODEL}"
+    assert sample.labels["policy"] == "tetris"
+    assert sample.labels["replica"]
+    assert not {"request", "request_id"} & sample.labels.keys()
+
+
+@pytest.mark.ray
+def test_vllms_own_metrics_are_exported_too(server: Server) -> None:
+    for name in (
+        "ray_vllm_spec_decode_num_draft_tokens_total",
+        "ray_vllm_generation_tokens_total",
+        "ray_vllm_time_to_first_token_seconds_count",
+    ):
+        wait_until(lambda name=name: server.samples(name), 30)

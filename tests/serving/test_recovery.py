@@ -1,0 +1,38 @@
+"""What happens when an engine dies; named to run last on the shared deployment."""
+
+import contextlib
+
+import psutil
+import pytest
+
+from tests.serving.conftest import MODEL, START_TIMEOUT_S, Server, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def engine_processes(server: Server) -> set[psutil.Process]:
+    found = set()
+    for process in server.command.descendants():
+        with contextlib.suppress(psutil.Error):  # It may have ended meanwhile.
+            if "EngineCore" in " ".join(process.cmdline()):
+                found.add(process)
+    return found
+
+
+def test_a_dead_engine_is_replaced_and_its_requests_get_an_error_object(
+    server: Server,
+) -> None:
+    body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
+    before = engine_processes(server)
+    victim = min(before, key=lambda process: process.pid)
+    victim.kill()
+
+    def serves_again() -> bool:
+        response = server.post("/v1/completions", json=body)
+        if response.status_code != 200:
+            assert response.status_code == 503
+            assert response.json()["error"]["type"] == "ServiceUnavailableError"
+        engines = engine_processes(server)
+        return response.status_code == 200 and len(engines - before) >= 1
+
+    wait_until(serves_again, START_TIMEOUT_S)

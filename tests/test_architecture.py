@@ -1,0 +1,189 @@
+"""What may import what, and what the package says about itself."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("policies", "serving", "loadtest")
+LOCKS = sorted((ROOT / "configs" / "requirements").glob("*.txt"))
+
+# What would let a policy see a clock, a global random generator, the environment or
+# the outside world.
+IMPURE = frozenset(
+    {
+        "asyncio",
+        "datetime",
+        "io",
+        "logging",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "random",
+        "secrets",
+        "socket",
+        "subprocess",
+        "threading",
+        "time",
+        "uuid",
+        "warnings",
+    }
+)
+# What the callers of an engine are meant to catch; vLLM offers it nowhere else.
+CALLERS_ERRORS = "vllm.v1.engine.exceptions."
+
+# On PyPI these are CUDA builds, which break a torch without CUDA.
+CUDA_BUILDS = {"torchvision", "torchaudio", "torchcodec", "triton"}
+
+
+def modules(*packages: str) -> list[str]:
+    """Return the paths of all modules of some packages, relative to the root."""
+    paths = (path for name in packages for path in (ROOT / name).rglob("*.py"))
+    return sorted(str(path.relative_to(ROOT)) for path in paths)
+
+
+def parse(path: str) -> ast.Module:
+    """Parse a module given by its path relative to the root."""
+    return ast.parse((ROOT / path).read_text("utf-8"))
+
+
+def imported_names(path: str) -> Iterator[str]:
+    """Yield the dotted name of everything that a module imports, at any level."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # A path has as many parts above its module as dots a relative import needs.
+            above = Path(path).parts[: -node.level] if node.level else ()
+            origin = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Return the versions in a lock file by normalised name."""
+    pinned = {}
+    for line in path.read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            name, _, version = line.partition(" ;")[0].partition("==")
+            pinned[re.sub(r"[-_.]+", "-", name).lower()] = version
+    return pinned
+
+
+@pytest.mark.parametrize("path", modules("policies"))
+def test_policies_import_only_numpy_and_pure_parts_of_the_standard_library(path):
+    allowed = (sys.stdlib_module_names - IMPURE) | {"numpy", "policies"}
+    imported = {name.partition(".")[0] for name in imported_names(path)}
+    assert imported <= allowed
+
+
+@pytest.mark.parametrize("path", modules("policies"))
+def test_policies_draw_only_from_a_generator_passed_to_them(path):
+    used = {
+        node.attr
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value) in {"np.random", "numpy.random"}
+    }
+    used |= {
+        name.removeprefix("numpy.random.")
+        for name in imported_names(path)
+        if name.startswith("numpy.random.")
+    }
+    assert used <= {"Generator"}
+
+
+def test_value_types_shared_by_policies_depend_on_no_other_policy():
+    imported = imported_names("policies/batch.py")
+    assert not [name for name in imported if name.startswith("policies")]
+
+
+@pytest.mark.parametrize("path", modules("serving"))
+def test_only_the_compatibility_module_imports_private_vllm_names(path):
+    private = {
+        name
+        for name in imported_names(path)
+        if name.startswith("vllm.")
+        and (name.startswith("vllm.v1.") or "._" in name)
+        and not name.startswith(CALLERS_ERRORS)
+    }
+    assert not private or path == "serving/engine/compat.py"
+
+
+@pytest.mark.parametrize("path", modules("loadtest"))
+def test_load_tests_do_not_import_the_server(path):
+    imported = {name.partition(".")[0] for name in imported_names(path)}
+    assert "serving" not in imported
+
+
+@pytest.mark.parametrize("path", modules(*PACKAGES))
+def test_every_module_says_what_it_is_for(path):
+    assert ast.get_docstring(parse(path))
+
+
+def test_every_importable_folder_is_listed_for_packaging():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    listed = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert set(listed) == {pattern for name in found for pattern in (name, f"{name}.*")}
+
+
+def test_folders_with_modules_are_packages():
+    folders = {(ROOT / path).parent for path in modules(*PACKAGES)}
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [("console_scripts", "tetris-serve"), ("vllm.general_plugins", "tetris")],
+)
+def test_entry_points_lead_to_something_that_can_be_called(group, name):
+    [entry_point] = entry_points(group=group, name=name)
+    assert callable(entry_point.load())
+
+
+def test_there_is_a_lock_for_each_device_and_for_development():
+    assert [path.stem for path in LOCKS] == ["cpu", "dev", "gpu"]
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_every_line_of_a_lock_pins_one_version(path):
+    pin = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+( ; .+)?")
+    lines = path.read_text("utf-8").splitlines()
+    assert not [
+        line for line in lines if not line.startswith("#") and not pin.fullmatch(line)
+    ]
+
+
+def test_the_cpu_lock_holds_nothing_built_for_cuda():
+    locked = pins(ROOT / "configs" / "requirements" / "cpu.txt")
+    assert not CUDA_BUILDS & locked.keys()
+    assert not [name for name in locked if name.startswith(("nvidia-", "cuda-"))]
+    assert locked["torch"].endswith("+cpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_locks_and_metadata_name_the_same_engine_versions(device):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    exact = dict(
+        requirement.split("==")
+        for requirement in extras[device] + extras["serve"]
+        if "==" in requirement
+    )
+    locked = pins(ROOT / "configs" / "requirements" / f"{device}.txt")
+    assert len(exact) == 3
+    for requirement, version in exact.items():
+        assert locked[requirement.partition("[")[0]].removesuffix("+cpu") == version
+
+
+def test_development_tools_do_not_change_what_the_server_runs_on():
+    runtime = [pins(path) for path in LOCKS if path.stem != "dev"]
+    shared = set.intersection(*(set(locked) for locked in runtime))
+    dev = pins(ROOT / "configs" / "requirements" / "dev.txt")
+    assert not dev.keys() & shared
