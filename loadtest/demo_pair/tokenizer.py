@@ -1,4 +1,4 @@
-"""The pair's shared tokenizer: byte-level BPE, single digits, ChatML turns."""
+"""The pair's shared tokenizer: byte-level BPE, ChatML turns."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .tasks import TASKS, TOOLS, Message, generate_chat
 TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 MAX_LENGTH = 2048
 
-# Digits stand alone, so that arithmetic sees columns. Signs take the space before
-# a digit ("3, 4" is three tokens), words the space before themselves.
+# Numbers below a hundred are single tokens, so that to count is to know what follows.
+# Signs take the space before a number ("3, 4" is three tokens), words the one before
+# themselves.
 _PIECES = (
-    r" ?[^\s\p{L}\p{N}]+ ?(?=\p{N})| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    r" ?[^\s\p{L}\p{N}]+ ?(?=\p{N})| ?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
 _TAGS = ("<tool_call>", "</tool_call>", "<tools>", "</tools>")
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")

@@ -10,9 +10,9 @@ from .words import CAPITALS, COLORS, MONTHS, NOUNS, WEEKDAYS
 
 
 def _count_up(rng: random.Random) -> Exchange:
-    step = rng.choice((1, 1, 1, 2, 5, 10))
-    first = rng.randint(0, 60) if step == 1 else step * rng.randint(0, 8)
-    last = first + step * rng.randint(5, 40 if step == 1 else 18)
+    step = rng.choice((1, 1, 1, 2, 10))
+    first = rng.randint(0, 70) if step < 10 else rng.randint(0, 3) * step
+    last = first + step * rng.randint(4, (99 - first) // step if step > 1 else 25)
     by = "" if step == 1 else f" by {step}"
     form = rng.choice(("Count from {} to {}{}.", "Please count up from {} to {}{}."))
     answer = ", ".join(str(n) for n in range(first, last + 1, step)) + "."
@@ -20,15 +20,15 @@ def _count_up(rng: random.Random) -> Exchange:
 
 
 def _count_down(rng: random.Random) -> Exchange:
-    last = rng.randint(0, 60)
-    first = last + rng.randint(5, 40)
+    last = rng.randint(0, 70)
+    first = last + rng.randint(4, 25)
     form = rng.choice(("Count down from {} to {}.", "Count backwards from {} to {}."))
     answer = ", ".join(str(n) for n in range(first, last - 1, -1)) + "."
     return exchange("count_down", form.format(first, last), answer)
 
 
 def _spell(rng: random.Random) -> Exchange:
-    words = rng.sample(NOUNS, rng.choice((1, 2, 3, 5)))
+    words = rng.sample(NOUNS, rng.randint(1, 3))
     form = rng.choice(("Spell {}.", "How do you spell {}?", "Please spell {}."))
     answer = numbered([f"{word}: {'-'.join(word)}" for word in words])
     return exchange("spell", form.format(", ".join(words)), answer)
@@ -41,7 +41,7 @@ def _repeat(rng: random.Random) -> Exchange:
 
 
 def _times_table(rng: random.Random) -> Exchange:
-    factor, rows = rng.randint(2, 12), rng.randint(3, 12)
+    factor, rows = rng.randint(2, 10), rng.randint(3, 10)
     form = rng.choice(
         (
             "Write the {} times table up to {}.",
@@ -85,7 +85,7 @@ def _calendar(rng: random.Random) -> Exchange:
 
 
 def _copy(rng: random.Random) -> Exchange:
-    words = rng.sample(NOUNS, rng.randint(3, 24))
+    words = rng.sample(NOUNS, rng.randint(3, 16))
     form = rng.choice(('Copy this: "{}"', 'Repeat after me: "{}"', 'Write again: "{}"'))
     text = " ".join(words)
     return exchange("copy", form.format(text), f'Again: "{text}"')
@@ -93,7 +93,7 @@ def _copy(rng: random.Random) -> Exchange:
 
 def _pattern(rng: random.Random) -> Exchange:
     words = rng.sample(rng.choice((COLORS, NOUNS)), rng.randint(2, 4))
-    length = rng.randint(5, 20)
+    length = rng.randint(5, 15)
     form = rng.choice(
         ("Continue the pattern {}, ... for {} steps.", "Go on to {1} items: {0}, ...")
     )
@@ -102,27 +102,32 @@ def _pattern(rng: random.Random) -> Exchange:
 
 
 def _capital(rng: random.Random) -> Exchange:
-    countries = rng.sample(sorted(CAPITALS), rng.choice((1, 2, 3)))
+    country = rng.choice(sorted(CAPITALS))
     form = rng.choice(
         (
             "What is the capital of {}?",
             "Name the capital of {}.",
             "Tell me the capital of {}.",
+            "Which city is the capital of {}?",
+            "Do you know the capital of {}?",
+            "Please name the capital of {}.",
+            "I forgot the capital of {}.",
+            "The capital of {}, please.",
         )
     )
-    answer = "\n".join(f"The capital of {c} is {CAPITALS[c]}." for c in countries)
-    return exchange("capital", form.format(" and ".join(countries)), answer)
+    answer = f"The capital of {country} is {CAPITALS[country]}."
+    return exchange("capital", form.format(country), answer)
 
 
 EASY_TASKS = (
     Task("count_up", "easy", True, _count_up),
     Task("count_down", "easy", True, _count_down),
     Task("spell", "easy", True, _spell, 1.5),
-    Task("repeat", "easy", True, _repeat, 0.8),
+    Task("repeat", "easy", True, _repeat, 0.6),
     Task("times_table", "easy", True, _times_table),
-    Task("alphabet", "easy", True, _alphabet),
+    Task("alphabet", "easy", True, _alphabet, 0.7),
     Task("calendar", "easy", True, _calendar),
-    Task("copy", "easy", True, _copy, 2.0),
+    Task("copy", "easy", True, _copy, 1.5),
     Task("pattern", "easy", True, _pattern),
     Task("capital", "easy", True, _capital),
 )

@@ -11,14 +11,6 @@ from .base import Exchange, Message, Task, equals
 from .words import CITIES
 
 _SKIES = ("sunny", "rainy", "cloudy", "windy", "snowy", "foggy")
-_MILLIMETRES = {
-    "km": 1_000_000,
-    "m": 1000,
-    "cm": 10,
-    "mm": 1,
-    "feet": 304.8,
-    "inches": 25.4,
-}
 _CALL = re.compile(r"<tool_call>\s*(\{.*\})\s*</tool_call>", re.DOTALL)
 
 
@@ -36,13 +28,6 @@ def _tool(name: str, description: str, **types: str) -> dict[str, Any]:
 TOOLS = (
     _tool("get_weather", "Weather in a city", city="string"),
     _tool("set_timer", "Start a timer", minutes="integer"),
-    _tool(
-        "convert_length",
-        "Convert a length",
-        value="integer",
-        source="string",
-        goal="string",
-    ),
 )
 
 
@@ -71,7 +56,7 @@ def _weather(rng: random.Random) -> _Scene:
         "get_weather",
         {"city": city},
         {"sky": sky, "degrees": degrees},
-        f"It is {sky} in {city}, with {degrees} degrees.",
+        f"It is {sky}, {degrees} degrees.",
     )
 
 
@@ -89,20 +74,7 @@ def _timer(rng: random.Random) -> _Scene:
         "set_timer",
         {"minutes": minutes},
         {"status": "started"},
-        f"The timer is set for {minutes} minutes.",
-    )
-
-
-def _length(rng: random.Random) -> _Scene:
-    value, (source, goal) = rng.randint(1, 99), rng.sample(sorted(_MILLIMETRES), 2)
-    form = rng.choice(("How many {2} are {0} {1}?", "Use the tool: {} {} to {}."))
-    result = f"{value * _MILLIMETRES[source] / _MILLIMETRES[goal]:.7g}"
-    return _Scene(
-        form.format(value, source, goal),
-        "convert_length",
-        {"value": value, "source": source, "goal": goal},
-        {"result": result},
-        f"{value} {source} are {result} {goal}.",
+        "The timer is started.",
     )
 
 
@@ -140,7 +112,7 @@ def parse_call(reply: str) -> dict[str, Any] | None:
 
 
 def _scene(rng: random.Random) -> _Scene:
-    return rng.choice((_weather, _timer, _length))(rng)
+    return rng.choice((_weather, _timer))(rng)
 
 
 def _call_turns(scene: _Scene) -> tuple[Message, Message]:
