@@ -19,11 +19,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.serving.stand_in_pair import find_demo_config
-
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-DEMO_CONFIG = find_demo_config()
+DEMO_CONFIG = ROOT / "configs" / "demo.yaml"
 MODEL = "demo"
 
 T = TypeVar("T")
@@ -230,7 +228,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "replicas.max": 2,
             "replicas.target_ongoing_requests": 4,
             "replicas.max_ongoing_requests": 8,
-            "replicas.max_queued_requests": 4,
+            # Serve counts a request as queued while it assigns it, free slot or not.
+            "replicas.max_queued_requests": 16,
             "replicas.upscale_delay_s": 1,
             "replicas.downscale_delay_s": 3600,
         },

@@ -68,8 +68,8 @@ def test_load_starts_a_second_replica_and_both_serve(server: Server) -> None:
 def test_what_exceeds_replicas_and_queue_is_refused_and_may_come_back(
     server: Server,
 ) -> None:
-    # Two replicas hold 8 requests each, and 4 more may wait.
-    with load(server, num_clients=40, max_tokens=64) as statuses:
+    # Two replicas hold 8 requests each, and 16 more may wait.
+    with load(server, num_clients=48, max_tokens=64) as statuses:
         wait_until(lambda: {200, 503} <= set(statuses), 60)
         assert num_replicas(server) >= 1
     assert set(statuses) == {200, 503}

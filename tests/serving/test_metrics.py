@@ -111,7 +111,7 @@ def test_speculation_shows_up_where_prometheus_scrapes(server: Server) -> None:
         return server.total("ray_tetris_draft_tokens_verified_total")
 
     before = verified()
-    body = {"model": MODEL, "prompt": "one two three", "max_tokens": 48}
+    body = {"model": MODEL, "prompt": "Count", "max_tokens": 48, "ignore_eos": True}
     for _ in range(2):
         assert server.post("/v1/completions", json=body).status_code == 200
     wait_until(lambda: verified() > before, 30)
