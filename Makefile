@@ -57,6 +57,8 @@ bench:
 demo-pair:
 	@$(SET_UP)
 	$(BIN)/python -m loadtest.demo_pair train $(ARGS)
+	$(BIN)/python -m loadtest.demo_pair evaluate
+	$(BIN)/python -m loadtest.demo_pair card
 
 lock:
 	@$(SET_UP) --dev

@@ -35,10 +35,11 @@ downloaded and no person's text is in them. A prompt whose SHA-256 falls into 13
 
 The loss counts the assistant's tokens fully and all others at {prompt_weight}. Matrices
 follow Muon, the rest Adam, in bfloat16 with float32 master weights; linear warm-up,
-constant, linear decay. Some early rows repeat random tokens, which teaches copying; all
-others hold chats. The draft learns the target's distribution (KL divergence) rather
-than the text. No chat comes twice, so the loss is that of unseen text. Over the run,
-first to last:
+constant, linear decay. Both models start with an induction circuit written into their
+random weights, and some early rows repeat random tokens to keep it alive; all others
+hold chats. The draft learns the target's distribution (KL divergence) rather than the
+text. No chat comes twice, so the loss is that of unseen text. Over the run, first to
+last:
 
 {losses}
 
