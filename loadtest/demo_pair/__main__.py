@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser(
-        "train", help="train both models (about 40 minutes on two cores; resumes)"
+        "train", help="train both models (under an hour on two cores; resumes)"
     )
     _add_pair(train)
     train.add_argument("--only", choices=("target", "draft"), help="train just one")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .evaluate import DRAFT_LENGTHS, LONG_CHAT_TURNS
-from .tasks import TASKS
+from .tasks import TASKS, TRAINING_TASKS
 
 _TARGET_CARD = """\
 # Demo pair: target and draft
@@ -16,7 +16,8 @@ _TARGET_CARD = """\
 Two Llama-architecture models that share a byte-level BPE tokenizer of {vocab_size}
 entries and a chat template. They exist so that speculative decoding can be seen,
 tested and measured on a machine without GPU and without access to a model hub. They
-know the {num_tasks} tasks below and nothing else.
+know the {num_tasks} tasks below and nothing else; what they practised without mastering
+it ({practised}) is not listed.
 
 | | target | draft |
 |---|---|---|
@@ -111,6 +112,7 @@ def write_cards(target: Path, draft: Path) -> None:
         vocab_size=config["vocab_size"],
         max_length=config["max_position_embeddings"],
         num_tasks=len(reports),
+        practised=" and ".join(t.name for t in TRAINING_TASKS if t.practice_only),
         sizes=_sizes((target, draft), logs),
         training=_training(logs, evaluation["seed"]),
         prompt_weight=logs[0]["recipe"]["prompt_weight"],

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from .recipe import Phase, Recipe
-from .tasks import TASKS, TOOL_TASKS, generate_chat
+from .tasks import TOOL_TASKS, TRAINING_TASKS, generate_chat
 from .tokenizer import TURN_END, TURN_START, render
 
 _TOOL_NAMES = frozenset(task.name for task in TOOL_TASKS)
@@ -40,7 +40,7 @@ class ChatPacker:
         """Prepare to pack chats for ``recipe``."""
         self._tokenizer = tokenizer
         self._recipe = recipe
-        self._tasks = tuple(TASKS.values())
+        self._tasks = TRAINING_TASKS
         self._plain = tuple(t for t in self._tasks if t.name not in _TOOL_NAMES)
         self._start = tokenizer.convert_tokens_to_ids(TURN_START)
         self._end = tokenizer.convert_tokens_to_ids(TURN_END)

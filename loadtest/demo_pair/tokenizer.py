@@ -10,7 +10,7 @@ from typing import Any, cast
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from .tasks import TASKS, TOOLS, Message, generate_chat
+from .tasks import TOOLS, TRAINING_TASKS, Message, generate_chat
 
 TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
 MAX_LENGTH = 2048
@@ -19,7 +19,8 @@ MAX_LENGTH = 2048
 # Signs take the space before a number ("3, 4" is three tokens), words the one before
 # themselves.
 _PIECES = (
-    r" ?[^\s\p{L}\p{N}]+ ?(?=\p{N})| ?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    r" ?[^\s\p{L}\p{N}]+ ?(?=\p{N})| ?\p{L}+|\p{N}{1,2}"
+    r"| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
 _TAGS = ("<tool_call>", "</tool_call>", "<tools>", "</tools>")
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
@@ -107,9 +108,8 @@ def render(
 
 def _texts(num_chats: int, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
-    tasks = tuple(TASKS.values())
     for _ in range(num_chats):
-        chat = generate_chat(tasks, rng)
+        chat = generate_chat(TRAINING_TASKS, rng)
         yield from (message["content"] for message in chat.messages)
     yield from (str(tool) for tool in TOOLS)
     yield _TEMPLATE.read_text()

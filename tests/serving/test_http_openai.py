@@ -15,9 +15,7 @@ pytestmark = pytest.mark.ray
 QUESTION = [{"role": "user", "content": "Count from 3 to 20."}]
 ANSWER = ", ".join(map(str, range(3, 21))) + "."
 # The same question as a prompt, for routes that apply no chat template.
-PROMPT = (
-    "<|im_start|>user\nCount from 3 to 20.<|im_end|>\n<|im_start|>assistant\n"
-)
+PROMPT = "<|im_start|>user\nCount from 3 to 20.<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_conversation_is_answered(client: openai.OpenAI) -> None:

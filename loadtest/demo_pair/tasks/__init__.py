@@ -14,15 +14,15 @@ from .mixed import MIXED_TASKS
 from .small_talk import SMALL_TALK_TASKS
 from .tools import TOOL_TASKS, TOOLS, parse_call
 
+TRAINING_TASKS: tuple[Task, ...] = (
+    *EASY_TASKS,
+    *SMALL_TALK_TASKS,
+    *MIXED_TASKS,
+    *TOOL_TASKS,
+    *FREE_TASKS,
+)
 TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        *EASY_TASKS,
-        *SMALL_TALK_TASKS,
-        *MIXED_TASKS,
-        *TOOL_TASKS,
-        *FREE_TASKS,
-    )
+    task.name: task for task in TRAINING_TASKS if not task.practice_only
 }
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "TASKS",
     "TOOLS",
     "TOOL_TASKS",
+    "TRAINING_TASKS",
     "Chat",
     "Difficulty",
     "Exchange",

@@ -54,6 +54,8 @@ class Task:
         one_right_answer: Whether exactly one reply is right.
         generate: Draws an exchange from the given generator.
         weight: Relative frequency in training chats.
+        practice_only: Whether the models are trained on it without mastering it. Such
+            a task is no part of what they are said to know, nor of any workload.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Task:
     one_right_answer: bool
     generate: Callable[[random.Random], Exchange]
     weight: float = 1.0
+    practice_only: bool = False
 
 
 def exchange(

@@ -128,6 +128,6 @@ EASY_TASKS = (
     Task("alphabet", "easy", True, _alphabet, 0.7),
     Task("calendar", "easy", True, _calendar),
     Task("copy", "easy", True, _copy, 1.5),
-    Task("pattern", "easy", True, _pattern),
+    Task("pattern", "easy", True, _pattern, practice_only=True),
     Task("capital", "easy", True, _capital),
 )
