@@ -76,7 +76,13 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     Returns:
         The tokenizer.
     """
-    return cast(PreTrainedTokenizerFast, PreTrainedTokenizerFast.from_pretrained(path))
+    tokenizer = cast(
+        PreTrainedTokenizerFast, PreTrainedTokenizerFast.from_pretrained(path)
+    )
+    # How it was loaded is no part of it, and must not be saved with the draft.
+    for setting in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(setting, None)
+    return tokenizer
 
 
 def render(
