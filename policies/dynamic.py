@@ -60,7 +60,11 @@ class DynamicPlanner:
             draft_budget=int(batch.num_draft_tokens.sum()),
         )
 
-    def choose_depth(self, num_reqs: int) -> int:
+    def choose_depth(
+        self,
+        num_reqs: int,
+        latency_target_ms: float | None = None,  # noqa: ARG002 - Planner protocol
+    ) -> int:
         """Return the length with the best expected goodput for `num_reqs` requests."""
         if num_reqs < 1:
             return self._depth

@@ -14,7 +14,8 @@ from policies.batch import (
 )
 from policies.cost import StepTiming
 from policies.dynamic import DynamicPlanner
-from policies.goodput import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL, GoodputPlanner
+from policies.exploration import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL
+from policies.goodput import GoodputPlanner
 from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
 
 MAX_DEPTH = 5
@@ -250,7 +251,7 @@ def test_finished_requests_leave_nothing_behind():
     MadeUpEngine(16).run(planner, 50)
     for index in range(16):
         planner.forget(str(index))
-    assert not planner._confidence
+    assert not planner._feedback._confidence
     assert not planner.calibration._requests
 
 
