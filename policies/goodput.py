@@ -113,7 +113,7 @@ class GoodputPlanner:
         if batch.max_depth == 0:
             return DraftSelection(batch.num_draft_tokens, draft_budget=0)
         acceptance = self._predict_acceptance(batch)
-        survival = np.cumprod(acceptance, axis=1)
+        survival: NDArray[np.float64] = acceptance.cumprod(axis=1)
         weights = _normalise(batch.weights)
         num_admitted, limited = np.zeros_like(batch.num_draft_tokens), False
         if not self._exploration.is_probing():
@@ -283,8 +283,8 @@ class GoodputPlanner:
             values = np.where(position < claimed[:, None], np.inf, values)
         present = values[position < lengths[:, None]]
         candidates = np.sort(present)[::-1][num_claimed:]
-        counts = np.arange(num_claimed, num_claimed + candidates.size + 1)
-        step_ms = self._verify_ms(num_decodes + counts, batch.num_prefill_tokens)
+        counts = num_decodes + num_claimed + np.arange(candidates.size + 1.0)
+        step_ms = self._verify_ms(counts, batch.num_prefill_tokens)
 
         def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], bool]:
             choice = choose_draft_budget(

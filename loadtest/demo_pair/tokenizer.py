@@ -18,9 +18,7 @@ MAX_LENGTH = 2048
 # Numbers below a hundred are single tokens, so that to count is to know what follows.
 # Signs take the space before a number ("3, 4" is three tokens), words the one before
 # themselves.
-_PIECES = (
-    r" ?[^\s\p{L}\p{N}]+ ?(?=\p{N})| ?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+_PIECES = r" ?[^\s\p{L}\p{N}]+ ?(?=\p{N})| ?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _TAGS = ("<tool_call>", "</tool_call>", "<tools>", "</tools>")
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
