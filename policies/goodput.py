@@ -139,9 +139,7 @@ class GoodputPlanner:
     ) -> int:
         """Choose the depth with the best expected goodput for `num_reqs` requests.
 
-        Args:
-            num_reqs: Requests that decode.
-            latency_target_ms: The tightest time per token any of them wants, or None.
+        `latency_target_ms` is the tightest time per token any of them wants, or None.
         """
         if num_reqs < 1:
             return self.plan.depth
@@ -283,7 +281,8 @@ class GoodputPlanner:
             values = np.where(position < claimed[:, None], np.inf, values)
         present = values[position < lengths[:, None]]
         candidates = np.sort(present)[::-1][num_claimed:]
-        counts = num_decodes + num_claimed + np.arange(candidates.size + 1.0)
+        counts = np.arange(candidates.size + 1, dtype=np.float64)
+        counts += num_decodes + num_claimed
         step_ms = self._verify_ms(counts, batch.num_prefill_tokens)
 
         def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], bool]:

@@ -92,6 +92,9 @@ def build_app(settings: Settings) -> "Application":
         bind_kwargs={
             "policy_name": settings.policy.name,
             "has_snapshots": _has_adapter(settings),
+            "class_priorities": {
+                name: one.priority for name, one in settings.policy.classes.items()
+            },
         },
     )
     model_id = settings.model.id
@@ -182,6 +185,8 @@ def engine_kwargs_of(settings: Settings) -> dict[str, Any]:
     kwargs |= {name: value for name, value in optional.items() if value is not None}
     if engine.tool_call_parser is not None:
         kwargs["enable_auto_tool_choice"] = True
+    if any(one.priority is not None for one in settings.policy.classes.values()):
+        kwargs["scheduling_policy"] = "priority"
     return kwargs | _speculation_kwargs(settings) | engine.extra
 
 
@@ -226,6 +231,9 @@ def _speculation_kwargs(settings: Settings) -> dict[str, Any]:
                 "draft_tokens": policy.draft_tokens,
                 "extra_draft_tokens": policy.extra_draft_tokens,
                 "latency_target_ms": policy.latency_target_ms,
+                "classes": {
+                    name: one.model_dump() for name, one in policy.classes.items()
+                },
             }
         },
     }

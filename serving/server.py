@@ -1,7 +1,7 @@
 """The engine replica: Ray Serve's LLM server with speculation metrics and checks."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
 from ray.llm._internal.common.callbacks.base import CallbackBase
@@ -14,6 +14,7 @@ from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm import LLMConfig
 
 from serving.metrics import SpeculationMetrics, poll_snapshots
+from serving.request_class import find_unknown_class, set_priority
 
 _UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 """Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
@@ -72,9 +73,20 @@ class TetrisServer(LLMServer):
         *,
         policy_name: str,
         has_snapshots: bool,
+        class_priorities: Mapping[str, int | None],
         **kwargs: Any,
     ) -> None:
-        """Start the engine; returns when it can serve."""
+        """Start the engine; returns when it can serve.
+
+        Args:
+            llm_config: Ray Serve's description of the deployment.
+            policy_name: The verification policy.
+            has_snapshots: Whether our scheduler runs in the engine.
+            class_priorities: vLLM priority by name of request class, None for a class
+                without one.
+            **kwargs: For Ray's server.
+        """
+        self._class_priorities = class_priorities
         self._policy_name = policy_name
         self._has_snapshots = has_snapshots
         self._polling: asyncio.Task[None] | None = None
@@ -95,28 +107,32 @@ class TetrisServer(LLMServer):
         refusal = self._refuse(request)
         if refusal is not None:
             return _only(refusal)
+        set_priority(request, self._class_priorities)
         stream: AsyncGenerator[Any, None] = await super()._run_request(
             request, engine_method=engine_method, **kwargs
         )
         return stream
 
     def _refuse(self, request: Any) -> ErrorResponse | None:
+        unknown = find_unknown_class(request, self._class_priorities)
+        if unknown is not None:
+            return _bad_request(unknown, "vllm_xargs")
         if self._policy_name == "none":
             return None
         for field in _UNSUPPORTED_WITH_SPECULATION:
             if getattr(request, field, None):
-                return ErrorResponse(
-                    error=ErrorInfo(
-                        message=(
-                            f"{field} cannot be combined with speculative decoding; "
-                            f"leave {field} out, or serve the model with policy none"
-                        ),
-                        type="BadRequestError",
-                        param=field,
-                        code=400,
-                    )
+                return _bad_request(
+                    f"{field} cannot be combined with speculative decoding; leave "
+                    f"{field} out, or serve the model with policy none",
+                    field,
                 )
         return None
+
+
+def _bad_request(message: str, param: str) -> ErrorResponse:
+    return ErrorResponse(
+        error=ErrorInfo(message=message, type="BadRequestError", param=param, code=400)
+    )
 
 
 async def _only(item: Any) -> AsyncGenerator[Any, None]:

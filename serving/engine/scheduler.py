@@ -22,6 +22,7 @@ from serving.engine.counters import SpeculationCounters
 from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.faults import FaultGuard, check_selection
 from serving.engine.options import opts_out, read_policy
+from serving.engine.request_classes import RequestClasses
 from serving.engine.step_clock import StepClock
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class TetrisScheduler(Scheduler):
                 skips_drafter=speculative.uses_draft_model(),
             ),
         )
+        self._classes = RequestClasses.read(self.vllm_config)
         self._clock = StepClock()
         self._limits = BatchLimits(self)
         self._drafts_are_sampled = speculative.draft_sample_method == "probabilistic"
@@ -262,6 +264,8 @@ class TetrisScheduler(Scheduler):
             num_prefill_tokens=sum(n for n in num_uncomputed if n > 1),
             num_context_tokens=self._count_context(),
             drafts_are_sampled=self._drafts_are_sampled,
+            weights=self._classes.weigh(requests),
+            latency_targets_ms=self._classes.targets_ms(requests),
         )
 
     def _count_dropped(
@@ -289,8 +293,14 @@ class TetrisScheduler(Scheduler):
             self._guard.ask(self._planner.observe_timing, timing)
 
     def _set_depth(self, output: SchedulerOutput) -> None:
-        num_reqs = len(output.num_scheduled_tokens)
-        depth = self._guard.ask(lambda: int(self._planner.choose_depth(num_reqs)))
+        depth = self._guard.ask(
+            lambda: int(
+                self._planner.choose_depth(
+                    len(output.num_scheduled_tokens),
+                    self._classes.tightest_target_ms(self.running),
+                )
+            )
+        )
         if self._method == "suffix":
             # vLLM's proposer insists on one depth; trimming is all there is.
             depth = self.num_spec_tokens

@@ -143,12 +143,6 @@ class Sampled:
         )
 
 
-def fix_prices(engine: Engine) -> None:
-    """Let policies learn the prices of `PricedClock` and nothing else."""
-    engine.scheduler._clock = PricedClock()
-    engine.core.model_executor.driver_worker.worker._profile = None
-
-
 def sample(
     pair: tuple[Path, Path],
     groups: dict[str, Group],
