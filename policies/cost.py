@@ -73,6 +73,10 @@ class CostProfile:
     draft_ms: tuple[float, ...] = ()
 
 
+MIN_STEPS_TO_TEACH = 100
+"""Measured steps from which on what was learnt is worth more to a new replica than its
+own start-up profile."""
+
 EAGER_SAMPLES = 64
 REFRESH_EVERY = 4
 """Samples between two looks at the whole table, once it has settled: drift, which is
@@ -361,6 +365,9 @@ class StepCost:
     The parts are told apart by the worker's own timestamps: at a constant depth their
     sum alone would not identify them.
 
+    Attributes:
+        num_steps: Steps observed so far.
+
     Source: ours.
     """
 
@@ -371,8 +378,9 @@ class StepCost:
     draft_first: CostTable = field(init=False)
     draft_next: CostTable = field(init=False)
     host: CostTable = field(init=False)
+    num_steps: int = field(init=False, default=0)
+    _is_warm: bool = field(init=False, default=False)
     _error: float = field(init=False, default=0.0)
-    _num_steps: int = field(init=False, default=0)
     _predicted_ms: float = field(init=False, default=0.0)
     _measured_ms: float = field(init=False, default=0.0)
 
@@ -389,8 +397,12 @@ class StepCost:
         return self.target.extra_ms(num_context_tokens)
 
     def fit_profile(self, profile: CostProfile) -> None:
-        """Replace the priors by what was timed at start-up."""
-        if not profile.num_tokens:
+        """Replace the priors by what was timed at start-up.
+
+        Nothing changes after `import_state`: real steps of another engine say more than
+        dummy passes of this one.
+        """
+        if not profile.num_tokens or self._is_warm:
             return
         counts, target_ms = profile.num_tokens, profile.target_ms
         self.target.fit_profile(counts, target_ms)
@@ -451,8 +463,8 @@ class StepCost:
         predicted = self.predict_ms(timing)
         self._predicted_ms, self._measured_ms = predicted, timing.total_ms
         error = abs(predicted - timing.total_ms) / max(timing.total_ms, 1e-6)
-        self._num_steps += 1
-        rate = max(0.02, 1.0 / self._num_steps)
+        self.num_steps += 1
+        rate = max(0.02, 1.0 / self.num_steps)
         self._error += rate * (min(error, 1.0) - self._error)
         drift = self._learn_target(timing)
         self.draft_first.observe(timing.num_caught_up, timing.catch_up_ms)
@@ -498,6 +510,7 @@ class StepCost:
         """Start from another engine's `export_state`."""
         for name in ("target", "prefill", "draft_first", "draft_next", "host"):
             getattr(self, name).import_state(state[name])
+        self._is_warm = True
 
     def _learn_target(self, timing: StepTiming) -> float:
         """Learn decoding from steps without prompts, prompts from what they add.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.batch import DraftSelection
-from policies.cost import StepCost
+from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -127,12 +127,16 @@ class DynamicPlanner:
 
     def export_state(self) -> dict[str, Any]:
         """Return what a new replica of the same pair can start from."""
+        if self.cost.num_steps < MIN_STEPS_TO_TEACH:
+            return {}
         return {
             "acceptance_rate": self._acceptance_rate,
             "cost": self.cost.export_state(),
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start warm from another planner's `export_state`."""
+        """Start warm from another planner's `export_state`; {} changes nothing."""
+        if not state:
+            return
         self._acceptance_rate = float(state["acceptance_rate"])
         self.cost.import_state(state["cost"])

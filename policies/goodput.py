@@ -23,7 +23,7 @@ from policies.budget import (
 )
 from policies.calibration import ConfidenceCalibration
 from policies.claims import claim_drafts, latest_step_ms
-from policies.cost import StepCost
+from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.exploration import EXPLORE_DEPTH, Exploration
 from policies.feedback import DraftFeedback
 from policies.recent import RecentDrafts
@@ -206,17 +206,21 @@ class GoodputPlanner:
 
     def export_state(self) -> dict[str, Any]:
         """Return what a new replica of the same pair can start from."""
+        if self.cost.num_steps < MIN_STEPS_TO_TEACH:
+            return {}
         return {
             "calibration": self.calibration.export_state(),
             "cost": self.cost.export_state(),
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start warm from another planner's `export_state`.
+        """Start warm from another planner's `export_state`; {} changes nothing.
 
         Raises:
             ValueError: If it was learnt at another depth.
         """
+        if not state:
+            return
         self.calibration.import_state(state["calibration"])
         self.cost.import_state(state["cost"])
 

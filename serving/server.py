@@ -15,6 +15,12 @@ from ray.serve.llm import LLMConfig
 
 from serving.metrics import SpeculationMetrics, poll_snapshots
 from serving.request_class import find_unknown_class, set_priority
+from serving.warm_start import (
+    ServePeers,
+    count_warm_start,
+    package_state,
+    start_warm,
+)
 
 _UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 """Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
@@ -56,12 +62,28 @@ class TetrisEngine(VLLMEngine):
             raise RuntimeError("the engine runs without the TETRIS scheduler")
         return snapshot
 
+    async def export_planner_state(self) -> dict[str, Any]:
+        """Fetch what the planner learnt; {} if nothing."""
+        core = self._engine_client.engine_core
+        state: dict[str, Any] = await core.call_utility_async("tetris_export_state")
+        return state
+
+    async def import_planner_state(self, state: dict[str, Any]) -> None:
+        """Let the planner start from another engine's state.
+
+        Raises:
+            Exception: It is none of this planner's, which goes on unchanged.
+        """
+        core = self._engine_client.engine_core
+        await core.call_utility_async("tetris_import_state", state)
+
 
 class TetrisServer(LLMServer):
     """One replica: a vLLM engine behind Ray Serve.
 
     Changes against Ray's `LLMServer`:
-        `start` also polls the engine's speculation counters, about once a second.
+        `start` also takes over what a running replica has learnt, and polls the
+        engine's speculation counters, about once a second.
         Requests that speculation cannot serve are refused with the field's name.
     """
 
@@ -73,6 +95,7 @@ class TetrisServer(LLMServer):
         *,
         policy_name: str,
         has_snapshots: bool,
+        planner_key: str,
         class_priorities: Mapping[str, int | None],
         **kwargs: Any,
     ) -> None:
@@ -82,24 +105,39 @@ class TetrisServer(LLMServer):
             llm_config: Ray Serve's description of the deployment.
             policy_name: The verification policy.
             has_snapshots: Whether our scheduler runs in the engine.
+            planner_key: What another replica must agree in to share its planner's
+                state.
             class_priorities: vLLM priority by name of request class, None for a class
                 without one.
             **kwargs: For Ray's server.
         """
         self._class_priorities = class_priorities
         self._policy_name = policy_name
+        self._planner_key = planner_key
         self._has_snapshots = has_snapshots
         self._polling: asyncio.Task[None] | None = None
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
-        """Start the engine and the polling of its counters."""
+        """Start the engine, warm if it can be, and the polling of its counters."""
         await super().start()
         if self._has_snapshots:
+            count_warm_start(
+                self._policy_name,
+                await start_warm(
+                    ServePeers(), self.engine.import_planner_state, self._planner_key
+                ),
+            )
             recorder = SpeculationMetrics(self._policy_name)
             self._polling = asyncio.create_task(
                 poll_snapshots(self.engine.take_snapshot, recorder)
             )
+
+    async def export_planner_state(self) -> dict[str, Any]:
+        """Return what this replica's planner learnt, for a new one."""
+        return package_state(
+            self._planner_key, await self.engine.export_planner_state()
+        )
 
     async def _run_request(
         self, request: Any, *, engine_method: str, **kwargs: Any

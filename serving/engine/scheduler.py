@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import dataclass
@@ -159,8 +160,14 @@ class TetrisScheduler(Scheduler):
         return self._planner.export_state()
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start from what another replica's planner learnt."""
-        self._planner.import_state(state)
+        """Start from what another replica's planner learnt.
+
+        Raises:
+            Exception: Whatever is wrong with the state; nothing has changed then.
+        """
+        planner = copy.deepcopy(self._planner)
+        planner.import_state(state)
+        self._planner = planner
 
     def _read_confidence(self, drafts: DraftTokenIds) -> NDArray[np.float64] | None:
         """Return the confidence of these drafts, None if there is none to rely on."""

@@ -12,7 +12,7 @@ from policies.batch import (
     PolicySpec,
     VerificationOutcome,
 )
-from policies.cost import StepTiming
+from policies.cost import CostProfile, StepTiming
 from policies.dynamic import DynamicPlanner
 from policies.exploration import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL
 from policies.goodput import GoodputPlanner
@@ -246,6 +246,25 @@ def test_a_new_replica_starts_from_what_another_learnt():
     assert pupil.cost.predict_ms(timing) == pytest.approx(timing.total_ms, rel=0.05)
 
 
+def test_a_start_up_profile_does_not_undo_a_warm_start():
+    teacher, pupil = make_goodput(), make_goodput()
+    MadeUpEngine(16).run(teacher, 300)
+    pupil.import_state(teacher.export_state())
+    before = pupil.cost.export_state()
+    pupil.fit_profile(CostProfile((1, 8), (900.0, 950.0), (400.0, 400.0)))
+    assert pupil.cost.export_state() == before
+
+
+def test_a_novice_has_nothing_to_teach():
+    novice = make_goodput()
+    MadeUpEngine(4).run(novice, 10)
+    assert novice.export_state() == {}
+    learner = make_goodput()
+    before = learner.cost.export_state()
+    learner.import_state({})
+    assert learner.cost.export_state() == before
+
+
 def test_finished_requests_leave_nothing_behind():
     planner = make_goodput()
     MadeUpEngine(16).run(planner, 50)
@@ -280,7 +299,7 @@ def test_dynamic_finds_the_best_single_length(num_reqs: int, token_ms: float):
 @pytest.mark.parametrize("name", ["fixed", "tetris", "dynamic", "goodput"])
 def test_every_policy_answers_the_whole_protocol(name: str):
     planner = build_planner(PolicySpec(name, 2, 1), LIMITS)
-    MadeUpEngine(4).run(planner, 10)
+    MadeUpEngine(4).run(planner, 120)
     planner.forget("0")
     assert isinstance(planner.report(), dict)
     build_planner(PolicySpec(name, 2, 1), LIMITS).import_state(planner.export_state())
