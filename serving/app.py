@@ -90,6 +90,7 @@ def build_app(settings: Settings) -> "Application":
         llm_config,
         deployment_cls=TetrisServer,
         bind_kwargs={
+            "device": settings.engine.device,
             "policy_name": settings.policy.name,
             "has_snapshots": _has_adapter(settings),
             "planner_key": planner_key_of(settings),

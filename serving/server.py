@@ -1,9 +1,10 @@
 """The engine replica: Ray Serve's LLM server with speculation metrics and checks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
+import ray
 from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ErrorInfo,
@@ -13,7 +14,15 @@ from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm import LLMConfig
 
-from serving.metrics import SpeculationMetrics, poll_snapshots
+from serving.capacity import capacity_reader
+from serving.metrics import (
+    CAPACITY_PERIOD_S,
+    SNAPSHOT_PERIOD_S,
+    CapacityMetrics,
+    SnapshotRecorder,
+    SpeculationMetrics,
+    poll_snapshots,
+)
 from serving.request_class import find_unknown_class, set_priority
 from serving.warm_start import (
     ServePeers,
@@ -83,7 +92,8 @@ class TetrisServer(LLMServer):
 
     Changes against Ray's `LLMServer`:
         `start` also takes over what a running replica has learnt, and polls the
-        engine's speculation counters, about once a second.
+        engine's speculation counters, about once a second, and what other processes
+        leave of the device.
         Requests that speculation cannot serve are refused with the field's name.
     """
 
@@ -93,6 +103,7 @@ class TetrisServer(LLMServer):
         self,
         llm_config: LLMConfig,
         *,
+        device: str,
         policy_name: str,
         has_snapshots: bool,
         planner_key: str,
@@ -103,6 +114,7 @@ class TetrisServer(LLMServer):
 
         Args:
             llm_config: Ray Serve's description of the deployment.
+            device: `cpu` or `gpu`.
             policy_name: The verification policy.
             has_snapshots: Whether our scheduler runs in the engine.
             planner_key: What another replica must agree in to share its planner's
@@ -112,10 +124,11 @@ class TetrisServer(LLMServer):
             **kwargs: For Ray's server.
         """
         self._class_priorities = class_priorities
+        self._device = device
         self._policy_name = policy_name
         self._planner_key = planner_key
         self._has_snapshots = has_snapshots
-        self._polling: asyncio.Task[None] | None = None
+        self._polling: list[asyncio.Task[None]] = []
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
@@ -128,10 +141,20 @@ class TetrisServer(LLMServer):
                     ServePeers(), self.engine.import_planner_state, self._planner_key
                 ),
             )
-            recorder = SpeculationMetrics(self._policy_name)
-            self._polling = asyncio.create_task(
-                poll_snapshots(self.engine.take_snapshot, recorder)
-            )
+            self._poll(self.engine.take_snapshot, SpeculationMetrics(self._policy_name))
+        reader = capacity_reader(self._device, [str(one) for one in ray.get_gpu_ids()])
+        self._poll(
+            lambda: asyncio.to_thread(reader.read), CapacityMetrics(), CAPACITY_PERIOD_S
+        )
+
+    def _poll(
+        self,
+        take: Callable[[], Awaitable[Mapping[str, Any]]],
+        recorder: SnapshotRecorder,
+        period_s: float = SNAPSHOT_PERIOD_S,
+    ) -> None:
+        polling = poll_snapshots(take, recorder, period_s)
+        self._polling.append(asyncio.create_task(polling))
 
     async def export_planner_state(self) -> dict[str, Any]:
         """Return what this replica's planner learnt, for a new one."""

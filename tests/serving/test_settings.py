@@ -252,10 +252,9 @@ def test_faults_of_a_request_class_are_named_with_their_place() -> None:
     classes = {"chat": {"weight": 0}, "bulk": {"wieght": 5}}
     problems = problems_of(minimal(policy={"classes": classes}))
     assert problems == [
-        "a.yaml: policy.classes.chat.weight: must be > 0.0 (got 0); set what a token is "
-        "worth compared with others",
-        "a.yaml: policy.classes.bulk.wieght: unknown setting; did you mean "
-        "weight?",
+        "a.yaml: policy.classes.chat.weight: must be > 0.0 (got 0); set what a token "
+        "is worth compared with others",
+        "a.yaml: policy.classes.bulk.wieght: unknown setting; did you mean weight?",
     ]
 
 
