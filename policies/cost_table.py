@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 EAGER_SAMPLES = 64
-REFRESH_EVERY = 4
+REFRESH_EVERY = 8
 """Samples between two looks at the whole table, once it has settled: drift, which is
 fast, needs none."""
 
@@ -176,8 +176,8 @@ class CostTable:
     _base_ms: NDArray[np.float64] = field(init=False)
     _base: _Curve = field(init=False)
     _value: _Curve = field(init=False)
-    _deviation: NDArray[np.float64] = field(init=False)
-    _num_visits: NDArray[np.float64] = field(init=False)
+    _deviation: list[float] = field(init=False)
+    _num_visits: list[float] = field(init=False)
     _trend: _LineFit = field(init=False)
     _drift: _LineFit = field(init=False)
     _usual_extra: float = field(init=False, default=0.0)
@@ -273,8 +273,8 @@ class CostTable:
 
     def _set(self, values: NDArray[np.float64]) -> None:
         self._base_ms = np.maximum(values, 1e-4)
-        self._deviation = np.zeros_like(self.knots)
-        self._num_visits = np.zeros_like(self.knots)
+        self._deviation = [0.0] * self.knots.size
+        self._num_visits = [0.0] * self.knots.size
         self._trend = _LineFit(TREND_KEEP, min_slope=-np.inf)
         self._drift = _LineFit(DRIFT_KEEP, min_slope=0.0, rest=1.0)
         self._base = _Curve(self.knots, self._base_ms)
@@ -306,7 +306,7 @@ class CostTable:
 
     def _refresh(self) -> None:
         trend = self._base_ms * self._trend.level + self._trend.slope * self.knots
-        belief = self._deviation / (self._num_visits + ENTRY_PRIOR)
+        belief = np.array(self._deviation) / (np.array(self._num_visits) + ENTRY_PRIOR)
         priced = _make_monotone(np.maximum(trend * (1.0 + belief), 1e-4))
         self._value = _Curve(self.knots, priced)
 

@@ -15,65 +15,59 @@ if TYPE_CHECKING:
     from policies.batch import DraftBatch, VerificationOutcome
     from policies.calibration import ConfidenceCalibration
 
-LEARN_EVERY = 4
-"""Steps whose outcomes are learnt from together."""
 
-
-class _Outcome(NamedTuple):
-    req_id: Hashable
+class _StepOutcome(NamedTuple):
+    req_ids: list[Hashable]
     confidence: NDArray[np.float64]
-    num_verified: int
-    num_accepted: int
+    num_verified: NDArray[np.int64]
+    num_accepted: NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class DraftFeedback:
-    """Confidences of drafts under verification, and outcomes not learnt from yet."""
+    """The batch under verification, and outcomes not learnt from yet."""
 
     max_depth: int
-    _confidence: dict[Hashable, NDArray[np.float64]] = field(
-        init=False, default_factory=dict
-    )
-    _outcomes: list[_Outcome] = field(init=False, default_factory=list)
-    _num_steps: int = field(init=False, default=0)
+    _batch: DraftBatch | None = field(init=False, default=None)
+    _outcomes: list[_StepOutcome] = field(init=False, default_factory=list)
 
     def note(self, batch: DraftBatch) -> None:
         """Keep the confidences of drafts that are about to be verified."""
-        if batch.confidence is not None:
-            self._confidence.update(zip(batch.req_ids, batch.confidence, strict=False))
+        self._batch = batch
 
-    def observe(
-        self, outcome: VerificationOutcome, calibration: ConfidenceCalibration
-    ) -> None:
-        """Take in a step's outcome; every few steps, let the calibration learn."""
-        for req_id, num_verified, num_accepted in zip(
-            outcome.req_ids,
-            outcome.num_verified.tolist(),
-            outcome.num_accepted.tolist(),
-            strict=False,
-        ):
-            confidence = self._confidence.get(req_id)
-            if confidence is not None:
-                self._outcomes.append(
-                    _Outcome(req_id, confidence, num_verified, num_accepted)
-                )
-        self._num_steps += 1
-        if self._num_steps % LEARN_EVERY == 0 and self._outcomes:
-            self._learn(calibration)
+    def observe(self, outcome: VerificationOutcome) -> None:
+        """Take in a step's outcome."""
+        batch, self._batch = self._batch, None
+        if batch is None or batch.confidence is None or not outcome.req_ids:
+            return
+        row_of = {req_id: row for row, req_id in enumerate(batch.req_ids)}
+        kept = [i for i, req_id in enumerate(outcome.req_ids) if req_id in row_of]
+        req_ids = [outcome.req_ids[i] for i in kept]
+        self._outcomes.append(
+            _StepOutcome(
+                req_ids,
+                batch.confidence[[row_of[req_id] for req_id in req_ids]],
+                outcome.num_verified[kept],
+                outcome.num_accepted[kept],
+            )
+        )
 
-    def forget(self, req_id: Hashable) -> None:
-        """Drop a finished request."""
-        self._confidence.pop(req_id, None)
-
-    def _learn(self, calibration: ConfidenceCalibration) -> None:
+    def teach(self, calibration: ConfidenceCalibration) -> None:
+        """Let the calibration learn from all outcomes since the last time."""
+        if not self._outcomes:
+            return
         outcomes = self._outcomes
-        confidence = np.zeros((len(outcomes), self.max_depth))
-        for index, outcome in enumerate(outcomes):
-            confidence[index, : outcome.confidence.size] = outcome.confidence
+        req_ids = [req_id for outcome in outcomes for req_id in outcome.req_ids]
+        confidence = np.zeros((len(req_ids), self.max_depth))
+        start = 0
+        for outcome in outcomes:
+            num_reqs, depth = outcome.confidence.shape
+            confidence[start : start + num_reqs, :depth] = outcome.confidence
+            start += num_reqs
         calibration.observe(
             confidence,
-            [outcome.req_id for outcome in outcomes],
-            np.array([outcome.num_verified for outcome in outcomes]),
-            np.array([outcome.num_accepted for outcome in outcomes]),
+            req_ids,
+            np.concatenate([outcome.num_verified for outcome in outcomes]),
+            np.concatenate([outcome.num_accepted for outcome in outcomes]),
         )
         outcomes.clear()

@@ -27,7 +27,7 @@ from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.exploration import EXPLORE_DEPTH, Exploration
 from policies.feedback import DraftFeedback
 from policies.recent import RecentDrafts
-from policies.selection import select_drafts
+from policies.selection import select_drafts, sum_prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 REPLAN_EVERY = 4
 """Steps between two choices of the depth at an unchanged number of requests."""
+
+LEARN_EVERY = 4
+"""Steps that are learnt from together: cheaper than one by one."""
 
 REBATCH_EVERY = 16
 """Steps between two choices of how many requests may run."""
@@ -75,8 +78,7 @@ class GoodputPlanner:
     Attributes:
         max_depth: Deepest draft.
         limits: The engine's.
-        latency_target_ms: Longest step wanted, or None. A step is the time between
-            two tokens of a request.
+        latency_target_ms: Longest step, the time between a request's tokens, or None.
 
     Source: ours; goodput as in arXiv 2406.14066, selection as in arXiv 2502.15197.
     """
@@ -92,6 +94,7 @@ class GoodputPlanner:
     _recent: RecentDrafts = field(init=False)
     _feedback: DraftFeedback = field(init=False)
     _exploration: Exploration = field(init=False, default_factory=Exploration)
+    _steps_observed: int = field(init=False, default=0)
     _steps_planned: int = field(init=False, default=0)
     _max_running: int = field(init=False, default=0)
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
@@ -130,7 +133,7 @@ class GoodputPlanner:
         return DraftSelection(
             num_admitted=num_admitted,
             draft_budget=int(num_admitted.sum()),
-            expected_accepted=float(_sum_prefixes(survival, num_admitted).sum()),
+            expected_accepted=float(sum_prefixes(survival, num_admitted).sum()),
             limited_by_latency=limited,
         )
 
@@ -172,11 +175,14 @@ class GoodputPlanner:
         )
 
     def observe(self, outcome: VerificationOutcome) -> None:
-        """Learn acceptance from a finished step, and costs of the steps before it."""
-        self._learn_costs()
+        """Learn, every few steps, acceptance and the costs of the steps before."""
         if self._uses_positions:
             self._positions.observe(outcome)
-        self._feedback.observe(outcome, self.calibration)
+        self._feedback.observe(outcome)
+        self._steps_observed += 1
+        if self._steps_observed % LEARN_EVERY == 0:
+            self._learn_costs()
+            self._feedback.teach(self.calibration)
 
     def observe_timing(self, timing: StepTiming) -> None:
         """Take in a step's timing; it is learnt from once the next step has finished.
@@ -192,7 +198,6 @@ class GoodputPlanner:
 
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""
-        self._feedback.forget(req_id)
         self.calibration.forget(req_id)
 
     def report(self) -> dict[str, float]:
@@ -310,10 +315,10 @@ class GoodputPlanner:
         fixed_ms = self._fixed_ms(batch)
         fastest_ms = fixed_ms + float(step_ms[0])
         chosen_ms = fixed_ms + float(step_ms[int(num_admitted.sum()) - num_claimed])
-        tokens = 1.0 + _sum_prefixes(survival, num_admitted)
+        tokens = 1.0 + sum_prefixes(survival, num_admitted)
         if chosen_ms <= latest_step_ms(tokens, targets_ms, fastest_ms):
             return num_admitted, limited
-        tokens = 1.0 + _sum_prefixes(survival, claimed)
+        tokens = 1.0 + sum_prefixes(survival, claimed)
         latest_ms = latest_step_ms(tokens, targets_ms, fastest_ms) - fixed_ms
         return choose(latest_ms if room_ms is None else min(latest_ms, room_ms))
 
@@ -347,7 +352,8 @@ class GoodputPlanner:
         step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
         if self.limits.skips_drafter:
             step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
-            step_ms[1:] += self._catch_up_ms() / RESUME_HORIZON_STEPS
+            if self.plan.depth == 0:
+                step_ms[1:] += self._catch_up_ms() / RESUME_HORIZON_STEPS
         max_step_ms: float | NDArray[np.float64] | None = self.latency_target_ms
         if latency_target_ms is not None:
             tokens = self._recent.tokens_by_depth(typical)
@@ -392,12 +398,3 @@ class GoodputPlanner:
 def _normalise(weights: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
     """Scale to mean 1, so that the price of a millisecond keeps its meaning."""
     return None if weights is None else weights / weights.mean()
-
-
-def _sum_prefixes(
-    survival: NDArray[np.float64], lengths: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Sum the first `lengths` survivals of every request, `[num_reqs]`."""
-    kept = np.arange(survival.shape[1]) < lengths[:, None]
-    total: NDArray[np.float64] = np.where(kept, survival, 0.0).sum(axis=1)
-    return total

@@ -15,7 +15,7 @@ from policies.batch import (
 from policies.cost import CostProfile, StepTiming
 from policies.dynamic import DynamicPlanner
 from policies.exploration import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL
-from policies.goodput import GoodputPlanner
+from policies.goodput import LEARN_EVERY, GoodputPlanner
 from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
 
 MAX_DEPTH = 5
@@ -153,7 +153,8 @@ def test_clock_readings_of_the_drafting_step_do_not_decide_about_its_drafts():
     before = planner.cost.export_state()
     planner.observe_timing(engine.time(0, 2))
     assert planner.cost.export_state() == before
-    planner.observe(VerificationOutcome(np.array([1]), np.array([1]), ("0",)))
+    for _ in range(LEARN_EVERY):
+        planner.observe(VerificationOutcome(np.array([1]), np.array([1]), ("0",)))
     assert planner.cost.export_state() != before
 
 
@@ -270,8 +271,7 @@ def test_finished_requests_leave_nothing_behind():
     MadeUpEngine(16).run(planner, 50)
     for index in range(16):
         planner.forget(str(index))
-    assert not planner._feedback._confidence
-    assert not planner.calibration._requests
+    assert len(planner.calibration._requests) == 0
 
 
 def test_reports_name_what_operators_look_for():
