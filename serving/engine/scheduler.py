@@ -108,7 +108,10 @@ class TetrisScheduler(Scheduler):
                 self._guard.ask(self._planner.fit_profile, draft_token_ids.profile)
         if not self.has_unfinished_requests():
             self._clock.discard()
-        confidence = None if skipped else self._read_confidence(draft_token_ids)
+        depth = max(map(len, draft_token_ids.draft_token_ids), default=0)
+        if depth == 0:
+            return
+        confidence = None if skipped else self._read_confidence(draft_token_ids, depth)
         for row, req_id in enumerate(draft_token_ids.req_ids):
             request = self.requests.get(req_id)
             if request is None or request.is_finished() or request.is_prefill_chunk:
@@ -169,11 +172,12 @@ class TetrisScheduler(Scheduler):
         planner.import_state(state)
         self._planner = planner
 
-    def _read_confidence(self, drafts: DraftTokenIds) -> NDArray[np.float64] | None:
+    def _read_confidence(
+        self, drafts: DraftTokenIds, depth: int
+    ) -> NDArray[np.float64] | None:
         """Return the confidence of these drafts, None if there is none to rely on."""
         confidence: NDArray[np.float64] | None = getattr(drafts, "confidence", None)
-        depth = max(map(len, drafts.draft_token_ids), default=0)
-        if depth == 0 or not self._reports_confidence:
+        if not self._reports_confidence:
             return confidence
         if confidence is None:
             self._guard.note("confidence_missing")
@@ -290,6 +294,9 @@ class TetrisScheduler(Scheduler):
         return sum(request.num_computed_tokens for request in self.running)
 
     def _plan_batch(self) -> None:
+        if not self._limits.is_needed():
+            self._limits.apply(None, 0)
+            return
         load = self._limits.measure_load()
         plan = self._guard.ask(self._planner.plan_batch, load)
         self._limits.apply(plan, load.num_decode_tokens)
