@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
     from policies.cost import CostProfile, StepTiming
 
-REPLAN_EVERY = 4
+REPLAN_EVERY = 8
 """Steps between two choices of the depth at an unchanged number of requests."""
 
 LEARN_EVERY = 4

@@ -43,9 +43,15 @@ _CONFIDENCE_METHODS = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 
 @dataclass(slots=True)
 class _PendingDraft:
-    """Confidence of a request's latest draft, kept until it is verified or replaced."""
+    """Confidence of a request's latest draft, kept until it is verified or replaced.
+
+    Attributes:
+        confidence: `[num_reqs, depth]` of the step that drafted; None if not known.
+        row: The request's.
+    """
 
     confidence: NDArray[np.float64] | None
+    row: int
 
 
 class TetrisScheduler(Scheduler):
@@ -124,9 +130,7 @@ class TetrisScheduler(Scheduler):
             if num_usable < num_valid:
                 self._count_cut(reason, num_valid - num_usable)
                 request.spec_token_ids = request.spec_token_ids[:num_usable]
-            self._pending[req_id] = _PendingDraft(
-                None if confidence is None else confidence[row]
-            )
+            self._pending[req_id] = _PendingDraft(confidence, row)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
@@ -255,16 +259,8 @@ class TetrisScheduler(Scheduler):
         lengths = np.array([len(r.spec_token_ids) for r in requests], dtype=np.int64)
         confidence = None
         if self._reports_confidence:
-            confidence = np.zeros((len(requests), int(lengths.max())))
-            for index, (request, length) in enumerate(
-                zip(requests, lengths, strict=True)
-            ):
-                row = self._pending[request.request_id].confidence
-                if row is None:
-                    return None
-                confidence[index, :length] = row[:length]
-            if not np.isfinite(confidence).all():
-                self._guard.note("confidence_invalid")
+            confidence = self._gather_confidence(requests, int(lengths.max()))
+            if confidence is None:
                 return None
         num_uncomputed = [r.num_tokens - r.num_computed_tokens for r in self.running]
         return DraftBatch(
@@ -278,6 +274,32 @@ class TetrisScheduler(Scheduler):
             weights=self._classes.weigh(requests),
             latency_targets_ms=self._classes.targets_ms(requests),
         )
+
+    def _gather_confidence(
+        self, requests: list[Request], depth: int
+    ) -> NDArray[np.float64] | None:
+        """Return one row per request, `[num_reqs, >= depth]`; None if one is missing.
+
+        Columns past a request's drafts hold what its step drafted there, or 0.
+        """
+        pending = [self._pending[request.request_id] for request in requests]
+        first = pending[0].confidence
+        if first is None:
+            return None
+        if all(one.confidence is first for one in pending):
+            # The usual case: all were drafted in the last step.
+            gathered = first[[one.row for one in pending]]
+        else:
+            gathered = np.zeros((len(requests), depth))
+            for row, one in zip(gathered, pending, strict=True):
+                if one.confidence is None:
+                    return None
+                width = min(depth, one.confidence.shape[1])
+                row[:width] = one.confidence[one.row, :width]
+        if not np.isfinite(gathered).all():
+            self._guard.note("confidence_invalid")
+            return None
+        return gathered[:, :depth]
 
     def _count_dropped(
         self, offered: list[tuple[Request, int]], output: SchedulerOutput
