@@ -26,6 +26,7 @@ from policies.claims import claim_drafts, latest_step_ms
 from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.exploration import EXPLORE_DEPTH, Exploration
 from policies.feedback import DraftFeedback
+from policies.priors import prior_of
 from policies.recent import RecentDrafts
 from policies.selection import select_drafts, sum_prefixes
 
@@ -45,15 +46,15 @@ LEARN_EVERY = 4
 """Steps that are learnt from together: cheaper than one by one."""
 
 REBATCH_EVERY = 16
-"""Steps between two choices of how many requests may run."""
+"""Fewest steps between two choices of how many requests may run."""
 
 RESUME_HORIZON_STEPS = 40
-"""Catching up after the drafter was skipped is paid off over this many steps: the load
-that made drafting worthwhile is expected to last about as long."""
+"""Steps over which catching up after cold depth 0 is paid off: as long as the load that
+made drafting worthwhile is expected to last."""
 
 KEEP_DEPTH_GAIN = 1.01
-"""A new depth must promise this much more than the current one: estimates move by
-about a per cent from step to step, and flapping has a price of its own."""
+"""What a new depth must promise over the current one: estimates move by about a per
+cent from step to step, and flapping has a price."""
 
 
 @dataclass(slots=True)
@@ -62,9 +63,9 @@ class GoodputPlanner:
 
     Each step
 
-    1. predicts, for every depth, the best goodput at the present load from recent
-       drafts and the learnt step cost; the best depth is drafted next, its goodput is
-       the price of a millisecond (`budget.plan_depth`);
+    1. predicts, for every depth, the best goodput at this load from recent drafts and
+       learnt costs; the best depth is drafted next, its goodput is the price of a
+       millisecond (`budget.plan_depth`);
     2. verifies, after what latency-bound requests claim (`claims.claim_drafts`), the
        top drafts by survival times weight up to the count where tokens minus priced
        time is largest (`budget.choose_draft_budget`).
@@ -96,6 +97,7 @@ class GoodputPlanner:
     _exploration: Exploration = field(init=False, default_factory=Exploration)
     _steps_observed: int = field(init=False, default=0)
     _steps_planned: int = field(init=False, default=0)
+    _rebatch_at: int = field(init=False, default=0)
     _max_running: int = field(init=False, default=0)
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
@@ -104,10 +106,13 @@ class GoodputPlanner:
 
     def __post_init__(self) -> None:
         """Start from the priors, at depth 1: cheap, and it teaches."""
-        self.calibration = ConfidenceCalibration(self.max_depth)
+        prior = prior_of(self.limits.method)
+        self.calibration = ConfidenceCalibration(
+            self.max_depth, prior.intercept, prior.slope
+        )
         self.cost = StepCost(self.limits.max_tokens, self.limits.max_reqs)
         self.plan = DepthPlan(depth=1, tokens_per_ms=0.0, budget_per_req=0.0)
-        self._positions = PositionAcceptance(self.max_depth)
+        self._positions = PositionAcceptance(self.max_depth, prior.acceptance)
         self._recent = RecentDrafts(self.max_depth)
         self._feedback = DraftFeedback(self.max_depth)
 
@@ -122,12 +127,8 @@ class GoodputPlanner:
         if not self._exploration.is_probing():
             values = survival if weights is None else survival * weights[:, None]
             claimed = self._claim(batch, survival)
-            if batch.drafts_are_sampled:
-                num_admitted = self._admit_by_threshold(batch, values, claimed)
-            else:
-                num_admitted, limited = self._admit_best(
-                    batch, survival, values, claimed
-                )
+            admit = self._admit_sampled if batch.drafts_are_sampled else self._admit
+            num_admitted, limited = admit(batch, survival, values, claimed)
         self._recent.remember(acceptance, batch.num_draft_tokens, weights)
         self._feedback.note(batch)
         return DraftSelection(
@@ -151,15 +152,18 @@ class GoodputPlanner:
         if self._steps_planned % REPLAN_EVERY == 0 or load != self._planned_for:
             self._planned_for = load
             self.plan = self._plan_depth(num_reqs, latency_target_ms)
+            first_ms = self.cost.draft_first.at(num_reqs)
+            next_ms = float(self.cost.draft_next_ms(num_reqs, EXPLORE_DEPTH))
             self._exploration.set_price(
-                self._explore_ms(num_reqs),
-                float(self._verify_ms(np.array([float(num_reqs)]))[0]),
+                explore_ms=self._catch_up_ms() + first_ms + next_ms,
+                step_ms=self.cost.target.at(num_reqs) + first_ms,
             )
         return self._exploration.adjust_depth(self.plan.depth, self.max_depth)
 
     def plan_batch(self, load: EngineLoad) -> BatchPlan:
         """Choose how many requests run and how much prompt joins the step."""
-        if self._max_running == 0 or self._steps_planned % REBATCH_EVERY == 0:
+        if self._steps_planned >= self._rebatch_at:
+            self._rebatch_at = self._steps_planned + REBATCH_EVERY
             self._max_running = choose_max_running(
                 self.cost,
                 self._context_per_req,
@@ -259,12 +263,14 @@ class GoodputPlanner:
         num_decodes = max(batch.num_decodes, batch.num_reqs)
         return num_decodes, max(1.0, 2.0 * self.plan.budget_per_req * num_decodes)
 
-    def _admit_by_threshold(
+    def _admit_sampled(
         self,
         batch: DraftBatch,
+        _survival: NDArray[np.float64],
         values: NDArray[np.float64],
         claimed: NDArray[np.int64] | None,
-    ) -> NDArray[np.int64]:
+    ) -> tuple[NDArray[np.int64], bool]:
+        """Admit what lies above a threshold fixed before the block was drawn."""
         num_decodes, width = self._expect_drafts(batch)
         ends = np.array([num_decodes, num_decodes + width])
         threshold = survival_threshold(
@@ -272,16 +278,17 @@ class GoodputPlanner:
         )
         worthwhile: NDArray[np.int64] = (values >= threshold).sum(axis=1)
         admitted = np.minimum(worthwhile, batch.num_draft_tokens)
-        return admitted if claimed is None else np.maximum(admitted, claimed)
+        if claimed is not None:
+            admitted = np.maximum(admitted, claimed)
+        return admitted, False
 
-    def _admit_best(
+    def _admit(
         self,
         batch: DraftBatch,
         survival: NDArray[np.float64],
         values: NDArray[np.float64],
         claimed: NDArray[np.int64] | None,
     ) -> tuple[NDArray[np.int64], bool]:
-        num_decodes = max(batch.num_decodes, batch.num_reqs)
         lengths = batch.num_draft_tokens
         position = np.arange(values.shape[1])
         num_claimed = 0
@@ -290,8 +297,8 @@ class GoodputPlanner:
             values = np.where(position < claimed[:, None], np.inf, values)
         present = values[position < lengths[:, None]]
         candidates = np.sort(present)[::-1][num_claimed:]
-        counts = np.arange(candidates.size + 1, dtype=np.float64)
-        counts += num_decodes + num_claimed
+        least = max(batch.num_decodes, batch.num_reqs) + num_claimed
+        counts = np.arange(least, least + candidates.size + 1, dtype=np.float64)
         step_ms = self._verify_ms(counts, batch.num_prefill_tokens)
 
         def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], bool]:
@@ -383,13 +390,6 @@ class GoodputPlanner:
             else:
                 self._num_missing = 0
         self._pending_timings.clear()
-
-    def _explore_ms(self, num_reqs: int) -> float:
-        """Price what an exploring step does beyond a step at depth 0."""
-        return self._catch_up_ms() + float(
-            self.cost.draft_first.predict(float(num_reqs))
-            + self.cost.draft_next_ms(num_reqs, EXPLORE_DEPTH)
-        )
 
     def _catch_up_ms(self) -> float:
         return self.cost.draft_first.at(self._num_missing)

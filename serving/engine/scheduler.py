@@ -78,6 +78,7 @@ class TetrisScheduler(Scheduler):
                 max_tokens=self.scheduler_config.max_num_batched_tokens,
                 max_reqs=self.scheduler_config.max_num_seqs,
                 skips_drafter=speculative.uses_draft_model(),
+                method=speculative.method,
             ),
         )
         self._classes = RequestClasses.read(self.vllm_config)
@@ -85,7 +86,7 @@ class TetrisScheduler(Scheduler):
         self._limits = BatchLimits(self)
         self._drafts_are_sampled = speculative.draft_sample_method == "probabilistic"
         self._method: str = speculative.method
-        self._reports_confidence = self._uses_model_drafter(self._method) and not (
+        self._reports_confidence = self._method in _CONFIDENCE_METHODS and not (
             speculative.use_local_argmax_reduction
             or speculative.use_heterogeneous_vocab
             or speculative.parallel_drafting
@@ -385,15 +386,10 @@ class TetrisScheduler(Scheduler):
         speculative = self.vllm_config.speculative_config
         draft_config = speculative.draft_model_config
         limit = getattr(draft_config, "max_model_len", None)
-        if self._uses_model_drafter(speculative.method) and limit is not None:
-            limit = min(int(limit), self.max_model_len)
-            return int(limit)
-        target_limit: int = self.max_model_len
+        target_limit = int(self.max_model_len)
+        if speculative.method in _CONFIDENCE_METHODS and limit is not None:
+            return min(int(limit), target_limit)
         return target_limit
-
-    @staticmethod
-    def _uses_model_drafter(method: str) -> bool:
-        return method in _CONFIDENCE_METHODS
 
     def _count_cut(self, reason: str, num_tokens: int) -> None:
         if num_tokens:
