@@ -74,7 +74,7 @@ class GoodputPlanner:
     drawn: admission then depends on nothing but the prefix. What the planner learns
     from a step's clock is used one step later, for the same reason.
 
-    With weights, goodput counts a token as its request's weight over the batch's mean.
+    A token counts as its request's weight over the batch's mean.
 
     Attributes:
         max_depth: Deepest draft.
