@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _StepOutcome(NamedTuple):
-    req_ids: list[Hashable]
+    req_ids: tuple[Hashable, ...]
     confidence: NDArray[np.float64]
     num_verified: NDArray[np.int64]
     num_accepted: NDArray[np.int64]
@@ -40,16 +40,16 @@ class DraftFeedback:
         batch, self._batch = self._batch, None
         if batch is None or batch.confidence is None or not outcome.req_ids:
             return
-        row_of = {req_id: row for row, req_id in enumerate(batch.req_ids)}
-        kept = [i for i, req_id in enumerate(outcome.req_ids) if req_id in row_of]
-        req_ids = [outcome.req_ids[i] for i in kept]
+        req_ids, confidence = outcome.req_ids, batch.confidence
+        num_verified, num_accepted = outcome.num_verified, outcome.num_accepted
+        if req_ids != batch.req_ids:
+            row_of = {req_id: row for row, req_id in enumerate(batch.req_ids)}
+            kept = [i for i, req_id in enumerate(req_ids) if req_id in row_of]
+            req_ids = tuple(req_ids[i] for i in kept)
+            confidence = confidence[[row_of[req_id] for req_id in req_ids]]
+            num_verified, num_accepted = num_verified[kept], num_accepted[kept]
         self._outcomes.append(
-            _StepOutcome(
-                req_ids,
-                batch.confidence[[row_of[req_id] for req_id in req_ids]],
-                outcome.num_verified[kept],
-                outcome.num_accepted[kept],
-            )
+            _StepOutcome(req_ids, confidence, num_verified, num_accepted)
         )
 
     def teach(self, calibration: ConfidenceCalibration) -> None:

@@ -55,10 +55,10 @@ class RecentDrafts:
         drafting = np.flatnonzero(num_draft_tokens)[-NUM_REMEMBERED_DRAFTS:]
         depth = acceptance.shape[1]
         slots = (self._num_seen + np.arange(drafting.size)) % NUM_REMEMBERED_DRAFTS
-        self._acceptance[slots] = np.nan
+        rows = np.full((drafting.size, self.max_depth), np.nan)
         present = np.arange(depth) < num_draft_tokens[drafting, None]
-        rows = np.where(present, acceptance[drafting], np.nan)
-        self._acceptance[slots, :depth] = rows
+        np.copyto(rows[:, :depth], acceptance[drafting], where=present)
+        self._acceptance[slots] = rows
         self._weights[slots] = 1.0 if weights is None else weights[drafting]
         self._num_seen += drafting.size
 

@@ -67,15 +67,11 @@ class RequestEffects:
             residual: `[num_tokens]`, outcome minus predicted probability.
             weight: `[num_tokens]`, p (1 - p) of the prediction.
         """
-        seen = np.zeros(len(req_ids), dtype=np.bool_)
-        seen[row] = True
+        find = self._slot_of.get
+        slots = np.array([find(req_id, _UNKNOWN) for req_id in req_ids])
         # Requests without an observed token need no slot.
-        slots = np.array(
-            [
-                self._slot(req_id) if is_seen else _UNKNOWN
-                for req_id, is_seen in zip(req_ids, seen.tolist(), strict=True)
-            ]
-        )
+        for newcomer in np.unique(row[slots[row] == _UNKNOWN]).tolist():
+            slots[newcomer] = self._slot(req_ids[newcomer])
         touched, owner = np.unique(slots[row], return_inverse=True)
         count = np.bincount(owner)
         information = np.bincount(owner, weight)
