@@ -29,7 +29,7 @@ class PositionAcceptance:
     same estimate, so selection prefers shallow positions, and a request with few
     matching drafts leaves its share to the others.
 
-    Before the first outcome every position stands at `PRIOR_ACCEPTANCE`. The estimate
+    Before the first outcome every position stands at `prior`. The estimate
     is the same for all requests and frozen while a block is drafted, so it never
     depends on a drawn token.
 
@@ -38,6 +38,7 @@ class PositionAcceptance:
     """
 
     max_depth: int
+    prior: float = PRIOR_ACCEPTANCE
     _accepted: NDArray[np.float64] = field(init=False)
     _observed: NDArray[np.float64] = field(init=False)
 
@@ -54,7 +55,7 @@ class PositionAcceptance:
         Returns:
             `[max_depth]`, float64, strictly between 0 and 1.
         """
-        accepted = self._accepted + PRIOR_ACCEPTANCE * PRIOR_WEIGHT
+        accepted = self._accepted + self.prior * PRIOR_WEIGHT
         mean: NDArray[np.float64] = accepted / (self._observed + PRIOR_WEIGHT)
         return mean
 

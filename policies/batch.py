@@ -32,6 +32,11 @@ class DraftBatch:
         drafts_are_sampled: Drafts were drawn at random and the sampler knows their
             probabilities, so that only what was known before a token was drawn may
             decide about it.
+        weights: `[num_reqs]`, float64, > 0, what a token of each request is worth; None
+            where all are worth the same. Fixed for a request's life, so that weighing
+            by it is lossless.
+        latency_targets_ms: `[num_reqs]`, float64, longest time per token each request
+            wants, inf for none; None where no request has one. Fixed likewise.
     """
 
     num_draft_tokens: NDArray[np.int64]
@@ -41,6 +46,8 @@ class DraftBatch:
     num_prefill_tokens: int = 0
     num_context_tokens: int = 0
     drafts_are_sampled: bool = False
+    weights: NDArray[np.float64] | None = None
+    latency_targets_ms: NDArray[np.float64] | None = None
 
     @property
     def num_reqs(self) -> int:
@@ -128,8 +135,10 @@ class EngineLimits:
         skips_drafter: At depth 0 the engine does not run the drafter at all (cold) and
             fills its KV cache when drafting resumes; otherwise the drafter's first
             pass runs in every step (warm).
+        method: vLLM's name of the drafting method, for priors.
     """
 
     max_tokens: int = 8192
     max_reqs: int = 256
     skips_drafter: bool = False
+    method: str = "draft_model"

@@ -49,7 +49,8 @@ def choose_draft_budget(
     verification; sampled drafts take `survival_threshold`.
 
     Args:
-        candidates: `[num_drafts]`, 0-1, survival of every draft, largest first.
+        candidates: `[num_drafts]`, >= 0, survival times weight of every draft, largest
+            first.
         step_ms: `[num_drafts + 1]`, what the step costs when 0, 1, ... are verified;
             a constant offset changes nothing.
         tokens_per_ms: Price of a millisecond in tokens, >= 0.
@@ -116,8 +117,9 @@ class DepthOutlook:
     """Expected tokens and drafts per request, by depth and survival threshold.
 
     Attributes:
-        gained: `[max_depth + 1, num_thresholds]`, accepted drafts per request when
-            everything above the threshold is verified; column 0 verifies nothing.
+        gained: `[max_depth + 1, num_thresholds]`, accepted drafts per request, by
+            weight, when everything above the threshold is verified; column 0 verifies
+            nothing.
         verified: Same shape, drafts verified per request.
     """
 
@@ -125,16 +127,23 @@ class DepthOutlook:
     verified: NDArray[np.float64]
 
 
-def foresee_depths(acceptance: NDArray[np.float64]) -> DepthOutlook:
+def foresee_depths(
+    acceptance: NDArray[np.float64], weights: NDArray[np.float64] | None = None
+) -> DepthOutlook:
     """Let recent drafts stand for the next ones, at every depth.
 
     Args:
         acceptance: `[num_drafts, max_depth]`, 0-1, of recent drafts, >= 1 row.
+        weights: `[num_drafts]`, what a token of each is worth; mean 1. None for all
+            the same.
 
     Complexity: one sort of all survivals; every depth reads the same order.
     """
     num_drafts, max_depth = acceptance.shape
-    survival = np.cumprod(acceptance, axis=1).ravel()
+    values = np.cumprod(acceptance, axis=1)
+    if weights is not None:
+        values *= weights[:, None]
+    survival = values.ravel()
     column = np.tile(np.arange(max_depth), num_drafts)
     order = np.argsort(-survival)
     depths = np.arange(max_depth + 1)
@@ -154,7 +163,7 @@ def plan_depth(
     current: int,
     *,
     keep_gain: float = 1.0,
-    max_step_ms: float | None = None,
+    max_step_ms: float | NDArray[np.float64] | None = None,
 ) -> DepthPlan:
     """Choose the depth whose best threshold has the largest goodput.
 
@@ -165,8 +174,8 @@ def plan_depth(
         current: The depth now, which keeps its place unless another promises
             `keep_gain` times as much.
         keep_gain: >= 1.
-        max_step_ms: Latency target; combinations that miss it count only if none
-            meets it.
+        max_step_ms: Latency target, one for all or `[max_depth + 1, 1]`; combinations
+            that miss it count only if none meets it.
 
     Returns:
         The plan; among equals the smaller depth.

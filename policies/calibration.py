@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.acceptance import split_observed
+from policies.request_effects import RequestEffects
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -22,27 +23,7 @@ MEMORY_TOKENS = 2000.0
 """Outcomes are forgotten with this time constant, in observed draft tokens. Measured in
 tokens, not steps, so that a busy engine does not forget faster than an idle one."""
 
-REQUEST_PRIOR_TOKENS = 6.0
-"""Strength of the pull of a request's own effect towards the batch: the information of
-this many observed tokens (p = 1/2 carries 1/4 each)."""
-
-REQUEST_MEMORY_TOKENS = 60.0
-"""A request's own effect follows its last few dozen observed tokens: an answer changes
-from easy to hard in mid-stream."""
-
 NUM_CALIBRATION_BINS = 10
-
-
-@dataclass(slots=True)
-class _RequestEffect:
-    """Residual evidence of one request: `gradient / (information + prior)`."""
-
-    gradient: float = 0.0
-    information: float = 0.0
-
-    @property
-    def log_odds(self) -> float:
-        return self.gradient / (self.information + REQUEST_PRIOR_TOKENS / 4)
 
 
 @dataclass(slots=True)
@@ -76,7 +57,7 @@ class ConfidenceCalibration:
     _info_intercept: NDArray[np.float64] = field(init=False)
     _info_cross: NDArray[np.float64] = field(init=False)
     _info_slope: float = field(init=False, default=0.0)
-    _requests: dict[Hashable, _RequestEffect] = field(init=False, default_factory=dict)
+    _requests: RequestEffects = field(init=False, default_factory=RequestEffects)
     _bins: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,7 +84,7 @@ class ConfidenceCalibration:
         """
         depth = confidence.shape[1]
         log_odds = self._slope * _to_log_odds(confidence) + self._intercept[:depth]
-        log_odds += self._effects(req_ids)[:, None]
+        log_odds += self._requests.log_odds(req_ids)[:, None]
         return _to_probability(log_odds)
 
     def observe(
@@ -128,17 +109,17 @@ class ConfidenceCalibration:
             return
         feature = _to_log_odds(confidence[row, position])
         shared = self._slope * feature + self._intercept[position]
-        probability = _to_probability(shared + self._effects(req_ids)[row])
+        probability = _to_probability(shared + self._requests.log_odds(req_ids)[row])
         outcome = accepted[row, position].astype(np.float64)
         self._count(probability, outcome)
         residual = outcome - probability
         weight = probability * (1.0 - probability)
         self._step(position, feature, residual, weight)
-        self._learn_requests(req_ids, row, residual, weight)
+        self._requests.learn(req_ids, row, residual, weight)
 
     def forget(self, req_id: Hashable) -> None:
         """Drop a finished request's effect."""
-        self._requests.pop(req_id, None)
+        self._requests.forget(req_id)
 
     def calibration_error(self) -> float:
         """Return the expected calibration error, 0-1; 0 before any outcome.
@@ -186,12 +167,6 @@ class ConfidenceCalibration:
         self._info_cross = np.array(state["info_cross"], dtype=np.float64)
         self._info_slope = float(state["info_slope"])
 
-    def _effects(self, req_ids: Sequence[Hashable]) -> NDArray[np.float64]:
-        known = self._requests
-        return np.array(
-            [known[req_id].log_odds if req_id in known else 0.0 for req_id in req_ids]
-        )
-
     def _step(
         self,
         position: NDArray[np.int64],
@@ -226,31 +201,6 @@ class ConfidenceCalibration:
         step = (gradient - self._info_cross * step_slope) / evidence
         self._slope = max(0.0, self._slope + step_slope)
         self._intercept += np.clip(step, -_MAX_STEP, _MAX_STEP)
-
-    def _learn_requests(
-        self,
-        req_ids: Sequence[Hashable],
-        row: NDArray[np.int64],
-        residual: NDArray[np.float64],
-        weight: NDArray[np.float64],
-    ) -> None:
-        num_reqs = len(req_ids)
-        count = np.bincount(row, minlength=num_reqs)
-        gradient = np.bincount(row, residual, num_reqs)
-        information = np.bincount(row, weight, num_reqs)
-        keep = np.exp(-count / REQUEST_MEMORY_TOKENS)
-        for index in np.nonzero(count)[0].tolist():
-            effect = self._requests.setdefault(req_ids[index], _RequestEffect())
-            # The residual is taken at the current effect; adding the information times
-            # that effect turns it back into evidence for the effect itself.
-            current = effect.log_odds
-            new_information = float(information[index])
-            effect.gradient = effect.gradient * float(keep[index]) + (
-                float(gradient[index]) + new_information * current
-            )
-            effect.information = effect.information * float(keep[index]) + (
-                new_information
-            )
 
     def _count(
         self, probability: NDArray[np.float64], outcome: NDArray[np.float64]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.batch import DraftSelection
-from policies.cost import StepCost
+from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -60,7 +60,11 @@ class DynamicPlanner:
             draft_budget=int(batch.num_draft_tokens.sum()),
         )
 
-    def choose_depth(self, num_reqs: int) -> int:
+    def choose_depth(
+        self,
+        num_reqs: int,
+        latency_target_ms: float | None = None,  # noqa: ARG002 - Planner protocol
+    ) -> int:
         """Return the length with the best expected goodput for `num_reqs` requests."""
         if num_reqs < 1:
             return self._depth
@@ -123,12 +127,16 @@ class DynamicPlanner:
 
     def export_state(self) -> dict[str, Any]:
         """Return what a new replica of the same pair can start from."""
+        if self.cost.num_steps < MIN_STEPS_TO_TEACH:
+            return {}
         return {
             "acceptance_rate": self._acceptance_rate,
             "cost": self.cost.export_state(),
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start warm from another planner's `export_state`."""
+        """Start warm from another planner's `export_state`; {} changes nothing."""
+        if not state:
+            return
         self._acceptance_rate = float(state["acceptance_rate"])
         self.cost.import_state(state["cost"])

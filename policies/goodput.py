@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,13 +18,17 @@ from policies.batch import DraftSelection
 from policies.budget import (
     DepthPlan,
     choose_draft_budget,
-    foresee_depths,
     plan_depth,
     survival_threshold,
 )
 from policies.calibration import ConfidenceCalibration
-from policies.cost import StepCost
-from policies.selection import compute_survival, select_drafts
+from policies.claims import claim_drafts, latest_step_ms
+from policies.cost import MIN_STEPS_TO_TEACH, StepCost
+from policies.exploration import EXPLORE_DEPTH, Exploration
+from policies.feedback import DraftFeedback
+from policies.priors import prior_of
+from policies.recent import RecentDrafts
+from policies.selection import select_drafts, sum_prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -35,56 +39,22 @@ if TYPE_CHECKING:
     from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
     from policies.cost import CostProfile, StepTiming
 
-NUM_REMEMBERED_DRAFTS = 96
-"""Recent drafts that stand for the next ones when the depth is chosen: a few steps of
-a large batch, about a hundred steps of a single request."""
-
-REPLAN_EVERY = 4
+REPLAN_EVERY = 8
 """Steps between two choices of the depth at an unchanged number of requests."""
 
-REBATCH_EVERY = 16
-"""Steps between two choices of how many requests may run."""
-
 LEARN_EVERY = 4
-"""Steps whose outcomes are learnt from together."""
+"""Steps that are learnt from together: cheaper than one by one."""
 
-EXPLORE_EVERY = 48
-"""At depth 0 one step in this many drafts anyway, for fresh confidence when the load
-falls, or fewer where catching up makes that dear."""
-
-MAX_EXPLORE_SHARE = 0.004
-"""Share of the time that exploring should take at most."""
-
-MAX_EXPLORE_INTERVAL = 400
-"""Steps after which a drafter is tried again however dear it seems to be: the price
-may be an old one."""
-
-PROBE_EVERY = 128
-"""While drafting, one step in this many verifies nothing: the price of a plain step is
-what every draft is compared with, and an old or guessed one would confirm itself."""
-
-FIRST_PROBES = frozenset({16, 32, 48, 64})
-"""The first probes come sooner, once the cost model has found its level."""
-
-EXPLORE_DEPTH = 2
-"""Depth of an exploring step: enough to see how acceptance falls with position."""
+REBATCH_EVERY = 16
+"""Fewest steps between two choices of how many requests may run."""
 
 RESUME_HORIZON_STEPS = 40
-"""Catching up after the drafter was skipped is paid off over this many steps: the load
-that made drafting worthwhile is expected to last about as long."""
+"""Steps over which catching up after cold depth 0 is paid off: as long as the load that
+made drafting worthwhile is expected to last."""
 
 KEEP_DEPTH_GAIN = 1.01
-"""A new depth must promise this much more than the current one: estimates move by
-about a per cent from step to step, and flapping has a price of its own."""
-
-
-class _Outcome(NamedTuple):
-    """What became of one request's draft."""
-
-    req_id: Hashable
-    confidence: NDArray[np.float64]
-    num_verified: int
-    num_accepted: int
+"""What a new depth must promise over the current one: estimates move by about a per
+cent from step to step, and flapping has a price."""
 
 
 @dataclass(slots=True)
@@ -93,21 +63,23 @@ class GoodputPlanner:
 
     Each step
 
-    1. predicts, for every depth, the best goodput at the present load from recent
-       drafts and the learnt step cost; the best depth is drafted next, its goodput is
-       the price of a millisecond (`budget.plan_depth`);
-    2. verifies the top drafts by survival up to the count where tokens minus priced
+    1. predicts, for every depth, the best goodput at this load from recent drafts and
+       learnt costs; the best depth is drafted next, its goodput is the price of a
+       millisecond (`budget.plan_depth`);
+    2. verifies, after what latency-bound requests claim (`claims.claim_drafts`), the
+       top drafts by survival times weight up to the count where tokens minus priced
        time is largest (`budget.choose_draft_budget`).
 
     Sampled drafts are admitted by a survival threshold fixed before the block was
     drawn: admission then depends on nothing but the prefix. What the planner learns
     from a step's clock is used one step later, for the same reason.
 
+    A token counts as its request's weight over the batch's mean.
+
     Attributes:
         max_depth: Deepest draft.
         limits: The engine's.
-        latency_target_ms: Longest step wanted, or None. A step is the time between
-            two tokens of a request.
+        latency_target_ms: Longest step, the time between a request's tokens, or None.
 
     Source: ours; goodput as in arXiv 2406.14066, selection as in arXiv 2502.15197.
     """
@@ -119,74 +91,79 @@ class GoodputPlanner:
     cost: StepCost = field(init=False)
     plan: DepthPlan = field(init=False)
     _positions: PositionAcceptance = field(init=False)
-    _recent: NDArray[np.float64] = field(init=False)
-    _num_recent: int = field(init=False, default=0)
-    _confidence: dict[Hashable, NDArray[np.float64]] = field(
-        init=False, default_factory=dict
-    )
-    _steps_at_zero: int = field(init=False, default=0)
-    _steps_planned: int = field(init=False, default=0)
-    _max_running: int = field(init=False, default=0)
-    _outcomes: list[_Outcome] = field(init=False, default_factory=list)
+    _uses_positions: bool = field(init=False, default=False)
+    _recent: RecentDrafts = field(init=False)
+    _feedback: DraftFeedback = field(init=False)
+    _exploration: Exploration = field(init=False, default_factory=Exploration)
     _steps_observed: int = field(init=False, default=0)
-    _steps_selected: int = field(init=False, default=0)
-    _planned_reqs: int = field(init=False, default=0)
-    _exploring: bool = field(init=False, default=False)
+    _steps_planned: int = field(init=False, default=0)
+    _rebatch_at: int = field(init=False, default=0)
+    _max_running: int = field(init=False, default=0)
+    _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
     _num_missing: int = field(init=False, default=0)
     _pending_timings: list[StepTiming] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         """Start from the priors, at depth 1: cheap, and it teaches."""
-        self.calibration = ConfidenceCalibration(self.max_depth)
+        prior = prior_of(self.limits.method)
+        self.calibration = ConfidenceCalibration(
+            self.max_depth, prior.intercept, prior.slope
+        )
         self.cost = StepCost(self.limits.max_tokens, self.limits.max_reqs)
         self.plan = DepthPlan(depth=1, tokens_per_ms=0.0, budget_per_req=0.0)
-        self._positions = PositionAcceptance(self.max_depth)
-        # Acceptance of recent drafts, a ring; NaN past what a draft had.
-        self._recent = np.full((NUM_REMEMBERED_DRAFTS, self.max_depth), np.nan)
+        self._positions = PositionAcceptance(self.max_depth, prior.acceptance)
+        self._recent = RecentDrafts(self.max_depth)
+        self._feedback = DraftFeedback(self.max_depth)
 
     def select(self, batch: DraftBatch) -> DraftSelection:
         """Admit the drafts that are worth their time at the current goodput."""
-        acceptance = self._predict_acceptance(batch)
-        survival = compute_survival(acceptance)
-        present = np.arange(survival.shape[1]) < batch.num_draft_tokens[:, None]
-        candidates = np.sort(survival[present])[::-1]
-        if candidates.size == 0:
+        if batch.max_depth == 0:
             return DraftSelection(batch.num_draft_tokens, draft_budget=0)
-        if self._is_probing():
-            draft_budget, limited = 0, False
-        else:
-            draft_budget, limited = self._choose_budget(candidates, batch)
-        self._remember(batch, acceptance)
+        acceptance = self._predict_acceptance(batch)
+        survival: NDArray[np.float64] = acceptance.cumprod(axis=1)
+        weights = _normalise(batch.weights)
+        num_admitted, limited = np.zeros_like(batch.num_draft_tokens), False
+        if not self._exploration.is_probing():
+            values = survival if weights is None else survival * weights[:, None]
+            claimed = self._claim(batch, survival)
+            admit = self._admit_sampled if batch.drafts_are_sampled else self._admit
+            num_admitted, limited = admit(batch, survival, values, claimed)
+        self._recent.remember(acceptance, batch.num_draft_tokens, weights)
+        self._feedback.note(batch)
         return DraftSelection(
-            num_admitted=select_drafts(survival, batch.num_draft_tokens, draft_budget),
-            draft_budget=draft_budget,
-            expected_accepted=float(candidates[:draft_budget].sum()),
+            num_admitted=num_admitted,
+            draft_budget=int(num_admitted.sum()),
+            expected_accepted=float(sum_prefixes(survival, num_admitted).sum()),
             limited_by_latency=limited,
         )
 
-    def choose_depth(self, num_reqs: int) -> int:
-        """Choose the depth with the best expected goodput for `num_reqs` requests."""
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
+        """Choose the depth with the best expected goodput for `num_reqs` requests.
+
+        `latency_target_ms` is the tightest time per token any of them wants, or None.
+        """
         if num_reqs < 1:
             return self.plan.depth
         self._steps_planned += 1
-        if self._steps_planned % REPLAN_EVERY == 0 or num_reqs != self._planned_reqs:
-            self._planned_reqs = num_reqs
-            self.plan = self._plan_depth(num_reqs)
-        self._exploring = False
-        if self.plan.depth > 0:
-            self._steps_at_zero = 0
-            return self.plan.depth
-        self._steps_at_zero += 1
-        if self._steps_at_zero >= self._explore_interval(num_reqs):
-            self._steps_at_zero = 0
-            self._exploring = True
-            return min(EXPLORE_DEPTH, self.max_depth)
-        return 0
+        load = (num_reqs, latency_target_ms)
+        if self._steps_planned % REPLAN_EVERY == 0 or load != self._planned_for:
+            self._planned_for = load
+            self.plan = self._plan_depth(num_reqs, latency_target_ms)
+            first_ms = self.cost.draft_first.at(num_reqs)
+            next_ms = float(self.cost.draft_next_ms(num_reqs, EXPLORE_DEPTH))
+            self._exploration.set_price(
+                explore_ms=self._catch_up_ms() + first_ms + next_ms,
+                step_ms=self.cost.target.at(num_reqs) + first_ms,
+            )
+        return self._exploration.adjust_depth(self.plan.depth, self.max_depth)
 
     def plan_batch(self, load: EngineLoad) -> BatchPlan:
         """Choose how many requests run and how much prompt joins the step."""
-        if self._max_running == 0 or self._steps_planned % REBATCH_EVERY == 0:
+        if self._steps_planned >= self._rebatch_at:
+            self._rebatch_at = self._steps_planned + REBATCH_EVERY
             self._max_running = choose_max_running(
                 self.cost,
                 self._context_per_req,
@@ -202,23 +179,14 @@ class GoodputPlanner:
         )
 
     def observe(self, outcome: VerificationOutcome) -> None:
-        """Learn acceptance from a finished step, and costs of the steps before it."""
-        self._learn_costs()
-        self._positions.observe(outcome)
-        for index, req_id in enumerate(outcome.req_ids):
-            confidence = self._confidence.get(req_id)
-            if confidence is not None:
-                self._outcomes.append(
-                    _Outcome(
-                        req_id,
-                        confidence,
-                        int(outcome.num_verified[index]),
-                        int(outcome.num_accepted[index]),
-                    )
-                )
+        """Learn, every few steps, acceptance and the costs of the steps before."""
+        if self._uses_positions:
+            self._positions.observe(outcome)
+        self._feedback.observe(outcome)
         self._steps_observed += 1
-        if self._steps_observed % LEARN_EVERY == 0 and self._outcomes:
-            self._learn_acceptance()
+        if self._steps_observed % LEARN_EVERY == 0:
+            self._learn_costs()
+            self._feedback.teach(self.calibration)
 
     def observe_timing(self, timing: StepTiming) -> None:
         """Take in a step's timing; it is learnt from once the next step has finished.
@@ -234,7 +202,6 @@ class GoodputPlanner:
 
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""
-        self._confidence.pop(req_id, None)
         self.calibration.forget(req_id)
 
     def report(self) -> dict[str, float]:
@@ -248,62 +215,125 @@ class GoodputPlanner:
 
     def export_state(self) -> dict[str, Any]:
         """Return what a new replica of the same pair can start from."""
+        if self.cost.num_steps < MIN_STEPS_TO_TEACH:
+            return {}
         return {
             "calibration": self.calibration.export_state(),
             "cost": self.cost.export_state(),
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start warm from another planner's `export_state`.
+        """Start warm from another planner's `export_state`; {} changes nothing.
 
         Raises:
             ValueError: If it was learnt at another depth.
         """
+        if not state:
+            return
         self.calibration.import_state(state["calibration"])
         self.cost.import_state(state["cost"])
 
     def _predict_acceptance(self, batch: DraftBatch) -> NDArray[np.float64]:
         if batch.confidence is None:
+            self._uses_positions = True
             per_position = self._positions.estimate()[: batch.max_depth]
             return np.broadcast_to(per_position, (batch.num_reqs, per_position.size))
         req_ids = batch.req_ids or tuple(range(batch.num_reqs))
         return self.calibration.predict(batch.confidence, req_ids)
 
-    def _choose_budget(
-        self, candidates: NDArray[np.float64], batch: DraftBatch
-    ) -> tuple[int, bool]:
-        num_decodes = max(batch.num_decodes, batch.num_reqs)
-        price = self.plan.tokens_per_ms
-        if batch.drafts_are_sampled:
-            width = max(1.0, 2.0 * self.plan.budget_per_req * num_decodes)
-            ends = np.array([num_decodes, num_decodes + width])
-            threshold = survival_threshold(self._verify_ms(ends), width, price)
-            return int(np.count_nonzero(candidates >= threshold)), False
-        counts = np.arange(candidates.size + 1, dtype=np.float64)
-        step_ms = self._verify_ms(num_decodes + counts, batch.num_prefill_tokens)
-        choice = choose_draft_budget(
-            candidates, step_ms, price, max_step_ms=self._room_for_verifying(batch)
-        )
-        if self._exploring:
-            return max(choice.draft_budget, 1 + candidates.size // 8), False
-        return choice.draft_budget, choice.limited_by_latency
-
-    def _is_probing(self) -> bool:
-        """Tell, by counting alone, whether this step's drafts are left unverified."""
-        self._steps_selected += 1
-        return (
-            self._steps_selected in FIRST_PROBES
-            or self._steps_selected % PROBE_EVERY == 0
-        )
-
-    def _room_for_verifying(self, batch: DraftBatch) -> float | None:
-        """Return what the latency target leaves for target and first draft pass."""
-        if self.latency_target_ms is None:
+    def _claim(
+        self, batch: DraftBatch, survival: NDArray[np.float64]
+    ) -> NDArray[np.int64] | None:
+        """Count what latency-bound requests get first, by what was known before."""
+        if batch.latency_targets_ms is None:
             return None
+        num_decodes, width = self._expect_drafts(batch)
+        ends = np.array([num_decodes, num_decodes + width / 2, num_decodes + width])
+        plain_ms, usual_ms, wide_ms = self._verify_ms(ends, batch.num_prefill_tokens)
+        return claim_drafts(
+            survival,
+            batch.num_draft_tokens,
+            batch.latency_targets_ms,
+            float(usual_ms) + self._fixed_ms(batch),
+            float(wide_ms - plain_ms) / width,
+        )
+
+    def _expect_drafts(self, batch: DraftBatch) -> tuple[int, float]:
+        """Return decoding requests and twice the drafts the plan verifies for them."""
+        num_decodes = max(batch.num_decodes, batch.num_reqs)
+        return num_decodes, max(1.0, 2.0 * self.plan.budget_per_req * num_decodes)
+
+    def _admit_sampled(
+        self,
+        batch: DraftBatch,
+        _survival: NDArray[np.float64],
+        values: NDArray[np.float64],
+        claimed: NDArray[np.int64] | None,
+    ) -> tuple[NDArray[np.int64], bool]:
+        """Admit what lies above a threshold fixed before the block was drawn."""
+        num_decodes, width = self._expect_drafts(batch)
+        ends = np.array([num_decodes, num_decodes + width])
+        threshold = survival_threshold(
+            self._verify_ms(ends), width, self.plan.tokens_per_ms
+        )
+        worthwhile: NDArray[np.int64] = (values >= threshold).sum(axis=1)
+        admitted = np.minimum(worthwhile, batch.num_draft_tokens)
+        if claimed is not None:
+            admitted = np.maximum(admitted, claimed)
+        return admitted, False
+
+    def _admit(
+        self,
+        batch: DraftBatch,
+        survival: NDArray[np.float64],
+        values: NDArray[np.float64],
+        claimed: NDArray[np.int64] | None,
+    ) -> tuple[NDArray[np.int64], bool]:
+        lengths = batch.num_draft_tokens
+        position = np.arange(values.shape[1])
+        num_claimed = 0
+        if claimed is not None:
+            num_claimed = int(claimed.sum())
+            values = np.where(position < claimed[:, None], np.inf, values)
+        present = values[position < lengths[:, None]]
+        candidates = np.sort(present)[::-1][num_claimed:]
+        least = max(batch.num_decodes, batch.num_reqs) + num_claimed
+        counts = np.arange(least, least + candidates.size + 1, dtype=np.float64)
+        step_ms = self._verify_ms(counts, batch.num_prefill_tokens)
+
+        def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], bool]:
+            choice = choose_draft_budget(
+                candidates, step_ms, self.plan.tokens_per_ms, max_step_ms=max_step_ms
+            )
+            draft_budget, limited = choice.draft_budget, choice.limited_by_latency
+            if self._exploration.exploring:
+                draft_budget, limited = max(draft_budget, 1 + present.size // 8), False
+            return select_drafts(values, lengths, num_claimed + draft_budget), limited
+
+        room_ms = None
+        if self.latency_target_ms is not None:
+            room_ms = self.latency_target_ms - self._fixed_ms(batch)
+        num_admitted, limited = choose(room_ms)
+        targets_ms = batch.latency_targets_ms
+        if claimed is None or targets_ms is None:
+            return num_admitted, limited
+        # Drafts of the others must not make a request miss its target; with its own
+        # admitted drafts it bears longer steps.
+        fixed_ms = self._fixed_ms(batch)
+        fastest_ms = fixed_ms + float(step_ms[0])
+        chosen_ms = fixed_ms + float(step_ms[int(num_admitted.sum()) - num_claimed])
+        tokens = 1.0 + sum_prefixes(survival, num_admitted)
+        if chosen_ms <= latest_step_ms(tokens, targets_ms, fastest_ms):
+            return num_admitted, limited
+        tokens = 1.0 + sum_prefixes(survival, claimed)
+        latest_ms = latest_step_ms(tokens, targets_ms, fastest_ms) - fixed_ms
+        return choose(latest_ms if room_ms is None else min(latest_ms, room_ms))
+
+    def _fixed_ms(self, batch: DraftBatch) -> float:
+        """Price the parts of a step that do not depend on what is verified."""
         fixed = self.cost.host_ms(batch.num_reqs)
         fixed += self.cost.context_ms(batch.num_context_tokens)
-        fixed += float(self.cost.draft_next_ms(batch.num_reqs, self.plan.depth))
-        return self.latency_target_ms - fixed
+        return fixed + float(self.cost.draft_next_ms(batch.num_reqs, self.plan.depth))
 
     def _verify_ms(
         self, num_decode_tokens: NDArray[np.float64], num_prefill_tokens: int = 0
@@ -317,24 +347,10 @@ class GoodputPlanner:
             num_decode_tokens
         ) + self.cost.draft_first.predict(num_decode_tokens + num_prefill_tokens)
 
-    def _remember(self, batch: DraftBatch, acceptance: NDArray[np.float64]) -> None:
-        drafting = np.nonzero(batch.num_draft_tokens)[0][-NUM_REMEMBERED_DRAFTS:]
-        depth = acceptance.shape[1]
-        rows = np.full((drafting.size, self.max_depth), np.nan)
-        present = np.arange(depth) < batch.num_draft_tokens[drafting, None]
-        rows[:, :depth] = np.where(present, acceptance[drafting], np.nan)
-        slots = (self._num_recent + np.arange(drafting.size)) % NUM_REMEMBERED_DRAFTS
-        self._recent[slots] = rows
-        self._num_recent += drafting.size
-        if batch.confidence is not None:
-            self._confidence.update(zip(batch.req_ids, batch.confidence, strict=False))
-
-    def _plan_depth(self, num_reqs: int) -> DepthPlan:
+    def _plan_depth(self, num_reqs: int, latency_target_ms: float | None) -> DepthPlan:
         """Compare all depths at the present load, by recent drafts and costs."""
-        # Depths that were not drafted lately take the mean acceptance of the positions.
         typical = self.calibration.mean_acceptance(self.max_depth)
-        recent = self._recent[: max(1, min(self._num_recent, NUM_REMEMBERED_DRAFTS))]
-        outlook = foresee_depths(np.where(np.isnan(recent), typical, recent))
+        outlook = self._recent.foresee(typical)
         num_tokens = num_reqs * (1.0 + outlook.verified)
         step_ms = self._verify_ms(num_tokens)
         step_ms += self.cost.host_ms(num_reqs)
@@ -343,14 +359,23 @@ class GoodputPlanner:
         step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
         if self.limits.skips_drafter:
             step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
-            step_ms[1:] += self._catch_up_ms() / RESUME_HORIZON_STEPS
+            if self.plan.depth == 0:
+                step_ms[1:] += self._catch_up_ms() / RESUME_HORIZON_STEPS
+        max_step_ms: float | NDArray[np.float64] | None = self.latency_target_ms
+        if latency_target_ms is not None:
+            tokens = self._recent.tokens_by_depth(typical)
+            own = latency_target_ms * tokens[:, None]
+            both = own if max_step_ms is None else np.minimum(own, max_step_ms)
+            # A target that no depth can meet must not cost the others theirs.
+            if (step_ms <= both).any():
+                max_step_ms = both
         return plan_depth(
             outlook,
             step_ms,
             num_reqs,
             self.plan.depth,
             keep_gain=KEEP_DEPTH_GAIN,
-            max_step_ms=self.latency_target_ms,
+            max_step_ms=max_step_ms,
         )
 
     def _learn_costs(self) -> None:
@@ -366,28 +391,10 @@ class GoodputPlanner:
                 self._num_missing = 0
         self._pending_timings.clear()
 
-    def _learn_acceptance(self) -> None:
-        outcomes = self._outcomes
-        confidence = np.zeros((len(outcomes), self.max_depth))
-        for index, outcome in enumerate(outcomes):
-            confidence[index, : outcome.confidence.size] = outcome.confidence
-        self.calibration.observe(
-            confidence,
-            [outcome.req_id for outcome in outcomes],
-            np.array([outcome.num_verified for outcome in outcomes]),
-            np.array([outcome.num_accepted for outcome in outcomes]),
-        )
-        outcomes.clear()
-
-    def _explore_interval(self, num_reqs: int) -> float:
-        """Return how many steps at depth 0 go by between two that draft anyway."""
-        step_ms = float(self._verify_ms(np.array([float(num_reqs)]))[0])
-        price_ms = self._catch_up_ms() + float(
-            self.cost.draft_first.predict(float(num_reqs))
-            + self.cost.draft_next_ms(num_reqs, EXPLORE_DEPTH)
-        )
-        interval = price_ms / (MAX_EXPLORE_SHARE * max(step_ms, 1e-6))
-        return float(np.clip(interval, EXPLORE_EVERY, MAX_EXPLORE_INTERVAL))
-
     def _catch_up_ms(self) -> float:
         return self.cost.draft_first.at(self._num_missing)
+
+
+def _normalise(weights: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+    """Scale to mean 1, so that the price of a millisecond keeps its meaning."""
+    return None if weights is None else weights / weights.mean()

@@ -35,8 +35,14 @@ class Planner(Protocol):
         """Choose the drafts to verify in the coming step."""
         ...
 
-    def choose_depth(self, num_reqs: int) -> int:
-        """Choose how many tokens each request drafts after the coming step."""
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
+        """Choose how many tokens each request drafts after the coming step.
+
+        `latency_target_ms` is the tightest time per token that a running request
+        wants; None where none does.
+        """
         ...
 
     def observe(self, outcome: VerificationOutcome) -> None:
@@ -118,7 +124,11 @@ class FixedPlanner(StatelessPlanner):
             draft_budget=int(batch.num_draft_tokens.sum()),
         )
 
-    def choose_depth(self, num_reqs: int) -> int:  # noqa: ARG002 - Planner protocol
+    def choose_depth(
+        self,
+        num_reqs: int,  # noqa: ARG002 - Planner protocol
+        latency_target_ms: float | None = None,  # noqa: ARG002 - likewise
+    ) -> int:
         """Return the constant draft length."""
         return self.draft_tokens
 
@@ -160,7 +170,11 @@ class TetrisPlanner(StatelessPlanner):
             draft_budget=draft_budget,
         )
 
-    def choose_depth(self, num_reqs: int) -> int:  # noqa: ARG002 - Planner protocol
+    def choose_depth(
+        self,
+        num_reqs: int,  # noqa: ARG002 - Planner protocol
+        latency_target_ms: float | None = None,  # noqa: ARG002 - likewise
+    ) -> int:
         """Return capacity plus the extra draft tokens."""
         return self.draft_tokens + self.extra_draft_tokens
 

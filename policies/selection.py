@@ -77,18 +77,39 @@ def select_drafts(
         return np.zeros_like(lengths)
 
     max_depth = survival.shape[1]
-    scores = np.where(np.isnan(survival), 0.0, survival)
+    # NaN becomes 0: fmax takes the number of the two.
+    scores = np.fmax(survival, 0.0)
     np.minimum.accumulate(scores, axis=1, out=scores)
     # Absent drafts rank below every real one, whose scores are >= 0.
     scores[np.arange(max_depth) >= lengths[:, None]] = -1.0
 
     flat = scores.ravel()
     threshold = np.partition(flat, flat.size - draft_budget)[-draft_budget]
+    reaching: NDArray[np.int64] = (scores >= threshold).sum(axis=1, dtype=np.int64)
+    if int(reaching.sum()) == draft_budget:
+        return reaching
     above: NDArray[np.int64] = (scores > threshold).sum(axis=1, dtype=np.int64)
     num_tied_admitted = draft_budget - int(above.sum())
     # Transposed, so that ties are met position by position and then by request.
     tied_reqs = np.nonzero((scores == threshold).T)[1][:num_tied_admitted]
     return above + np.bincount(tied_reqs, minlength=above.size)
+
+
+def sum_prefixes(
+    survival: NDArray[np.float64], lengths: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Sum the first survivals of every request: the drafts it may expect accepted.
+
+    Args:
+        survival: `[num_reqs, max_depth]`.
+        lengths: `[num_reqs]`, 0..max_depth, how many of each count.
+
+    Returns:
+        `[num_reqs]`, float64.
+    """
+    kept = np.arange(survival.shape[1]) < lengths[:, None]
+    total: NDArray[np.float64] = (survival * kept).sum(axis=1)
+    return total
 
 
 def _validate(

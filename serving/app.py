@@ -90,8 +90,13 @@ def build_app(settings: Settings) -> "Application":
         llm_config,
         deployment_cls=TetrisServer,
         bind_kwargs={
+            "device": settings.engine.device,
             "policy_name": settings.policy.name,
             "has_snapshots": _has_adapter(settings),
+            "planner_key": planner_key_of(settings),
+            "class_priorities": {
+                name: one.priority for name, one in settings.policy.classes.items()
+            },
         },
     )
     model_id = settings.model.id
@@ -182,7 +187,31 @@ def engine_kwargs_of(settings: Settings) -> dict[str, Any]:
     kwargs |= {name: value for name, value in optional.items() if value is not None}
     if engine.tool_call_parser is not None:
         kwargs["enable_auto_tool_choice"] = True
+    if any(one.priority is not None for one in settings.policy.classes.values()):
+        kwargs["scheduling_policy"] = "priority"
     return kwargs | _speculation_kwargs(settings) | engine.extra
+
+
+def planner_key_of(settings: Settings) -> str:
+    """Name all that what a planner learnt depends on.
+
+    Replicas share it only if they agree; during an update some run other settings.
+    """
+    policy, engine, model = settings.policy, settings.engine, settings.model
+    parts = {
+        "policy": policy.name,
+        "method": policy.method,
+        "depth": policy.num_speculative_tokens,
+        "drafts": policy.draft_sampling,
+        "target": model.target,
+        "draft": model.draft,
+        "device": engine.device,
+        "dtype": engine.dtype,
+        "quantization": engine.quantization,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "cpu_threads": engine.cpu_threads,
+    }
+    return " ".join(f"{name}={value}" for name, value in parts.items())
 
 
 def replica_env_of(settings: Settings) -> dict[str, str]:
@@ -226,6 +255,9 @@ def _speculation_kwargs(settings: Settings) -> dict[str, Any]:
                 "draft_tokens": policy.draft_tokens,
                 "extra_draft_tokens": policy.extra_draft_tokens,
                 "latency_target_ms": policy.latency_target_ms,
+                "classes": {
+                    name: one.model_dump() for name, one in policy.classes.items()
+                },
             }
         },
     }

@@ -110,6 +110,8 @@ _PLANNER_GAUGES: Final = {
 }
 """What policies that learn report about themselves, and the factor to base units."""
 
+CAPACITY_PERIOD_S: Final = 5.0
+
 _SNAPSHOT_FAILURES: Final = "tetris_snapshot_failures_total"
 
 
@@ -184,7 +186,7 @@ async def poll_snapshots(
         except Exception:
             recorder.record_failure()
             if not failing:
-                logger.exception("No speculation metrics until this passes")
+                logger.exception("Some metrics are missing until this passes")
             failing = True
 
 
@@ -239,6 +241,30 @@ class SpeculationMetrics:
     def record_failure(self) -> None:
         """Count a snapshot that failed or came too late."""
         self._counters["snapshot_failures"].inc(1, self._labels)
+
+
+class CapacityMetrics:
+    """Ray metrics of what is left of a replica's device."""
+
+    def __init__(self) -> None:
+        """Register the metrics."""
+        self._share = metrics.Gauge(
+            "tetris_capacity_ratio",
+            "Share of the replica's cores or GPUs, by signal.",
+            ("signal",),
+        )
+        self._failures = metrics.Counter(
+            "tetris_capacity_failures_total", "Readings that failed."
+        )
+
+    def record(self, signals: Mapping[str, Any]) -> None:
+        """Set one gauge for each signal there is."""
+        for signal, share in signals.items():
+            self._share.set(share, {"signal": signal})
+
+    def record_failure(self) -> None:
+        """Count a reading that failed."""
+        self._failures.inc(1)
 
 
 def _make_counters(

@@ -1,9 +1,10 @@
 """The engine replica: Ray Serve's LLM server with speculation metrics and checks."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
+import ray
 from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ErrorInfo,
@@ -13,7 +14,22 @@ from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm import LLMConfig
 
-from serving.metrics import SpeculationMetrics, poll_snapshots
+from serving.capacity import capacity_reader
+from serving.metrics import (
+    CAPACITY_PERIOD_S,
+    SNAPSHOT_PERIOD_S,
+    CapacityMetrics,
+    SnapshotRecorder,
+    SpeculationMetrics,
+    poll_snapshots,
+)
+from serving.request_class import find_unknown_class, set_priority
+from serving.warm_start import (
+    ServePeers,
+    count_warm_start,
+    package_state,
+    start_warm,
+)
 
 _UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 """Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
@@ -55,12 +71,29 @@ class TetrisEngine(VLLMEngine):
             raise RuntimeError("the engine runs without the TETRIS scheduler")
         return snapshot
 
+    async def export_planner_state(self) -> dict[str, Any]:
+        """Fetch what the planner learnt; {} if nothing."""
+        core = self._engine_client.engine_core
+        state: dict[str, Any] = await core.call_utility_async("tetris_export_state")
+        return state
+
+    async def import_planner_state(self, state: dict[str, Any]) -> None:
+        """Let the planner start from another engine's state.
+
+        Raises:
+            Exception: It is none of this planner's, which goes on unchanged.
+        """
+        core = self._engine_client.engine_core
+        await core.call_utility_async("tetris_import_state", state)
+
 
 class TetrisServer(LLMServer):
     """One replica: a vLLM engine behind Ray Serve.
 
     Changes against Ray's `LLMServer`:
-        `start` also polls the engine's speculation counters, about once a second.
+        `start` also takes over what a running replica has learnt, and polls the
+        engine's speculation counters, about once a second, and what other processes
+        leave of the device.
         Requests that speculation cannot serve are refused with the field's name.
     """
 
@@ -70,24 +103,64 @@ class TetrisServer(LLMServer):
         self,
         llm_config: LLMConfig,
         *,
+        device: str,
         policy_name: str,
         has_snapshots: bool,
+        planner_key: str,
+        class_priorities: Mapping[str, int | None],
         **kwargs: Any,
     ) -> None:
-        """Start the engine; returns when it can serve."""
+        """Start the engine; returns when it can serve.
+
+        Args:
+            llm_config: Ray Serve's description of the deployment.
+            device: `cpu` or `gpu`.
+            policy_name: The verification policy.
+            has_snapshots: Whether our scheduler runs in the engine.
+            planner_key: What another replica must agree in to share its planner's
+                state.
+            class_priorities: vLLM priority by name of request class, None for a class
+                without one.
+            **kwargs: For Ray's server.
+        """
+        self._class_priorities = class_priorities
+        self._device = device
         self._policy_name = policy_name
+        self._planner_key = planner_key
         self._has_snapshots = has_snapshots
-        self._polling: asyncio.Task[None] | None = None
+        self._polling: list[asyncio.Task[None]] = []
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
-        """Start the engine and the polling of its counters."""
+        """Start the engine, warm if it can be, and the polling of its counters."""
         await super().start()
         if self._has_snapshots:
-            recorder = SpeculationMetrics(self._policy_name)
-            self._polling = asyncio.create_task(
-                poll_snapshots(self.engine.take_snapshot, recorder)
+            count_warm_start(
+                self._policy_name,
+                await start_warm(
+                    ServePeers(), self.engine.import_planner_state, self._planner_key
+                ),
             )
+            self._poll(self.engine.take_snapshot, SpeculationMetrics(self._policy_name))
+        reader = capacity_reader(self._device, [str(one) for one in ray.get_gpu_ids()])
+        self._poll(
+            lambda: asyncio.to_thread(reader.read), CapacityMetrics(), CAPACITY_PERIOD_S
+        )
+
+    def _poll(
+        self,
+        take: Callable[[], Awaitable[Mapping[str, Any]]],
+        recorder: SnapshotRecorder,
+        period_s: float = SNAPSHOT_PERIOD_S,
+    ) -> None:
+        polling = poll_snapshots(take, recorder, period_s)
+        self._polling.append(asyncio.create_task(polling))
+
+    async def export_planner_state(self) -> dict[str, Any]:
+        """Return what this replica's planner learnt, for a new one."""
+        return package_state(
+            self._planner_key, await self.engine.export_planner_state()
+        )
 
     async def _run_request(
         self, request: Any, *, engine_method: str, **kwargs: Any
@@ -95,28 +168,32 @@ class TetrisServer(LLMServer):
         refusal = self._refuse(request)
         if refusal is not None:
             return _only(refusal)
+        set_priority(request, self._class_priorities)
         stream: AsyncGenerator[Any, None] = await super()._run_request(
             request, engine_method=engine_method, **kwargs
         )
         return stream
 
     def _refuse(self, request: Any) -> ErrorResponse | None:
+        unknown = find_unknown_class(request, self._class_priorities)
+        if unknown is not None:
+            return _bad_request(unknown, "vllm_xargs")
         if self._policy_name == "none":
             return None
         for field in _UNSUPPORTED_WITH_SPECULATION:
             if getattr(request, field, None):
-                return ErrorResponse(
-                    error=ErrorInfo(
-                        message=(
-                            f"{field} cannot be combined with speculative decoding; "
-                            f"leave {field} out, or serve the model with policy none"
-                        ),
-                        type="BadRequestError",
-                        param=field,
-                        code=400,
-                    )
+                return _bad_request(
+                    f"{field} cannot be combined with speculative decoding; leave "
+                    f"{field} out, or serve the model with policy none",
+                    field,
                 )
         return None
+
+
+def _bad_request(message: str, param: str) -> ErrorResponse:
+    return ErrorResponse(
+        error=ErrorInfo(message=message, type="BadRequestError", param=param, code=400)
+    )
 
 
 async def _only(item: Any) -> AsyncGenerator[Any, None]:

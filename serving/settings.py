@@ -67,6 +67,29 @@ class ModelSettings(_Section):
     ] = False
 
 
+class RequestClassSettings(_Section):
+    """Requests that are treated alike.
+
+    A request belongs to the class that `vllm_xargs.request_class` names, else to the
+    one with its `priority`, else to the class called `default`, if there is one.
+    """
+
+    weight: Annotated[
+        float,
+        Field(gt=0, le=1000, description="what a token is worth compared with others"),
+    ] = 1.0
+    latency_target_ms: Annotated[
+        float | None,
+        Field(
+            gt=0, description="longest time per token; drafts are given for it first"
+        ),
+    ] = None
+    priority: Annotated[
+        int | None,
+        Field(description="vLLM's priority of the class; lower is served earlier"),
+    ] = None
+
+
 class PolicySettings(_Section):
     """What is drafted and what is verified.
 
@@ -96,6 +119,10 @@ class PolicySettings(_Section):
         Literal["greedy", "probabilistic"],
         Field(description="how the draft model picks its tokens"),
     ] = "greedy"
+    classes: Annotated[
+        dict[str, RequestClassSettings],
+        Field(description="classes of requests by name; goodput weighs by them"),
+    ] = {}
     extra: Annotated[
         dict[str, Any], Field(description="more fields of vLLM's speculative_config")
     ] = {}

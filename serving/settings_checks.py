@@ -32,6 +32,7 @@ _ENGINE_SETTING_OF: Final = {
 def find_disagreements(settings: "Settings") -> Iterator[str]:
     """Yield every contradiction, as `setting: reason; fix`."""
     yield from _pair_disagreements(settings)
+    yield from _class_disagreements(settings)
     yield from _engine_disagreements(settings)
     yield from _extra_disagreements(settings)
     yield from _replica_disagreements(settings)
@@ -59,6 +60,26 @@ def _pair_disagreements(settings: "Settings") -> Iterator[str]:
             "policy.draft_tokens: drafts must be shorter than "
             f"engine.max_model_len ({settings.engine.max_model_len}, got "
             f"{policy.num_speculative_tokens})"
+        )
+
+
+def _class_disagreements(settings: "Settings") -> Iterator[str]:
+    owners: dict[int, str] = {}
+    for name, own in settings.policy.classes.items():
+        if own.priority is None:
+            continue
+        if own.priority in owners:
+            yield (
+                f"policy.classes.{name}.priority: {own.priority} belongs to "
+                f"policy.classes.{owners[own.priority]} already; give each class one "
+                "of its own"
+            )
+        owners[own.priority] = name
+    scheduling = settings.engine.extra.get("scheduling_policy", "priority")
+    if owners and scheduling != "priority":
+        yield (
+            f"engine.extra.scheduling_policy: must be priority (got {scheduling}) for "
+            "policy.classes with a priority; remove it here, or the priorities there"
         )
 
 

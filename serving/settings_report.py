@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -46,24 +47,37 @@ def describe(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
         yield f"{name}: {reason}" + (f"; set {purpose}" if purpose else "")
 
 
-def _fields_at(location: list[str], root: type[BaseModel]) -> frozenset[str]:
-    section = root
+def _section_at(location: list[str], root: type[BaseModel]) -> type[BaseModel] | None:
+    """Return the section at a place; the parts of a mapping of sections are names."""
+    section: Any = root
     for part in location:
-        annotation = section.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return frozenset()
-        section = annotation
-    return frozenset(section.model_fields)
+        if get_origin(section) is dict:
+            section = get_args(section)[1]
+        elif _is_section(section) and part in section.model_fields:
+            section = section.model_fields[part].annotation
+        else:
+            return None
+    return section if _is_section(section) else None
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _fields_at(location: list[str], root: type[BaseModel]) -> frozenset[str]:
+    section = _section_at(location, root)
+    return frozenset(section.model_fields) if section else frozenset()
 
 
 def _purpose_of(location: list[str], root: type[BaseModel]) -> str | None:
-    if len(location) < 2 or location[0] not in root.model_fields:
+    if len(location) < 2:
         return None
-    section = root.model_fields[location[0]].annotation
-    if not (isinstance(section, type) and issubclass(section, BaseModel)):
-        return None
-    field = section.model_fields.get(location[1])
-    return field.description if field else None
+    for end in range(len(location), 1, -1):
+        section = _section_at(location[: end - 1], root)
+        field = section.model_fields.get(location[end - 1]) if section else None
+        if field is not None:
+            return field.description
+    return None
 
 
 def did_you_mean(name: str, known: frozenset[str]) -> str:

@@ -198,7 +198,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.restart:
         store.clear()
     complete = options.report_only or _measure(options, store)
-    draw_plots(store, write_results(store))
+    draw_plots(store, write_results(store, with_bounds=True))
     sys.stderr.write(f"\nresults are in {options.output}\n")
     if not complete:
         sys.stderr.write("not everything is measured yet: run the same command again\n")

@@ -20,7 +20,8 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         request, the bonus token included: 1 without speculation. Inter-token latency
         is the time between two deliveries to a request; one delivery may carry
         several tokens. `time_per_token_p50_ms` is the median over requests of their
-        decoding time per token.
+        decoding time per token. `after_switch` holds, for every step since conditions
+        changed, its end and the tokens so far; None if they did not.
     """
     start_s, end_s = record.start_s, record.end_s
     num_tokens = num_decode_tokens = num_passes = num_steps = 0
@@ -59,6 +60,7 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         "itl_p99_ms": _percentile_ms(gaps, 99),
         "time_per_token_p50_ms": _percentile_ms(per_token, 50),
         "phases": _phases(record),
+        "after_switch": _after_switch(record),
     }
 
 
@@ -83,6 +85,18 @@ def _phases(record: LoopRecord) -> dict[str, float] | None:
     return {
         "before": _tokens_per_s(record, record.start_s, switch_s),
         "after": _tokens_per_s(record, switch_s, record.end_s),
+    }
+
+
+def _after_switch(record: LoopRecord) -> dict[str, list[float]] | None:
+    switch_s = record.switch_s
+    if switch_s is None or not record.start_s < switch_s < record.end_s:
+        return None
+    steps = [step for step in record.steps if switch_s < step.end_s <= record.end_s]
+    counts = [sum(len(one.token_ids) for one in step.deliveries) for step in steps]
+    return {
+        "end_ms": [round(1e3 * (step.end_s - switch_s), 2) for step in steps],
+        "tokens": np.cumsum(counts).tolist(),
     }
 
 

@@ -10,14 +10,13 @@ import numpy as np
 
 from .arms import Arm, parse_arm
 from .plan import Cell
-from .traces import Array, RecordedTrace, bin_outcomes, load_trace
+from .traces import Array, RecordedTrace, Traces, bin_outcomes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
-Traces = Mapping[Cell, Mapping[Arm, RecordedTrace]]
 
 _COLOURS = {
     "none": "#555555",
@@ -29,17 +28,6 @@ _FIXED_COLOURS = ("#a5d8ff", "#74c0fc", "#339af0", "#1c7ed6", "#1864ab")
 _LINE_STYLES = ("-", "--", ":")
 _PANEL = (4.6, 3.4)
 _DPI = 130
-
-
-def load_traces(folder: Path, cells: Sequence[Cell], arms: Sequence[Arm]) -> Traces:
-    """Load all traces below a folder that exist."""
-    traces: dict[Cell, dict[Arm, RecordedTrace]] = {}
-    for cell in cells:
-        for arm in arms:
-            path = folder / cell.name / f"{arm.file_name}.npz"
-            if path.exists():
-                traces.setdefault(cell, {})[arm] = load_trace(path)
-    return traces
 
 
 def draw_all(folder: Path, rows: Sequence[Row], traces: Traces) -> list[Path]:

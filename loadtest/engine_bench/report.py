@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .arms import parse_arm
+from .arms import Arm, parse_arm
+from .bounds import find_bounds
 from .errors import BenchError
+from .plan import Cell
 from .rows import make_ratios, make_rows
 from .store import TRACE_FOLDER, Store, cell_of
 from .tables import render
+from .traces import load_traces
+from .workloads import is_drifting
 
 RESULTS_FILE = "results.json"
 TABLE_FILE = "results.md"
 
 
-def write_results(store: Store) -> dict[str, Any]:
+def write_results(store: Store, *, with_bounds: bool = False) -> dict[str, Any]:
     """Write results.json and results.md from what has been measured.
+
+    Args:
+        store: Where it is.
+        with_bounds: Whether to replay the traces too, which takes seconds a cell.
 
     Returns:
         What results.json holds.
@@ -37,6 +45,7 @@ def write_results(store: Store) -> dict[str, Any]:
         "settings": conditions,
         "rows": make_rows(measurements, cells, arms),
         "ratios": make_ratios(measurements, cells, arms),
+        "bounds": _find_bounds(store, cells, arms) if with_bounds else [],
     }
     store.write(RESULTS_FILE, json.dumps(_round(results), indent=1) + "\n")
     store.write(TABLE_FILE, render(results))
@@ -53,12 +62,29 @@ def draw_plots(store: Store, results: Mapping[str, Any]) -> None:
             "pip install --no-deps -r configs/requirements/dev.txt\n"
         )
         return
-    from .plots import draw_all, load_traces
+    from .plots import draw_all
 
     arms = [parse_arm(name) for name in results["settings"]["policies"]]
     cells = list(dict.fromkeys(cell_of(row) for row in results["rows"]))
     traces = load_traces(store.folder / TRACE_FOLDER, cells, arms)
     draw_all(store.folder, results["rows"], traces)
+
+
+def _find_bounds(
+    store: Store, cells: Sequence[Cell], arms: Sequence[Arm]
+) -> list[dict[str, Any]]:
+    """Return the bounds of all cells with traces and constant conditions."""
+    steady = [cell for cell in cells if not is_drifting(cell.workload)]
+    traces = load_traces(store.folder / TRACE_FOLDER, steady, arms)
+    found = []
+    for number, (cell, own) in enumerate(traces.items(), start=1):
+        sys.stderr.write(f"\rbounds {number}/{len(traces)} {cell.name}\033[K")
+        bounds = find_bounds(own)
+        if bounds is not None:
+            found.append(cell.as_dict() | bounds)
+    if traces:
+        sys.stderr.write("\n")
+    return found
 
 
 def _round(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from .arms import Arm
 from .comparison import compare, spread
 from .plan import Cell
+from .recovery import median_recovery, recoveries
 
 Measurement = Mapping[str, Any]
 
@@ -23,12 +24,14 @@ def make_rows(
     Counts are added up over rounds before they are divided; times and errors are
     medians over rounds. None where nobody counts: `none` runs on vLLM's scheduler.
     """
-    return [
-        _make_row(cell, arm, own)
-        for cell in cells
-        for arm in arms
-        if (own := _select(measurements, cell, arm))
-    ]
+    rows = []
+    for cell in cells:
+        recovered = _recoveries(measurements, cell)
+        for arm in arms:
+            own = _select(measurements, cell, arm)
+            if own:
+                rows.append(_make_row(cell, arm, own, recovered))
+    return rows
 
 
 def make_ratios(
@@ -69,7 +72,12 @@ def find_differing(group: Sequence[Measurement]) -> dict[str, int]:
     }
 
 
-def _make_row(cell: Cell, arm: Arm, own: Sequence[Measurement]) -> dict[str, Any]:
+def _make_row(
+    cell: Cell,
+    arm: Arm,
+    own: Sequence[Measurement],
+    recovered: Mapping[int, Mapping[str, int | None]],
+) -> dict[str, Any]:
     verified = _total(own, "num_verified_tokens")
     accepted = _total(own, "num_accepted_tokens")
     steps = _total(own, "num_steps")
@@ -101,14 +109,32 @@ def _make_row(cell: Cell, arm: Arm, own: Sequence[Measurement]) -> dict[str, Any
             phase: asdict(spread([one[phase] for one in phases]))
             for phase in ("before", "after")
         }
+        own_recoveries = [recovered[m["round"]].get(arm.name) for m in own]
+        row["recovery_steps"] = median_recovery(own_recoveries)
+        row["recovery_steps_by_round"] = own_recoveries
     return row
+
+
+def _recoveries(
+    measurements: Sequence[Measurement], cell: Cell
+) -> dict[int, dict[str, int | None]]:
+    """Return steps to recovery by round and policy."""
+    groups: dict[int, list[Measurement]] = {}
+    for one in measurements:
+        if _is_under(one, cell):
+            groups.setdefault(one["round"], []).append(one)
+    return {number: recoveries(group) for number, group in groups.items()}
+
+
+def _is_under(measurement: Measurement, cell: Cell) -> bool:
+    """Tell whether something was measured under a cell's conditions."""
+    return all(measurement[key] == value for key, value in cell.as_dict().items())
 
 
 def _select(
     measurements: Sequence[Measurement], cell: Cell, arm: Arm
 ) -> list[Measurement]:
-    wanted = {"policy": arm.name} | cell.as_dict()
-    return [m for m in measurements if all(m[k] == v for k, v in wanted.items())]
+    return [m for m in measurements if m["policy"] == arm.name and _is_under(m, cell)]
 
 
 def _throughputs(

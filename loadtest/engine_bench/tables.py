@@ -19,6 +19,15 @@ _DETAILS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_BOUNDS_HEADING = (
+    "Bounds, tokens/s of decoding alone: the recorded drafts of the deepest fixed "
+    "policy replayed at prices fitted to all policies. Hindsight selects as goodput "
+    "does, with calibration and prices that have seen the trace; clairvoyant verifies "
+    "only what is accepted. In brackets the share of hindsight's headroom over the "
+    "best fixed k."
+)
+
+
 def render(results: Mapping[str, Any]) -> str:
     """Render everything that belongs into `results.md`."""
     rows, ratios = results["rows"], results["ratios"]
@@ -28,9 +37,18 @@ def render(results: Mapping[str, Any]) -> str:
         parts += [f"## {workload}, temperature {temperature:g}", throughput_table(own)]
         if any("output_tokens_per_s_by_phase" in row for row in own):
             parts += ["Before and after conditions change, tokens/s:", phase_table(own)]
+        if any(row.get("recovery_steps_by_round") for row in own):
+            parts += [
+                "Steps until back at .98 of the fastest policy after the change "
+                "(median over rounds; -: not within the run):",
+                recovery_table(own),
+            ]
         own_ratios = _under(ratios, workload, temperature)
         if own_ratios:
             parts += [_ratio_heading(own_ratios), ratio_table(own_ratios)]
+        own_bounds = _under(results.get("bounds", []), workload, temperature)
+        if own_bounds:
+            parts += [_BOUNDS_HEADING, bound_table(own_bounds)]
         parts += ["Details:", detail_table(own)]
     parts.append(_checks(rows))
     return "\n\n".join(parts) + "\n"
@@ -72,6 +90,41 @@ def phase_table(rows: Sequence[Row]) -> str:
         return f"{before:.0f} → {after:.0f}"
 
     return _by_concurrency("tokens/s", rows, cell)
+
+
+def recovery_table(rows: Sequence[Row]) -> str:
+    """Render the steps to recovery after conditions changed."""
+    return _by_concurrency(
+        "steps", rows, lambda row: _format(row.get("recovery_steps"), ".0f")
+    )
+
+
+def bound_table(bounds: Sequence[Row]) -> str:
+    """Render what selectors of hindsight and of foresight reach, and what arms did."""
+    lines = []
+    for bound in bounds:
+        name, speed = max(bound["fixed"].items(), key=lambda item: float(item[1]))
+        lines.append(
+            [
+                str(bound["concurrency"]),
+                f"{bound['none']:.0f}",
+                f"{speed:.0f} ({name})",
+                f"{bound['hindsight']:.0f} (depth {bound['hindsight_depth']})",
+                f"{bound['clairvoyant']:.0f}",
+                *(
+                    f"{_format(bound['achieved'].get(arm), '.0f')} "
+                    f"({_format(bound['headroom_share'].get(arm), '.0%')})"
+                    for arm in _adaptive(bounds)
+                ),
+            ]
+        )
+    header = ["requests", "none", "best fixed", "hindsight", "clairvoyant"]
+    return _table([*header, *_adaptive(bounds)], lines)
+
+
+def _adaptive(bounds: Sequence[Row]) -> list[str]:
+    names = dict.fromkeys(name for bound in bounds for name in bound["achieved"])
+    return [name for name in names if not name.startswith("fixed")]
 
 
 def ratio_table(ratios: Sequence[Row]) -> str:

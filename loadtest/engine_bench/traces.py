@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .arms import Arm
+from .plan import Cell
 
 Array = NDArray[np.float64]
 
@@ -54,6 +58,9 @@ class RecordedTrace:
         return probability[tested], happened[tested].astype(np.float64)
 
 
+Traces = Mapping[Cell, Mapping[Arm, RecordedTrace]]
+
+
 @dataclass(frozen=True, slots=True)
 class CalibrationCurve:
     """Predicted against observed acceptance, by bins of equal width.
@@ -75,6 +82,17 @@ def load_trace(path: Path) -> RecordedTrace:
     """Load a trace."""
     with np.load(path) as arrays:
         return RecordedTrace({name: arrays[name] for name in arrays.files})
+
+
+def load_traces(folder: Path, cells: Sequence[Cell], arms: Sequence[Arm]) -> Traces:
+    """Load all traces below a folder that exist."""
+    traces: dict[Cell, dict[Arm, RecordedTrace]] = {}
+    for cell in cells:
+        for arm in arms:
+            path = folder / cell.name / f"{arm.file_name}.npz"
+            if path.exists():
+                traces.setdefault(cell, {})[arm] = load_trace(path)
+    return traces
 
 
 def bin_outcomes(probability: Array, happened: Array) -> CalibrationCurve | None:

@@ -32,6 +32,13 @@ class BatchLimits:
         self._watermark: int = scheduler.kv_cache_manager.watermark_blocks
         self._mean_output_tokens = 0.0
 
+    def is_needed(self) -> bool:
+        """Tell whether there is anything to limit: a queue, or a prompt under way."""
+        scheduler = self._scheduler
+        return bool(scheduler.waiting) or any(
+            request.is_prefill_chunk for request in scheduler.running
+        )
+
     def measure_load(self) -> EngineLoad:
         """Describe what is running as the coming step will find it."""
         running = self._scheduler.running

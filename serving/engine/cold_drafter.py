@@ -49,15 +49,14 @@ class ColdDrafter:
         self.num_caught_up = 0
         self.catch_up_ms = 0.0
         cache = self._prepare(output, metadata)
+        req_ids = self._runner.input_batch.req_ids
         starts = self._runner.input_batch.num_computed_tokens_cpu
-        for row, req_id in enumerate(self._runner.input_batch.req_ids):
-            cache.skip(
-                req_id,
-                int(starts[row]),
-                output.num_scheduled_tokens[req_id],
-                metadata.block_table_tensor[row].numpy(),
-            )
-        num_reqs = len(self._runner.input_batch.req_ids)
+        blocks = metadata.block_table_tensor.numpy()
+        for row, (req_id, start) in enumerate(
+            zip(req_ids, starts[: len(req_ids)].tolist(), strict=True)
+        ):
+            cache.skip(req_id, start, output.num_scheduled_tokens[req_id], blocks[row])
+        num_reqs = len(req_ids)
         return torch.empty(num_reqs, 0, dtype=torch.int64, device=self._runner.device)
 
     def catch_up(

@@ -29,6 +29,7 @@ from vllm.v1.spec_decode.draft_model import DraftModelProposer  # noqa: E402
 from vllm.v1.spec_decode.llm_base_proposer import (  # noqa: E402
     SpecDecodeBaseProposer,
 )
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata  # noqa: E402
 from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
 
@@ -48,6 +49,7 @@ __all__ = [
     "Scheduler",
     "SchedulerOutput",
     "SpecDecodeBaseProposer",
+    "SpecDecodeMetadata",
     "VllmConfig",
     "apply_top_k_top_p",
     "rejection_sampler",

@@ -15,12 +15,17 @@ import torch
 from serving.engine.cold_drafter import ColdDrafter
 from serving.engine.compat import GPUModelRunner, SpecDecodeBaseProposer
 from serving.engine.drafts import WorkerTimes
+from serving.engine.plain_steps import PlainSteps
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from serving.engine.compat import SamplingMetadata, SchedulerOutput
+    from serving.engine.compat import (
+        SamplingMetadata,
+        SchedulerOutput,
+        SpecDecodeMetadata,
+    )
 
 
 class ConfidenceDrafter(SpecDecodeBaseProposer):
@@ -175,10 +180,31 @@ class UninterruptedRunner(GPUModelRunner):
     tokens of the drafter's context, and leaves holes in the drafter's KV cache.
     `ConfidenceDrafter` keeps rows past the limit harmless, so the batch can go on; the
     scheduler drops the drafts of the request in question.
+
+    A step that verifies nothing is prepared and sampled as if there were no drafter.
     """
 
     _drafter_skipped: bool
     _cold: ColdDrafter | None
+    _plain: PlainSteps
+
+    def _calc_spec_decode_metadata(
+        self,
+        num_draft_tokens: NDArray[np.int32],
+        cu_num_scheduled_tokens: NDArray[np.int32],
+    ) -> SpecDecodeMetadata:
+        if num_draft_tokens.any():
+            return super()._calc_spec_decode_metadata(
+                num_draft_tokens, cu_num_scheduled_tokens
+            )
+        return self._plain.describe(cu_num_scheduled_tokens)
+
+    def _sample(
+        self, logits: torch.Tensor | None, metadata: SpecDecodeMetadata | None
+    ) -> Any:
+        if metadata is not None and metadata.max_spec_len == 0:
+            metadata = None
+        return super()._sample(logits, metadata)
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         fits = common_attn_metadata is not None and (
@@ -225,6 +251,7 @@ def adopt_runner(runner: GPUModelRunner) -> None:
     """
     if _reclass(runner, UninterruptedRunner):
         runner._drafter_skipped = False
+        runner._plain = PlainSteps(runner.max_num_reqs, runner.device)
         runner._cold = ColdDrafter(runner) if ColdDrafter.supports(runner) else None
 
 

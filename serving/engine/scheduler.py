@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from serving.engine.counters import SpeculationCounters
 from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.faults import FaultGuard, check_selection
 from serving.engine.options import opts_out, read_policy
+from serving.engine.request_classes import RequestClasses
 from serving.engine.step_clock import StepClock
 
 if TYPE_CHECKING:
@@ -41,9 +43,15 @@ _CONFIDENCE_METHODS = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 
 @dataclass(slots=True)
 class _PendingDraft:
-    """Confidence of a request's latest draft, kept until it is verified or replaced."""
+    """Confidence of a request's latest draft, kept until it is verified or replaced.
+
+    Attributes:
+        confidence: `[num_reqs, depth]` of the step that drafted; None if not known.
+        row: The request's.
+    """
 
     confidence: NDArray[np.float64] | None
+    row: int
 
 
 class TetrisScheduler(Scheduler):
@@ -70,13 +78,15 @@ class TetrisScheduler(Scheduler):
                 max_tokens=self.scheduler_config.max_num_batched_tokens,
                 max_reqs=self.scheduler_config.max_num_seqs,
                 skips_drafter=speculative.uses_draft_model(),
+                method=speculative.method,
             ),
         )
+        self._classes = RequestClasses.read(self.vllm_config)
         self._clock = StepClock()
         self._limits = BatchLimits(self)
         self._drafts_are_sampled = speculative.draft_sample_method == "probabilistic"
         self._method: str = speculative.method
-        self._reports_confidence = self._uses_model_drafter(self._method) and not (
+        self._reports_confidence = self._method in _CONFIDENCE_METHODS and not (
             speculative.use_local_argmax_reduction
             or speculative.use_heterogeneous_vocab
             or speculative.parallel_drafting
@@ -105,7 +115,10 @@ class TetrisScheduler(Scheduler):
                 self._guard.ask(self._planner.fit_profile, draft_token_ids.profile)
         if not self.has_unfinished_requests():
             self._clock.discard()
-        confidence = None if skipped else self._read_confidence(draft_token_ids)
+        depth = max(map(len, draft_token_ids.draft_token_ids), default=0)
+        if depth == 0:
+            return
+        confidence = None if skipped else self._read_confidence(draft_token_ids, depth)
         for row, req_id in enumerate(draft_token_ids.req_ids):
             request = self.requests.get(req_id)
             if request is None or request.is_finished() or request.is_prefill_chunk:
@@ -118,9 +131,7 @@ class TetrisScheduler(Scheduler):
             if num_usable < num_valid:
                 self._count_cut(reason, num_valid - num_usable)
                 request.spec_token_ids = request.spec_token_ids[:num_usable]
-            self._pending[req_id] = _PendingDraft(
-                None if confidence is None else confidence[row]
-            )
+            self._pending[req_id] = _PendingDraft(confidence, row)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
@@ -157,14 +168,21 @@ class TetrisScheduler(Scheduler):
         return self._planner.export_state()
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start from what another replica's planner learnt."""
-        self._planner.import_state(state)
+        """Start from what another replica's planner learnt.
 
-    def _read_confidence(self, drafts: DraftTokenIds) -> NDArray[np.float64] | None:
+        Raises:
+            Exception: Whatever is wrong with the state; nothing has changed then.
+        """
+        planner = copy.deepcopy(self._planner)
+        planner.import_state(state)
+        self._planner = planner
+
+    def _read_confidence(
+        self, drafts: DraftTokenIds, depth: int
+    ) -> NDArray[np.float64] | None:
         """Return the confidence of these drafts, None if there is none to rely on."""
         confidence: NDArray[np.float64] | None = getattr(drafts, "confidence", None)
-        depth = max(map(len, drafts.draft_token_ids), default=0)
-        if depth == 0 or not self._reports_confidence:
+        if not self._reports_confidence:
             return confidence
         if confidence is None:
             self._guard.note("confidence_missing")
@@ -242,16 +260,8 @@ class TetrisScheduler(Scheduler):
         lengths = np.array([len(r.spec_token_ids) for r in requests], dtype=np.int64)
         confidence = None
         if self._reports_confidence:
-            confidence = np.zeros((len(requests), int(lengths.max())))
-            for index, (request, length) in enumerate(
-                zip(requests, lengths, strict=True)
-            ):
-                row = self._pending[request.request_id].confidence
-                if row is None:
-                    return None
-                confidence[index, :length] = row[:length]
-            if not np.isfinite(confidence).all():
-                self._guard.note("confidence_invalid")
+            confidence = self._gather_confidence(requests, int(lengths.max()))
+            if confidence is None:
                 return None
         num_uncomputed = [r.num_tokens - r.num_computed_tokens for r in self.running]
         return DraftBatch(
@@ -262,7 +272,35 @@ class TetrisScheduler(Scheduler):
             num_prefill_tokens=sum(n for n in num_uncomputed if n > 1),
             num_context_tokens=self._count_context(),
             drafts_are_sampled=self._drafts_are_sampled,
+            weights=self._classes.weigh(requests),
+            latency_targets_ms=self._classes.targets_ms(requests),
         )
+
+    def _gather_confidence(
+        self, requests: list[Request], depth: int
+    ) -> NDArray[np.float64] | None:
+        """Return one row per request, `[num_reqs, >= depth]`; None if one is missing.
+
+        Columns past a request's drafts hold what its step drafted there, or 0.
+        """
+        pending = [self._pending[request.request_id] for request in requests]
+        first = pending[0].confidence
+        if first is None:
+            return None
+        if all(one.confidence is first for one in pending):
+            # The usual case: all were drafted in the last step.
+            gathered = first[[one.row for one in pending]]
+        else:
+            gathered = np.zeros((len(requests), depth))
+            for row, one in zip(gathered, pending, strict=True):
+                if one.confidence is None:
+                    return None
+                width = min(depth, one.confidence.shape[1])
+                row[:width] = one.confidence[one.row, :width]
+        if not np.isfinite(gathered).all():
+            self._guard.note("confidence_invalid")
+            return None
+        return gathered[:, :depth]
 
     def _count_dropped(
         self, offered: list[tuple[Request, int]], output: SchedulerOutput
@@ -279,6 +317,9 @@ class TetrisScheduler(Scheduler):
         return sum(request.num_computed_tokens for request in self.running)
 
     def _plan_batch(self) -> None:
+        if not self._limits.is_needed():
+            self._limits.apply(None, 0)
+            return
         load = self._limits.measure_load()
         plan = self._guard.ask(self._planner.plan_batch, load)
         self._limits.apply(plan, load.num_decode_tokens)
@@ -289,8 +330,14 @@ class TetrisScheduler(Scheduler):
             self._guard.ask(self._planner.observe_timing, timing)
 
     def _set_depth(self, output: SchedulerOutput) -> None:
-        num_reqs = len(output.num_scheduled_tokens)
-        depth = self._guard.ask(lambda: int(self._planner.choose_depth(num_reqs)))
+        depth = self._guard.ask(
+            lambda: int(
+                self._planner.choose_depth(
+                    len(output.num_scheduled_tokens),
+                    self._classes.tightest_target_ms(self.running),
+                )
+            )
+        )
         if self._method == "suffix":
             # vLLM's proposer insists on one depth; trimming is all there is.
             depth = self.num_spec_tokens
@@ -339,15 +386,10 @@ class TetrisScheduler(Scheduler):
         speculative = self.vllm_config.speculative_config
         draft_config = speculative.draft_model_config
         limit = getattr(draft_config, "max_model_len", None)
-        if self._uses_model_drafter(speculative.method) and limit is not None:
-            limit = min(int(limit), self.max_model_len)
-            return int(limit)
-        target_limit: int = self.max_model_len
+        target_limit = int(self.max_model_len)
+        if speculative.method in _CONFIDENCE_METHODS and limit is not None:
+            return min(int(limit), target_limit)
         return target_limit
-
-    @staticmethod
-    def _uses_model_drafter(method: str) -> bool:
-        return method in _CONFIDENCE_METHODS
 
     def _count_cut(self, reason: str, num_tokens: int) -> None:
         if num_tokens:

@@ -72,6 +72,7 @@ def run_engine(
     extra_draft_tokens: int = 2,
     method: str = "draft_model",
     speculative: dict[str, Any] | None = None,
+    classes: dict[str, Any] | None = None,
     **engine_args: Any,
 ) -> Iterator[Engine]:
     """Start an engine for a policy and stop it afterwards.
@@ -84,6 +85,7 @@ def run_engine(
         extra_draft_tokens: Only used by `tetris`.
         method: vLLM's speculative method.
         speculative: More keys of vLLM's `speculative_config`.
+        classes: Request classes by name.
         **engine_args: Override the defaults below.
     """
     from vllm import LLM
@@ -117,6 +119,7 @@ def run_engine(
                     "policy": policy,
                     "draft_tokens": draft_tokens,
                     "extra_draft_tokens": extra_draft_tokens,
+                    "classes": classes or {},
                 }
             },
             "speculative_config": config,

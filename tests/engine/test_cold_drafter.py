@@ -31,7 +31,9 @@ class Alternating(FixedPlanner):
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def choose_depth(self, num_reqs: int) -> int:
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
         object.__setattr__(self, "num_steps", self.num_steps + 1)
         drafting = self.num_steps % (self.num_on + self.num_off) < self.num_on
         return DEPTH if drafting else 0

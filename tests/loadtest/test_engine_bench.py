@@ -36,7 +36,7 @@ from loadtest.engine_bench.plan import (
     replace_axes,
     rotate,
 )
-from loadtest.engine_bench.plots import draw_all, load_traces
+from loadtest.engine_bench.plots import draw_all
 from loadtest.engine_bench.preload import engine_env
 from loadtest.engine_bench.progress import Progress
 from loadtest.engine_bench.report import write_results
@@ -46,7 +46,7 @@ from loadtest.engine_bench.store import Store
 from loadtest.engine_bench.tables import ratio_table, throughput_table
 from loadtest.engine_bench.telemetry import Telemetry
 from loadtest.engine_bench.trace import Trace, record_trace
-from loadtest.engine_bench.traces import bin_outcomes, load_trace
+from loadtest.engine_bench.traces import bin_outcomes, load_trace, load_traces
 from loadtest.engine_bench.workloads import (
     LONG_PROMPT_TOKENS,
     MAX_LONG_TOKENS,
@@ -298,6 +298,19 @@ def test_throughput_before_and_after_the_change_is_told_apart() -> None:
     assert measure(record)["phases"] == pytest.approx({"before": 20.0, "after": 40.0})
 
 
+def test_steps_after_the_change_are_kept_with_their_tokens() -> None:
+    engine = FakeEngine(lengths=[4] * 12, per_step=2)
+
+    record = run_fake(engine, 2, switch_at=6)
+    after = measure(record)["after_switch"]
+
+    steps = [s for s in record.steps if record.switch_s < s.end_s <= record.end_s]
+    assert len(after["end_ms"]) == len(after["tokens"]) == len(steps) > 0
+    assert after["end_ms"][0] == pytest.approx(100.0)
+    assert after["tokens"][:2] == [4, 8]
+    assert measure(run_fake(FakeEngine([4] * 12), 2))["after_switch"] is None
+
+
 def test_digests_tell_which_replies_differ() -> None:
     total, digests = digest_outputs(run_fake(FakeEngine(lengths=[2, 3, 4]), 1))
     other = [digests[0], "other", digests[2]]
@@ -547,6 +560,33 @@ def test_the_last_policy_is_compared_with_all_others() -> None:
 
     assert lines[0] == "| tetris:2+2 over | 1 request |"
     assert lines[2:] == ["| none | 2.000 (1.400-1.600) |", "| fixed:1 | 1.500 |"]
+
+
+def test_rows_of_drifting_cells_count_the_steps_to_recovery(store: Store) -> None:
+    def drifted(policy: str, number: int, speed: float, slow: int) -> dict[str, Any]:
+        step_ms = [20.0] * slow + [10.0] * (300 - slow)
+        series = {
+            "end_ms": np.cumsum(step_ms).tolist(),
+            "tokens": list(range(1, 301)),
+        }
+        phases = {"before": 1.0, "after": speed}
+        return measured(policy, number, speed, phases=phases, after_switch=series)
+
+    for number, slow in ((1, 7), (2, 9)):
+        store.append_group(
+            [
+                drifted("none", number, 110.0, 0),
+                drifted("tetris:2+2", number, 100.0, slow),
+            ]
+        )
+    store.write_environment(ENVIRONMENT)
+
+    none, tetris = write_results(store)["rows"]
+
+    # One slow step among fifty costs just under 2 %.
+    assert (none["recovery_steps"], tetris["recovery_steps_by_round"]) == (0, [6, 8])
+    assert tetris["recovery_steps"] == 7
+    assert "Steps until back" in (store.folder / "results.md").read_text()
 
 
 # Traces and plots

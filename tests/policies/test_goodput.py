@@ -12,9 +12,10 @@ from policies.batch import (
     PolicySpec,
     VerificationOutcome,
 )
-from policies.cost import StepTiming
+from policies.cost import CostProfile, StepTiming
 from policies.dynamic import DynamicPlanner
-from policies.goodput import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL, GoodputPlanner
+from policies.exploration import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL
+from policies.goodput import LEARN_EVERY, GoodputPlanner
 from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
 
 MAX_DEPTH = 5
@@ -152,7 +153,8 @@ def test_clock_readings_of_the_drafting_step_do_not_decide_about_its_drafts():
     before = planner.cost.export_state()
     planner.observe_timing(engine.time(0, 2))
     assert planner.cost.export_state() == before
-    planner.observe(VerificationOutcome(np.array([1]), np.array([1]), ("0",)))
+    for _ in range(LEARN_EVERY):
+        planner.observe(VerificationOutcome(np.array([1]), np.array([1]), ("0",)))
     assert planner.cost.export_state() != before
 
 
@@ -245,13 +247,31 @@ def test_a_new_replica_starts_from_what_another_learnt():
     assert pupil.cost.predict_ms(timing) == pytest.approx(timing.total_ms, rel=0.05)
 
 
+def test_a_start_up_profile_does_not_undo_a_warm_start():
+    teacher, pupil = make_goodput(), make_goodput()
+    MadeUpEngine(16).run(teacher, 300)
+    pupil.import_state(teacher.export_state())
+    before = pupil.cost.export_state()
+    pupil.fit_profile(CostProfile((1, 8), (900.0, 950.0), (400.0, 400.0)))
+    assert pupil.cost.export_state() == before
+
+
+def test_a_novice_has_nothing_to_teach():
+    novice = make_goodput()
+    MadeUpEngine(4).run(novice, 10)
+    assert novice.export_state() == {}
+    learner = make_goodput()
+    before = learner.cost.export_state()
+    learner.import_state({})
+    assert learner.cost.export_state() == before
+
+
 def test_finished_requests_leave_nothing_behind():
     planner = make_goodput()
     MadeUpEngine(16).run(planner, 50)
     for index in range(16):
         planner.forget(str(index))
-    assert not planner._confidence
-    assert not planner.calibration._requests
+    assert len(planner.calibration._requests) == 0
 
 
 def test_reports_name_what_operators_look_for():
@@ -279,7 +299,7 @@ def test_dynamic_finds_the_best_single_length(num_reqs: int, token_ms: float):
 @pytest.mark.parametrize("name", ["fixed", "tetris", "dynamic", "goodput"])
 def test_every_policy_answers_the_whole_protocol(name: str):
     planner = build_planner(PolicySpec(name, 2, 1), LIMITS)
-    MadeUpEngine(4).run(planner, 10)
+    MadeUpEngine(4).run(planner, 120)
     planner.forget("0")
     assert isinstance(planner.report(), dict)
     build_planner(PolicySpec(name, 2, 1), LIMITS).import_state(planner.export_state())

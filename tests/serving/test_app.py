@@ -48,9 +48,21 @@ def test_tetris_drafts_deeper_than_it_verifies() -> None:
         "draft_tokens": 2,
         "extra_draft_tokens": 3,
         "latency_target_ms": None,
+        "classes": {},
     }
     assert kwargs["scheduler_cls"] == "serving.engine.scheduler.TetrisScheduler"
     assert kwargs["worker_cls"] == "serving.engine.worker.TetrisCPUWorker"
+
+
+def test_classes_reach_the_engine_and_their_priorities_its_queue() -> None:
+    classes = {"chat": {"weight": 4, "latency_target_ms": 50, "priority": -1}}
+    kwargs = engine_kwargs(policy={"name": "goodput", "classes": classes})
+    assert kwargs["additional_config"]["tetris"]["classes"] == {
+        "chat": {"weight": 4.0, "latency_target_ms": 50.0, "priority": -1}
+    }
+    assert kwargs["scheduling_policy"] == "priority"
+    without = engine_kwargs(policy={"name": "goodput", "classes": {"chat": {}}})
+    assert "scheduling_policy" not in without
 
 
 def test_methods_without_a_draft_model_pass_their_own_fields() -> None:

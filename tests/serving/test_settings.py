@@ -246,3 +246,29 @@ def test_the_port_variable_is_read_and_checked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PORT", "90000")
     with pytest.raises(SettingsError, match="PORT: must be a port"):
         Environment.read()
+
+
+def test_faults_of_a_request_class_are_named_with_their_place() -> None:
+    classes = {"chat": {"weight": 0}, "bulk": {"wieght": 5}}
+    problems = problems_of(minimal(policy={"classes": classes}))
+    assert problems == [
+        "a.yaml: policy.classes.chat.weight: must be > 0.0 (got 0); set what a token "
+        "is worth compared with others",
+        "a.yaml: policy.classes.bulk.wieght: unknown setting; did you mean weight?",
+    ]
+
+
+def test_two_classes_cannot_share_a_priority() -> None:
+    classes = {"chat": {"priority": 1}, "bulk": {"priority": 1}}
+    (problem,) = problems_of(minimal(policy={"classes": classes}))
+    assert "policy.classes.bulk.priority: 1 belongs to policy.classes.chat" in problem
+
+
+def test_priorities_need_the_queue_that_honours_them() -> None:
+    (problem,) = problems_of(
+        minimal(
+            policy={"classes": {"chat": {"priority": 1}}},
+            engine={"extra": {"scheduling_policy": "fcfs"}},
+        )
+    )
+    assert "engine.extra.scheduling_policy: must be priority (got fcfs)" in problem

@@ -1,0 +1,75 @@
+"""Steps that are not the best guess, so that estimates stay alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+EXPLORE_EVERY = 48
+"""At depth 0 one step in this many drafts anyway, for fresh confidence when the load
+falls, or fewer where catching up makes that dear."""
+
+MAX_EXPLORE_SHARE = 0.004
+"""Share of the time that exploring should take at most."""
+
+MAX_EXPLORE_INTERVAL = 400
+"""Steps after which a drafter is tried again however dear it seems to be: the price
+may be an old one."""
+
+EXPLORE_DEPTH = 2
+"""Depth of an exploring step: enough to see how acceptance falls with position."""
+
+PROBE_EVERY = 128
+"""While drafting, one step in this many verifies nothing: the price of a plain step is
+what every draft is compared with, and an old or guessed one would confirm itself."""
+
+FIRST_PROBES = frozenset({16, 32, 48, 64})
+"""The first probes come sooner, once the cost model has found its level."""
+
+
+@dataclass(slots=True)
+class Exploration:
+    """Decides by counting alone, never by drafts or clocks, when to try something else.
+
+    Attributes:
+        exploring: The latest depth was an exploring one.
+
+    Source: ours.
+    """
+
+    exploring: bool = field(init=False, default=False)
+    _interval: float = field(init=False, default=EXPLORE_EVERY)
+    _steps_at_zero: int = field(init=False, default=0)
+    _steps_selected: int = field(init=False, default=0)
+
+    def set_price(self, explore_ms: float, step_ms: float) -> None:
+        """Explore as often as is affordable.
+
+        Args:
+            explore_ms: What an exploring step takes longer.
+            step_ms: A step that drafts nothing.
+        """
+        interval = explore_ms / (MAX_EXPLORE_SHARE * max(step_ms, 1e-6))
+        self._interval = float(np.clip(interval, EXPLORE_EVERY, MAX_EXPLORE_INTERVAL))
+
+    def adjust_depth(self, depth: int, max_depth: int) -> int:
+        """Return the depth to draft: the planned one, or now and then more than 0."""
+        self.exploring = False
+        if depth > 0:
+            self._steps_at_zero = 0
+            return depth
+        self._steps_at_zero += 1
+        if self._steps_at_zero < self._interval:
+            return 0
+        self._steps_at_zero = 0
+        self.exploring = True
+        return min(EXPLORE_DEPTH, max_depth)
+
+    def is_probing(self) -> bool:
+        """Tell, once a step, whether its drafts are left unverified."""
+        self._steps_selected += 1
+        return (
+            self._steps_selected in FIRST_PROBES
+            or self._steps_selected % PROBE_EVERY == 0
+        )

@@ -1,0 +1,88 @@
+"""Recent drafts, which stand for the next ones when the depth is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.budget import foresee_depths
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from policies.budget import DepthOutlook
+
+NUM_REMEMBERED_DRAFTS = 96
+"""A few steps of a large batch, about a hundred steps of a single request."""
+
+
+@dataclass(slots=True)
+class RecentDrafts:
+    """A ring of predicted acceptances, `[num_remembered, max_depth]`.
+
+    Depths that were not drafted lately are filled in by what is typical of their
+    position.
+
+    Source: ours.
+    """
+
+    max_depth: int
+    _acceptance: NDArray[np.float64] = field(init=False)
+    _weights: NDArray[np.float64] = field(init=False)
+    _num_seen: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Start with one draft that nothing is known about."""
+        # NaN past what a draft had.
+        self._acceptance = np.full((NUM_REMEMBERED_DRAFTS, self.max_depth), np.nan)
+        self._weights = np.ones(NUM_REMEMBERED_DRAFTS)
+
+    def remember(
+        self,
+        acceptance: NDArray[np.float64],
+        num_draft_tokens: NDArray[np.int64],
+        weights: NDArray[np.float64] | None,
+    ) -> None:
+        """Take in a step's drafts, as they were predicted before their verification.
+
+        Args:
+            acceptance: `[num_reqs, depth]`, 0-1.
+            num_draft_tokens: `[num_reqs]`; requests without drafts are left out.
+            weights: `[num_reqs]`, mean 1; None for all the same.
+        """
+        drafting = np.flatnonzero(num_draft_tokens)[-NUM_REMEMBERED_DRAFTS:]
+        depth = acceptance.shape[1]
+        slots = (self._num_seen + np.arange(drafting.size)) % NUM_REMEMBERED_DRAFTS
+        rows = np.full((drafting.size, self.max_depth), np.nan)
+        present = np.arange(depth) < num_draft_tokens[drafting, None]
+        np.copyto(rows[:, :depth], acceptance[drafting], where=present)
+        self._acceptance[slots] = rows
+        self._weights[slots] = 1.0 if weights is None else weights[drafting]
+        self._num_seen += drafting.size
+
+    def foresee(self, typical: NDArray[np.float64]) -> DepthOutlook:
+        """Return expected tokens and drafts by depth and threshold.
+
+        Args:
+            typical: `[max_depth]`, 0-1, acceptance where a draft had no position.
+        """
+        return foresee_depths(self._fill(typical), self._weights[: self._num_rows])
+
+    def tokens_by_depth(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return tokens per step of a request all of whose drafts are verified.
+
+        Returns:
+            `[max_depth + 1]`, from depth 0; the bonus token included.
+        """
+        survival = np.cumprod(self._fill(typical), axis=1).mean(axis=0)
+        return 1.0 + np.concatenate(([0.0], np.cumsum(survival)))
+
+    @property
+    def _num_rows(self) -> int:
+        return max(1, min(self._num_seen, NUM_REMEMBERED_DRAFTS))
+
+    def _fill(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
+        recent = self._acceptance[: self._num_rows]
+        return np.where(np.isnan(recent), typical, recent)

@@ -1,0 +1,136 @@
+"""Request classes: read from the configuration, found for requests, seen to matter."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from serving.engine.request_classes import RequestClasses
+from tests.engine.checks import draw_prompt
+from tests.engine.conftest import run_engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLASSES = {
+    "interactive": {"weight": 4.0, "latency_target_ms": 30.0, "priority": -1},
+    "batch": {"weight": 0.5, "priority": 10},
+    "default": {"weight": 2.0},
+}
+
+
+def read(classes: Any) -> RequestClasses:
+    return RequestClasses.read(
+        SimpleNamespace(additional_config={"tetris": {"classes": classes}})
+    )
+
+
+def make_request(priority: int = 0, **extra_args: Any) -> Any:
+    return SimpleNamespace(
+        priority=priority,
+        sampling_params=SimpleNamespace(extra_args=extra_args or None),
+    )
+
+
+def test_a_name_wins_over_a_priority_and_a_priority_over_the_default() -> None:
+    classes = read(CLASSES)
+    weights = [
+        classes.of(make_request(10, request_class="interactive")).weight,
+        classes.of(make_request(10)).weight,
+        classes.of(make_request(3)).weight,
+        classes.of(make_request(3, request_class=["no", "name"])).weight,
+    ]
+    assert weights == [4.0, 0.5, 2.0, 2.0]
+
+
+def test_without_a_default_the_rest_weigh_one() -> None:
+    classes = read({"batch": {"weight": 0.5, "priority": 10}})
+    assert classes.of(make_request()).weight == 1.0
+    assert classes.of(make_request()).latency_target_ms is None
+
+
+def test_weights_and_targets_are_left_out_where_they_make_no_difference() -> None:
+    plain = [make_request(), make_request()]
+    assert read({}).weigh(plain) is None
+    assert read({}).tightest_target_ms(plain) is None
+    assert read(CLASSES).weigh(plain) is None
+    assert read(CLASSES).targets_ms(plain) is None
+    assert read(CLASSES).tightest_target_ms([]) is None
+
+
+def test_requests_of_different_classes_are_told_apart() -> None:
+    requests = [make_request(-1), make_request(), make_request(10)]
+    classes = read(CLASSES)
+    np.testing.assert_array_equal(classes.weigh(requests), [4.0, 2.0, 0.5])
+    np.testing.assert_array_equal(classes.targets_ms(requests), [30.0, np.inf, np.inf])
+    assert classes.tightest_target_ms(requests) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ({"a": {"wieght": 1}}, r"class 'a' has no wieght; it may hold weight, "),
+        ({"a": {"weight": 0}}, r"class 'a': weight must be > 0, got 0"),
+        ({"a": {"latency_target_ms": -5}}, r"latency_target_ms must be > 0, got -5"),
+        (
+            {"a": {"priority": 1}, "b": {"priority": 1}},
+            r"class 'b': priority 1 belongs to another class",
+        ),
+    ],
+)
+def test_classes_that_make_no_sense_are_refused(classes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(classes)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_classes_reach_the_planner_by_name_and_by_priority(
+    tiny_pair: tuple[Path, Path],
+) -> None:
+    from vllm import SamplingParams
+
+    with run_engine(
+        *tiny_pair,
+        policy="goodput",
+        classes=CLASSES,
+        scheduling_policy="priority",
+    ) as engine:
+        batches, targets = [], []
+        planner = engine.scheduler._planner
+        select, choose_depth = planner.select, planner.choose_depth
+
+        class Spy:
+            """The planner, overheard."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(planner, name)
+
+            def select(self, batch: Any) -> Any:
+                batches.append(batch)
+                return select(batch)
+
+            def choose_depth(self, num_reqs: int, target_ms: float | None) -> int:
+                targets.append(target_ms)
+                return choose_depth(num_reqs, target_ms)
+
+        engine.scheduler._planner = Spy()
+        params = [
+            SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, **more)
+            for more in ({}, {"extra_args": {"request_class": "interactive"}}, {})
+        ]
+        engine.llm.generate(
+            [{"prompt_token_ids": draw_prompt(i, 8)} for i in range(3)],
+            params,
+            priority=[0, 0, 10],
+            use_tqdm=False,
+        )
+        assert engine.scheduler.counters.num_fallbacks == {}
+    weights = {tuple(b.weights) for b in batches if b.num_reqs == 3}
+    assert {tuple(sorted(one)) for one in weights} == {(0.5, 2.0, 4.0)}
+    bound = [b for b in batches if b.latency_targets_ms is not None]
+    assert {float(b.latency_targets_ms.min()) for b in bound} == {30.0}
+    assert 30.0 in targets

@@ -1,0 +1,128 @@
+"""Capacity signals: read from the real machine, and left out where there are none."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Mapping
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.capacity import CapacityReader, CpuProbe, NvmlProbe, capacity_reader
+
+
+def spin() -> None:
+    """Keep a core busy."""
+    while True:
+        pass
+
+
+def wait_for_cpu_s(process: multiprocessing.Process, seconds: float) -> None:
+    import psutil
+
+    watched = psutil.Process(process.pid)
+    deadline_s = time.monotonic() + 60
+    while watched.cpu_times().user < seconds:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_the_first_reading_has_nothing_to_compare_with() -> None:
+    assert CpuProbe().read() == {}
+
+
+def test_work_of_a_child_counts_as_the_replicas_own() -> None:
+    probe = CpuProbe()
+    child = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
+    child.start()
+    try:
+        probe.read()
+        wait_for_cpu_s(child, 0.5)
+        shares = probe.read()
+    finally:
+        child.kill()
+        child.join()
+    assert shares["cpu_own"] > 0.05
+    assert all(0 <= share <= 1 for share in shares.values())
+    assert shares["cpu_own"] + shares["cpu_other"] <= 1.1
+
+
+class Broken:
+    """A probe that works once."""
+
+    def __init__(self) -> None:
+        self.num_reads = 0
+
+    def read(self) -> Mapping[str, float]:
+        self.num_reads += 1
+        if self.num_reads > 1:
+            raise OSError("gone")
+        return {"broken": 1.0}
+
+
+def test_a_probe_that_fails_is_not_asked_again_and_takes_no_other_along() -> None:
+    broken = Broken()
+    steady = SimpleNamespace(read=lambda: {"steady": 0.5})
+
+    def impossible() -> Any:
+        raise ModuleNotFoundError("no pynvml")
+
+    reader = CapacityReader(
+        {"broken": lambda: broken, "steady": lambda: steady, "none": impossible}
+    )
+    assert reader.read() == {"broken": 1.0, "steady": 0.5}
+    assert reader.read() == {"steady": 0.5}
+    assert reader.read() == {"steady": 0.5}
+    assert broken.num_reads == 2
+
+
+def test_a_gpu_replica_without_nvml_still_has_its_cpu_signals() -> None:
+    reader = capacity_reader("gpu", ["GPU-that-is-not-there"])
+    reader.read()
+    time.sleep(0.05)
+    assert "cpu_own" in reader.read()
+
+
+def make_fake_nvml() -> ModuleType:
+    """Stand in for NVML where there is no GPU: two devices, one of them too hot."""
+    nvml: Any = ModuleType("pynvml")
+    busy, used, reasons = {"0": 30, "1": 80}, {"0": 10, "1": 70}, {"0": 0, "1": 0x20}
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetCount = lambda: 2
+    nvml.nvmlDeviceGetHandleByIndex = str
+    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: {"GPU-b": "1"}[uuid]
+    nvml.nvmlDeviceGetUtilizationRates = lambda h: SimpleNamespace(gpu=busy[h])
+    nvml.nvmlDeviceGetMemoryInfo = lambda h: SimpleNamespace(used=used[h], total=100)
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda h: reasons[h]
+    nvml.nvmlClocksEventReasonSwPowerCap = 0x4
+    nvml.nvmlClocksEventReasonHwSlowdown = 0x8
+    nvml.nvmlClocksEventReasonSwThermalSlowdown = 0x20
+    return nvml
+
+
+@pytest.mark.parametrize(
+    ("device_ids", "expected"),
+    [
+        ([], {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 0.5}),
+        (["0"], {"gpu_busy": 0.3, "gpu_memory": 0.1, "gpu_throttled": 0.0}),
+        (["GPU-b"], {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 1.0}),
+    ],
+)
+def test_the_busiest_of_the_replicas_gpus_counts(
+    device_ids: list[str],
+    expected: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", make_fake_nvml())
+    assert NvmlProbe(device_ids).read() == expected
+
+
+@pytest.mark.gpu
+def test_nvml_reads_a_real_gpu() -> None:
+    shares = NvmlProbe().read()
+    assert shares.keys() == {"gpu_busy", "gpu_memory", "gpu_throttled"}
+    assert all(0 <= share <= 1 for share in shares.values())
+    assert shares["gpu_memory"] > 0
