@@ -82,7 +82,7 @@ def build_app(settings: Settings) -> "Application":
     from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
     from ray.llm._internal.serve.core.server.builder import build_llm_deployment
 
-    from serving.ingress import ENDPOINTS, TetrisIngress, build_api
+    from serving.ingress import BOARD_ENDPOINTS, ENDPOINTS, TetrisIngress, build_api
     from serving.server import TetrisServer
 
     llm_config = llm_config_of(settings)
@@ -97,13 +97,14 @@ def build_app(settings: Settings) -> "Application":
             "class_priorities": {
                 name: one.priority for name, one in settings.policy.classes.items()
             },
+            "board_text": settings.http.board_text,
         },
     )
     model_id = settings.model.id
     ingress = serve.deployment(
         make_fastapi_ingress(
             TetrisIngress,
-            endpoint_map=ENDPOINTS,
+            endpoint_map=ENDPOINTS | (BOARD_ENDPOINTS if settings.http.board else {}),
             app=build_api(settings.http.max_body_bytes),
         ),
         **_ingress_options(settings),

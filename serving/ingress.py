@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
@@ -36,8 +36,20 @@ from ray.llm._internal.serve.observability.metrics.fast_api_metrics import (
 )
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    Response,
+    StreamingResponse,
+)
 
+from serving.board import (
+    PAGE,
+    PAGE_HEADERS,
+    STREAM_HEADERS,
+    BoardFeed,
+    TooManyWatchersError,
+)
 from serving.errors import (
     ApiError,
     BodyLimitMiddleware,
@@ -60,8 +72,14 @@ ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
     "detokenize": lambda app: app.post("/detokenize"),
 }
 
+BOARD_ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
+    "board": lambda app: app.get("/board", include_in_schema=False),
+    "board_events": lambda app: app.get("/board/events", include_in_schema=False),
+}
+
 _HEALTH_CACHE_S: Final = 1.0
 _HEALTH_TIMEOUT_S: Final = 5.0
+_BOARD_TIMEOUT_S: Final = 5.0
 
 
 def build_api(max_body_bytes: int) -> FastAPI:
@@ -89,6 +107,7 @@ class TetrisIngress(OpenAiIngress):
         self._started_s = int(time.time())
         self._health_checked_s = -_HEALTH_CACHE_S
         self._num_running = 0
+        self._feed = BoardFeed(self._watch_replicas)
 
     async def health(self) -> Response:
         """Answer 200 while at least one engine replica runs, 503 otherwise."""
@@ -102,6 +121,20 @@ class TetrisIngress(OpenAiIngress):
         if not self._num_running:
             raise ApiError(503, "No engine replica is running; retry.")
         return JSONResponse({"status": "ok", "running_replicas": self._num_running})
+
+    async def board(self) -> Response:
+        """Show the live board."""
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+
+    async def board_events(self) -> Response:
+        """Stream what the live board shows."""
+        try:
+            events = self._feed.watch()
+        except TooManyWatchersError as error:
+            raise ApiError(503, f"{error}; retry later.") from None
+        return StreamingResponse(
+            events, media_type="text/event-stream", headers=STREAM_HEADERS
+        )
 
     async def models(self) -> Response:
         """List the models."""
@@ -166,6 +199,17 @@ class TetrisIngress(OpenAiIngress):
         if isinstance(refusal, ErrorResponse):
             raise from_engine(refusal, body)
         return chunks, first
+
+    async def _watch_replicas(self, after: Mapping[str, int]) -> list[dict[str, Any]]:
+        """Ask all replicas; one that fails is left out of this look."""
+        answers = [
+            answer
+            for handle in self._default_serve_handles.values()
+            for answer in await handle.broadcast(
+                "watch_board", dict(after)
+            ).results_async(timeout_s=_BOARD_TIMEOUT_S, return_exceptions=True)
+        ]
+        return [answer for answer in answers if isinstance(answer, dict)]
 
     def _describe(self, model: str) -> dict[str, Any]:
         # OpenAI's clients expect a creation time, which Ray's model card lacks.

@@ -25,6 +25,7 @@ def register() -> None:
     EngineCore.tetris_snapshot = _snapshot
     EngineCore.tetris_export_state = _export_state
     EngineCore.tetris_import_state = _import_state
+    EngineCore.tetris_watch_board = _watch_board
 
 
 def _snapshot(engine_core: Any) -> dict[str, Any]:
@@ -42,3 +43,9 @@ def _export_state(engine_core: Any) -> dict[str, Any]:
 def _import_state(engine_core: Any, state: dict[str, Any]) -> None:
     """Let the planner start from another engine's exported state."""
     engine_core.scheduler.import_state(state)
+
+
+def _watch_board(engine_core: Any, after: int, with_ids: bool) -> dict[str, Any]:
+    """Return the newest steps and keep recording; {} where nothing can be shown."""
+    board = getattr(engine_core.scheduler, "board", None)
+    return {} if board is None else board.watch(after, with_ids=with_ids)

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import ray
+from ray import serve
 from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.llm._internal.serve.core.configs.openai_api_models import (
     ErrorInfo,
@@ -13,6 +14,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm import LLMConfig
+from vllm.tokenizers import cached_tokenizer_from_config
 
 from serving.capacity import capacity_reader
 from serving.metrics import (
@@ -86,6 +88,28 @@ class TetrisEngine(VLLMEngine):
         core = self._engine_client.engine_core
         await core.call_utility_async("tetris_import_state", state)
 
+    async def watch_board(self, after: int, *, with_text: bool) -> dict[str, Any]:
+        """Fetch the newest steps, and keep the engine recording.
+
+        Args:
+            after: Number of the last step seen.
+            with_text: Add `draft_text` to each request.
+
+        Returns:
+            As `BoardRecorder.watch`; {} from an engine without our scheduler.
+        """
+        core = self._engine_client.engine_core
+        seen: dict[str, Any] = await core.call_utility_async(
+            "tetris_watch_board", after, with_text
+        )
+        if with_text:
+            tokenizer = cached_tokenizer_from_config(self._engine_client.model_config)
+            for step in seen.get("steps", ()):
+                for request in step["requests"]:
+                    ids = request.pop("draft_ids")
+                    request["draft_text"] = [tokenizer.decode([one]) for one in ids]
+        return seen
+
 
 class TetrisServer(LLMServer):
     """One replica: a vLLM engine behind Ray Serve.
@@ -108,6 +132,7 @@ class TetrisServer(LLMServer):
         has_snapshots: bool,
         planner_key: str,
         class_priorities: Mapping[str, int | None],
+        board_text: bool = False,
         **kwargs: Any,
     ) -> None:
         """Start the engine; returns when it can serve.
@@ -121,8 +146,10 @@ class TetrisServer(LLMServer):
                 state.
             class_priorities: vLLM priority by name of request class, None for a class
                 without one.
+            board_text: Whether the board may show draft tokens as text.
             **kwargs: For Ray's server.
         """
+        self._board_text = board_text
         self._class_priorities = class_priorities
         self._device = device
         self._policy_name = policy_name
@@ -161,6 +188,20 @@ class TetrisServer(LLMServer):
         return package_state(
             self._planner_key, await self.engine.export_planner_state()
         )
+
+    async def watch_board(self, after: Mapping[str, int]) -> dict[str, Any]:
+        """Return this replica's newest steps for the board.
+
+        Args:
+            after: Number of the last step seen, by replica.
+        """
+        replica = serve.get_replica_context().replica_id.unique_id
+        seen: dict[str, Any] = {}
+        if self._has_snapshots:
+            seen = await self.engine.watch_board(
+                after.get(replica, 0), with_text=self._board_text
+            )
+        return {"replica": replica, "policy": self._policy_name, **seen}
 
     async def _run_request(
         self, request: Any, *, engine_method: str, **kwargs: Any

@@ -269,6 +269,12 @@ class HttpSettings(_Section):
     keep_alive_timeout_s: Annotated[
         int, Field(ge=1, description="seconds an idle connection is kept")
     ] = 90
+    board: Annotated[
+        bool, Field(description="show what the engines do, live, at /board")
+    ] = False
+    board_text: Annotated[
+        bool, Field(description="show the text of draft tokens there; never prompts")
+    ] = False
 
 
 class Settings(_Section):

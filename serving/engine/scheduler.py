@@ -18,6 +18,7 @@ from policies.batch import (
 )
 from policies.planner import build_planner
 from serving.engine.batch_limits import BatchLimits
+from serving.engine.board import BoardRecorder
 from serving.engine.compat import Scheduler
 from serving.engine.counters import SpeculationCounters
 from serving.engine.drafts import ScoredDraftTokenIds
@@ -100,6 +101,7 @@ class TetrisScheduler(Scheduler):
             max_depth=speculative.num_speculative_tokens,
         )
         self._guard = FaultGuard(self.counters)
+        self.board = BoardRecorder()
 
     # The engine core calls these in turn: update_draft_token_ids, schedule,
     # (the model runs), update_from_output.
@@ -136,6 +138,8 @@ class TetrisScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
         now_s = time.perf_counter()
+        if self.board.is_watched:
+            self.board.start_step()
         self._learn_timing(now_s)
         self._select()
         self._plan_batch()
@@ -153,6 +157,8 @@ class TetrisScheduler(Scheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """Learn from raw sampled tokens, before stop strings or limits cut them."""
         self._observe(scheduler_output, model_runner_output)
+        if self.board.is_watched:
+            self._guard.ask(self._show, scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
@@ -232,6 +238,13 @@ class TetrisScheduler(Scheduler):
         if selection is None:
             lengths = np.array([len(r.spec_token_ids) for r in requests])
             selection = DraftSelection(lengths, draft_budget=int(lengths.sum()))
+        if self.board.is_watched:
+            self._guard.ask(
+                self.board.note_drafts,
+                {r.request_id: r.spec_token_ids for r in requests},
+                None if batch is None else batch.confidence,
+                selection.num_admitted.tolist(),
+            )
         self._admit(requests, selection)
         counters = self.counters
         counters.num_selections += 1
@@ -374,6 +387,31 @@ class TetrisScheduler(Scheduler):
                 num_accepted=np.array(num_accepted, dtype=np.int64),
                 req_ids=tuple(req_ids),
             ),
+        )
+
+    def _show(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> None:
+        """Put a step on the board."""
+        sampled = model_runner_output.sampled_token_ids
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        emitted = [
+            (
+                req_id,
+                max(0, len(sampled[row]) - 1) if drafts.get(req_id) else 0,
+                len(sampled[row]),
+            )
+            for req_id, row in model_runner_output.req_id_to_index.items()
+            if row < len(sampled) and sampled[row]
+        ]
+        self.board.note_outcome(
+            emitted,
+            budget=self.counters.last_draft_budget,
+            depth=self.counters.draft_depth,
+            running=[request.request_id for request in self.running],
+            waiting=len(self.waiting),
         )
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:

@@ -232,6 +232,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "replicas.max_queued_requests": 16,
             "replicas.upscale_delay_s": 1,
             "replicas.downscale_delay_s": 3600,
+            "http.board": "true",
         },
     )
     yield running

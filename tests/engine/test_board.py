@@ -1,0 +1,101 @@
+"""What the board's recorder takes down, and that it costs nothing unwatched."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from serving.engine.board import MAX_STEPS, WATCH_S, BoardRecorder
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def record_step(board: BoardRecorder, clock: Clock, step_s: float = 0.01) -> None:
+    board.start_step()
+    board.note_drafts(
+        {"x": (5, 6, 7), "y": (8,)},
+        np.array([[0.9, 0.5, 0.4], [0.25, 0.0, 0.0]]),
+        [2, 0],
+    )
+    clock.now_s += step_s
+    board.note_outcome(
+        [("x", 1, 2), ("y", 0, 1), ("z", 0, 1)],
+        budget=2,
+        depth=3,
+        running=["x", "y", "z"],
+        waiting=4,
+    )
+
+
+def test_a_step_tells_what_became_of_every_draft() -> None:
+    clock = Clock()
+    board = BoardRecorder(clock)
+    board.watch(0, with_ids=True)
+    record_step(board, clock)
+    seen = board.watch(0, with_ids=True)
+
+    (step,) = seen["steps"]
+    x, y, z = step["requests"]
+    assert (x["drafted"], x["admitted"], x["accepted"], x["emitted"]) == (3, 2, 1, 2)
+    assert x["survival"] == [0.9, 0.45, 0.18]
+    assert x["draft_ids"] == [5, 6, 7]
+    assert (y["drafted"], y["admitted"], y["survival"]) == (1, 0, [0.25])
+    assert (z["drafted"], z["survival"], z["emitted"]) == (0, [], 1)
+    assert len({x["number"], y["number"], z["number"]}) == 3
+    assert (step["budget"], step["depth"], step["running"], step["waiting"]) == (
+        2,
+        3,
+        3,
+        4,
+    )
+    assert step["step_ms"] == 10.0
+    assert seen["totals"]["emitted"] == 4
+    assert board.watch(step["step"])["steps"] == []
+
+
+def test_requests_keep_their_numbers_and_the_newest_steps_are_kept() -> None:
+    clock = Clock()
+    board = BoardRecorder(clock)
+    board.watch(0)
+    for _ in range(3 * MAX_STEPS):
+        record_step(board, clock)
+    seen = board.watch(0)
+
+    assert len(seen["steps"]) == MAX_STEPS
+    assert seen["totals"]["steps"] == 3 * MAX_STEPS
+    numbers = {tuple(r["number"] for r in step["requests"]) for step in seen["steps"]}
+    assert len(numbers) == 1
+    assert all(r["draft_ids"] == [] for s in seen["steps"] for r in s["requests"])
+
+
+def test_recording_ends_when_nobody_looks_and_begins_anew() -> None:
+    clock = Clock()
+    board = BoardRecorder(clock)
+    assert not board.is_watched
+    board.watch(0)
+    record_step(board, clock)
+    assert board.is_watched
+    clock.now_s += WATCH_S
+    record_step(board, clock)
+    assert not board.is_watched
+    assert board.watch(0)["totals"]["steps"] == 0
+    assert board.is_watched
+
+
+def test_drafts_without_confidence_have_no_survival() -> None:
+    clock = Clock()
+    board = BoardRecorder(clock)
+    board.watch(0)
+    board.start_step()
+    board.note_drafts({"x": (5, 6)}, None, [1])
+    board.note_outcome([("x", 1, 2)], budget=1, depth=2, running=["x"], waiting=0)
+    (step,) = board.watch(0)["steps"]
+    assert step["requests"][0]["survival"] == []
+    assert step["requests"][0]["drafted"] == 2

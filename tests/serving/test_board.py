@@ -1,0 +1,138 @@
+"""The live board, from the recorder to the browser."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
+from tests.serving.conftest import MODEL, Server
+
+
+def read(event: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(event.removeprefix("data: "))
+    return content
+
+
+class Replica:
+    """A stand-in for a replica's answers, which counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Mapping[str, int]] = []
+
+    async def answer(self, after: Mapping[str, int]) -> list[dict[str, Any]]:
+        self.asked.append(after)
+        totals = {"steps": 10 * len(self.asked)}
+        return [{"replica": "a", "steps": [], "totals": totals}]
+
+
+def test_all_watchers_share_one_question_and_nobody_asks_without_them() -> None:
+    replica = Replica()
+
+    async def watch() -> int:
+        feed = BoardFeed(replica.answer, period_s=0.01)
+        watchers = [feed.watch() for _ in range(3)]
+        for _ in range(4):
+            events = await asyncio.gather(*map(anext, watchers))
+            assert events[0] == events[1] == events[2]
+        for watcher in watchers:
+            await watcher.aclose()
+        await asyncio.sleep(0.05)
+        asked = len(replica.asked)
+        await asyncio.sleep(0.05)
+        assert len(replica.asked) == asked
+        return asked
+
+    assert asyncio.run(watch()) < 12
+    assert replica.asked[0] == {}
+    assert replica.asked[1] == {"a": 10}
+
+
+def test_a_watcher_that_does_not_read_holds_nobody_up() -> None:
+    async def watch() -> None:
+        feed = BoardFeed(Replica().answer, period_s=0.001)
+        slow, quick = feed.watch(), feed.watch()
+        await anext(slow)
+        seen = [read(await anext(quick)) for _ in range(30)]
+        assert seen[-1]["replicas"][0]["totals"]["steps"] >= 300
+        late = read(await anext(slow))
+        assert late["replicas"][0]["totals"]["steps"] > 200
+
+    asyncio.run(watch())
+
+
+def test_replicas_that_do_not_answer_are_reported_and_asked_again() -> None:
+    calls = 0
+
+    async def ask(after: Mapping[str, int]) -> list[dict[str, Any]]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise TimeoutError
+        return []
+
+    async def watch() -> None:
+        watcher = BoardFeed(ask, period_s=0.001).watch()
+        assert "error" in read(await anext(watcher))
+        assert read(await anext(watcher)) == {"replicas": []}
+
+    asyncio.run(watch())
+
+
+def test_too_many_watchers_are_refused() -> None:
+    async def watch() -> None:
+        feed = BoardFeed(Replica().answer)
+        watchers = [feed.watch() for _ in range(MAX_WATCHERS)]
+        await asyncio.gather(*(anext(watcher) for watcher in watchers))
+        with pytest.raises(TooManyWatchersError):
+            feed.watch()
+        await watchers[0].aclose()
+        await anext(feed.watch())
+
+    asyncio.run(watch())
+
+
+@pytest.mark.ray
+def test_the_board_streams_steps_without_any_text(server: Server) -> None:
+    page = httpx.get(f"{server.url}/board", timeout=30, trust_env=False)
+    assert page.status_code == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+    steps: list[dict[str, Any]] = []
+    with (
+        httpx.stream(
+            "GET", f"{server.url}/board/events", timeout=30, trust_env=False
+        ) as stream,
+        server.client() as client,
+    ):
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        events = (line for line in stream.iter_lines() if line)
+        next(events)
+        client.completions.create(
+            model=MODEL,
+            prompt="Count",
+            max_tokens=64,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+        for _ in range(20):
+            for replica in read(next(events))["replicas"]:
+                steps += replica["steps"]
+            if steps:
+                break
+    requests = [request for step in steps for request in step["requests"]]
+    assert any(request["drafted"] for request in requests)
+    for request in requests:
+        assert (
+            request["accepted"]
+            <= request["admitted"]
+            <= request["drafted"]
+            == len(request["survival"])
+        )
+        assert request["draft_ids"] == []
+        assert "draft_text" not in request
+    numbers = [step["step"] for step in steps]
+    assert numbers == sorted(numbers)
