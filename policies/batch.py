@@ -90,11 +90,36 @@ class VerificationOutcome:
         num_accepted: `[num_reqs]`, int64, <= `num_verified`. Before stop strings or
             token limits cut the output.
         req_ids: `[num_reqs]`, or empty.
+        confidence: `[num_reqs, max_depth]`, float64, 0-1, of the very drafts that were
+            verified, from an engine that selects before it knows them; None where
+            they are those that `select` was last shown.
     """
 
     num_verified: NDArray[np.int64]
     num_accepted: NDArray[np.int64]
     req_ids: tuple[Hashable, ...] = ()
+    confidence: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceScale:
+    """How to turn confidence into acceptance probability, as plain numbers.
+
+        log-odds(acceptance) = intercept_j + slope * log-odds(confidence) + effect_i
+
+    For an engine that ranks drafts on the device, where no planner can be asked.
+
+    Attributes:
+        slope: Shared by all.
+        intercept: `[max_depth]`, float64.
+        effect: `[num_reqs]`, float64, in the order of the requests asked about.
+        max_log_odds: Log-odds of the confidence are clipped to +- this.
+    """
+
+    slope: float
+    intercept: NDArray[np.float64]
+    effect: NDArray[np.float64]
+    max_log_odds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.acceptance import split_observed
+from policies.batch import AcceptanceScale
 from policies.request_effects import RequestEffects
 
 if TYPE_CHECKING:
@@ -116,6 +117,15 @@ class ConfidenceCalibration:
         weight = probability * (1.0 - probability)
         self._step(position, feature, residual, weight)
         self._requests.learn(req_ids, row, residual, weight)
+
+    def scale(self, req_ids: Sequence[Hashable]) -> AcceptanceScale:
+        """Return what `predict` computes with, for these requests."""
+        return AcceptanceScale(
+            slope=self._slope,
+            intercept=self._intercept.copy(),
+            effect=self._requests.log_odds(req_ids),
+            max_log_odds=MAX_LOG_ODDS,
+        )
 
     def forget(self, req_id: Hashable) -> None:
         """Drop a finished request's effect."""

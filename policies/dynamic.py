@@ -11,12 +11,17 @@ from policies.batch import DraftSelection
 from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
 
     from policies.admission import BatchPlan, EngineLoad
-    from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
+    from policies.batch import (
+        AcceptanceScale,
+        DraftBatch,
+        EngineLimits,
+        VerificationOutcome,
+    )
     from policies.cost import CostProfile, StepTiming
 
 PRIOR_ACCEPTANCE_RATE = 0.7
@@ -113,6 +118,13 @@ class DynamicPlanner:
     def fit_profile(self, profile: CostProfile) -> None:
         """Start from forward passes timed at start-up instead of from priors."""
         self.cost.fit_profile(profile)
+
+    def acceptance_scale(
+        self,
+        req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
+    ) -> AcceptanceScale | None:
+        """Rank by confidence itself; nothing is cut anyway."""
+        return None
 
     def forget(self, req_id: Hashable) -> None:
         """Know nothing about single requests."""

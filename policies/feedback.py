@@ -38,6 +38,17 @@ class DraftFeedback:
     def observe(self, outcome: VerificationOutcome) -> None:
         """Take in a step's outcome."""
         batch, self._batch = self._batch, None
+        if outcome.confidence is not None:
+            # The engine knows better than `note` what it verified.
+            self._outcomes.append(
+                _StepOutcome(
+                    outcome.req_ids,
+                    outcome.confidence[:, : self.max_depth],
+                    outcome.num_verified,
+                    outcome.num_accepted,
+                )
+            )
+            return
         if batch is None or batch.confidence is None or not outcome.req_ids:
             return
         req_ids, confidence = outcome.req_ids, batch.confidence

@@ -31,12 +31,17 @@ from policies.recent import RecentDrafts
 from policies.selection import select_drafts, sum_prefixes
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
 
     from policies.admission import EngineLoad
-    from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
+    from policies.batch import (
+        AcceptanceScale,
+        DraftBatch,
+        EngineLimits,
+        VerificationOutcome,
+    )
     from policies.cost import CostProfile, StepTiming
 
 REPLAN_EVERY = 8
@@ -199,6 +204,10 @@ class GoodputPlanner:
     def fit_profile(self, profile: CostProfile) -> None:
         """Start from forward passes timed at start-up instead of from priors."""
         self.cost.fit_profile(profile)
+
+    def acceptance_scale(self, req_ids: Sequence[Hashable]) -> AcceptanceScale:
+        """Return the calibration as numbers for these requests."""
+        return self.calibration.scale(req_ids)
 
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from policies.acceptance import PositionAcceptance
 from policies.batch import (
+    AcceptanceScale,
     DraftBatch,
     DraftSelection,
     EngineLimits,
@@ -20,7 +21,7 @@ from policies.goodput import GoodputPlanner
 from policies.selection import compute_survival, select_drafts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,6 +58,13 @@ class Planner(Protocol):
         """Take in forward passes timed at start-up."""
         ...
 
+    def acceptance_scale(self, req_ids: Sequence[Hashable]) -> AcceptanceScale | None:
+        """Return how confidence becomes acceptance; None ranks by confidence itself.
+
+        Asked by engines that rank drafts on the device.
+        """
+        ...
+
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""
         ...
@@ -88,6 +96,13 @@ class StatelessPlanner:
 
     def fit_profile(self, profile: CostProfile) -> None:
         """Ignore what forward passes cost."""
+
+    def acceptance_scale(
+        self,
+        req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
+    ) -> AcceptanceScale | None:
+        """Rank by confidence itself."""
+        return None
 
     def forget(self, req_id: Hashable) -> None:
         """Know nothing about single requests."""
