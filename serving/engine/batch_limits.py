@@ -42,7 +42,11 @@ class BatchLimits:
     def measure_load(self) -> EngineLoad:
         """Describe what is running as the coming step will find it."""
         running = self._scheduler.running
-        uncomputed = [request.num_tokens_with_spec for request in running]
+        # Under asynchronous scheduling, tokens still in flight count as computed.
+        uncomputed = [
+            request.num_tokens_with_spec + request.num_output_placeholders
+            for request in running
+        ]
         computed = [request.num_computed_tokens for request in running]
         decoding = [
             tokens - done

@@ -16,6 +16,7 @@ from serving.engine.cold_drafter import ColdDrafter
 from serving.engine.compat import GPUModelRunner, SpecDecodeBaseProposer
 from serving.engine.drafts import WorkerTimes
 from serving.engine.plain_steps import PlainSteps
+from serving.engine.reclass import reclass
 
 if TYPE_CHECKING:
     import numpy as np
@@ -249,7 +250,7 @@ def adopt_runner(runner: GPUModelRunner) -> None:
 
     Idempotent.
     """
-    if _reclass(runner, UninterruptedRunner):
+    if reclass(runner, UninterruptedRunner):
         runner._drafter_skipped = False
         runner._plain = PlainSteps(runner.max_num_reqs, runner.device)
         runner._cold = ColdDrafter(runner) if ColdDrafter.supports(runner) else None
@@ -266,7 +267,7 @@ def adopt_drafter(runner: GPUModelRunner) -> bool:
     drafter = getattr(runner, "drafter", None)
     if not isinstance(drafter, SpecDecodeBaseProposer) or drafter.parallel_drafting:
         return False
-    if not _reclass(drafter, ConfidenceDrafter):
+    if not reclass(drafter, ConfidenceDrafter):
         return True
     drafter._confidences = []
     drafter._grammar_rows = None
@@ -275,13 +276,4 @@ def adopt_drafter(runner: GPUModelRunner) -> bool:
     drafter._context_limit = limit
     # The drafter's own kernels mask slots and positions past this length.
     drafter.max_model_len = limit
-    return True
-
-
-def _reclass(instance: Any, behaviour: type) -> bool:
-    """Insert `behaviour` in front of an instance's class; False if already there."""
-    cls = type(instance)
-    if issubclass(cls, behaviour):
-        return False
-    instance.__class__ = type(f"Tetris{cls.__name__}", (behaviour, cls), {})
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from dataclasses import dataclass
@@ -10,27 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.batch import (
-    DraftBatch,
-    DraftSelection,
-    EngineLimits,
-    VerificationOutcome,
-)
-from policies.planner import build_planner
-from serving.engine.batch_limits import BatchLimits
+from policies.batch import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.board import BoardRecorder
 from serving.engine.compat import Scheduler
-from serving.engine.counters import SpeculationCounters
 from serving.engine.drafts import ScoredDraftTokenIds
-from serving.engine.faults import FaultGuard, check_selection
-from serving.engine.options import opts_out, read_policy
-from serving.engine.request_classes import RequestClasses
+from serving.engine.faults import check_selection
+from serving.engine.options import opts_out
+from serving.engine.planner_host import PlannerHost
 from serving.engine.step_clock import StepClock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from policies.planner import Planner
     from serving.engine.compat import (
         DraftTokenIds,
         EngineCoreOutputs,
@@ -55,7 +45,7 @@ class _PendingDraft:
     row: int
 
 
-class TetrisScheduler(Scheduler):
+class TetrisScheduler(PlannerHost, Scheduler):
     """vLLM's scheduler, verifying only the drafts a policy admits.
 
     Changes against upstream, all before or after its own methods:
@@ -71,20 +61,9 @@ class TetrisScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build the planner the engine's configuration names."""
         super().__init__(*args, **kwargs)
-        spec = read_policy(self.vllm_config)
         speculative = self.vllm_config.speculative_config
-        self._planner: Planner = build_planner(
-            spec,
-            EngineLimits(
-                max_tokens=self.scheduler_config.max_num_batched_tokens,
-                max_reqs=self.scheduler_config.max_num_seqs,
-                skips_drafter=speculative.uses_draft_model(),
-                method=speculative.method,
-            ),
-        )
-        self._classes = RequestClasses.read(self.vllm_config)
+        self._host_planner(skips_drafter=speculative.uses_draft_model())
         self._clock = StepClock()
-        self._limits = BatchLimits(self)
         self._drafts_are_sampled = speculative.draft_sample_method == "probabilistic"
         self._method: str = speculative.method
         self._reports_confidence = self._method in _CONFIDENCE_METHODS and not (
@@ -95,12 +74,6 @@ class TetrisScheduler(Scheduler):
         self._policy_selected = False
         self._drafter_limit = self._find_drafter_limit()
         self._pending: dict[str, _PendingDraft] = {}
-        self.counters = SpeculationCounters(
-            policy=spec.name,
-            method=self._method,
-            max_depth=speculative.num_speculative_tokens,
-        )
-        self._guard = FaultGuard(self.counters)
         self.board = BoardRecorder()
 
     # The engine core calls these in turn: update_draft_token_ids, schedule,
@@ -163,25 +136,6 @@ class TetrisScheduler(Scheduler):
             scheduler_output, model_runner_output
         )
         return outputs
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return counters and the planner's gauges as plain values."""
-        report = self._guard.ask(self._planner.report) or {}
-        return {**self.counters.snapshot(), "planner": report}
-
-    def export_state(self) -> dict[str, Any]:
-        """Return what the planner learnt, for a new replica to start from."""
-        return self._planner.export_state()
-
-    def import_state(self, state: dict[str, Any]) -> None:
-        """Start from what another replica's planner learnt.
-
-        Raises:
-            Exception: Whatever is wrong with the state; nothing has changed then.
-        """
-        planner = copy.deepcopy(self._planner)
-        planner.import_state(state)
-        self._planner = planner
 
     def _read_confidence(
         self, drafts: DraftTokenIds, depth: int
@@ -326,36 +280,17 @@ class TetrisScheduler(Scheduler):
             num_scheduled = len(scheduled.get(request.request_id, ()))
             self._count_cut("scheduler", num_offered - num_scheduled - num_kept)
 
-    def _count_context(self) -> int:
-        return sum(request.num_computed_tokens for request in self.running)
-
-    def _plan_batch(self) -> None:
-        if not self._limits.is_needed():
-            self._limits.apply(None, 0)
-            return
-        load = self._limits.measure_load()
-        plan = self._guard.ask(self._planner.plan_batch, load)
-        self._limits.apply(plan, load.num_decode_tokens)
-
     def _learn_timing(self, now_s: float) -> None:
         timing = self._clock.finish(now_s)
         if timing is not None:
             self._guard.ask(self._planner.observe_timing, timing)
 
     def _set_depth(self, output: SchedulerOutput) -> None:
-        depth = self._guard.ask(
-            lambda: int(
-                self._planner.choose_depth(
-                    len(output.num_scheduled_tokens),
-                    self._classes.tightest_target_ms(self.running),
-                )
-            )
-        )
+        depth = self._choose_depth(len(output.num_scheduled_tokens))
         if self._method == "suffix":
             # vLLM's proposer insists on one depth; trimming is all there is.
             depth = self.num_spec_tokens
         if depth is not None:
-            depth = max(0, min(depth, self.num_spec_tokens))
             output.num_spec_tokens_to_schedule = depth
         self.counters.draft_depth = output.num_spec_tokens_to_schedule
 
@@ -416,8 +351,6 @@ class TetrisScheduler(Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._pending.pop(request.request_id, None)
-        self._guard.ask(self._planner.forget, request.request_id)
-        self._limits.note_finished(request)
         return super()._free_request(request, *args, **kwargs)
 
     def _find_drafter_limit(self) -> int:
@@ -428,7 +361,3 @@ class TetrisScheduler(Scheduler):
         if speculative.method in _CONFIDENCE_METHODS and limit is not None:
             return min(int(limit), target_limit)
         return target_limit
-
-    def _count_cut(self, reason: str, num_tokens: int) -> None:
-        if num_tokens:
-            self.counters.num_cut_tokens[reason] += num_tokens

@@ -1,0 +1,54 @@
+"""Where trimming drafts on the device is not possible, and drafts are all verified."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from serving.engine.compat import VllmConfig
+
+METHODS_V2 = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
+"""Drafters whose confidence vLLM's V2 runner keeps on the device."""
+
+_PARALLEL_METHODS = frozenset({"dflash", "dspark"})
+
+ATTENTION_BACKEND = "attention_backend"
+"""Reason found only when the KV cache is made: attention that cannot bear requests of
+different lengths in one captured graph."""
+
+
+def drafts_in_one_pass(vllm_config: VllmConfig) -> bool:
+    """Tell whether the drafter makes all its tokens in a single forward pass."""
+    speculative = vllm_config.speculative_config
+    return bool(
+        speculative.method in _PARALLEL_METHODS or speculative.parallel_drafting
+    )
+
+
+def find_plain_reason(vllm_config: VllmConfig) -> str | None:
+    """Find out why vLLM cannot trim drafts on the device under this configuration.
+
+    The same conditions under which vLLM 0.32 refuses `enable_adaptive_verification`,
+    asked before it is switched on, so that an engine can start without.
+
+    Returns:
+        A label for logs and metrics; None if nothing is in the way.
+    """
+    speculative = vllm_config.speculative_config
+    parallel = vllm_config.parallel_config
+    graphs = vllm_config.compilation_config.cudagraph_mode
+    reasons = {
+        "runner_v1": not vllm_config.use_v2_model_runner,
+        "method": speculative.method not in METHODS_V2,
+        "local_argmax": bool(
+            speculative.use_local_argmax_reduction and speculative.method != "dspark"
+        ),
+        "lora": vllm_config.lora_config is not None,
+        "pipeline_parallel": parallel.pipeline_parallel_size > 1,
+        "eager": not graphs.has_full_cudagraphs(),
+        "batch_sharded_sampling": bool(parallel.enable_batch_sharded_sampling),
+        "dual_batch_overlap": bool(parallel.enable_dbo),
+        "sampling_mask": bool(vllm_config.model_config.return_sampling_mask),
+        "routed_experts": bool(vllm_config.aux_output_config.enabled),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)

@@ -1,0 +1,121 @@
+"""What both schedulers do alike, wherever the drafts are: host a planner."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from policies.batch import EngineLimits
+from policies.planner import build_planner
+from serving.engine.batch_limits import BatchLimits
+from serving.engine.counters import SpeculationCounters
+from serving.engine.faults import FaultGuard
+from serving.engine.options import read_policy
+from serving.engine.request_classes import RequestClasses
+
+if TYPE_CHECKING:
+    from policies.batch import PolicySpec
+    from policies.planner import Planner
+    from serving.engine.compat import Request
+
+
+class PlannerHost:
+    """Mixin in front of one of vLLM's schedulers.
+
+    Attributes:
+        counters: Cumulative figures of the engine.
+    """
+
+    counters: SpeculationCounters
+    _planner: Planner
+    _classes: RequestClasses
+    _limits: BatchLimits
+    _guard: FaultGuard
+    # vLLM's scheduler brings these.
+    vllm_config: Any
+    scheduler_config: Any
+    running: list[Request]
+    max_model_len: int
+    num_spec_tokens: int
+
+    def _host_planner(self, *, skips_drafter: bool) -> PolicySpec:
+        """Build the planner the engine's configuration names, and what it needs.
+
+        Args:
+            skips_drafter: Whether depth 0 leaves the drafter out altogether.
+
+        Raises:
+            ValueError: If the configuration cannot work.
+        """
+        spec = read_policy(self.vllm_config)
+        speculative = self.vllm_config.speculative_config
+        self._planner = build_planner(
+            spec,
+            EngineLimits(
+                max_tokens=self.scheduler_config.max_num_batched_tokens,
+                max_reqs=self.scheduler_config.max_num_seqs,
+                skips_drafter=skips_drafter,
+                method=speculative.method,
+            ),
+        )
+        self._classes = RequestClasses.read(self.vllm_config)
+        self._limits = BatchLimits(self)
+        self.counters = SpeculationCounters(
+            policy=spec.name,
+            method=speculative.method,
+            max_depth=speculative.num_speculative_tokens,
+        )
+        self._guard = FaultGuard(self.counters)
+        return spec
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return counters and the planner's gauges as plain values."""
+        report = self._guard.ask(self._planner.report) or {}
+        return {**self.counters.snapshot(), "planner": report}
+
+    def export_state(self) -> dict[str, Any]:
+        """Return what the planner learnt, for a new replica to start from."""
+        return self._planner.export_state()
+
+    def import_state(self, state: dict[str, Any]) -> None:
+        """Start from what another replica's planner learnt.
+
+        Raises:
+            Exception: Whatever is wrong with the state; nothing has changed then.
+        """
+        planner = copy.deepcopy(self._planner)
+        planner.import_state(state)
+        self._planner = planner
+
+    def _plan_batch(self) -> None:
+        if not self._limits.is_needed():
+            self._limits.apply(None, 0)
+            return
+        load = self._limits.measure_load()
+        plan = self._guard.ask(self._planner.plan_batch, load)
+        self._limits.apply(plan, load.num_decode_tokens)
+
+    def _choose_depth(self, num_reqs: int) -> int | None:
+        """Ask for the next depth, within the engine's; None if the planner fails."""
+        depth = self._guard.ask(
+            lambda: int(
+                self._planner.choose_depth(
+                    num_reqs, self._classes.tightest_target_ms(self.running)
+                )
+            )
+        )
+        return None if depth is None else max(0, min(depth, self.num_spec_tokens))
+
+    def _count_context(self) -> int:
+        return sum(request.num_computed_tokens for request in self.running)
+
+    def _count_cut(self, reason: str, num_tokens: int) -> None:
+        if num_tokens:
+            self.counters.num_cut_tokens[reason] += num_tokens
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._guard.ask(self._planner.forget, request.request_id)
+        self._limits.note_finished(request)
+        return super()._free_request(  # type: ignore[misc]  # vLLM's scheduler follows
+            request, *args, **kwargs
+        )

@@ -1,0 +1,357 @@
+"""Scheduler for GPUs, supplied through `scheduler_cls`: vLLM's asynchronous one."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.batch import DraftBatch, DraftSelection, VerificationOutcome
+from policies.selection import select_drafts
+from serving.engine.compat import AsyncScheduler
+from serving.engine.device_clock import StepLoads
+from serving.engine.faults import check_selection
+from serving.engine.options import opts_out
+from serving.engine.plain_verification import find_plain_reason
+from serving.engine.planner_host import PlannerHost
+from serving.engine.stale_confidence import StaleConfidence
+from serving.engine.step_messages import (
+    ORDER_ATTRIBUTE,
+    REPORT_ATTRIBUTE,
+    StepReport,
+    VerificationOrder,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from serving.engine.compat import (
+        EngineCoreOutputs,
+        ModelRunnerOutput,
+        Request,
+        SchedulerOutput,
+    )
+
+OFFER_SLACK = 1
+"""Drafts offered beyond a request's expected share when offers must be trimmed: the
+device, which knows better, may still move that many its way."""
+
+
+class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
+    """vLLM's asynchronous scheduler, ordering how many drafts a step verifies.
+
+    While a step is scheduled, the one before is running: its drafts exist on the
+    device alone. So this scheduler decides how many drafts of the batch are verified
+    and how deep to draft, from the latest reports; the device decides which, from the
+    drafts themselves. The decision travels with the step: every rank receives the same.
+
+    Changes against upstream, all before or after its own methods:
+        `schedule`: drops placeholder drafts that cannot be used; where a step would be
+            full, offers only about what will be verified.
+        `_update_after_schedule`: sets the next draft depth and attaches the order.
+        `update_from_output`: counts and learns from the worker's report.
+    Where drafts cannot be left out on the device (`plain_verification`), or a policy
+    fails, a step verifies all its drafts, and a counter says why.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Build the planner the engine's configuration names.
+
+        Raises:
+            ValueError: If the configuration cannot work.
+        """
+        super().__init__(*args, **kwargs)
+        if not self.scheduler_config.async_scheduling:
+            raise ValueError(
+                "the GPU adapter needs vLLM's asynchronous scheduling, which is off: "
+                "remove engine.extra.async_scheduling (and whatever vLLM's log says "
+                "turned it off), or set engine.adapter: off with policy.name: fixed"
+            )
+        self._spec = self._host_planner(skips_drafter=False)
+        self._plain_reason = find_plain_reason(self.vllm_config)
+        self._confidence = StaleConfidence(self.num_spec_tokens)
+        self._loads = StepLoads()
+        self._drafter_limit = self._find_drafter_limit()
+        self._selection: DraftSelection | None = None
+        self._step_id = 0
+        self._num_in_flight = 0
+        self._after_idle = True
+
+    # The engine core calls these in turn, the second for a step before the one that the
+    # first has just scheduled: schedule, update_from_output.
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Size the budget, then schedule as vLLM does."""
+        self._drop_useless_drafts()
+        self._after_idle = self._num_in_flight == 0
+        self._selection = self._select()
+        self._plan_batch()
+        return super().schedule(*args, **kwargs)
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        """Decide what follows from what was scheduled, before vLLM's bookkeeping.
+
+        vLLM sizes the placeholders of the next step's drafts by the depth set here.
+        """
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            self._num_in_flight += 1
+            self._set_depth(scheduler_output)
+            self._give_order(scheduler_output)
+        super()._update_after_schedule(scheduler_output)
+
+    def update_from_output(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> dict[int, EngineCoreOutputs]:
+        """Learn from raw sampled tokens, before stop strings or limits cut them."""
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            self._num_in_flight -= 1
+            self._learn(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        return outputs
+
+    def _drop_useless_drafts(self) -> None:
+        """Drop placeholders past a request's end, and of requests that opted out."""
+        for request in self.running:
+            num_drafts = len(request.spec_token_ids)
+            if not num_drafts:
+                continue
+            num_usable, reason = self._limit_drafts(request, num_drafts)
+            if num_usable < num_drafts:
+                self._count_cut(reason, num_drafts - num_usable)
+                # A new list: vLLM shares one between all requests.
+                request.spec_token_ids = request.spec_token_ids[:num_usable]
+
+    def _limit_drafts(self, request: Request, num_drafts: int) -> tuple[int, str]:
+        """Return how many drafts can be of any use and why the others are not.
+
+        Every step in flight will emit a token at least.
+        """
+        params = request.sampling_params
+        if params is not None and opts_out(params.extra_args):
+            return 0, "opt_out"
+        in_flight = min(1, request.num_output_placeholders)
+        num_left = min(
+            request.max_tokens - request.num_output_tokens,
+            self.max_model_len - request.num_tokens,
+        )
+        num_usable = min(
+            num_drafts,
+            num_left - in_flight - 1,
+            self._drafter_limit + 1 - request.num_tokens - in_flight,
+        )
+        return max(0, num_usable), "length"
+
+    def _select(self) -> DraftSelection | None:
+        """Ask the planner for a budget; None verifies all that is scheduled."""
+        self.counters.last_draft_budget = 0
+        requests = [request for request in self.running if request.spec_token_ids]
+        if not requests:
+            return None
+        if self._plain_reason is not None:
+            self._guard.note(f"plain_{self._plain_reason}")
+            return None
+        started = time.perf_counter()
+        batch = self._make_batch(requests)
+        selection: DraftSelection | None = self._guard.ask(
+            lambda: check_selection(self._planner.select(batch), batch)
+        )
+        if selection is not None:
+            self._trim_offers(requests, batch, selection)
+        self.counters.num_selections += 1
+        self.counters.selection_seconds_total += time.perf_counter() - started
+        return selection
+
+    def _make_batch(self, requests: list[Request]) -> DraftBatch:
+        lengths = np.array([len(r.spec_token_ids) for r in requests], dtype=np.int64)
+        req_ids = tuple(request.request_id for request in requests)
+        uncomputed = [
+            r.num_tokens + r.num_output_placeholders - r.num_computed_tokens
+            for r in self.running
+        ]
+        return DraftBatch(
+            num_draft_tokens=lengths,
+            confidence=self._confidence.guess(req_ids, int(lengths.max())),
+            req_ids=req_ids,
+            num_decodes=uncomputed.count(1),
+            num_prefill_tokens=sum(n for n in uncomputed if n > 1),
+            num_context_tokens=self._count_context(),
+            # The confidences are older than the drafts, sampled or not: a budget from
+            # them is known before any of the drafts is drawn.
+            drafts_are_sampled=False,
+            weights=self._classes.weigh(requests),
+            latency_targets_ms=self._classes.targets_ms(requests),
+        )
+
+    def _trim_offers(
+        self, requests: list[Request], batch: DraftBatch, selection: DraftSelection
+    ) -> None:
+        """Let prompts have the room of drafts that will not be verified.
+
+        vLLM charges every placeholder to the step's token limit. Only where that limit
+        is in sight, each request offers what it is expected to get and a little more;
+        elsewhere all, so that the device has the choice. Decided by confidences older
+        than the drafts.
+        """
+        num_offered = int(batch.num_draft_tokens.sum())
+        num_others = len(self.running) + batch.num_prefill_tokens
+        limit = self.max_num_scheduled_tokens
+        num_waiting = 0
+        for request in self.waiting:
+            if num_offered + num_others + num_waiting > limit:
+                break
+            num_waiting += request.num_prompt_tokens
+        if num_offered + num_others + num_waiting <= limit:
+            return
+        assert batch.confidence is not None
+        offers = np.minimum(
+            batch.num_draft_tokens, selection.num_admitted + OFFER_SLACK
+        )
+        survival = batch.confidence.cumprod(axis=1)
+        room = max(selection.draft_budget, limit - num_others - num_waiting)
+        offers = select_drafts(survival, offers, min(room, int(offers.sum())))
+        for request, num_offers in zip(requests, offers.tolist(), strict=True):
+            num_dropped = len(request.spec_token_ids) - num_offers
+            if num_dropped > 0:
+                self._count_cut("budget", num_dropped)
+                request.spec_token_ids = request.spec_token_ids[:num_offers]
+
+    def _set_depth(self, output: SchedulerOutput) -> None:
+        num_reqs = len(output.num_scheduled_tokens)
+        depth = (
+            min(self._spec.max_depth, self.num_spec_tokens)
+            if self._plain_reason is not None
+            else self._choose_depth(num_reqs)
+        )
+        if depth is not None:
+            output.num_spec_tokens_to_schedule = depth
+        depth = output.num_spec_tokens_to_schedule
+        self.counters.draft_depth = depth
+        num_drafting = sum(
+            not self.requests[req_id].is_prefill_chunk
+            for req_id in output.num_scheduled_tokens
+        )
+        self.counters.num_proposed_tokens += depth * num_drafting
+
+    def _give_order(self, output: SchedulerOutput) -> None:
+        """Attach the budget, and how to rank, to what was scheduled."""
+        drafts = output.scheduled_spec_decode_tokens
+        num_drafts = sum(map(len, drafts.values()))
+        selection, draft_budget = self._selection, num_drafts
+        if selection is not None:
+            draft_budget = min(selection.draft_budget, num_drafts)
+            if not math.isnan(selection.expected_accepted):
+                self.counters.num_expected_accepted += selection.expected_accepted
+        self._step_id += 1
+        req_ids = tuple(output.num_scheduled_tokens)
+        scale, weights = None, None
+        if draft_budget < num_drafts:
+            scale = self._guard.ask(self._planner.acceptance_scale, req_ids)
+            weights = self._classes.weigh([self.requests[r] for r in req_ids])
+        order = VerificationOrder(self._step_id, draft_budget, req_ids, scale, weights)
+        setattr(output, ORDER_ATTRIBUTE, order)
+        counters = self.counters
+        counters.last_draft_budget = draft_budget
+        counters.draft_budget_total += draft_budget
+        counters.draft_budget_used_total += draft_budget
+        self._loads.note(
+            self._step_id,
+            output,
+            draft_budget=draft_budget,
+            num_context_tokens=self._count_context(),
+            after_idle=self._after_idle,
+        )
+
+    def _learn(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> None:
+        report: StepReport | None = getattr(model_runner_output, REPORT_ATTRIBUTE, None)
+        if report is not None:
+            self._take_news(report)
+        self._observe(scheduler_output, model_runner_output, report)
+
+    def _take_news(self, report: StepReport) -> None:
+        if report.plain_reason is not None:
+            self._plain_reason = report.plain_reason
+        if report.profile is not None:
+            self._guard.ask(self._planner.fit_profile, report.profile)
+        for times in report.times:
+            timing = self._loads.match(times)
+            if timing is not None:
+                self._guard.ask(self._planner.observe_timing, timing)
+
+    def _observe(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+        report: StepReport | None,
+    ) -> None:
+        """Count what became of the drafts of a step, and learn from it."""
+        self.counters.num_steps += 1
+        verification = None if report is None else report.verification
+        row_of = {} if verification is None else _rows(verification.req_ids)
+        invalid = scheduler_output.num_invalid_spec_tokens or {}
+        rows: list[int] = []
+        lengths: list[int] = []
+        accepted: list[int] = []
+        for req_id, num_drafts, num_accepted in _outcomes(
+            scheduler_output, model_runner_output
+        ):
+            num_verified = num_drafts
+            row = row_of.get(req_id)
+            if verification is not None and row is not None:
+                num_verified = int(verification.num_admitted[row])
+                if req_id in self.requests:
+                    confidence = verification.confidence[row, :num_drafts]
+                    self._confidence.note(req_id, confidence.astype(np.float64))
+                # A draft that a grammar forbade says nothing about the drafter.
+                if req_id not in invalid:
+                    rows.append(row)
+                    lengths.append(num_verified)
+                    accepted.append(num_accepted)
+            if num_verified:
+                self.counters.count_verification(num_verified, num_accepted)
+            self._count_cut("budget", num_drafts - num_verified)
+            self._count_cut("grammar", min(invalid.get(req_id, 0), num_verified))
+        outcome = VerificationOutcome(
+            num_verified=np.array(lengths, dtype=np.int64),
+            num_accepted=np.array(accepted, dtype=np.int64),
+        )
+        if verification is not None:
+            outcome = replace(
+                outcome,
+                req_ids=tuple(verification.req_ids[row] for row in rows),
+                confidence=verification.confidence[rows].astype(np.float64),
+            )
+        self._guard.ask(self._planner.observe, outcome)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._confidence.forget(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _find_drafter_limit(self) -> int:
+        draft_config = self.vllm_config.speculative_config.draft_model_config
+        limit = getattr(draft_config, "max_model_len", None) or self.max_model_len
+        return min(int(limit), self.max_model_len)
+
+
+def _rows(req_ids: tuple[str, ...]) -> dict[str, int]:
+    return {req_id: row for row, req_id in enumerate(req_ids)}
+
+
+def _outcomes(
+    scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+) -> Iterator[tuple[str, int, int]]:
+    """Yield request, drafts scheduled and drafts accepted, where there were any."""
+    sampled = model_runner_output.sampled_token_ids
+    index_of = model_runner_output.req_id_to_index
+    for req_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
+        token_ids = sampled[index_of[req_id]]
+        if drafts and token_ids:
+            yield req_id, len(drafts), len(token_ids) - 1
