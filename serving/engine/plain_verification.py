@@ -47,7 +47,6 @@ def find_plain_reason(vllm_config: VllmConfig) -> str | None:
         "pipeline_parallel": parallel.pipeline_parallel_size > 1,
         "eager": not graphs.has_full_cudagraphs(),
         "batch_sharded_sampling": bool(parallel.enable_batch_sharded_sampling),
-        "dual_batch_overlap": bool(parallel.enable_dbo),
         "sampling_mask": bool(vllm_config.model_config.return_sampling_mask),
         "routed_experts": bool(vllm_config.aux_output_config.enabled),
     }

@@ -1,0 +1,1 @@
+"""The GPU adapter as far as a machine without one can test it."""

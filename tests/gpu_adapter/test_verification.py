@@ -1,0 +1,256 @@
+"""The manager's decisions, on tensors of the CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from policies.batch import AcceptanceScale
+from serving.engine.compat import AdaptiveVerificationManager, StepTimingSample
+from serving.engine.step_messages import VerificationOrder
+from serving.engine.verification_v2 import PlannedVerification, make_profile
+from tests.gpu_adapter.stand_ins import (
+    StandInGroup,
+    make_verification,
+    stand_in_manager,
+)
+
+PLACEHOLDERS = [-1, -1, -1]
+
+
+def record(
+    verification: PlannedVerification, slots: list[int], rows: list[list[float]]
+) -> None:
+    """Report drafts' confidences as the runner does after drafting."""
+    batch = SimpleNamespace(num_reqs=len(slots), idx_mapping=torch.tensor(slots))
+    # As the drafter's buffer: more rows than requests.
+    padded = torch.tensor([*rows, [9.0] * len(rows[0])])
+    verification.record_confidences(padded, batch)
+
+
+def run(
+    verification: Any,
+    slots: list[int],
+    drafts: dict[str, list[int]],
+    num_tokens: dict[str, int],
+) -> tuple[int, list[int], list[int], int]:
+    """Size and allocate one step, as the runner does.
+
+    Returns:
+        Tokens, boundaries of logits and of tokens, budget.
+    """
+    total = verification.get_num_tokens(num_tokens, drafts)
+    logits, tokens, budget = verification.reallocate_drafts(
+        list(num_tokens), torch.tensor(slots)
+    )
+    return total, logits.tolist(), tokens.tolist(), budget
+
+
+def test_the_budget_of_the_order_goes_to_the_drafts_likeliest_to_survive() -> None:
+    verification = make_verification(max_num_reqs=4)
+    record(verification, [2, 0], [[0.9, 0.9, 0.9], [0.5, 0.9, 0.9]])
+    verification.take_order(VerificationOrder(1, draft_budget=4))
+    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
+    total, logits, tokens, budget = run(
+        verification, [2, 0], drafts, {"a": 4, "b": 4}
+    )
+    assert (total, budget) == (6, 4)
+    # .9 .81 .729 and .5: three drafts of a, one of b.
+    assert logits == [0, 4, 6]
+    assert tokens == [0, 4, 6, 6, 6]
+
+
+def test_prompts_beside_drafts_keep_all_their_tokens() -> None:
+    verification = make_verification(max_num_reqs=4)
+    record(verification, [0], [[0.9, 0.8, 0.7]])
+    verification.take_order(VerificationOrder(1, draft_budget=1))
+    total, logits, tokens, _ = run(
+        verification, [0, 1], {"a": PLACEHOLDERS}, {"a": 4, "prompt": 7}
+    )
+    assert total == 9
+    assert logits == [0, 2, 3]
+    assert tokens == [0, 2, 9, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("draft_budget", "admitted"), [(0, [0, 0]), (6, [3, 3]), (99, [3, 3])]
+)
+def test_all_or_nothing_needs_no_ranking(
+    draft_budget: int, admitted: list[int]
+) -> None:
+    verification = make_verification()
+    verification.take_order(VerificationOrder(1, draft_budget))
+    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
+    total, logits, _, budget = run(verification, [0, 1], drafts, {"a": 4, "b": 4})
+    assert budget == sum(admitted)
+    assert total == 2 + budget
+    assert np.diff(logits).tolist() == [count + 1 for count in admitted]
+
+
+def test_a_step_without_an_order_verifies_everything() -> None:
+    verification = make_verification()
+    verification.take_order(None)
+    total, _, _, budget = run(verification, [0], {"a": PLACEHOLDERS}, {"a": 4})
+    assert (total, budget) == (4, 3)
+
+
+def test_no_more_is_verified_than_the_sampler_can_address() -> None:
+    verification = make_verification(max_total_logits=4)
+    verification.take_order(VerificationOrder(1, draft_budget=6))
+    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
+    assert run(verification, [0, 1], drafts, {"a": 4, "b": 4})[3] == 2
+
+
+def test_the_ranking_follows_calibration_and_weights_of_the_order() -> None:
+    verification = make_verification(depth=2)
+    record(verification, [0, 1], [[0.6, 0.6], [0.5, 0.5]])
+    drafts = {"a": [-1, -1], "b": [-1, -1]}
+    plain = VerificationOrder(1, 1, ("b", "a"))
+    scale = AcceptanceScale(1.0, np.zeros(2), np.array([2.0, 0.0]), 8.0)
+    for order, admitted in [
+        (plain, [1, 0]),
+        (VerificationOrder(2, 1, ("b", "a"), scale), [0, 1]),
+        (VerificationOrder(3, 1, ("b", "a"), weights=np.array([3.0, 1.0])), [0, 1]),
+        (VerificationOrder(4, 1, ("b", "a"), scale, np.array([0.1, 1.0])), [1, 0]),
+    ]:
+        verification.take_order(order)
+        _, logits, _, _ = run(verification, [0, 1], drafts, {"a": 3, "b": 3})
+        assert np.diff(logits).tolist() == [count + 1 for count in admitted], order
+
+
+def test_a_planner_that_knows_fewer_positions_than_the_engine_drafts_is_no_fault() -> (
+    None
+):
+    verification = make_verification(depth=3)
+    record(verification, [0, 1], [[0.9, 0.9, 0.9], [0.2, 0.2, 0.2]])
+    scale = AcceptanceScale(1.0, np.zeros(1), np.zeros(2), 8.0)
+    verification.take_order(VerificationOrder(1, 3, ("a", "b"), scale))
+    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
+    _, logits, _, _ = run(verification, [0, 1], drafts, {"a": 4, "b": 4})
+    assert np.diff(logits).tolist() == [4, 1]
+
+
+def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by() -> None:
+    verification = make_verification(depth=2)
+    record(verification, [3, 1], [[0.9, 0.8], [0.3, 0.2]])
+    verification.take_order(VerificationOrder(1, 2))
+    run(verification, [3, 1], {"a": [-1, -1], "b": [-1, -1]}, {"a": 3, "b": 3})
+    record(verification, [3, 1], [[0.1, 0.1], [0.1, 0.1]])
+    verified = verification.take_verified()
+    assert verified is not None
+    assert verified.req_ids == ("a", "b")
+    confidence, num_admitted = verified.copy.read()
+    np.testing.assert_allclose(confidence, [[0.9, 0.8], [0.3, 0.2]], rtol=1e-6)
+    assert num_admitted.tolist() == [2, 0]
+    assert verification.take_verified() is None
+
+
+def test_a_step_without_drafts_reports_nothing_of_the_step_before() -> None:
+    verification = make_verification()
+    verification.take_order(VerificationOrder(1, 3))
+    run(verification, [0], {"a": PLACEHOLDERS}, {"a": 4})
+    verification.take_order(VerificationOrder(2, 0))
+    assert verification.take_verified() is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_whose_confidences_differ_cut_alike(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shared: list[torch.Tensor] = []
+    ranks = [
+        make_verification(group=StandInGroup(rank, shared), max_num_reqs=6)
+        for rank in range(2)
+    ]
+    rows = rng.uniform(0.2, 0.9, (6, 3))
+    drafts = {f"r{index}": PLACEHOLDERS for index in range(6)}
+    num_tokens = dict.fromkeys(drafts, 4)
+    results = []
+    for rank, verification in enumerate(ranks):
+        drift = rng.uniform(-0.2, 0.1, rows.shape) if rank else 0.0
+        record(verification, list(range(6)), (rows + drift).tolist())
+        verification.take_order(VerificationOrder(1, 7))
+        results.append(run(verification, list(range(6)), drafts, num_tokens))
+    assert results[0] == results[1]
+
+
+def test_without_the_broadcast_such_ranks_would_cut_differently() -> None:
+    """The control of the test above."""
+    results = []
+    for rows in ([[0.6, 0.1], [0.5, 0.1]], [[0.5, 0.1], [0.6, 0.1]]):
+        verification = make_verification(depth=2)
+        record(verification, [0, 1], rows)
+        verification.take_order(VerificationOrder(1, 1))
+        drafts = {"a": [-1, -1], "b": [-1, -1]}
+        results.append(run(verification, [0, 1], drafts, {"a": 3, "b": 3}))
+    assert results[0] != results[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("draft_budget", [0, 5, 12])
+def test_boundaries_are_those_that_upstream_writes(
+    seed: int, draft_budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ties, calibration and weights, both rank alike."""
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
+
+    # Compiling takes a C++ compiler and seconds; the function is the same.
+    monkeypatch.setattr(
+        module, "_assign_draft_token_budget_compiled", module._assign_draft_token_budget
+    )
+    rows = np.random.default_rng(seed).uniform(0.1, 0.9, (4, 3))
+    drafts = {f"r{index}": PLACEHOLDERS for index in range(4)}
+    num_tokens = {**dict.fromkeys(drafts, 4), "prompt": 6}
+    slots = [3, 0, 2, 1, 4]
+    results = []
+    theirs = stand_in_manager(8, 3, 10_000)
+    theirs._confidence_probs[slots[:4]] = torch.from_numpy(rows).float()
+    theirs._batch_budget = (
+        {**dict.fromkeys(drafts, 3), "prompt": 0},
+        {**dict.fromkeys(drafts, 1), "prompt": 6},
+        draft_budget,
+    )
+    logits, tokens, budget = AdaptiveVerificationManager.reallocate_drafts(
+        theirs, list(num_tokens), torch.tensor(slots)
+    )
+    results.append((logits.tolist(), tokens.tolist(), budget))
+    ours = make_verification()
+    record(ours, slots[:4], rows.tolist())
+    ours.take_order(VerificationOrder(1, draft_budget))
+    results.append(run(ours, slots, drafts, num_tokens)[1:])
+    assert results[0] == results[1]
+
+
+def test_a_new_request_does_not_inherit_the_confidences_of_its_slot() -> None:
+    verification = make_verification()
+    record(verification, [0], [[0.1, 0.1, 0.1]])
+    verification.add_request(0)
+    assert verification._confidence_probs[0].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_start_up_timings_become_a_profile_of_single_passes() -> None:
+    def sample(num_tokens: int, forward_ms: float, drafter_ms: float) -> Any:
+        return StepTimingSample(forward_ms, drafter_ms, num_tokens, min(num_tokens, 4), True)
+
+    samples = [
+        sample(2, 5.0, 3.0),
+        sample(2, 5.2, 3.3),
+        sample(2, 90.0, 80.0),
+        sample(4, 6.0, 6.0),
+        # Past 4 requests the first pass grows and the other two do not.
+        sample(16, 9.0, 10.0),
+    ]
+    profile = make_profile(samples, num_draft_passes=3)
+    assert profile.num_tokens == (2, 4, 16)
+    assert profile.target_ms == (5.2, 6.0, 9.0)
+    assert profile.draft_ms == pytest.approx((1.1, 2.0, 6.0))
+
+
+def test_start_up_timings_replace_upstreams_cost_tables() -> None:
+    verification = make_verification(num_draft_passes=1)
+    verification.set_initial_cost_curves([StepTimingSample(5.0, 2.0, 1, 1, True)])
+    assert verification.profile is not None
+    assert verification.profile.draft_ms == (2.0,)
