@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine import compat, planner_host, plain_verification
+from serving.engine import compat, plain_verification, planner_host
 from serving.engine.runner_v2 import _REFUSAL, TetrisGPUModelRunner
 from serving.engine.scheduler_v2 import TetrisAsyncScheduler
 from serving.engine.speculators_v2 import (

@@ -55,9 +55,7 @@ def test_the_budget_of_the_order_goes_to_the_drafts_likeliest_to_survive() -> No
     record(verification, [2, 0], [[0.9, 0.9, 0.9], [0.5, 0.9, 0.9]])
     verification.take_order(VerificationOrder(1, draft_budget=4))
     drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
-    total, logits, tokens, budget = run(
-        verification, [2, 0], drafts, {"a": 4, "b": 4}
-    )
+    total, logits, tokens, budget = run(verification, [2, 0], drafts, {"a": 4, "b": 4})
     assert (total, budget) == (6, 4)
     # .9 .81 .729 and .5: three drafts of a, one of b.
     assert logits == [0, 4, 6]
@@ -233,7 +231,9 @@ def test_a_new_request_does_not_inherit_the_confidences_of_its_slot() -> None:
 
 def test_start_up_timings_become_a_profile_of_single_passes() -> None:
     def sample(num_tokens: int, forward_ms: float, drafter_ms: float) -> Any:
-        return StepTimingSample(forward_ms, drafter_ms, num_tokens, min(num_tokens, 4), True)
+        return StepTimingSample(
+            forward_ms, drafter_ms, num_tokens, min(num_tokens, 4), True
+        )
 
     samples = [
         sample(2, 5.0, 3.0),

@@ -1,0 +1,412 @@
+"""Runner, worker and drafters, with stand-ins for vLLM's own methods below ours."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from serving.engine import runner_v2, worker_gpu
+from serving.engine.compat import (
+    AsyncModelRunnerOutput,
+    GPUModelRunnerV2,
+    GPUWorker,
+    ModelRunnerOutput,
+    StandaloneARSpeculator,
+    StepTimingSample,
+    TargetDependentARSpeculator,
+)
+from serving.engine.device_clock import DeviceClock
+from serving.engine.plain_verification import find_plain_reason
+from serving.engine.runner_v2 import TetrisGPUModelRunner
+from serving.engine.speculators_v2 import (
+    PacedStandalone,
+    adopt_speculator,
+    use_raw_confidence,
+)
+from serving.engine.step_messages import (
+    ORDER_ATTRIBUTE,
+    REPORT_ATTRIBUTE,
+    VerificationOrder,
+)
+from serving.engine.verification_v2 import PlannedVerification
+from serving.engine.worker_gpu import TetrisGPUWorker
+from tests.gpu_adapter.stand_ins import (
+    CPU,
+    StandInDevice,
+    StandInGroup,
+    stand_in_manager,
+)
+
+if TYPE_CHECKING:
+    pass
+
+REFUSAL = (
+    "Adaptive verification trims verification requests on device, which the X "
+    "attention backend does not support. Pass enable_adaptive_verification=false in "
+    "the speculative config, or use a backend that does."
+)
+
+
+class StandInOutput(AsyncModelRunnerOutput):
+    """vLLM's asynchronous output without a device."""
+
+    def get_output(self) -> ModelRunnerOutput:
+        return ModelRunnerOutput(["a"], {"a": 0}, [[7]])
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> TetrisGPUModelRunner:
+    """A runner of ours over methods of vLLM's that do nothing."""
+    monkeypatch.setattr(runner_v2, "get_tp_group", StandInGroup)
+    monkeypatch.setattr(GPUModelRunnerV2, "__init__", lambda self: None)
+    monkeypatch.setattr(
+        GPUModelRunnerV2, "execute_model", lambda self, output, **_: None
+    )
+    monkeypatch.setattr(
+        GPUModelRunnerV2, "sample_tokens", lambda self, grammar: StandInOutput()
+    )
+    monkeypatch.setattr(GPUModelRunnerV2, "postprocess_sampled", lambda self, *_: None)
+    monkeypatch.setattr(TetrisGPUModelRunner, "speculator", None, raising=False)
+    made = TetrisGPUModelRunner()
+    made.device = CPU
+    made.num_speculative_steps = 3
+    made.rejection_sampler = None
+    made.adaptive_verification = None
+    made.speculative_config = SimpleNamespace(
+        enable_adaptive_verification=True, method="draft_model", parallel_drafting=False
+    )
+    made.vllm_config = SimpleNamespace(speculative_config=made.speculative_config)
+    return made
+
+
+def make_kv_cache(
+    runner: TetrisGPUModelRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    errors: list[Exception],
+) -> list[bool]:
+    """Run `initialize_kv_cache` over a method of vLLM's that fails at first."""
+    asked = []
+
+    def initialize(self: Any, *_: Any) -> None:
+        asked.append(self.speculative_config.enable_adaptive_verification)
+        if errors:
+            raise errors.pop(0)
+        self.adaptive_verification = stand_in_manager(4, 3, 100) if asked[-1] else None
+
+    monkeypatch.setattr(GPUModelRunnerV2, "initialize_kv_cache", initialize)
+    runner.initialize_kv_cache("config")
+    return asked
+
+
+def schedule(order: VerificationOrder | None, num_tokens: int = 4) -> Any:
+    """Stand in for a scheduled step."""
+    output = SimpleNamespace(total_num_scheduled_tokens=num_tokens)
+    if order is not None:
+        setattr(output, ORDER_ATTRIBUTE, order)
+    return output
+
+
+def test_upstreams_manager_is_replaced_by_ours(
+    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert make_kv_cache(runner, monkeypatch, []) == [True]
+    assert isinstance(runner.adaptive_verification, PlannedVerification)
+
+
+def test_a_refused_attention_back_end_falls_back_to_plain_verification(
+    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = make_kv_cache(runner, monkeypatch, [ValueError(REFUSAL)])
+    assert asked == [True, False]
+    assert runner.adaptive_verification is None
+    runner.execute_model(schedule(VerificationOrder(1, 0)))
+    report = getattr(runner.sample_tokens(None).get_output(), REPORT_ATTRIBUTE)
+    assert report.plain_reason == "attention_backend"
+    assert report.verification is None
+
+
+def test_other_errors_of_the_kv_cache_are_not_swallowed(
+    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="no memory"):
+        make_kv_cache(runner, monkeypatch, [ValueError("no memory")])
+
+
+def test_a_step_reports_what_it_verified_when_its_tokens_are_waited_for(
+    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_kv_cache(runner, monkeypatch, [])
+    verification = runner.adaptive_verification
+    verification.set_initial_cost_curves([StepTimingSample(5.0, 3.0, 1, 1, True)])
+    reports = []
+    for step_id in (1, 2):
+        runner.execute_model(schedule(VerificationOrder(step_id, 1)))
+        verification.get_num_tokens({"a": 3}, {"a": [-1, -1]})
+        verification.reallocate_drafts(["a"], torch.tensor([0]))
+        output = runner.sample_tokens(None)
+        reports.append(getattr(output.get_output(), REPORT_ATTRIBUTE))
+    assert [report.step_id for report in reports] == [1, 2]
+    assert reports[0].verification.num_admitted.tolist() == [1]
+    assert reports[0].verification.confidence.dtype == np.float32
+    # The start-up profile travels once.
+    assert reports[0].profile.target_ms == (5.0,)
+    assert reports[1].profile is None
+
+
+def test_steps_without_an_order_come_out_as_vllm_made_them(
+    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_kv_cache(runner, monkeypatch, [])
+    runner.execute_model(schedule(None))
+    assert isinstance(runner.sample_tokens(None), StandInOutput)
+
+
+def test_only_the_first_rank_reports(
+    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_v2, "get_tp_group", lambda: StandInGroup(rank=1))
+    make_kv_cache(runner, monkeypatch, [])
+    runner.execute_model(schedule(VerificationOrder(1, 1)))
+    assert isinstance(runner.sample_tokens(None), StandInOutput)
+
+
+def test_a_steps_parts_are_timed_where_the_runner_passes_them(
+    runner: TetrisGPUModelRunner,
+) -> None:
+    device = StandInDevice()
+    runner._clock._make_event = device.make_event
+    for step_id in (1, 2):
+        runner.execute_model(schedule(VerificationOrder(step_id, 1)))
+        device.queue(1.0)
+        runner.step_timing.forward_start()
+        device.queue(5.0)
+        runner.postprocess_sampled("rows")
+        device.queue(2.0)
+        output = runner.sample_tokens(None)
+        device.now_ms = device.queued_ms
+    report = getattr(output.get_output(), REPORT_ATTRIBUTE)
+    # The second step was not done yet when its output was made.
+    assert [times.step_id for times in report.times] == [1]
+    assert report.times[0].target_ms == 5.0
+    assert report.times[0].draft_first_ms == 2.0
+
+
+def make_drafter(monkeypatch: pytest.MonkeyPatch, base: type, depth: int) -> Any:
+    """Make a drafter of vLLM's that only notes how many passes it would make."""
+    concrete = type(base.__name__, (base,), {"load_draft_model": None})
+    drafter: Any = object.__new__(concrete)
+    drafter.num_speculative_steps = depth
+    drafter.draft_tokens = torch.zeros(4, depth, dtype=torch.int64)
+    drafter.depths = []
+
+    def propose(self: Any, *_: Any, **__: Any) -> torch.Tensor:
+        self.depths.append(self.num_speculative_steps)
+        if self.num_speculative_steps > 1:
+            self._multi_step_decode()
+            return self.draft_tokens[:2]
+        return self.draft_tokens[:2, :1]
+
+    monkeypatch.setattr(base, "propose", propose)
+    monkeypatch.setattr(base, "_multi_step_decode", lambda self, *_: None)
+    return drafter
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"), [(None, 4), (4, 4), (9, 4), (2, 2), (1, 1), (0, 1)]
+)
+def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
+    asked: int | None, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = make_drafter(monkeypatch, StandaloneARSpeculator, 4)
+    adopt_speculator(drafter, DeviceClock(StandInDevice().make_event))
+    drafts = drafter.propose("batch", num_speculative_tokens=asked)
+    assert drafter.depths == [made]
+    assert drafter.num_speculative_steps == 4
+    assert drafts.shape == (2, 4)
+
+
+def test_a_failing_draft_leaves_the_full_depth_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = make_drafter(monkeypatch, StandaloneARSpeculator, 4)
+    adopt_speculator(drafter, DeviceClock(StandInDevice().make_event))
+
+    def fail(self: Any, *_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(StandaloneARSpeculator, "_multi_step_decode", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        drafter.propose("batch", num_speculative_tokens=2)
+    assert drafter.num_speculative_steps == 4
+
+
+@pytest.mark.parametrize("base", [StandaloneARSpeculator, TargetDependentARSpeculator])
+def test_the_end_of_the_first_pass_is_marked(
+    base: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = StandInDevice()
+    clock = DeviceClock(device.make_event)
+    drafter = make_drafter(monkeypatch, base, 3)
+    adopt_speculator(drafter, clock)
+    clock.begin(1)
+    clock.mark_forward_start()
+    clock.mark_target_end()
+    device.queue(2.0)
+    if base is StandaloneARSpeculator:
+        drafter.propose("batch")
+    else:
+        drafter.on_multi_step_decode_begin(1)
+    device.queue(3.0)
+    clock.mark_draft_end()
+    device.now_ms = device.queued_ms
+    [times] = clock.read_finished()
+    assert (times.draft_first_ms, times.draft_next_ms) == (2.0, 3.0)
+
+
+def test_adopting_a_drafter_twice_or_another_kind_changes_nothing() -> None:
+    clock = DeviceClock(StandInDevice().make_event)
+    drafter: Any = object.__new__(StandaloneARSpeculator)
+    adopt_speculator(drafter, clock)
+    adopted = type(drafter)
+    adopt_speculator(drafter, clock)
+    assert type(drafter) is adopted
+    assert isinstance(drafter, PacedStandalone)
+    other = SimpleNamespace()
+    adopt_speculator(other, clock)
+    assert type(other) is SimpleNamespace
+
+
+def test_the_estimator_becomes_the_identity_and_stays_so() -> None:
+    drafter: Any = object.__new__(StandaloneARSpeculator)
+    drafter.max_num_reqs, drafter.num_speculative_steps, drafter.device = 4, 3, CPU
+    drafter.acceptance_estimator = None
+    use_raw_confidence(drafter)
+    assert drafter.acceptance_estimator is None
+    drafter.acceptance_estimator = object()
+    use_raw_confidence(drafter)
+    estimator = drafter.acceptance_estimator
+    estimator.step(None, None, None)
+    assert estimator.slope.tolist() == [1.0]
+    assert estimator.intercepts.tolist() == [0.0] * 3
+
+
+def config(**changes: Any) -> Any:
+    """Stand in for the parts of vLLM's configuration that are looked at."""
+    return SimpleNamespace(
+        use_v2_model_runner=changes.get("v2", True),
+        lora_config=changes.get("lora"),
+        is_mm_encoder_only=False,
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=changes.get("pp", 1),
+            enable_batch_sharded_sampling=changes.get("sharded", False),
+        ),
+        compilation_config=SimpleNamespace(
+            cudagraph_mode=SimpleNamespace(
+                has_full_cudagraphs=lambda: changes.get("graphs", True)
+            )
+        ),
+        model_config=SimpleNamespace(return_sampling_mask=changes.get("mask", False)),
+        aux_output_config=SimpleNamespace(enabled=changes.get("experts", False)),
+        speculative_config=SimpleNamespace(
+            method=changes.get("method", "eagle3"),
+            use_local_argmax_reduction=changes.get("argmax", False),
+            enable_adaptive_verification=False,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"v2": False}, "runner_v1"),
+        ({"method": "ngram"}, "method"),
+        ({"argmax": True}, "local_argmax"),
+        ({"argmax": True, "method": "dspark"}, None),
+        ({"lora": object()}, "lora"),
+        ({"pp": 2}, "pipeline_parallel"),
+        ({"graphs": False}, "eager"),
+        ({"sharded": True}, "batch_sharded_sampling"),
+        ({"mask": True}, "sampling_mask"),
+        ({"experts": True}, "routed_experts"),
+    ],
+)
+def test_what_stands_in_the_way_of_trimming_is_named(
+    changes: dict[str, Any], reason: str | None
+) -> None:
+    assert find_plain_reason(config(**changes)) == reason
+
+
+@pytest.mark.parametrize(("pp", "enabled"), [(1, True), (2, False)])
+def test_the_worker_switches_upstreams_machinery_on_where_it_works(
+    pp: int, enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        runner_v2, "TetrisGPUModelRunner", lambda *args: SimpleNamespace(args=args)
+    )
+    worker: Any = object.__new__(TetrisGPUWorker)
+    worker.vllm_config, worker.device = config(pp=pp), CPU
+    made = worker._make_model_runner()
+    assert made.args == (worker.vllm_config, CPU)
+    speculative = worker.vllm_config.speculative_config
+    assert speculative.enable_adaptive_verification is enabled
+
+
+def test_vllms_own_runner_is_used_where_it_insists_on_v1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(GPUWorker, "_make_model_runner", lambda self: "vLLM's own")
+    worker: Any = object.__new__(TetrisGPUWorker)
+    worker.vllm_config = config(v2=False)
+    assert worker._make_model_runner() == "vLLM's own"
+
+
+STEP_PATH = [
+    "device_clock",
+    "device_copy",
+    "device_ranking",
+    "runner_v2",
+    "speculators_v2",
+    "verification_v2",
+]
+WAITS = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "nonzero"})
+
+
+def waiting_calls(path: Path) -> set[tuple[str, str]]:
+    """Return function and method for every call that could wait for the device."""
+    found = set()
+    for function in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr in WAITS
+                ):
+                    found.add((function.name, node.func.attr))
+    return found
+
+
+@pytest.mark.parametrize("module", STEP_PATH)
+def test_nothing_in_the_step_waits_for_the_device(module: str) -> None:
+    """A reading of the source; `VLLM_GPU_SYNC_CHECK=error` is the proof on a GPU."""
+    path = Path(worker_gpu.__file__).parent / f"{module}.py"
+    allowed = {
+        # In the thread that waits for the sampled tokens, a forward pass later.
+        ("read", "synchronize"),
+        # The branch for tensors of the CPU.
+        ("start", "numpy"),
+    }
+    assert waiting_calls(path) <= allowed
+
+
+def test_such_a_call_would_be_found(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("def step(x):\n    return x.sum().item()\n", "utf-8")
+    assert waiting_calls(bad) == {("step", "item")}

@@ -1,0 +1,385 @@
+"""vLLM's real asynchronous scheduler under our decisions, with a stand-in worker."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.engine.compat import AsyncScheduler
+from serving.engine.plain_verification import find_plain_reason
+from serving.engine.scheduler_v2 import TetrisAsyncScheduler
+from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+MAX_NUM_SEQS = 8
+MAX_TOKENS = 64
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Model folders; only their configuration is read here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tests.engine.tiny_models import write_llama_pair
+    return write_llama_pair(tmp_path_factory.mktemp("pair"), noise=0.05)
+
+
+@pytest.fixture
+def make_config(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Build vLLM's own configuration, then pretend that a GPU resolved it."""
+
+    def make(
+        policy: str = "goodput",
+        *,
+        graphs: bool = True,
+        is_async: bool = True,
+        extra_draft_tokens: int = 2,
+        **engine_args: Any,
+    ) -> Any:
+        from vllm import EngineArgs
+        from vllm.config import CUDAGraphMode
+
+        tetris = policy == "tetris"
+        monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+        config = EngineArgs(
+            model=str(pair[0]),
+            skip_tokenizer_init=True,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_TOKENS,
+            max_model_len=256,
+            enable_prefix_caching=False,
+            kv_cache_memory_bytes=64 << 20,
+            additional_config={
+                "tetris": {
+                    "policy": policy,
+                    "draft_tokens": DEPTH - extra_draft_tokens if tetris else DEPTH,
+                    "extra_draft_tokens": extra_draft_tokens if tetris else 0,
+                }
+            },
+            speculative_config={
+                "method": "draft_model",
+                "model": str(pair[1]),
+                "num_speculative_tokens": DEPTH,
+                "num_speculative_tokens_per_batch_size": [[1, MAX_NUM_SEQS, DEPTH]],
+            },
+            **engine_args,
+        ).create_engine_config()
+        config.scheduler_config.async_scheduling = is_async
+        config.compilation_config.cudagraph_mode = (
+            CUDAGraphMode.FULL_AND_PIECEWISE if graphs else CUDAGraphMode.NONE
+        )
+        # Without Triton vLLM would say V1, unless told.
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+        return config
+
+    return make
+
+
+@pytest.fixture
+def make_scheduler(make_config: Callable[..., Any]) -> Callable[..., Any]:
+    """Build a scheduler with a KV cache of its own."""
+
+    def make(
+        cls: type = TetrisAsyncScheduler, *, num_blocks: int = 400, **options: Any
+    ) -> Any:
+        import torch
+        from vllm.v1.kv_cache_interface import (
+            FullAttentionSpec,
+            KVCacheConfig,
+            KVCacheGroupSpec,
+        )
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        config = make_config(**options)
+        config.cache_config.num_gpu_blocks = num_blocks
+        spec = FullAttentionSpec(
+            block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        kv_cache = KVCacheConfig(
+            num_blocks=num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        )
+        return cls(config, kv_cache, StructuredOutputManager(config), block_size=16)
+
+    return make
+
+
+def add(
+    scheduler: Any,
+    num_reqs: int,
+    *,
+    prompt_len: int = 5,
+    max_tokens: int = 40,
+    prefix: str = "r",
+    **params: Any,
+) -> list[Any]:
+    """Add requests that run to their length limit."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    requests = []
+    for index in range(num_reqs):
+        sampling = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, temperature=0.0, **params
+        )
+        sampling.update_from_generation_config({}, eos_token_id=2)
+        request = Request(
+            f"{prefix}{index}", list(range(10, 10 + prompt_len)), sampling, None
+        )
+        scheduler.add_request(request)
+        requests.append(request)
+    return requests
+
+
+def make_worker(num_reqs: int, acceptance: float = 0.7, **options: Any) -> Any:
+    """Make a worker whose requests `r0`, `r1`, ... all accept alike."""
+    chances = {f"r{index}": acceptance for index in range(num_reqs)}
+    return StandInWorker(DEPTH, {**chances, **options.pop("more", {})}, **options)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "tetris", "dynamic", "goodput"])
+def test_every_request_gets_all_its_tokens_and_figures_add_up(
+    policy: str, make_scheduler: Callable[..., Any]
+) -> None:
+    scheduler = make_scheduler(policy=policy)
+    requests = add(scheduler, 6)
+    worker = make_worker(6)
+    drive(scheduler, worker)
+    assert [request.num_output_tokens for request in requests] == [40] * 6
+    assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
+    counters = scheduler.counters
+    assert counters.num_fallbacks == {}
+    assert counters.num_steps == len(worker.steps)
+    num_verified = sum(step.num_verified for step in worker.steps)
+    assert counters.num_verified_tokens == num_verified > 0
+    assert 0 < counters.num_accepted_tokens <= num_verified
+    # What was drafted after a request's last token is proposed and never scheduled.
+    num_cut = sum(counters.num_cut_tokens.values())
+    assert counters.num_proposed_tokens >= num_verified + num_cut
+    assert not scheduler._confidence._rows
+
+
+@pytest.mark.parametrize("policy", ["fixed", "tetris", "goodput"])
+def test_the_worker_verifies_exactly_what_was_ordered(
+    policy: str, make_scheduler: Callable[..., Any]
+) -> None:
+    scheduler = make_scheduler(policy=policy)
+    add(scheduler, 4)
+    worker = make_worker(4)
+    drive(scheduler, worker)
+    for step in worker.steps:
+        assert step.num_verified == step.order.draft_budget <= step.num_offered
+
+
+def test_tetris_spends_its_capacity_where_drafts_are_likely_to_survive(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler(policy="tetris")
+    add(scheduler, 4, max_tokens=100)
+    worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.1, "r3": 0.1})
+    drive(scheduler, worker, max_steps=12)
+    busy = [step for step in worker.steps if step.num_offered == 16]
+    assert busy
+    assert {step.num_verified for step in busy} == {8}
+    accepted = scheduler.counters.num_accepted_tokens
+    # Split evenly, two each, about 2 * 1.85 + 2 * .11 = 3.9 a step were accepted.
+    assert accepted / len(busy) > 5
+
+
+def test_goodput_verifies_little_where_it_costs_much_and_much_where_it_is_free(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    shares = []
+    for price_ms in (0.001, 8.0):
+        scheduler = make_scheduler()
+        add(scheduler, 8, max_tokens=200)
+        worker = make_worker(
+            8,
+            0.6,
+            target_ms=lambda num_tokens, price_ms=price_ms: 5 + price_ms * num_tokens,
+        )
+        drive(scheduler, worker, max_steps=150)
+        late = worker.steps[75:]
+        assert late
+        shares.append(sum(step.num_verified for step in late) / len(late))
+    assert shares[0] > 2 * shares[1]
+
+
+def test_costs_are_learnt_from_the_devices_clock(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler()
+    add(scheduler, 4, max_tokens=150)
+    worker = make_worker(4, 0.6, target_ms=lambda num_tokens: 9.0 + 0.5 * num_tokens)
+    drive(scheduler, worker, max_steps=120)
+    cost = scheduler._planner.cost
+    usual = max(worker.steps[60:], key=lambda step: step.num_tokens).num_tokens
+    assert float(cost.target.predict(usual)) == pytest.approx(9 + usual / 2, rel=0.1)
+    assert float(cost.draft_next.predict(4.0)) == pytest.approx(0.5, rel=0.1)
+    assert scheduler.snapshot()["planner"]["step_time_error"] < 0.1
+
+
+def test_acceptance_is_learnt_from_the_drafts_that_were_verified(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    """Confidence .5 everywhere, of which half the requests accept nearly all."""
+    scheduler = make_scheduler()
+    add(scheduler, 4, max_tokens=200)
+    worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.05, "r3": 0.05})
+    real_draft = worker._draft
+
+    def draft_unsurely(req_ids: list[str], depth: int) -> None:
+        kept, worker.acceptance = worker.acceptance, dict.fromkeys(req_ids, 0.5)
+        real_draft(req_ids, depth)
+        worker.acceptance = kept
+
+    worker._draft = draft_unsurely  # type: ignore[method-assign]
+    drive(scheduler, worker, max_steps=60)
+    scale = scheduler._planner.acceptance_scale(["r0", "r2"])
+    assert scale.effect[0] > 0.2 > -0.2 > scale.effect[1]
+
+
+def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler(policy="fixed")
+    depths = iter([4, 1, 3, 0, 2] * 20)
+    scheduler._choose_depth = lambda _: next(depths)
+    add(scheduler, 2, max_tokens=200)
+    worker = make_worker(2)
+    drive(scheduler, worker, max_steps=40)
+    pairs = zip(worker.steps[1:], worker.steps, strict=False)
+    steady = [(now.num_offered, before.depth) for now, before in pairs]
+    assert {before for _, before in steady} == {0, 1, 2, 3, 4}
+    assert all(offered == 2 * before for offered, before in steady)
+
+
+def test_prompts_get_the_room_of_drafts_that_are_not_verified(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    """Upstream charges every placeholder and leaves the prompt waiting longer."""
+    first_prefill = {}
+    for cls in (AsyncScheduler, TetrisAsyncScheduler):
+        scheduler = make_scheduler(cls, policy="tetris", extra_draft_tokens=3)
+        add(scheduler, 7, max_tokens=100)
+        worker = make_worker(7, 0.5, more={"late0": 0.5})
+        if cls is AsyncScheduler:
+            order = scheduler._update_after_schedule
+
+            def with_order(output: Any, order: Any = order) -> None:
+                from serving.engine.step_messages import VerificationOrder
+
+                output.tetris_order = VerificationOrder(1, 7)
+                order(output)
+
+            scheduler._update_after_schedule = with_order
+        drive(scheduler, worker, max_steps=6)
+        add(scheduler, 1, prompt_len=90, prefix="late")
+        num_before = len(worker.steps)
+        drive(scheduler, worker, max_steps=3)
+        first_prefill[cls] = max(
+            step.num_prefill_tokens for step in worker.steps[num_before:]
+        )
+        assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
+    # 64 tokens a step, less 7 requests with a token, their drafts and the slot that a
+    # draft model adds, less that slot of the prompt.
+    assert first_prefill[AsyncScheduler] == 64 - 7 * (1 + 4 + 1) - 1
+    assert first_prefill[TetrisAsyncScheduler] == 64 - 7 * (1 + 1 + 1) - 1
+
+
+def test_a_request_that_opts_out_has_no_drafts_verified(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler(policy="fixed")
+    add(scheduler, 1, extra_args={"speculative_decoding": "off"})
+    worker = make_worker(1)
+    assert drive(scheduler, worker) == 40
+    assert scheduler.counters.num_verified_tokens == 0
+    assert scheduler.counters.num_cut_tokens["opt_out"] > 0
+
+
+def test_no_draft_is_verified_past_a_requests_last_token(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler(policy="fixed")
+    [request] = add(scheduler, 1, max_tokens=12)
+    worker = make_worker(1, 1.0)
+    drive(scheduler, worker)
+    assert request.num_output_tokens == 12
+    assert scheduler.counters.num_cut_tokens["length"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"graphs": False}, "eager"), ({"enable_lora": True}, "lora")],
+)
+def test_what_upstream_cannot_trim_is_verified_whole_and_counted(
+    options: dict[str, Any], reason: str, make_scheduler: Callable[..., Any]
+) -> None:
+    scheduler = make_scheduler(**options)
+    requests = add(scheduler, 3)
+    worker = make_worker(3, plain_reason=reason)
+    drive(scheduler, worker)
+    assert [request.num_output_tokens for request in requests] == [40] * 3
+    assert {step.depth for step in worker.steps} == {DEPTH}
+    assert all(step.num_verified == step.num_offered for step in worker.steps)
+    counters = scheduler.counters
+    assert counters.num_fallbacks[f"plain_{reason}"] > 0
+    assert counters.num_verified_tokens > counters.num_accepted_tokens > 0
+
+
+def test_a_worker_that_finds_out_late_is_believed(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler()
+    assert find_plain_reason(scheduler.vllm_config) is None
+    add(scheduler, 3)
+    drive(scheduler, make_worker(3, plain_reason="attention_backend"))
+    assert scheduler.counters.num_fallbacks["plain_attention_backend"] > 0
+
+
+def test_a_policy_that_fails_verifies_everything_and_is_counted(
+    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = make_scheduler()
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(type(scheduler._planner), "select", fail)
+    requests = add(scheduler, 3)
+    worker = make_worker(3)
+    drive(scheduler, worker)
+    assert [request.num_output_tokens for request in requests] == [40] * 3
+    assert all(step.num_verified == step.num_offered for step in worker.steps)
+    assert scheduler.counters.num_fallbacks["policy_error"] > 0
+
+
+def test_preempted_requests_come_back_and_finish(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler(policy="fixed", num_blocks=24)
+    requests = add(scheduler, 6, prompt_len=20, max_tokens=60)
+    worker = make_worker(6)
+    drive(scheduler, worker, max_steps=2000)
+    assert [request.num_output_tokens for request in requests] == [60] * 6
+
+
+def test_synchronous_scheduling_is_refused_with_its_remedy(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"needs vLLM's asynchronous .* engine\.adapter"
+    ):
+        make_scheduler(is_async=False)
