@@ -4,6 +4,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from serving.adapters import (
+    adapter_kwargs_of,
+    depth_schedule_of,
+    find_adapter_problems,
+    has_adapter,
+    policy_config_of,
+)
 from serving.model_pair import check_models
 from serving.settings import (
     Settings,
@@ -16,16 +23,6 @@ from serving.settings import (
 if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.llm import LLMConfig
-
-_SCHEDULER_CLS: Final = "serving.engine.scheduler.TetrisScheduler"
-_WORKER_CLS: Final = {"cpu": "serving.engine.worker.TetrisCPUWorker"}
-"""Engine adapters by device.
-
-Without one, `fixed` is left to vLLM's own scheduler, which verifies every draft token
-too but keeps no figures for our metrics, and other policies are refused.
-"""
-
-_POLICIES_WITHOUT_ADAPTER: Final = frozenset({"none", "fixed"})
 
 _INGRESS_HEADROOM: Final = 256
 """Requests the ingress holds beyond what engines run and queue.
@@ -92,7 +89,7 @@ def build_app(settings: Settings) -> "Application":
         bind_kwargs={
             "device": settings.engine.device,
             "policy_name": settings.policy.name,
-            "has_snapshots": _has_adapter(settings),
+            "has_snapshots": has_adapter(settings),
             "planner_key": planner_key_of(settings),
             "class_priorities": {
                 name: one.priority for name, one in settings.policy.classes.items()
@@ -126,12 +123,7 @@ def check_servable(settings: Settings) -> None:
         for finding in check_models(settings)
         if finding.severity == "error"
     ]
-    policy, device = settings.policy.name, settings.engine.device
-    if device not in _WORKER_CLS and policy not in _POLICIES_WITHOUT_ADAPTER:
-        problems.append(
-            f"policy.name: {policy} does not run on engine.device: {device} yet; set "
-            "policy.name: fixed"
-        )
+    problems += find_adapter_problems(settings)
     if problems:
         raise SettingsError(problems)
 
@@ -239,34 +231,16 @@ def _speculation_kwargs(settings: Settings) -> dict[str, Any]:
     }
     if settings.model.draft is not None:
         speculative_config["model"] = settings.model.draft
-    if not _has_adapter(settings):
+    if not has_adapter(settings):
         return {"speculative_config": speculative_config | policy.extra}
-    # Set even though constant: it gives the scheduler the depth hook, and stops vLLM
-    # from padding new requests with drafts that nobody selected.
-    speculative_config["num_speculative_tokens_per_batch_size"] = [
-        [1, settings.engine.max_num_seqs, depth]
-    ]
+    speculative_config["num_speculative_tokens_per_batch_size"] = depth_schedule_of(
+        settings
+    )
     return {
-        "scheduler_cls": _SCHEDULER_CLS,
-        "worker_cls": _WORKER_CLS[settings.engine.device],
+        **adapter_kwargs_of(settings),
         "speculative_config": speculative_config | policy.extra,
-        "additional_config": {
-            "tetris": {
-                "policy": policy.name,
-                "draft_tokens": policy.draft_tokens,
-                "extra_draft_tokens": policy.extra_draft_tokens,
-                "latency_target_ms": policy.latency_target_ms,
-                "classes": {
-                    name: one.model_dump() for name, one in policy.classes.items()
-                },
-            }
-        },
+        "additional_config": {"tetris": policy_config_of(settings)},
     }
-
-
-def _has_adapter(settings: Settings) -> bool:
-    """Tell whether our scheduler runs in the engine."""
-    return settings.policy.name != "none" and settings.engine.device in _WORKER_CLS
 
 
 def _cpu_env(cpu_threads: int | None) -> dict[str, str]:

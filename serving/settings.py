@@ -26,7 +26,9 @@ from serving.settings_report import describe
 PolicyName = Literal["none", "fixed", "tetris", "dynamic", "goodput"]
 """Every policy an engine can run; `policies.planner` builds the same names."""
 
-DraftMethod = Literal["draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix"]
+DraftMethod = Literal[
+    "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "ngram", "suffix"
+]
 
 _PROJECT_DIR: Final = Path(__file__).resolve().parent.parent
 
@@ -143,6 +145,10 @@ class EngineSettings(_Section):
     device: Annotated[
         Literal["cpu", "gpu"], Field(description="where the engine runs")
     ] = "cpu"
+    adapter: Annotated[
+        Literal["auto", "on", "off"],
+        Field(description="whether our scheduler and worker run in the engine"),
+    ] = "auto"
     max_model_len: Annotated[
         int, Field(ge=16, description="prompt and output tokens of one request")
     ]

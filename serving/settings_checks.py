@@ -9,11 +9,13 @@ from serving.settings_report import did_you_mean
 if TYPE_CHECKING:
     from serving.settings import Settings
 
-METHODS_WITH_DRAFT_MODEL: Final = frozenset({"draft_model", "eagle", "eagle3"})
+METHODS_WITH_DRAFT_MODEL: Final = frozenset(
+    {"draft_model", "eagle", "eagle3", "dflash"}
+)
 """Methods whose drafter has weights of its own, so `model.draft` must be given."""
 
 METHODS_WITHOUT_DRAFT_MODEL: Final = frozenset({"ngram", "suffix"})
-"""Methods that draft from text seen before; `mtp` may go either way."""
+"""Methods that draft from text seen before; `mtp` and `dspark` may go either way."""
 
 _ENGINE_SETTING_OF: Final = {
     "model": "model.target",

@@ -84,14 +84,85 @@ def test_a_tool_parser_enables_automatic_tool_choice() -> None:
     assert kwargs["enable_auto_tool_choice"] is True
 
 
-def test_on_a_gpu_fixed_is_left_to_vllm_and_tetris_is_refused() -> None:
-    on_gpu = {"engine": {"device": "gpu"}, "replicas": {"num_gpus": 1}}
-    kwargs = engine_kwargs(policy={"name": "fixed"}, **on_gpu)
-    assert "scheduler_cls" not in kwargs
-    assert kwargs["speculative_config"]["num_speculative_tokens"] == 3
-    settings = parse_settings(minimal(policy={"name": "tetris"}, **on_gpu))
-    with pytest.raises(SettingsError, match=r"policy\.name: tetris does not run on"):
-        check_servable(settings)
+def on_gpu(engine: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
+    """Return sections of a deployment on one GPU."""
+    return {
+        "engine": {"device": "gpu", **(engine or {})},
+        "replicas": {"num_gpus": 1},
+        "policy": policy,
+    }
+
+
+def test_on_a_gpu_fixed_is_left_to_vllm_unless_the_adapter_is_asked_for() -> None:
+    assert "scheduler_cls" not in engine_kwargs(**on_gpu(name="fixed"))
+    kwargs = engine_kwargs(**on_gpu({"adapter": "on"}, name="fixed"))
+    assert kwargs["scheduler_cls"].endswith("scheduler_v2.TetrisAsyncScheduler")
+
+
+@pytest.mark.parametrize("name", ["tetris", "dynamic", "goodput"])
+def test_on_a_gpu_other_policies_run_on_the_adapter_for_the_v2_runner(
+    name: str,
+) -> None:
+    kwargs = engine_kwargs(**on_gpu(name=name))
+    assert kwargs["scheduler_cls"].endswith("scheduler_v2.TetrisAsyncScheduler")
+    assert kwargs["worker_cls"].endswith("worker_gpu.TetrisGPUWorker")
+    # The worker switches it on where it works; asked for here, vLLM would refuse to
+    # start where it does not.
+    assert "enable_adaptive_verification" not in kwargs["speculative_config"]
+
+
+def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen() -> None:
+    def lengths(max_num_seqs: int, **policy: Any) -> list[list[int]]:
+        kwargs = engine_kwargs(**on_gpu({"max_num_seqs": max_num_seqs}, **policy))
+        table = kwargs["speculative_config"]["num_speculative_tokens_per_batch_size"]
+        assert isinstance(table, list)
+        return table
+
+    assert lengths(64, name="goodput", draft_tokens=3) == [
+        [1, 1, 1],
+        [2, 2, 2],
+        [3, 64, 3],
+    ]
+    assert lengths(2, name="dynamic", draft_tokens=4) == [[1, 1, 3], [2, 2, 4]]
+    assert lengths(1, name="goodput", draft_tokens=4) == [[1, 1, 4]]
+    assert lengths(64, name="tetris") == [[1, 64, 5]]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            on_gpu({"adapter": "off"}, name="tetris"),
+            r"engine\.adapter: off leaves .* set policy\.name: fixed",
+        ),
+        (
+            {"engine": {"adapter": "off"}, "policy": {"name": "goodput"}},
+            r"engine\.adapter: off leaves .* no policy goodput",
+        ),
+        (
+            {**on_gpu(name="tetris", method="ngram"), "model": {"draft": None}},
+            r"policy\.method: ngram reports no confidence on a GPU",
+        ),
+        (
+            on_gpu({"extra": {"async_scheduling": False}}, name="goodput"),
+            r"engine\.extra\.async_scheduling: must not be off",
+        ),
+        (
+            {"policy": {"name": "tetris", "method": "dflash"}},
+            r"policy\.method: dflash does not run on engine\.device: cpu",
+        ),
+    ],
+)
+def test_what_no_adapter_can_do_is_refused_with_its_remedy(
+    sections: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check_servable(parse_settings(minimal(**sections)))
+
+
+def test_without_the_adapter_an_engine_is_vllms_own() -> None:
+    kwargs = engine_kwargs(engine={"adapter": "off"}, policy={"name": "fixed"})
+    assert not {"scheduler_cls", "worker_cls", "additional_config"} & kwargs.keys()
 
 
 def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads() -> None:

@@ -1,0 +1,103 @@
+"""Which scheduler and worker a deployment's engines run: ours or vLLM's own."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from serving.engine.plain_verification import METHODS_V2
+from serving.settings import Settings
+
+_CLASSES: Final = {
+    "cpu": {
+        "scheduler_cls": "serving.engine.scheduler.TetrisScheduler",
+        "worker_cls": "serving.engine.worker.TetrisCPUWorker",
+    },
+    "gpu": {
+        "scheduler_cls": "serving.engine.scheduler_v2.TetrisAsyncScheduler",
+        "worker_cls": "serving.engine.worker_gpu.TetrisGPUWorker",
+    },
+}
+"""Import paths by device; both of a pair or neither."""
+
+_PLAIN_POLICIES: Final = frozenset({"none", "fixed"})
+"""What vLLM's own scheduler does, though without figures for our metrics."""
+
+_GPU_ONLY_METHODS: Final = frozenset({"dflash", "dspark"})
+
+
+def has_adapter(settings: Settings) -> bool:
+    """Tell whether our scheduler and worker run in the engines.
+
+    On a GPU, `fixed` is left to vLLM unless `engine.adapter: on` asks for ours, which
+    has not been run on a GPU yet.
+    """
+    policy, engine = settings.policy.name, settings.engine
+    if policy == "none" or engine.adapter == "off":
+        return False
+    return engine.device == "cpu" or engine.adapter == "on" or policy != "fixed"
+
+
+def adapter_kwargs_of(settings: Settings) -> dict[str, str]:
+    """Return vLLM's engine arguments that name our classes; {} for vLLM's own."""
+    return dict(_CLASSES[settings.engine.device]) if has_adapter(settings) else {}
+
+
+def depth_schedule_of(settings: Settings) -> list[list[int]]:
+    """Return vLLM's table of draft lengths by batch size, for the depths we may choose.
+
+    Our schedulers set the length themselves and read nothing from this table. Setting
+    it gives them the hook, and stops vLLM from padding new requests with drafts that
+    nobody selected. On a GPU vLLM captures graphs of the drafter for the lengths that
+    occur in it, so there it names them all.
+    """
+    depth, max_num_seqs = (
+        settings.policy.num_speculative_tokens,
+        settings.engine.max_num_seqs,
+    )
+    varies = settings.policy.name in {"dynamic", "goodput"}
+    if settings.engine.device == "cpu" or not varies:
+        return [[1, max_num_seqs, depth]]
+    first = max(1, depth - max_num_seqs + 1)
+    shallower = [
+        [size, size, length] for size, length in enumerate(range(first, depth), start=1)
+    ]
+    return [*shallower, [len(shallower) + 1, max_num_seqs, depth]]
+
+
+def find_adapter_problems(settings: Settings) -> Iterator[str]:
+    """Yield every reason why these settings cannot be served, as `setting: reason`."""
+    policy, engine = settings.policy, settings.engine
+    if engine.adapter == "off" and policy.name not in _PLAIN_POLICIES:
+        yield (
+            f"engine.adapter: off leaves the engine to vLLM, which has no policy "
+            f"{policy.name}; set policy.name: fixed, or engine.adapter: auto"
+        )
+    if engine.device == "cpu" and policy.method in _GPU_ONLY_METHODS:
+        yield (
+            f"policy.method: {policy.method} does not run on engine.device: cpu; set "
+            "policy.method: draft_model, or engine.device: gpu"
+        )
+    if engine.device != "gpu" or not has_adapter(settings):
+        return
+    if policy.method not in METHODS_V2:
+        yield (
+            f"policy.method: {policy.method} reports no confidence on a GPU, so that "
+            f"{policy.name} cannot choose among its drafts; set policy.name: fixed, "
+            "or policy.method: draft_model"
+        )
+    if engine.extra.get("async_scheduling", True) in (False, None):
+        yield (
+            "engine.extra.async_scheduling: must not be off with policy.name: "
+            f"{policy.name} on a GPU; remove it, or set policy.name: fixed"
+        )
+
+
+def policy_config_of(settings: Settings) -> dict[str, Any]:
+    """Return the policy as it travels inside vLLM's configuration."""
+    policy = settings.policy
+    return {
+        "policy": policy.name,
+        "draft_tokens": policy.draft_tokens,
+        "extra_draft_tokens": policy.extra_draft_tokens,
+        "latency_target_ms": policy.latency_target_ms,
+        "classes": {name: one.model_dump() for name, one in policy.classes.items()},
+    }
