@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .lifetime import die_with_parent
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from .engine import VllmEngine
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(
+    arguments: Sequence[str], make_engine: Callable[..., VllmEngine] | None = None
+) -> None:
     """Serve messages until standard input ends.
 
     Args:
         arguments: The parent's process id.
+        make_engine: Takes what the start message says; `VllmEngine` by default.
     """
     die_with_parent(int(arguments[0]))
     with os.fdopen(os.dup(1), "w", buffering=1) as channel:
@@ -39,22 +42,24 @@ def main(arguments: Sequence[str]) -> None:
             channel.write(json.dumps(message) + "\n")
 
         try:
-            _serve(send)
+            _serve(send, make_engine)
         except Exception as error:
             traceback.print_exc()
             send({"event": "error", "message": f"{type(error).__name__}: {error}"})
             raise SystemExit(1) from None
 
 
-def _serve(send: Any) -> None:
+def _serve(send: Any, make_engine: Callable[..., VllmEngine] | None) -> None:
     engine: VllmEngine | None = None
     for line in sys.stdin:
         message = json.loads(line)
         match message.pop("do"):
             case "start":
-                from .engine import VllmEngine
+                if make_engine is None:
+                    from .engine import VllmEngine
 
-                engine = VllmEngine(**message)
+                    make_engine = VllmEngine
+                engine = make_engine(**message)
                 send({"event": "ready"})
             case "run":
                 assert engine is not None

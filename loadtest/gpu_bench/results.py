@@ -1,0 +1,54 @@
+"""What has been measured so far: one line per measurement, written at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadtest.engine_bench.plan import Cell
+
+MEASUREMENTS = "measurements.jsonl"
+
+Key = tuple[str, str, str]
+"""Pair, arm, and the cell's name or `law`."""
+
+
+class Results:
+    """An output folder that only grows; the last measurement of a kind counts."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open a folder; created if missing."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def read(self) -> dict[Key, dict[str, Any]]:
+        """Return all measurements, later ones in the place of earlier ones."""
+        file = self.folder / MEASUREMENTS
+        found: dict[Key, dict[str, Any]] = {}
+        for line in file.read_text().splitlines() if file.exists() else ():
+            try:
+                one = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # Cut short when a part was killed; it is measured again.
+            found[one["pair"], one["arm"], one["cell"]] = one
+        return found
+
+    def append(self, pair: str, arm: str, cell: str, result: Mapping[str, Any]) -> None:
+        """Add one measurement, for good."""
+        line = json.dumps({"pair": pair, "arm": arm, "cell": cell, **result})
+        with (self.folder / MEASUREMENTS).open("a") as file:
+            # The line before may have been cut short.
+            file.write(f"\n{line}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def describe_cell(name: str) -> Cell | None:
+    """Return the cell of a name as `Cell.name` writes it; None for anything else."""
+    parts = name.rsplit("-", 2)
+    if len(parts) != 3 or not parts[1].startswith("t") or not parts[2].startswith("c"):
+        return None
+    return Cell(parts[0], float(parts[1][1:]), int(parts[2][1:]))
