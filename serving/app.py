@@ -215,6 +215,9 @@ def replica_env_of(settings: Settings) -> dict[str, str]:
         env["HF_HUB_OFFLINE"] = "1"
     if settings.engine.device == "cpu":
         env |= _cpu_env(settings.engine.cpu_threads)
+    elif has_adapter(settings):
+        # vLLM's default, but the other Ray executor has no asynchronous scheduling.
+        env["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] = "1"
     return env | settings.engine.env
 
 

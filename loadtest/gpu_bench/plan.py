@@ -97,10 +97,11 @@ def _part(name: str, pair: str, arms: tuple[str, ...], limit_s: float) -> Part:
 PARTS = {
     part.name: part
     for part in (
-        # Does the adapter run at all, and does it wait for the device anywhere?
-        _part("smoke", "demo", ("none", "goodput"), 150.0),
+        # Does the adapter run at all, and does it wait for the device anywhere where
+        # vLLM's own does not?
+        _part("smoke", "demo", ("goodput", "vllm-adaptive", "none"), 180.0),
         _part("models-1b", "1b", (), 60.0),
-        _part("1b", "1b", tuple(ARMS), 450.0),
+        _part("1b", "1b", tuple(ARMS), 420.0),
         _part("models-8b", "8b", (), 210.0),
         _part("8b-choosing", "8b", ("none", "goodput", "vllm-adaptive"), 360.0),
         _part("8b-fixed", "8b", ("fixed-2", "fixed-4", "fixed-6"), 270.0),

@@ -17,6 +17,11 @@ ATTENTION_BACKEND = "attention_backend"
 different lengths in one captured graph."""
 
 
+NO_CONFIDENCE = "no_confidence"
+"""Reason found only when the drafter is loaded: a checkpoint without the confidence
+head that its method has instead of logits."""
+
+
 def drafts_in_one_pass(vllm_config: VllmConfig) -> bool:
     """Tell whether the drafter makes all its tokens in a single forward pass."""
     speculative = vllm_config.speculative_config

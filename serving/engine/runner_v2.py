@@ -13,7 +13,12 @@ from serving.engine.compat import (
 )
 from serving.engine.device_clock import DeviceClock, LiveStepTiming
 from serving.engine.device_copy import DeviceReader
-from serving.engine.plain_verification import ATTENTION_BACKEND, drafts_in_one_pass
+from serving.engine.plain_verification import (
+    ATTENTION_BACKEND,
+    NO_CONFIDENCE,
+    drafts_in_one_pass,
+    find_plain_reason,
+)
 from serving.engine.speculators_v2 import adopt_speculator, use_raw_confidence
 from serving.engine.step_messages import (
     ORDER_ATTRIBUTE,
@@ -119,6 +124,8 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
                 num_draft_passes=self._count_draft_passes(),
                 reader=DeviceReader(self.device) if self._reports() else None,
             )
+        elif self._plain_reason is None:
+            self._plain_reason = find_plain_reason(self.vllm_config) or NO_CONFIDENCE
 
     def execute_model(
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any

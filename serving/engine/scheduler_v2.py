@@ -101,6 +101,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             self._set_depth(scheduler_output)
             self._give_order(scheduler_output)
         super()._update_after_schedule(scheduler_output)
+        self._count_proposed(scheduler_output)
 
     def update_from_output(
         self,
@@ -231,12 +232,15 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         )
         if depth is not None:
             output.num_spec_tokens_to_schedule = depth
-        depth = output.num_spec_tokens_to_schedule
-        self.counters.draft_depth = depth
+        self.counters.draft_depth = output.num_spec_tokens_to_schedule
+
+    def _count_proposed(self, output: SchedulerOutput) -> None:
+        """Count what this step will draft: nothing for prompts that go on."""
         num_drafting = sum(
             not self.requests[req_id].is_prefill_chunk
             for req_id in output.num_scheduled_tokens
         )
+        depth = output.num_spec_tokens_to_schedule
         self.counters.num_proposed_tokens += depth * num_drafting
 
     def _give_order(self, output: SchedulerOutput) -> None:

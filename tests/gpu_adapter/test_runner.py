@@ -131,6 +131,23 @@ def test_a_refused_attention_back_end_falls_back_to_plain_verification(
     assert report.verification is None
 
 
+@pytest.mark.parametrize(
+    ("reason", "reported"), [("lora", "lora"), (None, "no_confidence")]
+)
+def test_a_runner_without_upstreams_manager_says_why(
+    reason: str | None,
+    reported: str,
+    runner: TetrisGPUModelRunner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner_v2, "find_plain_reason", lambda _: reason)
+    runner.speculative_config.enable_adaptive_verification = False
+    make_kv_cache(runner, monkeypatch, [])
+    runner.execute_model(schedule(VerificationOrder(1, 0)))
+    report = getattr(runner.sample_tokens(None).get_output(), REPORT_ATTRIBUTE)
+    assert report.plain_reason == reported
+
+
 def test_other_errors_of_the_kv_cache_are_not_swallowed(
     runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

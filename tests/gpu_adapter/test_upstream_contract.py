@@ -10,6 +10,7 @@ import inspect
 import pickle
 import re
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -312,6 +313,16 @@ def test_the_worker_builds_its_runner_through_the_hook() -> None:
     assert "self.model_runner: GPUModelRunner = self._make_model_runner()" in source(
         worker._init_workspace_and_model_runner  # type: ignore[attr-defined]
     )
+
+
+def test_rays_executor_hands_over_outputs_as_the_local_one_does() -> None:
+    from vllm import envs
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    assert MultiprocExecutor.supports_async_scheduling()
+    module = Path(inspect.getfile(MultiprocExecutor)).with_name("ray_executor_v2.py")
+    assert "class RayExecutorV2(MultiprocExecutor):" in module.read_text("utf-8")
+    assert hasattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND")
 
 
 def test_both_schedulers_host_their_planner_in_the_same_way() -> None:

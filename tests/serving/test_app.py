@@ -111,6 +111,13 @@ def test_on_a_gpu_other_policies_run_on_the_adapter_for_the_v2_runner(
     assert "enable_adaptive_verification" not in kwargs["speculative_config"]
 
 
+def test_on_a_gpu_the_adapter_gets_an_executor_with_asynchronous_scheduling() -> None:
+    settings = parse_settings(minimal(**on_gpu(name="goodput")))
+    assert replica_env_of(settings)["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] == "1"
+    plain = parse_settings(minimal(**on_gpu(name="fixed")))
+    assert "VLLM_USE_RAY_V2_EXECUTOR_BACKEND" not in replica_env_of(plain)
+
+
 def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen() -> None:
     def lengths(max_num_seqs: int, **policy: Any) -> list[list[int]]:
         kwargs = engine_kwargs(**on_gpu({"max_num_seqs": max_num_seqs}, **policy))
