@@ -100,6 +100,7 @@ class GoodputPlanner:
     _recent: RecentDrafts = field(init=False)
     _feedback: DraftFeedback = field(init=False)
     _exploration: Exploration = field(init=False, default_factory=Exploration)
+    _forgotten: list[Hashable] = field(init=False, default_factory=list)
     _steps_observed: int = field(init=False, default=0)
     _steps_planned: int = field(init=False, default=0)
     _rebatch_at: int = field(init=False, default=0)
@@ -192,6 +193,7 @@ class GoodputPlanner:
         if self._steps_observed % LEARN_EVERY == 0:
             self._learn_costs()
             self._feedback.teach(self.calibration)
+            self._forget_again()
 
     def observe_timing(self, timing: StepTiming) -> None:
         """Take in a step's timing; it is learnt from once the next step has finished.
@@ -212,6 +214,7 @@ class GoodputPlanner:
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""
         self.calibration.forget(req_id)
+        self._forgotten.append(req_id)
 
     def report(self) -> dict[str, float]:
         """Return gauges for telemetry: plan, errors, prices."""
@@ -241,6 +244,12 @@ class GoodputPlanner:
             return
         self.calibration.import_state(state["calibration"])
         self.cost.import_state(state["cost"])
+
+    def _forget_again(self) -> None:
+        """Drop requests whose last outcomes were learnt after they had ended."""
+        for req_id in self._forgotten:
+            self.calibration.forget(req_id)
+        self._forgotten.clear()
 
     def _predict_acceptance(self, batch: DraftBatch) -> NDArray[np.float64]:
         if batch.confidence is None:

@@ -311,11 +311,13 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             row = row_of.get(req_id)
             if verification is not None and row is not None:
                 num_verified = int(verification.num_admitted[row])
-                if req_id in self.requests:
+                # A request that has ended was forgotten, though a step was in flight.
+                is_known = req_id in self.requests
+                if is_known:
                     confidence = verification.confidence[row, :num_drafts]
                     self._confidence.note(req_id, confidence.astype(np.float64))
                 # A draft that a grammar forbade says nothing about the drafter.
-                if req_id not in invalid:
+                if is_known and req_id not in invalid:
                     rows.append(row)
                     lengths.append(num_verified)
                     accepted.append(num_accepted)

@@ -274,6 +274,62 @@ def test_finished_requests_leave_nothing_behind():
     assert len(planner.calibration._requests) == 0
 
 
+def outcome_of(req_id: str, confidence: float, num_accepted: int):
+    """Return what became of one request's draft, with its own confidence."""
+    return VerificationOutcome(
+        num_verified=np.array([2]),
+        num_accepted=np.array([num_accepted]),
+        req_ids=(req_id,),
+        confidence=np.full((1, MAX_DEPTH), confidence),
+    )
+
+
+def test_a_request_that_ended_before_its_last_outcome_was_learnt_is_forgotten():
+    planner = make_goodput()
+    planner.observe(outcome_of("0", 0.5, 1))
+    planner.forget("0")
+    for _ in range(LEARN_EVERY):
+        planner.observe(outcome_of("1", 0.5, 1))
+    assert len(planner.calibration._requests) == 1
+
+
+def test_an_outcome_with_its_own_confidence_is_learnt_by_that_one():
+    """An engine that selects before it knows the drafts reports them afterwards."""
+    planner = make_goodput()
+    for _ in range(100 * LEARN_EVERY):
+        planner.select(
+            DraftBatch(
+                num_draft_tokens=np.array([2, 2]),
+                confidence=np.full((2, 2), 0.5),
+                req_ids=("0", "1"),
+            )
+        )
+        planner.observe(
+            VerificationOutcome(
+                num_verified=np.array([2, 2]),
+                num_accepted=np.array([2, 0]),
+                req_ids=("new", "newer"),
+                confidence=np.array([[0.95, 0.95], [0.05, 0.05]]),
+            )
+        )
+    sure, unsure = planner.calibration.predict(np.array([[0.95], [0.05]]), ["a", "b"])
+    assert sure[0] > 0.9
+    assert unsure[0] < 0.1
+
+
+def test_the_scale_holds_all_that_acceptance_is_predicted_from():
+    planner = make_goodput()
+    MadeUpEngine(4).run(planner, 60)
+    req_ids = ["2", "unknown"]
+    scale = planner.acceptance_scale(req_ids)
+    confidence = np.array([[0.3, 0.9], [0.6, 0.99999]])
+    odds = np.log(confidence / (1 - confidence)).clip(-8, 8)
+    assert scale.max_log_odds == 8
+    odds = scale.slope * odds + scale.intercept[:2] + scale.effect[:, None]
+    expected = planner.calibration.predict(confidence, req_ids)
+    np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected)
+
+
 def test_reports_name_what_operators_look_for():
     planner = make_goodput()
     MadeUpEngine(4).run(planner, 50)
