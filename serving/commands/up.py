@@ -154,6 +154,7 @@ def _start(settings: Settings, ray_instance: LocalRay, console: Console) -> None
 
 def _announce(settings: Settings, ray_instance: LocalRay, console: Console) -> None:
     base_url, model = _base_url(settings), settings.model.id
+    dashboard = f"http://127.0.0.1:{ray_instance.dashboard_port}"
     board = f"  board      {base_url}/board\n" if settings.http.board else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hi"}}]}}'
     console.say(
@@ -161,7 +162,7 @@ def _announce(settings: Settings, ray_instance: LocalRay, console: Console) -> N
 Ready after {console.elapsed_s:.0f} s.
 
   endpoint   {base_url}/v1   model {model}, policy {settings.policy.name}
-{board}  dashboard  http://127.0.0.1:{ray_instance.dashboard_port}   token in {token_file()}
+{board}  dashboard  {dashboard}   token in {token_file()}
   metrics    http://127.0.0.1:{ray_instance.metrics_port}/metrics
   logs       {ray_instance.log_dir}
 
