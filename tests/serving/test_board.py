@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from loadtest.browser import find_chromium, open_page
 from serving.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
 from tests.serving.conftest import MODEL, Server
 
@@ -136,3 +137,32 @@ def test_the_board_streams_steps_without_any_text(server: Server) -> None:
         assert "draft_text" not in request
     numbers = [step["step"] for step in steps]
     assert numbers == sorted(numbers)
+
+
+@pytest.mark.ray
+def test_a_browser_shows_the_drafts_of_running_requests(server: Server) -> None:
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip("no Chromium on this machine: install the package chromium")
+    with open_page(executable) as page, server.client() as client:
+        page.open(f"{server.url}/board")
+        page.wait_for(
+            "document.querySelector('#state')?.textContent.startsWith('Live')"
+        )
+        with client.completions.create(
+            model=MODEL,
+            prompt="Count",
+            max_tokens=900,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        ) as stream:
+            next(iter(stream))
+            page.wait_for("document.querySelector('.column .block.admitted') !== null")
+            figures = page.evaluate(
+                "[...document.querySelectorAll('section dd')].map(d => d.textContent)"
+            )
+        assert len(figures) == 7
+        assert int(figures[5]) >= 1
+        page.evaluate("document.getElementById('pause').click()")
+        assert page.evaluate("document.getElementById('state').textContent") == "Paused"
