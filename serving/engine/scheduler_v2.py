@@ -112,6 +112,13 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._num_in_flight -= 1
             self._learn(scheduler_output, model_runner_output)
+            if self.board.is_watched:
+                self._guard.ask(
+                    self._show_drafts, scheduler_output, model_runner_output
+                )
+                self._guard.ask(self._show, scheduler_output, model_runner_output)
+                # Steps overlap: one lasts from the output before it to its own.
+                self.board.start_step()
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
@@ -336,6 +343,25 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 confidence=verification.confidence[rows].astype(np.float64),
             )
         self._guard.ask(self._planner.observe, outcome)
+
+    def _show_drafts(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> None:
+        """Put on the board what the device admitted of a step's drafts."""
+        report: StepReport | None = getattr(model_runner_output, REPORT_ATTRIBUTE, None)
+        verification = None if report is None else report.verification
+        if verification is None:
+            return
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        rows = [row for row, r in enumerate(verification.req_ids) if drafts.get(r)]
+        self.board.note_drafts(
+            {
+                verification.req_ids[row]: drafts[verification.req_ids[row]]
+                for row in rows
+            },
+            verification.confidence[rows].astype(np.float64),
+            verification.num_admitted[rows].tolist(),
+        )
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._confidence.forget(request.request_id)
