@@ -139,7 +139,8 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
     def _limit_drafts(self, request: Request, num_drafts: int) -> tuple[int, str]:
         """Return how many drafts can be of any use and why the others are not.
 
-        Every step in flight will emit a token at least.
+        Every step in flight will emit a token at least. `min_tokens` needs no care: the
+        V2 sampler bars stop tokens position by position.
         """
         params = request.sampling_params
         if params is not None and opts_out(params.extra_args):
@@ -166,14 +167,15 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             self._guard.note(f"plain_{self._plain_reason}")
             return None
         started = time.perf_counter()
-        batch = self._make_batch(requests)
-        selection: DraftSelection | None = self._guard.ask(
-            lambda: check_selection(self._planner.select(batch), batch)
-        )
-        if selection is not None:
-            self._trim_offers(requests, batch, selection)
+        selection: DraftSelection | None = self._guard.ask(self._consult, requests)
         self.counters.num_selections += 1
         self.counters.selection_seconds_total += time.perf_counter() - started
+        return selection
+
+    def _consult(self, requests: list[Request]) -> DraftSelection:
+        batch = self._make_batch(requests)
+        selection = check_selection(self._planner.select(batch), batch)
+        self._trim_offers(requests, batch, selection)
         return selection
 
     def _make_batch(self, requests: list[Request]) -> DraftBatch:
@@ -208,7 +210,10 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         than the drafts.
         """
         num_offered = int(batch.num_draft_tokens.sum())
-        num_others = len(self.running) + batch.num_prefill_tokens
+        # Some drafters need slots beside the tokens; vLLM charges those as well.
+        speculative = self.vllm_config.speculative_config
+        num_slots = 1 + speculative.max_num_new_slots_for_drafting
+        num_others = num_slots * len(self.running) + batch.num_prefill_tokens
         limit = self.max_num_scheduled_tokens
         num_waiting = 0
         for request in self.waiting:
@@ -264,7 +269,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         scale, weights = None, None
         if draft_budget < num_drafts:
             scale = self._guard.ask(self._planner.acceptance_scale, req_ids)
-            weights = self._classes.weigh([self.requests[r] for r in req_ids])
+            weights = self._guard.ask(
+                self._classes.weigh, [self.requests[r] for r in req_ids]
+            )
         order = VerificationOrder(self._step_id, draft_budget, req_ids, scale, weights)
         setattr(output, ORDER_ATTRIBUTE, order)
         counters = self.counters
