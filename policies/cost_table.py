@@ -24,6 +24,10 @@ USUAL_RATE = 0.003
 TREND_KEEP = 0.997
 """Per-sample memory of the trend, about 300 samples."""
 
+MIN_TREND = 0.02
+"""Least share of the base price that the trend leaves: a line fitted to small counts
+may fall below 0 at large ones, and deviations are relative to it."""
+
 ENTRY_KEEP = 0.96
 """Per-visit memory of a table entry's own deviation, about 25 visits."""
 
@@ -293,8 +297,8 @@ class CostTable:
         """Bend the trend by the sample itself, entries by the sample without drift."""
         base_ms = self._base.one(count)
         self._trend.fit(count / base_ms, plain_ms / base_ms)
-        trend_ms = base_ms * self._trend.predict(count / base_ms)
-        own = steady_ms / max(trend_ms, 1e-6) - 1.0
+        trend = max(self._trend.predict(count / base_ms), MIN_TREND)
+        own = steady_ms / (base_ms * trend) - 1.0
         shares = self._base.shares(count)
         for index, share in shares.items():
             keep = ENTRY_KEEP**share
@@ -306,6 +310,7 @@ class CostTable:
 
     def _refresh(self) -> None:
         trend = self._base_ms * self._trend.level + self._trend.slope * self.knots
+        trend = np.maximum(trend, MIN_TREND * self._base_ms)
         belief = np.array(self._deviation) / (np.array(self._num_visits) + ENTRY_PRIOR)
         priced = _make_monotone(np.maximum(trend * (1.0 + belief), 1e-4))
         self._value = _Curve(self.knots, priced)

@@ -146,7 +146,8 @@ class BoardRecorder:
                 ),
                 drafted=drafted,
                 admitted=int(num_admitted[row]),
-                draft_ids=list(token_ids) if self._with_ids else [],
+                # Below 0 are placeholders: drafts that the device alone knows.
+                draft_ids=[i for i in token_ids if i >= 0] if self._with_ids else [],
             )
 
     def note_outcome(

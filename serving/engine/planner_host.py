@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from policies.batch import EngineLimits
 from policies.planner import build_planner
 from serving.engine.batch_limits import BatchLimits
+from serving.engine.board import BoardRecorder
 from serving.engine.counters import SpeculationCounters
 from serving.engine.faults import FaultGuard
 from serving.engine.options import read_policy
@@ -16,7 +17,7 @@ from serving.engine.request_classes import RequestClasses
 if TYPE_CHECKING:
     from policies.batch import PolicySpec
     from policies.planner import Planner
-    from serving.engine.compat import Request
+    from serving.engine.compat import ModelRunnerOutput, Request, SchedulerOutput
 
 
 class PlannerHost:
@@ -24,9 +25,11 @@ class PlannerHost:
 
     Attributes:
         counters: Cumulative figures of the engine.
+        board: What the engine does step by step, while somebody watches.
     """
 
     counters: SpeculationCounters
+    board: BoardRecorder
     _planner: Planner
     _classes: RequestClasses
     _limits: BatchLimits
@@ -35,6 +38,7 @@ class PlannerHost:
     vllm_config: Any
     scheduler_config: Any
     running: list[Request]
+    waiting: Any
     max_model_len: int
     num_spec_tokens: int
 
@@ -66,6 +70,7 @@ class PlannerHost:
             max_depth=speculative.num_speculative_tokens,
         )
         self._guard = FaultGuard(self.counters)
+        self.board = BoardRecorder()
         return spec
 
     def snapshot(self) -> dict[str, Any]:
@@ -112,6 +117,31 @@ class PlannerHost:
     def _count_cut(self, reason: str, num_tokens: int) -> None:
         if num_tokens:
             self.counters.num_cut_tokens[reason] += num_tokens
+
+    def _show(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> None:
+        """Put a step on the board."""
+        sampled = model_runner_output.sampled_token_ids
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        emitted = [
+            (
+                req_id,
+                max(0, len(sampled[row]) - 1) if drafts.get(req_id) else 0,
+                len(sampled[row]),
+            )
+            for req_id, row in model_runner_output.req_id_to_index.items()
+            if row < len(sampled) and sampled[row]
+        ]
+        self.board.note_outcome(
+            emitted,
+            budget=self.counters.last_draft_budget,
+            depth=self.counters.draft_depth,
+            running=[request.request_id for request in self.running],
+            waiting=len(self.waiting),
+        )
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._guard.ask(self._planner.forget, request.request_id)

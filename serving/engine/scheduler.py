@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.batch import DraftBatch, DraftSelection, VerificationOutcome
-from serving.engine.board import BoardRecorder
 from serving.engine.compat import Scheduler
 from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.faults import check_selection
@@ -74,7 +73,6 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self._policy_selected = False
         self._drafter_limit = self._find_drafter_limit()
         self._pending: dict[str, _PendingDraft] = {}
-        self.board = BoardRecorder()
 
     # The engine core calls these in turn: update_draft_token_ids, schedule,
     # (the model runs), update_from_output.
@@ -322,31 +320,6 @@ class TetrisScheduler(PlannerHost, Scheduler):
                 num_accepted=np.array(num_accepted, dtype=np.int64),
                 req_ids=tuple(req_ids),
             ),
-        )
-
-    def _show(
-        self,
-        scheduler_output: SchedulerOutput,
-        model_runner_output: ModelRunnerOutput,
-    ) -> None:
-        """Put a step on the board."""
-        sampled = model_runner_output.sampled_token_ids
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        emitted = [
-            (
-                req_id,
-                max(0, len(sampled[row]) - 1) if drafts.get(req_id) else 0,
-                len(sampled[row]),
-            )
-            for req_id, row in model_runner_output.req_id_to_index.items()
-            if row < len(sampled) and sampled[row]
-        ]
-        self.board.note_outcome(
-            emitted,
-            budget=self.counters.last_draft_budget,
-            depth=self.counters.draft_depth,
-            running=[request.request_id for request in self.running],
-            waiting=len(self.waiting),
         )
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:

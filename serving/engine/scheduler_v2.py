@@ -112,6 +112,13 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._num_in_flight -= 1
             self._learn(scheduler_output, model_runner_output)
+            if self.board.is_watched:
+                self._guard.ask(
+                    self._show_drafts, scheduler_output, model_runner_output
+                )
+                self._guard.ask(self._show, scheduler_output, model_runner_output)
+                # Steps overlap: one lasts from the output before it to its own.
+                self.board.start_step()
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
@@ -132,7 +139,8 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
     def _limit_drafts(self, request: Request, num_drafts: int) -> tuple[int, str]:
         """Return how many drafts can be of any use and why the others are not.
 
-        Every step in flight will emit a token at least.
+        Every step in flight will emit a token at least. `min_tokens` needs no care: the
+        V2 sampler bars stop tokens position by position.
         """
         params = request.sampling_params
         if params is not None and opts_out(params.extra_args):
@@ -159,14 +167,15 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             self._guard.note(f"plain_{self._plain_reason}")
             return None
         started = time.perf_counter()
-        batch = self._make_batch(requests)
-        selection: DraftSelection | None = self._guard.ask(
-            lambda: check_selection(self._planner.select(batch), batch)
-        )
-        if selection is not None:
-            self._trim_offers(requests, batch, selection)
+        selection: DraftSelection | None = self._guard.ask(self._consult, requests)
         self.counters.num_selections += 1
         self.counters.selection_seconds_total += time.perf_counter() - started
+        return selection
+
+    def _consult(self, requests: list[Request]) -> DraftSelection:
+        batch = self._make_batch(requests)
+        selection = check_selection(self._planner.select(batch), batch)
+        self._trim_offers(requests, batch, selection)
         return selection
 
     def _make_batch(self, requests: list[Request]) -> DraftBatch:
@@ -201,7 +210,10 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         than the drafts.
         """
         num_offered = int(batch.num_draft_tokens.sum())
-        num_others = len(self.running) + batch.num_prefill_tokens
+        # Some drafters need slots beside the tokens; vLLM charges those as well.
+        speculative = self.vllm_config.speculative_config
+        num_slots = 1 + speculative.max_num_new_slots_for_drafting
+        num_others = num_slots * len(self.running) + batch.num_prefill_tokens
         limit = self.max_num_scheduled_tokens
         num_waiting = 0
         for request in self.waiting:
@@ -257,7 +269,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         scale, weights = None, None
         if draft_budget < num_drafts:
             scale = self._guard.ask(self._planner.acceptance_scale, req_ids)
-            weights = self._classes.weigh([self.requests[r] for r in req_ids])
+            weights = self._guard.ask(
+                self._classes.weigh, [self.requests[r] for r in req_ids]
+            )
         order = VerificationOrder(self._step_id, draft_budget, req_ids, scale, weights)
         setattr(output, ORDER_ATTRIBUTE, order)
         counters = self.counters
@@ -336,6 +350,25 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 confidence=verification.confidence[rows].astype(np.float64),
             )
         self._guard.ask(self._planner.observe, outcome)
+
+    def _show_drafts(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> None:
+        """Put on the board what the device admitted of a step's drafts."""
+        report: StepReport | None = getattr(model_runner_output, REPORT_ATTRIBUTE, None)
+        verification = None if report is None else report.verification
+        if verification is None:
+            return
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        rows = [row for row, r in enumerate(verification.req_ids) if drafts.get(r)]
+        self.board.note_drafts(
+            {
+                verification.req_ids[row]: drafts[verification.req_ids[row]]
+                for row in rows
+            },
+            verification.confidence[rows].astype(np.float64),
+            verification.num_admitted[rows].tolist(),
+        )
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._confidence.forget(request.request_id)

@@ -378,6 +378,26 @@ def test_preempted_requests_come_back_and_finish(
     assert [request.num_output_tokens for request in requests] == [60] * 6
 
 
+def test_whoever_watches_sees_what_the_device_admitted(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler(policy="tetris")
+    add(scheduler, 3)
+    scheduler.board.watch(0, with_ids=True)
+    worker = make_worker(3)
+    drive(scheduler, worker, max_steps=10)
+    seen = scheduler.board.watch(0)
+    assert seen["totals"]["steps"] == 9
+    first_steps = worker.steps[:9]
+    admitted = sum(step.num_verified for step in first_steps)
+    assert seen["totals"]["admitted"] == admitted > 0
+    assert seen["totals"]["drafted"] == sum(step.num_offered for step in first_steps)
+    requests = [one for step in seen["steps"] for one in step["requests"]]
+    assert any(one["survival"] for one in requests)
+    # Which tokens were drafted is known to the device alone.
+    assert all(one["draft_ids"] == [] for one in requests)
+
+
 def test_synchronous_scheduling_is_refused_with_its_remedy(
     make_scheduler: Callable[..., Any],
 ) -> None:

@@ -265,6 +265,14 @@ def test_the_scheduler_rolls_back_by_placeholders_not_by_what_was_verified() -> 
     )
 
 
+def test_stop_tokens_are_barred_position_by_position() -> None:
+    """So that a block of drafts may reach past `min_tokens`."""
+    from vllm.v1.worker.gpu.sample import logit_bias
+
+    text = inspect.getsource(logit_bias)
+    assert "if num_stop_token_ids > 0 and pos + 1 < min_len:" in text
+
+
 def test_messages_survive_the_way_between_processes() -> None:
     output = compat.SchedulerOutput.make_empty()
     order = VerificationOrder(step_id=3, draft_budget=7, req_ids=("a",))

@@ -33,6 +33,16 @@ def learn(cost: StepCost, rng: np.random.Generator, steps: int, **kw: float) -> 
         cost.observe(make_timing(rng, **kw))
 
 
+def test_a_trend_that_falls_does_not_make_large_steps_free_and_then_endless():
+    """Without a profile, from a prior that is far too dear per token."""
+    table = CostTable(64, first_ms=20.0, per_unit_ms=0.5)
+    context = 40.0
+    for count in [16] * 2 + [24] * 13 + [8] + [40] * 4 + [36] * 3 + [8] * 60:
+        context += 16.0
+        table.observe(count, 9.0, context)
+        assert 0.0 < float(table.predict(40.0)) < 100.0
+
+
 def test_knots_are_dense_where_batches_live_and_end_at_the_limit():
     knots = make_knots(1000)
     assert knots[:16].tolist() == list(range(1, 17))
