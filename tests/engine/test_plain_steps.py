@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from policies.planner import FixedPlanner
 from tests.engine.checks import draw_prompt, summarize_all
 from tests.engine.conftest import run_engine
 
@@ -31,8 +32,13 @@ def generate(engine: Any, **sampling: Any) -> Any:
     )
 
 
-def never_draft(engine: Any) -> None:
-    engine.scheduler._planner.choose_depth = lambda num_reqs, target_ms=None: 0
+class NeverDrafts(FixedPlanner):
+    """Has nothing drafted, as goodput under full load."""
+
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
+        return 0
 
 
 @pytest.mark.parametrize("cu_num_tokens", [[1], [1, 2, 3], [5, 6, 40]])
@@ -82,7 +88,7 @@ def test_without_drafts_an_engine_answers_like_one_without_a_drafter(
     with run_engine(tiny_pair[0]) as plain:
         expected = generate(plain, **sampling)
     with run_engine(*tiny_pair, policy="goodput") as engine:
-        never_draft(engine)
+        engine.scheduler._planner = NeverDrafts(1)
         generate(engine, **sampling)  # The first step still has depth 1 to draft.
         rejections: list[Any] = []
         sampler = engine.runner.rejection_sampler
