@@ -1,8 +1,8 @@
 """Steps in which no draft is verified, at the price of an engine without speculation.
 
 vLLM prepares and runs its rejection sampler in every step of an engine with a drafter:
-some forty small tensor operations, a quarter of a step of a small model, to find that
-nothing was drafted. Without drafts the plain sampler gives the same result.
+dozens of small tensor operations, which a small model feels, to find that nothing was
+drafted. Without drafts the plain sampler gives the same result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlainSteps:
         self._zeros = torch.zeros_like(self._rows)
         self._device = device
 
-    def describe(self, cu_num_tokens: NDArray[np.int32]) -> SpecDecodeMetadata:
+    def describe(self, cu_num_tokens: NDArray[np.int64]) -> SpecDecodeMetadata:
         """Say that every request has one row of logits, its last, and no draft.
 
         Args:

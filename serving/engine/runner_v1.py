@@ -192,7 +192,7 @@ class UninterruptedRunner(GPUModelRunner):
     def _calc_spec_decode_metadata(
         self,
         num_draft_tokens: NDArray[np.int32],
-        cu_num_scheduled_tokens: NDArray[np.int32],
+        cu_num_scheduled_tokens: NDArray[np.int64],
     ) -> SpecDecodeMetadata:
         if num_draft_tokens.any():
             return super()._calc_spec_decode_metadata(

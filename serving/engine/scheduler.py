@@ -225,7 +225,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         lengths = np.array([len(r.spec_token_ids) for r in requests], dtype=np.int64)
         confidence = None
         if self._reports_confidence:
-            confidence = self._gather_confidence(requests, int(lengths.max()))
+            confidence = self._gather_confidence(requests, lengths)
             if confidence is None:
                 return None
         num_uncomputed = [r.num_tokens - r.num_computed_tokens for r in self.running]
@@ -242,19 +242,17 @@ class TetrisScheduler(PlannerHost, Scheduler):
         )
 
     def _gather_confidence(
-        self, requests: list[Request], depth: int
+        self, requests: list[Request], lengths: NDArray[np.int64]
     ) -> NDArray[np.float64] | None:
-        """Return one row per request, `[num_reqs, >= depth]`; None if one is missing.
-
-        Columns past a request's drafts hold what its step drafted there, or 0.
-        """
+        """Return one row per request, 0 past its drafts; None if one is missing."""
+        depth = int(lengths.max())
         pending = [self._pending[request.request_id] for request in requests]
         first = pending[0].confidence
         if first is None:
             return None
         if all(one.confidence is first for one in pending):
             # The usual case: all were drafted in the last step.
-            gathered = first[[one.row for one in pending]]
+            gathered = first[[one.row for one in pending], :depth]
         else:
             gathered = np.zeros((len(requests), depth))
             for row, one in zip(gathered, pending, strict=True):
@@ -262,10 +260,11 @@ class TetrisScheduler(PlannerHost, Scheduler):
                     return None
                 width = min(depth, one.confidence.shape[1])
                 row[:width] = one.confidence[one.row, :width]
+        gathered = np.where(np.arange(depth) < lengths[:, None], gathered, 0.0)
         if not np.isfinite(gathered).all():
             self._guard.note("confidence_invalid")
             return None
-        return gathered[:, :depth]
+        return gathered
 
     def _count_dropped(
         self, offered: list[tuple[Request, int]], output: SchedulerOutput

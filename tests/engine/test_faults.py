@@ -158,7 +158,9 @@ def test_an_impossible_depth_becomes_a_possible_one(
     answer: Any, depth: int, engine: Engine, expected: Expected
 ) -> None:
     scheduler = engine.scheduler
-    scheduler._planner = Broken(scheduler._planner, "choose_depth", lambda *_: answer)
+    scheduler._planner = Broken(
+        scheduler._planner, "choose_depth", lambda *load: answer
+    )
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert scheduler.counters.draft_depth == depth
 

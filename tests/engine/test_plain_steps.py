@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
-from serving.engine.compat import GPUModelRunner
+from policies.planner import FixedPlanner
 from tests.engine.checks import draw_prompt, summarize_all
 from tests.engine.conftest import run_engine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = pytest.mark.vllm
 
 NUM_PROMPTS = 4
 
@@ -30,31 +32,47 @@ def generate(engine: Any, **sampling: Any) -> Any:
     )
 
 
-def never_draft(engine: Any) -> None:
-    engine.scheduler._planner.choose_depth = lambda num_reqs, target_ms=None: 0
+class NeverDrafts(FixedPlanner):
+    """Has nothing drafted, as goodput under full load."""
+
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
+        return 0
 
 
+@pytest.mark.parametrize("cu_num_tokens", [[1], [1, 2, 3], [5, 6, 40]])
 def test_a_step_without_drafts_is_described_as_vllm_does(
-    tiny_pair: tuple[Path, Path],
+    cu_num_tokens: list[int],
 ) -> None:
-    with run_engine(*tiny_pair, policy="goodput") as engine:
-        runner = engine.runner
-        for cu_num_tokens in ([1], [1, 2, 3], [5, 6, 40]):
-            arguments = (
-                np.zeros(len(cu_num_tokens), dtype=np.int32),
-                np.array(cu_num_tokens, dtype=np.int32),
-            )
-            ours = runner._calc_spec_decode_metadata(*arguments)
-            theirs = GPUModelRunner._calc_spec_decode_metadata(runner, *arguments)
-            for name, value in vars(theirs).items():
-                own = getattr(ours, name)
-                if torch.is_tensor(value):
-                    assert own.dtype == value.dtype, name
-                    assert own.tolist() == value.tolist(), name
-                else:
-                    assert own == value, name
+    from serving.engine.compat import GPUModelRunner
+    from serving.engine.plain_steps import PlainSteps
+
+    # Stands in for what vLLM's own description of a step reads of its runner.
+    runner: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        input_ids=SimpleNamespace(gpu=torch.zeros(64, dtype=torch.int32)),
+        arange_np=np.arange(64),
+        _arange_scratch=np.zeros(64, dtype=np.int64),
+    )
+    runner._get_cumsum_and_arange = partial(
+        GPUModelRunner._get_cumsum_and_arange, runner
+    )
+    running = np.array(cu_num_tokens)
+    theirs = GPUModelRunner._calc_spec_decode_metadata(
+        runner, np.zeros(running.size, dtype=np.int32), running
+    )
+    ours = PlainSteps(16, runner.device).describe(running)
+    for name, value in vars(theirs).items():
+        own = getattr(ours, name)
+        if torch.is_tensor(value):
+            assert own.dtype == value.dtype, name
+            assert own.tolist() == value.tolist(), name
+        else:
+            assert own == value, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -70,7 +88,7 @@ def test_without_drafts_an_engine_answers_like_one_without_a_drafter(
     with run_engine(tiny_pair[0]) as plain:
         expected = generate(plain, **sampling)
     with run_engine(*tiny_pair, policy="goodput") as engine:
-        never_draft(engine)
+        engine.scheduler._planner = NeverDrafts(1)
         generate(engine, **sampling)  # The first step still has depth 1 to draft.
         rejections: list[Any] = []
         sampler = engine.runner.rejection_sampler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,18 @@ from loadtest.engine_bench.bounds import (
     read_steps,
     replay_own,
 )
+from loadtest.engine_bench.plan import Cell
 from loadtest.engine_bench.prices import PriceCurve, StepPrices, fit_curve, fit_prices
 from loadtest.engine_bench.recovery import (
     find_recovery,
     median_recovery,
     recoveries,
 )
+from loadtest.engine_bench.report import write_results
+from loadtest.engine_bench.store import Store
 from loadtest.engine_bench.tables import bound_table, recovery_table
 from loadtest.engine_bench.traces import RecordedTrace
+from tests.loadtest.test_engine_bench import ENVIRONMENT, measured
 
 MAX_DEPTH = 4
 NUM_REQS = 6
@@ -275,3 +280,33 @@ def test_the_table_shows_steps_to_recovery() -> None:
     ]
     lines = recovery_table(rows).splitlines()
     assert lines[2:] == ["| goodput:5 | 12 |", "| fixed:3 | - |"]
+
+
+# Report
+
+
+def test_results_hold_the_bounds_of_every_traced_cell(
+    tmp_path: Path, traces: dict[Arm, RecordedTrace], bounds: dict[str, Any]
+) -> None:
+    cell = Cell("mixed", 0.0, NUM_REQS)
+    drifting = Cell("drift-context", 0.0, NUM_REQS)
+    store = Store(tmp_path)
+    names = [arm.name for arm in traces]
+    store.check_conditions(
+        {"policies": names, "max_tokens": 96, "dtype": "bfloat16", "cpus": [0]}
+    )
+    store.write_environment(ENVIRONMENT)
+    for one in (cell, drifting):
+        store.append_group([measured(name, 1, 100.0) | one.as_dict() for name in names])
+        for arm, trace in traces.items():
+            path = store.trace_file(one, arm.file_name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **trace.arrays)
+
+    assert write_results(store)["bounds"] == []
+    (found,) = write_results(store, with_bounds=True)["bounds"]
+
+    # Prices change in a drifting cell: one set of them fits neither half.
+    assert (found["workload"], found["concurrency"]) == ("mixed", NUM_REQS)
+    assert found["hindsight"] == pytest.approx(bounds["hindsight"])
+    assert "clairvoyant" in (tmp_path / "results.md").read_text()
