@@ -160,7 +160,9 @@ def _text_of(choice: dict[str, Any]) -> str:
     parts = [str(delta[name]) for name in _TEXT_FIELDS if delta.get(name)]
     for call in delta.get("tool_calls") or ():
         function = call.get("function") or {}
-        parts += [str(v) for v in (function.get("name"), function.get("arguments")) if v]
+        parts += [
+            str(v) for v in (function.get("name"), function.get("arguments")) if v
+        ]
     return "".join(parts)
 
 

@@ -47,7 +47,9 @@ class LiveFigures:
         recent = [o for o in self._recent if o.end_s > now_s - _WINDOW_S]
         width_s = max(1e-9, min(now_s, _WINDOW_S))
         names = sorted({o.workload for o in recent})
-        rows = [self._row(n, [o for o in recent if o.workload == n], width_s) for n in names]
+        rows = [
+            self._row(n, [o for o in recent if o.workload == n], width_s) for n in names
+        ]
         return [*rows, self._row("all", recent, width_s)]
 
     def _row(

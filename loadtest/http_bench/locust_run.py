@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import IO, Any
 
 from locust.env import Environment
@@ -28,7 +29,7 @@ _DEFAULT_STOP_TIMEOUT_S = 60.0
 
 
 class RequestFailureError(Exception):
-    """A failed request, as Locust shows it: only the kind, so that it can be counted."""
+    """A failed request as Locust counts it: by its kind alone."""
 
 
 class LocustRun:
@@ -140,6 +141,8 @@ class LocustRun:
             )
         if options.records is not None and not isinstance(runner, WorkerRunner):
             self._file = options.records.open("w", encoding="utf-8")
+            epoch_s = self._epoch_s if self._session is None else self._session.epoch_s
+            self._write({"run": {"epoch_s": epoch_s, "load": options.load.name}})
 
     def _on_stop(self, **_: Any) -> None:
         if self._session is not None:
@@ -182,6 +185,9 @@ class LocustRun:
             self.live.add(item)
         else:
             self.client_samples.append(item)
+        self._write(line)
+
+    def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self._file.flush()
@@ -194,8 +200,12 @@ class LocustRun:
         if outcome.failure in NOT_THE_SERVERS_FAULT:
             return
         stats, name = self._environment.stats, outcome.workload
-        parts = {"TTFT": [outcome.ttft_ms], "TPOT": [outcome.tpot_ms]}
-        for method, values in {**parts, "ITL": outcome.gaps_ms}.items():
+        parts: tuple[tuple[str, Sequence[float | None]], ...] = (
+            ("TTFT", [outcome.ttft_ms]),
+            ("TPOT", [outcome.tpot_ms]),
+            ("ITL", outcome.gaps_ms),
+        )
+        for method, values in parts:
             for value in values:
                 if value is not None:
                     stats.get(name, method).log(value, 0)

@@ -19,10 +19,10 @@ from locust import LoadTestShape, User, constant, events, task
 from locust.env import Environment
 from locust.runners import WorkerRunner
 
+from loadtest.http_bench.errors import LoadTestError
 from loadtest.http_bench.load import users_at
 from loadtest.http_bench.locust_run import LocustRun
 from loadtest.http_bench.options import add_options
-from loadtest.http_bench.errors import LoadTestError
 from loadtest.http_bench.session import Session
 
 _EXIT_BAD_OPTIONS = 2

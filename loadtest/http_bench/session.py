@@ -68,8 +68,8 @@ class Session:
         )
         # One reading of the wall clock, for processes to agree on; from here on only
         # the monotonic clock counts.
-        passed_s = 0.0 if epoch_s is None else time.time() - epoch_s
-        self._began_s = time.perf_counter() - passed_s
+        self.epoch_s = time.time() if epoch_s is None else epoch_s
+        self._began_s = time.perf_counter() - (time.time() - self.epoch_s)
         self._watch = gevent.spawn(
             watch_client, f"client {index}", self._began_s, on_sample
         )
@@ -93,7 +93,7 @@ class Session:
         self._client.close()
 
     def chat(self) -> Iterator[tuple[int, list[dict[str, Any]], Conversation]]:
-        """Yield the requests of endless conversations, for one user of a closed loop."""
+        """Yield the turns of endless conversations, for a user of a closed loop."""
         while True:
             yield from self._turns(next(self._conversations))
 
@@ -187,7 +187,9 @@ def find_model(host: str, headers: dict[str, str]) -> str:
     """
     url = f"{host}/v1/models"
     try:
-        with urlopen(Request(url, headers=headers), timeout=_MODELS_TIMEOUT_S) as answer:
+        with urlopen(
+            Request(url, headers=headers), timeout=_MODELS_TIMEOUT_S
+        ) as answer:
             models = json.load(answer)["data"]
         return str(models[0]["id"])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:

@@ -99,7 +99,9 @@ class StreamingClient:
             network_timeout=read_timeout_s,
         )
         # Else the end of a long prompt may wait for an acknowledgement (Nagle).
-        self._http._connection_pool.after_connect = _send_at_once
+        # Its pool has this hook, but takes no class of pool.
+        pool: Any = self._http._connection_pool
+        pool.after_connect = _send_at_once
 
     def close(self) -> None:
         """Close all connections."""
@@ -154,7 +156,7 @@ class StreamingClient:
         began_s: float,
         misbehaviour: Misbehaviour | None,
     ) -> None:
-        response = self._http.request("POST", self._path, payload, headers)
+        response: Any = self._http.request("POST", self._path, payload, headers)
         try:
             read_s = time.perf_counter() - began_s
             outcome.status = response.status_code

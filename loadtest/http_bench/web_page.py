@@ -47,7 +47,7 @@ def extend_web_ui(web_ui: Any, run: LocustRun) -> None:
         }
         return Response(json.dumps(answer), mimetype="application/json")
 
-    @web_ui.app.after_request  # type: ignore[untyped-decorator]  # locust is untyped
+    @web_ui.app.after_request
     def add_rows(response: Response) -> Response:
         if request.path == "/stats/requests" and response.is_json:
             table = {"key": _TABLE_KEY, "data": run.live.rows(run.now_s)}

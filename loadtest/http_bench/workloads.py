@@ -209,7 +209,9 @@ def read_conversations(path: Path) -> list[Conversation]:
         try:
             entries.append((f"{path}, line {number}", json.loads(line)))
         except ValueError as error:
-            raise LoadTestError(f"{path}, line {number}: is not JSON: {error}") from None
+            raise LoadTestError(
+                f"{path}, line {number}: is not JSON: {error}"
+            ) from None
     return _read_entries(entries)
 
 

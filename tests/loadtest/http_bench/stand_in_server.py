@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -181,7 +182,8 @@ def main() -> None:
     args = parser.parse_args()
     stand_in = StandIn(plain_reply(args.step_ms / 1e3))
     with run_stand_in(stand_in, args.port) as running:
-        print(running.url, flush=True)
+        sys.stdout.write(f"{running.url}\n")
+        sys.stdout.flush()
         threading.Event().wait()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -64,7 +65,8 @@ def request(
 
 
 STREAM = (
-    b": ping\n\ndata: {\"a\": \"\xc3\xa4\"}\n\nevent: error\r\ndata: one\r\ndata: two\r\n\r\n"
+    b': ping\n\ndata: {"a": "\xc3\xa4"}\n\n'
+    b"event: error\r\ndata: one\r\ndata: two\r\n\r\n"
     b"id: 7\nretry: 5\ndata:no space\n\n"
 )
 
@@ -75,7 +77,7 @@ def test_events_do_not_depend_on_where_the_stream_is_cut_into_pieces(cuts):
     decoder = SseDecoder()
     events = [
         e
-        for begin, end in zip(ends, ends[1:], strict=False)
+        for begin, end in itertools.pairwise(ends)
         for e in decoder.feed(STREAM[begin:end])
     ]
     assert [(e.event, e.data) for e in events] == [
