@@ -31,7 +31,9 @@ _LOG_TAIL_LINES = 15
 _REPO = Path(loadtest.__file__).resolve().parents[1]
 _OWN_SETTLE_S = 3.0
 _RAY_SETTLE_S = 11.0
-"""Ray exports metrics every ten seconds unless told otherwise; vLLM at once."""
+_VLLM_SETTLE_S = 0.5
+"""Ray exports metrics every ten seconds unless told otherwise, as we tell those that we
+start; vLLM does at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def _settle_time(pages: Sequence[str]) -> float:
         with suppress(OSError, ValueError), urlopen(page, timeout=5) as answer:
             if b"\nray_" in b"\n" + answer.read():
                 return _RAY_SETTLE_S
-    return _OWN_SETTLE_S
+    return _VLLM_SETTLE_S
 
 
 def _environment() -> dict[str, str]:

@@ -24,6 +24,7 @@ _COLOURS = ("#555555", "#1c7ed6", "#e8590c", "#c2255c", "#2f9e44", "#7048e8", "#
 _PANEL = (4.4, 3.1)
 _DPI = 110
 _NUM_BINS = 60
+_FAR = 3.0
 
 _AGAINST_LOAD = (
     ("TTFT p50, ms", "ttft_p50_ms", "ttft"),
@@ -61,7 +62,8 @@ def draw_against_load(rows: Sequence[Row], targets: Targets) -> bytes | None:
                 _draw_line(panel, arm, colour, own, key)
         limit = {"ttft": targets.ttft_ms, "tpot": targets.tpot_ms, None: None}[target]
         if limit is not None:
-            panel.axhline(limit, color="#999999", linestyle="--", linewidth=1)
+            _draw_target(panel, limit)
+        panel.set_xticks(sorted({row["level"] for row in rows}))
         unit = "requests/s" if rows[0]["is_open"] else "requests in flight"
         _label(panel, title, unit, "")
         panel.set_ylim(bottom=0)
@@ -177,6 +179,21 @@ def _draw_line(
     for row, value in zip(own, middle, strict=True):
         face = colour if row["is_valid"] else "white"
         panel.plot(row["level"], value, "o", color=colour, mfc=face, markersize=4)
+
+
+def _draw_target(panel: Axes, limit: float) -> None:
+    """Draw a target, or name it where it would flatten everything else."""
+    if limit < _FAR * panel.get_ylim()[1]:
+        panel.axhline(limit, color="#999999", linestyle="--", linewidth=1)
+    else:
+        panel.text(
+            *(0.98, 0.96, f"target {limit:g}, far above"),
+            transform=panel.transAxes,
+            fontsize=7,
+            color="#777777",
+            ha="right",
+            va="top",
+        )
 
 
 def _draw_server(

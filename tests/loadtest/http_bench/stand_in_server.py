@@ -94,10 +94,12 @@ class StandIn:
         if path == "/metrics":
             tokens = sum(body["max_tokens"] for body in self.bodies)
             return (
-                "# TYPE ray_tetris_draft_tokens_verified_total counter\n"
-                f'ray_tetris_draft_tokens_verified_total{{replica="a"}} {2 * tokens}\n'
-                "# TYPE ray_tetris_draft_tokens_accepted_total counter\n"
-                f'ray_tetris_draft_tokens_accepted_total{{replica="a"}} {tokens}\n'
+                "# TYPE vllm:spec_decode_num_draft_tokens_total counter\n"
+                f"vllm:spec_decode_num_draft_tokens_total {2 * tokens}\n"
+                "# TYPE vllm:spec_decode_num_accepted_tokens_total counter\n"
+                f"vllm:spec_decode_num_accepted_tokens_total {tokens}\n"
+                "# TYPE vllm:spec_decode_num_drafts_total counter\n"
+                f"vllm:spec_decode_num_drafts_total {tokens}\n"
             ).encode()
         return None
 
