@@ -50,7 +50,8 @@ def summarise(
 
     Latencies and rates of requests are over those that were due in the window from
     the end of the warm-up to the end of sending. Token throughput counts the tokens
-    delivered in that window, whichever request they belong to.
+    delivered in that window, whichever request they belong to. Streams that we stalled
+    ourselves are in no latency.
 
     Args:
         records: Of the run.
@@ -93,11 +94,12 @@ def summarise(
         "tokens_counted_by_server": all(o.counted_by_server for o in ok),
         "mean_in_flight": _mean_in_flight(records.outcomes, warm_up_s, end_s),
     }
+    undisturbed = [o for o in ok if o.chaos is None]
     for name, values in (
-        ("ttft", (o.ttft_ms for o in ok)),
-        ("itl", (gap for o in ok for gap in o.gaps_ms)),
-        ("tpot", (o.tpot_ms for o in ok)),
-        ("e2e", (o.e2e_ms for o in ok)),
+        ("ttft", (o.ttft_ms for o in undisturbed)),
+        ("itl", (gap for o in undisturbed for gap in o.gaps_ms)),
+        ("tpot", (o.tpot_ms for o in undisturbed)),
+        ("e2e", (o.e2e_ms for o in undisturbed)),
     ):
         figures |= percentiles(name, values)
     return figures | _judge_client(records, own, warm_up_s, end_s, is_open, limits)

@@ -17,8 +17,12 @@ from loadtest.http_bench.outcome import Outcome
 from loadtest.http_bench.processes import role_of, sample
 from loadtest.http_bench.records import Records, compress, read_records
 from loadtest.http_bench.results import make_ratios, make_rows, to_csv
-from loadtest.http_bench.scrape import GrowingCounters, ServerRecord, read_counters
-from loadtest.http_bench.scrape import read_gauges
+from loadtest.http_bench.scrape import (
+    GrowingCounters,
+    ServerRecord,
+    read_counters,
+    read_gauges,
+)
 from loadtest.http_bench.summary import Limits, Targets, count_tokens, summarise
 
 
@@ -122,6 +126,13 @@ def test_unfinished_and_dropped_requests_are_no_failures_but_no_goodput_either()
     run = figures(outcomes)
     assert (run["num_failed"], run["num_unfinished"], run["num_ok"]) == (1, 1, 1)
     assert run["goodput_share"] == pytest.approx(0.25)
+
+
+def test_a_stream_that_we_stalled_ourselves_is_in_no_latency():
+    stalled = outcome(0, 0.0, chaos="stall", gaps_ms=[5000.0] * 9)
+    run = figures([stalled, outcome(1, 1.0)])
+    assert run["num_ok"] == 2
+    assert run["itl_p99_ms"] == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
