@@ -7,22 +7,27 @@ from dataclasses import dataclass
 from loadtest.engine_bench.arms import Arm as Policy
 from loadtest.engine_bench.arms import parse_arm as parse_policy
 
+PLAIN_POLICIES = ("none", "fixed")
+"""What vLLM does without us."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of a comparison; exactly one of the last three is set.
+    """One side of a comparison; one of policy, url and command is set.
 
     Attributes:
         name: In tables and files.
-        policy: Served by `tetris-serve up`.
+        policy: Served by `tetris-serve up`, or by vLLM alone.
         url: Root of an endpoint that runs already.
         command: Starts a server in a shell; `{port}` stands for its port.
+        is_plain_vllm: Whether vLLM alone serves the policy.
     """
 
     name: str
     policy: Policy | None = None
     url: str | None = None
     command: str | None = None
+    is_plain_vllm: bool = False
 
     @property
     def file_name(self) -> str:
@@ -46,7 +51,8 @@ class Arm:
 def parse_arm(text: str) -> Arm:
     """Read `tetris:2+2`, `NAME=http://host:port`, `NAME=cmd:COMMAND --port {port}`.
 
-    A policy may have a name too: `ours=goodput:5`.
+    A policy may have a name too, `ours=goodput:5`, and `NAME=vllm:fixed:2` has vLLM
+    alone serve it.
 
     Raises:
         ValueError: If it is none of these.
@@ -64,4 +70,11 @@ def parse_arm(text: str) -> Arm:
         if "{port}" not in command:
             raise ValueError(f"{text!r}: the command must hold {{port}}")
         return Arm(name, command=command)
-    return Arm(name, policy=parse_policy(what))
+    plain = what.removeprefix("vllm:")
+    policy = parse_policy(plain)
+    if plain != what and policy.policy not in PLAIN_POLICIES:
+        raise ValueError(
+            f"{text!r}: vLLM alone has no policy {policy.policy}; write "
+            f"{name}=vllm:none or {name}=vllm:fixed:2"
+        )
+    return Arm(name, policy=policy, is_plain_vllm=plain != what)

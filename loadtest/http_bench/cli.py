@@ -64,7 +64,10 @@ def parse_options(
     parser = make_parser(prog)
     preset = parser.parse_args(arguments).preset
     if preset is not None:
-        parser.set_defaults(**PRESETS[preset].options)
+        values = dict(PRESETS[preset].options)
+        # argparse reads texts of defaults, but not those in lists.
+        values["arm"] = [parse_arm(text) for text in values.get("arm", ())]
+        parser.set_defaults(**values)
     options = parser.parse_args(arguments)
     if not options.report_only and not (options.policies or options.arm):
         parser.error("give --policies, --arm or --preset: there is nothing to measure")
@@ -114,7 +117,8 @@ def _add_arms(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=WHAT",
         help="one more arm: NAME=http://host:port of a server that runs, "
-        "NAME='cmd:vllm serve ... --port {port}' of one to start, or NAME=POLICY",
+        "NAME='cmd:vllm serve ... --port {port}' of one to start, NAME=POLICY, or "
+        "NAME=vllm:POLICY for none or fixed:K served by vLLM alone",
     )
     group.add_argument(
         "--config",

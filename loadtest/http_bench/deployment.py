@@ -21,6 +21,7 @@ import loadtest
 
 from .arms import Arm
 from .errors import LoadTestError
+from .plain_vllm import plain_vllm_command
 
 START_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 180.0
@@ -108,8 +109,11 @@ class Launcher:
             stop_tree(process)
 
     def _command(self, arm: Arm, port: int) -> list[str]:
-        if arm.command is not None:
-            return ["/bin/sh", "-c", "exec " + arm.command.replace("{port}", str(port))]
+        command = arm.command
+        if arm.is_plain_vllm and arm.policy is not None:
+            command = plain_vllm_command(find_config(self.config), arm.policy)
+        if command is not None:
+            return ["/bin/sh", "-c", "exec " + command.replace("{port}", str(port))]
         settings = [part for setting in self.settings for part in ("--set", setting)]
         return [
             *(sys.executable, "-m", "serving.cli", "up"),
@@ -128,17 +132,18 @@ class Launcher:
         self, arm: Arm, process: subprocess.Popen[bytes], port: int, log: Path
     ) -> Deployment:
         url = f"http://127.0.0.1:{port}"
+        is_ours = arm.command is None and not arm.is_plain_vllm
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while True:
             text = log.read_text(errors="replace")
-            is_ready = answers(url) if arm.command else _READY in text
+            is_ready = _READY in text if is_ours else answers(url)
             if is_ready:
                 break
             if process.poll() is not None or time.monotonic() > deadline_s:
                 tail = "\n".join(f"  {x}" for x in text.splitlines()[-_LOG_TAIL_LINES:])
                 raise LoadTestError(f"{arm.name} did not start; end of {log}:\n{tail}")
             time.sleep(0.2)
-        if arm.command:
+        if not is_ours:
             pages = _own_metrics_page(url)
             return Deployment(url, pages, _settle_time(pages), process.pid)
         dashboard = _DASHBOARD.search(text)
@@ -149,6 +154,12 @@ class Launcher:
             process.pid,
             dashboard and dashboard[1],
         )
+
+
+def find_config(name: str) -> Path:
+    """Return a deployment file as `tetris-serve` finds it: here, or in the project."""
+    path = Path(name).expanduser()
+    return path if path.is_file() else _REPO / path
 
 
 def stop_tree(process: subprocess.Popen[bytes]) -> None:

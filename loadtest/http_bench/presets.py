@@ -44,6 +44,20 @@ PRESETS: dict[str, Preset] = {
             "rounds": 3,
         },
     ),
+    "overhead": Preset(
+        "what our endpoint costs over vLLM's own server",
+        {
+            "arm": [
+                "ours=none",
+                "vllm=vllm:none",
+                "ours2=fixed:2",
+                "vllm2=vllm:fixed:2",
+            ],
+            "loads": "closed:1,closed:8,closed:16",
+            "duration": 60.0,
+            "rounds": 5,
+        },
+    ),
     "autoscale": Preset(
         "a rush of ten minutes: replicas 1 to 3 and back",
         {

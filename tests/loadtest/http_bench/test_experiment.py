@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,12 +18,15 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import yaml
 
 from loadtest.http_bench.arms import parse_arm
-from loadtest.http_bench.cli import main
+from loadtest.http_bench.cli import main, make_experiment, parse_options
 from loadtest.http_bench.deployment import Launcher, answers, find_free_port
 from loadtest.http_bench.errors import LoadTestError
 from loadtest.http_bench.load import arrival_times, parse_load
+from loadtest.http_bench.plain_vllm import plain_vllm_command
+from loadtest.http_bench.presets import PRESETS
 from loadtest.http_bench.records import read_records
 
 from .stand_in_server import (
@@ -238,6 +243,7 @@ def test_ctrl_c_ends_the_run_and_what_it_started(server, tmp_path):
         (["--policies=eagle"], "no policy"),
         (["--arm=a"], "no policy"),
         (["--arm=a=cmd:serve"], "must hold {port}"),
+        (["--arm=a=vllm:tetris"], "vLLM alone has no policy tetris"),
         (["--policies=none", "--loads=often"], "PROCESS:SHAPE"),
         (["--policies=none", "--objective=fast"], "no objective"),
         (["--policies=none", "--chaos=kill-all"], "kill-replica@PART"),
@@ -267,6 +273,41 @@ def test_experiments_that_cannot_work_are_explained(
 ):
     assert main(["--output", str(tmp_path), *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_policy_becomes_settings_of_our_server():
+    assert parse_arm("a=tetris:3+1").up_arguments() == [
+        *("--policy", "tetris", "--set", "policy.draft_tokens=3"),
+        *("--set", "policy.extra_draft_tokens=1"),
+    ]
+    assert parse_arm("none").up_arguments() == ["--policy", "none"]
+
+
+def test_vllm_alone_serves_the_pair_and_flags_of_the_deployment_file():
+    config = ROOT / "configs" / "demo.yaml"
+    settings = yaml.safe_load(config.read_text())
+    arm = parse_arm("a=vllm:fixed:3")
+    words = shlex.split(plain_vllm_command(config, arm.policy))
+    flags = dict(itertools.pairwise(words))
+    assert flags["--model"] == str(ROOT / "configs" / "models" / "demo-target")
+    assert flags["--served-model-name"] == settings["model"]["id"]
+    assert flags["--max-num-seqs"] == str(settings["engine"]["max_num_seqs"])
+    assert flags["--port"] == "{port}"
+    speculation = json.loads(flags["--speculative-config"])
+    assert speculation["num_speculative_tokens"] == 3
+    assert speculation["model"].endswith("demo-draft")
+    none = plain_vllm_command(config, parse_arm("a=vllm:none").policy)
+    assert "--speculative-config" not in none
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_experiments(tmp_path, preset):
+    arguments = ["--output", str(tmp_path), "--preset", preset, "--rounds", "7"]
+    found = make_experiment(parse_options(arguments))
+    assert found.rounds == 7
+    assert found.arms
+    assert found.cells
+    assert found.is_soak is (preset == "soak")
 
 
 # Locust by itself
