@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from .errors import LoadTestError
 from .growth import find_leftovers, fit_all
 from .objectives import Objective, Verdict, judge
 from .records import Records, read_records
-from .results import cell_of, make_ratios, make_rows, to_csv
+from .results import COMPARED, cell_of, make_ratios, make_rows, to_csv
 from .store import Store
 from .summary import Targets
 
 _TEMPLATE = "report.html.jinja"
 _MAX_LISTED = 2000
+_SHOWN = (
+    *("output_tokens_per_s", "requests_per_s", "goodput_per_s"),
+    *("ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p99_ms"),
+    *("tpot_p50_ms", "tpot_p95_ms", "e2e_p95_ms"),
+)
 
 
 def write_results(store: Store, objectives: Sequence[Objective]) -> dict[str, Any]:
@@ -105,6 +111,8 @@ def write_report(store: Store, results: Mapping[str, Any]) -> Path:
         versions=results["environment"].get("versions", {}),
         settings=results["settings"],
         cells=list(dict.fromkeys(cell_of(row) for row in results["rows"])),
+        spreads=_SHOWN,
+        compared=COMPARED,
         figures=_draw(store, results, runs),
         failed=failed[:_MAX_LISTED],
         num_failed=len(failed),
@@ -195,7 +203,8 @@ def _spread(value: Mapping[str, float] | None) -> str:
     middle = _number(value["median"])
     if value["min"] == value["max"]:
         return middle
-    return f"{middle} ({_number(value['min'])}-{_number(value['max'])})"
+    low, high = _number(value["min"]), _number(value["max"])
+    return Markup("{}<br><small>{}-{}</small>").format(middle, low, high)
 
 
 def _round(value: Any) -> Any:

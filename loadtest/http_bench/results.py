@@ -13,7 +13,7 @@ from loadtest.engine_bench.comparison import compare, spread
 
 Run = Mapping[str, Any]
 
-_COMPARED = (
+COMPARED = (
     "output_tokens_per_s",
     "goodput_per_s",
     "requests_per_s",
@@ -61,7 +61,7 @@ def make_ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
     arms = list(dict.fromkeys(run["arm"] for run in runs))
     ratios = []
     for cell in dict.fromkeys(map(cell_of, runs)):
-        for metric in _COMPARED:
+        for metric in COMPARED:
             by_arm = {
                 arm: {
                     run["round"]: run[metric]
