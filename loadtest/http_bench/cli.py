@@ -203,6 +203,12 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-client-cpu", type=float, default=0.8, metavar="SHARE")
     add("--max-lag-ms", type=float, default=25.0, metavar="MS")
+    add(
+        "--client-nice",
+        type=int,
+        metavar="N",
+        help="priority of the client, e.g. -10 where it shares cores with the server",
+    )
     group = parser.add_argument_group("how")
     add = group.add_argument
     add("--rounds", type=read_positive, default=3, metavar="N")
@@ -296,6 +302,7 @@ def make_experiment(options: argparse.Namespace) -> Experiment:
             header=options.header,
             max_prompt_chars=options.max_prompt_chars,
             processes=options.processes,
+            nice=options.client_nice,
         ),
         warm_up_s=options.warm_up,
         targets=Targets(options.ttft_target_ms or None, options.tpot_target_ms or None),

@@ -57,6 +57,7 @@ class Traffic:
         header: One more header, `NAME: VALUE`; empty for none.
         max_prompt_chars: Leaves out longer conversations of a file; 0 for any.
         processes: Of the client.
+        nice: Priority of the client's processes; None leaves it.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Traffic:
     header: str
     max_prompt_chars: int
     processes: int
+    nice: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 import loadtest
 
 from .deployment import stop_tree
@@ -94,9 +96,23 @@ def run_locust(
             start_new_session=True,
         )
     try:
+        if traffic.nice is not None:
+            _set_priority(process.pid, traffic.nice)
         _wait(process, traffic, records, log, on_begin, on_wait)
     finally:
         stop_tree(process)
+
+
+def _set_priority(pid: int, nice: int) -> None:
+    """Set a process's priority before it has started anything itself."""
+    try:
+        psutil.Process(pid).nice(nice)
+    except psutil.AccessDenied:
+        raise LoadTestError(
+            f"--client-nice {nice} needs privileges; leave it out"
+        ) from None
+    except psutil.NoSuchProcess:
+        pass  # Its end is explained from its log.
 
 
 def _wait(

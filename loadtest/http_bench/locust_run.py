@@ -23,6 +23,9 @@ _START_MESSAGE = "tetris_start"
 _HEAD_START_S = 1.0
 """Between a master's start and the begin of the run, so that all workers are there."""
 
+_SPARE_S = 10.0
+"""After which a worker that says nothing is given up: several of its reports."""
+
 _MAX_SAMPLES = 600
 _EXIT_BAD_OPTIONS = 2
 _DEFAULT_STOP_TIMEOUT_S = 60.0
@@ -46,6 +49,7 @@ class LocustRun:
         self._epoch_s: float | None = None
         self._index, self._count = 0, 1
         self._failed = False
+        self._idle_workers: set[str] = set()
         self._to_report: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
         self._options: LoadOptions | None = None
@@ -93,13 +97,19 @@ class LocustRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is to be ended."""
-        limit = self.options.num_requests
-        return (
-            self._failed
-            or self.now_s >= self.options.duration_s
-            or bool(limit and self.live.num_finished >= limit)
-        )
+        """Whether the run is to be ended: all is sent, and all has been answered.
+
+        Ending it earlier would lose what is in flight in Locust's workers, for whose
+        last reports a master does not wait.
+        """
+        if self._failed:
+            return True
+        latest_s = self.options.duration_s + self.options.drain_s + _SPARE_S
+        if self.now_s >= latest_s:
+            return True
+        if self._session is not None:
+            return self._session.is_idle
+        return len(self._idle_workers) >= self.num_processes
 
     def read_options(self) -> LoadOptions:
         """Read Locust's options as they are now; the web page may have changed them."""
@@ -118,6 +128,7 @@ class LocustRun:
 
     def _start(self) -> None:
         self._failed = False
+        self._idle_workers.clear()
         options = self._options = self.read_options()
         self.live = LiveFigures(options.ttft_target_ms, options.tpot_target_ms)
         runner = self._environment.runner
@@ -171,9 +182,12 @@ class LocustRun:
             self._keep(line, item)
 
     def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
+        data["tetris_idle"] = self._session is not None and self._session.is_idle
         data["tetris"], self._to_report = self._to_report, []
 
-    def _on_worker_report(self, data: dict[str, Any], **_: Any) -> None:
+    def _on_worker_report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
+        if data.get("tetris_idle") and self.now_s > 0:
+            self._idle_workers.add(client_id)
         for line in data.get("tetris", ()):
             if "request" in line:
                 self._keep(line, Outcome.from_dict(line["request"]))

@@ -27,6 +27,10 @@ from loadtest.http_bench.session import Session
 
 _EXIT_BAD_OPTIONS = 2
 _SPAWN_PER_S = 1000.0
+_PAUSE_AFTER_FAILURE_S = 0.5
+"""Of a user in closed loop: a server that refuses at once would otherwise be asked
+again hundreds of times a second, as no real client does."""
+
 _runs: dict[Environment, LocustRun] = {}
 
 
@@ -92,8 +96,8 @@ class ClosedLoopUser(_StreamingUser):
         if session.is_over:
             gevent.sleep(0.2)
             return
-        request = next(self._chat)
-        session.send(request, session.now_s)
+        if not session.send(next(self._chat), session.now_s).is_ok:
+            gevent.sleep(_PAUSE_AFTER_FAILURE_S)
 
 
 class OpenLoopUser(_StreamingUser):

@@ -41,8 +41,8 @@ class Verdict:
         objective: As it was given.
         where: Arm and cell.
         found: The figure; None if there is none.
-        is_met: Whether it is met. A figure that is missing, or comes from a run that
-            the client spoilt, meets nothing.
+        is_met: Whether it is met. A figure that is missing, or a time or rate from a
+            run that the client spoilt, meets nothing.
         note: Why it counts as missed although the number looks right.
     """
 
@@ -101,7 +101,7 @@ def _judge_rows(objective: Objective, rows: Sequence[Row]) -> list[Verdict]:
             continue
         value = row[objective.metric]
         found = value["median"] if isinstance(value, Mapping) else value
-        spoilt = "" if row["is_valid"] else "the client was the limit"
+        spoilt = _spoilt(objective.metric, row["is_valid"])
         verdicts.append(_verdict(objective, where(row), found, spoilt))
     return verdicts
 
@@ -125,10 +125,16 @@ def _judge_ratios(
             continue
         cell = (ratio["workload"], ratio["load"])
         both_valid = valid[ours, *cell] and valid[theirs, *cell]
-        spoilt = "" if both_valid else "the client was the limit"
+        spoilt = _spoilt(objective.metric, both_valid)
         place = f"{objective.arm}, {cell[0]}, {cell[1]}"
         verdicts.append(_verdict(objective, place, found, spoilt))
     return verdicts
+
+
+def _spoilt(metric: str, is_valid: bool) -> str:
+    """Say so if a late client may have made a figure: any that has time in it."""
+    has_time = metric.endswith(("_ms", "_per_s")) or metric.startswith("goodput")
+    return "the client was the limit" if has_time and not is_valid else ""
 
 
 def _verdict(

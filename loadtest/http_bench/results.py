@@ -25,7 +25,7 @@ _SPREAD = (
     *("output_tokens_per_s", "input_tokens_per_s", "requests_per_s"),
     *("goodput_per_s", "goodput_share", "failure_rate", "mean_in_flight"),
     *(f"{m}_p{p}_ms" for m in ("ttft", "itl", "tpot", "e2e") for p in (50, 95, 99)),
-    *("cached_share", "client_cpu", "client_lag_ms", "send_lag_p99_ms", "machine_cpu"),
+    *("cached_share", "client_cpu", "client_lag_ms", "send_lag_p95_ms", "machine_cpu"),
 )
 _SERVER_COUNTS = (
     "draft_tokens_proposed",

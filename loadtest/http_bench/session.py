@@ -59,6 +59,8 @@ class Session:
         self._conversations = itertools.count(index, count)
         self._request_numbers = itertools.count()
         self._num_sent = 0
+        self._num_in_flight = 0
+        self._has_more_arrivals = options.load.is_open
         self._actions = ActionQueue(options.actions)
         self._client = StreamingClient(
             options.host,
@@ -86,6 +88,11 @@ class Session:
         return self.now_s >= self._options.duration_s or bool(
             limit and self._num_sent >= limit / self._count
         )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing more is to be sent and nothing is in flight."""
+        return self.is_over and not (self._num_in_flight or self._has_more_arrivals)
 
     def close(self) -> None:
         """Stop watching the client, and close its connections."""
@@ -126,11 +133,17 @@ class Session:
         }
         if conversation.tools:
             body["tools"] = conversation.tools
+        self._num_in_flight += 1
         try:
             self._client.run(
-                body | options.extra_body, outcome, self._began_s, self._misbehaviour()
+                body | options.extra_body,
+                outcome,
+                self._began_s,
+                self._misbehaviour(),
+                give_up_s=options.duration_s + options.drain_s,
             )
         finally:
+            self._num_in_flight -= 1
             self._on_outcome(outcome)
         return outcome
 
@@ -154,6 +167,7 @@ class Session:
         finally:
             # A user that is stopped takes its conversations with it.
             pool.kill()
+            self._has_more_arrivals = False
 
     def _run_conversation(self, number: int, at_s: float) -> None:
         for request in self._turns(number):

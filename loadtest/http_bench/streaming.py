@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 from collections.abc import Mapping
@@ -113,6 +114,7 @@ class StreamingClient:
         outcome: Outcome,
         began_s: float,
         misbehaviour: Misbehaviour | None = None,
+        give_up_s: float = math.inf,
     ) -> None:
         """Send one request and write into `outcome` what became of it.
 
@@ -124,18 +126,22 @@ class StreamingClient:
             began_s: `time.perf_counter()` at the begin of the run, from which all
                 times of the outcome count.
             misbehaviour: What to do to the stream ourselves.
+            give_up_s: When to stop waiting because the run is over, in seconds of the
+                run; the request is then unfinished, not failed.
         """
         payload = json.dumps(body).encode()
         headers = {**self._headers, "X-Request-Id": outcome.id}
         outcome.chaos = misbehaviour.name if misbehaviour else None
         outcome.sent_s = time.perf_counter() - began_s
-        deadline = Timeout.start_new(self._total_timeout_s)
+        left_s = max(give_up_s - outcome.sent_s, 0.0)
+        deadline = Timeout.start_new(min(self._total_timeout_s, left_s))
         try:
             self._exchange(payload, headers, outcome, began_s, misbehaviour)
         except _DroppedByUsError:
             _fail(outcome, CLIENT_DROPPED, "we closed the connection")
         except (Timeout, TimeoutError) as error:
-            _fail(outcome, TIMEOUT, _why(error))
+            has_ended = error is deadline and left_s < self._total_timeout_s
+            _fail(outcome, UNFINISHED if has_ended else TIMEOUT, _why(error))
         except gevent.GreenletExit:
             _fail(outcome, UNFINISHED, "still running when the run ended")
             raise

@@ -64,7 +64,7 @@ def extend_web_ui(web_ui: Any, run: LocustRun) -> None:
             {
                 "key": _TABLE_KEY,
                 "title": "Tokens",
-                "columns": [{"key": key, "title": title} for key, title in COLUMNS],
+                "structure": [{"key": key, "title": title} for key, title in COLUMNS],
             }
         ],
     }

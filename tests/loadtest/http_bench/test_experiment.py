@@ -52,6 +52,14 @@ def server() -> Iterator[StandIn]:
         yield running
 
 
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    """A file of prompts: conversations of one turn, which take as long as they take."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(f"prompt {number}" for number in range(50)))
+    return f"--workloads={path}"
+
+
 def experiment(output: Path, *arguments: str) -> int:
     """Run the command in short."""
     short = ["--duration", "1", "--lead-in", "0.2", "--warm-up", "0", "--rounds", "1"]
@@ -105,14 +113,14 @@ def test_an_experiment_compares_arms_and_reports_on_them(server, tmp_path, capsy
     assert not re.search(r"(src|href)=\"(?!data:)", report)
 
 
-def test_arms_get_the_same_requests(server, tmp_path):
+def test_arms_get_the_same_requests(server, tmp_path, prompts):
     with run_stand_in(StandIn(plain_reply(0.005))) as other:
         experiment(
             tmp_path,
             f"--arm=a={server.url}",
             f"--arm=b={other.url}",
             "--loads=poisson:8",
-            "--workloads=chats",
+            prompts,
         )
     ours, theirs = (
         sorted(json.dumps(body["messages"]) for body in one.bodies)
@@ -361,6 +369,8 @@ def test_locusts_web_page_has_our_columns_and_charts(server):
     [table] = stats["extended_stats"]
     assert table["data"][-1]["tokens_out_per_s"] > 0
     assert {row["name"] for row in table["data"]} == {"mixed", "all"}
+    # What Locust's page makes a table of; without it the whole page stays empty.
+    assert '"structure"' in main_page.replace("&#34;", '"')
     assert "TTFT p95 ms" in main_page
     assert "canvas" in tokens
     assert figures["rows"][-1]["ttft_p50_ms"] > 0

@@ -351,6 +351,15 @@ def test_a_request_that_is_killed_is_unfinished():
     assert not outcome.is_failed
 
 
+def test_a_request_that_outlasts_the_run_is_unfinished_and_not_a_timeout():
+    outcome = Outcome(id="request-1")
+    with run_stand_in(StandIn(plain_reply(0.5))) as server:
+        client = StreamingClient(server.url)
+        client.run(BODY, outcome, time.perf_counter(), give_up_s=0.2)
+    assert outcome.failure == "unfinished"
+    assert outcome.end_s >= 0.2
+
+
 # Outcomes
 
 
