@@ -67,7 +67,7 @@ def draw_against_load(rows: Sequence[Row], targets: Targets) -> bytes | None:
         unit = "requests/s" if rows[0]["is_open"] else "requests in flight"
         _label(panel, title, unit, "")
         panel.set_ylim(bottom=0)
-    panels[0].legend(fontsize=7)
+    _add_legend(panels[0], 7)
     return _png(figure)
 
 
@@ -91,7 +91,7 @@ def draw_distributions(by_arm: Mapping[str, Sequence[Outcome]]) -> bytes | None:
                 has_drawn = True
         _label(panel, title, "", "share of requests" if panel is panels[0] else "")
         panel.set_ylim(0, 1)
-    panels[0].legend(fontsize=7)
+    _add_legend(panels[0], 7)
     return _png(figure) if has_drawn else None
 
 
@@ -140,7 +140,7 @@ def draw_timeline(
         _label(panel, title, "s", "")
         panel.set_xlim(0, duration_s)
         panel.set_ylim(bottom=0)
-    panels[0].legend(fontsize=7)
+    _add_legend(panels[0], 7)
     return _png(figure)
 
 
@@ -162,7 +162,7 @@ def draw_soak(samples: Sequence[Mapping[str, Any]]) -> bytes | None:
             panel.plot(times, [s[key] for s in own], color=colour, label=role)
         _label(panel, title, "minutes", "")
         panel.set_ylim(bottom=0)
-    panels[0].legend(fontsize=6)
+    _add_legend(panels[0], 6)
     return _png(figure)
 
 
@@ -256,6 +256,11 @@ def _panels(count: int, columns: int = 3) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, [figure.add_subplot(lines, columns, n + 1) for n in range(count)]
+
+
+def _add_legend(panel: Axes, size: int) -> None:
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(fontsize=size)
 
 
 def _label(panel: Axes, title: str, x: str, y: str) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 import loadtest
 
-from .deployment import stop_tree
+from .deployment import find_free_port, stop_tree
 from .errors import LoadTestError
 from .experiment import Cell, Traffic
 from .summary import Targets
@@ -83,6 +85,9 @@ def run_locust(
     command += [f"{name}={value}" for name, value in options.items()]
     if traffic.processes > 1:
         command += ["--processes", str(traffic.processes)]
+        # Not Locust's usual port: somebody else's workers may look for a master there.
+        port = str(find_free_port())
+        command += ["--master-port", port, "--master-bind-port", port]
     records.unlink(missing_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -101,6 +106,9 @@ def run_locust(
         _wait(process, traffic, records, log, on_begin, on_wait)
     finally:
         stop_tree(process)
+        # Workers may outlive the process that started them.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _set_priority(pid: int, nice: int) -> None:
@@ -112,7 +120,7 @@ def _set_priority(pid: int, nice: int) -> None:
             f"--client-nice {nice} needs privileges; leave it out"
         ) from None
     except psutil.NoSuchProcess:
-        pass  # Its end is explained from its log.
+        return  # Its end is explained from its log.
 
 
 def _wait(

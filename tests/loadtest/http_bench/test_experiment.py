@@ -200,8 +200,9 @@ def test_a_number_of_requests_is_sent_to_the_last_and_no_more(server, tmp_path):
     assert len(server.ids) == len(set(server.ids)) == 30
 
 
-def test_workers_together_send_what_one_process_would(server, tmp_path):
-    experiment(tmp_path, f"--arm=a={server.url}", "--loads=poisson:12", "--processes=2")
+def test_workers_together_send_what_one_process_would(server, tmp_path, prompts):
+    load = ("--loads=poisson:12", "--processes=2", prompts)
+    experiment(tmp_path, f"--arm=a={server.url}", *load)
     [path] = (tmp_path / "records").glob("*.gz")
     records = read_records(path)
     expected = list(arrival_times(parse_load("poisson:12"), 1.0, "0/1"))
