@@ -11,16 +11,21 @@ from typing import Any
 import psutil
 
 _ROLES = (
-    ("EngineCore", "engine"),
+    ("serving.cli", "up"),
+    ("tetris-serve", "up"),
+    ("VLLM::EngineCore", "engine"),
+    ("VLLM::Worker", "worker"),
     ("ServeController", "controller"),
     ("ProxyActor", "proxy"),
     ("Ingress", "ingress"),
     ("ServeReplica", "replica"),
-    ("raylet", "raylet"),
+    ("ray::IDLE", "idle Ray worker"),
+    ("raylet/raylet", "raylet"),
     ("gcs_server", "gcs"),
+    ("Agent", "Ray agents"),
     ("dashboard", "dashboard"),
-    ("vllm", "server"),
-    ("serving.cli", "up"),
+    ("vllm.entrypoints", "server"),
+    ("vllm serve", "server"),
 )
 _OTHER = "other"
 

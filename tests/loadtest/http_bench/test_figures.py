@@ -305,11 +305,22 @@ def test_requests_and_cache_blocks_left_behind_are_named():
     assert [text.split()[0] for text in left] == ["num_running", "KV"]
 
 
-def test_processes_are_told_apart_by_their_titles():
-    assert role_of("VLLM::EngineCore") == "engine"
-    assert role_of("ray::ServeReplica:tetris:TetrisServer:demo") == "replica"
-    assert role_of("ray::ServeReplica:tetris:TetrisIngress") == "ingress"
-    assert role_of("/usr/bin/true") == "other"
+@pytest.mark.parametrize(
+    ("title", "role"),
+    [
+        ("VLLM::EngineCore", "engine"),
+        ("VLLM::Worker", "worker"),
+        ("ray::ServeReplica:tetris:TetrisServer:demo.initialize", "replica"),
+        ("ray::ServeReplica:tetris:TetrisIngress", "ingress"),
+        ("ray::DashboardAgent", "Ray agents"),
+        ("ray-dashboard-ServeHead-0", "dashboard"),
+        ("python -m serving.cli up --set http.dashboard_port=1", "up"),
+        ("python -m vllm.entrypoints.openai.api_server", "server"),
+        ("/usr/bin/true", "other"),
+    ],
+)
+def test_processes_are_told_apart_by_their_titles(title, role):
+    assert role_of(title) == role
 
 
 def test_a_sample_counts_what_this_process_holds():
