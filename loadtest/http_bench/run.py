@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from loadtest.engine_bench.environment import (
@@ -225,7 +226,7 @@ class Runner:
             ],
         }
 
-    def _log(self, name: str) -> Any:
+    def _log(self, name: str) -> Path:
         return self._store.folder / LOG_FOLDER / f"{name}.log"
 
 
