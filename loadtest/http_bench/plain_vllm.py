@@ -18,7 +18,7 @@ from .errors import LoadTestError
 
 # Not the `vllm` command: it asks for the metadata of a package called vllm, which the
 # build for CPUs does not have.
-_SERVER = "vllm.entrypoints.openai.api_server"
+_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 _FLAGS = (
     "max_model_len",
     "max_num_seqs",
