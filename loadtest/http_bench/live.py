@@ -11,7 +11,7 @@ from typing import Any
 from .outcome import CUT, Outcome
 
 _WINDOW_S = 30.0
-_MAX_KEPT = 20_000
+_MAX_KEPT = 5_000
 
 
 @dataclass

@@ -277,7 +277,7 @@ def test_our_figures_under_the_other_clients_definitions():
 
 def test_a_cross_check_with_failed_requests_compares_nothing():
     cut = outcome(1, 3.1, failure="cut", detail="gone")
-    with pytest.raises(LoadTestError, match="1 of our requests failed.*cut: gone"):
+    with pytest.raises(LoadTestError, match=r"1 of our requests failed.*cut: gone"):
         read_ours(Records(0.0, [outcome(0, 1.0), cut]))
 
 
