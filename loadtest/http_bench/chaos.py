@@ -17,6 +17,7 @@ from .deployment import Deployment
 from .processes import find_processes
 
 _FORM = re.compile(r"(?P<kind>kill-replica|kill-engine|redeploy)@(?P<part>[\d.]+)")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _VICTIMS = {"kill-replica": ("replica", "server"), "kill-engine": ("engine",)}
 _REDEPLOY_TIMEOUT_S = 600.0
 
@@ -65,7 +66,7 @@ class ServerChaos:
     """Carries actions out in a thread, counted from the begin of a run.
 
     Attributes:
-        log: What was done: `epoch_s`, `kind`, `what`.
+        log: What was done: `epoch_s`, `at_s` in the run, `kind`, `what`.
     """
 
     def __init__(
@@ -106,7 +107,14 @@ class ServerChaos:
                 return
             began_s = time.time()
             what = self._act(action)
-            self.log.append({"epoch_s": began_s, "kind": action.kind, "what": what})
+            self.log.append(
+                {
+                    "epoch_s": began_s,
+                    "at_s": round(began_s - epoch_s, 3),
+                    "kind": action.kind,
+                    "what": what,
+                }
+            )
             self._say(f"chaos: {action.kind}: {what}")
 
     def _act(self, action: ServerAction) -> str:
@@ -138,5 +146,6 @@ class ServerChaos:
             )
         except subprocess.TimeoutExpired:
             return f"{command!r} took more than {_REDEPLOY_TIMEOUT_S:.0f} s"
-        last = (finished.stdout + finished.stderr).strip().splitlines()[-1:]
+        said = _COLOURS.sub("", finished.stdout + finished.stderr)
+        last = said.strip().splitlines()[-1:]
         return f"{command!r} exited with {finished.returncode} {' '.join(last)}".strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -210,7 +211,10 @@ def _spread(value: Mapping[str, float] | None) -> str:
 def _round(value: Any) -> Any:
     """Round numbers to what a reader can use; NaN is no JSON."""
     if isinstance(value, float):
-        return float(f"{value:.6g}") if value == value else None
+        if not math.isfinite(value):
+            return None
+        # Six digits, but for times of day.
+        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 3)
     if isinstance(value, Mapping):
         return {key: _round(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -48,11 +48,16 @@ def usage(prompt: int, completion: int) -> bytes:
 DONE = event("[DONE]")
 
 
+def num_asked(body: Mapping[str, Any]) -> int:
+    """Return how many tokens a request asks for, under either of its names."""
+    return int(body.get("max_tokens") or body["max_completion_tokens"])
+
+
 def plain_reply(step_s: float) -> Script:
     """Reply with one token a step, as many as were asked for."""
 
     def script(body: Mapping[str, Any]) -> Iterator[object]:
-        count = body["max_tokens"]
+        count = num_asked(body)
         yield step_s
         yield chunk("")
         for number in range(count):
@@ -92,7 +97,7 @@ class StandIn:
         if path == "/health":
             return b'{"status": "ok", "running_replicas": 1}'
         if path == "/metrics":
-            tokens = sum(body["max_tokens"] for body in self.bodies)
+            tokens = sum(map(num_asked, self.bodies))
             return (
                 "# TYPE vllm:spec_decode_num_draft_tokens_total counter\n"
                 f"vllm:spec_decode_num_draft_tokens_total {2 * tokens}\n"
