@@ -13,7 +13,7 @@ BIN := $(TETRIS_VENV)/bin
 SET_UP := $(PYTHON) -I .ci/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bench demo-pair lock clean
+.PHONY: help serve test lint format bench loadtest demo-pair lock clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) until Ctrl-C (CONFIG=, PORT=, ARGS=)"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint       check formatting, style and types"
 	@echo "make format     format the code and apply safe fixes"
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--smoke)"
+	@echo "make loadtest   compare policies over HTTP under load (PRESET=, OUTPUT=, ARGS=)"
 	@echo "make demo-pair  train the demo target and draft from nothing"
 	@echo "make lock       renew configs/requirements (UPGRADE=1: newest versions allowed)"
 	@echo "make clean      remove the environment and all caches"
@@ -53,6 +54,12 @@ bench:
 	@$(SET_UP) --dev
 	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench engine \
 		--output $(or $(OUTPUT),results/scratch/engine) $(ARGS)
+
+loadtest:
+	@$(SET_UP) --dev
+	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench http \
+		--output $(or $(OUTPUT),results/scratch/http-$(or $(PRESET),smoke)) \
+		--preset $(or $(PRESET),smoke) $(ARGS)
 
 demo-pair:
 	@$(SET_UP)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import psutil
+
+from loadtest.interrupts import interruptible
 
 from .arms import Arm
 from .environment import (
@@ -91,7 +89,7 @@ class Bench:
         for cell, _ in traces:
             progress.expect(cell.name, 1)
         logs = self._store.folder / LOG_FOLDER
-        with _interruptible(), Pool(logs, self._settings.cpus) as pool:
+        with interruptible(), Pool(logs, self._settings.cpus) as pool:
             self._start(pool, progress)
             for number, cell in groups:
                 if time.monotonic() > deadline_s:
@@ -233,22 +231,3 @@ def _check_memory(settings: BenchSettings) -> None:
             f"{available // each} with --policies, or lower --target-parameters or "
             "--concurrency"
         )
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt while engines run.
-
-    Shells start background jobs with SIGINT ignored.
-    """
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [(number, signal.signal(number, _interrupt)) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

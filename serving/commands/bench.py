@@ -18,15 +18,20 @@ def add_bench_command(commands: Any) -> None:
         description="Measure policies against each other.",
     )
     kinds = bench.add_subparsers(required=True, metavar="WHAT")
-    engine = kinds.add_parser(
-        "engine",
-        help="on the real engine, offline (engine --help lists the options)",
-        # Options are the benchmark's own business: here nothing starts with a prefix.
-        prefix_chars=_NO_PREFIX,
-        add_help=False,
-    )
-    engine.add_argument("arguments", nargs="*")
-    engine.set_defaults(run=_bench_engine)
+    for name, where, run in (
+        ("engine", "on the real engine, offline", _bench_engine),
+        ("http", "over HTTP, under load", _bench_http),
+    ):
+        kind = kinds.add_parser(
+            name,
+            help=f"{where} ({name} --help lists the options)",
+            # Options are the benchmark's own business: here nothing starts with a
+            # prefix.
+            prefix_chars=_NO_PREFIX,
+            add_help=False,
+        )
+        kind.add_argument("arguments", nargs="*")
+        kind.set_defaults(run=run)
 
 
 def _bench_engine(args: argparse.Namespace) -> int:
@@ -34,3 +39,9 @@ def _bench_engine(args: argparse.Namespace) -> int:
     from loadtest.engine_bench.cli import main
 
     return main(args.arguments, prog="tetris-serve bench engine")
+
+
+def _bench_http(args: argparse.Namespace) -> int:
+    from loadtest.http_bench.cli import main
+
+    return main(args.arguments, prog="tetris-serve bench http")

@@ -1,0 +1,172 @@
+"""Reads the events of one streamed completion into an `Outcome`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from .outcome import CORRUPT, CUT, EMPTY, MALFORMED, STREAM_ERROR, Outcome
+from .sse import ServerSentEvent
+
+_DONE = "[DONE]"
+_TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
+_MAX_DETAIL = 300
+
+
+class ChatStream:
+    """Follows one stream of chat or text completion chunks.
+
+    A delivery is what one read from the network brought. It may hold several events,
+    and an event several tokens; so gaps are between deliveries, and tokens are counted
+    by the server's usage, in a last chunk or in every one. The chunk that only opens
+    the assistant's turn is no token. The one that only carries a finish reason is: the
+    model spent a step on the token that ended the reply.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        """Begin.
+
+        Args:
+            outcome: Where to write; times in it are those given to `take`.
+        """
+        self._outcome = outcome
+        self._digest = hashlib.blake2b(digest_size=8)
+        self._response_id: str | None = None
+        self._num_text_events = 0
+        self._is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the end marker has come."""
+        return self._is_done
+
+    def take(self, event: ServerSentEvent, read_s: float) -> None:
+        """Take over the next event.
+
+        Args:
+            event: As it was sent.
+            read_s: When the bytes that completed it were read.
+        """
+        if event.data == _DONE:
+            self._is_done = True
+            return
+        try:
+            chunk = json.loads(event.data)
+        except ValueError:
+            chunk = None
+        if not isinstance(chunk, dict):
+            self._fail(MALFORMED, f"not a JSON object: {event.data}")
+            return
+        error = chunk.get("error")
+        if error or event.event == "error":
+            self._fail(STREAM_ERROR, _describe(error or chunk))
+            return
+        self._check_id(chunk.get("id"))
+        has_more_tokens = self._take_usage(chunk.get("usage"))
+        for choice in chunk.get("choices") or ():
+            self._take_choice(choice, read_s, has_more_tokens)
+
+    def end(self, *, is_complete: bool) -> None:
+        """Conclude when the response has ended.
+
+        Args:
+            is_complete: Whether it ended as HTTP says it must, and between two events.
+        """
+        outcome = self._outcome
+        outcome.digest = self._digest.hexdigest()
+        if not outcome.counted_by_server:
+            outcome.output_tokens = self._num_text_events
+        elif outcome.output_tokens < self._num_text_events:
+            # Every event with text holds at least one token.
+            self._fail(
+                CORRUPT,
+                f"{self._num_text_events} events with text for "
+                f"{outcome.output_tokens} tokens",
+            )
+        if not self._is_done and not (is_complete and outcome.finish_reason):
+            self._fail(CUT, f"ended after {outcome.num_deliveries} deliveries")
+        elif outcome.finish_reason is None and outcome.first_s is not None:
+            self._fail(CUT, "end marker without a finish reason")
+        elif outcome.first_s is None:
+            self._fail(EMPTY, "the stream held no token")
+
+    def _check_id(self, response_id: Any) -> None:
+        if response_id is None:
+            return
+        if self._response_id is None:
+            self._response_id = response_id
+        elif response_id != self._response_id:
+            self._fail(CORRUPT, f"chunks of {self._response_id} and of {response_id}")
+
+    def _take_usage(self, usage: Any) -> bool:
+        """Note the counts; tell whether they grew, where every chunk has them."""
+        if not usage:
+            return False
+        outcome = self._outcome
+        count = usage.get("completion_tokens")
+        if usage.get("prompt_tokens") is not None:
+            outcome.prompt_tokens = usage["prompt_tokens"]
+        details = usage.get("prompt_tokens_details") or {}
+        if details.get("cached_tokens") is not None:
+            outcome.cached_tokens = details["cached_tokens"]
+        if count is None:
+            return False
+        if outcome.counted_by_server and count < outcome.output_tokens:
+            self._fail(CORRUPT, f"tokens fell from {outcome.output_tokens} to {count}")
+        has_grown = count > outcome.output_tokens
+        outcome.output_tokens, outcome.counted_by_server = count, True
+        return bool(has_grown)
+
+    def _take_choice(
+        self, choice: dict[str, Any], read_s: float, has_more_tokens: bool
+    ) -> None:
+        outcome = self._outcome
+        text = _text_of(choice)
+        finish_reason = choice.get("finish_reason")
+        if text:
+            if outcome.finish_reason is not None:
+                self._fail(CORRUPT, "text after the finish reason")
+            self._num_text_events += 1
+            self._digest.update(text.encode(errors="surrogatepass"))
+        if not (text or finish_reason or has_more_tokens):
+            return
+        outcome.finish_reason = finish_reason or outcome.finish_reason
+        self._deliver(read_s)
+
+    def _deliver(self, read_s: float) -> None:
+        outcome = self._outcome
+        if outcome.first_s is None:
+            outcome.first_s = read_s
+        elif outcome.last_s is not None and read_s > outcome.last_s:
+            outcome.gaps_ms.append(1e3 * (read_s - outcome.last_s))
+        else:
+            return  # Came with what was read before.
+        outcome.last_s = read_s
+        outcome.num_deliveries += 1
+
+    def _fail(self, kind: str, detail: str) -> None:
+        """Keep the first failure: the others follow from it."""
+        if self._outcome.failure is None:
+            self._outcome.failure = kind
+            self._outcome.detail = detail[:_MAX_DETAIL]
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    """Return what a chunk adds to the reply, tool calls included."""
+    delta = choice.get("delta")
+    if delta is None:
+        return str(choice.get("text") or "")
+    parts = [str(delta[name]) for name in _TEXT_FIELDS if delta.get(name)]
+    for call in delta.get("tool_calls") or ():
+        function = call.get("function") or {}
+        parts += [
+            str(v) for v in (function.get("name"), function.get("arguments")) if v
+        ]
+    return "".join(parts)
+
+
+def _describe(error: Any) -> str:
+    if isinstance(error, dict):
+        return str(error.get("message") or error)
+    return str(error)

@@ -1,0 +1,84 @@
+"""Whether the client itself kept up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import gevent
+import psutil
+
+_HEARTBEAT_S = 0.02
+_REPORT_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSample:
+    """One second of one process of the client.
+
+    Attributes:
+        at_s: Since the run began.
+        process: Which process.
+        cpu: Share of one core; a process of Locust cannot use more than 1.
+        lag_p99_ms: How late a timer of 20 ms fired; all that is read from the network
+            is seen that late, and nothing in the client knows it.
+        lag_max_ms: The latest in this second.
+        machine_cpu: Share of all cores in use, by whomever.
+    """
+
+    at_s: float
+    process: str
+    cpu: float
+    lag_p99_ms: float
+    lag_max_ms: float
+    machine_cpu: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            name: round(value, 4) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
+        }
+
+
+def watch_client(
+    process: str, began_s: float, report: Callable[[ClientSample], None]
+) -> None:
+    """Report once a second, until the greenlet is killed.
+
+    Args:
+        process: Name of this process.
+        began_s: `time.perf_counter()` at the begin of the run.
+        report: Takes every sample.
+    """
+    own = psutil.Process()
+    cpu_s, since_s = _cpu_seconds(own), time.perf_counter()
+    psutil.cpu_percent()
+    lags: list[float] = []
+    while True:
+        before_s = time.perf_counter()
+        gevent.sleep(_HEARTBEAT_S)
+        now_s = time.perf_counter()
+        lags.append(1e3 * (now_s - before_s - _HEARTBEAT_S))
+        if now_s - since_s < _REPORT_PERIOD_S:
+            continue
+        cpu_now_s = _cpu_seconds(own)
+        lags.sort()
+        report(
+            ClientSample(
+                at_s=now_s - began_s,
+                process=process,
+                cpu=(cpu_now_s - cpu_s) / (now_s - since_s),
+                lag_p99_ms=max(0.0, lags[int(0.99 * (len(lags) - 1))]),
+                lag_max_ms=max(0.0, lags[-1]),
+                machine_cpu=psutil.cpu_percent() / 100,
+            )
+        )
+        cpu_s, since_s, lags = cpu_now_s, now_s, []
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,287 @@
+"""The same cell measured by us and by ``vllm bench serve``, a client of other hands.
+
+    python -m loadtest.http_bench.cross_check --url http://127.0.0.1:8000 \
+        --tokenizer configs/models/demo-target --output results/scratch/cross-check
+
+Both send the same prompts to the same server, a number of requests in flight, replies
+of equal length (`ignore_eos`), in turn and in changing order. Throughput and the
+medians of TTFT and TPOT must agree within `--tolerance`, as the mean over rounds of
+the ratio within a round. Exits with 1 if they do not.
+
+What is the same by definition: TTFT ends with the first chunk that carries the
+beginning of the reply, TPOT is (last - first token) / (tokens - 1), throughput is
+output tokens over the time from the first request to the last reply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.engine_bench.argument_types import read_positive
+from loadtest.engine_bench.comparison import Ratio, compare
+
+from .errors import LoadTestError
+from .experiment import Cell, Traffic
+from .load import Load
+from .locust_process import run_locust
+from .records import Records, read_records
+from .session import find_model
+from .shapes import Constant
+from .summary import Targets
+from .workloads import make_workload
+
+FIGURES = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
+_THEIR_NAMES = {
+    "output_tokens_per_s": "output_throughput",
+    "ttft_p50_ms": "median_ttft_ms",
+    "tpot_p50_ms": "median_tpot_ms",
+}
+_TIMEOUT_S = 1800.0
+_LOG_TAIL_LINES = 15
+
+# The `vllm` command asks for the metadata of a package called vllm, which the build
+# for CPUs does not have; its benchmark itself does not.
+_BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What both clients do.
+
+    Attributes:
+        url: Root of the endpoint.
+        model: Name to ask for.
+        tokenizer: Folder or hub id, for the other client.
+        workload: Where prompts come from; first turns only.
+        in_flight: Requests in flight.
+        num_requests: In each round.
+        max_tokens: Length of every reply.
+        output: Folder.
+    """
+
+    url: str
+    model: str
+    tokenizer: str
+    workload: str
+    in_flight: int
+    num_requests: int
+    max_tokens: int
+    output: Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare the clients; see the module's words."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.http_bench.cross_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000")
+    add("--model", default="", help="default: the first one listed")
+    add("--tokenizer", default="configs/models/demo-target", metavar="DIR")
+    add("--workload", default="mixed")
+    add("--in-flight", type=read_positive, default=8, metavar="N")
+    add("--requests", type=read_positive, default=96, metavar="N")
+    add("--max-tokens", type=read_positive, default=96, metavar="N")
+    add("--rounds", type=read_positive, default=5, metavar="N")
+    add("--tolerance", type=float, default=0.05, metavar="SHARE")
+    add("--output", type=Path, required=True, metavar="DIR")
+    options = parser.parse_args(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        check = Check(
+            url=options.url.rstrip("/"),
+            model=options.model or find_model(options.url.rstrip("/"), {}),
+            tokenizer=options.tokenizer,
+            workload=options.workload,
+            in_flight=options.in_flight,
+            num_requests=options.requests,
+            max_tokens=options.max_tokens,
+            output=options.output,
+        )
+        rounds = [measure_round(check, n) for n in range(1, options.rounds + 1)]
+    except LoadTestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    ratios = {figure: compare_figure(rounds, figure) for figure in FIGURES}
+    agrees = {f: abs(r.ratio - 1) <= options.tolerance for f, r in ratios.items()}
+    written = {
+        "check": {**asdict(check), "output": str(check.output)},
+        "tolerance": options.tolerance,
+        "rounds": rounds,
+        "ratios": {figure: asdict(ratio) for figure, ratio in ratios.items()},
+        "agrees": agrees,
+    }
+    (options.output / "cross_check.json").write_text(json.dumps(written, indent=1))
+    for figure, ratio in ratios.items():
+        sys.stdout.write(
+            f"{figure:22} ours / theirs {ratio.ratio:.3f} "
+            f"({_interval(ratio)})  {'agrees' if agrees[figure] else 'DIFFERS'}\n"
+        )
+    return 0 if all(agrees.values()) else 1
+
+
+def measure_round(check: Check, number: int) -> dict[str, Any]:
+    """Measure with both clients, with the order changing from round to round.
+
+    Args:
+        check: What to do.
+        number: Of the round; decides the prompts.
+    """
+    prompts = check.output / f"prompts-{number}.jsonl"
+    _write_prompts(check, prompts, number)
+    clients = {"ours": _measure_ours, "theirs": _measure_theirs}
+    order = ["ours", "theirs"] if number % 2 else ["theirs", "ours"]
+    # Both find the same prompts in the server's prefix cache: it has seen them once.
+    _measure_ours(check, prompts, number)
+    measured = {name: clients[name](check, prompts, number) for name in order}
+    for name in clients:
+        sys.stderr.write(f"round {number} {name:7}{_say(measured[name])}\n")
+    return {"round": number, "order": order, **measured}
+
+
+def compare_figure(rounds: Sequence[dict[str, Any]], figure: str) -> Ratio:
+    """Return ours over theirs, paired by round."""
+    ours, theirs = (
+        {one["round"]: one[name][figure] for one in rounds}
+        for name in ("ours", "theirs")
+    )
+    ratio = compare(ours, theirs)
+    if ratio is None:
+        raise LoadTestError("no round was measured")
+    return ratio
+
+
+def read_ours(records: Records) -> dict[str, float]:
+    """Return our figures under the other client's definitions.
+
+    Raises:
+        LoadTestError: If a request failed: then the two did not do the same.
+    """
+    outcomes = records.outcomes
+    failed = [o for o in outcomes if not o.is_ok]
+    if failed or not outcomes:
+        why = f"{failed[0].failure}: {failed[0].detail}" if failed else "none was sent"
+        raise LoadTestError(f"{len(failed)} of our requests failed, e.g. {why}")
+    width_s = max(o.end_s for o in outcomes) - min(o.sent_s for o in outcomes)
+    return {
+        "output_tokens_per_s": sum(o.output_tokens for o in outcomes) / width_s,
+        "ttft_p50_ms": float(np.median([o.ttft_ms or 0.0 for o in outcomes])),
+        "tpot_p50_ms": float(np.median([o.tpot_ms or 0.0 for o in outcomes])),
+        "num_requests": len(outcomes),
+    }
+
+
+def _measure_ours(check: Check, prompts: Path, number: int) -> dict[str, float]:
+    records = check.output / "ours.jsonl"
+    run_locust(
+        check.url,
+        Cell(str(prompts.absolute()), Load("closed", Constant(check.in_flight))),
+        Traffic(
+            model=check.model,
+            max_tokens=check.max_tokens,
+            temperature=0.0,
+            seed=number,
+            duration_s=_TIMEOUT_S,
+            num_requests=check.num_requests,
+            lead_in_s=0.0,
+            drain_s=60.0,
+            extra_body=json.dumps({"ignore_eos": True}),
+            header="",
+            max_prompt_chars=0,
+            processes=1,
+        ),
+        Targets(),
+        seed=str(number),
+        run_id=f"cross-check-{number}",
+        records=records,
+        log=check.output / "ours.log",
+    )
+    return read_ours(read_records(records))
+
+
+def _measure_theirs(check: Check, prompts: Path, number: int) -> dict[str, float]:
+    result = check.output / "theirs.json"
+    result.unlink(missing_ok=True)
+    log = check.output / "theirs.log"
+    options = {
+        "--backend": "openai-chat",
+        "--base-url": check.url,
+        "--endpoint": "/v1/chat/completions",
+        "--model": check.model,
+        "--tokenizer": check.tokenizer,
+        "--dataset-name": "custom",
+        "--dataset-path": prompts,
+        "--custom-output-len": check.max_tokens,
+        "--num-prompts": check.num_requests,
+        "--max-concurrency": check.in_flight,
+        "--temperature": 0,
+        "--seed": number,
+        "--result-dir": check.output,
+        "--result-filename": result.name,
+    }
+    command = [sys.executable, "-c", _BENCH_SERVE]
+    command += [str(part) for option in options.items() for part in option]
+    command += ["--ignore-eos", "--skip-chat-template", "--save-result"]
+    command += ["--disable-tqdm", "--disable-shuffle"]
+    with log.open("wb") as output:
+        finished = subprocess.run(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    if finished.returncode != 0 or not result.exists():
+        lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        tail = "\n".join(f"  {line}" for line in lines)
+        raise LoadTestError(f"vllm bench serve failed; the end of {log}:\n{tail}")
+    found = json.loads(result.read_text())
+    if found["completed"] != check.num_requests:
+        raise LoadTestError(f"vllm bench serve completed only {found['completed']}")
+    figures = {ours: float(found[theirs]) for ours, theirs in _THEIR_NAMES.items()}
+    return {**figures, "num_requests": found["completed"]}
+
+
+def _write_prompts(check: Check, path: Path, number: int) -> None:
+    workload = make_workload(check.workload, f"cross-check {number}")
+    lines = []
+    for index in range(check.num_requests):
+        conversation = workload.conversation(index)
+        content = next(
+            m["content"] for m in conversation.messages if m["role"] == "user"
+        )
+        lines.append(json.dumps({"prompt": content}))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _say(figures: dict[str, float]) -> str:
+    return "  ".join(f"{figure} {figures[figure]:8.1f}" for figure in FIGURES)
+
+
+def _interval(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return "one round"
+    return f"{ratio.low:.3f}-{ratio.high:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

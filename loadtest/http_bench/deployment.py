@@ -1,0 +1,222 @@
+"""Servers under test: started and stopped, or found running."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+
+import loadtest
+
+from .arms import Arm
+from .errors import LoadTestError
+from .plain_vllm import plain_vllm_command
+
+START_TIMEOUT_S = 900.0
+STOP_TIMEOUT_S = 180.0
+_READY = "Ctrl-C stops everything"
+_DASHBOARD = re.compile(r"dashboard\s+(http://\S+)")
+_METRICS = re.compile(r"metrics\s+(http://\S+)")
+_LOG_TAIL_LINES = 15
+_REPO = Path(loadtest.__file__).resolve().parents[1]
+_OWN_SETTLE_S = 3.0
+_RAY_SETTLE_S = 11.0
+_VLLM_SETTLE_S = 0.5
+"""Ray exports metrics every ten seconds unless told otherwise, as we tell those that we
+start; vLLM does at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A server that answers.
+
+    Attributes:
+        url: Root of the endpoint.
+        metrics_urls: Prometheus pages.
+        settle_s: How far they lag behind.
+        pid: The process that all of it descends from; None for someone else's.
+        dashboard: Address of Ray's dashboard, if it told us.
+    """
+
+    url: str
+    metrics_urls: tuple[str, ...]
+    settle_s: float
+    pid: int | None = None
+    dashboard: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Starts arms.
+
+    Attributes:
+        config: Deployment file for `tetris-serve up`.
+        settings: `section.setting=value` for every arm that we serve.
+        metrics_urls: Prometheus pages of arms that run already, by arm.
+        logs: Folder for servers' output.
+        deployment_pid: Of a running deployment on this machine.
+    """
+
+    config: str
+    settings: Sequence[str]
+    metrics_urls: dict[str, str]
+    logs: Path
+    deployment_pid: int | None = None
+
+    @contextmanager
+    def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
+        """Have an arm answer while the block runs.
+
+        Args:
+            arm: Which one.
+            say: Takes lines of progress.
+
+        Raises:
+            LoadTestError: If it does not start, with the end of its log.
+        """
+        if arm.url is not None:
+            yield self._attach(arm.url, self.metrics_urls.get(arm.name))
+            return
+        self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs / f"{arm.file_name}.log"
+        port = find_free_port()
+        say(f"starting {arm.name}; its output goes to {log}")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                self._command(arm, port),
+                cwd=_REPO,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for us: we stop it in order.
+                start_new_session=True,
+            )
+        try:
+            yield self._wait_until_ready(arm, process, port, log)
+        finally:
+            stop_tree(process)
+
+    def _command(self, arm: Arm, port: int) -> list[str]:
+        command = arm.command
+        if arm.is_plain_vllm and arm.policy is not None:
+            command = plain_vllm_command(find_config(self.config), arm.policy)
+        if command is not None:
+            return ["/bin/sh", "-c", "exec " + command.replace("{port}", str(port))]
+        settings = [part for setting in self.settings for part in ("--set", setting)]
+        return [
+            *(sys.executable, "-m", "serving.cli", "up"),
+            *("--config", self.config, "--port", str(port)),
+            *arm.up_arguments(),
+            *settings,
+        ]
+
+    def _attach(self, url: str, metrics_url: str | None) -> Deployment:
+        if not answers(url):
+            raise LoadTestError(f"{url}/v1/models does not answer; start the server")
+        pages = (metrics_url,) if metrics_url else _own_metrics_page(url)
+        return Deployment(url, pages, _settle_time(pages), self.deployment_pid)
+
+    def _wait_until_ready(
+        self, arm: Arm, process: subprocess.Popen[bytes], port: int, log: Path
+    ) -> Deployment:
+        url = f"http://127.0.0.1:{port}"
+        is_ours = arm.command is None and not arm.is_plain_vllm
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            text = log.read_text(errors="replace")
+            is_ready = _READY in text if is_ours else answers(url)
+            if is_ready:
+                break
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                tail = "\n".join(f"  {x}" for x in text.splitlines()[-_LOG_TAIL_LINES:])
+                raise LoadTestError(f"{arm.name} did not start; end of {log}:\n{tail}")
+            time.sleep(0.2)
+        if not is_ours:
+            pages = _own_metrics_page(url)
+            return Deployment(url, pages, _settle_time(pages), process.pid)
+        dashboard = _DASHBOARD.search(text)
+        return Deployment(
+            url,
+            tuple(_METRICS.findall(text)),
+            _OWN_SETTLE_S,
+            process.pid,
+            dashboard and dashboard[1],
+        )
+
+
+def find_config(name: str) -> Path:
+    """Return a deployment file as `tetris-serve` finds it: here, or in the project."""
+    path = Path(name).expanduser()
+    return path if path.is_file() else _REPO / path
+
+
+def stop_tree(process: subprocess.Popen[bytes]) -> None:
+    """Ask a server to stop as Ctrl-C does, and see to it that nothing of it is left."""
+    if process.poll() is not None:
+        return
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
+def find_free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    """Tell whether an endpoint lists its models."""
+    try:
+        with urlopen(f"{url}/v1/models", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _own_metrics_page(url: str) -> tuple[str, ...]:
+    """Return the page that vLLM's server has itself, if it is there."""
+    page = f"{url}/metrics"
+    try:
+        with urlopen(page, timeout=5):
+            return (page,)
+    except (OSError, ValueError):
+        return ()
+
+
+def _settle_time(pages: Sequence[str]) -> float:
+    """Return how long to wait for an exporter to show what has happened."""
+    for page in pages:
+        with suppress(OSError, ValueError), urlopen(page, timeout=5) as answer:
+            if b"\nray_" in b"\n" + answer.read():
+                return _RAY_SETTLE_S
+    return _VLLM_SETTLE_S
+
+
+def _environment() -> dict[str, str]:
+    path = os.environ.get("PYTHONPATH")
+    return os.environ | {
+        "PYTHONPATH": f"{_REPO}{os.pathsep}{path}" if path else str(_REPO),
+        # Else the figures of a run could be ten seconds old.
+        "RAY_metrics_report_interval_ms": "1000",
+    }

@@ -1,0 +1,160 @@
+"""What became of one request, and the names of all the ways it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+CUT = "cut"
+"""The stream ended without a finish reason or its end marker: the reply is a part."""
+
+CORRUPT = "corrupt"
+"""The stream contradicts itself, e.g. two replies mixed in one."""
+
+STREAM_ERROR = "stream_error"
+"""The server reported an error after the stream had begun."""
+
+MALFORMED = "malformed"
+"""An event that is no JSON object, or bytes that are no HTTP."""
+
+EMPTY = "empty"
+"""A stream that ended properly without a single token."""
+
+CONNECTION = "connection"
+"""No connection, or it was closed before the response began."""
+
+TIMEOUT = "timeout"
+"""Nothing came for the read timeout, or the whole took too long."""
+
+HTTP_PREFIX = "http_"
+"""Followed by the status of a response that is no success."""
+
+UNFINISHED = "unfinished"
+"""Still running when the run's time to drain was over; slow, not wrong."""
+
+CLIENT_DROPPED = "client_dropped"
+"""We closed the connection ourselves, as chaos asked; no failure of the server."""
+
+NOT_THE_SERVERS_FAULT = frozenset({UNFINISHED, CLIENT_DROPPED})
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request. Times are seconds since the run began, by the client's clock.
+
+    Attributes:
+        id: Sent to the server as `X-Request-Id`.
+        workload: Where its prompt comes from.
+        turn: Position in its conversation, from 0.
+        scheduled_s: When it should have been sent. Differs from `sent_s` only in open
+            loop, where latency counts from here: a client that comes late must not
+            make the server look faster (coordinated omission).
+        sent_s: When its connection was asked for.
+        first_s: When the first token arrived.
+        last_s: When the latest token arrived.
+        end_s: When the response ended, one way or the other.
+        gaps_ms: Times between deliveries of tokens. What was read at once is one
+            delivery, however many tokens or events it carries.
+        num_deliveries: Deliveries of tokens.
+        prompt_tokens: As the server counted them.
+        cached_tokens: The part of them found in the prefix cache.
+        output_tokens: As the server counted them; otherwise text events, a lower bound.
+        counted_by_server: Whether the server counted them.
+        finish_reason: As the server gave it.
+        status: HTTP status.
+        failure: None for success, else one of the kinds above.
+        detail: What the server or the network said about a failure.
+        digest: Of the reply's text.
+        chaos: What we did to the request ourselves.
+    """
+
+    id: str
+    workload: str = ""
+    turn: int = 0
+    scheduled_s: float = 0.0
+    sent_s: float = 0.0
+    first_s: float | None = None
+    last_s: float | None = None
+    end_s: float = 0.0
+    gaps_ms: list[float] = field(default_factory=list)
+    num_deliveries: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    counted_by_server: bool = False
+    finish_reason: str | None = None
+    status: int | None = None
+    failure: str | None = None
+    detail: str = ""
+    digest: str = ""
+    chaos: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the whole reply arrived."""
+        return self.failure is None
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the server or the network failed."""
+        return self.failure is not None and self.failure not in NOT_THE_SERVERS_FAULT
+
+    @property
+    def send_lag_ms(self) -> float:
+        """How late the client was, in ms."""
+        return 1e3 * (self.sent_s - self.scheduled_s)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to first token in ms, from the moment it should have been sent."""
+        if self.first_s is None:
+            return None
+        return 1e3 * (self.first_s - self.scheduled_s)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Time per output token after the first, in ms; None below two tokens.
+
+        Of the whole reply, so that it does not matter how tokens were grouped into
+        events. Source: the definition of `vllm bench serve`.
+        """
+        if self.first_s is None or self.last_s is None or self.output_tokens < 2:
+            return None
+        return 1e3 * (self.last_s - self.first_s) / (self.output_tokens - 1)
+
+    @property
+    def e2e_ms(self) -> float | None:
+        """Time to the last token in ms, from the moment it should have been sent."""
+        if self.last_s is None:
+            return None
+        return 1e3 * (self.last_s - self.scheduled_s)
+
+    def meets(self, ttft_target_ms: float | None, tpot_target_ms: float | None) -> bool:
+        """Tell whether it counts towards goodput: complete, and within both targets.
+
+        Args:
+            ttft_target_ms: Longest time to the first token; None for any.
+            tpot_target_ms: Longest time per output token; None for any.
+        """
+        if not self.is_ok or self.ttft_ms is None:
+            return False
+        tpot_ms = self.tpot_ms or 0.0
+        return (ttft_target_ms is None or self.ttft_ms <= ttft_target_ms) and (
+            tpot_target_ms is None or tpot_ms <= tpot_target_ms
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values; times are rounded to a microsecond."""
+        values = asdict(self)
+        for name, value in values.items():
+            if isinstance(value, float):
+                values[name] = round(value, 6)
+        values["gaps_ms"] = [round(gap, 3) for gap in self.gaps_ms]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
+        """Read back what `as_dict` returned; unknown names are ignored."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{name: v for name, v in values.items() if name in known})

@@ -1,0 +1,108 @@
+"""A deployment's processes by role: memory, file descriptors, threads; victims."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psutil
+
+_ROLES = (
+    ("serving.cli", "up"),
+    ("tetris-serve", "up"),
+    ("VLLM::EngineCore", "engine"),
+    ("VLLM::Worker", "worker"),
+    ("ServeController", "controller"),
+    ("ProxyActor", "proxy"),
+    ("Ingress", "ingress"),
+    ("ServeReplica", "replica"),
+    ("ray::IDLE", "idle Ray worker"),
+    ("raylet/raylet", "raylet"),
+    ("gcs_server", "gcs"),
+    ("Agent", "Ray agents"),
+    ("dashboard", "dashboard"),
+    ("vllm.entrypoints", "server"),
+    ("vllm serve", "server"),
+)
+_OTHER = "other"
+
+
+def role_of(command: str) -> str:
+    """Return what a process is for, by its command line or title."""
+    return next((role for mark, role in _ROLES if mark in command), _OTHER)
+
+
+def find_processes(pid: int) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield role and process of everything that descends from a process."""
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            yield role_of(" ".join(process.cmdline())), process
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+
+
+class ProcessSampler:
+    """Samples a deployment's processes in a thread while a block runs.
+
+    Attributes:
+        samples: Rows with `epoch_s`, `role`, `num_processes`, `memory_mib` (private:
+            resident without shared), `num_fds`, `num_threads`.
+    """
+
+    def __init__(self, pid: int | None, period_s: float) -> None:
+        """Sample nothing yet; with no pid, never."""
+        self._pid, self._period_s = pid, period_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self.samples: list[dict[str, Any]] = []
+
+    def __enter__(self) -> ProcessSampler:
+        """Begin."""
+        if self._pid is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        self._stop.set()
+        if self._pid is not None:
+            self._thread.join()
+
+    def _follow(self) -> None:
+        while True:
+            self.samples += sample(self._pid or 0)
+            if self._stop.wait(self._period_s):
+                return
+
+
+def sample(pid: int) -> list[dict[str, Any]]:
+    """Return a row for each role below a process."""
+    rows: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for role, process in find_processes(pid):
+        try:
+            with process.oneshot():
+                memory = process.memory_info()
+                num_fds, num_threads = process.num_fds(), process.num_threads()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        row = rows[role]
+        row["num_processes"] += 1
+        row["memory_mib"] += (memory.rss - memory.shared) / 2**20
+        row["num_fds"] += num_fds
+        row["num_threads"] += num_threads
+    now_s = time.time()
+    return [
+        {"epoch_s": now_s, "role": role, **_rounded(row)} for role, row in rows.items()
+    ]
+
+
+def _rounded(row: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in row.items()}

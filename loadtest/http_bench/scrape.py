@@ -1,0 +1,213 @@
+"""The server's own figures: growth of counters, replicas and queues over time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_TIMEOUT_S = 5.0
+_PERIOD_S = 1.0
+_WANTED = re.compile(r"(tetris|vllm)_\w+_total$")
+_GAUGES = {
+    "vllm_num_requests_running": "num_running",
+    "vllm_num_requests_waiting": "num_waiting",
+    "vllm_kv_cache_usage_perc": "kv_cache_usage",
+}
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""Name and labels of one counter."""
+
+
+def normalise(name: str) -> str:
+    """Return a metric's name without what exporters add: `ray_vllm_x`, `vllm:x`."""
+    return name.removeprefix("ray_").replace("vllm:", "vllm_")
+
+
+def read_counters(text: str) -> dict[Series, float]:
+    """Read the counters of the engine and the policy from an exporter's page."""
+    return {
+        (name, tuple(sorted(labels.items()))): value
+        for name, labels, value in _samples(text)
+        if _WANTED.match(name)
+    }
+
+
+def read_gauges(text: str) -> dict[str, float]:
+    """Read queues and cache use; sums over engines, the largest for the cache."""
+    found: dict[str, float] = {}
+    for name, _, value in _samples(text):
+        key = _GAUGES.get(name)
+        if key == "kv_cache_usage":
+            found[key] = max(found.get(key, 0.0), value)
+        elif key is not None:
+            found[key] = found.get(key, 0.0) + value
+    return found
+
+
+class GrowingCounters:
+    """Adds up the growth of counters, through restarts and replicas that go away.
+
+    A replica that dies takes its counters off the page, and a new one starts from
+    zero; so differences between the ends of a run are not enough.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self._before: dict[Series, float] | None = None
+        self.totals: dict[str, float] = {}
+
+    def update(self, counters: Mapping[Series, float]) -> None:
+        """Take over what an exporter shows now; the first time only as a start."""
+        if self._before is not None:
+            for series, value in counters.items():
+                before = self._before.get(series, 0.0)
+                grown = value - before if value >= before else value
+                name = series[0]
+                self.totals[name] = self.totals.get(name, 0.0) + grown
+        # Series that are gone for now are remembered: a page may leave one out once.
+        self._before = {**(self._before or {}), **counters}
+
+
+@dataclass
+class ServerRecord:
+    """What was seen of a server during a run.
+
+    Attributes:
+        counters: Growth of every counter by normalised name.
+        timeline: Once a second: `epoch_s`, `replicas`, `num_running`, `num_waiting`,
+            `kv_cache_usage`, and the counters of proposed, verified and accepted
+            tokens so far; what a server does not tell is left out.
+        problems: Why figures are missing.
+    """
+
+    counters: dict[str, float] = field(default_factory=dict)
+    timeline: list[dict[str, float]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Return speculation's figures of the whole run; None where nobody counts."""
+        verified = self._first(
+            "tetris_draft_tokens_verified_total",
+            "vllm_spec_decode_num_draft_tokens_total",
+        )
+        accepted = self._first(
+            "tetris_draft_tokens_accepted_total",
+            "vllm_spec_decode_num_accepted_tokens_total",
+        )
+        drafts = self._first("tetris_drafts_total", "vllm_spec_decode_num_drafts_total")
+        replicas = [p["replicas"] for p in self.timeline if "replicas" in p]
+        return {
+            "draft_tokens_proposed": self._first(
+                "tetris_draft_tokens_proposed_total",
+                "vllm_spec_decode_num_draft_tokens_total",
+            ),
+            "draft_tokens_verified": verified,
+            "draft_tokens_accepted": accepted,
+            "verification_success_rate": _divide(accepted, verified),
+            "acceptance_length": _plus_one(_divide(accepted, drafts)),
+            "fallbacks": self.counters.get("tetris_fallbacks_total"),
+            "preemptions": self.counters.get("vllm_num_preemptions_total"),
+            "replicas_min": min(replicas, default=None),
+            "replicas_max": max(replicas, default=None),
+        }
+
+    def _first(self, *names: str) -> float | None:
+        return next((self.counters[n] for n in names if n in self.counters), None)
+
+
+class Scraper:
+    """Follows a server's metrics in a thread while a block runs."""
+
+    def __init__(self, url: str, metrics_urls: Sequence[str], settle_s: float) -> None:
+        """Read nothing yet.
+
+        Args:
+            url: Root of the endpoint; its `/health` may tell the running replicas.
+            metrics_urls: Prometheus pages.
+            settle_s: How far exporters lag behind; waited for at the end.
+        """
+        self._url, self._metrics_urls, self._settle_s = url, metrics_urls, settle_s
+        self._grown = {page: GrowingCounters() for page in metrics_urls}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self.record = ServerRecord()
+
+    def __enter__(self) -> Scraper:
+        """Begin: what counters show now is zero."""
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Read a last time, when exporters have caught up."""
+        if self._metrics_urls:
+            self._stop.wait(self._settle_s)
+        self._stop.set()
+        self._thread.join()
+        self._look()
+        for grown in self._grown.values():
+            for name, value in grown.totals.items():
+                counters = self.record.counters
+                counters[name] = counters.get(name, 0.0) + value
+
+    def _follow(self) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            self._look()
+
+    def _look(self) -> None:
+        point: dict[str, float] = {"epoch_s": time.time()}
+        for page, grown in self._grown.items():
+            text = self._fetch(page)
+            if text is None:
+                continue
+            grown.update(read_counters(text))
+            point |= read_gauges(text)
+            for name, key in _TIMELINE_COUNTERS.items():
+                if name in grown.totals:
+                    point[key] = point.get(key, 0.0) + grown.totals[name]
+        health = self._fetch(f"{self._url}/health", is_optional=True)
+        if health:
+            # A rival's health page says something else.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                point["replicas"] = float(json.loads(health)["running_replicas"])
+        self.record.timeline.append(point)
+
+    def _fetch(self, url: str, *, is_optional: bool = False) -> str | None:
+        try:
+            with urlopen(url, timeout=_TIMEOUT_S) as answer:
+                return str(answer.read().decode())
+        except (OSError, ValueError) as error:
+            problem = f"{url}: {error}"
+            if not is_optional and problem not in self.record.problems:
+                self.record.problems.append(problem)
+            return None
+
+
+_TIMELINE_COUNTERS = {
+    "tetris_draft_tokens_proposed_total": "proposed",
+    "tetris_draft_tokens_verified_total": "verified",
+    "tetris_draft_tokens_accepted_total": "accepted",
+}
+
+
+def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            yield normalise(sample.name), sample.labels, sample.value
+
+
+def _divide(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _plus_one(value: float | None) -> float | None:
+    return None if value is None else value + 1

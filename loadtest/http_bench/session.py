@@ -1,0 +1,212 @@
+"""One run inside one process of Locust: what is sent next, and what came of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.request import Request, urlopen
+
+import gevent
+from gevent.pool import Pool
+
+from .client_chaos import ActionQueue
+from .client_health import ClientSample, watch_client
+from .errors import LoadTestError
+from .load import arrival_times
+from .options import LoadOptions
+from .outcome import Outcome
+from .streaming import Misbehaviour, StreamingClient
+from .workloads import Conversation
+
+_MODELS_TIMEOUT_S = 30.0
+
+
+class Session:
+    """Sends requests and hands on their outcomes.
+
+    In a distributed run process `index` of `count` takes every `count`-th arrival and
+    conversation, so that all together send what one process would.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        *,
+        on_outcome: Callable[[Outcome], None],
+        on_sample: Callable[[ClientSample], None],
+        epoch_s: float | None = None,
+        index: int = 0,
+        count: int = 1,
+    ) -> None:
+        """Prepare; nothing is sent yet.
+
+        Args:
+            options: Of the run.
+            on_outcome: Takes every finished request.
+            on_sample: Takes what the client says about itself.
+            epoch_s: When the run begins, by the wall clock; None for now.
+            index: Of this process.
+            count: Of processes.
+        """
+        self._options = options
+        self._on_outcome = on_outcome
+        self._index, self._count = index, count
+        self._workload = options.make_workload()
+        self._model = options.model or find_model(options.host, options.headers)
+        self._conversations = itertools.count(index, count)
+        self._request_numbers = itertools.count()
+        self._num_sent = 0
+        self._num_in_flight = 0
+        self._has_more_arrivals = options.load.is_open
+        self._actions = ActionQueue(options.actions)
+        self._client = StreamingClient(
+            options.host,
+            headers=options.headers,
+            read_timeout_s=options.read_timeout_s,
+            total_timeout_s=options.total_timeout_s,
+        )
+        # One reading of the wall clock, for processes to agree on; from here on only
+        # the monotonic clock counts.
+        self.epoch_s = time.time() if epoch_s is None else epoch_s
+        self._began_s = time.perf_counter() - (time.time() - self.epoch_s)
+        self._watch = gevent.spawn(
+            watch_client, f"client {index}", self._began_s, on_sample
+        )
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._began_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be sent."""
+        limit = self._options.num_requests
+        return self.now_s >= self._options.duration_s or bool(
+            limit and self._num_sent >= limit / self._count
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing more is to be sent and nothing is in flight."""
+        return self.is_over and not (self._num_in_flight or self._has_more_arrivals)
+
+    def close(self) -> None:
+        """Stop watching the client, and close its connections."""
+        self._watch.kill()
+        self._client.close()
+
+    def chat(self) -> Iterator[tuple[int, list[dict[str, Any]], Conversation]]:
+        """Yield the turns of endless conversations, for a user of a closed loop."""
+        while True:
+            yield from self._turns(next(self._conversations))
+
+    def send(
+        self, request: tuple[int, list[dict[str, Any]], Conversation], at_s: float
+    ) -> Outcome:
+        """Send one request and wait for its end.
+
+        Args:
+            request: From `chat`.
+            at_s: When it should be sent.
+        """
+        turn, messages, conversation = request
+        options = self._options
+        number = next(self._request_numbers)
+        self._num_sent += 1
+        outcome = Outcome(
+            id=f"{options.run_id}-{self._index}-{number}",
+            workload=options.workload,
+            turn=turn,
+            scheduled_s=at_s,
+        )
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if conversation.tools:
+            body["tools"] = conversation.tools
+        self._num_in_flight += 1
+        try:
+            self._client.run(
+                body | options.extra_body,
+                outcome,
+                self._began_s,
+                self._misbehaviour(),
+                give_up_s=options.duration_s + options.drain_s,
+            )
+        finally:
+            self._num_in_flight -= 1
+            self._on_outcome(outcome)
+        return outcome
+
+    def run_arrivals(self) -> None:
+        """Start a conversation at every arrival of an open load; return with the last.
+
+        Every conversation has a greenlet of its own: none waits for another. Turns
+        after the first are sent when the one before has been answered.
+        """
+        pool = Pool()
+        try:
+            arrivals = arrival_times(
+                self._options.load, self._options.duration_s, self._options.seed
+            )
+            for number, at_s in enumerate(arrivals):
+                if number % self._count != self._index:
+                    continue
+                gevent.sleep(max(0.0, at_s - self.now_s))
+                pool.spawn(self._run_conversation, number, at_s)
+            pool.join()
+        finally:
+            # A user that is stopped takes its conversations with it.
+            pool.kill()
+            self._has_more_arrivals = False
+
+    def _run_conversation(self, number: int, at_s: float) -> None:
+        for request in self._turns(number):
+            if not self.send(request, at_s).is_ok or self.is_over:
+                return
+            at_s = self.now_s
+
+    def _turns(
+        self, number: int
+    ) -> Iterator[tuple[int, list[dict[str, Any]], Conversation]]:
+        conversation = self._workload.conversation(number)
+        for turn, messages in enumerate(conversation.prompts()):
+            yield turn, messages, conversation
+
+    def _misbehaviour(self) -> Misbehaviour | None:
+        action = self._actions.next(self.now_s / self._options.duration_s)
+        if action is None:
+            return None
+        return Misbehaviour(
+            action.kind,
+            stall_s=action.stall_s if action.kind == "stall" else 0.0,
+            drop=action.kind == "drop",
+        )
+
+
+def find_model(host: str, headers: dict[str, str]) -> str:
+    """Return the first model that an endpoint lists.
+
+    Raises:
+        LoadTestError: If it does not answer, or lists none.
+    """
+    url = f"{host}/v1/models"
+    try:
+        with urlopen(
+            Request(url, headers=headers), timeout=_MODELS_TIMEOUT_S
+        ) as answer:
+            models = json.load(answer)["data"]
+        return str(models[0]["id"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise LoadTestError(
+            f"{url} names no model ({error}); start the server, or give --model"
+        ) from None

@@ -1,0 +1,75 @@
+"""Server-sent events out of arbitrary pieces of a byte stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """One event.
+
+    Attributes:
+        data: Its data lines, joined by newlines.
+        event: Its type; empty when none was given.
+    """
+
+    data: str
+    event: str = ""
+
+
+class SseDecoder:
+    """Cuts a byte stream into events, wherever the pieces of the stream end.
+
+    A piece may end within a line, within a UTF-8 character or between a carriage return
+    and its line feed, and may hold several events. Comments (servers send them as
+    pings) and fields other than `data` and `event` are skipped. An event that is not
+    followed by an empty line when the stream ends is incomplete and never comes out.
+
+    Source: WHATWG HTML, section 9.2.6 (lines that end in a lone carriage return,
+    which no known server sends, are the one part left out).
+    """
+
+    def __init__(self) -> None:
+        """Begin at the start of a stream."""
+        self._rest = b""
+        self._data: list[str] = []
+        self._event = ""
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether everything fed so far has come out."""
+        return not (self._rest or self._data)
+
+    def feed(self, piece: bytes) -> Iterator[ServerSentEvent]:
+        """Take over the next piece of the stream.
+
+        Args:
+            piece: Bytes as they were read.
+
+        Yields:
+            The events that it completes, oldest first.
+
+        Raises:
+            UnicodeDecodeError: If a complete line is not UTF-8.
+        """
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            event = self._take_line(line.removesuffix(b"\r").decode())
+            if event is not None:
+                yield event
+
+    def _take_line(self, line: str) -> ServerSentEvent | None:
+        if not line:
+            event = ServerSentEvent("\n".join(self._data), self._event)
+            is_event = bool(self._data)
+            self._data, self._event = [], ""
+            return event if is_event else None
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name == "event":
+            self._event = value
+        return None

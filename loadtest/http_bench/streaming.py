@@ -1,0 +1,241 @@
+"""The client: posts a request and follows its stream, on gevent."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import gevent
+from gevent import Timeout
+from geventhttpclient import HTTPClient
+from geventhttpclient.response import HTTPParseError
+
+from .chat_stream import ChatStream
+from .outcome import (
+    CLIENT_DROPPED,
+    CONNECTION,
+    CUT,
+    HTTP_PREFIX,
+    MALFORMED,
+    TIMEOUT,
+    UNFINISHED,
+    Outcome,
+)
+from .sse import SseDecoder
+
+_MAX_CONNECTIONS = 100_000
+_MAX_DETAIL = 300
+_PORTS = {"http": 80, "https": 443}
+
+
+class _DroppedByUsError(Exception):
+    """Chaos asked for the connection to be closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misbehaviour:
+    """What a client does to its own stream, after its first tokens.
+
+    Attributes:
+        name: Noted in the outcome.
+        stall_s: Seconds without reading; 0 for none.
+        drop: Whether to close the connection.
+    """
+
+    name: str
+    stall_s: float = 0.0
+    drop: bool = False
+
+
+class StreamingClient:
+    """Keeps connections to one endpoint; usable from many greenlets at once.
+
+    Locust's own FastHttpUser cannot be used for streams: its `iter_lines` waits for
+    blocks of 1 KiB, so that first tokens seem late, and it takes a connection that
+    breaks for the end of the reply. Here the clock is read as soon as the kernel has
+    handed over bytes, before they are parsed.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        path: str = "/v1/chat/completions",
+        headers: Mapping[str, str] | None = None,
+        read_timeout_s: float = 120.0,
+        total_timeout_s: float = 600.0,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            host: e.g. `http://127.0.0.1:8000`; a path in it is put before `path`.
+            path: Where requests are posted.
+            headers: Sent with every request.
+            read_timeout_s: Longest time without a byte.
+            total_timeout_s: Longest time of one request.
+
+        Raises:
+            ValueError: If `host` is no HTTP address.
+        """
+        parts = urlsplit(host)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise ValueError(
+                f"--host {host}: must be an address such as http://127.0.0.1:8000"
+            )
+        self._path = parts.path.rstrip("/") + path
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._total_timeout_s = total_timeout_s
+        self._http = HTTPClient(
+            parts.hostname,
+            port=parts.port or _PORTS[parts.scheme],
+            ssl=parts.scheme == "https",
+            concurrency=_MAX_CONNECTIONS,
+            connection_timeout=read_timeout_s,
+            network_timeout=read_timeout_s,
+        )
+        # Else the end of a long prompt may wait for an acknowledgement (Nagle).
+        # Its pool has this hook, but takes no class of pool.
+        pool: Any = self._http._connection_pool
+        pool.after_connect = _send_at_once
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def run(
+        self,
+        body: Mapping[str, Any],
+        outcome: Outcome,
+        began_s: float,
+        misbehaviour: Misbehaviour | None = None,
+        give_up_s: float = math.inf,
+    ) -> None:
+        """Send one request and write into `outcome` what became of it.
+
+        Never raises for anything that the server or the network does.
+
+        Args:
+            body: The request; must ask for a stream.
+            outcome: With id and time of schedule filled in.
+            began_s: `time.perf_counter()` at the begin of the run, from which all
+                times of the outcome count.
+            misbehaviour: What to do to the stream ourselves.
+            give_up_s: When to stop waiting because the run is over, in seconds of the
+                run; the request is then unfinished, not failed.
+        """
+        payload = json.dumps(body).encode()
+        headers = {**self._headers, "X-Request-Id": outcome.id}
+        outcome.chaos = misbehaviour.name if misbehaviour else None
+        outcome.sent_s = time.perf_counter() - began_s
+        left_s = max(give_up_s - outcome.sent_s, 0.0)
+        deadline = Timeout.start_new(min(self._total_timeout_s, left_s))
+        try:
+            self._exchange(payload, headers, outcome, began_s, misbehaviour)
+        except _DroppedByUsError:
+            _fail(outcome, CLIENT_DROPPED, "we closed the connection")
+        except (Timeout, TimeoutError) as error:
+            has_ended = error is deadline and left_s < self._total_timeout_s
+            _fail(outcome, UNFINISHED if has_ended else TIMEOUT, _why(error))
+        except gevent.GreenletExit:
+            _fail(outcome, UNFINISHED, "still running when the run ended")
+            raise
+        except (OSError, HTTPParseError) as error:
+            begun = outcome.status is not None
+            _fail(outcome, CUT if begun else CONNECTION, _why(error))
+        except UnicodeDecodeError as error:
+            _fail(outcome, MALFORMED, _why(error))
+        finally:
+            deadline.close()
+            outcome.end_s = time.perf_counter() - began_s
+
+    def _exchange(
+        self,
+        payload: bytes,
+        headers: Mapping[str, str],
+        outcome: Outcome,
+        began_s: float,
+        misbehaviour: Misbehaviour | None,
+    ) -> None:
+        response: Any = self._http.request("POST", self._path, payload, headers)
+        try:
+            read_s = time.perf_counter() - began_s
+            outcome.status = response.status_code
+            if not 200 <= outcome.status < 300:
+                text = response.read().decode(errors="replace")
+                outcome.failure = f"{HTTP_PREFIX}{outcome.status}"
+                outcome.detail = _message_in(text)
+                return
+            stream, decoder = ChatStream(outcome), SseDecoder()
+            feed = response.feed
+
+            def feed_and_time(data: bytes) -> None:
+                nonlocal read_s
+                read_s = time.perf_counter() - began_s
+                feed(data)
+
+            response.feed = feed_and_time
+            is_complete = False
+            try:
+                while line := response.readline(b"\n"):
+                    for event in decoder.feed(line):
+                        stream.take(event, read_s)
+                    if misbehaviour and outcome.num_deliveries:
+                        _misbehave(misbehaviour)
+                        misbehaviour = None
+                rest = response.read()
+                for event in decoder.feed(rest):
+                    stream.take(event, read_s)
+                is_complete = decoder.is_between_events
+            finally:
+                stream.end(is_complete=is_complete)
+        finally:
+            # Breaks the cycle through our closure; a pooled socket must not wait for
+            # the garbage collector.
+            vars(response).pop("feed", None)
+            response.release()
+
+
+def _send_at_once(connection: Any) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _misbehave(what: Misbehaviour) -> None:
+    """Stall or drop.
+
+    Raises:
+        _DroppedByUsError: To have the connection closed.
+    """
+    if what.drop:
+        raise _DroppedByUsError
+    gevent.sleep(what.stall_s)
+
+
+def _fail(outcome: Outcome, kind: str, detail: str) -> None:
+    """Set the cause in the place of what followed from it, but not of its own cause.
+
+    A stream that breaks off has been called cut by the time its exception is seen;
+    why it broke off says more. An error that the server reported first says most.
+    """
+    if outcome.failure in (None, CUT):
+        outcome.failure, outcome.detail = kind, detail[:_MAX_DETAIL]
+
+
+def _why(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _message_in(text: str) -> str:
+    """Return the message of an OpenAI error object, or the text itself."""
+    try:
+        answer = json.loads(text)
+        error = answer.get("error", answer)
+        text = error["message"] if isinstance(error, dict) else str(error)
+    except (ValueError, AttributeError, KeyError):
+        pass
+    return str(text)[:_MAX_DETAIL]

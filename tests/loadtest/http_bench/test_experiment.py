@@ -1,0 +1,373 @@
+"""Whole experiments: the command, real Locust in its own processes, a stand-in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from loadtest.http_bench.arms import parse_arm
+from loadtest.http_bench.cli import main, make_experiment, parse_options
+from loadtest.http_bench.deployment import Launcher, answers, find_free_port
+from loadtest.http_bench.errors import LoadTestError
+from loadtest.http_bench.load import arrival_times, parse_load
+from loadtest.http_bench.plain_vllm import plain_vllm_command
+from loadtest.http_bench.presets import PRESETS
+from loadtest.http_bench.records import read_records
+
+from .stand_in_server import (
+    CLOSE,
+    DONE,
+    StandIn,
+    chunk,
+    plain_reply,
+    run_stand_in,
+    usage,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+LOCUSTFILE = ROOT / "loadtest" / "http_bench" / "locustfile.py"
+STAND_IN = f"{sys.executable} -m tests.loadtest.http_bench.stand_in_server"
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    """A stand-in that sends a token every 5 ms."""
+    with run_stand_in(StandIn(plain_reply(0.005))) as running:
+        yield running
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    """A file of prompts: conversations of one turn, which take as long as they take."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(f"prompt {number}" for number in range(50)))
+    return f"--workloads={path}"
+
+
+def experiment(output: Path, *arguments: str) -> int:
+    """Run the command in short."""
+    short = ["--duration", "1", "--lead-in", "0.2", "--warm-up", "0", "--rounds", "1"]
+    # Other tests may keep the machine busy: here a late client is no finding.
+    calm = ["--max-lag-ms", "5000", "--max-client-cpu", "2", "--max-tokens", "8"]
+    return main(["--output", str(output), *short, *calm, *arguments])
+
+
+def locust(*arguments: str) -> subprocess.Popen[str]:
+    """Start Locust with our file, as a user would."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_an_experiment_sends_arms_the_same_and_reports_on_them(
+    server, tmp_path, prompts, capsys
+):
+    with run_stand_in(StandIn(plain_reply(0.02))) as slow:
+        arms = [f"--arm=fast={server.url}", f"--arm=slow={slow.url}/v1"]
+        loads = ["--loads", "poisson:10", prompts]
+        objectives = ["--objective=fast/slow@tpot_p50_ms<=0.7"]
+        status = experiment(tmp_path, *arms, *loads, *objectives)
+        seen = len(server.bodies)
+        # Everything is measured: the same command only judges.
+        again = experiment(tmp_path, *arms, *loads, "--objective=slow@tpot_p50_ms<=10")
+    assert status == 0
+    assert again == 1
+    assert len(server.bodies) == seen
+    assert "missed: slow@tpot_p50_ms<=10 in slow, " in capsys.readouterr().err
+    ours, theirs = (
+        sorted(json.dumps(body["messages"]) for body in one.bodies)
+        for one in (server, slow)
+    )
+    assert ours
+    assert ours == theirs
+    results = json.loads((tmp_path / "results.json").read_text())
+    rows = {(row["arm"], row["load"]): row for row in results["rows"]}
+    assert set(rows) == {("fast", "poisson:10"), ("slow", "poisson:10")}
+    for row in rows.values():
+        assert row["num_ok"] == row["num_requests"] > 0
+        assert row["acceptance_length"]["median"] == pytest.approx(2.0)
+        assert row["verification_success_rate"] == pytest.approx(0.5)
+        assert row["replicas_max"] == 1
+        assert row["is_valid"]
+    # Eight tokens take seven steps, and nothing sleeps for less than it was told.
+    assert rows["slow", "poisson:10"]["tpot_p50_ms"]["median"] >= 20
+    assert (tmp_path / "runs.csv").read_text().count("\n") == 3
+    report = (tmp_path / "report.html").read_text()
+    assert 'src="data:image/png;base64,' in report
+    # Self-contained: nothing is loaded from anywhere.
+    assert not re.search(r"(src|href)=\"(?!data:)", report)
+
+
+def test_every_failed_request_is_listed_with_its_id(tmp_path):
+    requests = iter(range(10_000))
+
+    def every_third_is_cut(_: Mapping[str, Any]) -> Iterator[object]:
+        yield chunk("a")
+        yield 0.02
+        if next(requests) % 3 == 0:
+            yield CLOSE
+        yield chunk("b", finish="stop") + usage(1, 2) + DONE
+
+    with run_stand_in(StandIn(every_third_is_cut)) as server:
+        status = experiment(
+            tmp_path,
+            f"--arm=a={server.url}",
+            "--loads=closed:3",
+            "--objective=failure_rate<=0.01",
+        )
+    assert status == 1
+    results = json.loads((tmp_path / "results.json").read_text())
+    failed = results["failed_requests"]
+    assert {one["failure"] for one in failed} == {"cut"}
+    assert len(failed) == pytest.approx(len(server.ids) / 3, abs=2)
+    assert {one["id"] for one in failed} < set(server.ids)
+    report = (tmp_path / "report.html").read_text()
+    assert all(one["id"] in report for one in failed)
+
+
+def test_clients_misbehave_as_asked_and_servers_are_not_blamed(server, tmp_path):
+    experiment(
+        tmp_path,
+        f"--arm=a={server.url}",
+        "--loads=closed:3",
+        "--chaos=drop@0.2x2,stall@0.3x1=0.3",
+    )
+    [path] = (tmp_path / "records").glob("*.gz")
+    outcomes = read_records(path).outcomes
+    assert sorted(o.chaos for o in outcomes if o.chaos) == ["drop", "drop", "stall"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["failed_requests"] == []
+    assert results["rows"][0]["failures"] == {"client_dropped": 2}
+
+
+def test_a_slow_client_cannot_meet_an_objective(server, tmp_path, capsys):
+    arguments = ("--loads=closed:2", "--objective=ttft_p50_ms<=10000")
+    status = experiment(
+        tmp_path, f"--arm=a={server.url}", *arguments, "--max-client-cpu=0"
+    )
+    assert status == 1
+    assert "the client was the limit" in capsys.readouterr().err
+    assert "INVALID" not in (tmp_path / "results.json").read_text()
+    assert "% of a core" in (tmp_path / "report.html").read_text()
+
+
+def test_results_under_other_conditions_are_not_mixed(server, tmp_path, capsys):
+    assert experiment(tmp_path, f"--arm=a={server.url}", "--loads=closed:1") == 0
+    seen = len(server.bodies)
+    assert experiment(tmp_path, f"--arm=a={server.url}", "--temperature=1") == 1
+    assert "temperature: was 0.0, is 1.0" in capsys.readouterr().err
+    assert len(server.bodies) == seen
+
+
+def test_a_number_of_requests_is_sent_to_the_last_and_no_more(server, tmp_path):
+    experiment(
+        tmp_path,
+        f"--arm=a={server.url}",
+        *("--loads=closed:4", "--requests=30", "--duration=60"),
+    )
+    assert len(server.ids) == len(set(server.ids)) == 30
+
+
+def test_workers_together_send_what_one_process_would(server, tmp_path, prompts):
+    load = ("--loads=poisson:12", "--processes=2", prompts)
+    experiment(tmp_path, f"--arm=a={server.url}", *load)
+    [path] = (tmp_path / "records").glob("*.gz")
+    records = read_records(path)
+    expected = list(arrival_times(parse_load("poisson:12"), 1.0, "0/1"))
+    sent = sorted(outcome.scheduled_s for outcome in records.outcomes)
+    assert sent == pytest.approx(expected, abs=1e-5)
+    assert {sample.process for sample in records.client} == {"client 0", "client 1"}
+
+
+def test_a_command_is_started_and_leaves_nothing_behind(tmp_path):
+    launcher = Launcher("", (), {}, tmp_path)
+    with launcher.run(parse_arm(f"a=cmd:{STAND_IN} --port {{port}}"), print) as running:
+        assert answers(running.url)
+        assert running.metrics_urls == (f"{running.url}/metrics",)
+        process = psutil.Process(running.pid)
+    assert not process.is_running()
+
+
+def test_a_command_that_fails_is_explained_with_its_own_words(tmp_path):
+    launcher = Launcher("", (), {}, tmp_path)
+    arm = parse_arm("a=cmd:sh -c 'echo no such model; exit 3' {port}")
+    with pytest.raises(LoadTestError, match="no such model"), launcher.run(arm, print):
+        pass
+
+
+def test_ctrl_c_ends_the_run_and_what_it_started(server, tmp_path):
+    command = [sys.executable, "-m", "loadtest.http_bench", "--output", str(tmp_path)]
+    command += [f"--arm=a={server.url}", "--loads=closed:1", "--warm-up=0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
+        deadline_s = time.monotonic() + WAIT_S
+        while not server.bodies:
+            assert time.monotonic() < deadline_s
+            assert run.poll() is None
+            time.sleep(0.05)
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.send_signal(signal.SIGINT)
+        message = run.communicate(timeout=WAIT_S)[1]
+    assert run.returncode == 130
+    assert "goes on from there" in message
+    assert children
+    assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to measure"),
+        (["--policies=eagle"], "no policy"),
+        (["--arm=a"], "no policy"),
+        (["--arm=a=cmd:serve"], "must hold {port}"),
+        (["--arm=a=vllm:tetris"], "vLLM alone has no policy tetris"),
+        (["--policies=none", "--loads=often"], "PROCESS:SHAPE"),
+        (["--policies=none", "--objective=fast"], "no objective"),
+        (["--policies=none", "--chaos=kill-all"], "kill-replica@PART"),
+        (["--policies=none", "--duration=soon"], "must be a number"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--output", str(tmp_path), *arguments])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arm=a=http://127.0.0.1:9"], "start the server"),
+        (["--policies=none", "--workloads=mixd"], "no workload"),
+        (["--policies=none,none"], "same name"),
+        (["--policies=none", "--lead-in=60"], "leaves nothing"),
+        (["--policies=none", "--loads=poisson:1", "--requests=5"], "closed loop"),
+        (["--report-only"], "no measurements"),
+    ],
+)
+def test_experiments_that_cannot_work_are_explained(
+    tmp_path, capsys, arguments, message
+):
+    assert main(["--output", str(tmp_path), *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_policy_becomes_settings_of_our_server():
+    assert parse_arm("a=tetris:3+1").up_arguments() == [
+        *("--policy", "tetris", "--set", "policy.draft_tokens=3"),
+        *("--set", "policy.extra_draft_tokens=1"),
+    ]
+    assert parse_arm("none").up_arguments() == ["--policy", "none"]
+
+
+def test_vllm_alone_serves_the_pair_and_flags_of_the_deployment_file():
+    config = ROOT / "configs" / "demo.yaml"
+    settings = yaml.safe_load(config.read_text())
+    arm = parse_arm("a=vllm:fixed:3")
+    words = shlex.split(plain_vllm_command(config, arm.policy))
+    flags = dict(itertools.pairwise(words))
+    assert flags["--model"] == str(ROOT / "configs" / "models" / "demo-target")
+    assert flags["--served-model-name"] == settings["model"]["id"]
+    assert flags["--max-num-seqs"] == str(settings["engine"]["max_num_seqs"])
+    assert flags["--port"] == "{port}"
+    speculation = json.loads(flags["--speculative-config"])
+    assert speculation["num_speculative_tokens"] == 3
+    assert speculation["model"].endswith("demo-draft")
+    none = plain_vllm_command(config, parse_arm("a=vllm:none").policy)
+    assert "--speculative-config" not in none
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_experiments(tmp_path, preset):
+    arguments = ["--output", str(tmp_path), "--preset", preset, "--rounds", "7"]
+    found = make_experiment(parse_options(arguments))
+    assert found.rounds == 7
+    assert found.arms
+    assert found.cells
+    assert found.is_soak is (preset == "soak")
+
+
+# Locust by itself
+
+
+def test_locusts_own_statistics_have_rows_for_tokens_but_count_requests_once(
+    server, tmp_path
+):
+    run = locust(
+        *("--headless", "--only-summary", "--host", server.url, "--load=closed:2"),
+        *("--duration=1.5", "--max-tokens=8"),
+        f"--json-file={tmp_path / 'statistics'}",
+    )
+    run.communicate(timeout=WAIT_S)
+    entries = json.loads((tmp_path / "statistics.json").read_text())
+    rows = {entry["method"]: entry for entry in entries}
+    assert set(rows) == {"CHAT", "TTFT", "TPOT", "ITL"}
+    assert run.returncode == 0
+    assert rows["CHAT"]["num_requests"] == len(server.bodies)
+    assert rows["ITL"]["num_requests"] <= 7 * len(server.bodies)
+
+
+def test_locust_explains_options_that_cannot_work():
+    run = locust("--headless", "--host", "http://127.0.0.1:9", "--load=often")
+    output, _ = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 2
+    assert "PROCESS:SHAPE" in output
+    assert "Traceback" not in output
+
+
+def test_locusts_web_page_has_our_columns_and_charts(server):
+    port = find_free_port()
+    run = locust(
+        *("--web-host=127.0.0.1", f"--web-port={port}", "--host", server.url),
+        *("--load=closed:2", "--duration=600", "--max-tokens=8", "--autostart"),
+    )
+    page = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(base_url=page, trust_env=False, timeout=10) as client:
+            deadline_s = time.monotonic() + WAIT_S
+            while not _num_requests(client):
+                assert time.monotonic() < deadline_s
+                assert run.poll() is None
+                time.sleep(0.1)
+            stats = client.get("/stats/requests").json()
+            main_page, tokens = client.get("/").text, client.get("/tokens").text
+            figures = client.get("/tokens/figures").json()
+    finally:
+        run.terminate()
+        run.communicate(timeout=WAIT_S)
+    [table] = stats["extended_stats"]
+    assert table["data"][-1]["tokens_out_per_s"] > 0
+    assert {row["name"] for row in table["data"]} == {"mixed", "all"}
+    # What Locust's page makes a table of; without it the whole page stays empty.
+    assert '"structure"' in main_page.replace("&#34;", '"')
+    assert "TTFT p95 ms" in main_page
+    assert "canvas" in tokens
+    assert figures["rows"][-1]["ttft_p50_ms"] > 0
+
+
+def _num_requests(client: httpx.Client) -> int:
+    try:
+        return int(client.get("/stats/requests").json()["stats"][-1]["num_requests"])
+    except (httpx.HTTPError, KeyError, IndexError):
+        return 0

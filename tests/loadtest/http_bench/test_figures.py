@@ -1,0 +1,398 @@
+"""From records to figures and verdicts."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.http_bench.client_health import ClientSample
+from loadtest.http_bench.cross_check import compare_figure, read_ours
+from loadtest.http_bench.errors import LoadTestError
+from loadtest.http_bench.growth import find_leftovers, fit_all, fit_growth
+from loadtest.http_bench.objectives import judge, parse_objective
+from loadtest.http_bench.outcome import Outcome
+from loadtest.http_bench.processes import role_of, sample
+from loadtest.http_bench.records import Records, compress, read_records
+from loadtest.http_bench.results import make_ratios, make_rows, to_csv
+from loadtest.http_bench.scrape import (
+    GrowingCounters,
+    ServerRecord,
+    read_counters,
+    read_gauges,
+)
+from loadtest.http_bench.summary import Limits, Targets, count_tokens, summarise
+
+
+def outcome(number: int, at_s: float, **changes: Any) -> Outcome:
+    """A request of ten tokens in ten deliveries, 100 ms apart, the first after 1 s."""
+    values: dict[str, Any] = {
+        "id": f"r-{number}",
+        "scheduled_s": at_s,
+        "sent_s": at_s,
+        "first_s": at_s + 1,
+        "last_s": at_s + 1.9,
+        "end_s": at_s + 1.9,
+        "gaps_ms": [100.0] * 9,
+        "num_deliveries": 10,
+        "output_tokens": 10,
+        "prompt_tokens": 20,
+        "counted_by_server": True,
+        "finish_reason": "stop",
+    }
+    return Outcome(**(values | changes))
+
+
+def samples(cpu: float = 0.1, lag_ms: float = 1.0) -> list[ClientSample]:
+    """Ten seconds of a client that is always the same."""
+    return [
+        ClientSample(n + 1, "client 0", cpu, lag_ms, lag_ms, 0.5) for n in range(10)
+    ]
+
+
+def figures(
+    outcomes: Sequence[Outcome],
+    client: Sequence[ClientSample] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Summarise a run of ten seconds."""
+    options: dict[str, Any] = {
+        "is_open": False,
+        "duration_s": 10.0,
+        "warm_up_s": 0.0,
+        "targets": Targets(),
+        "limits": Limits(),
+    }
+    records = Records(
+        0.0, list(outcomes), list(samples() if client is None else client)
+    )
+    return summarise(records, **(options | changes))
+
+
+# One run
+
+
+def test_figures_of_a_steady_run():
+    run = figures([outcome(n, float(n)) for n in range(8)])
+    assert run["num_ok"] == run["num_requests"] == 8
+    assert run["output_tokens_per_s"] == pytest.approx(8.0)
+    assert run["requests_per_s"] == run["goodput_per_s"] == pytest.approx(0.8)
+    assert run["ttft_p50_ms"] == pytest.approx(1000)
+    assert run["itl_p99_ms"] == pytest.approx(100)
+    assert run["tpot_p50_ms"] == pytest.approx(100)
+    assert run["e2e_p95_ms"] == pytest.approx(1900)
+    # Little's law: .8 a second, each in flight for 1.9 s.
+    assert run["mean_in_flight"] == pytest.approx(0.8 * 1.9)
+    assert run["is_valid"]
+
+
+def test_the_lead_in_is_left_out_but_its_failures_are_not_forgotten():
+    early = outcome(0, 0.5, failure="cut", gaps_ms=[], num_deliveries=1)
+    run = figures([early, outcome(1, 5.0)], warm_up_s=2.0)
+    assert (run["num_requests"], run["num_failed"]) == (1, 0)
+    assert run["failures"] == {"cut": 1}
+
+
+def test_tokens_count_when_they_arrive_whichever_request_they_belong_to():
+    # Deliveries at 1.0, 1.1, ... 1.9 s: five of the ten lie in the first 1.45 s.
+    assert count_tokens([outcome(0, 0.0)], 0.0, 1.45) == pytest.approx(5)
+    assert count_tokens([outcome(0, 0.0)], 1.45, 9.0) == pytest.approx(5)
+    # Two tokens in each of five deliveries.
+    twice = outcome(0, 0.0, gaps_ms=[100.0] * 4, num_deliveries=5)
+    assert count_tokens([twice], 0.0, 1.15) == pytest.approx(4)
+
+
+def test_goodput_leaves_out_what_misses_a_target_or_fails():
+    outcomes = [
+        outcome(0, 0.0),
+        outcome(1, 1.0, first_s=2.5),
+        outcome(2, 2.0, output_tokens=3),
+        outcome(3, 3.0, failure="cut"),
+    ]
+    run = figures(outcomes, targets=Targets(ttft_ms=1100, tpot_ms=150))
+    assert run["goodput_per_s"] == pytest.approx(0.1)
+    assert run["goodput_share"] == pytest.approx(0.25)
+
+
+def test_unfinished_and_dropped_requests_are_no_failures_but_no_goodput_either():
+    outcomes = [
+        outcome(0, 0.0, failure="unfinished"),
+        outcome(1, 1.0, failure="client_dropped"),
+        outcome(2, 2.0, failure="http_503"),
+        outcome(3, 3.0),
+    ]
+    run = figures(outcomes)
+    assert (run["num_failed"], run["num_unfinished"], run["num_ok"]) == (1, 1, 1)
+    assert run["goodput_share"] == pytest.approx(0.25)
+
+
+def test_a_stream_that_we_stalled_ourselves_is_in_no_latency():
+    stalled = outcome(0, 0.0, chaos="stall", gaps_ms=[5000.0] * 9)
+    run = figures([stalled, outcome(1, 1.0)])
+    assert run["num_ok"] == 2
+    assert run["itl_p99_ms"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("client", "changes", "reason"),
+    [
+        (samples(cpu=0.95), {}, "95% of a core"),
+        (samples(lag_ms=60), {}, "60 ms late"),
+        ([], {}, "said nothing"),
+    ],
+)
+def test_a_client_that_was_the_limit_spoils_its_run(client, changes, reason):
+    run = figures([outcome(0, 0.0)], client, **changes)
+    assert not run["is_valid"]
+    assert any(reason in because for because in run["invalid_because"])
+
+
+def test_requests_sent_late_spoil_an_open_run_and_count_into_latency():
+    late = [outcome(n, float(n), sent_s=n + 0.5) for n in range(8)]
+    run = figures(late, is_open=True)
+    assert "sent 500 ms late" in run["invalid_because"][0]
+    assert run["ttft_p50_ms"] == pytest.approx(1000)
+
+
+def test_a_run_without_requests_is_no_result():
+    run = figures([])
+    assert not run["is_valid"]
+    assert run["ttft_p50_ms"] is None
+
+
+def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(
+        '{"run":{"epoch_s":5.0,"load":"closed:1"}}\n'
+        '{"request":{"id":"a","failure":"cut"}}\n'
+        '{"client":{"at_s":1,"process":"c","cpu":0.5,"lag_p99_ms":1,"lag_max_ms":2,'
+        '"machine_cpu":0.5}}\n{"request":{"id":"b"'
+    )
+    plain = read_records(path)
+    assert [o.id for o in plain.outcomes] == ["a"]
+    assert plain.epoch_s == 5
+    assert len(plain.client) == 1
+    assert read_records(compress(path)) == plain
+    assert not path.exists()
+
+
+# Arms and rounds
+
+
+def runs() -> list[dict[str, Any]]:
+    """Two arms in two rounds; the second is a quarter faster in each."""
+    found = []
+    for number, speed in ((1, 100.0), (2, 120.0)):
+        for arm, factor in (("none", 1.0), ("tetris", 1.25)):
+            run = figures([outcome(n, float(n)) for n in range(8)])
+            run |= {"round": number, "arm": arm, "workload": "mixed"}
+            run |= {"load": "closed:4", "level": 4.0, "is_open": False}
+            run["output_tokens_per_s"] = speed * factor
+            server = ServerRecord(counters={"tetris_drafts_total": 10.0})
+            server.counters["tetris_draft_tokens_verified_total"] = 20.0
+            server.counters["tetris_draft_tokens_accepted_total"] = 15.0
+            run["server"] = server.summary() if arm == "tetris" else {}
+            found.append(run)
+    return found
+
+
+def test_rows_give_the_spread_over_rounds_and_add_up_counts():
+    none, tetris = make_rows(runs())
+    assert none["output_tokens_per_s"] == {"median": 110.0, "min": 100.0, "max": 120.0}
+    assert tetris["num_requests"] == 16
+    assert tetris["acceptance_length"]["median"] == pytest.approx(2.5)
+    assert tetris["verification_success_rate"] == pytest.approx(0.75)
+    assert none["acceptance_length"] is None
+
+
+def test_arms_are_compared_within_rounds():
+    [ratio] = [r for r in make_ratios(runs()) if r["metric"] == "output_tokens_per_s"]
+    assert (ratio["arm"], ratio["against"]) == ("tetris", "none")
+    assert ratio["ratio"] == pytest.approx(1.25)
+
+
+def test_csv_has_a_line_for_each_run():
+    lines = to_csv(runs()).splitlines()
+    assert len(lines) == 5
+    assert "server.acceptance_length" in lines[0].split(",")
+
+
+# Objectives
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [
+        ("ttft_p50_ms<=1001", [True, True]),
+        ("ttft_p50_ms <= 999", [False, False]),
+        ("tetris@output_tokens_per_s>=130", [True]),
+        ("tetris/none@output_tokens_per_s>=1.2", [True]),
+        ("none/tetris@output_tokens_per_s>=0.95", [False]),
+        ("num_failed<=0", [True, True]),
+        ("tetris@acceptance_length>=2", [True]),
+        ("none@acceptance_length>=1", [False]),
+        ("goodputt>=1", [False]),
+        ("nobody@goodput_per_s>=0", [False]),
+    ],
+)
+def test_objectives_are_judged_in_every_cell_they_bind(text, met):
+    measured = runs()
+    verdicts = judge(
+        [parse_objective(text)], make_rows(measured), make_ratios(measured)
+    )
+    assert [verdict.is_met for verdict in verdicts] == met
+
+
+def test_an_objective_is_missed_where_the_client_was_the_limit():
+    measured = runs()
+    measured[0] |= {"is_valid": False, "invalid_because": ["slow"]}
+    rows = make_rows(measured)
+    [verdict, other] = judge([parse_objective("ttft_p50_ms<=5000")], rows, [])
+    assert (verdict.is_met, other.is_met) == (False, True)
+    assert verdict.note == "the client was the limit"
+    # Who lost a request does not depend on how late it was noticed.
+    assert all(v.is_met for v in judge([parse_objective("num_failed<=0")], rows, []))
+
+
+@pytest.mark.parametrize("text", ["ttft", "ttft<500", "<=5", "ttft_p50_ms<=fast"])
+def test_an_objective_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="no objective"):
+        parse_objective(text)
+
+
+# Cross-check
+
+
+def test_our_figures_under_the_other_clients_definitions():
+    figures = read_ours(Records(0.0, [outcome(0, 1.0), outcome(1, 3.1)]))
+    # Twenty tokens between the first request at 1 s and the last end at 5 s.
+    assert figures["output_tokens_per_s"] == pytest.approx(5.0)
+    assert figures["ttft_p50_ms"] == pytest.approx(1000)
+    assert figures["tpot_p50_ms"] == pytest.approx(100)
+
+
+def test_a_cross_check_with_failed_requests_compares_nothing():
+    cut = outcome(1, 3.1, failure="cut", detail="gone")
+    with pytest.raises(LoadTestError, match=r"1 of our requests failed.*cut: gone"):
+        read_ours(Records(0.0, [outcome(0, 1.0), cut]))
+
+
+def test_clients_are_compared_within_rounds():
+    rounds = [
+        {"round": n, "ours": {"ttft_p50_ms": 1.1 * t}, "theirs": {"ttft_p50_ms": t}}
+        for n, t in ((1, 50.0), (2, 200.0))
+    ]
+    assert compare_figure(rounds, "ttft_p50_ms").ratio == pytest.approx(1.1)
+
+
+# Growth
+
+
+def line(per_hour: float, noise: float, seed: int = 0) -> list[tuple[float, float]]:
+    """An hour of samples around 500."""
+    draw = random.Random(seed)
+    return [
+        (5.0 * n, 500 + per_hour * n / 720 + draw.gauss(0, noise)) for n in range(720)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("per_hour", "noise", "fails"),
+    [(0, 5, False), (200, 5, True), (200, 0.1, True), (20, 5, False), (-200, 5, False)],
+    ids=["flat", "leak", "clean leak", "too little to matter", "falls"],
+)
+def test_growth_fails_when_it_is_certain_and_matters(per_hour, noise, fails):
+    fit = fit_growth("engine", "memory_mib", line(per_hour, noise))
+    assert fit is not None
+    assert fit.fails is fails
+    assert fit.per_hour == pytest.approx(per_hour, abs=5)
+
+
+def test_what_only_settles_at_first_is_no_growth():
+    points = [(t, v if t > 600 else v - 300) for t, v in line(0, 5)]
+    fit = fit_growth("engine", "memory_mib", points)
+    assert fit is not None
+    assert not fit.fails
+
+
+def test_too_few_samples_are_not_judged():
+    assert fit_growth("engine", "memory_mib", line(200, 5)[:20]) is None
+    assert fit_all([]) == []
+
+
+def test_requests_and_cache_blocks_left_behind_are_named():
+    idle = {"num_running": 0.0, "num_waiting": 0.0, "kv_cache_usage": 0.0}
+    assert find_leftovers([idle, idle]) == []
+    busy = idle | {"num_running": 1.0, "kv_cache_usage": 0.1}
+    left = find_leftovers([idle, busy])
+    assert [text.split()[0] for text in left] == ["num_running", "KV"]
+
+
+@pytest.mark.parametrize(
+    ("title", "role"),
+    [
+        ("VLLM::EngineCore", "engine"),
+        ("VLLM::Worker", "worker"),
+        ("ray::ServeReplica:tetris:TetrisServer:demo.initialize", "replica"),
+        ("ray::ServeReplica:tetris:TetrisIngress", "ingress"),
+        ("ray::DashboardAgent", "Ray agents"),
+        ("ray-dashboard-ServeHead-0", "dashboard"),
+        ("python -m serving.cli up --set http.dashboard_port=1", "up"),
+        ("python -m vllm.entrypoints.openai.api_server", "server"),
+        ("/usr/bin/true", "other"),
+    ],
+)
+def test_processes_are_told_apart_by_their_titles(title, role):
+    assert role_of(title) == role
+
+
+def test_a_sample_counts_what_this_process_holds():
+    [row] = sample(os.getpid())
+    assert row["num_processes"] == 1
+    assert row["memory_mib"] > 5
+    assert row["num_fds"] >= 3
+
+
+# The server's figures
+
+PAGE = """\
+# TYPE ray_tetris_drafts_total counter
+ray_tetris_drafts_total{replica="a"} 10
+ray_tetris_drafts_total{replica="b"} 5
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0"} 70
+# TYPE ray_serve_http_requests_total counter
+ray_serve_http_requests_total 9
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} 2
+vllm:num_requests_running{engine="1"} 3
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.5
+"""
+
+
+def test_counters_are_read_from_rays_and_vllms_pages():
+    counters = read_counters(PAGE)
+    assert {name for name, _ in counters} == {
+        "tetris_drafts_total",
+        "vllm_generation_tokens_total",
+    }
+    assert read_gauges(PAGE) == {"num_running": 5.0, "kv_cache_usage": 0.5}
+
+
+def test_counters_add_up_through_restarts_and_replicas_that_go_away():
+    grown = GrowingCounters()
+    a, b = ("drafts", (("replica", "a"),)), ("drafts", (("replica", "b"),))
+    for page in (
+        {a: 100.0},  # What was before does not count.
+        {a: 110.0, b: 5.0},  # A new replica starts from zero: 10 + 5.
+        {b: 9.0},  # The first one died, the second did 4 more.
+        {a: 3.0, b: 9.0},  # Restarted: 3.
+    ):
+        grown.update(page)
+    assert grown.totals == {"drafts": 22.0}
