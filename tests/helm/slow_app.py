@@ -1,4 +1,4 @@
-"""A deployment that streams slowly, in the place of an engine that would start slowly."""
+"""A deployment that streams slowly, in place of an engine that starts slowly."""
 
 import asyncio
 from collections.abc import AsyncGenerator
