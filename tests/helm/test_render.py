@@ -1,5 +1,6 @@
 """What the chart renders is accepted: by helm, by Kubernetes and by KubeRay's CRD."""
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
 from tests.helm.conftest import (
     CHART,
@@ -239,3 +241,23 @@ def test_names_stay_what_they_are(example):
     """A changed name deletes and recreates the object on the next `helm upgrade`."""
     names = [f"{o['kind']}/{o['metadata']['name']}" for o in render_example(example)]
     assert sorted(names) == NAMES[example.stem].split()
+
+
+def test_the_notes_say_how_to_reach_the_service(tmp_path):
+    """helm shows notes only with a cluster at hand, so they are rendered as a manifest."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates" / "NOTES.txt").read_text("utf-8")
+    (chart / "templates" / "notes.yaml").write_text(
+        f'{{{{ define "notes" }}}}{notes}{{{{ end }}}}\n'
+        'notes: {{ include "notes" . | toJson }}\n'
+    )
+    example = CHART / "examples" / "production.yaml"
+    only = ("-s", "templates/notes.yaml", "-n", "llm")
+    result = helm("template", "demo", str(chart), "-f", str(example), *only)
+    assert result.returncode == 0, result.stderr
+    text = yaml.safe_load(result.stdout)["notes"]
+    assert "kubectl -n llm port-forward svc/demo-tetris-serve-serve-svc" in text
+    assert '"model": "qwen3-14b"' in text
+    assert "get secret tetris-ray-token" in text
+    assert "not authenticated" in text
