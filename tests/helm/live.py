@@ -181,7 +181,7 @@ class Prometheus:
 
 
 class SpanCollector(TraceServiceServicer):
-    """The receiving end of OTLP over gRPC: OpenTelemetry's own service, kept in memory."""
+    """The receiving end of OTLP over gRPC: OpenTelemetry's service, in memory."""
 
     def __init__(self) -> None:
         """Listen on a port of the loopback interface."""
