@@ -25,6 +25,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from tests.helm.conftest import ROOT, require
 from tests.serving.conftest import BIN, Command, find_free_ports, wait_until
 
+NUM_CHUNKS = 40
+"""Lines that `tests.helm.slow_app` streams, which cannot be imported without Ray."""
+
 
 @dataclass
 class RayCluster:

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from ray import serve
 from starlette.responses import StreamingResponse
 
-NUM_CHUNKS = 40
+from tests.helm.live import NUM_CHUNKS
+
 PERIOD_S = 0.25
 
 

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from serving.cli import main
-from tests.helm.live import RayCluster, deploy
-from tests.helm.slow_app import NUM_CHUNKS
+from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
 
 DEADLINE_S = 90
