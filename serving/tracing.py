@@ -11,19 +11,15 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
 
-def build_span_processors(tracing_file_name: str) -> "list[SpanProcessor]":
+def build_span_processors() -> "list[SpanProcessor]":
     """Make the processors of one Serve process.
 
     For `tracing_config.exporter_import_path` in a Serve config file:
     `serving.tracing:build_span_processors`.
 
-    Args:
-        tracing_file_name: What Serve would call the file of spans; not used.
-
     Returns:
         One processor, which sends spans in batches by OTLP over gRPC.
     """
-    del tracing_file_name
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
