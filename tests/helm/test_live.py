@@ -18,7 +18,6 @@ from tests.helm.conftest import CHART, of_kind, ray_service, render, require
 from tests.helm.live import (
     Prometheus,
     RayCluster,
-    SpanCollector,
     deploy,
     keep_busy,
     read_log_lines,
@@ -41,10 +40,9 @@ class Deployment:
     cluster: RayCluster
     prometheus: Prometheus
     client: openai.OpenAI
-    collector: SpanCollector
 
 
-def rendered_demo(port: int, collector_url: str) -> tuple[str, dict]:
+def rendered_demo(port: int) -> tuple[str, dict]:
     """Return the Serve config and the rules of the CPU example, on the models here."""
     models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
     folder = DEMO_CONFIG.parent
@@ -56,9 +54,6 @@ def rendered_demo(port: int, collector_url: str) -> tuple[str, dict]:
         "config.policy.name": "goodput",
         "config.replicas.max": "1",
         "monitoring.prometheusRule.enabled": "true",
-        "serve.tracing.enabled": "true",
-        "serve.tracing.endpoint": collector_url,
-        "serve.tracing.samplingRatio": "1",
     }
     settings = [part for pair in values.items() for part in ("--set", "=".join(pair))]
     objects = render("-f", str(CHART / "examples" / "demo-cpu.yaml"), *settings)
@@ -73,14 +68,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     # Ray's sockets must fit into 107 characters.
     folder = tmp_path_factory.mktemp("live")
     (http_port,) = find_free_ports(1)
-    collector = SpanCollector()
-    config, rules = rendered_demo(http_port, collector.url)
+    config, rules = rendered_demo(http_port)
     cluster = RayCluster(folder)
     prometheus = Prometheus.start(folder, cluster.metrics_port, rules)
     try:
         # What the chart sets on the Pods.
         cluster.settings["RAY_PROMETHEUS_HOST"] = prometheus.url
-        cluster.settings["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
         cluster.start_head(num_cpus=2)
         deploy(cluster, config, timeout_s=300)
         client = openai.OpenAI(
@@ -88,11 +81,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         )
         put_under_load(client)
         wait_until(prometheus.is_scraping, 30)
-        yield Deployment(cluster, prometheus, client, collector)
+        yield Deployment(cluster, prometheus, client)
     finally:
         cluster.end()
         prometheus.command.end()
-        collector.stop()
 
 
 def put_under_load(client: openai.OpenAI) -> None:
@@ -165,10 +157,3 @@ def test_logs_are_json_and_carry_the_client_s_request_id(live):
     names = components()
     assert any("TetrisServer" in name for name in names), names
     assert any("TetrisIngress" in name for name in names), names
-
-
-def test_spans_of_serve_and_vllm_reach_the_collector(live):
-    def scopes() -> set[str]:
-        return {scope.partition(".")[0] for scope, _, _ in live.collector.spans}
-
-    wait_until(lambda: {"ray", "vllm"} <= scopes(), 30)
