@@ -13,7 +13,7 @@ BIN := $(TETRIS_VENV)/bin
 SET_UP := $(PYTHON) -I .ci/bootstrap.py
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bench loadtest demo-pair lock clean
+.PHONY: help serve test lint format bench loadtest demo-pair chart lock clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) until Ctrl-C (CONFIG=, PORT=, ARGS=)"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--smoke)"
 	@echo "make loadtest   compare policies over HTTP under load (PRESET=, OUTPUT=, ARGS=)"
 	@echo "make demo-pair  train the demo target and draft from nothing"
+	@echo "make chart      renew what the Helm chart takes from the settings and metrics"
 	@echo "make lock       renew configs/requirements (UPGRADE=1: newest versions allowed)"
 	@echo "make clean      remove the environment and all caches"
 
@@ -66,6 +67,11 @@ demo-pair:
 	$(BIN)/python -m loadtest.demo_pair train $(ARGS)
 	$(BIN)/python -m loadtest.demo_pair evaluate
 	$(BIN)/python -m loadtest.demo_pair card
+
+chart:
+	@$(SET_UP) --dev
+	$(BIN)/python .ci/chart_schema.py
+	$(BIN)/python .ci/chart_dashboards.py
 
 lock:
 	@$(SET_UP) --dev

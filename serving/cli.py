@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from serving.commands.bench import add_bench_command
+from serving.commands.drain import add_drain_command
 from serving.settings import (
     Environment,
     Settings,
@@ -83,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
 
     add_bench_command(commands)
+    add_drain_command(commands)
     return parser
 
 

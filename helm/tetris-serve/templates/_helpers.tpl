@@ -1,0 +1,161 @@
+{{/*
+Name of the RayService. KubeRay derives Ray clusters and Services from it, which leaves 47
+characters, and wants it to begin with a letter.
+*/}}
+{{- define "tetris-serve.fullname" -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $name := printf "%s-%s" .Release.Name $chart -}}
+{{- if contains $chart .Release.Name -}}
+{{- $name = .Release.Name -}}
+{{- end -}}
+{{- default $name .Values.fullnameOverride | trunc 47 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "tetris-serve.serviceName" -}}
+{{ include "tetris-serve.fullname" . }}-serve-svc
+{{- end -}}
+
+{{- define "tetris-serve.image" -}}
+{{- $variant := ternary "gpu" "cpu" (eq (include "tetris-serve.device" .) "gpu") -}}
+{{- $tag := default (printf "%s-%s" .Chart.AppVersion $variant) .Values.image.tag -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}:{{ $tag }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ $tag }}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Labels that all Pods of a release carry, whichever Ray cluster they belong to. KubeRay
+keeps app.kubernetes.io/name for itself: its head Service selects by it.
+*/}}
+{{- define "tetris-serve.selectorLabels" -}}
+app.kubernetes.io/part-of: tetris-serve
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tetris-serve.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{ include "tetris-serve.selectorLabels" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* metadata of an object: (list . "name" extraLabels extraAnnotations) */}}
+{{- define "tetris-serve.metadata" -}}
+{{- $root := index . 0 -}}
+name: {{ index . 1 }}
+labels:
+  {{- include "tetris-serve.labels" $root | nindent 2 }}
+  {{- with index . 2 }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (index . 3) $root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "tetris-serve.serviceAccountName" -}}
+{{- $root := index . 0 -}}
+{{- if $root.Values.serviceAccount.create -}}
+{{ include "tetris-serve.fullname" $root }}-{{ index . 1 }}
+{{- else -}}
+{{ default "default" $root.Values.serviceAccount.name }}
+{{- end -}}
+{{- end -}}
+
+{{/*
+One setting of `config`, with the default of serving/settings.py where it is left out:
+(list . "section" "name" default). Tests compare the defaults with the schema's.
+*/}}
+{{- define "tetris-serve.setting" -}}
+{{- $section := index (index . 0).Values.config (index . 1) | default dict -}}
+{{- $value := index . 3 -}}
+{{- if hasKey $section (index . 2) -}}
+{{- $value = index $section (index . 2) -}}
+{{- end -}}
+{{- $value -}}
+{{- end -}}
+
+{{- define "tetris-serve.device" -}}
+{{ include "tetris-serve.setting" (list . "engine" "device" "cpu") }}
+{{- end -}}
+{{- define "tetris-serve.minReplicas" -}}
+{{ include "tetris-serve.setting" (list . "replicas" "min" 1) }}
+{{- end -}}
+{{- define "tetris-serve.maxReplicas" -}}
+{{ include "tetris-serve.setting" (list . "replicas" "max" 1) }}
+{{- end -}}
+{{- define "tetris-serve.httpPort" -}}
+{{ include "tetris-serve.setting" (list . "http" "port" 8000) }}
+{{- end -}}
+{{- define "tetris-serve.maxBodyBytes" -}}
+{{ include "tetris-serve.setting" (list . "http" "max_body_bytes" 4194304) }}
+{{- end -}}
+{{- define "tetris-serve.requestDrainSeconds" -}}
+{{ include "tetris-serve.setting" (list . "replicas" "drain_timeout_s" 120) | float64 | ceil | int }}
+{{- end -}}
+
+{{/* What Ray is given to drain a node: replacements start, then requests end. */}}
+{{- define "tetris-serve.nodeDrainSeconds" -}}
+{{ add .Values.drain.migrationSeconds (include "tetris-serve.requestDrainSeconds" .) }}
+{{- end -}}
+
+{{- define "tetris-serve.workerGraceSeconds" -}}
+{{- $needed := add (include "tetris-serve.nodeDrainSeconds" .) 30 -}}
+{{- $given := .Values.drain.terminationGracePeriodSeconds -}}
+{{- ternary $needed $given (kindIs "invalid" $given) -}}
+{{- end -}}
+
+{{- define "tetris-serve.clusterDeletionDelaySeconds" -}}
+{{- $needed := add (include "tetris-serve.requestDrainSeconds" .) 30 -}}
+{{- $given := .Values.upgrade.clusterDeletionDelaySeconds -}}
+{{- ternary $needed $given (kindIs "invalid" $given) -}}
+{{- end -}}
+
+{{/* Pods a group needs for a number of engine replicas: (list group replicas). */}}
+{{- define "tetris-serve.podsFor" -}}
+{{- $group := index . 0 -}}
+{{- divf (index . 1 | float64) ($group.enginesPerPod | float64) | ceil | int -}}
+{{- end -}}
+
+{{- define "tetris-serve.groupMax" -}}
+{{- $group := index . 1 -}}
+{{- $needed := include "tetris-serve.podsFor" (list $group (include "tetris-serve.maxReplicas" (index . 0))) -}}
+{{- ternary $needed $group.maxReplicas (kindIs "invalid" $group.maxReplicas) -}}
+{{- end -}}
+
+{{- define "tetris-serve.groupMin" -}}
+{{- $root := index . 0 -}}
+{{- $group := index . 1 -}}
+{{- if not $root.Values.autoscaling.enabled -}}
+{{ include "tetris-serve.groupMax" . }}
+{{- else -}}
+{{- $needed := include "tetris-serve.podsFor" (list $group (include "tetris-serve.minReplicas" $root)) -}}
+{{- ternary $needed $group.minReplicas (kindIs "invalid" $group.minReplicas) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A group as given, completed with the defaults of the group `engines`. */}}
+{{- define "tetris-serve.group" -}}
+{{- $defaults := dict "enginesPerPod" 1 "gpus" 0 "gpuResource" "nvidia.com/gpu" "shmSize" "2Gi" "minReplicas" nil "maxReplicas" nil "resources" (dict) -}}
+{{- toYaml (merge (dict) . $defaults) -}}
+{{- end -}}
+
+{{- define "tetris-serve.usesModelHub" -}}
+{{- $given := .Values.networkPolicy.modelHub.enabled -}}
+{{- if not (kindIs "invalid" $given) -}}
+{{- ternary "true" "" $given -}}
+{{- else -}}
+{{- range $field := list "target" "draft" "tokenizer" -}}
+{{- with index $.Values.config.model $field -}}
+{{- if not (regexMatch "^(/|~|\\./|\\.\\./|\\.{1,2}$)" .) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

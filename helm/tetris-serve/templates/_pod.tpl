@@ -1,0 +1,171 @@
+{{/* Parts of the Pod templates that head and workers share. */}}
+
+{{/* (list . component podLabels) */}}
+{{- define "tetris-serve.podLabels" -}}
+{{- $root := index . 0 -}}
+{{ include "tetris-serve.selectorLabels" $root }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- with merge (dict) (index . 2 | default dict) $root.Values.podLabels $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* (list . podAnnotations); empty if there are none */}}
+{{- define "tetris-serve.podAnnotations" -}}
+{{- $root := index . 0 -}}
+{{- with merge (dict) (index . 1 | default dict) $root.Values.podAnnotations $root.Values.commonAnnotations -}}
+{{ toYaml . }}
+{{- end -}}
+{{- end -}}
+
+{{/* Where the Pod goes and as whom it runs: (list . spec) */}}
+{{- define "tetris-serve.scheduling" -}}
+{{- $root := index . 0 -}}
+{{- $spec := index . 1 -}}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
+{{- with $spec.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $spec.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $spec.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $spec.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment of a Ray container: (list . extraEnv) */}}
+{{- define "tetris-serve.env" -}}
+{{- $root := index . 0 -}}
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+{{- if eq $root.Values.ray.auth.mode "disabled" }}
+- name: RAY_AUTH_MODE
+  value: disabled
+{{- end }}
+{{- if $root.Values.serve.tracing.enabled }}
+- name: OTEL_SERVICE_NAME
+  value: {{ include "tetris-serve.fullname" $root }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ $root.Values.serve.tracing.endpoint | quote }}
+{{- end }}
+{{- range $name, $secret := $root.Values.secretEnv }}
+- name: {{ $name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $secret.name }}
+      key: {{ $secret.key }}
+{{- end }}
+{{- with concat $root.Values.extraEnv (index . 1 | default list) }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Volumes that a read-only root file system needs: (list . extraVolumes shmSize) */}}
+{{- define "tetris-serve.volumes" -}}
+{{- $root := index . 0 -}}
+- name: tmp
+  emptyDir: {}
+- name: home
+  emptyDir: {}
+- name: shared-mem
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ index . 2 }}
+- name: model-cache
+  {{- if $root.Values.modelCache.enabled }}
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-models" (include "tetris-serve.fullname" $root)) $root.Values.modelCache.existingClaim }}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
+{{- with concat $root.Values.extraVolumes (index . 1 | default list) }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* (list . extraVolumeMounts) */}}
+{{- define "tetris-serve.volumeMounts" -}}
+{{- $root := index . 0 -}}
+- name: tmp
+  mountPath: /tmp
+- name: home
+  mountPath: /home/tetris
+- name: shared-mem
+  mountPath: /dev/shm
+- name: model-cache
+  mountPath: {{ $root.Values.modelCache.mountPath }}
+{{- with concat $root.Values.extraVolumeMounts (index . 1 | default list) }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The Ray container without ports, probes and resources: (list . name extraEnv extraVolumeMounts) */}}
+{{- define "tetris-serve.container" -}}
+{{- $root := index . 0 -}}
+name: {{ index . 1 }}
+image: {{ include "tetris-serve.image" $root | quote }}
+imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+env:
+  {{- include "tetris-serve.env" (list $root (index . 2)) | nindent 2 }}
+{{- with $root.Values.extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- toYaml $root.Values.securityContext | nindent 2 }}
+volumeMounts:
+  {{- include "tetris-serve.volumeMounts" (list $root (index . 3)) | nindent 2 }}
+{{- end -}}
+
+{{/*
+Ray's agent answers for the node, on the head for GCS too. Workers are ready when their
+HTTP proxy is, which is when Serve runs on them and they are not being drained. With these
+two the image needs no wget, which KubeRay's own probe for workers calls.
+*/}}
+{{- define "tetris-serve.livenessProbe" -}}
+httpGet: {path: /api/healthz, port: 52365}
+{{ toYaml .Values.probes.liveness }}
+{{- end -}}
+
+{{- define "tetris-serve.startupProbe" -}}
+httpGet: {path: /api/healthz, port: 52365}
+periodSeconds: 5
+timeoutSeconds: 5
+failureThreshold: {{ divf .Values.probes.startupSeconds 5 | ceil }}
+{{- end -}}
+
+{{/* Ray's dashboard shows Grafana's panels if it knows both addresses. */}}
+{{- define "tetris-serve.dashboardEnv" -}}
+{{- with .Values.monitoring.grafana }}
+- name: RAY_GRAFANA_HOST
+  value: {{ default "DISABLED" .host | quote }}
+{{- if .host }}
+- name: RAY_GRAFANA_ORG_ID
+  value: {{ .orgId | quote }}
+{{- with .iframeHost }}
+- name: RAY_GRAFANA_IFRAME_HOST
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.monitoring.prometheus }}
+{{- if .host }}
+- name: RAY_PROMETHEUS_HOST
+  value: {{ .host | quote }}
+- name: RAY_PROMETHEUS_NAME
+  value: {{ .name | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}

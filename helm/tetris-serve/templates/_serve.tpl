@@ -1,0 +1,39 @@
+{{/*
+The Ray Serve config. `config` goes through untouched: serving.app:build checks it with
+the schema that values.schema.json was generated from.
+*/}}
+{{- define "tetris-serve.serveConfig" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- with .Values.serve.tracing }}
+{{- if .enabled }}
+{{- $extra := merge (dict) (dig "engine" "extra" dict $config) (dict "otlp_traces_endpoint" .endpoint) -}}
+{{- $_ := set $config.engine "extra" $extra -}}
+{{- end }}
+{{- end -}}
+proxy_location: {{ .Values.serve.proxyLocation }}
+http_options:
+  host: 0.0.0.0
+  port: {{ include "tetris-serve.httpPort" . }}
+  keep_alive_timeout_s: {{ include "tetris-serve.setting" (list . "http" "keep_alive_timeout_s" 90) }}
+  {{- with .Values.serve.requestTimeoutSeconds }}
+  request_timeout_s: {{ . }}
+  {{- end }}
+logging_config:
+  encoding: {{ .Values.serve.logging.encoding }}
+  log_level: {{ .Values.serve.logging.level }}
+  enable_access_log: {{ .Values.serve.logging.accessLog }}
+{{- with .Values.serve.tracing }}
+{{- if .enabled }}
+tracing_config:
+  enabled: true
+  exporter_import_path: serving.tracing:build_span_processors
+  sampling_ratio: {{ .samplingRatio }}
+{{- end }}
+{{- end }}
+applications:
+  - name: {{ .Values.serve.applicationName }}
+    route_prefix: {{ .Values.serve.routePrefix }}
+    import_path: serving.app:build
+    args:
+      {{- toYaml $config | nindent 6 }}
+{{- end -}}

@@ -1,0 +1,246 @@
+"""A Ray cluster of our own and a Prometheus beside it, on one machine.
+
+Both are real programs in processes of their own; nothing of them is left afterwards.
+"""
+
+import concurrent.futures
+import json
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import yaml
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+
+from tests.helm.conftest import ROOT, require
+from tests.serving.conftest import BIN, Command, find_free_ports, wait_until
+
+NUM_CHUNKS = 40
+"""Lines that `tests.helm.slow_app` streams, which cannot be imported without Ray."""
+
+
+@dataclass
+class RayCluster:
+    """`ray start` on ports of its own, with the token that KubeRay would hand out."""
+
+    folder: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    nodes: list[Command] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Choose the ports."""
+        self.gcs_port, self.dashboard_port, self.metrics_port = find_free_ports(3)
+
+    @property
+    def dashboard(self) -> str:
+        """Address of the dashboard, which takes Serve's configuration."""
+        return f"http://127.0.0.1:{self.dashboard_port}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment of every process that belongs to the cluster or talks to it."""
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            "RAY_ADDRESS": f"127.0.0.1:{self.gcs_port}",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # Ray's processes import what tests deploy.
+            "PYTHONPATH": str(ROOT),
+            **self.settings,
+        }
+
+    def start_head(self, num_cpus: int) -> None:
+        """Start the head node."""
+        client_port, *_ = find_free_ports(1)
+        self._start(
+            f"--head --port={self.gcs_port} --num-cpus={num_cpus} "
+            f"--dashboard-port={self.dashboard_port} --dashboard-host=127.0.0.1 "
+            f"--ray-client-server-port={client_port} "
+            f"--metrics-export-port={self.metrics_port} --temp-dir={self.folder}"
+        )
+
+    def start_worker(self, num_cpus: int) -> None:
+        """Add a node."""
+        metrics_port, *_ = find_free_ports(1)
+        self._start(
+            f"--address=127.0.0.1:{self.gcs_port} --num-cpus={num_cpus} "
+            f"--metrics-export-port={metrics_port}"
+        )
+
+    def _start(self, options: str) -> None:
+        agent_port, grpc_port = find_free_ports(2)
+        node = Command.start(
+            [
+                *(str(BIN / "ray"), "start", "--block", "--disable-usage-stats"),
+                *(f"--dashboard-agent-listen-port={agent_port}",),
+                *(f"--dashboard-agent-grpc-port={grpc_port}",),
+                "--object-store-memory=200000000",
+                *options.split(),
+            ],
+            self.folder / f"node{len(self.nodes)}.log",
+            **self.env,
+        )
+        self.nodes.append(node)
+        node.wait_for("Ray runtime started", 120)
+
+    def run(self, *command: str, name: str) -> Command:
+        """Start one of Ray's or our command-line tools against the cluster."""
+        return Command.start(
+            [str(BIN / command[0]), *command[1:]],
+            self.folder / f"{name}.log",
+            **self.env,
+        )
+
+    def ask(self, path: str) -> Any:
+        """Ask the dashboard."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        url = f"{self.dashboard}{path}"
+        response = httpx.get(url, headers=headers, timeout=30, trust_env=False)
+        response.raise_for_status()
+        return response.json()
+
+    def application_status(self, name: str) -> str:
+        """Status of a Serve application; a failed one fails the test."""
+        details = self.ask("/api/serve/applications/")["applications"].get(name, {})
+        assert details.get("status") not in {"DEPLOY_FAILED", "UNHEALTHY"}, details
+        return str(details.get("status"))
+
+    def end(self) -> None:
+        """Stop all nodes, the head last."""
+        for node in reversed(self.nodes):
+            node.end()
+
+
+@dataclass
+class Prometheus:
+    """A Prometheus server that scrapes one Ray node every second."""
+
+    folder: Path
+    command: Command
+    url: str
+
+    @classmethod
+    def start(cls, folder: Path, metrics_port: int, rules: dict[str, Any]) -> Any:
+        """Start it with the given rules."""
+        program = require("prometheus", "run .ci/prometheus.py, or put it on PATH")
+        (port,) = find_free_ports(1)
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [
+                {
+                    "job_name": "ray",
+                    "static_configs": [{"targets": [f"127.0.0.1:{metrics_port}"]}],
+                }
+            ],
+        }
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
+        command = Command.start(
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yaml'}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            folder / "prometheus.log",
+        )
+        command.wait_for("ready to receive web requests", 60)
+        return cls(folder, command, f"http://127.0.0.1:{port}")
+
+    def query(self, expression: str) -> list[Any]:
+        """Evaluate an expression now; a rejected one fails the test."""
+        response = httpx.get(
+            f"{self.url}/api/v1/query",
+            params={"query": expression},
+            timeout=30,
+            trust_env=False,
+        )
+        answer = response.json()
+        assert answer["status"] == "success", f"{expression}: {answer}"
+        return list(answer["data"]["result"])
+
+    def broken_rules(self) -> list[Any]:
+        """Rules whose last evaluation went wrong."""
+        answer = httpx.get(f"{self.url}/api/v1/rules", trust_env=False).json()
+        rules = [rule for g in answer["data"]["groups"] for rule in g["rules"]]
+        return [rule for rule in rules if rule["health"] != "ok"]
+
+    def is_scraping(self) -> bool:
+        """Tell whether the node answers."""
+        up = self.query('up{job="ray"}')
+        return bool(up) and up[0]["value"][1] == "1"
+
+
+class SpanCollector(TraceServiceServicer):
+    """The receiving end of OTLP over gRPC: OpenTelemetry's service, in memory."""
+
+    def __init__(self) -> None:
+        """Listen on a port of the loopback interface."""
+        self.spans: list[tuple[str, str, str]] = []
+        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+        add_TraceServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self.url = f"http://127.0.0.1:{port}"
+        self._server.start()
+
+    def Export(self, request: Any, context: Any) -> ExportTraceServiceResponse:  # noqa: N802 - gRPC's name
+        """Keep scope, name and trace of every span."""
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans += [
+                    (scope.scope.name, span.name, span.trace_id.hex())
+                    for span in scope.spans
+                ]
+        return ExportTraceServiceResponse()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self._server.stop(None)
+
+
+def deploy(cluster: RayCluster, serve_config: str, timeout_s: float) -> None:
+    """`serve deploy` a configuration and wait until all of it runs."""
+    file = cluster.folder / "serve.yaml"
+    file.write_text(serve_config)
+    command = cluster.run(
+        "serve", "deploy", str(file), "--address", cluster.dashboard, name="deploy"
+    )
+    assert command.process.wait(120) == 0, command.output
+    names = [a["name"] for a in yaml.safe_load(serve_config)["applications"]]
+    for name in names:
+        wait_until(
+            lambda name=name: cluster.application_status(name) == "RUNNING",
+            timeout_s,
+            period_s=1,
+        )
+
+
+def read_log_lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """Lines of Serve's logs that are JSON objects."""
+    lines = []
+    for file in folder.glob(pattern):
+        for line in file.read_text("utf-8", "replace").splitlines():
+            if line.startswith("{"):
+                lines.append(json.loads(line))
+    return lines
+
+
+def keep_busy(until_s: float, send: Any) -> int:
+    """Call something again and again for a while, and return how often."""
+    count = 0
+    while time.monotonic() < until_s:
+        send(count)
+        count += 1
+    return count

@@ -1,0 +1,110 @@
+"""Alert rules, as the chart renders them, in the hands of the real promtool."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helm.conftest import CHART, ROOT, of_kind, render, require_promtool
+
+DEMO = str(CHART / "examples" / "demo-cpu.yaml")
+TEST_FILE = Path(__file__).with_name("alerts_test.yaml")
+
+
+def rules(*arguments: str) -> dict[str, Any]:
+    """Render the rules and return their groups."""
+    enabled = ("--set", "monitoring.prometheusRule.enabled=true")
+    (rule,) = of_kind(render("-f", DEMO, *enabled, *arguments), "PrometheusRule")
+    return dict(rule["spec"])
+
+
+def alerts() -> list[dict[str, Any]]:
+    """Return all alerts."""
+    groups = rules()["groups"]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+def promtool(
+    folder: Path, content: dict[str, Any], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Run promtool on rules, which lie in a folder as rules.yaml."""
+    program = require_promtool()
+    (folder / "rules.yaml").write_text(yaml.safe_dump(content), "utf-8")
+    return subprocess.run(
+        [program, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_promtool_accepts_the_rules(tmp_path):
+    result = promtool(tmp_path, rules(), "check", "rules", "rules.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_promtool_refuses_a_broken_rule(tmp_path):
+    """`check rules` tries the templates in annotations too."""
+    content = rules()
+    broken = content["groups"][-1]["rules"][-1]
+    broken["annotations"]["summary"] = "{{ $labels.x | humanise }}"
+    result = promtool(tmp_path, content, "check", "rules", "rules.yaml")
+    assert result.returncode != 0
+    assert "humanise" in result.stderr
+
+
+def test_every_alert_fires_when_it_should_and_only_then(tmp_path):
+    content = rules()
+    for group in content["groups"]:
+        for rule in group["rules"]:
+            # promtool would compare the texts to the letter.
+            rule.pop("annotations", None)
+    shutil.copy(TEST_FILE, tmp_path)
+    result = promtool(tmp_path, content, "test", "rules", TEST_FILE.name)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_tests_know_every_alert():
+    content = yaml.safe_load(TEST_FILE.read_text("utf-8"))
+    fired, quiet = set(), set()
+    for case in content["tests"]:
+        for expectation in case["alert_rule_test"]:
+            seen = fired if expectation["exp_alerts"] else quiet
+            seen.add(expectation["alertname"])
+    names = {alert["alert"] for alert in alerts()}
+    assert fired == names
+    assert quiet == names
+
+
+def test_every_alert_says_what_to_do():
+    for alert in alerts():
+        assert alert["labels"]["severity"] in {"page", "ticket"}, alert["alert"]
+        assert len(alert["annotations"]["runbook"]) > 80, alert["alert"]
+        assert alert["annotations"]["summary"], alert["alert"]
+
+
+def test_alerts_read_metrics_that_we_export():
+    source = (ROOT / "serving" / "metrics.py").read_text("utf-8")
+    known = set(re.findall(r'"(tetris_\w+)"', source))
+    read = set(re.findall(r"ray_(tetris_\w+)", str(alerts())))
+    assert read
+    assert read <= known
+
+
+def test_an_alert_can_be_left_out():
+    left_out = rules("--set", "monitoring.prometheusRule.disabled={TetrisFallbacks}")
+    assert "TetrisFallbacks" not in str(left_out)
+    assert "TetrisNoCapacity" in str(left_out)
+
+
+@pytest.mark.parametrize("target", ["1", "0.5"])
+def test_targets_reach_rules_and_pick_an_existing_bucket(target):
+    path = "monitoring.prometheusRule.latency.timeToFirstTokenSeconds"
+    text = str(rules("--set-json", f"{path}={target}"))
+    assert f"vector({target})" in text
+    (pattern,) = set(
+        re.findall(r'first_token_seconds_bucket\{le=~"([^"]+)"\}\[5m', text)
+    )
+    pattern = pattern.replace("\\\\", "\\")
+    assert re.fullmatch(pattern, str(float(target)))

@@ -1,0 +1,85 @@
+"""Dashboards are what their panels say, importable, and shipped as they are."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helm.conftest import CHART, ROOT, of_kind, render
+
+DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
+
+dashboards = pytest.mark.parametrize("file", DASHBOARDS, ids=lambda path: path.stem)
+
+
+def graphs(file: Path) -> list[dict[str, Any]]:
+    """Return the panels with queries."""
+    panels = json.loads(file.read_text("utf-8"))["panels"]
+    return [panel for panel in panels if panel["type"] != "row"]
+
+
+def test_dashboards_are_what_their_panels_say():
+    script = ROOT / ".ci" / "chart_dashboards.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@dashboards
+def test_panels_neither_overlap_nor_stick_out(file):
+    taken = set()
+    for panel in json.loads(file.read_text("utf-8"))["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+    numbers = [panel["id"] for panel in graphs(file)]
+    assert len(set(numbers)) == len(numbers)
+
+
+@dashboards
+def test_every_panel_is_explained_and_filtered_by_cluster(file):
+    for panel in graphs(file):
+        assert panel["description"], panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        for target in panel["targets"]:
+            metrics = re.findall(r"\bray_\w+(?=[{\[ ),]|$)", target["expr"])
+            metrics = [name for name in metrics if name != "ray_io_cluster"]
+            filters = target["expr"].count('ray_io_cluster=~"$cluster"')
+            assert filters >= len(metrics), target["expr"]
+
+
+def test_speculation_panels_read_metrics_that_we_export():
+    source = (ROOT / "serving" / "metrics.py").read_text("utf-8")
+    known = set(re.findall(r'"(tetris_\w+)"', source))
+    text = (CHART / "dashboards" / "tetris-speculation.json").read_text("utf-8")
+    read = set(re.findall(r"ray_(tetris_\w+)", text))
+    assert len(read) > 15
+    assert read <= known
+
+
+def test_config_maps_carry_the_dashboards_for_grafana_s_sidecar():
+    objects = render(
+        *("-f", str(CHART / "examples" / "demo-cpu.yaml")),
+        *("--set", "monitoring.dashboards.enabled=true"),
+        *("--set", "monitoring.dashboards.namespace=grafana"),
+    )
+    maps = of_kind(objects, "ConfigMap")
+    assert len(maps) == len(DASHBOARDS)
+    for config_map, file in zip(maps, DASHBOARDS, strict=True):
+        assert config_map["metadata"]["namespace"] == "grafana"
+        assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(config_map["data"][file.name]) == json.loads(file.read_text())
+        # A ConfigMap holds at most a mebibyte.
+        assert len(yaml.safe_dump(config_map)) < 1 << 20

@@ -1,0 +1,159 @@
+"""The rendered demo on a real Ray cluster, watched by a real Prometheus.
+
+One deployment for all of it: what the chart hands to Serve answers a chat completion;
+then, under load, every panel and every rule finds its data.
+"""
+
+import concurrent.futures
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import openai
+import pytest
+import yaml
+
+from tests.helm.conftest import CHART, of_kind, ray_service, render, require
+from tests.helm.live import (
+    Prometheus,
+    RayCluster,
+    deploy,
+    keep_busy,
+    read_log_lines,
+)
+from tests.serving.conftest import DEMO_CONFIG, find_free_ports, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
+
+LOAD_S = 45
+DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
+
+# No GPU here; everything else must show something.
+NEEDS_HARDWARE = {"GPU"}
+
+
+@dataclass
+class Deployment:
+    """The demo under load."""
+
+    cluster: RayCluster
+    prometheus: Prometheus
+    client: openai.OpenAI
+
+
+def rendered_demo(port: int) -> tuple[str, dict]:
+    """Return the Serve config and the rules of the CPU example, on the models here."""
+    models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
+    folder = DEMO_CONFIG.parent
+    values = {
+        "config.model.target": str((folder / models["target"]).resolve()),
+        "config.model.draft": str((folder / models["draft"]).resolve()),
+        "config.http.port": str(port),
+        # The only policy that predicts, so that no panel lacks its reason to be.
+        "config.policy.name": "goodput",
+        "config.replicas.max": "1",
+        "monitoring.prometheusRule.enabled": "true",
+    }
+    settings = [part for pair in values.items() for part in ("--set", "=".join(pair))]
+    objects = render("-f", str(CHART / "examples" / "demo-cpu.yaml"), *settings)
+    (rule,) = of_kind(objects, "PrometheusRule")
+    return ray_service(objects)["serveConfigV2"], rule["spec"]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Deploy the demo and keep it busy for a while."""
+    require("prometheus", "run .ci/prometheus.py, or put it on PATH")
+    # Ray's sockets must fit into 107 characters.
+    folder = tmp_path_factory.mktemp("live")
+    (http_port,) = find_free_ports(1)
+    config, rules = rendered_demo(http_port)
+    cluster = RayCluster(folder)
+    prometheus = Prometheus.start(folder, cluster.metrics_port, rules)
+    try:
+        # What the chart sets on the Pods.
+        cluster.settings["RAY_PROMETHEUS_HOST"] = prometheus.url
+        cluster.start_head(num_cpus=2)
+        deploy(cluster, config, timeout_s=300)
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{http_port}/v1", api_key="none", timeout=120
+        )
+        put_under_load(client)
+        wait_until(prometheus.is_scraping, 30)
+        yield Deployment(cluster, prometheus, client)
+    finally:
+        cluster.end()
+        prometheus.command.end()
+
+
+def put_under_load(client: openai.OpenAI) -> None:
+    """Send chats from six threads for LOAD_S seconds."""
+    until_s = time.monotonic() + LOAD_S
+
+    def chat(number: int) -> None:
+        client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": f"Count from {number} to 30."}],
+            max_tokens=64,
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        counts = list(pool.map(lambda _: keep_busy(until_s, chat), range(6)))
+    assert sum(counts) > 6
+
+
+def test_what_the_chart_hands_to_serve_answers_a_chat(live):
+    answer = live.client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Count from 1 to 5."}],
+        max_tokens=24,
+    )
+    assert answer.choices[0].message.content
+    assert answer.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_panel_returns_data(live, file):
+    empty = []
+    for panel in json.loads(file.read_text("utf-8"))["panels"]:
+        for target in panel.get("targets", []):
+            expression = target["expr"].replace("$cluster", ".*")
+            expression = expression.replace("$__rate_interval", "1m")
+            if not live.prometheus.query(expression):
+                empty.append(f"{panel['title']}: {expression}")
+    assert not [line for line in empty if line.partition(":")[0] not in NEEDS_HARDWARE]
+
+
+def test_every_rule_is_evaluated(live):
+    assert live.prometheus.broken_rules() == []
+
+
+def test_no_alert_fires_on_a_healthy_deployment(live):
+    assert live.prometheus.query('ALERTS{alertstate="firing"}') == []
+
+
+def test_ray_s_dashboard_finds_prometheus(live):
+    assert live.cluster.ask("/api/prometheus_health")["result"] is True
+
+
+def test_logs_are_json_and_carry_the_client_s_request_id(live):
+    live.client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Hi"}],
+        max_tokens=2,
+        extra_headers={"X-Request-ID": "from-the-client"},
+    )
+
+    def components() -> set[str]:
+        lines = read_log_lines(live.cluster.folder, "session_latest/logs/serve/*.log")
+        return {
+            line.get("deployment") or line.get("component_name", "")
+            for line in lines
+            if line.get("request_id") == "from-the-client"
+        }
+
+    wait_until(lambda: len(components()) >= 3, 20)
+    names = components()
+    assert any("TetrisServer" in name for name in names), names
+    assert any("TetrisIngress" in name for name in names), names

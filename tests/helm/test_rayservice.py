@@ -1,0 +1,238 @@
+"""What operators rely on in the rendered RayService."""
+
+import pytest
+import yaml
+
+from tests.helm.conftest import (
+    CHART,
+    EXAMPLES,
+    of_kind,
+    pod_templates,
+    ray_service,
+    render,
+    render_example,
+)
+
+DEMO = str(CHART / "examples" / "demo-cpu.yaml")
+PRODUCTION = CHART / "examples" / "production.yaml"
+
+examples = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+
+
+def worker_group(objects):
+    """Return the one worker group."""
+    (group,) = ray_service(objects)["rayClusterConfig"]["workerGroupSpecs"]
+    return group
+
+
+@examples
+def test_no_replica_is_ever_placed_on_the_head(example):
+    head = ray_service(render_example(example))["rayClusterConfig"]["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    assert ray_service(render_example(example))["excludeHeadPodFromServeSvc"] is True
+
+
+def test_the_head_has_no_cpus_whatever_is_asked_for():
+    objects = render("-f", DEMO, "--set-string", "head.rayStartParams.num-cpus=4")
+    head = ray_service(objects)["rayClusterConfig"]["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+
+
+@examples
+def test_containers_run_without_privileges(example):
+    for name, template in pod_templates(render_example(example)).items():
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+
+
+@examples
+def test_a_read_only_root_leaves_places_to_write_to(example):
+    for template in pod_templates(render_example(example)).values():
+        (container,) = template["spec"]["containers"]
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {"/tmp", "/home/tetris", "/dev/shm", "/var/cache/tetris"} <= mounts
+        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+
+
+@examples
+def test_only_an_autoscaling_head_gets_a_token_of_the_api_server(example):
+    objects = render_example(example)
+    templates = pod_templates(objects)
+    autoscales = ray_service(objects)["rayClusterConfig"]["enableInTreeAutoscaling"]
+    head = templates.pop("head")
+    assert head["spec"]["automountServiceAccountToken"] is autoscales
+    for template in templates.values():
+        assert template["spec"]["automountServiceAccountToken"] is False
+    for account in of_kind(objects, "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+
+
+@examples
+def test_a_worker_may_live_as_long_as_its_drain_takes(example):
+    objects = render_example(example)
+    serve = yaml.safe_load(ray_service(objects)["serveConfigV2"])
+    requests_s = serve["applications"][0]["args"]["replicas"].get(
+        "drain_timeout_s", 120
+    )
+    pod = worker_group(objects)["template"]["spec"]
+    command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[:2] == ["tetris-serve", "drain-node"]
+    deadline_s = int(command[-1])
+    assert requests_s < deadline_s < pod["terminationGracePeriodSeconds"]
+    assert ray_service(objects)["rayClusterDeletionDelaySeconds"] > requests_s
+
+
+@pytest.mark.parametrize(
+    ("bounds", "per_pod", "expected"),
+    [((1, 2), 1, (1, 2)), ((3, 16), 8, (1, 2)), ((9, 17), 8, (2, 3))],
+)
+def test_workers_follow_the_bounds_of_serve(bounds, per_pod, expected):
+    low, high = bounds
+    objects = render(
+        *("-f", DEMO, "--set", f"config.replicas.min={low}"),
+        *("--set", f"config.replicas.max={high}"),
+        *("--set", f"workerGroups.engines.enginesPerPod={per_pod}"),
+    )
+    group = worker_group(objects)
+    assert (group["minReplicas"], group["maxReplicas"]) == expected
+    assert group["replicas"] == expected[0]
+
+
+def test_without_an_autoscaler_the_most_workers_are_kept():
+    objects = render("-f", DEMO, "--set", "autoscaling.enabled=false")
+    group = worker_group(objects)
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 2
+    assert "autoscalerOptions" not in ray_service(objects)["rayClusterConfig"]
+
+
+def test_gpus_are_requested_and_their_taint_is_tolerated():
+    group = worker_group(render_example(CHART / "examples" / "many-gpus-eagle3.yaml"))
+    pod = group["template"]["spec"]
+    resources = pod["containers"][0]["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == 8
+    assert resources["requests"]["nvidia.com/gpu"] == 8
+    assert resources["requests"]["cpu"] == "64"
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+
+
+def test_secrets_are_references():
+    objects = render_example(PRODUCTION)
+    for name, template in pod_templates(objects).items():
+        env = {e["name"]: e for e in template["spec"]["containers"][0]["env"]}
+        token = env["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
+        assert token == {"name": "hugging-face", "key": "token"}, name
+    cluster = ray_service(objects)["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token", "secretName": "tetris-ray-token"}
+    options = cluster["gcsFaultToleranceOptions"]
+    assert options["redisPassword"] == {
+        "valueFrom": {"secretKeyRef": {"name": "tetris-redis", "key": "redis-password"}}
+    }
+    assert not of_kind(objects, "Secret")
+
+
+def test_streams_pass_the_ingress_unbuffered_and_bodies_as_large_as_served():
+    (ingress,) = of_kind(render_example(PRODUCTION), "Ingress")
+    annotations = ingress["metadata"]["annotations"]
+    prefix = "nginx.ingress.kubernetes.io"
+    assert annotations[f"{prefix}/proxy-buffering"] == "off"
+    assert annotations[f"{prefix}/proxy-read-timeout"] == "3600"
+    # serving.settings.HttpSettings.max_body_bytes
+    assert annotations[f"{prefix}/proxy-body-size"] == str(4 << 20)
+    path = ingress["spec"]["rules"][0]["http"]["paths"][0]
+    assert path["backend"]["service"] == {
+        "name": "demo-tetris-serve-serve-svc",
+        "port": {"name": "serve"},
+    }
+
+
+def test_a_route_of_the_gateway_has_no_time_limit():
+    objects = render(
+        *("-f", DEMO, "--set", "gateway.enabled=true"),
+        *("--set", "gateway.parentRefs[0].name=public"),
+    )
+    (route,) = of_kind(objects, "HTTPRoute")
+    (rule,) = route["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+    assert rule["backendRefs"][0]["port"] == 8000
+
+
+def test_budget_policies_and_monitor_select_the_pods_that_are_rendered():
+    objects = render_example(PRODUCTION)
+    templates = pod_templates(objects)
+    labels = {name: t["metadata"]["labels"] for name, t in templates.items()}
+
+    def selected(selector):
+        wanted = selector["matchLabels"].items()
+        return {name for name, given in labels.items() if wanted <= given.items()}
+
+    (budget,) = of_kind(objects, "PodDisruptionBudget")
+    assert selected(budget["spec"]["selector"]) == {"engines"}
+    (monitor,) = of_kind(objects, "PodMonitor")
+    assert selected(monitor["spec"]["selector"]) == {"head", "engines"}
+    head, worker = of_kind(objects, "NetworkPolicy")
+    assert selected(head["spec"]["podSelector"]) == {"head"}
+    assert selected(worker["spec"]["podSelector"]) == {"engines"}
+    ports = {
+        port["name"]
+        for template in templates.values()
+        for port in template["spec"]["containers"][0]["ports"]
+    }
+    endpoints = monitor["spec"]["podMetricsEndpoints"]
+    assert {endpoint["port"] for endpoint in endpoints} <= ports
+
+
+def open_ports(policy, direction):
+    """Return (port, number of peers or None for anybody) of each rule."""
+    peers = "from" if direction == "ingress" else "to"
+    return {
+        (port["port"], len(rule[peers]) if peers in rule else None)
+        for rule in policy["spec"][direction]
+        for port in rule.get("ports", [])
+    }
+
+
+def test_policies_leave_the_paths_that_are_needed():
+    head, worker = of_kind(render_example(PRODUCTION), "NetworkPolicy")
+    assert {p for p, _ in open_ports(worker, "ingress")} == {8000, 8080}
+    assert {p for p, _ in open_ports(head, "ingress")} == {
+        8265,
+        8000,
+        8080,
+        44217,
+        44227,
+    }
+    # DNS, API server, Redis, model hub, traces
+    assert {p for p, _ in open_ports(head, "egress")} == {53, 443, 6443, 6379, 4317}
+    assert {p for p, _ in open_ports(worker, "egress")} == {53, 443, 4317}
+    assert all(count == 1 for _, count in open_ports(worker, "ingress"))
+
+
+def test_local_models_need_no_way_out():
+    objects = render("-f", DEMO, "--set", "networkPolicy.enabled=true")
+    _, worker = of_kind(objects, "NetworkPolicy")
+    assert {p for p, _ in open_ports(worker, "egress")} == {53}
+    assert (8000, None) in open_ports(worker, "ingress")
+
+
+def test_ray_s_dashboard_knows_grafana_and_prometheus():
+    head = pod_templates(render_example(PRODUCTION))["head"]["spec"]["containers"][0]
+    env = {e["name"]: e.get("value") for e in head["env"]}
+    assert env["RAY_GRAFANA_HOST"] == "http://grafana.monitoring:3000"
+    assert env["RAY_GRAFANA_IFRAME_HOST"] == "https://grafana.example.com"
+    assert env["RAY_PROMETHEUS_HOST"] == "http://prometheus-operated.monitoring:9090"
+
+
+def test_traces_of_serve_and_vllm_go_to_the_same_collector():
+    objects = render_example(PRODUCTION)
+    config = yaml.safe_load(ray_service(objects)["serveConfigV2"])
+    tracing = config["tracing_config"]
+    assert tracing["exporter_import_path"] == "serving.tracing:build_span_processors"
+    extra = config["applications"][0]["args"]["engine"]["extra"]
+    assert extra["otlp_traces_endpoint"] == "http://otel-collector.monitoring:4317"

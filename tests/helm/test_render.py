@@ -1,0 +1,263 @@
+"""What the chart renders is accepted: by helm, by Kubernetes and by KubeRay's CRD."""
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.helm.conftest import (
+    CHART,
+    EXAMPLES,
+    helm,
+    of_kind,
+    ray_service,
+    render,
+    render_example,
+)
+
+KUBERNETES_VERSIONS = ("1.27", "1.34", "1.37")
+
+# Kinds that come with operators; their schemas are not Kubernetes' own.
+CUSTOM_KINDS = {"RayService", "PodMonitor", "PrometheusRule", "HTTPRoute"}
+
+TOGGLES: dict[str, dict[str, str]] = {
+    "everything off": {
+        "autoscaling.enabled": "false",
+        "podDisruptionBudget.enabled": "false",
+        "serviceAccount.create": "false",
+        "ray.auth.mode": "disabled",
+        "head.excludeFromService": "false",
+    },
+    "incremental upgrade": {
+        "upgrade.type": "NewClusterWithIncrementalUpgrade",
+        "upgrade.incremental.gatewayClassName": "istio",
+    },
+    "no upgrade": {"upgrade.type": "None"},
+    "redis": {
+        "gcsFaultTolerance.enabled": "true",
+        "gcsFaultTolerance.redisAddress": "redis:6379",
+        "gcsFaultTolerance.passwordSecret.name": "redis",
+        "gcsFaultTolerance.usernameSecret.name": "redis",
+    },
+    "network policy": {
+        "networkPolicy.enabled": "true",
+        "gcsFaultTolerance.enabled": "true",
+        "gcsFaultTolerance.redisAddress": "redis:6379",
+        "networkPolicy.monitoring": "null",
+        "monitoring.prometheus.host": "http://prometheus:9090",
+        "serve.tracing.enabled": "true",
+        "serve.tracing.endpoint": "http://collector:4317",
+    },
+    "own ingress annotations": {
+        "ingress.enabled": "true",
+        "ingress.controller": "none",
+        "ingress.hosts[0].host": "llm.example.com",
+        "ingress.annotations.a": "b",
+    },
+    "gateway": {
+        "gateway.enabled": "true",
+        "gateway.parentRefs[0].name": "public",
+        "gateway.hostnames[0]": "llm.example.com",
+    },
+    "cache": {"modelCache.enabled": "true", "modelCache.storageClassName": "fast"},
+    "someone else's cache": {
+        "modelCache.enabled": "true",
+        "modelCache.existingClaim": "models",
+    },
+    "monitoring": {
+        "monitoring.podMonitor.enabled": "true",
+        "monitoring.prometheusRule.enabled": "true",
+        "monitoring.dashboards.enabled": "true",
+        "monitoring.grafana.host": "http://grafana:3000",
+        "monitoring.grafana.iframeHost": "https://grafana.example.com",
+    },
+    "extras": {
+        "extraEnv[0].name": "A",
+        "extraEnv[0].value": "b",
+        "extraEnvFrom[0].configMapRef.name": "more",
+        "extraVolumes[0].name": "more",
+        "extraVolumes[0].emptyDir.medium": "Memory",
+        "extraVolumeMounts[0].name": "more",
+        "extraVolumeMounts[0].mountPath": "/more",
+        "podLabels.team": "llm",
+        "podAnnotations.note": "x",
+        "commonLabels.owner": "llm",
+        "commonAnnotations.contact": "llm",
+        "head.podAnnotations.only": "head",
+        "workerGroups.engines.runtimeClassName": "nvidia",
+        "workerGroups.engines.priorityClassName": "high",
+        "secretEnv.HF_TOKEN.name": "hf",
+        "secretEnv.HF_TOKEN.key": "token",
+    },
+}
+
+
+def as_arguments(values: dict[str, str]) -> list[str]:
+    """Turn dotted values into helm's --set options."""
+    return [part for pair in values.items() for part in ("--set", "=".join(pair))]
+
+
+def strict(schema: Any) -> Any:
+    """Refuse fields that an OpenAPI schema does not name.
+
+    The API server drops them silently, which hides a typo. `nullable` is OpenAPI's own.
+    """
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: strict(part) for name, part in schema.items()}
+    if "properties" in schema and isinstance(schema.get("type"), str):
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def check_kubernetes(objects: Iterable[dict[str, Any]]) -> None:
+    """Check every object of Kubernetes' own kinds."""
+    for document in objects:
+        if document["kind"] not in CUSTOM_KINDS:
+            for version in KUBERNETES_VERSIONS:
+                kubernetes_validate.validate(document, version, strict=True)
+
+
+def check_kuberay(objects: Iterable[dict[str, Any]], crd_schema: Any) -> None:
+    """Check the RayService, with all that is nested in it."""
+    (service,) = of_kind(objects, "RayService")
+    schema = strict(crd_schema)
+    # The top level is the API server's, as for every kind.
+    schema["properties"]["metadata"] = {"type": "object"}
+    jsonschema.Draft202012Validator(schema).validate(service)
+
+
+examples = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+
+
+def switches(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with every switch turned in every example."""
+    toggles = pytest.mark.parametrize("toggles", TOGGLES.values(), ids=TOGGLES.keys())
+    return toggles(examples(test))
+
+
+@examples
+def test_every_example_passes_a_strict_lint(example):
+    result = helm("lint", "--strict", str(CHART), "-f", str(example))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "[WARNING]" not in result.stdout
+
+
+@examples
+def test_kubernetes_accepts_every_example(example):
+    check_kubernetes(render_example(example))
+
+
+@examples
+def test_kuberay_accepts_every_example(example, crd_schema):
+    check_kuberay(render_example(example), crd_schema)
+
+
+def render_with(example: Path, toggles: dict[str, str]) -> list[dict[str, Any]]:
+    """Render an example with switches turned."""
+    if toggles.get("upgrade.type") == "NewClusterWithIncrementalUpgrade":
+        toggles = toggles | {"ingress.enabled": "false", "autoscaling.enabled": "true"}
+    return render("-f", str(example), *as_arguments(toggles))
+
+
+@switches
+def test_kubernetes_accepts_every_switch_in_every_example(example, toggles):
+    check_kubernetes(render_with(example, toggles))
+
+
+@switches
+def test_kuberay_accepts_every_switch_in_every_example(example, toggles, crd_schema):
+    check_kuberay(render_with(example, toggles), crd_schema)
+
+
+def test_the_crd_check_notices_a_misspelt_field(crd_schema):
+    objects = render("-f", str(EXAMPLES[0]))
+    ray_service(objects)["rayClusterConfig"]["headGroupSpec"]["template"]["spec"][
+        "containers"
+    ][0]["imagePullPolcy"] = "Always"
+    with pytest.raises(jsonschema.ValidationError, match="imagePullPolcy"):
+        check_kuberay(objects, crd_schema)
+
+
+def test_the_kubernetes_check_notices_a_misspelt_field():
+    objects = render("-f", str(EXAMPLES[0]))
+    of_kind(objects, "PodDisruptionBudget")[0]["spec"]["maxUnavailble"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="maxUnavailble"):
+        check_kubernetes(objects)
+
+
+NAMES = {
+    "demo-cpu": """
+        PodDisruptionBudget/demo-tetris-serve-worker
+        RayService/demo-tetris-serve
+        ServiceAccount/demo-tetris-serve-head
+        ServiceAccount/demo-tetris-serve-worker
+    """,
+    "one-gpu": """
+        PersistentVolumeClaim/demo-tetris-serve-models
+        PodDisruptionBudget/demo-tetris-serve-worker
+        RayService/demo-tetris-serve
+        ServiceAccount/demo-tetris-serve-head
+        ServiceAccount/demo-tetris-serve-worker
+    """,
+    "many-gpus-eagle3": """
+        ConfigMap/demo-tetris-serve-tetris-cluster
+        ConfigMap/demo-tetris-serve-tetris-engine
+        ConfigMap/demo-tetris-serve-tetris-speculation
+        PersistentVolumeClaim/demo-tetris-serve-models
+        PodDisruptionBudget/demo-tetris-serve-worker
+        PodMonitor/demo-tetris-serve
+        RayService/demo-tetris-serve
+        ServiceAccount/demo-tetris-serve-head
+        ServiceAccount/demo-tetris-serve-worker
+    """,
+    "production": """
+        ConfigMap/demo-tetris-serve-tetris-cluster
+        ConfigMap/demo-tetris-serve-tetris-engine
+        ConfigMap/demo-tetris-serve-tetris-speculation
+        Ingress/demo-tetris-serve
+        NetworkPolicy/demo-tetris-serve-head
+        NetworkPolicy/demo-tetris-serve-worker
+        PersistentVolumeClaim/demo-tetris-serve-models
+        PodDisruptionBudget/demo-tetris-serve-worker
+        PodMonitor/demo-tetris-serve
+        PrometheusRule/demo-tetris-serve
+        RayService/demo-tetris-serve
+        ServiceAccount/demo-tetris-serve-head
+        ServiceAccount/demo-tetris-serve-worker
+    """,
+}
+
+
+@examples
+def test_names_stay_what_they_are(example):
+    """A changed name deletes and recreates the object on the next `helm upgrade`."""
+    names = [f"{o['kind']}/{o['metadata']['name']}" for o in render_example(example)]
+    assert sorted(names) == NAMES[example.stem].split()
+
+
+def test_the_notes_say_how_to_reach_the_service(tmp_path):
+    """helm shows notes only with a cluster at hand; here they become a manifest."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates" / "NOTES.txt").read_text("utf-8")
+    (chart / "templates" / "notes.yaml").write_text(
+        f'{{{{ define "notes" }}}}{notes}{{{{ end }}}}\n'
+        'notes: {{ include "notes" . | toJson }}\n'
+    )
+    example = CHART / "examples" / "production.yaml"
+    only = ("-s", "templates/notes.yaml", "-n", "llm")
+    result = helm("template", "demo", str(chart), "-f", str(example), *only)
+    assert result.returncode == 0, result.stderr
+    text = yaml.safe_load(result.stdout)["notes"]
+    assert "kubectl -n llm port-forward svc/demo-tetris-serve-serve-svc" in text
+    assert '"model": "qwen3-14b"' in text
+    assert "get secret tetris-ray-token" in text
+    assert "not authenticated" in text

@@ -1,0 +1,169 @@
+"""Values that cannot work are refused, with the name of the value and the fix."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serving.settings import Settings, parse_settings
+from tests.helm.conftest import (
+    CHART,
+    EXAMPLES,
+    ROOT,
+    ray_service,
+    refused,
+    render,
+    render_example,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    # Ray and vLLM warn about themselves while they are imported.
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+)
+
+DEMO = str(CHART / "examples" / "demo-cpu.yaml")
+GPU = str(CHART / "examples" / "many-gpus-eagle3.yaml")
+
+REFUSED = {
+    "a typo": (DEMO, "podDisruptionBudgett.enabled=true", "podDisruptionBudgett"),
+    "a typo in a setting": (DEMO, "config.policy.nme=fixed", "property nme"),
+    "a typo in a group": (DEMO, "workerGroups.engines.gpu=1", "property gpu "),
+    "an unknown policy": (DEMO, "config.policy.name=best", "config.policy.name"),
+    "a zero": (DEMO, "config.replicas.min=0", "config.replicas.min"),
+    "no model": (DEMO, "config.model=null", "config.model: Invalid type"),
+    "a relative model": (DEMO, "config.model.target=./m", "absolute path"),
+    "bounds the wrong way": (DEMO, "config.replicas.min=5", "config.replicas.max"),
+    "an invalid digest": (DEMO, "image.digest=latest", "image.digest"),
+    "a relative route": (DEMO, "serve.routePrefix=v1", "serve.routePrefix"),
+    "too few workers": (
+        DEMO,
+        "workerGroups.engines.maxReplicas=1",
+        "would wait for ever; raise maxReplicas",
+    ),
+    "too few GPUs": (GPU, "workerGroups.engines.gpus=4", "raise gpus"),
+    "no GPU": (GPU, "config.replicas.num_gpus=0", "set it to 1"),
+    "streams cut": (
+        DEMO,
+        "drain.terminationGracePeriodSeconds=30",
+        "streams would be cut",
+    ),
+    "an upgrade without a gateway class": (
+        DEMO,
+        "upgrade.type=NewClusterWithIncrementalUpgrade",
+        "name a GatewayClass",
+    ),
+    "an unknown upgrade": (DEMO, "upgrade.type=Rolling", "upgrade.type"),
+    "Redis nowhere": (DEMO, "gcsFaultTolerance.enabled=true", "give host:port"),
+    "traces to nowhere": (DEMO, "serve.tracing.enabled=true", "tracing.endpoint"),
+    "an ingress for no host": (DEMO, "ingress.enabled=true", "ingress.hosts"),
+    "a route of no gateway": (DEMO, "gateway.enabled=true", "gateway.parentRefs"),
+    "a name too long": (DEMO, f"fullnameOverride={48 * 'a'}", "fullnameOverride"),
+    "a name KubeRay rejects": (DEMO, "fullnameOverride=1a", "begins with a letter"),
+    "a target between buckets": (
+        DEMO,
+        "monitoring.prometheusRule.latency.timeToFirstTokenSeconds=3",
+        "timeToFirstTokenSeconds",
+    ),
+}
+
+
+@pytest.mark.parametrize(("example", "value", "message"), REFUSED.values(), ids=REFUSED)
+def test_values_that_cannot_work_are_refused(example, value, message):
+    assert message in refused("-f", example, "--set", value)
+
+
+def test_a_password_cannot_be_given_in_values():
+    """Secrets come by reference only; there is no value that would take one."""
+    stderr = refused("-f", DEMO, "--set", "gcsFaultTolerance.password=x")
+    assert "property password" in stderr
+
+
+def test_the_chart_alone_asks_for_a_config():
+    assert "config: model is required" in refused()
+
+
+def test_the_schema_is_the_settings_own():
+    script = ROOT / ".ci" / "chart_schema.py"
+    result = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_serve_gets_settings_that_are_accepted(example):
+    config = yaml.safe_load(ray_service(render_example(example))["serveConfigV2"])
+    (application,) = config["applications"]
+    settings = parse_settings(application["args"], "args")
+    given = yaml.safe_load(example.read_text("utf-8"))["config"]
+    assert settings.model.id == given["model"]["id"]
+    assert settings.replicas.max == given["replicas"]["max"]
+
+
+def test_serve_accepts_the_config_file_itself():
+    from ray.serve.schema import ServeDeploySchema
+
+    for example in EXAMPLES:
+        text = ray_service(render_example(example))["serveConfigV2"]
+        schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
+        assert schema.logging_config.encoding == "JSON"
+
+
+def test_defaults_in_templates_are_those_of_the_settings():
+    """A template that reads an absent setting must assume what the server assumes."""
+    text = (CHART / "templates" / "_helpers.tpl").read_text("utf-8")
+    text += (CHART / "templates" / "_checks.tpl").read_text("utf-8")
+    text += (CHART / "templates" / "_serve.tpl").read_text("utf-8")
+    text += (CHART / "templates" / "NOTES.txt").read_text("utf-8")
+    uses = re.findall(r'setting" \(list \. "(\w+)" "(\w+)" "?([\w.]+)"?\)', text)
+    assert len(uses) > 8
+    for section, name, default in uses:
+        section_type = Settings.model_fields[section].annotation
+        expected = section_type.model_fields[name].default
+        assert type(expected)(default) == expected, f"{section}.{name}"
+
+
+def test_numbers_reach_serve_as_they_were_written():
+    """Helm reads numbers as floats and likes to write large ones with an exponent."""
+    text = ray_service(render("-f", DEMO))["serveConfigV2"]
+    assert "kv_cache_memory_bytes: 536870912\n" in text
+
+
+def test_latency_targets_are_bucket_bounds_of_vllm():
+    from vllm.v1.metrics import buckets
+
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    latency = schema["properties"]["monitoring"]["properties"]["prometheusRule"][
+        "properties"
+    ]["latency"]["properties"]
+    first, between = (
+        latency[name]["enum"]
+        for name in ("timeToFirstTokenSeconds", "interTokenSeconds")
+    )
+    assert tuple(first) == buckets.TIME_TO_FIRST_TOKEN_BUCKETS
+    assert tuple(between) == buckets.INTER_TOKEN_LATENCY_BUCKETS
+
+
+def test_every_value_is_commented_and_known_to_the_schema():
+    """helm itself rejects unknown values; this one finds schema entries without one."""
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    assert set(schema["properties"]) - {"global"} == set(values)
+
+
+def test_the_image_has_the_ray_that_kuberay_is_told():
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    for device in ("cpu", "gpu"):
+        lock = Path(ROOT / "configs" / "requirements" / f"{device}.txt")
+        assert f"ray=={values['ray']['version']}\n" in lock.read_text("utf-8")
+
+
+def test_the_chart_has_the_version_of_the_package():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    pyproject = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert f'version = "{chart["appVersion"]}"' in pyproject

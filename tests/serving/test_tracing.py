@@ -1,0 +1,47 @@
+"""Spans of Ray Serve on their way to an OpenTelemetry collector."""
+
+import subprocess
+import sys
+
+from tests.helm.live import SpanCollector
+from tests.serving.conftest import ROOT, clean_environment
+
+# In a process of its own: OpenTelemetry's provider can be set once only.
+PROGRAM = """
+from ray.serve._private.common import ServeComponentType
+from ray.serve._private.tracing_utils import get_tracer, setup_tracing
+from ray.serve.schema import TracingConfig
+
+config = TracingConfig(
+    enabled=True,
+    exporter_import_path="serving.tracing:build_span_processors",
+    sampling_ratio=1.0,
+)
+assert setup_tracing(
+    component_name="demo",
+    component_id="1",
+    component_type=ServeComponentType.REPLICA,
+    tracing_config=config,
+)
+with get_tracer().start_as_current_span("a step"):
+    pass
+"""
+
+
+def test_serve_accepts_the_exporter_and_its_spans_arrive() -> None:
+    collector = SpanCollector()
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env=clean_environment(
+                OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, PYTHONPATH=str(ROOT)
+            ),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        collector.stop()
+    assert result.returncode == 0, result.stderr
+    # What is left is sent when the process ends.
+    assert "a step" in {name for _, name, _ in collector.spans}
