@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -121,6 +122,9 @@ def test_the_busiest_of_the_replicas_gpus_counts(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(
+    not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU on this machine"
+)
 def test_nvml_reads_a_real_gpu() -> None:
     shares = NvmlProbe().read()
     assert shares.keys() == {"gpu_busy", "gpu_memory", "gpu_throttled"}
