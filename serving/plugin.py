@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 
 def register() -> None:
     """Add our utilities to vLLM's engine core; idempotent.
@@ -28,16 +30,38 @@ def register() -> None:
     EngineCore.tetris_watch_board = _watch_board
 
 
+def to_plain(value: Any) -> Any:
+    """Return dicts, lists, strings, numbers and None in place of NumPy's types.
+
+    vLLM encodes what a utility returns in a thread of its own, which a type it does not
+    know ends for good, and no request is ever answered again. Refusing it here fails
+    only the one call.
+
+    Raises:
+        TypeError: It holds something else.
+    """
+    # Before the plain types: NumPy's float64 is a float as well.
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, dict):
+        return {to_plain(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    raise TypeError(f"{type(value).__name__} cannot leave the engine's process")
+
+
 def _snapshot(engine_core: Any) -> dict[str, Any]:
     """Return the scheduler's counters; {} under a scheduler that keeps none."""
     take = getattr(engine_core.scheduler, "snapshot", None)
-    return take() if callable(take) else {}
+    return to_plain(take()) if callable(take) else {}
 
 
 def _export_state(engine_core: Any) -> dict[str, Any]:
     """Return what the planner learnt; {} under a scheduler that learns nothing."""
     export = getattr(engine_core.scheduler, "export_state", None)
-    return export() if callable(export) else {}
+    return to_plain(export()) if callable(export) else {}
 
 
 def _import_state(engine_core: Any, state: dict[str, Any]) -> None:
@@ -48,4 +72,4 @@ def _import_state(engine_core: Any, state: dict[str, Any]) -> None:
 def _watch_board(engine_core: Any, after: int, with_ids: bool) -> dict[str, Any]:
     """Return the newest steps and keep recording; {} where nothing can be shown."""
     board = getattr(engine_core.scheduler, "board", None)
-    return {} if board is None else board.watch(after, with_ids=with_ids)
+    return {} if board is None else to_plain(board.watch(after, with_ids=with_ids))

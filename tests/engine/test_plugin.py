@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, entry_points
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from serving import plugin
@@ -241,6 +242,33 @@ def test_an_engine_under_vllms_own_scheduler_has_no_figures(
     engine_core = SimpleNamespace(scheduler=object())
     assert bare_engine_core.tetris_snapshot(engine_core) == {}
     assert bare_engine_core.tetris_export_state(engine_core) == {}
+
+
+@pytest.mark.vllm
+def test_what_leaves_the_engine_s_process_is_what_vllm_can_encode(
+    bare_engine_core: Any,
+) -> None:
+    """A type that vLLM cannot encode would end its output thread, and all requests."""
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    plugin.register()
+    state = {"a": np.float64(0.5), "b": (np.int64(2), [np.bool_(True)]), 3: np.ones(2)}
+    scheduler = SimpleNamespace(export_state=lambda: state)
+    plain = bare_engine_core.tetris_export_state(SimpleNamespace(scheduler=scheduler))
+    assert plain == {"a": 0.5, "b": [2, [True]], 3: [1.0, 1.0]}
+    with pytest.raises(TypeError, match="float64"):
+        MsgpackEncoder().encode(state["a"])
+    assert MsgpackDecoder().decode(MsgpackEncoder().encode(plain)) == plain
+
+
+@pytest.mark.vllm
+def test_what_cannot_leave_the_engine_s_process_fails_the_call_alone(
+    bare_engine_core: Any,
+) -> None:
+    plugin.register()
+    scheduler = SimpleNamespace(snapshot=lambda: {"what": object()})
+    with pytest.raises(TypeError, match="object cannot leave"):
+        bare_engine_core.tetris_snapshot(SimpleNamespace(scheduler=scheduler))
 
 
 def test_vllm_finds_the_plugin_among_the_installed_ones() -> None:
