@@ -26,6 +26,7 @@ from serving.metrics import (
     poll_snapshots,
 )
 from serving.request_class import find_unknown_class, set_priority
+from serving.serve_log import keep_serve_log
 from serving.warm_start import (
     ServePeers,
     count_warm_start,
@@ -160,7 +161,8 @@ class TetrisServer(LLMServer):
 
     async def start(self) -> None:
         """Start the engine, warm if it can be, and the polling of its counters."""
-        await super().start()
+        with keep_serve_log():
+            await super().start()
         if self._has_snapshots:
             count_warm_start(
                 self._policy_name,
