@@ -9,6 +9,7 @@ from typing import Any
 
 from loadtest.demo_pair.tasks import TASKS, Exchange, Message, Task, draw
 
+from .closed_loop import min_requests
 from .errors import BenchError
 from .plan import Cell
 
@@ -94,7 +95,7 @@ class RequestMaker:
     def make_warm_up(self, concurrency: int) -> Requests:
         """Make mixed requests that are thrown away."""
         rng = random.Random(f"{self.seed} warm-up {concurrency}")
-        num_requests = 2 * concurrency + 4
+        num_requests = min_requests(concurrency)
         return Requests(tuple(self._prompt("mixed", rng) for _ in range(num_requests)))
 
     def count(self, cell: Cell) -> int:

@@ -24,7 +24,7 @@ import pytest
 from loadtest.engine_bench.arm_process import ArmProcess
 from loadtest.engine_bench.arms import Arm, parse_arm
 from loadtest.engine_bench.cli import main
-from loadtest.engine_bench.closed_loop import Delivery, run_closed_loop
+from loadtest.engine_bench.closed_loop import Delivery, min_requests, run_closed_loop
 from loadtest.engine_bench.comparison import compare, t_975
 from loadtest.engine_bench.errors import BenchError
 from loadtest.engine_bench.measurement import digest_outputs, measure
@@ -172,6 +172,15 @@ def test_only_the_neighbour_workload_calls_the_neighbour(
     assert made["drift-neighbour"].neighbour
     assert not made["mixed"].neighbour
     assert made["mixed"].switch_at is None
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 32])
+def test_warming_up_reaches_a_steady_part(
+    requests: RequestMaker, concurrency: int
+) -> None:
+    warm_up = requests.make_warm_up(concurrency)
+
+    assert len(warm_up.prompts) >= min_requests(concurrency)
 
 
 # Closed loop and measurement
