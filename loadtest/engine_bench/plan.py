@@ -87,8 +87,8 @@ PRESETS: dict[str, Preset] = {
         ),
     ),
     "readme": Preset(
-        summary="the small table: none, fixed 1 to 5 and tetris at 1, 4 and 16",
-        policies=(*_FIXED, "tetris:2+2"),
+        summary="the small table: none, fixed 1 to 5, tetris and goodput at 1, 4, 16",
+        policies=(*_FIXED, "tetris:2+2", "goodput:5"),
         blocks=(Block(("mixed",), (0.0,), _FEW),),
         trace=False,
     ),

@@ -111,7 +111,9 @@ class Launcher:
     def _command(self, arm: Arm, port: int) -> list[str]:
         command = arm.command
         if arm.is_plain_vllm and arm.policy is not None:
-            command = plain_vllm_command(find_config(self.config), arm.policy)
+            command = plain_vllm_command(
+                find_config(self.config), arm.policy, self.settings
+            )
         if command is not None:
             return ["/bin/sh", "-c", "exec " + command.replace("{port}", str(port))]
         settings = [part for setting in self.settings for part in ("--set", setting)]

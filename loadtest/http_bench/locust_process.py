@@ -115,7 +115,11 @@ def _set_priority(pid: int, nice: int) -> None:
     """Set a process's priority before it has started anything itself."""
     try:
         psutil.Process(pid).nice(nice)
-    except psutil.AccessDenied:
+        # Linux may group processes by session first, and compares priorities only
+        # within a group: the client's is a group of its own.
+        with suppress(FileNotFoundError):
+            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+    except (psutil.AccessDenied, PermissionError):
         raise LoadTestError(
             f"--client-nice {nice} needs privileges; leave it out"
         ) from None

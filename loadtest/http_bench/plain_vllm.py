@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,15 @@ _ENVIRONMENT = {
 """As our replicas have it."""
 
 
-def plain_vllm_command(config: Path, policy: Policy) -> str:
+def plain_vllm_command(
+    config: Path, policy: Policy, overrides: Iterable[str] = ()
+) -> str:
     """Return the shell command that serves a deployment file's pair with vLLM alone.
 
     Args:
         config: Deployment file; its `model` and `engine` sections become flags.
         policy: `none` or `fixed`, which vLLM has itself.
+        overrides: `section.setting=value`, in the place of what the file says.
 
     Returns:
         The command, with `{port}` where the port goes.
@@ -56,6 +59,8 @@ def plain_vllm_command(config: Path, policy: Policy) -> str:
     """
     try:
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+        for override in overrides:
+            _replace(settings, override)
         model, engine = settings["model"], settings["engine"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise LoadTestError(f"--config {config}: cannot be read: {error}") from None
@@ -82,6 +87,17 @@ def plain_vllm_command(config: Path, policy: Policy) -> str:
     command = ["env", *(f"{k}={v}" for k, v in _environment(engine).items())]
     command += [sys.executable, "-m", _SERVER, "--host", "127.0.0.1", *arguments]
     return f"{shlex.join(command)} --port {{port}}"
+
+
+def _replace(settings: dict[str, Any], override: str) -> None:
+    """Put the value of `section.setting=value` into settings; YAML, as for `up`."""
+    path, separator, value = override.partition("=")
+    *sections, name = path.split(".")
+    if not separator or not sections:
+        raise LoadTestError(f"--set {override}: write section.setting=value")
+    for section in sections:
+        settings = settings.setdefault(section, {})
+    settings[name] = yaml.safe_load(value)
 
 
 def _environment(engine: Mapping[str, Any]) -> dict[str, str]:

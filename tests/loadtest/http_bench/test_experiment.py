@@ -294,6 +294,13 @@ def test_vllm_alone_serves_the_pair_and_flags_of_the_deployment_file():
     speculation = json.loads(flags["--speculative-config"])
     assert speculation["num_speculative_tokens"] == 3
     assert speculation["model"].endswith("demo-draft")
+    larger = plain_vllm_command(
+        config, arm.policy, ["model.target=/large", "engine.max_num_seqs=3"]
+    )
+    assert "--model /large" in larger
+    assert "--max-num-seqs 3" in larger
+    with pytest.raises(LoadTestError, match="write section"):
+        plain_vllm_command(config, arm.policy, ["seed=1"])
     none = plain_vllm_command(config, parse_arm("a=vllm:none").policy)
     assert "--speculative-config" not in none
 
