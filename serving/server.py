@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 from ray import serve
@@ -14,6 +14,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (
 from ray.llm._internal.serve.core.server.llm_server import LLMServer
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm import LLMConfig
+from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from serving.capacity import capacity_reader
@@ -34,8 +35,17 @@ from serving.warm_start import (
     start_warm,
 )
 
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.engine.protocol import EngineClient
+
 _UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 """Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
+
+
+_UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 class SkipLocalDownload(CallbackBase):
@@ -51,16 +61,38 @@ class SkipLocalDownload(CallbackBase):
 
 
 class TetrisEngine(VLLMEngine):
-    """Ray's vLLM engine, with tokenization found under vLLM 0.32's name for it.
+    """Ray's vLLM engine for vLLM 0.32, with what a replica asks of it besides.
 
-    Ray 2.60 looks for `openai_serving_tokenization`, which this vLLM calls
-    `serving_tokenization`, and would refuse every tokenize request.
+    Changes against Ray's `VLLMEngine`:
+        Tokenization is found: Ray 2.60 looks for `openai_serving_tokenization`, which
+        this vLLM calls `serving_tokenization`, and would refuse every such request.
+        One CPU worker runs in the engine core's process (`_start_async_llm_engine`).
     """
 
     async def start(self) -> None:
         """Start the engine."""
         await super().start()
         self._oai_serving_tokenization = self._app_state.serving_tokenization
+
+    def _start_async_llm_engine(
+        self,
+        vllm_engine_args: "AsyncEngineArgs",
+        vllm_engine_config: "VllmConfig",
+        placement_group: "PlacementGroup",
+    ) -> "EngineClient":
+        """Start the engine, on the CPU without a process for its only worker.
+
+        An engine core waits for its worker's process by spinning, which takes a core
+        from the model, and on the CPU the cores are the accelerator. vLLM insists on
+        the process to set OpenMP up in it; a replica's environment has done so already.
+        """
+        parallel = vllm_engine_config.parallel_config
+        if current_platform.is_cpu() and parallel.world_size == 1:
+            # By name: "uni" would be turned into "mp" again.
+            parallel.distributed_executor_backend = _UNIPROC_EXECUTOR
+        return super()._start_async_llm_engine(
+            vllm_engine_args, vllm_engine_config, placement_group
+        )
 
     async def take_snapshot(self) -> dict[str, Any]:
         """Fetch the scheduler's cumulative figures from the engine's process.
