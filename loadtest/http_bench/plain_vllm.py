@@ -84,7 +84,7 @@ def plain_vllm_command(
             "num_speculative_tokens": policy.draft_tokens,
         }
         arguments += ["--speculative-config", json.dumps(speculation)]
-    command = ["env", *(f"{k}={v}" for k, v in _environment(engine).items())]
+    command = ["env", *(f"{k}={v}" for k, v in _environment(settings).items())]
     command += [sys.executable, "-m", _SERVER, "--host", "127.0.0.1", *arguments]
     return f"{shlex.join(command)} --port {{port}}"
 
@@ -100,10 +100,13 @@ def _replace(settings: dict[str, Any], override: str) -> None:
     settings[name] = yaml.safe_load(value)
 
 
-def _environment(engine: Mapping[str, Any]) -> dict[str, str]:
+def _environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    engine = settings["engine"]
+    num_cpus = (settings.get("replicas") or {}).get("num_cpus") or 1
     environment = dict(_ENVIRONMENT)
-    if engine.get("cpu_threads"):
-        environment["OMP_NUM_THREADS"] = str(engine["cpu_threads"])
+    # Ray gives an actor as many threads as it has CPUs, and at least one.
+    threads = engine.get("cpu_threads") or max(1, int(num_cpus))
+    environment["OMP_NUM_THREADS"] = str(threads)
     preloads = find_preloads()
     if preloads:
         environment["LD_PRELOAD"] = ":".join(map(str, preloads))

@@ -295,8 +295,12 @@ def test_vllm_alone_serves_the_pair_and_flags_of_the_deployment_file():
     assert speculation["num_speculative_tokens"] == 3
     assert speculation["model"].endswith("demo-draft")
     larger = plain_vllm_command(
-        config, arm.policy, ["model.target=/large", "engine.max_num_seqs=3"]
+        config,
+        arm.policy,
+        ["model.target=/large", "engine.max_num_seqs=3", "replicas.num_cpus=2.5"],
     )
+    assert "OMP_NUM_THREADS=1" in words
+    assert "OMP_NUM_THREADS=2" in larger
     assert "--model /large" in larger
     assert "--max-num-seqs 3" in larger
     with pytest.raises(LoadTestError, match="write section"):
