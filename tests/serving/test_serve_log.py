@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-from logging.config import dictConfig
-from logging.handlers import MemoryHandler
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
+# In a process of its own: what is tested here closes the handlers of all loggers.
+REPLICA = """
+import logging, sys
+from logging.config import dictConfig
+from logging.handlers import MemoryHandler
+from serving.serve_log import keep_serve_log
 
-pytestmark = pytest.mark.filterwarnings(
-    # Ray warns about itself while it is imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
+logger = logging.getLogger("ray.serve")
+buffer = MemoryHandler(capacity=1, target=logging.FileHandler(sys.argv[1]))
+logger.handlers = [buffer]
+logger.setLevel(logging.INFO)
+logger.info("before")
+with keep_serve_log():
+    dictConfig({"version": 1, "disable_existing_loggers": False})
+    assert buffer.target is None
+logger.info("after")
+"""
 
 
 def test_lines_after_a_reconfiguration_reach_the_file(tmp_path: Path) -> None:
-    from serving.serve_log import keep_serve_log
-
-    logger = logging.getLogger("ray.serve")
-    file = logging.FileHandler(tmp_path / "replica.log")
-    buffer = MemoryHandler(capacity=1, target=file)
-    level, propagate = logger.level, logger.propagate
-    logger.addHandler(buffer)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        logger.info("before")
-        with keep_serve_log():
-            dictConfig({"version": 1, "disable_existing_loggers": False})
-            assert buffer.target is None
-        logger.info("after")
-    finally:
-        logger.removeHandler(buffer)
-        logger.setLevel(level)
-        logger.propagate = propagate
-        file.close()
-    assert (tmp_path / "replica.log").read_text().split() == ["before", "after"]
+    log = tmp_path / "replica.log"
+    done = subprocess.run(
+        [sys.executable, "-c", REPLICA, str(log)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().split() == ["before", "after"]
