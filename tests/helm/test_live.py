@@ -14,6 +14,7 @@ import openai
 import pytest
 import yaml
 
+from loadtest import panel_pictures
 from tests.helm.conftest import CHART, of_kind, ray_service, render, require
 from tests.helm.live import (
     Prometheus,
@@ -126,6 +127,13 @@ def test_every_panel_returns_data(live, file):
             if not live.prometheus.query(expression):
                 empty.append(f"{panel['title']}: {expression}")
     assert not [line for line in empty if line.partition(":")[0] not in NEEDS_HARDWARE]
+
+
+def test_the_panels_of_every_dashboard_are_drawn(live, tmp_path, capsys):
+    arguments = ["--prometheus-url", live.prometheus.url, "--output", str(tmp_path)]
+    assert panel_pictures.main(arguments) == 0, capsys.readouterr().err
+    for file in DASHBOARDS:
+        assert (tmp_path / f"{file.stem}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_rule_is_evaluated(live):
