@@ -1,10 +1,19 @@
-"""Spans of Ray Serve on their way to an OpenTelemetry collector."""
+"""Spans of Ray Serve and of vLLM on their way to an OpenTelemetry collector."""
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.helm.live import SpanCollector
-from tests.serving.conftest import ROOT, clean_environment
+from tests.serving.conftest import (
+    MODEL,
+    ROOT,
+    clean_environment,
+    start_up_command,
+    wait_until,
+)
 
 # In a process of its own: OpenTelemetry's provider can be set once only.
 PROGRAM = """
@@ -45,3 +54,24 @@ def test_serve_accepts_the_exporter_and_its_spans_arrive() -> None:
     assert result.returncode == 0, result.stderr
     # What is left is sent when the process ends.
     assert "a step" in {name for _, name, _ in collector.spans}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_vllm_sends_a_span_of_every_request(tmp_path: Path) -> None:
+    collector = SpanCollector()
+    try:
+        running = start_up_command(
+            tmp_path / "up.log",
+            {"engine.extra.otlp_traces_endpoint": collector.url},
+        )
+        try:
+            with running.client() as client:
+                client.completions.create(model=MODEL, prompt="one two", max_tokens=4)
+            wait_until(
+                lambda: "llm_request" in {name for _, name, _ in collector.spans}, 30
+            )
+        finally:
+            running.command.end()
+    finally:
+        collector.stop()
