@@ -98,7 +98,7 @@ def draw_dashboard(file: Path, url: str, minutes: float, path: Path) -> None:
         ]
         _draw_panel(axis, panel, lines, end_s)
     figure.suptitle(f"{dashboard['title']}: the panels' queries")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
     figure.savefig(path)
 
 
@@ -150,7 +150,8 @@ def _draw_panel(
     if not lines:
         axis.text(0.5, 0.5, "no data", ha="center", transform=axis.transAxes)
         return
-    axis.set_ylim(bottom=0)
+    # A line that hardly changes would lie on the frame.
+    axis.set_ylim(0, 1.1 * axis.get_ylim()[1])
     axis.set_xlabel("minutes")
     axis.grid(visible=True, alpha=0.3)
     if any(line.label for line in lines):
