@@ -36,7 +36,7 @@ def write_results(store: Store, *, with_bounds: bool = False) -> dict[str, Any]:
     """
     measurements = store.measurements()
     conditions, environment = store.conditions(), store.environment()
-    if not measurements or conditions is None or environment is None:
+    if not measurements or conditions is None:
         raise BenchError(f"--output {store.folder} holds no measurements to report")
     arms = [parse_arm(name) for name in conditions["policies"]]
     cells = list(dict.fromkeys(cell_of(one) for one in measurements))

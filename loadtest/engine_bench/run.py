@@ -59,7 +59,7 @@ class Bench:
         self._requests = requests
         models = describe_models(settings)
         store.check_conditions(describe_conditions(settings, models))
-        pieces = (store.environment() or {}).get("pieces", [])
+        pieces = store.environment().get("pieces", [])
         self._environment = {
             "machine": describe_machine(),
             "models": models,

@@ -1,0 +1,111 @@
+"""A folder of results that grow in pieces: what both benchmarks keep on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+_SETTINGS_FILE = "settings.json"
+_ENVIRONMENT_FILE = "environment.json"
+
+
+class ResultFolder:
+    """An output folder. A record is kept whole or not at all.
+
+    Attributes:
+        records_file: Holds one JSON value a line.
+        output_files: What is made from the records.
+        folders: Further folders that belong to an experiment.
+        error: What to raise for a user's mistake.
+    """
+
+    records_file: ClassVar[str]
+    output_files: ClassVar[Sequence[str]]
+    folders: ClassVar[Sequence[str]]
+    error: ClassVar[type[Exception]]
+
+    def __init__(self, folder: Path) -> None:
+        """Open a folder; created if missing."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def clear(self) -> None:
+        """Remove everything that an experiment writes, and nothing else."""
+        own = (_SETTINGS_FILE, _ENVIRONMENT_FILE, self.records_file, *self.output_files)
+        for name in own:
+            (self.folder / name).unlink(missing_ok=True)
+        for name in self.folders:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def check_conditions(self, conditions: Mapping[str, Any]) -> None:
+        """Note the conditions of a new experiment, or compare those of one resumed.
+
+        Raises:
+            Exception: `error`, if what is in the folder was measured under others.
+        """
+        now = json.loads(json.dumps(conditions))
+        before = self.conditions()
+        if before is None or not self.records():
+            self.write(_SETTINGS_FILE, json.dumps(now, indent=1) + "\n")
+            return
+        changed = [
+            f"  {key}: was {before.get(key)!r}, is {now.get(key)!r}"
+            for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key)
+        ]
+        if changed:
+            raise self.error(
+                f"--output {self.folder} holds results measured under other "
+                "conditions:\n" + "\n".join(changed) + "\n"
+                "Put them back, choose another --output, or discard what is there "
+                "with --restart"
+            )
+
+    def conditions(self) -> dict[str, Any] | None:
+        """Return the conditions of what the folder holds; None if it holds nothing."""
+        return self._read_json(_SETTINGS_FILE)
+
+    def environment(self) -> dict[str, Any]:
+        """Return the record of machine, models and invocations; {} without one."""
+        return self._read_json(_ENVIRONMENT_FILE) or {}
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Keep the record of machine, models and invocations."""
+        self.write(_ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
+
+    def records(self) -> list[Any]:
+        """Return all records, oldest first."""
+        file = self.folder / self.records_file
+        found = []
+        for line in file.read_text().splitlines() if file.exists() else ():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue  # Cut short by a crash, and measured again since.
+        return found
+
+    def append_record(self, record: Any) -> None:
+        """Add a record, for good."""
+        with (self.folder / self.records_file).open("a") as file:
+            # The line before may have been cut short.
+            file.write(f"\n{json.dumps(record)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file, all or nothing."""
+        path = self.folder / name
+        unfinished = path.with_name(f"{name}.unfinished")
+        unfinished.write_text(text)
+        unfinished.replace(path)
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        path = self.folder / name
+        if not path.exists():
+            return None
+        values: dict[str, Any] = json.loads(path.read_text())
+        return values
