@@ -84,9 +84,9 @@ class ConfidenceCalibration:
             `[num_reqs, depth]`, float64, strictly between 0 and 1.
         """
         depth = confidence.shape[1]
-        log_odds = self._slope * _to_log_odds(confidence) + self._intercept[:depth]
+        log_odds = self._slope * to_log_odds(confidence) + self._intercept[:depth]
         log_odds += self._requests.log_odds(req_ids)[:, None]
-        return _to_probability(log_odds)
+        return to_probability(log_odds)
 
     def observe(
         self,
@@ -108,9 +108,9 @@ class ConfidenceCalibration:
         row, position = np.nonzero(observed)
         if row.size == 0:
             return
-        feature = _to_log_odds(confidence[row, position])
+        feature = to_log_odds(confidence[row, position])
         shared = self._slope * feature + self._intercept[position]
-        probability = _to_probability(shared + self._requests.log_odds(req_ids)[row])
+        probability = to_probability(shared + self._requests.log_odds(req_ids)[row])
         outcome = accepted[row, position].astype(np.float64)
         self._count(probability, outcome)
         residual = outcome - probability
@@ -148,7 +148,7 @@ class ConfidenceCalibration:
 
         Used to extend survival past the depth that was last drafted.
         """
-        return _to_probability(self._intercept[:depth] + self._slope)
+        return to_probability(self._intercept[:depth] + self._slope)
 
     def export_state(self) -> dict[str, Any]:
         """Return what was learnt about the model pair, without requests."""
@@ -236,12 +236,14 @@ _MAX_STEP = 0.5
 after a start or a workload shift cannot throw the model off."""
 
 
-def _to_log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:
+def to_log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log-odds of probabilities of any shape, within +-`MAX_LOG_ODDS`."""
     clipped = np.clip(probability, 1e-6, 1.0 - 1e-6)
     log_odds = np.log(clipped / (1.0 - clipped))
     return np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
-def _to_probability(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
+def to_probability(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probabilities of log-odds of any shape."""
     probability: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-log_odds))
     return probability

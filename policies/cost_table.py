@@ -18,6 +18,9 @@ REFRESH_EVERY = 8
 """Samples between two looks at the whole table, once it has settled: drift, which is
 fast, needs none."""
 
+SCATTER_RATE = 0.02
+"""Share by which a sample moves the scatter around an entry's own mean."""
+
 USUAL_RATE = 0.003
 """Share by which a sample moves the usual context, as slowly as the trend."""
 
@@ -32,14 +35,19 @@ ENTRY_KEEP = 0.96
 """Per-visit memory of a table entry's own deviation, about 25 visits."""
 
 ENTRY_PRIOR = 2.0
-"""Visits that the trend counts for against an entry's own deviation."""
+"""Visits that the trend counts for at least against an entry's own deviation."""
+
+USUAL_DEVIATION = 0.03
+"""Deviations that are more than chance, as a share of the price. Where samples of one
+count scatter more, it takes the more visits to tell: believed too soon, whichever count
+was lucky looks cheap, is chosen again and again, and confirms itself."""
 
 OUTLIER_FACTOR = 4.0
 """A residual beyond this many typical ones moves the table as if it were this large:
 a page fault or a neighbour's burst is not a new price."""
 
-DRIFT_KEEP = 0.95
-"""Per-sample memory of drift, about 20 samples: a stolen core or a throttled clock
+DRIFT_KEEP = 0.9
+"""Per-sample memory of drift, about 10 samples: a stolen core or a throttled clock
 changes the price of every count at once, most of them unvisited."""
 
 
@@ -165,7 +173,7 @@ class CostTable:
     the start-up profile (or a prior) gives the shape; the trend bends it in level and
     per-count price, so that counts never visited follow the others; every knot has a
     deviation of its own, believed in proportion to its visits (a staircase shows here);
-    drift and the slope of `extra` (context length) are fitted jointly to the last 20
+    drift and the slope of `extra` (context length) are fitted jointly to the last 10
     samples. The slope prices deviations from the usual extra alone: what a constant
     context costs is part of the table. Linear between knots and, with the last slope,
     beyond them.
@@ -187,6 +195,7 @@ class CostTable:
     _usual_extra: float = field(init=False, default=0.0)
     _num_samples: int = field(init=False, default=0)
     _typical_residual: float = field(init=False, default=0.5)
+    _scatter: float = field(init=False, default=0.1)
 
     def __post_init__(self) -> None:
         """Lay out the knots and the prior."""
@@ -300,6 +309,11 @@ class CostTable:
         trend = max(self._trend.predict(count / base_ms), MIN_TREND)
         own = steady_ms / (base_ms * trend) - 1.0
         shares = self._base.shares(count)
+        usual = sum(
+            share * self._deviation[index] / max(self._num_visits[index], 1e-9)
+            for index, share in shares.items()
+        )
+        self._scatter += SCATTER_RATE * (min(abs(own - usual), 1.0) - self._scatter)
         for index, share in shares.items():
             keep = ENTRY_KEEP**share
             self._deviation[index] = keep * self._deviation[index] + share * own
@@ -311,7 +325,8 @@ class CostTable:
     def _refresh(self) -> None:
         trend = self._base_ms * self._trend.level + self._trend.slope * self.knots
         trend = np.maximum(trend, MIN_TREND * self._base_ms)
-        belief = np.array(self._deviation) / (np.array(self._num_visits) + ENTRY_PRIOR)
+        prior = max(ENTRY_PRIOR, (self._scatter / USUAL_DEVIATION) ** 2)
+        belief = np.array(self._deviation) / (np.array(self._num_visits) + prior)
         priced = _make_monotone(np.maximum(trend * (1.0 + belief), 1e-4))
         self._value = _Curve(self.knots, priced)
 

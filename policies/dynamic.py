@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         VerificationOutcome,
     )
     from policies.cost import CostProfile, StepTiming
+    from policies.stopping import DraftStop
 
 PRIOR_ACCEPTANCE_RATE = 0.7
 """Start of the moving average, as in the reference implementation."""
@@ -124,6 +125,14 @@ class DynamicPlanner:
         req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
     ) -> AcceptanceScale | None:
         """Rank by confidence itself; nothing is cut anyway."""
+        return None
+
+    def draft_stop(
+        self,
+        req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
+        weights: NDArray[np.float64] | None = None,  # noqa: ARG002 - likewise
+    ) -> DraftStop | None:
+        """Draft to the depth."""
         return None
 
     def forget(self, req_id: Hashable) -> None:

@@ -29,6 +29,7 @@ from policies.feedback import DraftFeedback
 from policies.priors import prior_of
 from policies.recent import RecentDrafts
 from policies.selection import select_drafts, sum_prefixes
+from policies.stopping import DraftStop
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -71,7 +72,9 @@ class GoodputPlanner:
     1. predicts, for every depth, the best goodput at this load from recent drafts and
        learnt costs; the best depth is drafted next, its goodput is the price of a
        millisecond (`budget.plan_depth`);
-    2. verifies, after what latency-bound requests claim (`claims.claim_drafts`), the
+    2. where the engine can, ends the draft after the pass that leaves less to gain
+       than the next one costs (`stopping.DraftStop`), however deep that is;
+    3. verifies, after what latency-bound requests claim (`claims.claim_drafts`), the
        top drafts by survival times weight up to the count where tokens minus priced
        time is largest (`budget.choose_draft_budget`).
 
@@ -108,6 +111,10 @@ class GoodputPlanner:
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
     _num_missing: int = field(init=False, default=0)
+    _ends_early: bool = field(init=False, default=False)
+    _next_acceptance: NDArray[np.float64] = field(init=False)
+    _token_price: float = field(init=False, default=0.0)
+    _pass_price: float = field(init=False, default=0.0)
     _pending_timings: list[StepTiming] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -121,6 +128,7 @@ class GoodputPlanner:
         self._positions = PositionAcceptance(self.max_depth, prior.acceptance)
         self._recent = RecentDrafts(self.max_depth)
         self._feedback = DraftFeedback(self.max_depth)
+        self._next_acceptance = np.empty(0)
 
     def select(self, batch: DraftBatch) -> DraftSelection:
         """Admit the drafts that are worth their time at the current goodput."""
@@ -158,13 +166,39 @@ class GoodputPlanner:
         if self._steps_planned % REPLAN_EVERY == 0 or load != self._planned_for:
             self._planned_for = load
             self.plan = self._plan_depth(num_reqs, latency_target_ms)
+            self._price_passes(num_reqs)
             first_ms = self.cost.draft_first.at(num_reqs)
             next_ms = float(self.cost.draft_next_ms(num_reqs, EXPLORE_DEPTH))
             self._exploration.set_price(
                 explore_ms=self._catch_up_ms() + first_ms + next_ms,
                 step_ms=self.cost.target.at(num_reqs) + first_ms,
             )
-        return self._exploration.adjust_depth(self.plan.depth, self.max_depth)
+        depth = self._exploration.adjust_depth(self.plan.depth, self.max_depth)
+        self._ends_early = (
+            self.limits.stops_drafts and depth > 0 and not self._exploration.exploring
+        )
+        has_target = not (latency_target_ms is None and self.latency_target_ms is None)
+        if self._ends_early and not has_target:
+            return self.max_depth
+        return depth
+
+    def draft_stop(
+        self,
+        req_ids: Sequence[Hashable],
+        weights: NDArray[np.float64] | None = None,
+    ) -> DraftStop | None:
+        """Return the price of drafting on, by the latest plan."""
+        if not self._ends_early or not self._next_acceptance.size:
+            return None
+        return DraftStop(
+            req_ids=tuple(req_ids),
+            scale=self.calibration.scale(req_ids),
+            max_depth=self.max_depth,
+            next_acceptance=self._next_acceptance,
+            pass_price=self._pass_price,
+            token_price=self._token_price,
+            weights=_normalise(weights),
+        )
 
     def plan_batch(self, load: EngineLoad) -> BatchPlan:
         """Choose how many requests run and how much prompt joins the step."""
@@ -279,7 +313,22 @@ class GoodputPlanner:
     def _expect_drafts(self, batch: DraftBatch) -> tuple[int, float]:
         """Return decoding requests and twice the drafts the plan verifies for them."""
         num_decodes = max(batch.num_decodes, batch.num_reqs)
-        return num_decodes, max(1.0, 2.0 * self.plan.budget_per_req * num_decodes)
+        return num_decodes, self._expect_width(num_decodes)
+
+    def _expect_width(self, num_decodes: int) -> float:
+        return max(1.0, 2.0 * self.plan.budget_per_req * num_decodes)
+
+    def _price_token(self, num_decodes: int, width: float) -> float:
+        """Price the verification of one draft, in tokens."""
+        ends = np.array([num_decodes, num_decodes + width])
+        return survival_threshold(self._verify_ms(ends), width, self.plan.tokens_per_ms)
+
+    def _price_passes(self, num_reqs: int) -> None:
+        """Note what a further drafter pass must promise."""
+        self._next_acceptance = self._recent.sample_acceptance()
+        self._token_price = self._price_token(num_reqs, self._expect_width(num_reqs))
+        pass_ms = float(self.cost.draft_next.at(num_reqs))
+        self._pass_price = self.plan.tokens_per_ms * pass_ms
 
     def _admit_sampled(
         self,
@@ -289,11 +338,7 @@ class GoodputPlanner:
         claimed: NDArray[np.int64] | None,
     ) -> tuple[NDArray[np.int64], bool]:
         """Admit what lies above a threshold fixed before the block was drawn."""
-        num_decodes, width = self._expect_drafts(batch)
-        ends = np.array([num_decodes, num_decodes + width])
-        threshold = survival_threshold(
-            self._verify_ms(ends), width, self.plan.tokens_per_ms
-        )
+        threshold = self._price_token(*self._expect_drafts(batch))
         worthwhile: NDArray[np.int64] = (values >= threshold).sum(axis=1)
         admitted = np.minimum(worthwhile, batch.num_draft_tokens)
         if claimed is not None:

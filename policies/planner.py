@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from policies.admission import BatchPlan, EngineLoad
     from policies.cost import CostProfile, StepTiming
+    from policies.stopping import DraftStop
 
 
 class Planner(Protocol):
@@ -62,6 +63,18 @@ class Planner(Protocol):
         """Return how confidence becomes acceptance; None ranks by confidence itself.
 
         Asked by engines that rank drafts on the device.
+        """
+        ...
+
+    def draft_stop(
+        self,
+        req_ids: Sequence[Hashable],
+        weights: NDArray[np.float64] | None = None,
+    ) -> DraftStop | None:
+        """Return when the coming draft may end early; None drafts to its depth.
+
+        Asked after `choose_depth`, by engines that can look at a draft between passes.
+        `weights` are those of the requests, > 0; None where all are alike.
         """
         ...
 
@@ -102,6 +115,14 @@ class StatelessPlanner:
         req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
     ) -> AcceptanceScale | None:
         """Rank by confidence itself."""
+        return None
+
+    def draft_stop(
+        self,
+        req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
+        weights: NDArray[np.float64] | None = None,  # noqa: ARG002 - likewise
+    ) -> DraftStop | None:
+        """Draft to the depth."""
         return None
 
     def forget(self, req_id: Hashable) -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 NUM_REMEMBERED_DRAFTS = 96
 """A few steps of a large batch, about a hundred steps of a single request."""
 
+NUM_SAMPLES = 8
+"""Order statistics that stand for the distribution of recent acceptances."""
+
 
 @dataclass(slots=True)
 class RecentDrafts:
@@ -78,6 +81,20 @@ class RecentDrafts:
         """
         survival = np.cumprod(self._fill(typical), axis=1).mean(axis=0)
         return 1.0 + np.concatenate(([0.0], np.cumsum(survival)))
+
+    def sample_acceptance(self) -> NDArray[np.float64]:
+        """Return evenly spaced order statistics of all recent acceptances.
+
+        Returns:
+            `[<= NUM_SAMPLES]`, rising; empty before the first draft.
+        """
+        recent = self._acceptance[: self._num_rows]
+        known = np.sort(recent[~np.isnan(recent)])
+        if known.size <= NUM_SAMPLES:
+            return known
+        middles = (np.arange(NUM_SAMPLES) + 0.5) * (known.size / NUM_SAMPLES)
+        sample: NDArray[np.float64] = known[middles.astype(np.int64)]
+        return sample
 
     @property
     def _num_rows(self) -> int:

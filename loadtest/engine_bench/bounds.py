@@ -21,7 +21,7 @@ from policies.calibration import ConfidenceCalibration
 from policies.selection import select_drafts
 
 from .arms import Arm
-from .prices import StepPrices, decode_steps, fit_prices
+from .prices import StepPrices, fit_prices
 from .traces import Array, RecordedTrace
 
 NUM_FITTING_PASSES = 3
@@ -32,7 +32,7 @@ MIN_HEADROOM = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """One recorded decoding step whose drafts were all verified.
+    """One recorded step whose drafts were all verified, its prompts left out.
 
     Attributes:
         num_reqs: Requests that decoded, with or without drafts.
@@ -110,7 +110,10 @@ def find_bounds(traces: Mapping[Arm, RecordedTrace]) -> dict[str, Any] | None:
 
 
 def read_steps(trace: RecordedTrace) -> list[ReplayStep]:
-    """Read the decoding steps all of whose drafts were verified.
+    """Read the steps in which requests decoded and all of whose drafts were verified.
+
+    Under load nearly every step carries a prompt as well. Its time is left out: it
+    belongs to the tokens of that request, whatever is verified beside it.
 
     Acceptance is predicted by a calibration fitted to the whole trace, with request
     effects from what came before.
@@ -131,12 +134,18 @@ def read_steps(trace: RecordedTrace) -> list[ReplayStep]:
     )
     # Positions that were not offered never survive.
     predicted[np.arange(predicted.shape[1]) >= offered[:, None]] = 0.0
-    decoding, num_reqs = decode_steps(trace), trace.step("num_reqs")
+    num_decode_tokens = trace.step("num_decode_tokens")
     unknown = set(np.unique(step[~known]).tolist())
     return [
-        ReplayStep(int(num_reqs[number]), predicted[rows], accepted[rows])
+        ReplayStep(
+            int(num_decode_tokens[number] - verified[rows].sum()),
+            predicted[rows],
+            accepted[rows],
+        )
         for number, rows in rows_of.items()
-        if number < decoding.size and decoding[number] and number not in unknown
+        if number < num_decode_tokens.size
+        and not np.isnan(num_decode_tokens[number])
+        and number not in unknown
     ]
 
 
@@ -238,7 +247,8 @@ def replay_own(trace: RecordedTrace, prices: StepPrices) -> float | None:
 
     Steps whose outcome is not known in full are left out.
     """
-    num_steps = trace.step("num_reqs").size
+    num_decode_tokens = trace.step("num_decode_tokens")
+    num_steps = num_decode_tokens.size
     step = trace.draft("step").astype(np.int64)
     inside = step < num_steps
     accepted = trace.draft("num_accepted")
@@ -248,10 +258,11 @@ def replay_own(trace: RecordedTrace, prices: StepPrices) -> float | None:
     # An outcome is missing where something was admitted and nothing came of it.
     missing = (accepted < 0) & (trace.draft("num_admitted") > 0)
     unknown = np.bincount(step[inside], missing[inside], num_steps) > 0
-    kept = decode_steps(trace) & ~unknown
+    num_reqs = num_decode_tokens - counted
+    kept = ~np.isnan(num_decode_tokens) & ~unknown & (num_reqs > 0)
     if not kept.any():
         return None
-    num_reqs, depth = trace.step("num_reqs"), np.nan_to_num(trace.step("depth"))
+    depth = np.nan_to_num(trace.step("depth"))
     tokens = (num_reqs + gained)[kept].sum()
     total_ms = sum(
         prices.step_ms((num_reqs + counted)[kept & (depth == one)], int(one)).sum()

@@ -105,6 +105,8 @@ class Trace:
                 if name in STEP_FIELDS:
                     step[name] = float(value)
             step["total_ms"] = float(timing.total_ms)
+            # A draft may have ended short of the depth that was chosen.
+            step["depth"] = float(timing.depth)
             predict = getattr(getattr(self._planner, "cost", None), "predict_ms", None)
             if callable(predict):
                 step["predicted_ms"] = float(predict(timing))

@@ -23,6 +23,7 @@ class WorkerTimes:
             forward pass, sampling, rejection.
         draft_first_ms: The drafter's first pass, over every token of the step.
         draft_next_ms: All further draft passes together.
+        depth: Draft tokens made per request, 0 if none.
         catch_up_ms: Filling the drafter's cache after it had been skipped.
         num_caught_up: Positions filled then.
     """
@@ -30,6 +31,7 @@ class WorkerTimes:
     target_ms: float
     draft_first_ms: float
     draft_next_ms: float
+    depth: int
     catch_up_ms: float = 0.0
     num_caught_up: int = 0
 

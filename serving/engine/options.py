@@ -9,6 +9,8 @@ from policies.batch import PolicySpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vllm import SamplingParams
+
     from serving.engine.compat import VllmConfig
 
 ADDITIONAL_CONFIG_KEY = "tetris"
@@ -82,3 +84,10 @@ def opts_out(extra_args: Mapping[str, Any] | None) -> bool:
     if not extra_args:
         return False
     return str(extra_args.get(SPECULATION_XARG, "on")).lower() in _OFF
+
+
+def find_stop_token_ids(params: SamplingParams | None) -> set[int | None]:
+    """Return the tokens that end a request as soon as they are emitted."""
+    if params is None:
+        return set()
+    return {params.eos_token_id, *(params.stop_token_ids or ())}

@@ -42,11 +42,14 @@ class PlannerHost:
     max_model_len: int
     num_spec_tokens: int
 
-    def _host_planner(self, *, skips_drafter: bool) -> PolicySpec:
+    def _host_planner(
+        self, *, skips_drafter: bool, stops_drafts: bool = False
+    ) -> PolicySpec:
         """Build the planner the engine's configuration names, and what it needs.
 
         Args:
             skips_drafter: Whether depth 0 leaves the drafter out altogether.
+            stops_drafts: Whether a draft can end between two of the drafter's passes.
 
         Raises:
             ValueError: If the configuration cannot work.
@@ -59,6 +62,7 @@ class PlannerHost:
                 max_tokens=self.scheduler_config.max_num_batched_tokens,
                 max_reqs=self.scheduler_config.max_num_seqs,
                 skips_drafter=skips_drafter,
+                stops_drafts=stops_drafts,
                 method=speculative.method,
             ),
         )

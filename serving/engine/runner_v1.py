@@ -15,13 +15,16 @@ import torch
 from serving.engine.cold_drafter import ColdDrafter
 from serving.engine.compat import GPUModelRunner, SpecDecodeBaseProposer
 from serving.engine.drafts import WorkerTimes
+from serving.engine.options import find_stop_token_ids
 from serving.engine.plain_steps import PlainSteps
 from serving.engine.reclass import reclass
+from serving.engine.step_messages import STOP_ATTRIBUTE
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from policies.stopping import DraftStop, DraftWatch
     from serving.engine.compat import (
         SamplingMetadata,
         SchedulerOutput,
@@ -42,20 +45,47 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
     _context_limit: int
     _first_pass_end_s: float
     _draft_end_s: float
+    _num_drafted: int
+    _watch: DraftWatch | None
+    _stop_token_ids: list[set[int | None]]
+    _drawn: list[tuple[torch.Tensor, torch.Tensor | None]]
     draft_start_s: float
+
+    def watch(self, watch: DraftWatch, stop_token_ids: list[set[int | None]]) -> None:
+        """Let the coming draft end early.
+
+        Args:
+            watch: Asked between two passes.
+            stop_token_ids: `[num_reqs]`, what ends each request.
+        """
+        self._watch, self._stop_token_ids = watch, stop_token_ids
 
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Draft as vLLM does, with a fresh record and clock for this step."""
         self._confidences = []
+        self._drawn = []
         self._first_pass_end_s = 0.0
         self.draft_start_s = time.perf_counter()
-        drafts: torch.Tensor = super().propose(*args, **kwargs)
+        try:
+            drafts: torch.Tensor = super().propose(*args, **kwargs)
+        except _EndOfDraftError:
+            drafts = self._stack_drawn()
+        self._watch = None
+        self._drawn = []
+        self._num_drafted = drafts.shape[1]
         self._draft_end_s = time.perf_counter()
         return drafts
+
+    def _stack_drawn(self) -> torch.Tensor:
+        """Return what was drawn so far, as vLLM does after its last pass."""
+        probs = [one for _, one in self._drawn if one is not None]
+        self._last_draft_probs = torch.stack(probs, dim=1) if probs else None
+        return torch.stack([tokens for tokens, _ in self._drawn], dim=1)
 
     def note_skipped(self) -> None:
         """Stop the step's clock where drafting would have begun."""
         self._confidences = []
+        self._num_drafted = 0
         self.draft_start_s = self._first_pass_end_s = self._draft_end_s = (
             time.perf_counter()
         )
@@ -74,6 +104,7 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             target_ms=1e3 * (start - step_start_s) - catch_up_ms,
             draft_first_ms=1e3 * (first_end - start),
             draft_next_ms=1e3 * (self._draft_end_s - first_end),
+            depth=self._num_drafted,
             catch_up_ms=catch_up_ms,
             num_caught_up=0 if cold is None else cold.num_caught_up,
         )
@@ -98,7 +129,16 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         but counts on from there in the next pass and writes to positions 1, 2, ...,
         in blocks that prefix caching may share. Held at the last position, a row is
         past the limit, and masked, in every further pass.
+
+        Every pass but the first begins here, so a draft that does not pay ends here.
         """
+        if self._watch is not None and self._confidences:
+            latest = self._confidences[-1].double().cpu().numpy()
+            drawn = self._drawn[-1][0].tolist()
+            stops = zip(drawn, self._stop_token_ids, strict=True)
+            ended = [row for row, (token, ends) in enumerate(stops) if token in ends]
+            if not self._watch.pays_to_go_on(latest, ended):
+                raise _EndOfDraftError
         if self.uses_mrope:
             advanced: torch.Tensor = super()._update_positions_dependent_metadata(
                 positions, *args, **kwargs
@@ -109,6 +149,16 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             positions, *args, **kwargs
         )
         return advanced.masked_fill_(past_limit, self._context_limit - 1)
+
+    def _sample_draft_tokens(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Draw as vLLM does, and keep it in case the draft ends here."""
+        drawn: tuple[torch.Tensor, torch.Tensor | None] = super()._sample_draft_tokens(
+            *args, **kwargs
+        )
+        self._drawn.append(drawn)
+        return drawn
 
     def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.use_local_argmax_reduction or self.use_heterogeneous_vocab:
@@ -162,6 +212,10 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         self._confidences = []
         confidence: NDArray[np.float64] = record
         return confidence
+
+
+class _EndOfDraftError(Exception):
+    """Leaves vLLM's drafting loop, which has no exit of its own, between two passes."""
 
 
 _METADATA_ARGUMENT = 6
@@ -224,7 +278,10 @@ class UninterruptedRunner(GPUModelRunner):
     def propose_draft_token_ids(
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
-        """Draft; at depth 0 skip a draft model altogether and catch up later."""
+        """Draft, ending early where the planner allows it.
+
+        At depth 0 a draft model is skipped altogether; it catches up later.
+        """
         if isinstance(self.drafter, ConfidenceDrafter):
             self.drafter._grammar_rows = self._find_grammar_rows()
             if self._cold is not None:
@@ -233,6 +290,14 @@ class UninterruptedRunner(GPUModelRunner):
                     self.drafter.note_skipped()
                     return self._cold.skip(scheduler_output, metadata)
                 self._cold.catch_up(scheduler_output, metadata)
+            stop: DraftStop | None = getattr(scheduler_output, STOP_ATTRIBUTE, None)
+            if stop is not None:
+                req_ids = self.input_batch.req_ids
+                ends = [
+                    find_stop_token_ids(self.requests[r].sampling_params)
+                    for r in req_ids
+                ]
+                self.drafter.watch(stop.follow(tuple(req_ids)), ends)
         return super().propose_draft_token_ids(scheduler_output, *args, **kwargs)
 
     def _find_grammar_rows(self) -> torch.Tensor | None:
@@ -271,6 +336,10 @@ def adopt_drafter(runner: GPUModelRunner) -> bool:
         return True
     drafter._confidences = []
     drafter._grammar_rows = None
+    drafter._watch = None
+    drafter._stop_token_ids = []
+    drafter._drawn = []
+    drafter._num_drafted = 0
     drafter.draft_start_s = 0.0
     limit = min(drafter.max_model_len, runner.effective_drafter_max_model_len)
     drafter._context_limit = limit

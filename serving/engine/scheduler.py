@@ -13,13 +13,15 @@ from policies.batch import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.compat import Scheduler
 from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.faults import check_selection
-from serving.engine.options import opts_out
+from serving.engine.options import find_stop_token_ids, opts_out
 from serving.engine.planner_host import PlannerHost
 from serving.engine.step_clock import StepClock
+from serving.engine.step_messages import STOP_ATTRIBUTE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from policies.stopping import DraftStop
     from serving.engine.compat import (
         DraftTokenIds,
         EngineCoreOutputs,
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     )
 
 _CONFIDENCE_METHODS = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
+
+_STOPPING_METHODS = frozenset({"draft_model", "eagle", "eagle3"})
+"""Drafters whose every pass moves the positions on, which is where a draft may end;
+some `mtp` models keep theirs."""
 
 
 @dataclass(slots=True)
@@ -51,7 +57,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         `update_draft_token_ids`: keeps the confidences; drops drafts that cannot be
             used (opt-out, past the request's or the drafter's end).
         `schedule`: trims drafts to the selection first, sets the next draft depth
-            after.
+            after, and when the draft may end short of it.
         `update_from_output`: counts and learns from what the target accepted.
     A fault in a policy, or a confidence that is missing or not a number, verifies
     everything drafted in that step and teaches nothing; the engine goes on.
@@ -61,7 +67,6 @@ class TetrisScheduler(PlannerHost, Scheduler):
         """Build the planner the engine's configuration names."""
         super().__init__(*args, **kwargs)
         speculative = self.vllm_config.speculative_config
-        self._host_planner(skips_drafter=speculative.uses_draft_model())
         self._clock = StepClock()
         self._drafts_are_sampled = speculative.draft_sample_method == "probabilistic"
         self._method: str = speculative.method
@@ -69,6 +74,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
             speculative.use_local_argmax_reduction
             or speculative.use_heterogeneous_vocab
             or speculative.parallel_drafting
+        )
+        self._host_planner(
+            skips_drafter=speculative.uses_draft_model(),
+            stops_drafts=self._reports_confidence
+            and self._method in _STOPPING_METHODS
+            and self.vllm_config.parallel_config.tensor_parallel_size == 1,
         )
         self._policy_selected = False
         self._drafter_limit = self._find_drafter_limit()
@@ -89,6 +100,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if not self.has_unfinished_requests():
             self._clock.discard()
         depth = max(map(len, draft_token_ids.draft_token_ids), default=0)
+        self.counters.draft_depth = depth
         if depth == 0:
             return
         confidence = None if skipped else self._read_confidence(draft_token_ids, depth)
@@ -157,7 +169,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
         A request that may emit r more tokens gains at most r - 1 drafts and the bonus
         token; a draft past the drafter's context was made from a clamped position.
         vLLM bars stop tokens from the bonus token of every block that *starts* short of
-        `min_tokens`, so no block may reach past it.
+        `min_tokens`, so no block may reach past it. Nothing after a stop token is ever
+        emitted, whether the token is accepted (the end) or not.
         """
         if skipped:
             return 0, "skipped"
@@ -176,6 +189,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
         )
         if 0 < num_short <= num_usable:
             return num_short - 1, "min_tokens"
+        num_before_stop = _find_stop(request)
+        if num_before_stop < num_usable:
+            return num_before_stop, "stop_token"
         return max(0, num_usable), "length"
 
     def _select(self) -> None:
@@ -287,9 +303,16 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if self._method == "suffix":
             # vLLM's proposer insists on one depth; trimming is all there is.
             depth = self.num_spec_tokens
-        if depth is not None:
-            output.num_spec_tokens_to_schedule = depth
-        self.counters.draft_depth = output.num_spec_tokens_to_schedule
+        if depth is None:
+            return
+        output.num_spec_tokens_to_schedule = depth
+        if depth > 1:
+            stop = self._guard.ask(self._ask_stop, tuple(output.num_scheduled_tokens))
+            setattr(output, STOP_ATTRIBUTE, stop)
+
+    def _ask_stop(self, req_ids: tuple[str, ...]) -> DraftStop | None:
+        weights = self._classes.weigh([self.requests[r] for r in req_ids])
+        return self._planner.draft_stop(req_ids, weights)
 
     def _observe(
         self,
@@ -333,3 +356,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if speculative.method in _CONFIDENCE_METHODS and limit is not None:
             return min(int(limit), target_limit)
         return target_limit
+
+
+def _find_stop(request: Request) -> int:
+    """Return how many drafts there are up to the first that would end the request."""
+    drafts = request.spec_token_ids
+    stops = find_stop_token_ids(request.sampling_params)
+    if stops.isdisjoint(drafts):
+        return len(drafts)
+    return 1 + next(i for i, token in enumerate(drafts) if token in stops)

@@ -19,7 +19,6 @@ class _Step:
     num_decode_tokens: int
     num_prefill_tokens: int
     num_context_tokens: int
-    depth: int
     times: WorkerTimes | None = None
 
 
@@ -49,7 +48,6 @@ class StepClock:
             num_decode_tokens=num_decode_tokens,
             num_prefill_tokens=output.total_num_scheduled_tokens - num_decode_tokens,
             num_context_tokens=num_context_tokens,
-            depth=output.num_spec_tokens_to_schedule,
         )
 
     def note_worker(self, times: WorkerTimes | None) -> None:
@@ -82,7 +80,7 @@ class StepClock:
             num_decode_tokens=step.num_decode_tokens,
             num_prefill_tokens=step.num_prefill_tokens,
             num_context_tokens=step.num_context_tokens,
-            depth=step.depth,
+            depth=times.depth,
             target_ms=times.target_ms,
             draft_first_ms=times.draft_first_ms,
             draft_next_ms=times.draft_next_ms,

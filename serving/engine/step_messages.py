@@ -1,4 +1,4 @@
-"""What scheduler and worker tell each other about a step when drafts stay on a GPU."""
+"""What scheduler and worker tell each other about a step beside vLLM's own messages."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 ORDER_ATTRIBUTE = "tetris_order"
 """Where a `SchedulerOutput` carries its order: an attribute of its own, which pickling
 between processes keeps and vLLM does not look at."""
+
+STOP_ATTRIBUTE = "tetris_stop"
+"""Where a `SchedulerOutput` carries the rule that ends its draft early, likewise."""
 
 REPORT_ATTRIBUTE = "tetris_report"
 """Where a `ModelRunnerOutput` carries its report, likewise."""

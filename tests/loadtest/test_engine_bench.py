@@ -625,6 +625,7 @@ class FakePlanner:
 class FakeTiming:
     num_reqs: int = 2
     target_ms: float = 5.0
+    depth: int = 2
     total_ms: float = 6.0
 
 

@@ -1,0 +1,106 @@
+"""When to end a draft: after a pass that leaves too little worth drafting on for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.calibration import to_log_odds, to_probability
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+    from policies.batch import AcceptanceScale
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStop:
+    """What a further drafter pass must promise; asked between passes by the engine.
+
+    The depth plan looks at recent drafts; this looks at the very ones being drawn. A
+    pass drafts for the whole batch, so it is worth the sum of what each request may
+    still gain. Survival never rises along a request: once a pass does not pay, no
+    later one will.
+
+    It reads confidences of positions already drafted, never of the next: whether a
+    position is drafted depends on its prefix alone, and sampled drafts stay lossless.
+
+    Attributes:
+        req_ids: `[num_reqs]`, whom `scale.effect` and `weights` are about; others have
+            no effect of their own and weigh 1.
+        scale: How confidence becomes acceptance.
+        max_depth: Passes there can be.
+        next_acceptance: `[num_samples]`, 0-1, what the acceptance of the next position
+            may turn out to be. A sample, not its mean: a draft that turns out badly
+            is not verified, so that only the good outcomes count.
+        pass_price: Tokens that pay for the time of one more pass.
+        token_price: Tokens that pay for the time of verifying one.
+        weights: `[num_reqs]`, mean 1, what a token of each is worth; None for all 1.
+
+    Source: ours. Stopping rules on the drafter's confidence are known for single
+    requests (arXiv 2405.04304); the price of a pass over a batch is not theirs.
+    """
+
+    req_ids: tuple[Hashable, ...]
+    scale: AcceptanceScale
+    max_depth: int
+    next_acceptance: NDArray[np.float64]
+    pass_price: float
+    token_price: float
+    weights: NDArray[np.float64] | None = None
+
+    def follow(self, req_ids: tuple[Hashable, ...]) -> DraftWatch:
+        """Begin a draft of these requests, in the order of the drafter's batch."""
+        row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
+        rows = [row_of.get(req_id, -1) for req_id in req_ids]
+        # One more entry stands for requests that nothing is known about.
+        effect = np.append(self.scale.effect, 0.0)[rows]
+        weights = np.ones(len(rows))
+        if self.weights is not None:
+            weights = np.append(self.weights, 1.0)[rows]
+        return DraftWatch(self, effect, weights, np.ones(len(rows)))
+
+
+@dataclass(slots=True)
+class DraftWatch:
+    """One draft of a batch, pass by pass.
+
+    Attributes:
+        stop: The rule.
+        effect: `[num_reqs]`, each request's own log-odds.
+        weights: `[num_reqs]`.
+        survival: `[num_reqs]`, predicted, of the latest position.
+        num_passes: Seen so far.
+    """
+
+    stop: DraftStop
+    effect: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    survival: NDArray[np.float64]
+    num_passes: int = 0
+
+    def pays_to_go_on(
+        self, confidence: NDArray[np.float64], ended: list[int] | None = None
+    ) -> bool:
+        """Take in a pass and tell whether the next one is worth its time.
+
+        Args:
+            confidence: `[num_reqs]`, 0-1, of the position just drafted.
+            ended: Rows that nothing can follow: they drew a stop token.
+        """
+        stop, position = self.stop, self.num_passes
+        self.num_passes += 1
+        if self.num_passes >= stop.max_depth:
+            return False
+        log_odds = stop.scale.slope * to_log_odds(confidence)
+        log_odds += stop.scale.intercept[position] + self.effect
+        self.survival *= to_probability(log_odds)
+        if ended:
+            self.survival[ended] = 0.0
+        gained = np.multiply.outer(self.survival * self.weights, stop.next_acceptance)
+        np.maximum(gained - stop.token_price, 0.0, out=gained)
+        return float(gained.sum()) > stop.pass_price * stop.next_acceptance.size
