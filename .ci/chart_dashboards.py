@@ -18,7 +18,7 @@ PANELS = Path(__file__).with_name("dashboards.yaml")
 FOLDER = ROOT / "helm" / "tetris-serve" / "dashboards"
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-FILTER = 'ray_io_cluster=~"$cluster"'
+FILTER = 'ray_io_cluster=~"$Cluster"'
 WIDTH, HEIGHT, GRID_WIDTH = 8, 8, 24
 
 
@@ -102,12 +102,13 @@ def variables() -> list[dict[str, Any]]:
             "current": {},
         },
         {
-            "name": "cluster",
+            # Ray's dashboard, when it embeds one of these, sets it by this name.
+            "name": "Cluster",
             "label": "Ray cluster",
             "type": "query",
             "datasource": SOURCE,
             "definition": query,
-            "query": {"query": query, "refId": "cluster"},
+            "query": {"query": query, "refId": "Cluster"},
             "refresh": 2,
             "includeAll": True,
             # Outside Kubernetes there is no such label, which this matches too.

@@ -105,7 +105,7 @@ def draw_dashboard(file: Path, url: str, minutes: float, path: Path) -> None:
 def _query(
     url: str, target: Mapping[str, Any], end_s: float, minutes: float
 ) -> list[Line]:
-    expression = target["expr"].replace("$cluster", ".*")
+    expression = target["expr"].replace("$Cluster", ".*")
     try:
         response = httpx.get(
             f"{url}/api/v1/query_range",

@@ -54,10 +54,10 @@ def test_every_panel_is_explained_and_filtered_by_cluster(file):
         assert panel["description"], panel["title"]
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         for target in panel["targets"]:
-            metrics = re.findall(r"\bray_\w+(?=[{\[ ),]|$)", target["expr"])
-            metrics = [name for name in metrics if name != "ray_io_cluster"]
-            filters = target["expr"].count('ray_io_cluster=~"$cluster"')
-            assert filters >= len(metrics), target["expr"]
+            metrics = re.findall(r"\b(?:ray_(?!io_)|tetris:)\w+", target["expr"])
+            assert metrics, target["expr"]
+            filters = target["expr"].count('{ray_io_cluster=~"$Cluster"}')
+            assert filters == len(metrics), target["expr"]
 
 
 def test_speculation_panels_read_metrics_that_we_export():

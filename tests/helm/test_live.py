@@ -122,7 +122,7 @@ def test_every_panel_returns_data(live, file):
     empty = []
     for panel in json.loads(file.read_text("utf-8"))["panels"]:
         for target in panel.get("targets", []):
-            expression = target["expr"].replace("$cluster", ".*")
+            expression = target["expr"].replace("$Cluster", ".*")
             expression = expression.replace("$__rate_interval", "1m")
             if not live.prometheus.query(expression):
                 empty.append(f"{panel['title']}: {expression}")
