@@ -1,5 +1,7 @@
 """What operators rely on in the rendered RayService."""
 
+import json
+
 import pytest
 import yaml
 
@@ -227,6 +229,39 @@ def test_ray_s_dashboard_knows_grafana_and_prometheus():
     assert env["RAY_GRAFANA_HOST"] == "http://grafana.monitoring:3000"
     assert env["RAY_GRAFANA_IFRAME_HOST"] == "https://grafana.example.com"
     assert env["RAY_PROMETHEUS_HOST"] == "http://prometheus-operated.monitoring:9090"
+
+
+# Ray leaves the file that it generates the dashboard from open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ray_s_metrics_page_embeds_our_dashboard(monkeypatch):
+    """Ray reads the id that it embeds, and fills in these two variables."""
+    from ray.dashboard.modules.metrics.grafana_dashboard_factory import (
+        generate_data_grafana_dashboard,
+    )
+
+    head = pod_templates(render_example(PRODUCTION))["head"]["spec"]["containers"][0]
+    env = {e["name"]: e for e in head["env"]}
+    name = "RAY_GRAFANA_DATA_DASHBOARD_UID"
+    monkeypatch.setenv(name, env[name]["value"])
+    _, uid = generate_data_grafana_dashboard()
+    dashboards = [
+        json.loads(next(iter(config_map["data"].values())))
+        for config_map in of_kind(render_example(PRODUCTION), "ConfigMap")
+    ]
+    (dashboard,) = [one for one in dashboards if one["uid"] == uid]
+    variables = {one["name"] for one in dashboard["templating"]["list"]}
+    assert {"datasource", "Cluster"} <= variables
+    assert env["RAY_GRAFANA_CLUSTER_FILTER"]["valueFrom"]["fieldRef"] == {
+        "fieldPath": "metadata.labels['ray.io/cluster']"
+    }
+
+
+def test_ray_s_dashboard_is_not_sent_to_a_dashboard_that_is_not_there():
+    host = ("--set", "monitoring.grafana.host=http://grafana:3000")
+    head = pod_templates(render("-f", DEMO, *host))["head"]["spec"]["containers"][0]
+    names = {e["name"] for e in head["env"]}
+    assert "RAY_GRAFANA_HOST" in names
+    assert "RAY_GRAFANA_DATA_DASHBOARD_UID" not in names
 
 
 def test_traces_of_serve_and_vllm_go_to_the_same_collector():

@@ -146,7 +146,10 @@ timeoutSeconds: 5
 failureThreshold: {{ divf .Values.probes.startupSeconds 5 | ceil }}
 {{- end -}}
 
-{{/* Ray's dashboard shows Grafana's panels if it knows both addresses. */}}
+{{/*
+Ray's dashboard shows Grafana's panels if it knows both addresses. Its page Metrics embeds
+two whole dashboards; the second, meant for Ray Data, which nothing here uses, is ours.
+*/}}
 {{- define "tetris-serve.dashboardEnv" -}}
 {{- with .Values.monitoring.grafana }}
 - name: RAY_GRAFANA_HOST
@@ -154,6 +157,14 @@ failureThreshold: {{ divf .Values.probes.startupSeconds 5 | ceil }}
 {{- if .host }}
 - name: RAY_GRAFANA_ORG_ID
   value: {{ .orgId | quote }}
+- name: RAY_GRAFANA_CLUSTER_FILTER
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.labels['ray.io/cluster']
+{{- if $.Values.monitoring.dashboards.enabled }}
+- name: RAY_GRAFANA_DATA_DASHBOARD_UID
+  value: tetris-speculation
+{{- end }}
 {{- with .iframeHost }}
 - name: RAY_GRAFANA_IFRAME_HOST
   value: {{ . | quote }}
