@@ -60,14 +60,15 @@ class RayCluster:
             **self.settings,
         }
 
-    def start_head(self, num_cpus: int) -> None:
-        """Start the head node."""
+    def start_head(self, num_cpus: int, **env: str) -> None:
+        """Start the head node, with variables of its own."""
         client_port, *_ = find_free_ports(1)
         self._start(
             f"--head --port={self.gcs_port} --num-cpus={num_cpus} "
             f"--dashboard-port={self.dashboard_port} --dashboard-host=127.0.0.1 "
             f"--ray-client-server-port={client_port} "
-            f"--metrics-export-port={self.metrics_port} --temp-dir={self.folder}"
+            f"--metrics-export-port={self.metrics_port} --temp-dir={self.folder}",
+            **env,
         )
 
     def start_worker(self, num_cpus: int) -> None:
@@ -78,7 +79,7 @@ class RayCluster:
             f"--metrics-export-port={metrics_port}"
         )
 
-    def _start(self, options: str) -> None:
+    def _start(self, options: str, **env: str) -> None:
         agent_port, grpc_port = find_free_ports(2)
         node = Command.start(
             [
@@ -89,7 +90,7 @@ class RayCluster:
                 *options.split(),
             ],
             self.folder / f"node{len(self.nodes)}.log",
-            **self.env,
+            **self.env | env,
         )
         self.nodes.append(node)
         node.wait_for("Ray runtime started", 120)

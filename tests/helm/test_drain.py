@@ -1,4 +1,7 @@
-"""`tetris-serve drain-node`, which a worker's preStop hook calls."""
+"""Where replicas run: never on the head, and no longer on a worker that is drained.
+
+`tetris-serve drain-node` is what a worker's preStop hook calls.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,6 +11,7 @@ import pytest
 import yaml
 
 from serving.cli import main
+from tests.helm.conftest import CHART, ray_service, render
 from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
 
@@ -19,11 +23,30 @@ def cluster(tmp_path_factory) -> Iterator[RayCluster]:
     """A head without CPUs and one worker with room for one replica."""
     running = RayCluster(tmp_path_factory.mktemp("drain"))
     try:
-        running.start_head(num_cpus=0)
+        # KubeRay's name for the head's group.
+        running.start_head(num_cpus=0, RAY_NODE_TYPE_NAME="headgroup")
         running.start_worker(num_cpus=1)
         yield running
     finally:
         running.end()
+
+
+def slow_config(**options: object) -> tuple[str, int]:
+    """Return a Serve config of the slow application, and its port."""
+    (port,) = find_free_ports(1)
+    config = {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [
+            {
+                "name": "slow",
+                "route_prefix": "/",
+                "import_path": "tests.helm.slow_app:app",
+                "deployments": [{"name": "SlowStream", **options}],
+            }
+        ],
+    }
+    return yaml.safe_dump(config), port
 
 
 def replica_nodes(cluster: RayCluster) -> set[str]:
@@ -35,20 +58,26 @@ def replica_nodes(cluster: RayCluster) -> set[str]:
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster):
+    """The chart's options of the ingress, on more replicas than chance would spare."""
+    example = str(CHART / "examples" / "demo-cpu.yaml")
+    rendered = yaml.safe_load(ray_service(render("-f", example))["serveConfigV2"])
+    (ingress,) = rendered["applications"][0]["deployments"]
+    options = ingress["ray_actor_options"]
+    config, _ = slow_config(num_replicas=6, ray_actor_options=options)
+    deploy(cluster, config, timeout_s=120)
+    # Serve's controller always runs on the head.
+    head = cluster.ask("/api/serve/applications/")["controller_info"]["node_id"]
+    nodes = replica_nodes(cluster)
+    assert nodes
+    assert head not in nodes
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(cluster):
-    (port,) = find_free_ports(1)
-    config = {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [
-            {
-                "name": "slow",
-                "route_prefix": "/",
-                "import_path": "tests.helm.slow_app:app",
-            }
-        ],
-    }
-    deploy(cluster, yaml.safe_dump(config), timeout_s=120)
+    config, port = slow_config()
+    deploy(cluster, config, timeout_s=120)
     (old,) = replica_nodes(cluster)
     cluster.start_worker(num_cpus=1)
     with httpx.stream(

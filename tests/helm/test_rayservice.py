@@ -32,6 +32,12 @@ def test_no_replica_is_ever_placed_on_the_head(example):
     head = ray_service(render_example(example))["rayClusterConfig"]["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
     assert ray_service(render_example(example))["excludeHeadPodFromServeSvc"] is True
+    config = yaml.safe_load(ray_service(render_example(example))["serveConfigV2"])
+    (ingress,) = config["applications"][0]["deployments"]
+    # The only one that asks for no CPU; test_drain.py has Ray place it.
+    assert ingress["name"] == "TetrisIngress"
+    selector = ingress["ray_actor_options"]["label_selector"]
+    assert selector == {"ray.io/node-group": "!headgroup"}
 
 
 def test_the_head_has_no_cpus_whatever_is_asked_for():

@@ -10,7 +10,8 @@ the schema that values.schema.json was generated from.
 {{- $_ := set $config.engine "extra" $extra -}}
 {{- end }}
 {{- end -}}
-proxy_location: {{ .Values.serve.proxyLocation }}
+{{- /* Probes and Service count on a proxy on every worker that has a replica. */ -}}
+proxy_location: EveryNode
 http_options:
   host: 0.0.0.0
   port: {{ include "tetris-serve.httpPort" . }}
@@ -34,6 +35,15 @@ applications:
   - name: {{ .Values.serve.applicationName }}
     route_prefix: {{ .Values.serve.routePrefix }}
     import_path: serving.app:build
+    {{- /*
+    The ingress asks for no CPU, so the head's lack of them does not keep it away, and a
+    restart of the head would end all requests. Nodes are labelled with KubeRay's group.
+    */}}
+    deployments:
+      - name: TetrisIngress
+        ray_actor_options:
+          num_cpus: 0
+          label_selector: {ray.io/node-group: "!headgroup"}
     args:
       {{- toYaml $config | nindent 6 }}
 {{- end -}}
