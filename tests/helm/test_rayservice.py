@@ -113,6 +113,48 @@ def test_workers_follow_the_bounds_of_serve(bounds, per_pod, expected):
     assert group["replicas"] == expected[0]
 
 
+def cluster_of(*values):
+    """Return all that makes KubeRay start a new Ray cluster if it changes.
+
+    As its GenerateHashWithoutReplicasAndWorkersToDelete has it.
+    """
+    settings = [part for value in values for part in ("--set", value)]
+    cluster = ray_service(render("-f", DEMO, *settings))["rayClusterConfig"]
+    for group in cluster["workerGroupSpecs"]:
+        for name in ("replicas", "minReplicas", "maxReplicas"):
+            del group[name]
+    return cluster
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "config.policy.name=goodput",
+        "config.replicas.max=5",
+        "serve.logging.level=DEBUG",
+        "networkPolicy.enabled=true",
+        "monitoring.podMonitor.enabled=true",
+    ],
+)
+def test_what_serve_can_change_in_place_starts_no_new_cluster(value):
+    assert cluster_of(value) == cluster_of()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        # Serve would ignore these two.
+        "config.http.keep_alive_timeout_s=30",
+        "serve.requestTimeoutSeconds=60",
+        "config.http.port=9000",
+        "config.replicas.drain_timeout_s=60",
+        "image.tag=other",
+    ],
+)
+def test_what_serve_cannot_change_starts_a_new_cluster(value):
+    assert cluster_of(value) != cluster_of()
+
+
 def test_without_an_autoscaler_the_most_workers_are_kept():
     objects = render("-f", DEMO, "--set", "autoscaling.enabled=false")
     group = worker_group(objects)

@@ -1,3 +1,13 @@
+{{/* Serve reads these once, when a Ray cluster starts it. */}}
+{{- define "tetris-serve.httpOptions" -}}
+host: 0.0.0.0
+port: {{ include "tetris-serve.httpPort" . }}
+keep_alive_timeout_s: {{ include "tetris-serve.setting" (list . "http" "keep_alive_timeout_s" 90) }}
+{{- with .Values.serve.requestTimeoutSeconds }}
+request_timeout_s: {{ . }}
+{{- end }}
+{{- end -}}
+
 {{/*
 The Ray Serve config. `config` goes through untouched: serving.app:build checks it with
 the schema that values.schema.json was generated from.
@@ -13,12 +23,7 @@ the schema that values.schema.json was generated from.
 {{- /* Probes and Service count on a proxy on every worker that has a replica. */ -}}
 proxy_location: EveryNode
 http_options:
-  host: 0.0.0.0
-  port: {{ include "tetris-serve.httpPort" . }}
-  keep_alive_timeout_s: {{ include "tetris-serve.setting" (list . "http" "keep_alive_timeout_s" 90) }}
-  {{- with .Values.serve.requestTimeoutSeconds }}
-  request_timeout_s: {{ . }}
-  {{- end }}
+  {{- include "tetris-serve.httpOptions" . | nindent 2 }}
 logging_config:
   encoding: {{ .Values.serve.logging.encoding }}
   log_level: {{ .Values.serve.logging.level }}
