@@ -41,13 +41,17 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 # -------------------------------------------------------------------------------- run
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS run
+ARG PYTHON_IMAGE
+ARG PYTHON_DIGEST
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Tetris Serve" \
       org.opencontainers.image.description="LLM serving on Ray Serve and vLLM with batch-wide selection of draft tokens" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${PYTHON_IMAGE}" \
+      org.opencontainers.image.base.digest="${PYTHON_DIGEST}"
 # libnuma1 is linked by vLLM's CPU kernels; tcmalloc is preloaded where it is found;
 # tini passes signals on and collects orphans as process 1. Versions are those of the
 # base image's own Debian release, which the digest fixes.

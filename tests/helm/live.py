@@ -25,6 +25,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from tests.helm.conftest import ROOT, require
 from tests.serving.conftest import BIN, Command, find_free_ports, wait_until
 
+RAY_CLUSTER_NAME = "demo-tetris-serve-x2c4v"
+"""As KubeRay would name the Ray cluster of a release called demo."""
+
 NUM_CHUNKS = 40
 """Lines that `tests.helm.slow_app` streams, which cannot be imported without Ray."""
 
@@ -125,7 +128,10 @@ class RayCluster:
 
 @dataclass
 class Prometheus:
-    """A Prometheus server that scrapes one Ray node every second."""
+    """A Prometheus server that scrapes one Ray node every second.
+
+    Its targets carry the labels that they get from the chart's PodMonitor.
+    """
 
     folder: Path
     command: Command
@@ -142,7 +148,15 @@ class Prometheus:
             "scrape_configs": [
                 {
                     "job_name": "ray",
-                    "static_configs": [{"targets": [f"127.0.0.1:{metrics_port}"]}],
+                    "static_configs": [
+                        {
+                            "targets": [f"127.0.0.1:{metrics_port}"],
+                            "labels": {
+                                "namespace": "default",
+                                "ray_io_cluster": RAY_CLUSTER_NAME,
+                            },
+                        }
+                    ],
                 }
             ],
         }

@@ -2,13 +2,33 @@
 
 import fnmatch
 import json
+import os
 import re
+import shutil
+import signal
 import subprocess
+from pathlib import Path
+
+import openai
+import pytest
 
 from serving.settings import HttpSettings
-from tests.helm.conftest import ROOT, require
+from tests.helm.conftest import BIN, ROOT, require
+from tests.serving.conftest import MODEL, Command, clean_environment, find_free_ports
 
 DOCKERFILE = ROOT / "Dockerfile"
+
+# What `docker run --read-only --user 10001` does, by the kernel's own means: a mount
+# namespace in which only /tmp is writable, then a user without name and capabilities.
+CONTAINER = """
+set -e
+mount --bind /tmp /tmp
+mount -o remount,bind,ro /
+cd "$1"
+shift
+exec unshare --user --map-user=10001 --map-group=10001 "$@"
+"""
+ENTER = ("unshare", "--user", "--map-root-user", "--mount", "bash", "-c", CONTAINER, "")
 
 
 def stages() -> dict[str, list[str]]:
@@ -71,6 +91,16 @@ def test_signals_reach_the_server():
     assert "STOPSIGNAL SIGTERM" in run
 
 
+def test_labels_say_what_an_image_was_made_from():
+    (label,) = [line for line in stages()["run"] if line.startswith("LABEL")]
+    given = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', label))
+    assert given["licenses"] == "Apache-2.0"
+    assert given["base.name"] == "${PYTHON_IMAGE}"
+    for name in re.findall(r"\$\{(\w+)\}", label):
+        # An argument from before FROM is empty in a stage that does not ask for it.
+        assert any(re.match(rf"ARG {name}\b", line) for line in stages()["run"]), name
+
+
 def test_the_health_check_asks_the_default_port():
     (check,) = [line for line in stages()["run"] if line.startswith("HEALTHCHECK")]
     command = json.loads(check[check.index("[") :])
@@ -79,15 +109,88 @@ def test_the_health_check_asks_the_default_port():
     compile(command[-1], "HEALTHCHECK", "exec")
 
 
-def test_the_context_holds_what_the_server_reads_and_nothing_local():
+def is_sent(path: str) -> bool:
+    """Tell whether a path belongs to the build context."""
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
     kept = [rule[1:] for rule in rules if rule.startswith("!")]
+    return any(fnmatch.fnmatch(path, pattern) for pattern in kept)
 
-    def is_sent(path: str) -> bool:
-        return any(fnmatch.fnmatch(path, pattern) for pattern in kept)
 
+def test_the_context_holds_what_the_server_reads_and_nothing_local():
     needed = ["pyproject.toml", "serving/app.py", "configs/demo.yaml"]
     assert all(map(is_sent, [*needed, "configs/requirements/cpu.txt"]))
     assert not any(map(is_sent, [".git/config", ".venv/bin/python", "tests/x.py"]))
+
+
+def exec_form(instruction: str) -> list[str]:
+    """Return the command of the one such instruction of the stage `run`."""
+    (line,) = [one for one in stages()["run"] if one.startswith(instruction)]
+    return list(json.loads(line[line.index("[") :]))
+
+
+def image_environment(folder: Path) -> dict[str, str]:
+    """Return the stage's ENV, its folders moved below another one."""
+    (line,) = [one for one in stages()["run"] if one.startswith("ENV ")]
+    given = dict(pair.split("=", 1) for pair in line.split()[1:])
+    for name, image_folder in given.items():
+        if image_folder.startswith(("/home/tetris", "/var/cache/tetris")):
+            given[name] = f"{folder}{image_folder}"
+            Path(given[name]).mkdir(parents=True, exist_ok=True)
+    path = given["PATH"].replace("/opt/venv/bin", str(BIN))
+    given["PATH"] = path.replace("$PATH", os.environ["PATH"])
+    return given
+
+
+def copy_context(folder: Path) -> Path:
+    """Copy what git knows and the build context takes, and make it read-only."""
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    context = folder / "opt" / "tetris-serve"
+    for name in filter(is_sent, names):
+        target = context / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+        target.chmod(0o444)
+    for path in [context, *context.rglob("*/")]:
+        path.chmod(0o555)
+    return context
+
+
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
+    probe = subprocess.run([*ENTER, "/", "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"this kernel gives us no namespaces: {probe.stderr.strip()}")
+    context = copy_context(tmp_path)
+    port, dashboard_port, metrics_port = find_free_ports(3)
+    env = image_environment(tmp_path) | {
+        "PORT": str(port),
+        # The image's environment has its own editable install of these sources.
+        "PYTHONPATH": str(context),
+    }
+    refused = subprocess.run([*ENTER, str(context), "touch", "x"], capture_output=True)
+    assert refused.returncode != 0
+    server = Command.start(
+        [
+            *(*ENTER, str(context), *exec_form("CMD")),
+            f"--set=http.dashboard_port={dashboard_port}",
+            f"--set=http.metrics_port={metrics_port}",
+        ],
+        tmp_path / "up.log",
+        **env,
+    )
+    try:
+        server.wait_for("Ctrl-C stops everything")
+        check = [*ENTER, str(context), *exec_form("HEALTHCHECK")]
+        subprocess.run(check, env=clean_environment(**env), check=True, timeout=60)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        answer = client.completions.create(model=MODEL, prompt="one", max_tokens=4)
+        assert answer.usage.completion_tokens > 0
+        assert server.stop(signal.SIGTERM) == 0
+    finally:
+        server.end()

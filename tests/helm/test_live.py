@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import httpx
 import openai
 import pytest
 import yaml
@@ -17,6 +18,7 @@ import yaml
 from loadtest import panel_pictures
 from tests.helm.conftest import CHART, of_kind, ray_service, render, require
 from tests.helm.live import (
+    RAY_CLUSTER_NAME,
     Prometheus,
     RayCluster,
     deploy,
@@ -32,6 +34,14 @@ DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 
 # No GPU here; everything else must show something.
 NEEDS_HARDWARE = {"GPU"}
+
+# What a healthy deployment has no data of, so that these show the zero they fall back to.
+NEEDS_TROUBLE = {
+    "Fallbacks",
+    "Engine steps and failed snapshots",
+    "Preemptions",
+    "Prefix cache hits",
+}
 
 
 @dataclass
@@ -54,6 +64,7 @@ def rendered_demo(port: int) -> tuple[str, dict]:
         # The only policy that predicts, so that no panel lacks its reason to be.
         "config.policy.name": "goodput",
         "config.replicas.max": "1",
+        "config.http.board_text": "true",
         "monitoring.prometheusRule.enabled": "true",
     }
     settings = [part for pair in values.items() for part in ("--set", "=".join(pair))]
@@ -105,6 +116,8 @@ def put_under_load(client: openai.OpenAI) -> None:
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         counts = list(pool.map(lambda _: keep_busy(until_s, chat), range(6)))
     assert sum(counts) > 6
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="unknown", prompt="x")
 
 
 def test_what_the_chart_hands_to_serve_answers_a_chat(live):
@@ -122,8 +135,11 @@ def test_every_panel_returns_data(live, file):
     empty = []
     for panel in json.loads(file.read_text("utf-8"))["panels"]:
         for target in panel.get("targets", []):
-            expression = target["expr"].replace("$Cluster", ".*")
+            expression = target["expr"].replace("$Cluster", RAY_CLUSTER_NAME)
             expression = expression.replace("$__rate_interval", "1m")
+            if panel["title"] not in NEEDS_TROUBLE:
+                # Else a misspelt metric would look like nothing to report.
+                expression = expression.removesuffix(" or vector(0)")
             if not live.prometheus.query(expression):
                 empty.append(f"{panel['title']}: {expression}")
     assert not [line for line in empty if line.partition(":")[0] not in NEEDS_HARDWARE]
@@ -142,6 +158,39 @@ def test_every_rule_is_evaluated(live):
 
 def test_no_alert_fires_on_a_healthy_deployment(live):
     assert live.prometheus.query('ALERTS{alertstate="firing"}') == []
+
+
+def test_targets_and_misses_belong_to_the_ray_cluster(live):
+    for name, value in {
+        "tetris:ttft_target_seconds": 2.5,
+        "tetris:latency_objective_ratio": 0.99,
+    }.items():
+        (sample,) = live.prometheus.query(name)
+        assert sample["metric"]["ray_io_cluster"] == RAY_CLUSTER_NAME
+        assert float(sample["value"][1]) == value
+    (sample,) = live.prometheus.query("tetris:ttft_misses:ratio_rate5m")
+    assert sample["metric"]["namespace"] == "default"
+
+
+def test_the_board_shows_the_text_of_drafts_where_a_setting_allows_it(live):
+    url = f"{str(live.client.base_url).removesuffix('/v1/')}/board/events"
+    texts: list[str] = []
+    with httpx.stream("GET", url, timeout=30, trust_env=False) as events:
+        lines = (line for line in events.iter_lines() if line)
+        next(lines)
+        live.client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "Count from 1 to 30."}],
+            max_tokens=64,
+        )
+        for _ in range(20):
+            for replica in json.loads(next(lines).removeprefix("data: "))["replicas"]:
+                requests = [r for step in replica["steps"] for r in step["requests"]]
+                assert all("draft_ids" not in request for request in requests)
+                texts += [text for r in requests for text in r["draft_text"]]
+            if texts:
+                break
+    assert any(character.isdigit() for text in texts for character in text)
 
 
 def test_ray_s_dashboard_finds_prometheus(live):
