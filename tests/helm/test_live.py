@@ -35,7 +35,7 @@ DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 # No GPU here; everything else must show something.
 NEEDS_HARDWARE = {"GPU"}
 
-# What a healthy deployment has no data of, so that these show the zero they fall back to.
+# What a healthy deployment has no data of: these show the zero they fall back to.
 NEEDS_TROUBLE = {
     "Fallbacks",
     "Engine steps and failed snapshots",
