@@ -172,6 +172,30 @@ def test_gpus_are_requested_and_their_taint_is_tolerated():
     assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
 
 
+def test_extras_reach_every_pod_and_groups_have_their_own():
+    objects = render(
+        *("-f", DEMO, "--set", "extraEnv[0].name=A,extraEnv[0].value=everywhere"),
+        *("--set", "head.extraEnv[0].name=B,head.extraEnv[0].value=head"),
+        *("--set", "extraVolumes[0].name=more,extraVolumes[0].emptyDir.medium=Memory"),
+        *("--set", "extraVolumeMounts[0].name=more"),
+        *("--set", "extraVolumeMounts[0].mountPath=/more"),
+        *("--set", "podLabels.team=llm,podAnnotations.note=x,commonLabels.owner=llm"),
+        *("--set", "workerGroups.engines.podLabels.tier=gpu"),
+    )
+    for name, template in pod_templates(objects).items():
+        (container,) = template["spec"]["containers"]
+        env = {e["name"]: e.get("value") for e in container["env"]}
+        assert env["A"] == "everywhere"
+        assert ("B" in env) == (name == "head")
+        assert {"name": "more", "mountPath": "/more"} in container["volumeMounts"]
+        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+        assert "more" in volumes
+        labels = template["metadata"]["labels"]
+        assert (labels["team"], labels["owner"]) == ("llm", "llm")
+        assert ("tier" in labels) == (name == "engines")
+        assert template["metadata"]["annotations"]["note"] == "x"
+
+
 def test_secrets_are_references():
     objects = render_example(PRODUCTION)
     for name, template in pod_templates(objects).items():

@@ -52,6 +52,16 @@ REFUSED = {
         "drain.terminationGracePeriodSeconds=30",
         "streams would be cut",
     ),
+    "streams cut by an upgrade": (
+        DEMO,
+        "upgrade.clusterDeletionDelaySeconds=10",
+        "the old cluster's streams would be cut",
+    ),
+    "a proxy where nobody asks": (
+        DEMO,
+        "serve.proxyLocation=HeadOnly",
+        "proxyLocation",
+    ),
     "an upgrade without a gateway class": (
         DEMO,
         "upgrade.type=NewClusterWithIncrementalUpgrade",
@@ -149,11 +159,31 @@ def test_latency_targets_are_bucket_bounds_of_vllm():
     assert tuple(between) == buckets.INTER_TOKEN_LATENCY_BUCKETS
 
 
-def test_every_value_is_commented_and_known_to_the_schema():
-    """helm itself rejects unknown values; this one finds schema entries without one."""
+def find_differences(schema, part, values, path):
+    """Yield names that only the schema or only values.yaml has, but for `config`."""
+    part = schema["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+    known = part.get("properties")
+    if known is None or not isinstance(values, dict):
+        return
+    yield from (f"{path}{name}" for name in set(known) ^ set(values))
+    for name in known.keys() & values.keys() - {"config"}:
+        yield from find_differences(schema, known[name], values[name], f"{path}{name}.")
+
+
+def test_the_schema_and_the_values_know_the_same_names():
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
-    assert set(schema["properties"]) - {"global"} == set(values)
+    # Kubernetes' own fields of a probe, which have good defaults.
+    probes = {
+        f"probes.{kind}.{name}"
+        for kind in ("liveness", "readiness")
+        for name in ("initialDelaySeconds", "successThreshold")
+    }
+    # helm puts `global` into every chart.
+    assert set(find_differences(schema, schema, values, "")) == {"global", *probes}
+    group = schema["$defs"]["workerGroup"]
+    engines = values["workerGroups"]["engines"]
+    assert not set(find_differences(schema, group, engines, ""))
 
 
 def test_the_image_has_the_ray_that_kuberay_is_told():

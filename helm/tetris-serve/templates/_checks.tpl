@@ -47,6 +47,12 @@ that concern what Kubernetes is asked for.
 {{- fail (printf "drain.terminationGracePeriodSeconds: %d is less than the %d s that drain.migrationSeconds and config.replicas.drain_timeout_s take, so streams would be cut; raise it or leave it null" $grace $drain) -}}
 {{- end -}}
 
+{{- $requests := include "tetris-serve.requestDrainSeconds" . | int -}}
+{{- $delay := include "tetris-serve.clusterDeletionDelaySeconds" . | int -}}
+{{- if lt $delay $requests -}}
+{{- fail (printf "upgrade.clusterDeletionDelaySeconds: %d is less than the %d s of config.replicas.drain_timeout_s, so the old cluster's streams would be cut; raise it or leave it null" $delay $requests) -}}
+{{- end -}}
+
 {{- if eq .Values.upgrade.type "NewClusterWithIncrementalUpgrade" -}}
 {{- if not .Values.autoscaling.enabled -}}
 {{- fail "upgrade.type: NewClusterWithIncrementalUpgrade needs autoscaling.enabled: true" -}}

@@ -105,7 +105,7 @@ priorityClassName: {{ . }}
 - name: shared-mem
   mountPath: /dev/shm
 - name: model-cache
-  mountPath: {{ $root.Values.modelCache.mountPath }}
+  mountPath: /var/cache/tetris
 {{- with concat $root.Values.extraVolumeMounts (index . 1 | default list) }}
 {{ toYaml . }}
 {{- end }}
