@@ -103,7 +103,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def put_under_load(client: openai.OpenAI) -> None:
-    """Send chats from six threads for LOAD_S seconds."""
+    """Send an unknown model's name, then chats from six threads for LOAD_S seconds."""
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="unknown", prompt="x")
     until_s = time.monotonic() + LOAD_S
 
     def chat(number: int) -> None:
@@ -116,8 +118,6 @@ def put_under_load(client: openai.OpenAI) -> None:
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         counts = list(pool.map(lambda _: keep_busy(until_s, chat), range(6)))
     assert sum(counts) > 6
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="unknown", prompt="x")
 
 
 def test_what_the_chart_hands_to_serve_answers_a_chat(live):
