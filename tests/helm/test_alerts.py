@@ -1,5 +1,6 @@
 """Alert rules, as the chart renders them, in the hands of the real promtool."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -104,6 +105,13 @@ def test_alerts_read_metrics_that_we_export():
     read = set(re.findall(r"ray_(tetris_\w+)", str(alerts())))
     assert read
     assert read <= known
+
+
+def test_the_schema_knows_the_alerts_that_can_be_left_out():
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    monitoring = schema["properties"]["monitoring"]["properties"]
+    disabled = monitoring["prometheusRule"]["properties"]["disabled"]
+    assert disabled["items"]["enum"] == [alert["alert"] for alert in alerts()]
 
 
 def test_an_alert_can_be_left_out():

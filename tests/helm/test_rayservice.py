@@ -196,6 +196,14 @@ def test_extras_reach_every_pod_and_groups_have_their_own():
         assert template["metadata"]["annotations"]["note"] == "x"
 
 
+def test_other_containers_stand_after_ray_s_which_must_be_the_first():
+    sidecar = ("--set", "extraContainers[0].name=logs,extraContainers[0].image=x")
+    for template in pod_templates(render("-f", DEMO, *sidecar)).values():
+        first, second = (one["name"] for one in template["spec"]["containers"])
+        assert first.startswith("ray-")
+        assert second == "logs"
+
+
 def test_secrets_are_references():
     objects = render_example(PRODUCTION)
     for name, template in pod_templates(objects).items():

@@ -74,6 +74,11 @@ REFUSED = {
     "a route of no gateway": (DEMO, "gateway.enabled=true", "gateway.parentRefs"),
     "a name too long": (DEMO, f"fullnameOverride={48 * 'a'}", "fullnameOverride"),
     "a name KubeRay rejects": (DEMO, "fullnameOverride=1a", "begins with a letter"),
+    "an alert that is none": (
+        DEMO,
+        "monitoring.prometheusRule.disabled={TetrisFalbacks}",
+        "TetrisFallbacks",
+    ),
     "a target between buckets": (
         DEMO,
         "monitoring.prometheusRule.latency.timeToFirstTokenSeconds=3",
@@ -113,6 +118,7 @@ def test_serve_gets_settings_that_are_accepted(example):
     given = yaml.safe_load(example.read_text("utf-8"))["config"]
     assert settings.model.id == given["model"]["id"]
     assert settings.replicas.max == given["replicas"]["max"]
+    assert settings.http.board == (example.stem == "demo-cpu")
 
 
 def test_serve_accepts_the_config_file_itself():
