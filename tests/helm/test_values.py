@@ -67,6 +67,16 @@ REFUSED = {
         "upgrade.type=NewClusterWithIncrementalUpgrade",
         "name a GatewayClass",
     ),
+    "a password among Ray's options": (
+        DEMO,
+        "head.rayStartParams.redis-password=x",
+        "head.rayStartParams.redis-password: KubeRay refuses it",
+    ),
+    "labels among Ray's options": (
+        DEMO,
+        "workerGroups.engines.rayStartParams.labels=a=b",
+        "workerGroups.engines.rayStartParams.labels: KubeRay refuses it",
+    ),
     "an unknown upgrade": (DEMO, "upgrade.type=Rolling", "upgrade.type"),
     "Redis nowhere": (DEMO, "gcsFaultTolerance.enabled=true", "give host:port"),
     "traces to nowhere": (DEMO, "serve.tracing.enabled=true", "tracing.endpoint"),

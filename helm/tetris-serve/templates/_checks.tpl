@@ -41,6 +41,18 @@ that concern what Kubernetes is asked for.
 {{- fail (printf "workerGroups: hold at most %d engine replicas, but Serve may ask for config.replicas.max = %d and would wait for ever; raise maxReplicas or enginesPerPod of a group, or lower config.replicas.max" (int $capacity) $max) -}}
 {{- end -}}
 
+{{- $params := dict "head.rayStartParams" .Values.head.rayStartParams -}}
+{{- range $name, $values := .Values.workerGroups -}}
+{{- $_ := set $params (printf "workerGroups.%s.rayStartParams" $name) ($values.rayStartParams | default dict) -}}
+{{- end -}}
+{{- range $where, $given := $params -}}
+{{- range $name := list "labels" "redis-password" "redis-username" -}}
+{{- if hasKey $given $name -}}
+{{- fail (printf "%s.%s: KubeRay refuses it here; remove it (Redis and its Secret are set in gcsFaultTolerance)" $where $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- $grace := include "tetris-serve.workerGraceSeconds" . | int -}}
 {{- $drain := include "tetris-serve.nodeDrainSeconds" . | int -}}
 {{- if lt $grace $drain -}}
