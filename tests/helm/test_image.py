@@ -7,6 +7,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import openai
@@ -159,13 +161,50 @@ def copy_context(folder: Path) -> Path:
     return context
 
 
+def require_namespaces() -> None:
+    """Skip the test where the kernel does not let us play container."""
+    probe = subprocess.run([*ENTER, "/", "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"this kernel gives us no namespaces: {probe.stderr.strip()}")
+
+
+@pytest.mark.slow
+def test_our_package_installs_from_a_read_only_tree(tmp_path):
+    """The bootstrap's step for our own package; the others do not touch the tree."""
+    require_namespaces()
+    context = copy_context(tmp_path)
+    venv = tmp_path / "opt" / "venv"
+    bare = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
+    subprocess.run(bare, check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    # What has been installed already; setuptools among it builds the package.
+    (packages / "installed.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python")]
+    pip += ["install", "--no-deps", "--no-build-isolation"]
+    result = subprocess.run(
+        [*ENTER, str(context), *pip, "--editable", str(context)],
+        env=clean_environment(**image_environment(tmp_path)),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    found = subprocess.run(
+        [str(venv / "bin" / "python"), "-c", "import policies as p; print(p.__file__)"],
+        cwd=tmp_path,
+        env=clean_environment(PYTHONPATH=""),
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.strip() == str(context / "policies" / "__init__.py")
+    program = venv / "bin" / "tetris-serve"
+    assert program.is_file()
+
+
 @pytest.mark.ray
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
-    probe = subprocess.run([*ENTER, "/", "true"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"this kernel gives us no namespaces: {probe.stderr.strip()}")
+    require_namespaces()
     context = copy_context(tmp_path)
     port, dashboard_port, metrics_port = find_free_ports(3)
     env = image_environment(tmp_path) | {
