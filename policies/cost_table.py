@@ -143,20 +143,32 @@ class _Curve:
     def one(self, x: float) -> float:
         if x <= 0:
             return 0.0
-        xs, ys = self._x_list, self._y_list
+        right, share = self.locate(x)
+        return self.between(right, share)
+
+    def locate(self, x: float) -> tuple[int, float]:
+        """Return where x > 0 lies: the point to its right and how near it is to it.
+
+        All curves over the same knots have their points in the same places.
+        """
+        xs = self._x_list
         right = bisect_left(xs, x)
-        low, high = xs[right - 1], xs[right]
-        share = (x - low) / (high - low)
+        low = xs[right - 1]
+        return right, (x - low) / (xs[right] - low)
+
+    def between(self, right: int, share: float) -> float:
+        """Return the value at a place that `locate` found."""
+        ys = self._y_list
         return ys[right - 1] * (1.0 - share) + ys[right] * share
 
-    def shares(self, x: float) -> dict[int, float]:
-        """Return the numbers of the knots around x and how much each counts."""
-        xs, last = self._x_list, len(self._x_list) - 4
-        right = bisect_left(xs, x)
-        if right <= 2 or right > last + 2:
-            return {0 if right <= 2 else last: 1.0}
-        share = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
-        return {right - 3: 1.0 - share, right - 2: share}
+    def knots_at(self, right: int, share: float) -> tuple[tuple[int, float], ...]:
+        """Return the numbers of the knots around a place and how much each counts."""
+        last = len(self._x_list) - 4
+        if right <= 2:
+            return ((0, 1.0),)
+        if right > last + 2:
+            return ((last, 1.0),)
+        return ((right - 3, 1.0 - share), (right - 2, share))
 
 
 _NEAR, _FAR = 1e-9, 1e9
@@ -253,16 +265,17 @@ class CostTable:
             return 1.0
         if self._usual_extra == 0.0:
             self._usual_extra = extra
+        place = self._value.locate(count)
         drift_before = self._drift.level
-        value = self.at(count) / drift_before
+        value = self._value.between(*place)
         known_ms = self._limit_outlier(
             measured_ms, max(drift_before * value + self.extra_ms(extra), 1e-4)
         )
         self._drift.fit((extra - self._usual_extra) / value, known_ms / value)
         plain_ms = max(known_ms - self.extra_ms(extra), 1e-4)
         self._usual_extra += USUAL_RATE * (extra - self._usual_extra)
-        self._learn_shape(float(count), plain_ms, plain_ms / self._drift.level)
-        return self.at(count) / (value * drift_before)
+        self._learn_shape(count, place, plain_ms)
+        return self._value.between(*place) * self._drift.level / (value * drift_before)
 
     def rescale(self, factor: float) -> None:
         """Follow a drift that was measured elsewhere on the same device."""
@@ -302,22 +315,24 @@ class CostTable:
         self._typical_residual = max(self._typical_residual, 0.01)
         return predicted_ms * (1.0 + min(max(relative, -min(limit, 0.9)), limit))
 
-    def _learn_shape(self, count: float, plain_ms: float, steady_ms: float) -> None:
+    def _learn_shape(
+        self, count: int, place: tuple[int, float], plain_ms: float
+    ) -> None:
         """Bend the trend by the sample itself, entries by the sample without drift."""
-        base_ms = self._base.one(count)
-        self._trend.fit(count / base_ms, plain_ms / base_ms)
-        trend = max(self._trend.predict(count / base_ms), MIN_TREND)
-        own = steady_ms / (base_ms * trend) - 1.0
-        shares = self._base.shares(count)
-        usual = sum(
-            share * self._deviation[index] / max(self._num_visits[index], 1e-9)
-            for index, share in shares.items()
-        )
-        self._scatter += SCATTER_RATE * (min(abs(own - usual), 1.0) - self._scatter)
-        for index, share in shares.items():
+        base_ms = self._base.between(*place)
+        per_base = count / base_ms
+        self._trend.fit(per_base, plain_ms / base_ms)
+        trend = max(self._trend.predict(per_base), MIN_TREND)
+        own = plain_ms / (self._drift.level * base_ms * trend) - 1.0
+        deviation, num_visits = self._deviation, self._num_visits
+        usual = 0.0
+        for index, share in self._base.knots_at(*place):
+            if num_visits[index] > 0.0:
+                usual += share * deviation[index] / num_visits[index]
             keep = ENTRY_KEEP**share
-            self._deviation[index] = keep * self._deviation[index] + share * own
-            self._num_visits[index] = keep * self._num_visits[index] + share
+            deviation[index] = keep * deviation[index] + share * own
+            num_visits[index] = keep * num_visits[index] + share
+        self._scatter += SCATTER_RATE * (min(abs(own - usual), 1.0) - self._scatter)
         self._num_samples += 1
         if self._num_samples < EAGER_SAMPLES or self._num_samples % REFRESH_EVERY == 0:
             self._refresh()

@@ -16,6 +16,7 @@ from policies.admission import (
 )
 from policies.batch import DraftSelection
 from policies.budget import (
+    DepthOutlook,
     DepthPlan,
     choose_draft_budget,
     plan_depth,
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from policies.cost import CostProfile, StepTiming
 
 REPLAN_EVERY = 8
-"""Steps between two choices of the depth at an unchanged number of requests."""
+"""Steps between two looks at recent drafts, and between two choices of the depth at an
+unchanged number of requests."""
 
 LEARN_EVERY = 4
 """Steps that are learnt from together: cheaper than one by one."""
@@ -111,6 +113,7 @@ class GoodputPlanner:
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
     _num_missing: int = field(init=False, default=0)
+    _outlook: DepthOutlook | None = field(init=False, default=None)
     _ends_early: bool = field(init=False, default=False)
     _next_acceptance: NDArray[np.float64] = field(init=False)
     _token_price: float = field(init=False, default=0.0)
@@ -162,8 +165,11 @@ class GoodputPlanner:
         if num_reqs < 1:
             return self.plan.depth
         self._steps_planned += 1
+        is_due = self._steps_planned % REPLAN_EVERY == 0
         load = (num_reqs, latency_target_ms)
-        if self._steps_planned % REPLAN_EVERY == 0 or load != self._planned_for:
+        if is_due or self._outlook is None:
+            self._look_ahead()
+        if is_due or load != self._planned_for:
             self._planned_for = load
             self.plan = self._plan_depth(num_reqs, latency_target_ms)
             self._price_passes(num_reqs)
@@ -325,7 +331,6 @@ class GoodputPlanner:
 
     def _price_passes(self, num_reqs: int) -> None:
         """Note what a further drafter pass must promise."""
-        self._next_acceptance = self._recent.sample_acceptance()
         self._token_price = self._price_token(num_reqs, self._expect_width(num_reqs))
         pass_ms = float(self.cost.draft_next.at(num_reqs))
         self._pass_price = self.plan.tokens_per_ms * pass_ms
@@ -410,10 +415,16 @@ class GoodputPlanner:
             num_decode_tokens
         ) + self.cost.draft_first.predict(num_decode_tokens + num_prefill_tokens)
 
+    def _look_ahead(self) -> None:
+        """Let recent drafts stand for the next ones; too dear for every step."""
+        typical = self.calibration.mean_acceptance(self.max_depth)
+        self._outlook = self._recent.foresee(typical)
+        self._next_acceptance = self._recent.sample_acceptance()
+
     def _plan_depth(self, num_reqs: int, latency_target_ms: float | None) -> DepthPlan:
         """Compare all depths at the present load, by recent drafts and costs."""
-        typical = self.calibration.mean_acceptance(self.max_depth)
-        outlook = self._recent.foresee(typical)
+        outlook = self._outlook
+        assert outlook is not None
         num_tokens = num_reqs * (1.0 + outlook.verified)
         step_ms = self._verify_ms(num_tokens)
         step_ms += self.cost.host_ms(num_reqs)
@@ -426,6 +437,7 @@ class GoodputPlanner:
                 step_ms[1:] += self._catch_up_ms() / RESUME_HORIZON_STEPS
         max_step_ms: float | NDArray[np.float64] | None = self.latency_target_ms
         if latency_target_ms is not None:
+            typical = self.calibration.mean_acceptance(self.max_depth)
             tokens = self._recent.tokens_by_depth(typical)
             own = latency_target_ms * tokens[:, None]
             both = own if max_step_ms is None else np.minimum(own, max_step_ms)

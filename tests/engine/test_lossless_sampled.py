@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from policies.cost import CostProfile
 from tests.engine.conftest import Engine, run_engine
 from tests.engine.statistics import (
     chi_square,
@@ -64,6 +65,8 @@ GRAMMAR_BLIND = "tests.engine.biased_worker.GrammarBlindWorker"
 FIXED = {"policy": "fixed", "draft_tokens": 2}
 TETRIS = {"policy": "tetris", "draft_tokens": 1, "extra_draft_tokens": 1}
 DEEP_TETRIS = {"policy": "tetris", "draft_tokens": 1, "extra_draft_tokens": 2}
+GOODPUT = {"policy": "goodput", "draft_tokens": 3}
+DYNAMIC = {"policy": "dynamic", "draft_tokens": 3}
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ def sample(
     groups: dict[str, Group],
     *,
     drafts: str,
+    prepare: Callable[[Engine], None] = lambda _: None,
     **engine_args: Any,
 ) -> Sampled:
     """Send `NUM_SAMPLES` requests of every group through one engine, interleaved."""
@@ -161,6 +165,7 @@ def sample(
         seed=1,
         **engine_args,
     ) as engine:
+        prepare(engine)
         blocks = spy_on_blocks(engine, groups)
         outputs = engine.llm.generate(
             [{"prompt_token_ids": list(groups[name].prompt)} for name in names],
@@ -209,6 +214,18 @@ def spy_on_blocks(engine: Engine, groups: dict[str, Group]) -> dict[str, list[Bl
     return blocks
 
 
+def make_up_costs(engine: Engine) -> None:
+    """Let a planner believe in a target slow enough for drafts to pay.
+
+    On models this small drafting never does: fake prices, everything else is real.
+    """
+    cost = engine.scheduler._planner.cost
+    cost.fit_profile(CostProfile((1, 256), (60.3, 136.8), (0.4, 4.0)))
+    # Neither the start-up profile nor measured steps change them any more.
+    cost.import_state(cost.export_state())
+    engine.scheduler._learn_timing = lambda _now_s: None
+
+
 def assert_draft_probs_arrived(blocks: list[Block], *, one_hot: bool = False) -> None:
     """Every verified block was checked against the distribution it was drawn from.
 
@@ -230,6 +247,13 @@ def assert_budget_selects(sampled: Sampled, names: Collection[str]) -> None:
         num_verified = [block.num_verified for block in sampled.blocks[name]]
         assert num_verified.count(0) > NUM_SAMPLES // 50, name
         assert len(num_verified) - num_verified.count(0) > NUM_SAMPLES // 2, name
+
+
+def assert_drafts_end_early(sampled: Sampled) -> None:
+    """Whole batches were drafted to the full depth, and others less deep."""
+    offered = [block.num_offered for name in FLAT for block in sampled.blocks[name]]
+    for depth in range(1, GOODPUT["draft_tokens"] + 1):
+        assert offered.count(depth) > NUM_SAMPLES // 50, depth
 
 
 def write_small_pair(folder: Path, *, noise: float, seed: int = 2) -> tuple[Path, Path]:
@@ -360,6 +384,71 @@ def test_other_depths_with_sampled_drafts_follow_the_targets_law(
     record_property: Callable[..., None],
 ) -> None:
     sampled = sample(pairs["noisy"], FREE_GROUPS, drafts="probabilistic", **policy)
+
+    for name in FREE_GROUPS:
+        assert_draft_probs_arrived(sampled.blocks[name])
+    p_value = sampled.p_value(laws, FREE_GROUPS)
+    record_property("p_value", p_value)
+    assert p_value > ACCEPTED_ABOVE
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["perfect", "noisy"])
+def test_goodput_with_sampled_drafts_follows_the_targets_law(
+    pair: str, pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+) -> None:
+    sampled = sample(
+        pairs[pair],
+        FREE_GROUPS,
+        drafts="probabilistic",
+        prepare=make_up_costs,
+        **GOODPUT,
+    )
+
+    for name in FREE_GROUPS:
+        assert_draft_probs_arrived(sampled.blocks[name])
+    assert_budget_selects(sampled, FLAT)
+    assert_drafts_end_early(sampled)
+    p_value = sampled.p_value(laws, FREE_GROUPS)
+    record_property("p_value", p_value)
+    assert p_value > ACCEPTED_ABOVE
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_goodput_by_the_drawn_tokens_probability_is_rejected(
+    pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+) -> None:
+    """The control: the same test, but confidence is the drawn token's probability."""
+    sampled = sample(
+        pairs["perfect"],
+        FREE_GROUPS,
+        drafts="probabilistic",
+        prepare=make_up_costs,
+        worker_cls=PAPERS_RULE,
+        **GOODPUT,
+    )
+
+    assert_budget_selects(sampled, FLAT)
+    assert_drafts_end_early(sampled)
+    p_value = sampled.p_value(laws, FREE_GROUPS)
+    record_property("p_value", p_value)
+    assert p_value < REJECTED_BELOW
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_dynamic_with_sampled_drafts_follows_the_targets_law(
+    pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+) -> None:
+    sampled = sample(
+        pairs["noisy"],
+        FREE_GROUPS,
+        drafts="probabilistic",
+        prepare=make_up_costs,
+        **DYNAMIC,
+    )
 
     for name in FREE_GROUPS:
         assert_draft_probs_arrived(sampled.blocks[name])

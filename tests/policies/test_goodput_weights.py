@@ -9,6 +9,7 @@ import pytest
 
 from policies.batch import DraftBatch
 from policies.exploration import Exploration
+from policies.goodput import REPLAN_EVERY
 from tests.policies.test_goodput import MadeUpEngine, make_goodput
 
 
@@ -151,6 +152,10 @@ def test_sampled_drafts_stay_judged_by_what_was_known_before_them():
 
 def test_the_depth_follows_the_tightest_target_that_can_be_met():
     planner = trained(8, token_ms=5.0)
+    # A drafter so slow that nothing pays for its first pass.
+    planner.cost.draft_first.fit_profile((1, 64), (12.0, 12.0))
+    for _ in range(REPLAN_EVERY):
+        assert planner.choose_depth(8) in (0, 1)
     assert planner.choose_depth(8) == 0
     plain_ms = float(planner._verify_ms(np.array([8.0]))[0])
     assert planner.choose_depth(8, 0.01 * plain_ms) == 0

@@ -1,0 +1,79 @@
+"""When a draft ends: prices, batches, and what the rule must not look at."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.batch import AcceptanceScale
+from policies.stopping import DraftStop
+
+PLAIN = AcceptanceScale(1.0, np.zeros(4), np.zeros(3), 8.0)
+"""Confidence is acceptance."""
+
+
+def make_stop(**changes: object) -> DraftStop:
+    values = {
+        "req_ids": ("a", "b", "c"),
+        "scale": PLAIN,
+        "max_depth": 4,
+        "next_acceptance": np.array([0.8]),
+        "pass_price": 0.5,
+        "token_price": 0.1,
+    }
+    return DraftStop(**(values | changes))
+
+
+def test_a_pass_is_worth_what_all_requests_may_gain_less_their_verification():
+    # (0.9 + 0.5 + 0.1) * 0.8 - 0.1 each, nothing for the third: 0.62 + 0.3.
+    confidence = np.array([0.9, 0.5, 0.1])
+    worth = 0.9 * 0.8 - 0.1 + 0.5 * 0.8 - 0.1
+    for price, pays in ((worth - 0.01, True), (worth + 0.01, False)):
+        watch = make_stop(pass_price=price).follow(("a", "b", "c"))
+        assert watch.pays_to_go_on(confidence) is pays
+
+
+def test_survival_falls_from_pass_to_pass():
+    watch = make_stop(pass_price=0.2).follow(("a",))
+    worth = [0.8 * 0.8**passes - 0.1 for passes in range(1, 4)]
+    assert worth[1] > 0.2 and worth[2] > 0.2
+    assert watch.pays_to_go_on(np.array([0.8]))
+    assert watch.pays_to_go_on(np.array([0.8]))
+    assert watch.survival == pytest.approx([0.64])
+    assert not watch.pays_to_go_on(np.array([0.3]))
+
+
+def test_no_pass_after_the_deepest():
+    watch = make_stop(max_depth=2, pass_price=0.0, token_price=0.0).follow(("a",))
+    assert watch.pays_to_go_on(np.array([0.99]))
+    assert not watch.pays_to_go_on(np.array([0.99]))
+
+
+def test_only_the_good_outcomes_of_the_next_position_count():
+    """A mean would hide them: nothing is verified where it turns out badly."""
+    confidence, both = np.array([0.5]), np.array([0.1, 0.9])
+    mean = make_stop(
+        token_price=0.25, pass_price=0.05, next_acceptance=np.array([both.mean()])
+    )
+    assert not mean.follow(("a",)).pays_to_go_on(confidence)
+    spread = make_stop(token_price=0.25, pass_price=0.05, next_acceptance=both)
+    assert spread.follow(("a",)).pays_to_go_on(confidence)
+
+
+def test_nothing_follows_a_stop_token():
+    confidence = np.array([0.9, 0.9])
+    assert make_stop().follow(("a", "b")).pays_to_go_on(confidence)
+    watch = make_stop().follow(("a", "b"))
+    assert not watch.pays_to_go_on(confidence, [0, 1])
+    assert watch.survival == pytest.approx([0.0, 0.0])
+
+
+def test_weights_and_effects_go_with_their_requests():
+    scale = AcceptanceScale(1.0, np.zeros(4), np.array([3.0, 0.0, -3.0]), 8.0)
+    stop = make_stop(scale=scale, weights=np.array([2.0, 0.5, 0.5]))
+    watch = stop.follow(("c", "new", "a"))
+    np.testing.assert_array_equal(watch.effect, [-3.0, 0.0, 3.0])
+    np.testing.assert_array_equal(watch.weights, [0.5, 1.0, 2.0])
+    watch.pays_to_go_on(np.array([0.5, 0.5, 0.5]))
+    odds = np.exp([-3.0, 0.0, 3.0])
+    assert watch.survival == pytest.approx(odds / (1 + odds))
