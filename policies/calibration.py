@@ -236,11 +236,16 @@ _MAX_STEP = 0.5
 after a start or a workload shift cannot throw the model off."""
 
 
+_LEAST = float(1.0 / (1.0 + np.exp(MAX_LOG_ODDS)))
+"""Probability at the smallest log-odds."""
+
+
 def to_log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return log-odds of probabilities of any shape, within +-`MAX_LOG_ODDS`."""
-    clipped = np.clip(probability, 1e-6, 1.0 - 1e-6)
-    log_odds = np.log(clipped / (1.0 - clipped))
-    return np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS)
+    # Plain ufuncs: np.clip takes longer than all the rest on a batch's few numbers.
+    clipped = np.minimum(np.maximum(probability, _LEAST), 1.0 - _LEAST)
+    log_odds: NDArray[np.float64] = np.log(clipped / (1.0 - clipped))
+    return log_odds
 
 
 def to_probability(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:

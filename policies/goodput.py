@@ -48,10 +48,17 @@ if TYPE_CHECKING:
 
 REPLAN_EVERY = 8
 """Steps between two looks at recent drafts, and between two choices of the depth at an
-unchanged number of requests."""
+unchanged load."""
 
 LEARN_EVERY = 4
-"""Steps that are learnt from together: cheaper than one by one."""
+"""Steps whose costs are learnt together."""
+
+TEACH_EVERY = range(2, 9)
+"""Steps whose outcomes are learnt together, much cheaper than one by one: the fewest,
+for a request or two, whose last tokens say most about its next, to the most."""
+
+SAME_LOAD = 16
+"""A change by fewer than one request in this many is no reason to plan anew."""
 
 REBATCH_EVERY = 16
 """Fewest steps between two choices of how many requests may run."""
@@ -107,6 +114,7 @@ class GoodputPlanner:
     _exploration: Exploration = field(init=False, default_factory=Exploration)
     _forgotten: list[Hashable] = field(init=False, default_factory=list)
     _steps_observed: int = field(init=False, default=0)
+    _steps_untaught: int = field(init=False, default=0)
     _steps_planned: int = field(init=False, default=0)
     _rebatch_at: int = field(init=False, default=0)
     _max_running: int = field(init=False, default=0)
@@ -166,11 +174,10 @@ class GoodputPlanner:
             return self.plan.depth
         self._steps_planned += 1
         is_due = self._steps_planned % REPLAN_EVERY == 0
-        load = (num_reqs, latency_target_ms)
         if is_due or self._outlook is None:
             self._look_ahead()
-        if is_due or load != self._planned_for:
-            self._planned_for = load
+        if is_due or self._has_changed(num_reqs, latency_target_ms):
+            self._planned_for = (num_reqs, latency_target_ms)
             self.plan = self._plan_depth(num_reqs, latency_target_ms)
             self._price_passes(num_reqs)
             first_ms = self.cost.draft_first.at(num_reqs)
@@ -232,6 +239,10 @@ class GoodputPlanner:
         self._steps_observed += 1
         if self._steps_observed % LEARN_EVERY == 0:
             self._learn_costs()
+        self._steps_untaught += 1
+        teach_after = max(TEACH_EVERY[0], outcome.num_verified.size // 2)
+        if self._steps_untaught >= min(teach_after, TEACH_EVERY[-1]):
+            self._steps_untaught = 0
             self._feedback.teach(self.calibration)
             self._forget_again()
 
@@ -414,6 +425,13 @@ class GoodputPlanner:
         return self.cost.target.predict(
             num_decode_tokens
         ) + self.cost.draft_first.predict(num_decode_tokens + num_prefill_tokens)
+
+    def _has_changed(self, num_reqs: int, latency_target_ms: float | None) -> bool:
+        planned_reqs, planned_target_ms = self._planned_for
+        change = abs(num_reqs - planned_reqs)
+        return latency_target_ms != planned_target_ms or (
+            change > 0 and change * SAME_LOAD >= planned_reqs
+        )
 
     def _look_ahead(self) -> None:
         """Let recent drafts stand for the next ones; too dear for every step."""

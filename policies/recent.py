@@ -55,15 +55,21 @@ class RecentDrafts:
             num_draft_tokens: `[num_reqs]`; requests without drafts are left out.
             weights: `[num_reqs]`, mean 1; None for all the same.
         """
-        drafting = np.flatnonzero(num_draft_tokens)[-NUM_REMEMBERED_DRAFTS:]
         depth = acceptance.shape[1]
-        slots = (self._num_seen + np.arange(drafting.size)) % NUM_REMEMBERED_DRAFTS
-        rows = np.full((drafting.size, self.max_depth), np.nan)
-        present = np.arange(depth) < num_draft_tokens[drafting, None]
-        np.copyto(rows[:, :depth], acceptance[drafting], where=present)
-        self._acceptance[slots] = rows
-        self._weights[slots] = 1.0 if weights is None else weights[drafting]
-        self._num_seen += drafting.size
+        if num_draft_tokens.min(initial=depth) < depth:
+            present = np.arange(depth) < num_draft_tokens[:, None]
+            drafting = np.flatnonzero(num_draft_tokens)
+            acceptance = np.where(present, acceptance, np.nan)[drafting]
+            weights = None if weights is None else weights[drafting]
+        acceptance = acceptance[-NUM_REMEMBERED_DRAFTS:]
+        num_rows = acceptance.shape[0]
+        slots = (self._num_seen + np.arange(num_rows)) % NUM_REMEMBERED_DRAFTS
+        self._acceptance[slots, :depth] = acceptance
+        self._acceptance[slots, depth:] = np.nan
+        self._weights[slots] = (
+            1.0 if weights is None else weights[-NUM_REMEMBERED_DRAFTS:]
+        )
+        self._num_seen += num_rows
 
     def foresee(self, typical: NDArray[np.float64]) -> DepthOutlook:
         """Return expected tokens and drafts by depth and threshold.

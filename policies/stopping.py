@@ -59,10 +59,11 @@ class DraftStop:
         rows = [row_of.get(req_id, -1) for req_id in req_ids]
         # One more entry stands for requests that nothing is known about.
         effect = np.append(self.scale.effect, 0.0)[rows]
-        weights = np.ones(len(rows))
+        worth = np.ones(len(rows))
         if self.weights is not None:
-            weights = np.append(self.weights, 1.0)[rows]
-        return DraftWatch(self, effect, weights, np.ones(len(rows)))
+            worth = np.append(self.weights, 1.0)[rows]
+        offset = self.scale.intercept[:, None] + effect
+        return DraftWatch(self, offset, worth)
 
 
 @dataclass(slots=True)
@@ -71,16 +72,14 @@ class DraftWatch:
 
     Attributes:
         stop: The rule.
-        effect: `[num_reqs]`, each request's own log-odds.
-        weights: `[num_reqs]`.
-        survival: `[num_reqs]`, predicted, of the latest position.
+        offset: `[max_depth, num_reqs]`, log-odds that do not depend on confidence.
+        worth: `[num_reqs]`, weight times predicted survival of the latest position.
         num_passes: Seen so far.
     """
 
     stop: DraftStop
-    effect: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    survival: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    worth: NDArray[np.float64]
     num_passes: int = 0
 
     def pays_to_go_on(
@@ -97,10 +96,11 @@ class DraftWatch:
         if self.num_passes >= stop.max_depth:
             return False
         log_odds = stop.scale.slope * to_log_odds(confidence)
-        log_odds += stop.scale.intercept[position] + self.effect
-        self.survival *= to_probability(log_odds)
+        log_odds += self.offset[position]
+        self.worth *= to_probability(log_odds)
         if ended:
-            self.survival[ended] = 0.0
-        gained = np.multiply.outer(self.survival * self.weights, stop.next_acceptance)
-        np.maximum(gained - stop.token_price, 0.0, out=gained)
+            self.worth[ended] = 0.0
+        gained = np.multiply.outer(self.worth, stop.next_acceptance)
+        gained -= stop.token_price
+        np.maximum(gained, 0.0, out=gained)
         return float(gained.sum()) > stop.pass_price * stop.next_acceptance.size

@@ -36,10 +36,10 @@ def test_a_pass_is_worth_what_all_requests_may_gain_less_their_verification():
 def test_survival_falls_from_pass_to_pass():
     watch = make_stop(pass_price=0.2).follow(("a",))
     worth = [0.8 * 0.8**passes - 0.1 for passes in range(1, 4)]
-    assert worth[1] > 0.2 and worth[2] > 0.2
+    assert min(worth) > 0.2
     assert watch.pays_to_go_on(np.array([0.8]))
     assert watch.pays_to_go_on(np.array([0.8]))
-    assert watch.survival == pytest.approx([0.64])
+    assert watch.worth == pytest.approx([0.64])
     assert not watch.pays_to_go_on(np.array([0.3]))
 
 
@@ -65,15 +65,13 @@ def test_nothing_follows_a_stop_token():
     assert make_stop().follow(("a", "b")).pays_to_go_on(confidence)
     watch = make_stop().follow(("a", "b"))
     assert not watch.pays_to_go_on(confidence, [0, 1])
-    assert watch.survival == pytest.approx([0.0, 0.0])
+    assert watch.worth == pytest.approx([0.0, 0.0])
 
 
 def test_weights_and_effects_go_with_their_requests():
     scale = AcceptanceScale(1.0, np.zeros(4), np.array([3.0, 0.0, -3.0]), 8.0)
     stop = make_stop(scale=scale, weights=np.array([2.0, 0.5, 0.5]))
     watch = stop.follow(("c", "new", "a"))
-    np.testing.assert_array_equal(watch.effect, [-3.0, 0.0, 3.0])
-    np.testing.assert_array_equal(watch.weights, [0.5, 1.0, 2.0])
     watch.pays_to_go_on(np.array([0.5, 0.5, 0.5]))
     odds = np.exp([-3.0, 0.0, 3.0])
-    assert watch.survival == pytest.approx(odds / (1 + odds))
+    assert watch.worth == pytest.approx([0.5, 1.0, 2.0] * odds / (1 + odds))
