@@ -71,8 +71,8 @@ class Preset:
         return tuple(parse_arm(text) for text in self.policies)
 
 
-_FIXED = ("none", "fixed:1", "fixed:2", "fixed:3", "fixed:4", "fixed:5")
-_ALL = (*_FIXED, "dynamic:5", "tetris:1+2", "tetris:2+2", "goodput:5")
+_FIXED = ("none", *(f"fixed:{k}" for k in range(1, 7)))
+_ALL = (*_FIXED, "dynamic:6", "tetris:2+2", "tetris:3+2", "goodput:8")
 _FEW = (1, 4, 16)
 
 PRESETS: dict[str, Preset] = {
@@ -83,18 +83,18 @@ PRESETS: dict[str, Preset] = {
             Block(("mixed",), (0.0,), (1, 2, 4, 8, 16, 32)),
             Block(("easy", "hard"), (0.0,), _FEW),
             Block(("drift-context", "drift-neighbour"), (0.0,), _FEW),
-            Block(("mixed", "easy", "hard"), (1.0,), _FEW),
+            Block(("mixed",), (1.0,), _FEW),
         ),
     ),
     "readme": Preset(
-        summary="the small table: none, fixed 1 to 5, tetris and goodput at 1, 4, 16",
-        policies=(*_FIXED, "tetris:2+2", "goodput:5"),
+        summary="the small table: none, fixed 1 to 6, tetris and goodput at 1, 4, 16",
+        policies=(*_FIXED, "tetris:2+2", "goodput:8"),
         blocks=(Block(("mixed",), (0.0,), _FEW),),
         trace=False,
     ),
     "drift": Preset(
         summary="long contexts, or a neighbour on one core, arrive half-way",
-        policies=("none", "fixed:1", "fixed:3", "dynamic:5", "tetris:2+2", "goodput:5"),
+        policies=("none", "fixed:1", "fixed:3", "dynamic:6", "tetris:2+2", "goodput:8"),
         blocks=(Block(("drift-context", "drift-neighbour"), (0.0,), _FEW),),
     ),
     "smoke": Preset(
