@@ -15,21 +15,16 @@ from policies.admission import (
     reserve_blocks,
 )
 from policies.batch import DraftSelection
-from policies.budget import (
-    DepthOutlook,
-    DepthPlan,
-    choose_draft_budget,
-    plan_depth,
-    survival_threshold,
-)
+from policies.budget import DepthOutlook, DepthPlan, plan_depth
 from policies.calibration import ConfidenceCalibration
-from policies.claims import claim_drafts, latest_step_ms
 from policies.cost import MIN_STEPS_TO_TEACH, StepCost
+from policies.draft_admission import admit_above_threshold, admit_best, claim
+from policies.draft_prices import DraftPrices
 from policies.exploration import EXPLORE_DEPTH, Exploration
 from policies.feedback import DraftFeedback
 from policies.priors import prior_of
 from policies.recent import RecentDrafts
-from policies.selection import select_drafts, sum_prefixes
+from policies.selection import sum_prefixes
 from policies.stopping import DraftStop
 
 if TYPE_CHECKING:
@@ -106,7 +101,7 @@ class GoodputPlanner:
     latency_target_ms: float | None = None
     calibration: ConfidenceCalibration = field(init=False)
     cost: StepCost = field(init=False)
-    plan: DepthPlan = field(init=False)
+    _prices: DraftPrices = field(init=False)
     _positions: PositionAcceptance = field(init=False)
     _uses_positions: bool = field(init=False, default=False)
     _recent: RecentDrafts = field(init=False)
@@ -135,11 +130,18 @@ class GoodputPlanner:
             self.max_depth, prior.intercept, prior.slope
         )
         self.cost = StepCost(self.limits.max_tokens, self.limits.max_reqs)
-        self.plan = DepthPlan(depth=1, tokens_per_ms=0.0, budget_per_req=0.0)
+        self._prices = DraftPrices(
+            self.cost, DepthPlan(depth=1, tokens_per_ms=0.0, budget_per_req=0.0)
+        )
         self._positions = PositionAcceptance(self.max_depth, prior.acceptance)
         self._recent = RecentDrafts(self.max_depth)
         self._feedback = DraftFeedback(self.max_depth)
         self._next_acceptance = np.empty(0)
+
+    @property
+    def plan(self) -> DepthPlan:
+        """The latest plan."""
+        return self._prices.plan
 
     def select(self, batch: DraftBatch) -> DraftSelection:
         """Admit the drafts that are worth their time at the current goodput."""
@@ -151,9 +153,21 @@ class GoodputPlanner:
         num_admitted, limited = np.zeros_like(batch.num_draft_tokens), False
         if not self._exploration.is_probing():
             values = survival if weights is None else survival * weights[:, None]
-            claimed = self._claim(batch, survival)
-            admit = self._admit_sampled if batch.drafts_are_sampled else self._admit
-            num_admitted, limited = admit(batch, survival, values, claimed)
+            claimed = claim(batch, survival, self._prices)
+            if batch.drafts_are_sampled:
+                num_admitted = admit_above_threshold(
+                    batch, values, claimed, self._prices
+                )
+            else:
+                num_admitted, limited = admit_best(
+                    batch,
+                    survival,
+                    values,
+                    claimed,
+                    self._prices,
+                    latency_target_ms=self.latency_target_ms,
+                    explore=self._exploration.exploring,
+                )
         self._recent.remember(acceptance, batch.num_draft_tokens, weights)
         self._feedback.note(batch)
         return DraftSelection(
@@ -178,8 +192,9 @@ class GoodputPlanner:
             self._look_ahead()
         if is_due or self._has_changed(num_reqs, latency_target_ms):
             self._planned_for = (num_reqs, latency_target_ms)
-            self.plan = self._plan_depth(num_reqs, latency_target_ms)
-            self._price_passes(num_reqs)
+            self._prices.plan = self._plan_depth(num_reqs, latency_target_ms)
+            self._token_price = self._prices.token_price(num_reqs)
+            self._pass_price = self._prices.pass_price(num_reqs)
             first_ms = self.cost.draft_first.at(num_reqs)
             next_ms = float(self.cost.draft_next_ms(num_reqs, EXPLORE_DEPTH))
             self._exploration.set_price(
@@ -310,122 +325,6 @@ class GoodputPlanner:
         req_ids = batch.req_ids or tuple(range(batch.num_reqs))
         return self.calibration.predict(batch.confidence, req_ids)
 
-    def _claim(
-        self, batch: DraftBatch, survival: NDArray[np.float64]
-    ) -> NDArray[np.int64] | None:
-        """Count what latency-bound requests get first, by what was known before."""
-        if batch.latency_targets_ms is None:
-            return None
-        num_decodes, width = self._expect_drafts(batch)
-        ends = np.array([num_decodes, num_decodes + width / 2, num_decodes + width])
-        plain_ms, usual_ms, wide_ms = self._verify_ms(ends, batch.num_prefill_tokens)
-        return claim_drafts(
-            survival,
-            batch.num_draft_tokens,
-            batch.latency_targets_ms,
-            float(usual_ms) + self._fixed_ms(batch),
-            float(wide_ms - plain_ms) / width,
-        )
-
-    def _expect_drafts(self, batch: DraftBatch) -> tuple[int, float]:
-        """Return decoding requests and twice the drafts the plan verifies for them."""
-        num_decodes = max(batch.num_decodes, batch.num_reqs)
-        return num_decodes, self._expect_width(num_decodes)
-
-    def _expect_width(self, num_decodes: int) -> float:
-        return max(1.0, 2.0 * self.plan.budget_per_req * num_decodes)
-
-    def _price_token(self, num_decodes: int, width: float) -> float:
-        """Price the verification of one draft, in tokens."""
-        ends = np.array([num_decodes, num_decodes + width])
-        return survival_threshold(self._verify_ms(ends), width, self.plan.tokens_per_ms)
-
-    def _price_passes(self, num_reqs: int) -> None:
-        """Note what a further drafter pass must promise."""
-        self._token_price = self._price_token(num_reqs, self._expect_width(num_reqs))
-        pass_ms = float(self.cost.draft_next.at(num_reqs))
-        self._pass_price = self.plan.tokens_per_ms * pass_ms
-
-    def _admit_sampled(
-        self,
-        batch: DraftBatch,
-        _survival: NDArray[np.float64],
-        values: NDArray[np.float64],
-        claimed: NDArray[np.int64] | None,
-    ) -> tuple[NDArray[np.int64], bool]:
-        """Admit what lies above a threshold fixed before the block was drawn."""
-        threshold = self._price_token(*self._expect_drafts(batch))
-        worthwhile: NDArray[np.int64] = (values >= threshold).sum(axis=1)
-        admitted = np.minimum(worthwhile, batch.num_draft_tokens)
-        if claimed is not None:
-            admitted = np.maximum(admitted, claimed)
-        return admitted, False
-
-    def _admit(
-        self,
-        batch: DraftBatch,
-        survival: NDArray[np.float64],
-        values: NDArray[np.float64],
-        claimed: NDArray[np.int64] | None,
-    ) -> tuple[NDArray[np.int64], bool]:
-        lengths = batch.num_draft_tokens
-        position = np.arange(values.shape[1])
-        num_claimed = 0
-        if claimed is not None:
-            num_claimed = int(claimed.sum())
-            values = np.where(position < claimed[:, None], np.inf, values)
-        present = values[position < lengths[:, None]]
-        candidates = np.sort(present)[::-1][num_claimed:]
-        least = max(batch.num_decodes, batch.num_reqs) + num_claimed
-        counts = np.arange(least, least + candidates.size + 1, dtype=np.float64)
-        step_ms = self._verify_ms(counts, batch.num_prefill_tokens)
-
-        def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], bool]:
-            choice = choose_draft_budget(
-                candidates, step_ms, self.plan.tokens_per_ms, max_step_ms=max_step_ms
-            )
-            draft_budget, limited = choice.draft_budget, choice.limited_by_latency
-            if self._exploration.exploring:
-                draft_budget, limited = max(draft_budget, 1 + present.size // 8), False
-            return select_drafts(values, lengths, num_claimed + draft_budget), limited
-
-        room_ms = None
-        if self.latency_target_ms is not None:
-            room_ms = self.latency_target_ms - self._fixed_ms(batch)
-        num_admitted, limited = choose(room_ms)
-        targets_ms = batch.latency_targets_ms
-        if claimed is None or targets_ms is None:
-            return num_admitted, limited
-        # Drafts of the others must not make a request miss its target; with its own
-        # admitted drafts it bears longer steps.
-        fixed_ms = self._fixed_ms(batch)
-        fastest_ms = fixed_ms + float(step_ms[0])
-        chosen_ms = fixed_ms + float(step_ms[int(num_admitted.sum()) - num_claimed])
-        tokens = 1.0 + sum_prefixes(survival, num_admitted)
-        if chosen_ms <= latest_step_ms(tokens, targets_ms, fastest_ms):
-            return num_admitted, limited
-        tokens = 1.0 + sum_prefixes(survival, claimed)
-        latest_ms = latest_step_ms(tokens, targets_ms, fastest_ms) - fixed_ms
-        return choose(latest_ms if room_ms is None else min(latest_ms, room_ms))
-
-    def _fixed_ms(self, batch: DraftBatch) -> float:
-        """Price the parts of a step that do not depend on what is verified."""
-        fixed = self.cost.host_ms(batch.num_reqs)
-        fixed += self.cost.context_ms(batch.num_context_tokens)
-        return fixed + float(self.cost.draft_next_ms(batch.num_reqs, self.plan.depth))
-
-    def _verify_ms(
-        self, num_decode_tokens: NDArray[np.float64], num_prefill_tokens: int = 0
-    ) -> NDArray[np.float64]:
-        """Price the parts of a step that grow with its verified tokens.
-
-        The drafter's first pass runs over every token of the step, rejected ones
-        included; its further passes, the host and the context do not depend on them.
-        """
-        return self.cost.target.predict(
-            num_decode_tokens
-        ) + self.cost.draft_first.predict(num_decode_tokens + num_prefill_tokens)
-
     def _has_changed(self, num_reqs: int, latency_target_ms: float | None) -> bool:
         planned_reqs, planned_target_ms = self._planned_for
         change = abs(num_reqs - planned_reqs)
@@ -444,7 +343,7 @@ class GoodputPlanner:
         outlook = self._outlook
         assert outlook is not None
         num_tokens = num_reqs * (1.0 + outlook.verified)
-        step_ms = self._verify_ms(num_tokens)
+        step_ms = self._prices.verify_ms(num_tokens)
         step_ms += self.cost.host_ms(num_reqs)
         step_ms += self.cost.context_ms(self._context_per_req * num_reqs)
         depths = np.arange(self.max_depth + 1)

@@ -663,7 +663,7 @@ def test_a_trace_keeps_what_was_offered_admitted_and_accepted(tmp_path: Path) ->
     assert trace.plan == "a plan"
     assert recorded.step("predicted_ms").tolist() == [7.0]
     assert recorded.step("total_ms").tolist() == [6.0]
-    assert recorded.step("depth").tolist() == [3.0]
+    assert recorded.step("depth").tolist() == [2.0]
     assert recorded.draft("num_offered").tolist() == [2, 1]
     assert recorded.draft("num_admitted").tolist() == [1, 1]
     probability, happened = recorded.outcomes("predicted")

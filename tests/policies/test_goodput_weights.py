@@ -52,7 +52,7 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed:
 
     def surplus(admitted: tuple[int, ...]) -> float:
         num_tokens = np.array([4.0 + sum(admitted)])
-        cost_ms = float(planner._verify_ms(num_tokens)[0])
+        cost_ms = float(planner._prices.verify_ms(num_tokens)[0])
         gained = sum(worth[i, :count].sum() for i, count in enumerate(admitted))
         return gained - price * cost_ms
 
@@ -107,14 +107,14 @@ def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
     planner = trained(8, token_ms=0.85)
     free = planner.select(make_batch(confidence))
     # Eight tokens take about 20 ms with the drafter's first pass.
-    fixed_ms = planner._fixed_ms(make_batch(confidence))
-    base_ms = fixed_ms + float(planner._verify_ms(np.array([8.0]))[0])
+    fixed_ms = planner._prices.fixed_ms(make_batch(confidence))
+    base_ms = fixed_ms + float(planner._prices.verify_ms(np.array([8.0]))[0])
     targets_ms = late([np.inf] * 7 + [1.3 * base_ms])
     bound = planner.select(make_batch(confidence, latency_targets_ms=targets_ms))
     assert bound.limited_by_latency
     assert 0 < bound.num_admitted.sum() < free.num_admitted.sum()
     num_tokens = np.array([8.0 + bound.num_admitted.sum()])
-    step_ms = fixed_ms + float(planner._verify_ms(num_tokens)[0])
+    step_ms = fixed_ms + float(planner._prices.verify_ms(num_tokens)[0])
     assert step_ms <= 1.3 * base_ms
 
 
@@ -157,6 +157,6 @@ def test_the_depth_follows_the_tightest_target_that_can_be_met():
     for _ in range(REPLAN_EVERY):
         assert planner.choose_depth(8) in (0, 1)
     assert planner.choose_depth(8) == 0
-    plain_ms = float(planner._verify_ms(np.array([8.0]))[0])
+    plain_ms = float(planner._prices.verify_ms(np.array([8.0]))[0])
     assert planner.choose_depth(8, 0.01 * plain_ms) == 0
     assert planner.choose_depth(8, 0.8 * plain_ms) > 0

@@ -1,0 +1,129 @@
+"""Which drafts a step verifies: by budget, by threshold, and within latency targets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.budget import choose_draft_budget
+from policies.claims import claim_drafts, latest_step_ms
+from policies.draft_prices import count_decodes
+from policies.selection import select_drafts, sum_prefixes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from policies.batch import DraftBatch
+    from policies.draft_prices import DraftPrices
+
+
+def claim(
+    batch: DraftBatch, survival: NDArray[np.float64], prices: DraftPrices
+) -> NDArray[np.int64] | None:
+    """Count what latency-bound requests get first, by what was known before.
+
+    Returns:
+        `[num_reqs]`; None if no request has a latency target.
+    """
+    if batch.latency_targets_ms is None:
+        return None
+    num_decodes = count_decodes(batch)
+    width = prices.expect_width(num_decodes)
+    ends = np.array([num_decodes, num_decodes + width / 2, num_decodes + width])
+    plain_ms, usual_ms, wide_ms = prices.verify_ms(ends, batch.num_prefill_tokens)
+    return claim_drafts(
+        survival,
+        batch.num_draft_tokens,
+        batch.latency_targets_ms,
+        float(usual_ms) + prices.fixed_ms(batch),
+        float(wide_ms - plain_ms) / width,
+    )
+
+
+def admit_above_threshold(
+    batch: DraftBatch,
+    values: NDArray[np.float64],
+    claimed: NDArray[np.int64] | None,
+    prices: DraftPrices,
+) -> NDArray[np.int64]:
+    """Admit sampled drafts: what lies above a threshold fixed before they were drawn.
+
+    Args:
+        batch: The drafts.
+        values: `[num_reqs, max_depth]`, survival times weight.
+        claimed: `[num_reqs]`, admitted in any case, or None.
+        prices: By the plan that was current when the block was drawn.
+
+    Returns:
+        `[num_reqs]`.
+    """
+    threshold = prices.token_price(count_decodes(batch))
+    worthwhile: NDArray[np.int64] = (values >= threshold).sum(axis=1)
+    admitted = np.minimum(worthwhile, batch.num_draft_tokens)
+    return admitted if claimed is None else np.maximum(admitted, claimed)
+
+
+def admit_best(
+    batch: DraftBatch,
+    survival: NDArray[np.float64],
+    values: NDArray[np.float64],
+    claimed: NDArray[np.int64] | None,
+    prices: DraftPrices,
+    *,
+    latency_target_ms: float | None = None,
+    explore: bool = False,
+) -> tuple[NDArray[np.int64], bool]:
+    """Admit the best drafts of the batch, as many as are worth their time.
+
+    Args:
+        batch: The drafts.
+        survival: `[num_reqs, max_depth]`.
+        values: Same shape, survival times weight.
+        claimed: `[num_reqs]`, admitted in any case, or None.
+        prices: By the latest plan.
+        latency_target_ms: Longest step, or None.
+        explore: Verify a few drafts even if none is worth it.
+
+    Returns:
+        `[num_reqs]`, and whether a latency target cut a larger budget.
+    """
+    lengths = batch.num_draft_tokens
+    position = np.arange(values.shape[1])
+    num_claimed = 0
+    if claimed is not None:
+        num_claimed = int(claimed.sum())
+        values = np.where(position < claimed[:, None], np.inf, values)
+    present = values[position < lengths[:, None]]
+    candidates = np.sort(present)[::-1][num_claimed:]
+    least = count_decodes(batch) + num_claimed
+    counts = np.arange(least, least + candidates.size + 1, dtype=np.float64)
+    step_ms = prices.verify_ms(counts, batch.num_prefill_tokens)
+
+    def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], bool]:
+        choice = choose_draft_budget(
+            candidates, step_ms, prices.plan.tokens_per_ms, max_step_ms=max_step_ms
+        )
+        draft_budget, limited = choice.draft_budget, choice.limited_by_latency
+        if explore:
+            draft_budget, limited = max(draft_budget, 1 + present.size // 8), False
+        return select_drafts(values, lengths, num_claimed + draft_budget), limited
+
+    room_ms = None
+    if latency_target_ms is not None:
+        room_ms = latency_target_ms - prices.fixed_ms(batch)
+    num_admitted, limited = choose(room_ms)
+    targets_ms = batch.latency_targets_ms
+    if claimed is None or targets_ms is None:
+        return num_admitted, limited
+    # Drafts of the others must not make a request miss its target; with its own
+    # admitted drafts it bears longer steps.
+    fixed_ms = prices.fixed_ms(batch)
+    fastest_ms = fixed_ms + float(step_ms[0])
+    chosen_ms = fixed_ms + float(step_ms[int(num_admitted.sum()) - num_claimed])
+    tokens = 1.0 + sum_prefixes(survival, num_admitted)
+    if chosen_ms <= latest_step_ms(tokens, targets_ms, fastest_ms):
+        return num_admitted, limited
+    tokens = 1.0 + sum_prefixes(survival, claimed)
+    latest_ms = latest_step_ms(tokens, targets_ms, fastest_ms) - fixed_ms
+    return choose(latest_ms if room_ms is None else min(latest_ms, room_ms))

@@ -1,0 +1,72 @@
+"""What drafting and verifying cost, in milliseconds and in tokens, under a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.budget import survival_threshold
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from policies.batch import DraftBatch
+    from policies.budget import DepthPlan
+    from policies.cost import StepCost
+
+
+@dataclass(slots=True)
+class DraftPrices:
+    """Prices by learnt step costs; a plan's goodput turns time into tokens.
+
+    Attributes:
+        cost: Learnt from every step.
+        plan: The latest; its goodput is what a millisecond is worth.
+
+    Source: ours.
+    """
+
+    cost: StepCost
+    plan: DepthPlan
+
+    def verify_ms(
+        self, num_decode_tokens: NDArray[np.float64], num_prefill_tokens: int = 0
+    ) -> NDArray[np.float64]:
+        """Price the parts of a step that grow with its verified tokens.
+
+        The drafter's first pass runs over every token of the step, rejected ones
+        included; its further passes, the host and the context do not depend on them.
+        """
+        return self.cost.target.predict(
+            num_decode_tokens
+        ) + self.cost.draft_first.predict(num_decode_tokens + num_prefill_tokens)
+
+    def fixed_ms(self, batch: DraftBatch) -> float:
+        """Price the parts of a step that do not depend on what is verified."""
+        fixed = self.cost.host_ms(batch.num_reqs)
+        fixed += self.cost.context_ms(batch.num_context_tokens)
+        return fixed + float(self.cost.draft_next_ms(batch.num_reqs, self.plan.depth))
+
+    def expect_width(self, num_decodes: int) -> float:
+        """Return twice the drafts that the plan verifies for so many requests."""
+        return max(1.0, 2.0 * self.plan.budget_per_req * num_decodes)
+
+    def token_price(self, num_decodes: int) -> float:
+        """Return what a draft must promise to be verified, in tokens.
+
+        Known before the block is drawn: it depends on the plan and the load alone.
+        """
+        width = self.expect_width(num_decodes)
+        ends = np.array([num_decodes, num_decodes + width])
+        return survival_threshold(self.verify_ms(ends), width, self.plan.tokens_per_ms)
+
+    def pass_price(self, num_reqs: int) -> float:
+        """Return what a drafter pass after the first must promise, in tokens."""
+        return self.plan.tokens_per_ms * self.cost.draft_next.at(num_reqs)
+
+
+def count_decodes(batch: DraftBatch) -> int:
+    """Return the requests of a step that decode, with or without drafts."""
+    return max(batch.num_decodes, batch.num_reqs)
