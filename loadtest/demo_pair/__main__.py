@@ -118,6 +118,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     pad.add_argument("--seed", type=int, default=0, help="seed of the added weights")
     pad.set_defaults(run=_pad)
+
+    untrained = commands.add_parser(
+        "untrained", help="write a draft model of no use: random weights, same shape"
+    )
+    untrained.add_argument(
+        "--source",
+        type=Path,
+        default=DRAFT_DIR,
+        help="model whose shape and tokenizer to take (default: %(default)s)",
+    )
+    untrained.add_argument(
+        "--output", type=Path, required=True, help="directory to write"
+    )
+    untrained.add_argument("--seed", type=int, default=0, help="seed of the weights")
+    untrained.set_defaults(run=_untrained)
     return parser
 
 
@@ -192,6 +207,12 @@ def _card(options: argparse.Namespace) -> None:
     from .card import write_cards
 
     write_cards(options.target, options.draft)
+
+
+def _untrained(options: argparse.Namespace) -> None:
+    from .untrained import write_untrained
+
+    write_untrained(options.source, options.output, seed=options.seed)
 
 
 def _pad(options: argparse.Namespace) -> None:

@@ -415,6 +415,30 @@ class TestPad:
 
 
 @needs_weights
+def test_an_untrained_copy_of_the_draft_has_its_shape_and_none_of_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors import safe_open
+    from transformers import AutoTokenizer
+
+    from loadtest.demo_pair.__main__ import main
+
+    output = tmp_path / "untrained"
+    command = ["untrained", "--output", str(output)]
+    assert main(command) == 0
+    with (
+        safe_open(DRAFT_DIR / "model.safetensors", "pt") as draft,
+        safe_open(output / "model.safetensors", "pt") as copy,
+    ):
+        assert set(copy.keys()) == set(draft.keys())
+        name = "model.layers.0.mlp.up_proj.weight"
+        assert copy.get_tensor(name).shape == draft.get_tensor(name).shape
+        assert not copy.get_tensor(name).equal(draft.get_tensor(name))
+    assert AutoTokenizer.from_pretrained(output).get_vocab()
+    assert main(command) == 1
+    assert "--output" in capsys.readouterr().err
+
+
 class TestShippedPair:
     """The weights under configs/models."""
 
