@@ -104,7 +104,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--policies",
         type=read_arms,
         metavar="LIST",
-        help="e.g. none,fixed:3,tetris:2+2,dynamic:5,goodput:5",
+        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8",
     )
     group.add_argument(
         "--workloads",

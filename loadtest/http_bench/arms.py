@@ -51,7 +51,7 @@ class Arm:
 def parse_arm(text: str) -> Arm:
     """Read `tetris:2+2`, `NAME=http://host:port`, `NAME=cmd:COMMAND --port {port}`.
 
-    A policy may have a name too, `ours=goodput:5`, and `NAME=vllm:fixed:2` has vLLM
+    A policy may have a name too, `ours=goodput:8`, and `NAME=vllm:fixed:2` has vLLM
     alone serve it.
 
     Raises:

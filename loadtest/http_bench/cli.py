@@ -108,7 +108,7 @@ def _add_arms(parser: argparse.ArgumentParser) -> None:
         type=_each(parse_arm),
         default=(),
         metavar="LIST",
-        help="served by tetris-serve up, e.g. none,fixed:3,tetris:2+2,goodput:5",
+        help="served by tetris-serve up, e.g. none,fixed:3,tetris:2+2,goodput:8",
     )
     group.add_argument(
         "--arm",

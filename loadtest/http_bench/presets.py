@@ -19,7 +19,7 @@ class Preset:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-_FOUR = "none,fixed:2,tetris:2+2,goodput:5"
+_FOUR = "none,fixed:3,tetris:2+2,goodput:8"
 
 PRESETS: dict[str, Preset] = {
     "smoke": Preset(
