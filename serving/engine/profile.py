@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _NUM_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_NUM_REPEATS = 3
+_NUM_ROUNDS = 6
 _TIME_LIMIT_S = 3.0
 
 
@@ -47,22 +47,35 @@ def _profile(runner: GPUModelRunner) -> CostProfile:
     drafter = getattr(runner, "drafter", None)
     if not isinstance(drafter, SpecDecodeBaseProposer):
         drafter = None
+    counts = [count for count in _NUM_TOKENS if count <= runner.max_num_tokens]
+    target_ms = [float("inf")] * len(counts)
+    passes_ms = [float("inf")] * len(counts)
     deadline_s = time.perf_counter() + _TIME_LIMIT_S
-    counts: list[int] = []
-    target_ms: list[float] = []
-    draft_ms: list[float] = []
-    for num_tokens in _NUM_TOKENS:
-        too_many = num_tokens > runner.max_num_tokens
-        if too_many or time.perf_counter() > deadline_s:
-            break
-        counts.append(num_tokens)
-        target_ms.append(_time_ms(partial(_run_target, runner, num_tokens)))
-        if drafter is not None:
-            # vLLM's dummy run of the target drafts as well, all passes.
-            passes_ms = _time_ms(partial(drafter.dummy_run, num_tokens))
-            target_ms[-1] = max(target_ms[-1] - passes_ms, 1e-3)
-            draft_ms.append(passes_ms / drafter.num_speculative_tokens)
-    return CostProfile(tuple(counts), tuple(target_ms), tuple(draft_ms))
+    num_seen = 0
+    # Round by round, not count by count: a neighbour's burst then spoils one round of
+    # many counts, not all of one, which would look dear for good. The fastest run of
+    # each count counts; the others waited for something else.
+    for _ in range(_NUM_ROUNDS):
+        for index, num_tokens in enumerate(counts):
+            if time.perf_counter() > deadline_s:
+                break
+            run_target = partial(_run_target, runner, num_tokens)
+            target_ms[index] = min(target_ms[index], _time_ms(run_target))
+            if drafter is not None:
+                run_drafter = partial(drafter.dummy_run, num_tokens)
+                passes_ms[index] = min(passes_ms[index], _time_ms(run_drafter))
+            num_seen = max(num_seen, index + 1)
+    counts, target_ms = counts[:num_seen], target_ms[:num_seen]
+    if drafter is None:
+        return CostProfile(tuple(counts), tuple(target_ms))
+    # vLLM's dummy run of the target drafts as well, all passes.
+    passes_ms = passes_ms[:num_seen]
+    target_only = [
+        max(both - passes, 1e-3)
+        for both, passes in zip(target_ms, passes_ms, strict=True)
+    ]
+    draft_ms = tuple(ms / drafter.num_speculative_tokens for ms in passes_ms)
+    return CostProfile(tuple(counts), tuple(target_only), draft_ms)
 
 
 def _run_target(runner: GPUModelRunner, num_tokens: int) -> None:
@@ -71,10 +84,6 @@ def _run_target(runner: GPUModelRunner, num_tokens: int) -> None:
 
 
 def _time_ms(run: Callable[[], None]) -> float:
-    """Return the fastest of a few runs: the others waited for something else."""
-    fastest_s = float("inf")
-    for _ in range(_NUM_REPEATS):
-        start_s = time.perf_counter()
-        run()
-        fastest_s = min(fastest_s, time.perf_counter() - start_s)
-    return 1e3 * fastest_s
+    start_s = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - start_s)
