@@ -1,7 +1,8 @@
-"""Time draft selection by itself: what one engine step pays for choosing.
+"""Time a policy by itself: what one engine step pays for deciding.
 
-Run with `python -m loadtest.bench_selection`. One core; the target is 100 microseconds
-for 256 requests that drafted 8 tokens each.
+Run with `python -m loadtest.bench_selection`, on one core. Targets: 100 microseconds for
+the selection of `tetris` at 256 requests that drafted 8 tokens each, 200 for all that
+`goodput` does in a step at 64 requests (`--policy goodput --requests 64`).
 """
 
 from __future__ import annotations
@@ -13,60 +14,124 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.batch import DraftBatch, PolicySpec
+from policies.batch import DraftBatch, EngineLimits, PolicySpec, VerificationOutcome
+from policies.cost import StepTiming
 from policies.planner import build_planner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NUM_WARM_UP = 50
+    from numpy.typing import NDArray
+
+    from policies.planner import Planner
+
+NUM_WARM_UP = 200
 
 
-def time_selection(
-    num_reqs: int, max_depth: int, draft_tokens: int, repeats: int
-) -> list[float]:
-    """Time the `tetris` planner on fresh random batches.
+class MadeUpStep:
+    """One step's inputs: random confidences, and a clock with a tenth of noise."""
+
+    def __init__(self, rng: np.random.Generator, num_reqs: int, depth: int) -> None:
+        """Draw them; confidences are mostly high, as a drafter's are."""
+        self._rng = rng
+        self.num_reqs = num_reqs
+        self.req_ids = tuple(map(str, range(num_reqs)))
+        self.batch = DraftBatch(
+            num_draft_tokens=np.full(num_reqs, depth, dtype=np.int64),
+            confidence=rng.beta(3.0, 1.0, (num_reqs, depth)),
+            req_ids=self.req_ids,
+            num_decodes=num_reqs,
+            num_context_tokens=100 * num_reqs,
+        )
+
+    def verify(self, num_admitted: NDArray[np.int64]) -> VerificationOutcome:
+        """Accept three of four."""
+        luck = self._rng.geometric(0.25, self.num_reqs) - 1
+        return VerificationOutcome(
+            num_admitted, np.minimum(luck, num_admitted), self.req_ids
+        )
+
+    def time(self, num_verified: int, depth: int) -> StepTiming:
+        """Charge a fixed price and one per token."""
+        num_tokens = self.num_reqs + num_verified
+        return StepTiming(
+            num_reqs=self.num_reqs,
+            num_decode_tokens=num_tokens,
+            num_prefill_tokens=0,
+            num_context_tokens=100 * self.num_reqs,
+            depth=depth,
+            target_ms=(10.0 + 0.1 * num_tokens) * self._rng.lognormal(0.0, 0.1),
+            draft_first_ms=1.0,
+            draft_next_ms=0.5 * depth,
+            host_ms=1.0,
+        )
+
+
+def time_planning(
+    planner: Planner, num_reqs: int, depth: int, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Drive a planner as an engine does, step by step.
 
     Args:
-        num_reqs: Requests with drafts.
-        max_depth: Drafts each of them offers.
-        draft_tokens: Verification capacity per request, <= `max_depth`.
-        repeats: Measured selections.
+        planner: Whose time it is.
+        num_reqs: Requests with drafts; one more or less from step to step.
+        depth: Drafts each of them offers.
+        repeats: Measured steps.
 
     Returns:
-        Microseconds of each selection, in the order they were made.
+        Microseconds of the selection alone and of all the planner does in a step, in
+        the order of the steps.
     """
     rng = np.random.default_rng(0)
-    planner = build_planner(
-        PolicySpec("tetris", draft_tokens, max_depth - draft_tokens)
-    )
-    lengths = np.full(num_reqs, max_depth, dtype=np.int64)
-    timings_us = []
-    for _ in range(NUM_WARM_UP + repeats):
-        batch = DraftBatch(lengths, rng.random((num_reqs, max_depth)))
+    selecting_us, planning_us = [], []
+    timing: StepTiming | None = None
+    for number in range(NUM_WARM_UP + repeats):
+        step = MadeUpStep(rng, max(1, num_reqs - number % 2), depth)
         started = time.perf_counter()
-        planner.select(batch)
-        timings_us.append((time.perf_counter() - started) * 1e6)
-    return timings_us[NUM_WARM_UP:]
+        if timing is not None:
+            planner.observe_timing(timing)
+        selecting = time.perf_counter()
+        selection = planner.select(step.batch)
+        selected = time.perf_counter()
+        planner.choose_depth(step.num_reqs)
+        planner.draft_stop(step.req_ids)
+        planned = time.perf_counter()
+        outcome = step.verify(selection.num_admitted)
+        observing = time.perf_counter()
+        planner.observe(outcome)
+        done = time.perf_counter()
+        timing = step.time(int(selection.num_admitted.sum()), depth)
+        selecting_us.append(1e6 * (selected - selecting))
+        planning_us.append(1e6 * (planned - started + done - observing))
+    return selecting_us[NUM_WARM_UP:], planning_us[NUM_WARM_UP:]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the median and the 95th percentile."""
+    """Print medians, means and 95th percentiles."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", choices=("tetris", "goodput"), default="tetris")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--draft-tokens", type=int, default=4)
+    parser.add_argument(
+        "--draft-tokens", type=int, default=4, help="capacity of tetris, per request"
+    )
     parser.add_argument("--repeats", type=int, default=2000)
     args = parser.parse_args(argv)
-    timings_us = time_selection(
-        args.requests, args.depth, args.draft_tokens, args.repeats
-    )
-    median_us, p95_us = np.percentile(timings_us, [50, 95])
+    spec = PolicySpec("goodput", args.depth)
+    if args.policy == "tetris":
+        spec = PolicySpec("tetris", args.draft_tokens, args.depth - args.draft_tokens)
+    planner = build_planner(spec, EngineLimits(skips_drafter=True, stops_drafts=True))
+    timings = time_planning(planner, args.requests, args.depth, args.repeats)
     sys.stdout.write(
-        f"{args.requests} requests x {args.depth} positions, budget "
-        f"{args.requests * args.draft_tokens}: median {median_us:.0f} us, "
-        f"95th percentile {p95_us:.0f} us ({args.repeats} selections)\n"
+        f"{args.policy}, {args.requests} requests x {args.depth} positions, "
+        f"{args.repeats} steps\n"
     )
+    for name, timings_us in zip(("selection", "whole step"), timings, strict=True):
+        median_us, p95_us = np.percentile(timings_us, [50, 95])
+        sys.stdout.write(
+            f"{name}: median {median_us:.0f} us, mean {np.mean(timings_us):.0f} us, "
+            f"95th percentile {p95_us:.0f} us\n"
+        )
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ class DraftStop:
     position is drafted depends on its prefix alone, and sampled drafts stay lossless.
 
     Attributes:
-        req_ids: `[num_reqs]`, whom `scale.effect` and `weights` are about; others have
-            no effect of their own and weigh 1.
+        req_ids: `[num_reqs]`, whose drafts can be of use, and whom `scale.effect` and
+            `weights` are about; others in the drafter's batch gain nothing.
         scale: How confidence becomes acceptance.
         max_depth: Passes there can be.
         next_acceptance: `[num_samples]`, 0-1, what the acceptance of the next position
@@ -57,11 +57,10 @@ class DraftStop:
         """Begin a draft of these requests, in the order of the drafter's batch."""
         row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
         rows = [row_of.get(req_id, -1) for req_id in req_ids]
-        # One more entry stands for requests that nothing is known about.
+        weights = np.ones(len(self.req_ids)) if self.weights is None else self.weights
+        # One more entry stands for the others.
         effect = np.append(self.scale.effect, 0.0)[rows]
-        worth = np.ones(len(rows))
-        if self.weights is not None:
-            worth = np.append(self.weights, 1.0)[rows]
+        worth = np.append(weights, 0.0)[rows]
         offset = self.scale.intercept[:, None] + effect
         return DraftWatch(self, offset, worth)
 

@@ -19,6 +19,8 @@ from serving.engine.step_clock import StepClock
 from serving.engine.step_messages import STOP_ATTRIBUTE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from policies.stopping import DraftStop
@@ -307,12 +309,16 @@ class TetrisScheduler(PlannerHost, Scheduler):
             return
         output.num_spec_tokens_to_schedule = depth
         if depth > 1:
-            stop = self._guard.ask(self._ask_stop, tuple(output.num_scheduled_tokens))
+            stop = self._guard.ask(self._ask_stop, output.num_scheduled_tokens)
             setattr(output, STOP_ATTRIBUTE, stop)
 
-    def _ask_stop(self, req_ids: tuple[str, ...]) -> DraftStop | None:
-        weights = self._classes.weigh([self.requests[r] for r in req_ids])
-        return self._planner.draft_stop(req_ids, weights)
+    def _ask_stop(self, req_ids: Iterable[str]) -> DraftStop | None:
+        requests = [self.requests[req_id] for req_id in req_ids]
+        drafting = [request for request in requests if _can_use_drafts(request)]
+        return self._planner.draft_stop(
+            tuple(request.request_id for request in drafting),
+            self._classes.weigh(drafting) if drafting else None,
+        )
 
     def _observe(
         self,
@@ -365,3 +371,10 @@ def _find_stop(request: Request) -> int:
     if stops.isdisjoint(drafts):
         return len(drafts)
     return 1 + next(i for i, token in enumerate(drafts) if token in stops)
+
+
+def _can_use_drafts(request: Request) -> bool:
+    params = request.sampling_params
+    return not request.is_prefill_chunk and not (
+        params is not None and opts_out(params.extra_args)
+    )

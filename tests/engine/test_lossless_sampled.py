@@ -20,9 +20,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from policies.cost import CostProfile
-from policies.feedback import DraftFeedback
 from tests.engine.conftest import Engine, run_engine
+from tests.engine.made_up import make_up_beliefs, make_up_costs
 from tests.engine.statistics import (
     chi_square,
     chi_square_p_value,
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from policies.calibration import ConfidenceCalibration
 
     Laws = dict[str, NDArray[np.float64]]
     Pairs = dict[str, tuple[Path, Path]]
@@ -215,36 +212,6 @@ def spy_on_blocks(engine: Engine, groups: dict[str, Group]) -> dict[str, list[Bl
     scheduler.schedule = spying_schedule
     runner.rejection_sampler.register_forward_pre_hook(note_draft_probs)
     return blocks
-
-
-def make_up_costs(engine: Engine) -> None:
-    """Let a planner believe in a target slow enough for drafts to pay.
-
-    On models this small drafting never does: fake prices, everything else is real.
-    """
-    cost = engine.scheduler._planner.cost
-    cost.fit_profile(CostProfile((1, 256), (60.3, 140.0), (0.4, 4.0)))
-    # Neither the start-up profile nor measured steps change them any more.
-    cost.import_state(cost.export_state())
-    engine.scheduler._learn_timing = lambda _now_s: None
-
-
-class DeafFeedback(DraftFeedback):
-    """Hears no outcome, so that the calibration stays at its prior."""
-
-    def teach(self, calibration: ConfidenceCalibration) -> None:
-        """Teach nothing."""
-
-
-def make_up_beliefs(engine: Engine) -> None:
-    """Keep a planner's prices, and its belief in the drafter, where they started.
-
-    A draft equal to the target is never rejected; once that is learnt, whatever is
-    drafted is verified, and there is no selection to test.
-    """
-    make_up_costs(engine)
-    planner = engine.scheduler._planner
-    planner._feedback = DeafFeedback(planner.max_depth)
 
 
 def assert_draft_probs_arrived(blocks: list[Block], *, one_hot: bool = False) -> None:

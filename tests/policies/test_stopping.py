@@ -68,10 +68,10 @@ def test_nothing_follows_a_stop_token():
     assert watch.worth == pytest.approx([0.0, 0.0])
 
 
-def test_weights_and_effects_go_with_their_requests():
+def test_weights_and_effects_go_with_their_requests_and_others_gain_nothing():
     scale = AcceptanceScale(1.0, np.zeros(4), np.array([3.0, 0.0, -3.0]), 8.0)
     stop = make_stop(scale=scale, weights=np.array([2.0, 0.5, 0.5]))
     watch = stop.follow(("c", "new", "a"))
     watch.pays_to_go_on(np.array([0.5, 0.5, 0.5]))
     odds = np.exp([-3.0, 0.0, 3.0])
-    assert watch.worth == pytest.approx([0.5, 1.0, 2.0] * odds / (1 + odds))
+    assert watch.worth == pytest.approx([0.5, 0.0, 2.0] * odds / (1 + odds))

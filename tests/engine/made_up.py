@@ -1,0 +1,42 @@
+"""Fake prices for planners: on models as small as a test's, drafting never pays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from policies.cost import CostProfile
+from policies.feedback import DraftFeedback
+
+if TYPE_CHECKING:
+    from policies.calibration import ConfidenceCalibration
+    from tests.engine.conftest import Engine
+
+
+class DeafFeedback(DraftFeedback):
+    """Hears no outcome, so that the calibration stays at its prior."""
+
+    def teach(self, calibration: ConfidenceCalibration) -> None:
+        """Teach nothing."""
+
+
+def make_up_costs(engine: Engine) -> None:
+    """Let a planner believe in a target slow enough for drafts to pay.
+
+    Everything but the prices is real.
+    """
+    cost = engine.scheduler._planner.cost
+    cost.fit_profile(CostProfile((1, 256), (60.3, 140.0), (0.4, 4.0)))
+    # Neither the start-up profile nor measured steps change them any more.
+    cost.import_state(cost.export_state())
+    engine.scheduler._learn_timing = lambda _now_s: None
+
+
+def make_up_beliefs(engine: Engine) -> None:
+    """Keep a planner's prices, and its belief in the drafter, where they started.
+
+    A draft equal to the target is never rejected; once that is learnt, whatever is
+    drafted is verified, and there is no selection to test.
+    """
+    make_up_costs(engine)
+    planner = engine.scheduler._planner
+    planner._feedback = DeafFeedback(planner.max_depth)
