@@ -1,8 +1,8 @@
 """Time a policy by itself: what one engine step pays for deciding.
 
-Run with `python -m loadtest.bench_selection`, on one core. Targets: 100 microseconds for
-the selection of `tetris` at 256 requests that drafted 8 tokens each, 200 for all that
-`goodput` does in a step at 64 requests (`--policy goodput --requests 64`).
+Run with `python -m loadtest.bench_selection`, on one core. Targets: 100 microseconds
+for the selection of `tetris` at 256 requests that drafted 8 tokens each, 200 for all
+that `goodput` does in a step at 64 requests (`--policy goodput --requests 64`).
 """
 
 from __future__ import annotations
