@@ -236,14 +236,16 @@ _MAX_STEP = 0.5
 after a start or a workload shift cannot throw the model off."""
 
 
-_LEAST = float(1.0 / (1.0 + np.exp(MAX_LOG_ODDS)))
+LEAST_PROBABILITY = float(1.0 / (1.0 + np.exp(MAX_LOG_ODDS)))
 """Probability at the smallest log-odds."""
 
 
 def to_log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return log-odds of probabilities of any shape, within +-`MAX_LOG_ODDS`."""
     # Plain ufuncs: np.clip takes longer than all the rest on a batch's few numbers.
-    clipped = np.minimum(np.maximum(probability, _LEAST), 1.0 - _LEAST)
+    clipped = np.minimum(
+        np.maximum(probability, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY
+    )
     log_odds: NDArray[np.float64] = np.log(clipped / (1.0 - clipped))
     return log_odds
 

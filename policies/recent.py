@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
     from policies.budget import DepthOutlook
 
+    _Drafts = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64] | None]
+
 NUM_REMEMBERED_DRAFTS = 96
 """A few steps of a large batch, about a hundred steps of a single request."""
 
 NUM_SAMPLES = 8
 """Order statistics that stand for the distribution of recent acceptances."""
+
+MAX_UNREAD = 16
+"""Steps whose drafts wait to be filed, at most."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,7 @@ class RecentDrafts:
     _acceptance: NDArray[np.float64] = field(init=False)
     _weights: NDArray[np.float64] = field(init=False)
     _num_seen: int = field(init=False, default=0)
+    _unread: list[_Drafts] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         """Start with one draft that nothing is known about."""
@@ -55,6 +61,22 @@ class RecentDrafts:
             num_draft_tokens: `[num_reqs]`; requests without drafts are left out.
             weights: `[num_reqs]`, mean 1; None for all the same.
         """
+        # Filed together when somebody asks: a step has better things to do.
+        self._unread.append((acceptance, num_draft_tokens, weights))
+        if len(self._unread) >= MAX_UNREAD:
+            self._read()
+
+    def _read(self) -> None:
+        for drafts in self._unread:
+            self._file(*drafts)
+        self._unread.clear()
+
+    def _file(
+        self,
+        acceptance: NDArray[np.float64],
+        num_draft_tokens: NDArray[np.int64],
+        weights: NDArray[np.float64] | None,
+    ) -> None:
         depth = acceptance.shape[1]
         if num_draft_tokens.min(initial=depth) < depth:
             present = np.arange(depth) < num_draft_tokens[:, None]
@@ -77,7 +99,8 @@ class RecentDrafts:
         Args:
             typical: `[max_depth]`, 0-1, acceptance where a draft had no position.
         """
-        return foresee_depths(self._fill(typical), self._weights[: self._num_rows])
+        filled = self._fill(typical)
+        return foresee_depths(filled, self._weights[: self._num_rows])
 
     def tokens_by_depth(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return tokens per step of a request all of whose drafts are verified.
@@ -94,6 +117,7 @@ class RecentDrafts:
         Returns:
             `[<= NUM_SAMPLES]`, rising; empty before the first draft.
         """
+        self._read()
         recent = self._acceptance[: self._num_rows]
         known = np.sort(recent[~np.isnan(recent)])
         if known.size <= NUM_SAMPLES:
@@ -107,5 +131,6 @@ class RecentDrafts:
         return max(1, min(self._num_seen, NUM_REMEMBERED_DRAFTS))
 
     def _fill(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
+        self._read()
         recent = self._acceptance[: self._num_rows]
         return np.where(np.isnan(recent), typical, recent)

@@ -50,7 +50,7 @@ class RequestEffects:
     def log_odds(self, req_ids: Sequence[Hashable]) -> NDArray[np.float64]:
         """Return the effect of each request, `[num_reqs]`; 0 for unknown ones."""
         find = self._slot_of.get
-        return self._at([find(req_id, _UNKNOWN) for req_id in req_ids])
+        return self._effects()[[find(req_id, _UNKNOWN) for req_id in req_ids]]
 
     def learn(
         self,
@@ -69,18 +69,21 @@ class RequestEffects:
         """
         find = self._slot_of.get
         slots = np.array([find(req_id, _UNKNOWN) for req_id in req_ids])
-        # Requests without an observed token need no slot.
-        for newcomer in np.unique(row[slots[row] == _UNKNOWN]).tolist():
-            slots[newcomer] = self._slot(req_ids[newcomer])
-        touched, owner = np.unique(slots[row], return_inverse=True)
-        count = np.bincount(owner)
-        information = np.bincount(owner, weight)
+        owner = slots[row]
+        is_new = owner == _UNKNOWN
+        if is_new.any():
+            # Requests without an observed token need no slot.
+            for newcomer in np.unique(row[is_new]).tolist():
+                slots[newcomer] = self._slot(req_ids[newcomer])
+            owner = slots[row]
+        size = self._gradient.size
+        information = np.bincount(owner, weight, size)
         # The residual is taken at the current effect; adding the information times
         # that effect turns it back into evidence for the effect itself.
-        gradient = np.bincount(owner, residual) + information * self._at(touched)
-        keep = np.exp(-count / MEMORY_TOKENS)
-        self._gradient[touched] = keep * self._gradient[touched] + gradient
-        self._information[touched] = keep * self._information[touched] + information
+        gradient = np.bincount(owner, residual, size) + information * self._effects()
+        keep = np.exp(-np.bincount(owner, minlength=size) / MEMORY_TOKENS)
+        self._gradient = keep * self._gradient + gradient
+        self._information = keep * self._information + information
 
     def forget(self, req_id: Hashable) -> None:
         """Drop a finished request."""
@@ -89,10 +92,12 @@ class RequestEffects:
             self._gradient[slot] = self._information[slot] = 0.0
             self._free.append(slot)
 
-    def _at(self, slots: NDArray[np.int64] | list[int]) -> NDArray[np.float64]:
-        information = self._information[slots] + PRIOR_TOKENS / 4
-        effect: NDArray[np.float64] = self._gradient[slots] / information
-        return effect
+    def _effects(self) -> NDArray[np.float64]:
+        """Return the effect of every slot."""
+        effects: NDArray[np.float64] = self._gradient / (
+            self._information + PRIOR_TOKENS / 4
+        )
+        return effects
 
     def _slot(self, req_id: Hashable) -> int:
         slot = self._slot_of.get(req_id)

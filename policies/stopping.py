@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, log
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.calibration import to_log_odds, to_probability
+from policies.calibration import LEAST_PROBABILITY, to_log_odds, to_probability
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.batch import AcceptanceScale
+
+FEW_ROWS = 4
+"""Batches up to this size are looked at in plain floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class DraftStop:
     token_price: float
     weights: NDArray[np.float64] | None = None
 
-    def follow(self, req_ids: tuple[Hashable, ...]) -> DraftWatch:
+    def follow(self, req_ids: tuple[Hashable, ...]) -> DraftWatch | FewRowsWatch:
         """Begin a draft of these requests, in the order of the drafter's batch."""
         row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
         rows = [row_of.get(req_id, -1) for req_id in req_ids]
@@ -62,6 +66,8 @@ class DraftStop:
         effect = np.append(self.scale.effect, 0.0)[rows]
         worth = np.append(weights, 0.0)[rows]
         offset = self.scale.intercept[:, None] + effect
+        if worth.size <= FEW_ROWS:
+            return FewRowsWatch(self, offset.tolist(), worth.tolist())
         return DraftWatch(self, offset, worth)
 
 
@@ -82,7 +88,7 @@ class DraftWatch:
     num_passes: int = 0
 
     def pays_to_go_on(
-        self, confidence: NDArray[np.float64], ended: list[int] | None = None
+        self, confidence: list[float], ended: list[int] | None = None
     ) -> bool:
         """Take in a pass and tell whether the next one is worth its time.
 
@@ -94,7 +100,7 @@ class DraftWatch:
         self.num_passes += 1
         if self.num_passes >= stop.max_depth:
             return False
-        log_odds = stop.scale.slope * to_log_odds(confidence)
+        log_odds = stop.scale.slope * to_log_odds(np.array(confidence))
         log_odds += self.offset[position]
         self.worth *= to_probability(log_odds)
         if ended:
@@ -103,3 +109,46 @@ class DraftWatch:
         gained -= stop.token_price
         np.maximum(gained, 0.0, out=gained)
         return float(gained.sum()) > stop.pass_price * stop.next_acceptance.size
+
+
+@dataclass(slots=True)
+class FewRowsWatch:
+    """`DraftWatch` for a handful of requests, in plain floats.
+
+    Between two passes of a small drafter every array operation counts: with a cold
+    cache, ten of them take a tenth of the pass.
+
+    Attributes:
+        stop: The rule.
+        offset: `[max_depth][num_reqs]`.
+        worth: `[num_reqs]`.
+        num_passes: Seen so far.
+    """
+
+    stop: DraftStop
+    offset: list[list[float]]
+    worth: list[float]
+    num_passes: int = 0
+
+    def pays_to_go_on(
+        self, confidence: list[float], ended: list[int] | None = None
+    ) -> bool:
+        """Do what `DraftWatch.pays_to_go_on` does."""
+        stop, worth = self.stop, self.worth
+        offset = self.offset[self.num_passes]
+        self.num_passes += 1
+        if self.num_passes >= stop.max_depth:
+            return False
+        slope, token_price = stop.scale.slope, stop.token_price
+        samples = stop.next_acceptance.tolist()
+        for row in ended or ():
+            worth[row] = 0.0
+        gained = 0.0
+        for row, value in enumerate(confidence):
+            clipped = min(max(value, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY)
+            log_odds = slope * log(clipped / (1.0 - clipped)) + offset[row]
+            own = worth[row] / (1.0 + exp(-log_odds))
+            worth[row] = own
+            for sample in samples:
+                gained += max(own * sample - token_price, 0.0)
+        return gained > stop.pass_price * len(samples)

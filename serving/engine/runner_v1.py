@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from policies.stopping import DraftStop, DraftWatch
+    from policies.stopping import DraftStop, DraftWatch, FewRowsWatch
     from serving.engine.compat import (
         SamplingMetadata,
         SchedulerOutput,
@@ -46,12 +46,16 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
     _first_pass_end_s: float
     _draft_end_s: float
     _num_drafted: int
-    _watch: DraftWatch | None
+    _watch: DraftWatch | FewRowsWatch | None
     _stop_token_ids: list[set[int | None]]
     _drawn: list[tuple[torch.Tensor, torch.Tensor | None]]
     draft_start_s: float
 
-    def watch(self, watch: DraftWatch, stop_token_ids: list[set[int | None]]) -> None:
+    def watch(
+        self,
+        watch: DraftWatch | FewRowsWatch,
+        stop_token_ids: list[set[int | None]],
+    ) -> None:
         """Let the coming draft end early.
 
         Args:
@@ -133,11 +137,10 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         Every pass but the first begins here, so a draft that does not pay ends here.
         """
         if self._watch is not None and self._confidences:
-            latest = self._confidences[-1].double().cpu().numpy()
             drawn = self._drawn[-1][0].tolist()
             stops = zip(drawn, self._stop_token_ids, strict=True)
             ended = [row for row, (token, ends) in enumerate(stops) if token in ends]
-            if not self._watch.pays_to_go_on(latest, ended):
+            if not self._watch.pays_to_go_on(self._confidences[-1].tolist(), ended):
                 raise _EndOfDraftError
         if self.uses_mrope:
             advanced: torch.Tensor = super()._update_positions_dependent_metadata(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from policies import stopping
 from policies.batch import AcceptanceScale
 from policies.stopping import DraftStop
 
@@ -26,7 +27,7 @@ def make_stop(**changes: object) -> DraftStop:
 
 def test_a_pass_is_worth_what_all_requests_may_gain_less_their_verification():
     # (0.9 + 0.5 + 0.1) * 0.8 - 0.1 each, nothing for the third: 0.62 + 0.3.
-    confidence = np.array([0.9, 0.5, 0.1])
+    confidence = [0.9, 0.5, 0.1]
     worth = 0.9 * 0.8 - 0.1 + 0.5 * 0.8 - 0.1
     for price, pays in ((worth - 0.01, True), (worth + 0.01, False)):
         watch = make_stop(pass_price=price).follow(("a", "b", "c"))
@@ -37,21 +38,21 @@ def test_survival_falls_from_pass_to_pass():
     watch = make_stop(pass_price=0.2).follow(("a",))
     worth = [0.8 * 0.8**passes - 0.1 for passes in range(1, 4)]
     assert min(worth) > 0.2
-    assert watch.pays_to_go_on(np.array([0.8]))
-    assert watch.pays_to_go_on(np.array([0.8]))
+    assert watch.pays_to_go_on([0.8])
+    assert watch.pays_to_go_on([0.8])
     assert watch.worth == pytest.approx([0.64])
-    assert not watch.pays_to_go_on(np.array([0.3]))
+    assert not watch.pays_to_go_on([0.3])
 
 
 def test_no_pass_after_the_deepest():
     watch = make_stop(max_depth=2, pass_price=0.0, token_price=0.0).follow(("a",))
-    assert watch.pays_to_go_on(np.array([0.99]))
-    assert not watch.pays_to_go_on(np.array([0.99]))
+    assert watch.pays_to_go_on([0.99])
+    assert not watch.pays_to_go_on([0.99])
 
 
 def test_only_the_good_outcomes_of_the_next_position_count():
     """A mean would hide them: nothing is verified where it turns out badly."""
-    confidence, both = np.array([0.5]), np.array([0.1, 0.9])
+    confidence, both = [0.5], np.array([0.1, 0.9])
     mean = make_stop(
         token_price=0.25, pass_price=0.05, next_acceptance=np.array([both.mean()])
     )
@@ -61,7 +62,7 @@ def test_only_the_good_outcomes_of_the_next_position_count():
 
 
 def test_nothing_follows_a_stop_token():
-    confidence = np.array([0.9, 0.9])
+    confidence = [0.9, 0.9]
     assert make_stop().follow(("a", "b")).pays_to_go_on(confidence)
     watch = make_stop().follow(("a", "b"))
     assert not watch.pays_to_go_on(confidence, [0, 1])
@@ -72,6 +73,33 @@ def test_weights_and_effects_go_with_their_requests_and_others_gain_nothing():
     scale = AcceptanceScale(1.0, np.zeros(4), np.array([3.0, 0.0, -3.0]), 8.0)
     stop = make_stop(scale=scale, weights=np.array([2.0, 0.5, 0.5]))
     watch = stop.follow(("c", "new", "a"))
-    watch.pays_to_go_on(np.array([0.5, 0.5, 0.5]))
+    watch.pays_to_go_on([0.5, 0.5, 0.5])
     odds = np.exp([-3.0, 0.0, 3.0])
     assert watch.worth == pytest.approx([0.5, 0.0, 2.0] * odds / (1 + odds))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_rows_are_judged_as_many(seed: int, monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(seed)
+    req_ids = tuple(range(int(rng.integers(1, 6))))
+    effect = rng.normal(0.0, 1.0, len(req_ids))
+    stop = make_stop(
+        req_ids=req_ids,
+        scale=AcceptanceScale(1.2, rng.normal(0.0, 0.5, 4), effect, 8.0),
+        next_acceptance=np.sort(rng.random(8)),
+        pass_price=float(rng.uniform(0.01, 0.5)),
+        weights=rng.uniform(0.5, 2.0, len(req_ids)),
+    )
+    followers = []
+    for few_rows in (0, len(req_ids)):
+        monkeypatch.setattr(stopping, "FEW_ROWS", few_rows)
+        followers.append(stop.follow(req_ids))
+    many, few = followers
+    assert type(many) is not type(few)
+    for _ in range(4):
+        confidence = rng.choice([0.0, 1.0, *rng.random(4)], len(req_ids)).tolist()
+        ended = [0] if rng.random() < 0.2 else []
+        assert many.pays_to_go_on(confidence, ended) == few.pays_to_go_on(
+            confidence, ended
+        )
+        assert few.worth == pytest.approx(many.worth)
