@@ -55,6 +55,10 @@ for a request or two, whose last tokens say most about its next, to the most."""
 SAME_LOAD = 16
 """A change by fewer than one request in this many is no reason to plan anew."""
 
+TIME_PASS_EVERY = 64
+"""Steps in a row that end their drafts after one pass, at most: the price of a second
+pass would be an old one otherwise, and confirm itself."""
+
 REBATCH_EVERY = 16
 """Fewest steps between two choices of how many requests may run."""
 
@@ -116,6 +120,7 @@ class GoodputPlanner:
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
     _num_missing: int = field(init=False, default=0)
+    _steps_since_pass: int = field(init=False, default=0)
     _outlook: DepthOutlook | None = field(init=False, default=None)
     _ends_early: bool = field(init=False, default=False)
     _next_acceptance: NDArray[np.float64] = field(init=False)
@@ -218,12 +223,14 @@ class GoodputPlanner:
         """Return the price of drafting on, by the latest plan."""
         if not self._ends_early or not self._next_acceptance.size:
             return None
+        # A pass that was never timed of late might be cheaper than is believed.
+        is_forgotten = self._steps_since_pass >= TIME_PASS_EVERY
         return DraftStop(
             req_ids=tuple(req_ids),
             scale=self.calibration.scale(req_ids),
             max_depth=self.max_depth,
             next_acceptance=self._next_acceptance,
-            pass_price=self._pass_price,
+            pass_price=0.0 if is_forgotten else self._pass_price,
             token_price=self._token_price,
             weights=_normalise(weights),
         )
@@ -373,6 +380,8 @@ class GoodputPlanner:
     def _learn_costs(self) -> None:
         for timing in self._pending_timings:
             self.cost.observe(timing)
+            was_timed = timing.depth > 1 or timing.depth == 0
+            self._steps_since_pass = 0 if was_timed else self._steps_since_pass + 1
             self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
             if self.limits.skips_drafter and timing.depth == 0:
                 # Requests that end take their share of the missing positions along.

@@ -15,7 +15,12 @@ from policies.batch import (
 from policies.cost import CostProfile, StepTiming
 from policies.dynamic import DynamicPlanner
 from policies.exploration import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL
-from policies.goodput import LEARN_EVERY, GoodputPlanner
+from policies.goodput import (
+    LEARN_EVERY,
+    REPLAN_EVERY,
+    TIME_PASS_EVERY,
+    GoodputPlanner,
+)
 from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
 
 MAX_DEPTH = 5
@@ -359,3 +364,24 @@ def test_every_policy_answers_the_whole_protocol(name: str):
     planner.forget("0")
     assert isinstance(planner.report(), dict)
     build_planner(PolicySpec(name, 2, 1), LIMITS).import_state(planner.export_state())
+
+
+def test_a_pass_that_was_not_timed_for_long_is_tried_again():
+    """A second pass believed too dear is never run, and its price never corrected."""
+    limits = EngineLimits(
+        max_tokens=512, max_reqs=64, skips_drafter=True, stops_drafts=True
+    )
+    planner = GoodputPlanner(MAX_DEPTH, limits)
+    engine = MadeUpEngine(1)
+    engine.run(planner, 100)
+    planner.cost.draft_next.fit_profile((1, 64), (1000.0, 1000.0))
+    timing = engine.time(num_verified=1, depth=1)
+    prices = []
+    for _ in range(TIME_PASS_EVERY + LEARN_EVERY + REPLAN_EVERY):
+        planner.choose_depth(1)
+        stop = planner.draft_stop(("0",))
+        prices.append(0.0 if stop is None else stop.pass_price)
+        planner.observe(outcome_of("0", 0.9, 1))
+        planner.observe_timing(timing)
+    assert prices[REPLAN_EVERY] > 1.0
+    assert prices[-1] == 0.0
