@@ -9,21 +9,17 @@ import numpy as np
 
 from policies.batch import DraftSelection
 from policies.cost import MIN_STEPS_TO_TEACH, StepCost
+from policies.defaults import PlannerDefaults
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from numpy.typing import NDArray
 
-    from policies.admission import BatchPlan, EngineLoad
     from policies.batch import (
-        AcceptanceScale,
         DraftBatch,
         EngineLimits,
         VerificationOutcome,
     )
     from policies.cost import CostProfile, StepTiming
-    from policies.stopping import DraftStop
 
 PRIOR_ACCEPTANCE_RATE = 0.7
 """Start of the moving average, as in the reference implementation."""
@@ -36,7 +32,7 @@ PROBE_EVERY = 48
 
 
 @dataclass(slots=True)
-class DynamicPlanner:
+class DynamicPlanner(PlannerDefaults):
     """Draft and verify the same k for every request; k follows load and acceptance.
 
     Expected tokens per request at length k with acceptance rate a are
@@ -119,28 +115,6 @@ class DynamicPlanner:
     def fit_profile(self, profile: CostProfile) -> None:
         """Start from forward passes timed at start-up instead of from priors."""
         self.cost.fit_profile(profile)
-
-    def acceptance_scale(
-        self,
-        req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
-    ) -> AcceptanceScale | None:
-        """Rank by confidence itself; nothing is cut anyway."""
-        return None
-
-    def draft_stop(
-        self,
-        req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
-        weights: NDArray[np.float64] | None = None,  # noqa: ARG002 - likewise
-    ) -> DraftStop | None:
-        """Draft to the depth."""
-        return None
-
-    def forget(self, req_id: Hashable) -> None:
-        """Know nothing about single requests."""
-
-    def plan_batch(self, load: EngineLoad) -> BatchPlan | None:  # noqa: ARG002
-        """Leave the engine's own limits."""
-        return None
 
     def report(self) -> dict[str, float]:
         """Return gauges for telemetry."""

@@ -16,6 +16,7 @@ from policies.batch import (
     PolicySpec,
     VerificationOutcome,
 )
+from policies.defaults import PlannerDefaults
 from policies.dynamic import DynamicPlanner
 from policies.goodput import GoodputPlanner
 from policies.selection import compute_survival, select_drafts
@@ -99,53 +100,8 @@ class Planner(Protocol):
         ...
 
 
-class StatelessPlanner:
-    """What a policy without plans, reports or state answers."""
-
-    __slots__ = ()
-
-    def observe_timing(self, timing: StepTiming) -> None:
-        """Ignore what steps cost."""
-
-    def fit_profile(self, profile: CostProfile) -> None:
-        """Ignore what forward passes cost."""
-
-    def acceptance_scale(
-        self,
-        req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
-    ) -> AcceptanceScale | None:
-        """Rank by confidence itself."""
-        return None
-
-    def draft_stop(
-        self,
-        req_ids: Sequence[Hashable],  # noqa: ARG002 - Planner protocol
-        weights: NDArray[np.float64] | None = None,  # noqa: ARG002 - likewise
-    ) -> DraftStop | None:
-        """Draft to the depth."""
-        return None
-
-    def forget(self, req_id: Hashable) -> None:
-        """Know nothing about single requests."""
-
-    def plan_batch(self, load: EngineLoad) -> BatchPlan | None:  # noqa: ARG002
-        """Leave the engine's own limits."""
-        return None
-
-    def report(self) -> dict[str, float]:
-        """Report nothing."""
-        return {}
-
-    def export_state(self) -> dict[str, Any]:
-        """Have nothing to hand on."""
-        return {}
-
-    def import_state(self, state: dict[str, Any]) -> None:
-        """Have nothing to take over."""
-
-
 @dataclass(frozen=True, slots=True)
-class FixedPlanner(StatelessPlanner):
+class FixedPlanner(PlannerDefaults):
     """Verify everything that was drafted: plain speculative decoding.
 
     The baseline every other policy is compared with, and what they fall back to.
@@ -173,7 +129,7 @@ class FixedPlanner(StatelessPlanner):
 
 
 @dataclass(slots=True)
-class TetrisPlanner(StatelessPlanner):
+class TetrisPlanner(PlannerDefaults):
     """Constant capacity per request, spent where survival is largest.
 
     The budget of a step is `draft_tokens` times the requests with drafts, exactly
