@@ -74,6 +74,8 @@ class Preset:
 _FIXED = ("none", *(f"fixed:{k}" for k in range(1, 7)))
 _ALL = (*_FIXED, "dynamic:6", "tetris:2+2", "tetris:3+2", "goodput:8")
 _FEW = (1, 4, 16)
+_FEWER = (1, 4, 8)
+"""For long prompts, which take most of the time themselves."""
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(
@@ -82,7 +84,8 @@ PRESETS: dict[str, Preset] = {
         blocks=(
             Block(("mixed",), (0.0,), (1, 2, 4, 8, 16, 32)),
             Block(("easy", "hard"), (0.0,), _FEW),
-            Block(("drift-context", "drift-neighbour"), (0.0,), _FEW),
+            Block(("drift-context",), (0.0,), _FEWER),
+            Block(("drift-neighbour",), (0.0,), _FEW),
             Block(("mixed",), (1.0,), _FEW),
         ),
     ),
@@ -95,7 +98,10 @@ PRESETS: dict[str, Preset] = {
     "drift": Preset(
         summary="long contexts, or a neighbour on one core, arrive half-way",
         policies=("none", "fixed:1", "fixed:3", "dynamic:6", "tetris:2+2", "goodput:8"),
-        blocks=(Block(("drift-context", "drift-neighbour"), (0.0,), _FEW),),
+        blocks=(
+            Block(("drift-context",), (0.0,), _FEWER),
+            Block(("drift-neighbour",), (0.0,), _FEW),
+        ),
     ),
     "smoke": Preset(
         summary="does it run: few tiny cells, numbers without meaning",

@@ -16,12 +16,12 @@ from .plan import Cell
 Render = Callable[[Sequence[Message], bool], list[int]]
 """Turns chat messages into token ids; the flag lists the demo tools."""
 
-LONG_PROMPT_TOKENS = (1000, 1400)
+LONG_PROMPT_TOKENS = (600, 800)
 """Range of lengths aimed at after the shift of `drift-context`; the turn that reaches
 them is kept whole."""
 
 MAX_SHORT_TOKENS = 512
-MAX_LONG_TOKENS = 1800
+MAX_LONG_TOKENS = 1200
 """Longer prompts are drawn again, so that memory and context can be sized."""
 
 _MAX_DRAWS = 1000
