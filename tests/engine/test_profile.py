@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from serving.engine.profile import profile_passes
 from tests.engine.conftest import run_engine
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ MOST_TOKENS = 64
 def test_passes_are_timed_at_every_count_a_step_can_carry(
     tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from serving.engine.profile import profile_passes
+
     with run_engine(
         *tiny_pair, policy="goodput", max_num_batched_tokens=MOST_TOKENS
     ) as engine:
