@@ -122,6 +122,7 @@ class GoodputPlanner:
     _num_missing: int = field(init=False, default=0)
     _steps_since_pass: int = field(init=False, default=0)
     _outlook: DepthOutlook | None = field(init=False, default=None)
+    _has_drafted: bool = field(init=False, default=False)
     _ends_early: bool = field(init=False, default=False)
     _next_acceptance: NDArray[np.float64] = field(init=False)
     _token_price: float = field(init=False, default=0.0)
@@ -174,6 +175,7 @@ class GoodputPlanner:
                     explore=self._exploration.exploring,
                 )
         self._recent.remember(acceptance, batch.num_draft_tokens, weights)
+        self._has_drafted = True
         self._feedback.note(batch)
         return DraftSelection(
             num_admitted=num_admitted,
@@ -193,7 +195,7 @@ class GoodputPlanner:
             return self.plan.depth
         self._steps_planned += 1
         is_due = self._steps_planned % REPLAN_EVERY == 0
-        if is_due or self._outlook is None:
+        if (is_due and self._has_drafted) or self._outlook is None:
             self._look_ahead()
         if is_due or self._has_changed(num_reqs, latency_target_ms):
             self._planned_for = (num_reqs, latency_target_ms)
@@ -341,6 +343,7 @@ class GoodputPlanner:
 
     def _look_ahead(self) -> None:
         """Let recent drafts stand for the next ones; too dear for every step."""
+        self._has_drafted = False
         typical = self.calibration.mean_acceptance(self.max_depth)
         self._outlook = self._recent.foresee(typical)
         self._next_acceptance = self._recent.sample_acceptance()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -49,16 +50,29 @@ class Growth:
 
 
 def fit_all(samples: Sequence[Mapping[str, Any]]) -> list[Growth]:
-    """Fit every measure of every role that has enough samples."""
+    """Fit every measure of every role that has enough samples.
+
+    Of a role whose processes came or went, the longest time with the same number of
+    them counts: a second replica is no leak.
+    """
     fits = []
     for role in sorted({sample["role"] for sample in samples}):
-        own = [sample for sample in samples if sample["role"] == role]
+        own = _find_longest_steady(
+            [sample for sample in samples if sample["role"] == role]
+        )
         for measure in MEASURES:
             points = [(sample["epoch_s"], sample[measure]) for sample in own]
             fit = fit_growth(role, measure, points)
             if fit is not None:
                 fits.append(fit)
     return fits
+
+
+def _find_longest_steady(
+    samples: Sequence[Mapping[str, Any]],
+) -> list[Mapping[str, Any]]:
+    stretches = itertools.groupby(samples, key=lambda one: one["num_processes"])
+    return max((list(stretch) for _, stretch in stretches), key=len, default=[])
 
 
 def fit_growth(

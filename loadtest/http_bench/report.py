@@ -77,8 +77,8 @@ def judge_soak(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
                 place,
                 fit.per_hour,
                 not fit.fails,
-                f"{fit.per_hour:+.1f} an hour (at least {fit.per_hour_low:+.1f}), "
-                f"mean {fit.mean:.0f}",
+                f"{fit.per_hour:+.1f} an hour (at least {fit.per_hour_low:+.1f}) "
+                f"over {60 * fit.hours:.0f} min, mean {fit.mean:.0f}",
             )
             for fit in fits
         ]

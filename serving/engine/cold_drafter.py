@@ -50,13 +50,15 @@ class ColdDrafter:
         self.catch_up_ms = 0.0
         cache = self._prepare(output, metadata)
         req_ids = self._runner.input_batch.req_ids
-        starts = self._runner.input_batch.num_computed_tokens_cpu
-        blocks = metadata.block_table_tensor.numpy()
-        for row, (req_id, start) in enumerate(
-            zip(req_ids, starts[: len(req_ids)].tolist(), strict=True)
-        ):
-            cache.skip(req_id, start, output.num_scheduled_tokens[req_id], blocks[row])
         num_reqs = len(req_ids)
+        starts = self._runner.input_batch.num_computed_tokens_cpu[:num_reqs]
+        blocks = metadata.block_table_tensor.numpy()
+        if output.total_num_scheduled_tokens == num_reqs:
+            cache.skip_one_each(req_ids, starts, blocks)
+        else:
+            counts = output.num_scheduled_tokens
+            for row, req_id in enumerate(req_ids):
+                cache.skip(req_id, int(starts[row]), counts[req_id], blocks[row])
         return torch.empty(num_reqs, 0, dtype=torch.int64, device=self._runner.device)
 
     def catch_up(

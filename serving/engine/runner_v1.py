@@ -286,13 +286,13 @@ class UninterruptedRunner(GPUModelRunner):
         At depth 0 a draft model is skipped altogether; it catches up later.
         """
         if isinstance(self.drafter, ConfidenceDrafter):
-            self.drafter._grammar_rows = self._find_grammar_rows()
             if self._cold is not None:
                 metadata = args[_METADATA_ARGUMENT]
                 if scheduler_output.num_spec_tokens_to_schedule == 0:
                     self.drafter.note_skipped()
                     return self._cold.skip(scheduler_output, metadata)
                 self._cold.catch_up(scheduler_output, metadata)
+            self.drafter._grammar_rows = self._find_grammar_rows()
             stop: DraftStop | None = getattr(scheduler_output, STOP_ATTRIBUTE, None)
             if stop is not None:
                 req_ids = self.input_batch.req_ids

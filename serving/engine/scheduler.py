@@ -39,6 +39,11 @@ _STOPPING_METHODS = frozenset({"draft_model", "eagle", "eagle3"})
 some `mtp` models keep theirs."""
 
 
+_NOTHING_VERIFIED = VerificationOutcome(
+    num_verified=np.empty(0, dtype=np.int64), num_accepted=np.empty(0, dtype=np.int64)
+)
+
+
 @dataclass(slots=True)
 class _PendingDraft:
     """Confidence of a request's latest draft, kept until it is verified or replaced.
@@ -326,6 +331,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
         model_runner_output: ModelRunnerOutput,
     ) -> None:
         self.counters.num_steps += 1
+        if not scheduler_output.scheduled_spec_decode_tokens:
+            self._guard.ask(self._planner.observe, _NOTHING_VERIFIED)
+            return
         req_ids: list[str] = []
         num_verified: list[int] = []
         num_accepted: list[int] = []

@@ -319,6 +319,24 @@ def test_what_only_settles_at_first_is_no_growth():
     assert not fit.fails
 
 
+@pytest.mark.parametrize(("per_hour", "fails"), [(0, False), (200, True)])
+def test_a_second_replica_is_no_growth_and_hides_none(per_hour, fails):
+    samples = [
+        {
+            "epoch_s": t,
+            "role": "engine",
+            "num_processes": 2 if t > 2400 else 1,
+            "memory_mib": v * (2 if t > 2400 else 1),
+            "num_fds": 20,
+            "num_threads": 30,
+        }
+        for t, v in line(per_hour, 1)
+    ]
+    memory = next(fit for fit in fit_all(samples) if fit.measure == "memory_mib")
+    assert memory.fails is fails
+    assert memory.mean == pytest.approx(500, abs=100)
+
+
 def test_too_few_samples_are_not_judged():
     assert fit_growth("engine", "memory_mib", line(200, 5)[:20]) is None
     assert fit_all([]) == []
