@@ -105,7 +105,7 @@ def draw_timeline(
 
     Args:
         records: By arm, of one round.
-        servers: What the server showed every second, by arm.
+        servers: What the server showed over time, by arm.
         chaos: What was done to the server, by arm; vertical lines.
         duration_s: Of sending.
     """

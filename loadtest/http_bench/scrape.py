@@ -15,7 +15,10 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 _TIMEOUT_S = 5.0
-_PERIOD_S = 1.0
+_PERIOD_S = 5.0
+"""Seldom: Serve takes 40 ms of processor time to count its replicas, and Ray about as
+much to show its metrics, which a server on the same cores would feel."""
+
 _WANTED = re.compile(r"(tetris|vllm)_\w+_total$")
 _GAUGES = {
     "vllm_num_requests_running": "num_running",
@@ -83,7 +86,7 @@ class ServerRecord:
 
     Attributes:
         counters: Growth of every counter by normalised name.
-        timeline: Once a second: `epoch_s`, `replicas`, `num_running`, `num_waiting`,
+        timeline: Every few seconds: `epoch_s`, `replicas`, `num_running`, `num_waiting`,
             `kv_cache_usage`, and the counters of proposed, verified and accepted
             tokens so far; what a server does not tell is left out.
         problems: Why figures are missing.
