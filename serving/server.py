@@ -28,6 +28,7 @@ from serving.metrics import (
 )
 from serving.request_class import find_unknown_class, set_priority
 from serving.serve_log import keep_serve_log
+from serving.stream_pacing import pace
 from serving.warm_start import (
     ServePeers,
     count_warm_start,
@@ -152,6 +153,7 @@ class TetrisServer(LLMServer):
         engine's speculation counters, about once a second, and what other processes
         leave of the device.
         Requests that speculation cannot serve are refused with the field's name.
+        Streams are handed on by `pace`, at once unless chunks come too often.
     """
 
     _default_engine_cls = TetrisEngine
@@ -248,6 +250,11 @@ class TetrisServer(LLMServer):
             request, engine_method=engine_method, **kwargs
         )
         return stream
+
+    def _batch_output_stream(
+        self, generator: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[list[Any], None]:
+        return pace(generator, 1e-3 * self._get_batch_interval_ms())
 
     def _refuse(self, request: Any) -> ErrorResponse | None:
         unknown = find_unknown_class(request, self._class_priorities)

@@ -86,9 +86,9 @@ class ServerRecord:
 
     Attributes:
         counters: Growth of every counter by normalised name.
-        timeline: Every few seconds: `epoch_s`, `replicas`, `num_running`, `num_waiting`,
-            `kv_cache_usage`, and the counters of proposed, verified and accepted
-            tokens so far; what a server does not tell is left out.
+        timeline: Every few seconds `epoch_s`, `replicas`, `num_running`,
+            `num_waiting`, `kv_cache_usage`, and the counters of proposed, verified
+            and accepted tokens so far; what a server does not tell is left out.
         problems: Why figures are missing.
     """
 

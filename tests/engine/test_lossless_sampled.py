@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Laws = dict[str, NDArray[np.float64]]
+    Judge = Callable[["Sampled", Collection[str]], float]
     Pairs = dict[str, tuple[Path, Path]]
 
 CHARACTERS = ("<eos>", "<bos>", "a", "b", "c", "d", "e", "f")
@@ -137,13 +138,6 @@ class Sampled:
     tokens: dict[str, list[Sequence[int]]]
     blocks: dict[str, list[Block]]
     counters: dict[str, Any]
-
-    def p_value(self, laws: Laws, names: Collection[str]) -> float:
-        """Test several groups against their laws at once."""
-        return chi_square_p_value(
-            chi_square(count_sequences(self.tokens[name], VOCAB, LENGTH), laws[name])
-            for name in names
-        )
 
 
 def sample(
@@ -320,27 +314,40 @@ def laws(pairs: Pairs) -> Laws:
     }
 
 
+@pytest.fixture
+def judge(laws: Laws, record_property: Callable[..., None]) -> Judge:
+    """Test several groups against their laws at once; gives the p-value."""
+
+    def compare(sampled: Sampled, names: Collection[str]) -> float:
+        p_value = chi_square_p_value(
+            chi_square(count_sequences(sampled.tokens[name], VOCAB, LENGTH), laws[name])
+            for name in names
+        )
+        record_property(f"p_value of {', '.join(names)}", p_value)
+        return p_value
+
+    return compare
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", ["perfect", "noisy"])
 def test_tetris_with_sampled_drafts_follows_the_targets_law(
-    pair: str, pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+    pair: str, pairs: Pairs, judge: Judge
 ) -> None:
     sampled = sample(pairs[pair], FREE_GROUPS, drafts="probabilistic", **TETRIS)
 
     for name in FREE_GROUPS:
         assert_draft_probs_arrived(sampled.blocks[name])
     assert_budget_selects(sampled, FLAT)
-    p_value = sampled.p_value(laws, FREE_GROUPS)
-    record_property("p_value", p_value)
-    assert p_value > ACCEPTED_ABOVE
+    assert judge(sampled, FREE_GROUPS) > ACCEPTED_ABOVE
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", ["perfect", "noisy"])
 def test_the_papers_rule_with_sampled_drafts_is_rejected(
-    pair: str, pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+    pair: str, pairs: Pairs, judge: Judge
 ) -> None:
     """The control: the same test, but confidence is the drawn token's probability."""
     sampled = sample(
@@ -354,9 +361,7 @@ def test_the_papers_rule_with_sampled_drafts_is_rejected(
     for name in FREE_GROUPS:
         assert_draft_probs_arrived(sampled.blocks[name])
     assert_budget_selects(sampled, FLAT)
-    p_value = sampled.p_value(laws, FREE_GROUPS)
-    record_property("p_value", p_value)
-    assert p_value < REJECTED_BELOW
+    assert judge(sampled, FREE_GROUPS) < REJECTED_BELOW
 
 
 @pytest.mark.vllm
@@ -368,16 +373,13 @@ def test_the_papers_rule_with_sampled_drafts_is_rejected(
 def test_other_depths_with_sampled_drafts_follow_the_targets_law(
     policy: dict[str, Any],
     pairs: Pairs,
-    laws: Laws,
-    record_property: Callable[..., None],
+    judge: Judge,
 ) -> None:
     sampled = sample(pairs["noisy"], FREE_GROUPS, drafts="probabilistic", **policy)
 
     for name in FREE_GROUPS:
         assert_draft_probs_arrived(sampled.blocks[name])
-    p_value = sampled.p_value(laws, FREE_GROUPS)
-    record_property("p_value", p_value)
-    assert p_value > ACCEPTED_ABOVE
+    assert judge(sampled, FREE_GROUPS) > ACCEPTED_ABOVE
 
 
 @pytest.mark.vllm
@@ -389,8 +391,7 @@ def test_goodput_with_sampled_drafts_follows_the_targets_law(
     pair: str,
     prepare: Callable[[Engine], None],
     pairs: Pairs,
-    laws: Laws,
-    record_property: Callable[..., None],
+    judge: Judge,
 ) -> None:
     sampled = sample(
         pairs[pair], FREE_GROUPS, drafts="probabilistic", prepare=prepare, **GOODPUT
@@ -400,15 +401,13 @@ def test_goodput_with_sampled_drafts_follows_the_targets_law(
         assert_draft_probs_arrived(sampled.blocks[name])
     assert sampled.counters["num_cut_tokens"]["budget"] > NUM_SAMPLES // 2
     assert_drafts_end_early(sampled)
-    p_value = sampled.p_value(laws, FREE_GROUPS)
-    record_property("p_value", p_value)
-    assert p_value > ACCEPTED_ABOVE
+    assert judge(sampled, FREE_GROUPS) > ACCEPTED_ABOVE
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_goodput_by_the_drawn_tokens_probability_is_rejected(
-    pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+    pairs: Pairs, judge: Judge
 ) -> None:
     """The control: the same test, but confidence is the drawn token's probability."""
     sampled = sample(
@@ -422,15 +421,13 @@ def test_goodput_by_the_drawn_tokens_probability_is_rejected(
 
     assert sampled.counters["num_cut_tokens"]["budget"] > NUM_SAMPLES // 2
     assert_drafts_end_early(sampled)
-    p_value = sampled.p_value(laws, FREE_GROUPS)
-    record_property("p_value", p_value)
-    assert p_value < REJECTED_BELOW
+    assert judge(sampled, FREE_GROUPS) < REJECTED_BELOW
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_dynamic_with_sampled_drafts_follows_the_targets_law(
-    pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+    pairs: Pairs, judge: Judge
 ) -> None:
     sampled = sample(
         pairs["noisy"],
@@ -442,31 +439,25 @@ def test_dynamic_with_sampled_drafts_follows_the_targets_law(
 
     for name in FREE_GROUPS:
         assert_draft_probs_arrived(sampled.blocks[name])
-    p_value = sampled.p_value(laws, FREE_GROUPS)
-    record_property("p_value", p_value)
-    assert p_value > ACCEPTED_ABOVE
+    assert judge(sampled, FREE_GROUPS) > ACCEPTED_ABOVE
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_argmax_drafts_follow_the_targets_law(
-    pairs: Pairs, laws: Laws, record_property: Callable[..., None]
-) -> None:
+def test_argmax_drafts_follow_the_targets_law(pairs: Pairs, judge: Judge) -> None:
     """Here the largest and the drawn token's probability are one: the paper's rule."""
     sampled = sample(pairs["noisy"], FREE_GROUPS, drafts="greedy", **TETRIS)
 
     blocks = [block for name in FREE_GROUPS for block in sampled.blocks[name]]
     assert all(block.draft_probs is None for block in blocks)
     assert_budget_selects(sampled, FLAT)
-    p_value = sampled.p_value(laws, FREE_GROUPS)
-    record_property("p_value", p_value)
-    assert p_value > ACCEPTED_ABOVE
+    assert judge(sampled, FREE_GROUPS) > ACCEPTED_ABOVE
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_grammar_with_sampled_drafts_follows_the_masked_law(
-    pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+    pairs: Pairs, judge: Judge
 ) -> None:
     sampled = sample(
         pairs["noisy"],
@@ -481,15 +472,13 @@ def test_a_grammar_with_sampled_drafts_follows_the_masked_law(
         assert_draft_probs_arrived(sampled.blocks[name])
     assert_budget_selects(sampled, COMPANIONS)
     assert sampled.counters["num_cut_tokens"]["grammar"] > 0
-    p_value = sampled.p_value(laws, STRUCTURED_GROUPS | COMPANIONS)
-    record_property("p_value", p_value)
-    assert p_value > ACCEPTED_ABOVE
+    assert judge(sampled, STRUCTURED_GROUPS | COMPANIONS) > ACCEPTED_ABOVE
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_a_grammar_that_cuts_at_drawn_tokens_is_rejected(
-    pairs: Pairs, laws: Laws, record_property: Callable[..., None]
+    pairs: Pairs, judge: Judge
 ) -> None:
     """The control: the same test, but structured requests draft like the others."""
     sampled = sample(
@@ -502,11 +491,9 @@ def test_a_grammar_that_cuts_at_drawn_tokens_is_rejected(
 
     for name in STRUCTURED_GROUPS | COMPANIONS:
         assert_draft_probs_arrived(sampled.blocks[name])
-    p_value = sampled.p_value(laws, STRUCTURED_GROUPS)
-    record_property("p_value", p_value)
-    assert p_value < REJECTED_BELOW
+    assert judge(sampled, STRUCTURED_GROUPS) < REJECTED_BELOW
     # Whoever follows no grammar is not harmed.
-    assert sampled.p_value(laws, COMPANIONS) > ACCEPTED_ABOVE
+    assert judge(sampled, COMPANIONS) > ACCEPTED_ABOVE
 
 
 def test_the_chi_square_test_agrees_with_the_tables() -> None:
