@@ -17,6 +17,10 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Requests and tokens are passed by value; Ray's default is a third of the memory."""
 
+_MAX_MESSAGE_BYTES: Final = 512 << 20
+"""Of one message between replicas. Serve's 4 MiB are less than a reply with the log
+probabilities of a long prompt; bodies have a limit of their own."""
+
 _TERM_GRACE_S: Final = 5.0
 
 
@@ -33,6 +37,11 @@ def prepare_environment(environment: Environment) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    # A chunk of a stream costs half as much between replicas as by Ray's objects.
+    os.environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")
+    os.environ.setdefault(
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(_MAX_MESSAGE_BYTES)
+    )
     # Ray's workers, engines included, would otherwise yield to every other program.
     os.environ.setdefault("RAY_worker_niceness", "0")
     if environment.ray_auth_mode is None:

@@ -1,6 +1,8 @@
 """The engine replica: Ray Serve's LLM server with speculation metrics and checks."""
 
 import asyncio
+import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,9 +44,15 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.engine.protocol import EngineClient
 
+logger = logging.getLogger("ray.serve")
+
 _UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 """Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
 
+
+_ENGINE_CHECK_S: Final = 0.2
+_LAST_WORDS_S: Final = 1.0
+"""Time to tell the requests that ended with the engine."""
 
 _UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
@@ -94,6 +102,11 @@ class TetrisEngine(VLLMEngine):
         return super()._start_async_llm_engine(
             vllm_engine_args, vllm_engine_config, placement_group
         )
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine's process ended or failed for good."""
+        return bool(self._engine_client.errored)
 
     async def take_snapshot(self) -> dict[str, Any]:
         """Fetch the scheduler's cumulative figures from the engine's process.
@@ -154,6 +167,7 @@ class TetrisServer(LLMServer):
         leave of the device.
         Requests that speculation cannot serve are refused with the field's name.
         Streams are handed on by `pace`, at once unless chunks come too often.
+        A replica ends soon after its engine (`_follow_engine`).
     """
 
     _default_engine_cls = TetrisEngine
@@ -190,7 +204,7 @@ class TetrisServer(LLMServer):
         self._policy_name = policy_name
         self._planner_key = planner_key
         self._has_snapshots = has_snapshots
-        self._polling: list[asyncio.Task[None]] = []
+        self._background: list[asyncio.Task[None]] = []
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
@@ -205,6 +219,7 @@ class TetrisServer(LLMServer):
                 ),
             )
             self._poll(self.engine.take_snapshot, SpeculationMetrics(self._policy_name))
+        self._background.append(asyncio.create_task(self._follow_engine()))
         reader = capacity_reader(self._device, [str(one) for one in ray.get_gpu_ids()])
         self._poll(
             lambda: asyncio.to_thread(reader.read), CapacityMetrics(), CAPACITY_PERIOD_S
@@ -217,7 +232,22 @@ class TetrisServer(LLMServer):
         period_s: float = SNAPSHOT_PERIOD_S,
     ) -> None:
         polling = poll_snapshots(take, recorder, period_s)
-        self._polling.append(asyncio.create_task(polling))
+        self._background.append(asyncio.create_task(polling))
+
+    async def _follow_engine(self) -> None:
+        """End this process when its engine has died.
+
+        Serve would find out by three failed health checks in a row. Until then a
+        replica that refuses at once looks like the least busy one and draws every
+        request. Of a process that has ended, Serve's routers hear at once.
+        """
+        while not self.engine.is_dead:
+            await asyncio.sleep(_ENGINE_CHECK_S)
+        logger.error("The engine died; this replica ends, and Serve starts another")
+        await asyncio.sleep(_LAST_WORDS_S)
+        for handler in logger.handlers:
+            handler.flush()
+        os._exit(1)
 
     async def export_planner_state(self) -> dict[str, Any]:
         """Return what this replica's planner learnt, for a new one."""

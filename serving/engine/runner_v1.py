@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from policies.stopping import DraftStop, DraftWatch, FewRowsWatch
     from serving.engine.compat import (
+        CommonAttentionMetadata,
         SamplingMetadata,
         SchedulerOutput,
         SpecDecodeMetadata,
@@ -125,7 +126,11 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         return result
 
     def _update_positions_dependent_metadata(
-        self, positions: torch.Tensor, *args: Any, **kwargs: Any
+        self,
+        positions: torch.Tensor,
+        common_attn_metadata: CommonAttentionMetadata,
+        *args: Any,
+        **kwargs: Any,
     ) -> torch.Tensor:
         """Keep rows past the drafter's context from writing into their KV cache.
 
@@ -142,16 +147,17 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             ended = [row for row, (token, ends) in enumerate(stops) if token in ends]
             if not self._watch.pays_to_go_on(self._confidences[-1].tolist(), ended):
                 raise _EndOfDraftError
-        if self.uses_mrope:
-            advanced: torch.Tensor = super()._update_positions_dependent_metadata(
-                positions, *args, **kwargs
-            )
-            return advanced
-        past_limit = positions + 1 >= self._context_limit
-        advanced = super()._update_positions_dependent_metadata(
-            positions, *args, **kwargs
+        # vLLM's own count on the host, give or take the tokens of this draft.
+        longest = common_attn_metadata.max_seq_len + self.num_speculative_tokens + 1
+        past_limit = None
+        if longest >= self._context_limit and not self.uses_mrope:
+            past_limit = positions + 1 >= self._context_limit
+        advanced: torch.Tensor = super()._update_positions_dependent_metadata(
+            positions, common_attn_metadata, *args, **kwargs
         )
-        return advanced.masked_fill_(past_limit, self._context_limit - 1)
+        if past_limit is not None:
+            advanced.masked_fill_(past_limit, self._context_limit - 1)
+        return advanced
 
     def _sample_draft_tokens(
         self, *args: Any, **kwargs: Any
@@ -197,8 +203,8 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             # Greedy rows carry temperature 0 and draft from the raw distribution.
             divisor = torch.where(temperature < _GREEDY_BELOW, 1.0, temperature)
             scores = scores / divisor.unsqueeze(-1)
-        largest = scores.amax(dim=-1)
-        self._confidences.append((largest - scores.logsumexp(dim=-1)).exp())
+        # Two operations; between two passes of a small drafter every one counts.
+        self._confidences.append(scores.softmax(dim=-1).amax(dim=-1))
         if not self._first_pass_end_s:
             self._first_pass_end_s = time.perf_counter()
 

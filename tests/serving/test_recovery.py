@@ -10,6 +10,10 @@ from tests.serving.conftest import MODEL, START_TIMEOUT_S, Server, wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+LEAVES_WITHIN_S = 5.0
+"""Less than Serve's own three failed health checks, 2 s apart, take."""
+
+
 def engine_processes(server: Server) -> set[psutil.Process]:
     found = set()
     for process in server.command.descendants():
@@ -19,13 +23,25 @@ def engine_processes(server: Server) -> set[psutil.Process]:
     return found
 
 
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_dead_engine_is_replaced_and_its_requests_get_an_error_object(
     server: Server,
 ) -> None:
     body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
     before = engine_processes(server)
     victim = min(before, key=lambda process: process.pid)
+    replica = victim.parent()
+    assert replica is not None
+    assert "TetrisServer" in " ".join(replica.cmdline())
     victim.kill()
+    # A replica that stayed would draw requests, as the least busy one.
+    wait_until(lambda: not is_alive(replica), LEAVES_WITHIN_S)
 
     def serves_again() -> bool:
         response = server.post("/v1/completions", json=body)

@@ -50,6 +50,11 @@ priorityClassName: {{ . }}
 {{- $root := index . 0 -}}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
+# As `tetris-serve up` has them: cheaper streams between replicas, room for long replies.
+- name: RAY_SERVE_USE_GRPC_BY_DEFAULT
+  value: "1"
+- name: RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH
+  value: "536870912"
 {{- if eq $root.Values.ray.auth.mode "disabled" }}
 - name: RAY_AUTH_MODE
   value: disabled
