@@ -67,6 +67,15 @@ class ApiError(Exception):
         self.param = param
 
 
+def lost_its_engine(error: BaseException) -> bool:
+    """Tell whether a request failed because its engine, or the replica around it, died.
+
+    Args:
+        error: Whatever was raised, here or in a replica.
+    """
+    return isinstance(_cause(error), EngineDeadError | RayActorError)
+
+
 def describe(error: BaseException) -> ApiError:
     """Decide what a client may know of a failure.
 
@@ -77,8 +86,7 @@ def describe(error: BaseException) -> ApiError:
         Status, message and field. Failures that are not the client's are reduced to a
         sentence; their details belong in the log.
     """
-    if isinstance(error, RayTaskError) and error.cause is not None:
-        error = error.cause
+    error = _cause(error)
     match error:
         case ApiError():
             return error
@@ -121,6 +129,13 @@ def error_response(error: BaseException) -> JSONResponse:
     if described.status in {429, 503}:
         headers["Retry-After"] = str(_RETRY_AFTER_S)
     return JSONResponse(error_body(described), described.status, headers)
+
+
+def _cause(error: BaseException) -> BaseException:
+    cause: BaseException | None = None
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+    return cause or error
 
 
 def from_engine(response: ErrorResponse, body: BaseModel) -> ApiError:

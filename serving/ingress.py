@@ -58,6 +58,7 @@ from serving.errors import (
     describe,
     error_body,
     from_engine,
+    lost_its_engine,
 )
 
 logger = logging.getLogger("ray.serve")
@@ -80,6 +81,8 @@ BOARD_ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
 _HEALTH_CACHE_S: Final = 1.0
 _HEALTH_TIMEOUT_S: Final = 5.0
 _BOARD_TIMEOUT_S: Final = 5.0
+_ASK_AGAIN_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""A replica whose engine died is gone before the last."""
 
 
 def build_api(max_body_bytes: int) -> FastAPI:
@@ -182,17 +185,29 @@ class TetrisIngress(OpenAiIngress):
     async def _first_answer(
         self, body: Any, call_method: str, raw_request: Request | None
     ) -> tuple[AsyncGenerator[Any, None], Any]:
-        """Wait for the first answer, while a refusal can still set the HTTP status."""
-        chunks = self._get_response(
-            body=body, call_method=call_method, raw_request=raw_request
-        )
-        try:
-            async with asyncio.timeout(DEFAULT_LLM_ROUTER_HTTP_TIMEOUT):
-                first = await anext(chunks, None)
-        except (BackPressureError, DeploymentUnavailableError) as error:
-            # Serve gives our web application handlers of its own for these two, which
-            # answer in plain text.
-            raise describe(error) from error
+        """Wait for the first answer, while a refusal can still set the HTTP status.
+
+        Until then a request can still go to another replica if its own dies.
+        """
+        waits_s = iter(_ASK_AGAIN_AFTER_S)
+        while True:
+            chunks = self._get_response(
+                body=body, call_method=call_method, raw_request=raw_request
+            )
+            try:
+                async with asyncio.timeout(DEFAULT_LLM_ROUTER_HTTP_TIMEOUT):
+                    first = await anext(chunks, None)
+                break
+            except (BackPressureError, DeploymentUnavailableError) as error:
+                # Serve gives our web application handlers of its own for these two,
+                # which answer in plain text.
+                raise describe(error) from error
+            except Exception as error:
+                wait_s = next(waits_s, None)
+                if wait_s is None or not lost_its_engine(error):
+                    raise
+                logger.warning("The request's engine died; asking another replica")
+                await asyncio.sleep(wait_s)
         if first is None:
             raise RuntimeError("the engine gave no answer")
         refusal = first[0] if isinstance(first, list) else first

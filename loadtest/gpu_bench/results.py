@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadtest.engine_bench.plan import Cell
-
 MEASUREMENTS = "measurements.jsonl"
 
 Key = tuple[str, str, str]
@@ -44,11 +42,3 @@ class Results:
             file.write(f"\n{line}\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def describe_cell(name: str) -> Cell | None:
-    """Return the cell of a name as `Cell.name` writes it; None for anything else."""
-    parts = name.rsplit("-", 2)
-    if len(parts) != 3 or not parts[1].startswith("t") or not parts[2].startswith("c"):
-        return None
-    return Cell(parts[0], float(parts[1][1:]), int(parts[2][1:]))

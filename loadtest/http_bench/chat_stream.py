@@ -36,11 +36,6 @@ class ChatStream:
         self._num_text_events = 0
         self._is_done = False
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the end marker has come."""
-        return self._is_done
-
     def take(self, event: ServerSentEvent, read_s: float) -> None:
         """Take over the next event.
 

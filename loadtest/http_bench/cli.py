@@ -25,7 +25,6 @@ from .summary import Limits, Targets
 from .workloads import GENERATED, make_workload
 
 EXIT_FAILED = 1
-EXIT_BAD_OPTIONS = 2
 EXIT_MORE_TO_DO = 3
 EXIT_INTERRUPTED = 130
 

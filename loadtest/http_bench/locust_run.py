@@ -27,7 +27,7 @@ _SPARE_S = 10.0
 """After which a worker that says nothing is given up: several of its reports."""
 
 _MAX_SAMPLES = 600
-_EXIT_BAD_OPTIONS = 2
+EXIT_BAD_OPTIONS = 2
 _DEFAULT_STOP_TIMEOUT_S = 60.0
 
 
@@ -124,7 +124,7 @@ class LocustRun:
             # Locust would log it and go on.
             sys.stderr.write(f"error: {error}\n")
             self._failed = True
-            self._environment.process_exit_code = _EXIT_BAD_OPTIONS
+            self._environment.process_exit_code = EXIT_BAD_OPTIONS
 
     def _start(self) -> None:
         self._failed = False

@@ -21,11 +21,10 @@ from locust.runners import WorkerRunner
 
 from loadtest.http_bench.errors import LoadTestError
 from loadtest.http_bench.load import users_at
-from loadtest.http_bench.locust_run import LocustRun
+from loadtest.http_bench.locust_run import EXIT_BAD_OPTIONS, LocustRun
 from loadtest.http_bench.options import add_options
 from loadtest.http_bench.session import Session
 
-_EXIT_BAD_OPTIONS = 2
 _SPAWN_PER_S = 1000.0
 _PAUSE_AFTER_FAILURE_S = 0.5
 """Of a user in closed loop: a server that refuses at once would otherwise be asked
@@ -49,7 +48,7 @@ def _init(environment: Environment, **_: Any) -> None:
             run.options.make_workload()
         except LoadTestError as error:
             sys.stderr.write(f"error: {error}\n")
-            sys.exit(_EXIT_BAD_OPTIONS)
+            sys.exit(EXIT_BAD_OPTIONS)
     else:
         from loadtest.http_bench.web_page import extend_web_ui
 

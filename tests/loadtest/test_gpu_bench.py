@@ -25,7 +25,7 @@ from loadtest.gpu_bench.plan import (
     env_of,
     llm_args,
 )
-from loadtest.gpu_bench.results import Results, describe_cell
+from loadtest.gpu_bench.results import Results
 from loadtest.gpu_bench.sampling_law import agreement, compare_laws
 from loadtest.gpu_bench.table import write_report
 from loadtest.gpu_bench.time_limit import FIRST_GUESS_S, MARGIN, TimeLimit
@@ -104,8 +104,8 @@ def test_every_arm_is_measured_at_both_sizes_under_every_condition() -> None:
     assert {cell.temperature for cell in CELLS} == {0.0, 1.0}
     assert {cell.workload for cell in CELLS} == {"mixed", "drift-context"}
     assert max(cell.concurrency for cell in CELLS) == MAX_NUM_SEQS
-    assert all(describe_cell(cell.name) == cell for cell in CELLS)
-    assert describe_cell("law") is None
+    # Results are kept by name.
+    assert len({cell.name for cell in CELLS}) == len(CELLS)
 
 
 def test_arms_differ_in_nothing_but_speculation() -> None:

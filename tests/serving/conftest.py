@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -185,6 +187,40 @@ class Server:
             for sample in self.samples(name)
             if labels.items() <= sample.labels.items()
         )
+
+
+def num_replicas(server: Server) -> int:
+    """Return the running engine replicas, as the server counts them."""
+    health = httpx.get(f"{server.url}/health", timeout=30, trust_env=False)
+    return int(health.json()["running_replicas"])
+
+
+@contextmanager
+def load(
+    server: Server, num_clients: int, max_tokens: int = 200
+) -> Iterator[list[int]]:
+    """Keep clients sending requests; yields the status codes seen so far."""
+    stop = threading.Event()
+    statuses: list[int] = []
+    body = {"model": MODEL, "prompt": "one two three", "max_tokens": max_tokens}
+
+    def send() -> None:
+        while not stop.is_set():
+            response = server.post("/v1/completions", json=body | {"ignore_eos": True})
+            statuses.append(response.status_code)
+            if response.status_code == 503:
+                assert response.json()["error"]["type"] == "ServiceUnavailableError"
+                stop.wait(float(response.headers["retry-after"]))
+
+    threads = [threading.Thread(target=send) for _ in range(num_clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield statuses
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(120)
 
 
 def start_up_command(

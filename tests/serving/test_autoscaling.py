@@ -1,53 +1,22 @@
 """Serve's own autoscaling and limits, seen from outside."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import httpx
 import pytest
 
-from tests.serving.conftest import MODEL, START_TIMEOUT_S, Server, wait_until
+from tests.serving.conftest import (
+    MODEL,
+    START_TIMEOUT_S,
+    Server,
+    load,
+    num_replicas,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-
-
-def num_replicas(server: Server) -> int:
-    health = httpx.get(f"{server.url}/health", timeout=30, trust_env=False)
-    return int(health.json()["running_replicas"])
 
 
 def tokens_by_replica(server: Server) -> dict[str, float]:
     samples = server.samples("ray_vllm_generation_tokens_total")
     return {sample.labels["ReplicaId"]: sample.value for sample in samples}
-
-
-@contextmanager
-def load(
-    server: Server, num_clients: int, max_tokens: int = 200
-) -> Iterator[list[int]]:
-    """Keep clients sending requests; yields the status codes seen so far."""
-    stop = threading.Event()
-    statuses: list[int] = []
-    body = {"model": MODEL, "prompt": "one two three", "max_tokens": max_tokens}
-
-    def send() -> None:
-        while not stop.is_set():
-            response = server.post("/v1/completions", json=body | {"ignore_eos": True})
-            statuses.append(response.status_code)
-            if response.status_code == 503:
-                assert response.json()["error"]["type"] == "ServiceUnavailableError"
-                stop.wait(float(response.headers["retry-after"]))
-
-    threads = [threading.Thread(target=send) for _ in range(num_clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield statuses
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(120)
 
 
 def test_load_starts_a_second_replica_and_both_serve(server: Server) -> None:

@@ -5,7 +5,14 @@ import contextlib
 import psutil
 import pytest
 
-from tests.serving.conftest import MODEL, START_TIMEOUT_S, Server, wait_until
+from tests.serving.conftest import (
+    MODEL,
+    START_TIMEOUT_S,
+    Server,
+    load,
+    num_replicas,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -30,10 +37,23 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def test_requests_that_got_no_answer_from_a_dead_engine_get_it_from_another(
+    server: Server,
+) -> None:
+    with load(server, num_clients=8, max_tokens=60) as statuses:
+        wait_until(lambda: num_replicas(server) == 2, START_TIMEOUT_S)
+        victim = min(engine_processes(server), key=lambda process: process.pid)
+        num_before = len(statuses)
+        victim.kill()
+        wait_until(lambda: len(statuses) >= num_before + 32, 120)
+    assert set(statuses) == {200}
+
+
 def test_a_dead_engine_is_replaced_and_its_requests_get_an_error_object(
     server: Server,
 ) -> None:
     body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
+    wait_until(lambda: num_replicas(server) == 2, START_TIMEOUT_S)
     before = engine_processes(server)
     victim = min(before, key=lambda process: process.pid)
     replica = victim.parent()
