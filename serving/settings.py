@@ -270,7 +270,12 @@ class HttpSettings(_Section):
         int, Field(ge=1024, description="the largest request body accepted, in bytes")
     ] = 4 << 20
     stream_interval_ms: Annotated[
-        float, Field(ge=0, le=1000, description="milliseconds of tokens per chunk")
+        float,
+        Field(
+            ge=0,
+            le=1000,
+            description="least milliseconds between two chunks of a stream",
+        ),
     ] = 20
     keep_alive_timeout_s: Annotated[
         int, Field(ge=1, description="seconds an idle connection is kept")
