@@ -67,6 +67,19 @@ class ApiError(Exception):
         self.param = param
 
 
+class EngineGoneError(Exception):
+    """A request came to a replica whose engine had died before; it did no harm."""
+
+
+def came_too_late(error: BaseException) -> bool:
+    """Tell whether a request reached no engine, because that had died before.
+
+    Args:
+        error: Whatever was raised, here or in a replica.
+    """
+    return isinstance(_cause(error), EngineGoneError)
+
+
 def lost_its_engine(error: BaseException) -> bool:
     """Tell whether a request failed because its engine, or the replica around it, died.
 
@@ -98,7 +111,12 @@ def describe(error: BaseException) -> ApiError:
             return ApiError(error.status_code, error.message)
         case BackPressureError():
             return ApiError(503, "All replicas are busy and the queue is full; retry.")
-        case EngineDeadError() | RayActorError() | DeploymentUnavailableError():
+        case (
+            EngineGoneError()
+            | EngineDeadError()
+            | RayActorError()
+            | DeploymentUnavailableError()
+        ):
             return ApiError(503, "The engine is not available at the moment; retry.")
         case VLLMClientError() | ValueError():
             message = str(error.args[0]) if error.args else "Invalid request."

@@ -55,6 +55,7 @@ from serving.errors import (
     BodyLimitMiddleware,
     ErrorMiddleware,
     answer_http_exception,
+    came_too_late,
     describe,
     error_body,
     from_engine,
@@ -187,9 +188,11 @@ class TetrisIngress(OpenAiIngress):
     ) -> tuple[AsyncGenerator[Any, None], Any]:
         """Wait for the first answer, while a refusal can still set the HTTP status.
 
-        Until then a request can still go to another replica if its own dies.
+        Until then a request can still go to another replica if its own dies: once only
+        if it ran there, for it may be what the engine died of.
         """
         waits_s = iter(_ASK_AGAIN_AFTER_S)
+        was_lost = False
         while True:
             chunks = self._get_response(
                 body=body, call_method=call_method, raw_request=raw_request
@@ -204,8 +207,12 @@ class TetrisIngress(OpenAiIngress):
                 raise describe(error) from error
             except Exception as error:
                 wait_s = next(waits_s, None)
-                if wait_s is None or not lost_its_engine(error):
+                is_lost = lost_its_engine(error)
+                if wait_s is None or not (is_lost or came_too_late(error)):
                     raise
+                if is_lost and was_lost:
+                    raise
+                was_lost = was_lost or is_lost
                 logger.warning("The request's engine died; asking another replica")
                 await asyncio.sleep(wait_s)
         if first is None:

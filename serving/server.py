@@ -20,6 +20,7 @@ from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from serving.capacity import capacity_reader
+from serving.errors import EngineGoneError
 from serving.metrics import (
     CAPACITY_PERIOD_S,
     SNAPSHOT_PERIOD_S,
@@ -272,6 +273,8 @@ class TetrisServer(LLMServer):
     async def _run_request(
         self, request: Any, *, engine_method: str, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
+        if self.engine.is_dead:
+            raise EngineGoneError
         refusal = self._refuse(request)
         if refusal is not None:
             return _only(refusal)
