@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -58,6 +58,27 @@ class PositionAcceptance:
         accepted = self._accepted + self.prior * PRIOR_WEIGHT
         mean: NDArray[np.float64] = accepted / (self._observed + PRIOR_WEIGHT)
         return mean
+
+    def export_state(self) -> dict[str, Any]:
+        """Return what was learnt as plain values."""
+        return {
+            "accepted": self._accepted.tolist(),
+            "observed": self._observed.tolist(),
+        }
+
+    def import_state(self, state: dict[str, Any]) -> None:
+        """Start from another engine's `export_state`.
+
+        Raises:
+            ValueError: If it was learnt at another depth.
+        """
+        if len(state["observed"]) != self.max_depth:
+            raise ValueError(
+                f"acceptance state has depth {len(state['observed'])}, this engine "
+                f"drafts {self.max_depth}: export it from an engine with the same depth"
+            )
+        self._accepted = np.array(state["accepted"], dtype=np.float64)
+        self._observed = np.array(state["observed"], dtype=np.float64)
 
     def observe(self, outcome: VerificationOutcome) -> None:
         """Learn from one step; positions behind the first rejection teach nothing.

@@ -33,9 +33,11 @@ class EngineLoad:
         num_running: Requests that hold KV blocks.
         num_decode_tokens: Decode and draft tokens of the coming step.
         num_context_tokens: KV positions attended to, summed over requests.
-        tokens_to_grow: `[num_running]`, int64, output tokens each is expected to emit
+        tokens_to_grow: `[num_running]`, int64, positions each is expected to take up
             still.
         block_size: Positions per KV block.
+        latency_target_ms: Longest step that the most latency-bound running request
+            bears, or None.
     """
 
     num_running: int
@@ -43,6 +45,7 @@ class EngineLoad:
     num_context_tokens: int
     tokens_to_grow: NDArray[np.int64]
     block_size: int
+    latency_target_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ def choose_max_running(
     context_per_req: float,
     max_reqs: int,
     latency_target_ms: float | None,
+    *,
+    runs_drafter: bool = False,
 ) -> int:
     """Return the largest batch that loses no goodput and meets the latency target.
 
@@ -73,18 +78,20 @@ def choose_max_running(
 
     Args:
         cost: The learnt step cost.
-        context_per_req: Mean KV positions per request.
+        context_per_req: Mean KV positions per request; 0 where it is not known yet.
         max_reqs: The engine's own limit, >= 1.
         latency_target_ms: Longest step wanted, or None.
+        runs_drafter: The drafter's first pass is part of every step, also of one
+            that drafts nothing.
 
     Returns:
         1..max_reqs; 1 if no batch meets the target.
     """
     sizes = np.arange(1, max_reqs + 1, dtype=np.float64)
-    step_ms = cost.target.predict(sizes) + cost.host.predict(sizes)
-    step_ms = step_ms + [cost.context_ms(context_per_req * size) for size in sizes]
-    step_ms = np.maximum(step_ms, 1e-3)
-    goodput = sizes / step_ms
+    step_ms = cost.batch_ms(sizes, context_per_req) + cost.host.predict(sizes)
+    if runs_drafter:
+        step_ms = step_ms + cost.draft_first.predict(sizes)
+    goodput = sizes / np.maximum(step_ms, 1e-3)
     allowed = goodput >= GOODPUT_TOLERANCE * goodput.max()
     if latency_target_ms is not None:
         meets = step_ms <= latency_target_ms
@@ -99,23 +106,44 @@ def choose_prefill_tokens(
     load: EngineLoad,
     max_tokens: int,
     latency_target_ms: float | None,
+    *,
+    num_passes: int = 0,
 ) -> int:
     """Return the prompt tokens that fit into a step beside its decoding requests.
 
     Without a target, or with nobody decoding, prompts may fill the step: finishing
-    them sooner only lets more requests decode.
+    them sooner only lets more requests decode. A request's own target counts while a
+    step without prompts meets it; beyond that, waiting would gain nobody anything.
+
+    Args:
+        cost: The learnt step cost.
+        load: What the step carries already.
+        max_tokens: The engine's own limit.
+        latency_target_ms: Longest step wanted, or None.
+        num_passes: Drafter passes of the step; the first runs over the prompts too.
 
     Returns:
         `MIN_PREFILL_TOKENS..max_tokens`.
     """
-    if latency_target_ms is None or load.num_decode_tokens == 0:
+    own_ms = load.latency_target_ms
+    has_target = latency_target_ms is not None or own_ms is not None
+    if load.num_decode_tokens == 0 or not has_target:
         return max_tokens
-    base_ms = float(
-        cost.target_ms(float(load.num_decode_tokens), 0.0, load.num_context_tokens)
-    ) + cost.host_ms(load.num_running)
     knots = cost.prefill.knots
-    fits = cost.prefill.predict(knots) + base_ms <= latency_target_ms
-    most = float(knots[fits][-1]) if fits.any() else 0.0
+    counts = np.concatenate(([0.0], knots))
+    step_ms = cost.prefill.predict(counts) + cost.host_ms(load.num_running)
+    step_ms += cost.target_ms(
+        float(load.num_decode_tokens), 0.0, load.num_context_tokens
+    )
+    if num_passes > 0:
+        step_ms += cost.draft_first.predict(load.num_decode_tokens + counts)
+        step_ms += cost.draft_next_ms(load.num_running, num_passes)
+    targets_ms = [] if latency_target_ms is None else [latency_target_ms]
+    if own_ms is not None and step_ms[0] <= own_ms:
+        targets_ms.append(own_ms)
+    if not targets_ms:
+        return max_tokens
+    most = float(counts[step_ms <= min(targets_ms)][-1:].sum())
     return int(np.clip(most, MIN_PREFILL_TOKENS, max(max_tokens, MIN_PREFILL_TOKENS)))
 
 

@@ -69,13 +69,15 @@ class DraftSelection:
         draft_budget: Draft tokens the policy was ready to verify in this step.
         expected_accepted: Drafts the policy expects to be accepted; NaN if it has no
             opinion.
-        limited_by_latency: The latency target cut a larger budget.
+        num_cut_by_latency: Drafts that would have been admitted without any target.
+        is_probe: Drafts were left out to see what a step costs without them.
     """
 
     num_admitted: NDArray[np.int64]
     draft_budget: int
     expected_accepted: float = float("nan")
-    limited_by_latency: bool = False
+    num_cut_by_latency: int = 0
+    is_probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,11 @@ class BudgetChoice:
 
     Attributes:
         draft_budget: Draft tokens to verify.
-        limited_by_latency: The latency target cut a larger budget.
+        num_cut_by_latency: Draft tokens more without the latency target.
     """
 
     draft_budget: int
-    limited_by_latency: bool = False
+    num_cut_by_latency: int = 0
 
 
 def choose_draft_budget(
@@ -75,7 +75,7 @@ def choose_draft_budget(
         return BudgetChoice(best)
     meets = step_ms <= max_step_ms
     limited = int(np.argmax(np.where(meets, surplus, -np.inf))) if meets.any() else 0
-    return BudgetChoice(limited, limited_by_latency=limited < best)
+    return BudgetChoice(limited, num_cut_by_latency=max(0, best - limited))
 
 
 def survival_threshold(

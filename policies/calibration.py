@@ -24,6 +24,10 @@ MEMORY_TOKENS = 2000.0
 """Outcomes are forgotten with this time constant, in observed draft tokens. Measured in
 tokens, not steps, so that a busy engine does not forget faster than an idle one."""
 
+AGED_KEEP = 0.8
+"""What is kept of the evidence each time that drafts are verified only to see whether
+it still holds: against all of it, their few outcomes would weigh nothing."""
+
 NUM_CALIBRATION_BINS = 10
 
 
@@ -118,6 +122,12 @@ class ConfidenceCalibration:
         self._step(position, feature, residual, weight)
         self._requests.learn(req_ids, row, residual, weight)
 
+    def age(self) -> None:
+        """Trust what was learnt a little less: hardly anything is verified."""
+        self._info_intercept *= AGED_KEEP
+        self._info_cross *= AGED_KEEP
+        self._info_slope *= AGED_KEEP
+
     def scale(self, req_ids: Sequence[Hashable]) -> AcceptanceScale:
         """Return what `predict` computes with, for these requests."""
         return AcceptanceScale(
@@ -131,8 +141,8 @@ class ConfidenceCalibration:
         """Drop a finished request's effect."""
         self._requests.forget(req_id)
 
-    def calibration_error(self) -> float:
-        """Return the expected calibration error, 0-1; 0 before any outcome.
+    def calibration_error(self) -> float | None:
+        """Return the expected calibration error, 0-1; None before any outcome.
 
         Predictions made before learning from their outcome, in ten equal bins, with
         the same forgetting as the model itself.
@@ -140,7 +150,7 @@ class ConfidenceCalibration:
         count, predicted, happened = self._bins
         total = count.sum()
         if total == 0:
-            return 0.0
+            return None
         return float(np.abs(predicted - happened).sum() / total)
 
     def mean_acceptance(self, depth: int) -> NDArray[np.float64]:

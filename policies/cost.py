@@ -72,6 +72,10 @@ class CostProfile:
     draft_ms: tuple[float, ...] = ()
 
 
+PREFILL_DOUBT = 2.0
+"""How much less certain the price of prompt tokens is than that of decoding: prompts
+come in all lengths, and most steps carry few."""
+
 MIN_STEPS_TO_TEACH = 100
 """Measured steps from which on what was learnt is worth more to a new replica than its
 own start-up profile."""
@@ -114,6 +118,20 @@ class StepCost:
         self.draft_first = CostTable(self.max_tokens, first_ms=2.0, per_unit_ms=0.05)
         self.draft_next = CostTable(self.max_reqs, first_ms=2.0, per_unit_ms=0.05)
         self.host = CostTable(self.max_reqs, first_ms=1.0, per_unit_ms=0.05)
+
+    def batch_ms(
+        self, num_reqs: NDArray[np.float64], context_per_req: float
+    ) -> NDArray[np.float64]:
+        """Price the target's pass for batches that decode one token per request.
+
+        Args:
+            num_reqs: `[num_sizes]`, rising.
+            context_per_req: KV positions of each; 0 where it is not known.
+        """
+        step_ms = self.target.predict(num_reqs)
+        if context_per_req > 0.0:
+            step_ms = step_ms + [self.context_ms(context_per_req * n) for n in num_reqs]
+        return step_ms
 
     def context_ms(self, num_context_tokens: float) -> float:
         """Price KV positions attended to, against the usual number."""
@@ -236,17 +254,36 @@ class StepCost:
         self._is_warm = True
 
     def _learn_target(self, timing: StepTiming) -> float:
-        """Learn decoding from steps without prompts, prompts from what they add.
+        """Learn decoding from steps without prompts, and both from mixed steps.
+
+        A mixed step does not tell its parts apart. What it took beyond the prediction
+        is shared out by how much of it each part may be wrong by; decoding takes its
+        share as drift alone, so that its shape rests on steps of its own. Under steady
+        arrivals every step is mixed, and a stolen core would otherwise be booked as
+        dear prompts.
 
         Returns:
-            The change of price seen in decoding, 1 for a step with prompts.
+            The change of price seen in decoding.
         """
         context = float(timing.num_context_tokens)
         if timing.num_prefill_tokens == 0:
             return self.target.observe(
                 timing.num_decode_tokens, timing.target_ms, context
             )
-        decode_ms = self.context_ms(context) + self.target.at(timing.num_decode_tokens)
-        added_ms = max(timing.target_ms - decode_ms, 1e-3)
-        self.prefill.observe(timing.num_prefill_tokens, added_ms)
-        return 1.0
+        decode_ms = 0.0
+        if timing.num_decode_tokens > 0:
+            decode_ms = self.target.at(timing.num_decode_tokens)
+            decode_ms += self.context_ms(context)
+        prefill_ms = self.prefill.at(timing.num_prefill_tokens)
+        surprise_ms = timing.target_ms - decode_ms - prefill_ms
+        doubt = decode_ms**2 + (PREFILL_DOUBT * prefill_ms) ** 2
+        share = decode_ms**2 / doubt if doubt > 0.0 else 0.0
+        self.prefill.observe(
+            timing.num_prefill_tokens,
+            max(prefill_ms + (1.0 - share) * surprise_ms, 1e-3),
+        )
+        if timing.num_decode_tokens == 0:
+            return 1.0
+        return self.target.follow(
+            timing.num_decode_tokens, decode_ms + share * surprise_ms, context
+        )

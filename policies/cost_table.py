@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from policies.cost_fits import Drift, Trend
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,8 +26,9 @@ SCATTER_RATE = 0.02
 USUAL_RATE = 0.003
 """Share by which a sample moves the usual context, as slowly as the trend."""
 
-TREND_KEEP = 0.997
-"""Per-sample memory of the trend, about 300 samples."""
+MAX_EXTRA_SAVING = 0.75
+"""Share of the cheapest price that less of the extra than usual can save at most: a
+slope is known near the usual extra, and far below it no step is free."""
 
 MIN_TREND = 0.02
 """Least share of the base price that the trend leaves: a line fitted to small counts
@@ -46,10 +49,6 @@ OUTLIER_FACTOR = 4.0
 """A residual beyond this many typical ones moves the table as if it were this large:
 a page fault or a neighbour's burst is not a new price."""
 
-DRIFT_KEEP = 0.9
-"""Per-sample memory of drift, about 10 samples: a stolen core or a throttled clock
-changes the price of every count at once, most of them unvisited."""
-
 
 def make_knots(max_value: int) -> NDArray[np.float64]:
     """Return table positions: every count to 16, then ever wider, up to `max_value`.
@@ -65,50 +64,6 @@ def make_knots(max_value: int) -> NDArray[np.float64]:
         step *= 2
     clipped = sorted({min(knot, max(1, max_value)) for knot in knots})
     return np.array(clipped, dtype=np.float64)
-
-
-@dataclass(slots=True)
-class _LineFit:
-    """Decayed least squares of `y = level + slope * x`, held where it was.
-
-    Attributes:
-        keep: Share of the past kept per sample.
-        level: Fitted level. One sample's worth of prior says it is `rest`, or, where
-            that is None, what it was.
-        slope: Fitted slope, >= `min_slope`; moves only as far as `x` varied.
-    """
-
-    keep: float
-    min_slope: float
-    rest: float | None = None
-    level: float = 1.0
-    slope: float = 0.0
-    _weight: float = field(init=False, default=0.0)
-    _x: float = field(init=False, default=0.0)
-    _xx: float = field(init=False, default=0.0)
-    _y: float = field(init=False, default=0.0)
-    _xy: float = field(init=False, default=0.0)
-
-    def predict(self, x: float) -> float:
-        return self.level + self.slope * x
-
-    def fit(self, x: float, y: float) -> None:
-        # Plain floats: this runs several times a step, and arrays of five are slow.
-        keep = self.keep
-        self._weight = keep * self._weight + 1.0
-        self._x = keep * self._x + x
-        self._xx = keep * self._xx + x * x
-        self._y = keep * self._y + y
-        self._xy = keep * self._xy + x * y
-        hold = self._xx / self._weight
-        weight = self._weight + 1.0
-        level = self._y + (self.level if self.rest is None else self.rest)
-        if hold > 0.0:
-            second, cross = self._xx + hold, self._xy + hold * self.slope
-            determinant = weight * second - self._x * self._x
-            slope = (weight * cross - self._x * level) / determinant
-            self.slope = max(self.min_slope, slope)
-        self.level = max((level - self.slope * self._x) / weight, 1e-3)
 
 
 class _Curve:
@@ -185,9 +140,9 @@ class CostTable:
     the start-up profile (or a prior) gives the shape; the trend bends it in level and
     per-count price, so that counts never visited follow the others; every knot has a
     deviation of its own, believed in proportion to its visits (a staircase shows here);
-    drift and the slope of `extra` (context length) are fitted jointly to the last 10
-    samples. The slope prices deviations from the usual extra alone: what a constant
-    context costs is part of the table. Linear between knots and, with the last slope,
+    drift and the slope of `extra` (context length) follow the last 10 samples. The
+    slope prices deviations from the usual extra alone: what a constant context costs is
+    part of the table. Linear between knots and, with the last slope,
     beyond them.
 
     Source: ours; vLLM's cost tables are profiled once and never updated.
@@ -202,8 +157,8 @@ class CostTable:
     _value: _Curve = field(init=False)
     _deviation: list[float] = field(init=False)
     _num_visits: list[float] = field(init=False)
-    _trend: _LineFit = field(init=False)
-    _drift: _LineFit = field(init=False)
+    _trend: Trend = field(init=False)
+    _drift: Drift = field(init=False)
     _usual_extra: float = field(init=False, default=0.0)
     _num_samples: int = field(init=False, default=0)
     _typical_residual: float = field(init=False, default=0.5)
@@ -220,8 +175,12 @@ class CostTable:
         return self._drift.slope
 
     def extra_ms(self, extra: float) -> float:
-        """Return what `extra` adds to the price, negative below the usual."""
-        return self._drift.slope * (extra - self._usual_extra)
+        """Return what `extra` adds to the price, negative below the usual.
+
+        Never so much below that a step would be free.
+        """
+        added = self._drift.slope * (extra - self._usual_extra)
+        return added if added >= 0.0 else max(added, -MAX_EXTRA_SAVING * self.at(1))
 
     def predict(self, count: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Return milliseconds for one or many counts; 0 where the count is <= 0."""
@@ -271,15 +230,36 @@ class CostTable:
         known_ms = self._limit_outlier(
             measured_ms, max(drift_before * value + self.extra_ms(extra), 1e-4)
         )
-        self._drift.fit((extra - self._usual_extra) / value, known_ms / value)
+        self._drift.fit(value, known_ms, extra, self._usual_extra)
         plain_ms = max(known_ms - self.extra_ms(extra), 1e-4)
         self._usual_extra += USUAL_RATE * (extra - self._usual_extra)
         self._learn_shape(count, place, plain_ms)
         return self._value.between(*place) * self._drift.level / (value * drift_before)
 
+    def follow(self, count: int, measured_ms: float, extra: float = 0.0) -> float:
+        """Learn drift alone from a sample that others had a part in.
+
+        Args:
+            count: Tokens or requests, > 0.
+            measured_ms: What is believed to be this table's part.
+            extra: What the slope is multiplied with.
+
+        Returns:
+            As `observe`.
+        """
+        if not np.isfinite(measured_ms):
+            return 1.0
+        value, drift_before = self._value.one(count), self._drift.level
+        predicted_ms = drift_before * value + self.extra_ms(extra)
+        limit = min(OUTLIER_FACTOR * self._typical_residual, 0.9)
+        relative = measured_ms / predicted_ms - 1.0
+        known_ms = predicted_ms * (1.0 + min(max(relative, -limit), limit))
+        self._drift.fit(value, known_ms, extra, self._usual_extra)
+        return self._drift.level / drift_before
+
     def rescale(self, factor: float) -> None:
         """Follow a drift that was measured elsewhere on the same device."""
-        self._drift.level *= factor
+        self._drift.rescale(factor)
 
     def export_state(self) -> dict[str, Any]:
         """Return the table as plain values."""
@@ -301,8 +281,8 @@ class CostTable:
         self._base_ms = np.maximum(values, 1e-4)
         self._deviation = [0.0] * self.knots.size
         self._num_visits = [0.0] * self.knots.size
-        self._trend = _LineFit(TREND_KEEP, min_slope=-np.inf)
-        self._drift = _LineFit(DRIFT_KEEP, min_slope=0.0, rest=1.0)
+        self._trend = Trend()
+        self._drift = Drift()
         self._base = _Curve(self.knots, self._base_ms)
         self._value = _Curve(self.knots, _make_monotone(self._base_ms))
 

@@ -46,6 +46,8 @@ def admit_above_threshold(
     values: NDArray[np.float64],
     claimed: NDArray[np.int64] | None,
     prices: DraftPrices,
+    *,
+    explored: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
     """Admit sampled drafts: what lies above a threshold fixed before they were drawn.
 
@@ -54,12 +56,16 @@ def admit_above_threshold(
         values: `[num_reqs, max_depth]`, survival times weight.
         claimed: `[num_reqs]`, admitted in any case, or None.
         prices: By the plan that was current when the block was drawn.
+        explored: Rows whose first draft is verified in any case, chosen without a look
+            at the drafts.
 
     Returns:
         `[num_reqs]`.
     """
     threshold = prices.token_price(count_decodes(batch))
     worthwhile: NDArray[np.int64] = (values >= threshold).sum(axis=1)
+    if explored is not None:
+        worthwhile[explored] = np.maximum(worthwhile[explored], 1)
     admitted = np.minimum(worthwhile, batch.num_draft_tokens)
     return admitted if claimed is None else np.maximum(admitted, claimed)
 
@@ -73,7 +79,7 @@ def admit_best(
     *,
     latency_target_ms: float | None = None,
     explore: bool = False,
-) -> tuple[NDArray[np.int64], bool]:
+) -> tuple[NDArray[np.int64], int]:
     """Admit the best drafts of the batch, as many as are worth their time.
 
     Args:
@@ -86,7 +92,7 @@ def admit_best(
         explore: Verify a few drafts even if none is worth it.
 
     Returns:
-        `[num_reqs]`, and whether a latency target cut a larger budget.
+        `[num_reqs]`, and how many more without any latency target.
     """
     lengths = batch.num_draft_tokens
     position = np.arange(values.shape[1])
@@ -100,22 +106,22 @@ def admit_best(
     counts = np.arange(least, least + candidates.size + 1, dtype=np.float64)
     step_ms = prices.verify_ms(counts, batch.num_prefill_tokens)
 
-    def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], bool]:
+    def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], int]:
         choice = choose_draft_budget(
             candidates, step_ms, prices.plan.tokens_per_ms, max_step_ms=max_step_ms
         )
-        draft_budget, limited = choice.draft_budget, choice.limited_by_latency
+        draft_budget, num_cut = choice.draft_budget, choice.num_cut_by_latency
         if explore:
-            draft_budget, limited = max(draft_budget, 1 + present.size // 8), False
-        return select_drafts(values, lengths, num_claimed + draft_budget), limited
+            draft_budget, num_cut = max(draft_budget, 1 + present.size // 4), 0
+        return select_drafts(values, lengths, num_claimed + draft_budget), num_cut
 
     room_ms = None
     if latency_target_ms is not None:
         room_ms = latency_target_ms - prices.fixed_ms(batch)
-    num_admitted, limited = choose(room_ms)
+    num_admitted, num_cut = choose(room_ms)
     targets_ms = batch.latency_targets_ms
     if claimed is None or targets_ms is None:
-        return num_admitted, limited
+        return num_admitted, num_cut
     # Drafts of the others must not make a request miss its target; with its own
     # admitted drafts it bears longer steps.
     fixed_ms = prices.fixed_ms(batch)
@@ -123,7 +129,7 @@ def admit_best(
     chosen_ms = fixed_ms + float(step_ms[int(num_admitted.sum()) - num_claimed])
     tokens = 1.0 + sum_prefixes(survival, num_admitted)
     if chosen_ms <= latest_step_ms(tokens, targets_ms, fastest_ms):
-        return num_admitted, limited
+        return num_admitted, num_cut
     tokens = 1.0 + sum_prefixes(survival, claimed)
     latest_ms = latest_step_ms(tokens, targets_ms, fastest_ms) - fixed_ms
     return choose(latest_ms if room_ms is None else min(latest_ms, room_ms))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.batch import DraftBatch
-    from policies.budget import DepthPlan
+    from policies.budget import DepthOutlook, DepthPlan
     from policies.cost import StepCost
 
 
@@ -42,6 +42,36 @@ class DraftPrices:
         return self.cost.target.predict(
             num_decode_tokens
         ) + self.cost.draft_first.predict(num_decode_tokens + num_prefill_tokens)
+
+    def outlook_ms(
+        self,
+        outlook: DepthOutlook,
+        num_reqs: int,
+        context_per_req: float,
+        *,
+        skips_drafter: bool,
+    ) -> NDArray[np.float64]:
+        """Price whole steps of `num_reqs` requests, by depth and survival threshold.
+
+        Args:
+            outlook: From `budget.foresee_depths`.
+            num_reqs: Requests that decode.
+            context_per_req: KV positions of each; 0 where it is not known.
+            skips_drafter: At depth 0 no drafter pass runs at all.
+
+        Returns:
+            `[max_depth + 1, num_thresholds]`, as the outlook's arrays, > 0.
+        """
+        num_tokens = num_reqs * (1.0 + outlook.verified)
+        step_ms = self.verify_ms(num_tokens)
+        step_ms += self.cost.host_ms(num_reqs)
+        if context_per_req > 0.0:
+            step_ms += self.cost.context_ms(context_per_req * num_reqs)
+        depths = np.arange(outlook.verified.shape[0])
+        step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
+        if skips_drafter:
+            step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
+        return step_ms
 
     def fixed_ms(self, batch: DraftBatch) -> float:
         """Price the parts of a step that do not depend on what is verified."""

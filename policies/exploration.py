@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 EXPLORE_EVERY = 48
 """At depth 0 one step in this many drafts anyway, for fresh confidence when the load
@@ -24,6 +28,10 @@ PROBE_EVERY = 128
 """While drafting, one step in this many verifies nothing: the price of a plain step is
 what every draft is compared with, and an old or guessed one would confirm itself."""
 
+TIME_PASS_EVERY = 64
+"""Steps in a row that end their drafts after one pass, at most: the price of a second
+pass would be an old one otherwise, and confirm itself."""
+
 FIRST_PROBES = frozenset({16, 32, 48, 64})
 """The first probes come sooner, once the cost model has found its level."""
 
@@ -39,6 +47,8 @@ class Exploration:
     """
 
     exploring: bool = field(init=False, default=False)
+    _num_explored: int = field(init=False, default=0)
+    _steps_since_pass: int = field(init=False, default=0)
     _interval: float = field(init=False, default=EXPLORE_EVERY)
     _steps_at_zero: int = field(init=False, default=0)
     _steps_selected: int = field(init=False, default=0)
@@ -64,11 +74,36 @@ class Exploration:
             return 0
         self._steps_at_zero = 0
         self.exploring = True
+        self._num_explored += 1
         return min(EXPLORE_DEPTH, max_depth)
+
+    def pick_rows(self, num_reqs: int) -> NDArray[np.int64]:
+        """Return the requests that verify a draft in this exploring step, in turn.
+
+        Returns:
+            One and a quarter of `num_reqs`, in any order.
+        """
+        count = min(num_reqs, 1 + num_reqs // 4)
+        first = self._num_explored * count
+        rows: NDArray[np.int64] = (first + np.arange(count)) % max(num_reqs, 1)
+        return rows
+
+    def note_passes(self, depth: int) -> None:
+        """Count steps whose draft ended after one pass, by their depth."""
+        self._steps_since_pass = self._steps_since_pass + 1 if depth == 1 else 0
+
+    def is_pass_due(self) -> bool:
+        """Tell, once, whether a second pass has not been timed for long."""
+        is_due = self._steps_since_pass >= TIME_PASS_EVERY
+        if is_due:
+            self._steps_since_pass = 0
+        return is_due
 
     def is_probing(self) -> bool:
         """Tell, once a step, whether its drafts are left unverified."""
         self._steps_selected += 1
+        if self.exploring:
+            return False
         return (
             self._steps_selected in FIRST_PROBES
             or self._steps_selected % PROBE_EVERY == 0

@@ -55,10 +55,6 @@ for a request or two, whose last tokens say most about its next, to the most."""
 SAME_LOAD = 16
 """A change by fewer than one request in this many is no reason to plan anew."""
 
-TIME_PASS_EVERY = 64
-"""Steps in a row that end their drafts after one pass, at most: the price of a second
-pass would be an old one otherwise, and confirm itself."""
-
 REBATCH_EVERY = 16
 """Fewest steps between two choices of how many requests may run."""
 
@@ -120,7 +116,6 @@ class GoodputPlanner:
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
     _num_missing: int = field(init=False, default=0)
-    _steps_since_pass: int = field(init=False, default=0)
     _outlook: DepthOutlook | None = field(init=False, default=None)
     _has_drafted: bool = field(init=False, default=False)
     _ends_early: bool = field(init=False, default=False)
@@ -156,16 +151,24 @@ class GoodputPlanner:
         acceptance = self._predict_acceptance(batch)
         survival: NDArray[np.float64] = acceptance.cumprod(axis=1)
         weights = _normalise(batch.weights)
-        num_admitted, limited = np.zeros_like(batch.num_draft_tokens), False
-        if not self._exploration.is_probing():
+        num_admitted, num_late = np.zeros_like(batch.num_draft_tokens), 0
+        is_probe = self._exploration.is_probing()
+        if not is_probe:
             values = survival if weights is None else survival * weights[:, None]
             claimed = claim(batch, survival, self._prices)
             if batch.drafts_are_sampled:
+                exploration = self._exploration
                 num_admitted = admit_above_threshold(
-                    batch, values, claimed, self._prices
+                    batch,
+                    values,
+                    claimed,
+                    self._prices,
+                    explored=exploration.pick_rows(batch.num_reqs)
+                    if exploration.exploring
+                    else None,
                 )
             else:
-                num_admitted, limited = admit_best(
+                num_admitted, num_late = admit_best(
                     batch,
                     survival,
                     values,
@@ -181,7 +184,8 @@ class GoodputPlanner:
             num_admitted=num_admitted,
             draft_budget=int(num_admitted.sum()),
             expected_accepted=float(sum_prefixes(survival, num_admitted).sum()),
-            limited_by_latency=limited,
+            num_cut_by_latency=num_late,
+            is_probe=is_probe,
         )
 
     def choose_depth(
@@ -204,16 +208,21 @@ class GoodputPlanner:
             self._pass_price = self._prices.pass_price(num_reqs)
             first_ms = self.cost.draft_first.at(num_reqs)
             next_ms = float(self.cost.draft_next_ms(num_reqs, EXPLORE_DEPTH))
+            plain_ms = self.cost.target.at(num_reqs)
+            verify_ms = self.cost.target.at(1.5 * num_reqs + 1) - plain_ms
             self._exploration.set_price(
-                explore_ms=self._catch_up_ms() + first_ms + next_ms,
-                step_ms=self.cost.target.at(num_reqs) + first_ms,
+                explore_ms=self._catch_up_ms() + first_ms + next_ms + verify_ms,
+                step_ms=plain_ms + first_ms,
             )
         depth = self._exploration.adjust_depth(self.plan.depth, self.max_depth)
+        if self._exploration.exploring:
+            self.calibration.age()
         self._ends_early = (
             self.limits.stops_drafts and depth > 0 and not self._exploration.exploring
         )
         has_target = not (latency_target_ms is None and self.latency_target_ms is None)
-        if self._ends_early and not has_target:
+        # Without a sample of acceptances nothing would end the draft.
+        if self._ends_early and not has_target and self._next_acceptance.size:
             return self.max_depth
         return depth
 
@@ -226,13 +235,13 @@ class GoodputPlanner:
         if not self._ends_early or not self._next_acceptance.size:
             return None
         # A pass that was never timed of late might be cheaper than is believed.
-        is_forgotten = self._steps_since_pass >= TIME_PASS_EVERY
+        is_due = self._exploration.is_pass_due()
         return DraftStop(
             req_ids=tuple(req_ids),
             scale=self.calibration.scale(req_ids),
-            max_depth=self.max_depth,
+            max_depth=min(2, self.max_depth) if is_due else self.max_depth,
             next_acceptance=self._next_acceptance,
-            pass_price=0.0 if is_forgotten else self._pass_price,
+            pass_price=0.0 if is_due else self._pass_price,
             token_price=self._token_price,
             weights=_normalise(weights),
         )
@@ -246,11 +255,17 @@ class GoodputPlanner:
                 self._context_per_req,
                 self.limits.max_reqs,
                 self.latency_target_ms,
+                runs_drafter=not self.limits.skips_drafter,
             )
+        is_cold = self.limits.skips_drafter and self.plan.depth == 0
         return BatchPlan(
             max_running=self._max_running,
             max_prefill_tokens=choose_prefill_tokens(
-                self.cost, load, self.limits.max_tokens, self.latency_target_ms
+                self.cost,
+                load,
+                self.limits.max_tokens,
+                self.latency_target_ms,
+                num_passes=0 if is_cold else max(1, self.plan.depth),
             ),
             reserved_blocks=reserve_blocks(load),
         )
@@ -292,13 +307,17 @@ class GoodputPlanner:
         self._forgotten.append(req_id)
 
     def report(self) -> dict[str, float]:
-        """Return gauges for telemetry: plan, errors, prices."""
-        return {
+        """Return gauges for telemetry: plan, errors, prices.
+
+        No `calibration_error` where nothing has been calibrated.
+        """
+        gauges = {
             "expected_goodput_per_s": 1e3 * self.plan.tokens_per_ms,
             "planned_budget_per_req": self.plan.budget_per_req,
-            "calibration_error": self.calibration.calibration_error(),
             **self.cost.report(),
         }
+        error = self.calibration.calibration_error()
+        return gauges if error is None else gauges | {"calibration_error": error}
 
     def export_state(self) -> dict[str, Any]:
         """Return what a new replica of the same pair can start from."""
@@ -306,6 +325,7 @@ class GoodputPlanner:
             return {}
         return {
             "calibration": self.calibration.export_state(),
+            "positions": self._positions.export_state(),
             "cost": self.cost.export_state(),
         }
 
@@ -318,6 +338,8 @@ class GoodputPlanner:
         if not state:
             return
         self.calibration.import_state(state["calibration"])
+        if "positions" in state:
+            self._positions.import_state(state["positions"])
         self.cost.import_state(state["cost"])
 
     def _forget_again(self) -> None:
@@ -334,6 +356,11 @@ class GoodputPlanner:
         req_ids = batch.req_ids or tuple(range(batch.num_reqs))
         return self.calibration.predict(batch.confidence, req_ids)
 
+    def _typical_acceptance(self) -> NDArray[np.float64]:
+        if self._uses_positions:
+            return self._positions.estimate()
+        return self.calibration.mean_acceptance(self.max_depth)
+
     def _has_changed(self, num_reqs: int, latency_target_ms: float | None) -> bool:
         planned_reqs, planned_target_ms = self._planned_for
         change = abs(num_reqs - planned_reqs)
@@ -344,28 +371,24 @@ class GoodputPlanner:
     def _look_ahead(self) -> None:
         """Let recent drafts stand for the next ones; too dear for every step."""
         self._has_drafted = False
-        typical = self.calibration.mean_acceptance(self.max_depth)
-        self._outlook = self._recent.foresee(typical)
+        self._outlook = self._recent.foresee(self._typical_acceptance())
         self._next_acceptance = self._recent.sample_acceptance()
 
     def _plan_depth(self, num_reqs: int, latency_target_ms: float | None) -> DepthPlan:
         """Compare all depths at the present load, by recent drafts and costs."""
         outlook = self._outlook
         assert outlook is not None
-        num_tokens = num_reqs * (1.0 + outlook.verified)
-        step_ms = self._prices.verify_ms(num_tokens)
-        step_ms += self.cost.host_ms(num_reqs)
-        step_ms += self.cost.context_ms(self._context_per_req * num_reqs)
-        depths = np.arange(self.max_depth + 1)
-        step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
-        if self.limits.skips_drafter:
-            step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
-            if self.plan.depth == 0:
-                step_ms[1:] += self._catch_up_ms() / RESUME_HORIZON_STEPS
+        step_ms = self._prices.outlook_ms(
+            outlook,
+            num_reqs,
+            self._context_per_req,
+            skips_drafter=self.limits.skips_drafter,
+        )
+        if self.limits.skips_drafter and self.plan.depth == 0:
+            step_ms[1:] += self._catch_up_ms() / RESUME_HORIZON_STEPS
         max_step_ms: float | NDArray[np.float64] | None = self.latency_target_ms
         if latency_target_ms is not None:
-            typical = self.calibration.mean_acceptance(self.max_depth)
-            tokens = self._recent.tokens_by_depth(typical)
+            tokens = self._recent.tokens_by_depth(self._typical_acceptance())
             own = latency_target_ms * tokens[:, None]
             both = own if max_step_ms is None else np.minimum(own, max_step_ms)
             # A target that no depth can meet must not cost the others theirs.
@@ -383,8 +406,7 @@ class GoodputPlanner:
     def _learn_costs(self) -> None:
         for timing in self._pending_timings:
             self.cost.observe(timing)
-            was_timed = timing.depth > 1 or timing.depth == 0
-            self._steps_since_pass = 0 if was_timed else self._steps_since_pass + 1
+            self._exploration.note_passes(timing.depth)
             self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
             if self.limits.skips_drafter and timing.depth == 0:
                 # Requests that end take their share of the missing positions along.

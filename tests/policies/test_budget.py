@@ -46,8 +46,8 @@ def test_the_latency_target_cuts_the_budget_and_says_so():
     step_ms = 20.0 + np.arange(11)
     free = choose_draft_budget(candidates, step_ms, 0.1)
     cut = choose_draft_budget(candidates, step_ms, 0.1, max_step_ms=24.0)
-    assert (free.draft_budget, free.limited_by_latency) == (10, False)
-    assert (cut.draft_budget, cut.limited_by_latency) == (4, True)
+    assert (free.draft_budget, free.num_cut_by_latency) == (10, 0)
+    assert (cut.draft_budget, cut.num_cut_by_latency) == (4, 6)
 
 
 def test_a_target_that_cannot_be_met_verifies_nothing():
@@ -55,7 +55,7 @@ def test_a_target_that_cannot_be_met_verifies_nothing():
         np.array([0.9]), np.array([20.0, 21.0]), 0.1, max_step_ms=5.0
     )
     assert choice.draft_budget == 0
-    assert choice.limited_by_latency
+    assert choice.num_cut_by_latency > 0
 
 
 def test_prices_of_the_wrong_length_are_refused():

@@ -118,6 +118,60 @@ def test_a_drafter_that_does_not_run_drifts_with_the_target():
     for _ in range(100):
         cost.observe(idle)
     assert float(cost.draft_next_ms(8, 3)) == pytest.approx(2 * before, rel=0.35)
+    # One pass that confirms it must not be taken for the exception.
+    cost.observe(StepTiming(8, 8, 0, 800, 3, 40.0, 4.0, 8.0, 1.0))
+    assert float(cost.draft_next_ms(8, 3)) == pytest.approx(2 * before, rel=0.2)
+
+
+def test_a_stolen_core_is_noticed_where_every_step_carries_a_prompt():
+    cost = StepCost(max_tokens=512, max_reqs=64)
+    rng = np.random.default_rng(7)
+
+    def serve(steps: int, speed: float) -> None:
+        for _ in range(steps):
+            verified, prompt = int(rng.integers(8, 30)), int(rng.integers(8, 64))
+            target_ms = (15.0 + 0.5 * verified + 0.2 * prompt) / speed
+            target_ms *= rng.lognormal(0, 0.03)
+            cost.observe(
+                StepTiming(9, verified, prompt, 800, 0, target_ms, 0.0, 0.0, 1.0)
+            )
+
+    cost.fit_profile(CostProfile((1, 512), (15.5, 271.0)))
+    serve(200, speed=1.0)
+    before = float(cost.target.predict(20.0))
+    marginal = before - float(cost.target.predict(10.0))
+    assert before == pytest.approx(25.0, rel=0.2)
+    serve(50, speed=0.5)
+    after = float(cost.target.predict(20.0))
+    assert after > 1.6 * before
+    assert after - float(cost.target.predict(10.0)) > 1.6 * marginal
+
+
+def test_a_sudden_slowdown_is_not_taken_for_the_price_of_context():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    rng = np.random.default_rng(3)
+    for step in range(400):
+        # Well above the usual for a while when the core is lost.
+        context = 6400 if step < 250 else 6800 + step % 7
+        speed = 1.0 if step < 300 else 0.5
+        target_ms = 20.0 / speed * rng.lognormal(0, 0.03)
+        cost.observe(StepTiming(16, 16, 0, context, 0, target_ms, 0.0, 0.0, 1.0))
+    # 20 ms over 400 positions would be .05.
+    assert cost.target.slope_ms < 0.002
+    assert float(cost.target.predict(16.0)) == pytest.approx(40.0, rel=0.15)
+
+
+def test_no_step_is_free_however_steep_context_looks():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        context = int(rng.integers(5000, 9000))
+        cost.observe(
+            StepTiming(16, 16, 0, context, 0, 2.0 + 0.01 * context, 0.0, 0.0, 1.0)
+        )
+    assert cost.target.slope_ms == pytest.approx(0.01, rel=0.2)
+    sizes = np.arange(1.0, 65.0)
+    assert (cost.batch_ms(sizes, 440.0) > 0.2 * cost.target.predict(1.0)).all()
 
 
 def test_longer_contexts_cost_more_once_seen():

@@ -14,11 +14,15 @@ from policies.batch import (
 )
 from policies.cost import CostProfile, StepTiming
 from policies.dynamic import DynamicPlanner
-from policies.exploration import EXPLORE_EVERY, MAX_EXPLORE_INTERVAL
+from policies.exploration import (
+    EXPLORE_EVERY,
+    MAX_EXPLORE_INTERVAL,
+    TIME_PASS_EVERY,
+    Exploration,
+)
 from policies.goodput import (
     LEARN_EVERY,
     REPLAN_EVERY,
-    TIME_PASS_EVERY,
     GoodputPlanner,
 )
 from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
@@ -235,6 +239,21 @@ def test_drafts_without_confidence_are_judged_by_position():
     planner = make_goodput()
     batch = DraftBatch(np.array([3, 1, 0]), None, tuple("abc"), 3)
     assert planner.select(batch).num_admitted.shape == (3,)
+    assert "calibration_error" not in planner.report()
+
+
+def test_what_was_learnt_by_position_reaches_a_new_replica():
+    teacher, pupil = make_goodput(), make_goodput()
+    batch = DraftBatch(np.array([3]), None, ("a",), 1)
+    timing = MadeUpEngine(1).time(3, 3)
+    for _ in range(200):
+        teacher.select(batch)
+        teacher.observe(VerificationOutcome(np.array([3]), np.array([3]), ("a",)))
+        teacher.observe_timing(timing)
+    pupil.import_state(teacher.export_state())
+    expected = teacher.select(batch).expected_accepted
+    assert expected > 1.5
+    assert pupil.select(batch).expected_accepted == pytest.approx(expected)
 
 
 def test_an_empty_batch_is_no_trouble():
@@ -376,12 +395,44 @@ def test_a_pass_that_was_not_timed_for_long_is_tried_again():
     engine.run(planner, 100)
     planner.cost.draft_next.fit_profile((1, 64), (1000.0, 1000.0))
     timing = engine.time(num_verified=1, depth=1)
-    prices = []
-    for _ in range(TIME_PASS_EVERY + LEARN_EVERY + REPLAN_EVERY):
+    stops = []
+    for _ in range(3 * TIME_PASS_EVERY):
         planner.choose_depth(1)
-        stop = planner.draft_stop(("0",))
-        prices.append(0.0 if stop is None else stop.pass_price)
+        stops.append(planner.draft_stop(("0",)))
         planner.observe(outcome_of("0", 0.9, 1))
         planner.observe_timing(timing)
-    assert prices[REPLAN_EVERY] > 1.0
-    assert prices[-1] == 0.0
+    assert stops[2 * REPLAN_EVERY].pass_price > 1.0
+    # One pass more, in one step, and again after as long.
+    free = [stop for stop in stops if stop is not None and stop.pass_price == 0.0]
+    assert len(free) == 2
+    assert {stop.max_depth for stop in free} == {2}
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_drafts_believed_hopeless_are_verified_now_and_then(sampled: bool):
+    engine = MadeUpEngine(4, token_ms=0.2)
+    planner = make_goodput()
+    engine.run(planner, 200, sampled=sampled)
+    for _ in range(16):
+        planner.calibration._intercept[:] = -5.0
+        engine.run(planner, REPLAN_EVERY, sampled=sampled)
+    assert planner.plan.depth == 0
+    engine.run(planner, 20 * MAX_EXPLORE_INTERVAL, sampled=sampled)
+    assert planner.plan.depth > 0
+
+
+def test_requests_take_turns_in_exploring():
+    exploration = Exploration()
+    rows = []
+    for _ in range(8):
+        while exploration.adjust_depth(0, 5) == 0:
+            pass
+        rows.extend(exploration.pick_rows(16).tolist())
+    assert set(rows) == set(range(16))
+
+
+def test_a_novice_drafts_no_deeper_than_its_plan_while_nothing_ends_the_draft():
+    limits = EngineLimits(max_tokens=512, max_reqs=64, stops_drafts=True)
+    planner = GoodputPlanner(MAX_DEPTH, limits)
+    assert planner.choose_depth(4) == planner.plan.depth < MAX_DEPTH
+    assert planner.draft_stop(tuple("abcd")) is None

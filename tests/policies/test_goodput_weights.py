@@ -111,7 +111,9 @@ def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
     base_ms = fixed_ms + float(planner._prices.verify_ms(np.array([8.0]))[0])
     targets_ms = late([np.inf] * 7 + [1.3 * base_ms])
     bound = planner.select(make_batch(confidence, latency_targets_ms=targets_ms))
-    assert bound.limited_by_latency
+    assert (
+        bound.num_cut_by_latency == free.num_admitted.sum() - bound.num_admitted.sum()
+    )
     assert 0 < bound.num_admitted.sum() < free.num_admitted.sum()
     num_tokens = np.array([8.0 + bound.num_admitted.sum()])
     step_ms = fixed_ms + float(planner._prices.verify_ms(num_tokens)[0])
@@ -124,7 +126,7 @@ def test_a_target_out_of_reach_does_not_take_the_others_drafts_away():
     free = planner.select(make_batch(confidence))
     targets_ms = late([np.inf] * 7 + [0.5])
     bound = planner.select(make_batch(confidence, latency_targets_ms=targets_ms))
-    assert not bound.limited_by_latency
+    assert bound.num_cut_by_latency == 0
     assert bound.num_admitted.sum() >= free.num_admitted.sum()
 
 
