@@ -10,6 +10,7 @@ Useful ratios (PromQL, over any window):
     share verified        rate(verified) / rate(proposed)
     budget use            rate(budget_used_tokens) / rate(budget_tokens)
     selection time        rate(selection_seconds) / rate(selections)
+    planning time         rate(planning_seconds) / rate(engine_steps)
 """
 
 import asyncio
@@ -56,6 +57,10 @@ _COUNTERS: Final = {
         "tetris_selection_seconds_total",
         "Time spent selecting draft tokens, in seconds.",
     ),
+    "planning_seconds_total": (
+        "tetris_planning_seconds_total",
+        "Time that all planning took of the engine's steps, in seconds.",
+    ),
 }
 _COUNTERS_BY_POSITION: Final = {
     "num_verified_tokens_per_pos": (
@@ -74,12 +79,15 @@ _COUNTERS_BY_REASON: Final = {
     ),
     "num_cut_tokens": (
         "tetris_draft_tokens_cut_total",
-        "Draft tokens proposed but not verified.",
+        "Draft tokens not verified, by reason; those of `depth` were not proposed.",
     ),
 }
 _GAUGES: Final = {
     "last_draft_budget": ("tetris_draft_budget", "Budget of the latest step, tokens."),
     "draft_depth": ("tetris_draft_depth", "Draft tokens per request now drafted."),
+    "num_running": ("tetris_running_requests", "Requests in the engine's batch."),
+    "num_waiting": ("tetris_waiting_requests", "Requests the engine lets wait."),
+    "kv_cache_usage": ("tetris_kv_cache_usage_ratio", "KV blocks held by requests."),
 }
 _PLANNER_GAUGES: Final = {
     "expected_goodput_per_s": (
@@ -105,6 +113,11 @@ _PLANNER_GAUGES: Final = {
     "measured_step_ms": (
         "tetris_measured_step_seconds",
         "Measured time of the latest step.",
+        1e-3,
+    ),
+    "warm_depth0_ms": (
+        "tetris_warm_depth0_cost_seconds",
+        "Predicted cost per step of a drafter that drafts nothing but runs along.",
         1e-3,
     ),
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serving.engine.compat import (
+from serving.engine.compat_cpu import (
     CUDAGraphMode,
     DraftModelProposer,
     set_forward_context,
@@ -16,11 +16,8 @@ from serving.engine.compat import (
 from serving.engine.drafter_cache import DrafterCache, MissingSpan, split_spans
 
 if TYPE_CHECKING:
-    from serving.engine.compat import (
-        CommonAttentionMetadata,
-        GPUModelRunner,
-        SchedulerOutput,
-    )
+    from serving.engine.compat import SchedulerOutput
+    from serving.engine.compat_cpu import CommonAttentionMetadata, GPUModelRunner
 
 
 class ColdDrafter:

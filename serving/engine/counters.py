@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CutReason = str
-"""Why a proposed draft is not verified: `budget`, `latency`
-(the target left no room), `grammar`, `length` (the request or
-the drafter's context ends before it), `min_tokens` (stop tokens become possible inside
-the block), `opt_out`, `skipped` (the drafter did not run),
-`scheduler` (vLLM had no room for it)."""
+"""Why a draft is not verified:
+
+    `budget`      not worth its time
+    `latency`     worth its time, but a latency target leaves no room
+    `probe`       a step that verifies nothing, to learn what one costs
+    `depth`       not even proposed: the draft was shorter than the deepest there can be
+    `kv`          its request lost its KV blocks
+    `grammar`     not allowed by the request's grammar
+    `stop_token`  behind a draft that ends the request if it is accepted
+    `min_tokens`  stop tokens become possible inside the block
+    `length`      the request or the drafter's context ends before it
+    `opt_out`     the request wants no speculation
+    `skipped`     the drafter did not run, what it proposed is a placeholder
+    `scheduler`   vLLM's limit of tokens per step left no room
+"""
 
 
 @dataclass(slots=True)
@@ -19,7 +32,8 @@ class SpeculationCounters:
     """Everything counted since the engine started; values never fall.
 
     Attributes:
-        num_proposed_tokens: Drafted tokens that reached the scheduler.
+        num_proposed_tokens: Drafted tokens that reached the scheduler: verified, cut
+            for any reason but `depth`, or their request ended before their turn came.
         num_verified_tokens: Draft tokens the target scored.
         num_accepted_tokens: Verified draft tokens that were accepted.
         num_drafts: Requests x steps with at least one verified draft.
@@ -28,6 +42,10 @@ class SpeculationCounters:
         num_expected_accepted: Sum of the survival probabilities of admitted drafts;
             beside `num_accepted_tokens` it shows how well acceptance is predicted. 0
             for policies that predict nothing.
+        selection_seconds_total: Time spent on selecting drafts.
+        planning_seconds_total: Time spent on all that speculation adds to a step in
+            the scheduler: selecting, choosing depth and batch, learning, and putting
+            together what that takes.
     """
 
     policy: str
@@ -47,6 +65,7 @@ class SpeculationCounters:
     draft_depth: int = 0
     num_selections: int = 0
     selection_seconds_total: float = 0.0
+    planning_seconds_total: float = 0.0
     num_fallbacks: Counter[str] = field(default_factory=Counter)
     num_cut_tokens: Counter[CutReason] = field(default_factory=Counter)
 
@@ -55,15 +74,15 @@ class SpeculationCounters:
         self.num_verified_tokens_per_pos = [0] * self.max_depth
         self.num_accepted_tokens_per_pos = [0] * self.max_depth
 
-    def count_verification(self, num_verified: int, num_accepted: int) -> None:
-        """Count one request's verified block."""
-        self.num_drafts += 1
-        self.num_verified_tokens += num_verified
-        self.num_accepted_tokens += num_accepted
-        for position in range(min(num_verified, self.max_depth)):
-            self.num_verified_tokens_per_pos[position] += 1
-        for position in range(min(num_accepted, self.max_depth)):
-            self.num_accepted_tokens_per_pos[position] += 1
+    def count_verification(
+        self, num_verified: Sequence[int], num_accepted: Sequence[int]
+    ) -> None:
+        """Count the blocks of a step, one or more drafts of a request each."""
+        self.num_drafts += len(num_verified)
+        self.num_verified_tokens += sum(num_verified)
+        self.num_accepted_tokens += sum(num_accepted)
+        _count_positions(self.num_verified_tokens_per_pos, num_verified)
+        _count_positions(self.num_accepted_tokens_per_pos, num_accepted)
 
     def snapshot(self) -> dict[str, Any]:
         """Return plain values that any serialiser takes."""
@@ -73,3 +92,13 @@ class SpeculationCounters:
         for name in ("num_verified_tokens_per_pos", "num_accepted_tokens_per_pos"):
             values[name] = list(values[name])
         return values
+
+
+def _count_positions(per_position: list[int], lengths: Sequence[int]) -> None:
+    """Add one to every position that lies within a length, for each of them."""
+    num_of_length = Counter(lengths)
+    reaching = 0
+    for position in range(max(lengths, default=0) - 1, -1, -1):
+        reaching += num_of_length[position + 1]
+        if position < len(per_position):
+            per_position[position] += reaching

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from serving.engine.compat import (
+from serving.engine.compat_cpu import (
     KernelOverride,
     apply_top_k_top_p,
     rejection_sampler,

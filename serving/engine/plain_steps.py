@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from serving.engine.compat import SpecDecodeMetadata
+from serving.engine.compat_cpu import SpecDecodeMetadata
 
 if TYPE_CHECKING:
     import numpy as np

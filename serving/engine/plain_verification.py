@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from serving.engine.compat import VllmConfig
@@ -13,8 +13,8 @@ METHODS_V2 = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspa
 _PARALLEL_METHODS = frozenset({"dflash", "dspark"})
 
 ATTENTION_BACKEND = "attention_backend"
-"""Reason found only when the KV cache is made: attention that cannot bear requests of
-different lengths in one captured graph."""
+"""Reason found only by the worker: attention that plans by lengths known on the host,
+or that cannot bear requests of different lengths in one captured graph."""
 
 
 NO_CONFIDENCE = "no_confidence"
@@ -56,3 +56,36 @@ def find_plain_reason(vllm_config: VllmConfig) -> str | None:
         "routed_experts": bool(vllm_config.aux_output_config.enabled),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def find_unfit_backend(vllm_config: VllmConfig) -> str | None:
+    """Find an attention back end that was asked for and cannot follow the device.
+
+    vLLM refuses to load a model with one while `enable_adaptive_verification` is on.
+    Where it chooses itself, it chooses one that can. For workers alone: back ends ask
+    what device they are on, and their import may take seconds.
+
+    Returns:
+        Its name; None if there is none.
+    """
+    from vllm.config import set_current_vllm_config
+
+    attention = vllm_config.attention_config
+    speculative = vllm_config.speculative_config
+    asked_for = [attention.backend, *attention.backend_per_kind.values()]
+    if speculative.method != "dspark":
+        # DSpark's head always runs blocks of full length.
+        asked_for.append(speculative.attention_backend)
+    with set_current_vllm_config(vllm_config):
+        for backend in asked_for:
+            if backend is not None and not _follows_device(backend):
+                return str(backend.name)
+    return None
+
+
+def _follows_device(backend: Any) -> bool:
+    try:
+        found = backend.get_class()
+    except (ImportError, OSError, ValueError):
+        return True  # vLLM says better what is missing.
+    return bool(found.supports_device_cpu_query_lens_mismatch())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import TYPE_CHECKING, Any
 
 from policies.batch import EngineLimits
+from policies.cost import StepCost
 from policies.planner import build_planner
-from serving.engine.batch_limits import BatchLimits
+from serving.engine.batch_limits import BatchLimits, RequestPace
 from serving.engine.board import BoardRecorder
 from serving.engine.counters import SpeculationCounters
 from serving.engine.faults import FaultGuard
@@ -15,6 +17,8 @@ from serving.engine.options import read_policy
 from serving.engine.request_classes import RequestClasses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from policies.batch import PolicySpec
     from policies.planner import Planner
     from serving.engine.compat import ModelRunnerOutput, Request, SchedulerOutput
@@ -33,6 +37,7 @@ class PlannerHost:
     _planner: Planner
     _classes: RequestClasses
     _limits: BatchLimits
+    _pace: RequestPace
     _guard: FaultGuard
     # vLLM's scheduler brings these.
     vllm_config: Any
@@ -41,6 +46,8 @@ class PlannerHost:
     waiting: Any
     max_model_len: int
     num_spec_tokens: int
+    get_request_counts: Callable[[], tuple[int, int]]
+    get_kv_cache_usage: Callable[[], float]
 
     def _host_planner(
         self, *, skips_drafter: bool, stops_drafts: bool = False
@@ -68,6 +75,7 @@ class PlannerHost:
         )
         self._classes = RequestClasses.read(self.vllm_config)
         self._limits = BatchLimits(self)
+        self._pace = RequestPace()
         self.counters = SpeculationCounters(
             policy=spec.name,
             method=speculative.method,
@@ -78,9 +86,25 @@ class PlannerHost:
         return spec
 
     def snapshot(self) -> dict[str, Any]:
-        """Return counters and the planner's gauges as plain values."""
-        report = self._guard.ask(self._planner.report) or {}
-        return {**self.counters.snapshot(), "planner": report}
+        """Return counters, the queue and the planner's gauges as plain values."""
+        num_running, num_waiting = self.get_request_counts()
+        report = self._guard.ask(self._report, num_running) or {}
+        return {
+            **self.counters.snapshot(),
+            "num_running": num_running,
+            "num_waiting": num_waiting,
+            "kv_cache_usage": float(self.get_kv_cache_usage()),
+            "planner": report,
+        }
+
+    def _report(self, num_running: int) -> dict[str, float]:
+        report = self._planner.report()
+        cost = getattr(self._planner, "cost", None)
+        if isinstance(cost, StepCost):
+            # Where nothing is verified, the pass runs over a token of each request.
+            first_ms = cost.draft_first.at(max(1, num_running))
+            report = report | {"warm_depth0_ms": first_ms}
+        return report
 
     def export_state(self) -> dict[str, Any]:
         """Return what the planner learnt, for a new replica to start from."""
@@ -97,12 +121,23 @@ class PlannerHost:
         self._planner = planner
 
     def _plan_batch(self) -> None:
-        if not self._limits.is_needed():
-            self._limits.apply(None, 0)
-            return
-        load = self._limits.measure_load()
-        plan = self._guard.ask(self._planner.plan_batch, load)
-        self._limits.apply(plan, load.num_decode_tokens)
+        """Set the limits of the coming step; vLLM's own where nothing asks for less."""
+        num_decodes = sum(not request.is_prefill_chunk for request in self.running)
+        self._pace.note(self.counters.num_accepted_tokens, num_decodes)
+        if not (self._limits.is_needed() and self._guard.ask(self._limit_batch)):
+            self._limits.lift()
+
+    def _limit_batch(self) -> bool:
+        target_ms = self._classes.tightest_target_ms(self.running)
+        if target_ms is not None:
+            # A target is per token; a step brings a request more than one.
+            target_ms *= max(1.0, self._pace.tokens_per_step)
+        load = self._limits.measure_load(target_ms)
+        plan = self._planner.plan_batch(load)
+        if plan is None:
+            return False
+        self._limits.apply(plan, load)
+        return True
 
     def _choose_depth(self, num_reqs: int) -> int | None:
         """Ask for the next depth, within the engine's; None if the planner fails."""
@@ -114,6 +149,10 @@ class PlannerHost:
             )
         )
         return None if depth is None else max(0, min(depth, self.num_spec_tokens))
+
+    def _count_planning(self, started_s: float) -> None:
+        """Count the time since then as time spent on planning."""
+        self.counters.planning_seconds_total += time.perf_counter() - started_s
 
     def _count_context(self) -> int:
         return sum(request.num_computed_tokens for request in self.running)
@@ -148,8 +187,11 @@ class PlannerHost:
         )
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        started_s = time.perf_counter()
         self._guard.ask(self._planner.forget, request.request_id)
+        self._classes.forget(request.request_id)
         self._limits.note_finished(request)
+        self._count_planning(started_s)
         return super()._free_request(  # type: ignore[misc]  # vLLM's scheduler follows
             request, *args, **kwargs
         )

@@ -10,12 +10,12 @@ import torch
 from vllm.logger import init_logger
 
 from policies.cost import CostProfile
-from serving.engine.compat import SpecDecodeBaseProposer
+from serving.engine.compat_cpu import SpecDecodeBaseProposer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from serving.engine.compat import GPUModelRunner
+    from serving.engine.compat_cpu import GPUModelRunner
 
 logger = init_logger(__name__)
 

@@ -46,6 +46,8 @@ class RequestClasses:
 
     by_name: Mapping[str, RequestClass] = field(default_factory=dict)
     by_priority: Mapping[int, RequestClass] = field(default_factory=dict)
+    # Looking a class up costs ten times what finding it here does, four times a step.
+    _found: dict[str, RequestClass] = field(default_factory=dict, compare=False)
 
     @classmethod
     def read(cls, vllm_config: VllmConfig) -> RequestClasses:
@@ -73,6 +75,16 @@ class RequestClasses:
 
     def of(self, request: Request) -> RequestClass:
         """Return a request's class: by name, else by priority, else the default."""
+        found = self._found.get(request.request_id)
+        if found is None:
+            found = self._found[request.request_id] = self._find(request)
+        return found
+
+    def forget(self, req_id: str) -> None:
+        """Drop what is kept about a request that has ended."""
+        self._found.pop(req_id, None)
+
+    def _find(self, request: Request) -> RequestClass:
         params = request.sampling_params
         named = (params.extra_args or {}).get(REQUEST_CLASS_XARG) if params else None
         if isinstance(named, str) and named in self.by_name:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serving.engine.cold_drafter import ColdDrafter
-from serving.engine.compat import GPUModelRunner, SpecDecodeBaseProposer
+from serving.engine.compat_cpu import GPUModelRunner, SpecDecodeBaseProposer
 from serving.engine.drafts import WorkerTimes
 from serving.engine.options import find_stop_token_ids
 from serving.engine.plain_steps import PlainSteps
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.stopping import DraftStop, DraftWatch, FewRowsWatch
-    from serving.engine.compat import (
+    from serving.engine.compat import SchedulerOutput
+    from serving.engine.compat_cpu import (
         CommonAttentionMetadata,
         SamplingMetadata,
-        SchedulerOutput,
         SpecDecodeMetadata,
     )
 

@@ -18,6 +18,7 @@ from serving.engine.plain_verification import (
     NO_CONFIDENCE,
     drafts_in_one_pass,
     find_plain_reason,
+    find_unfit_backend,
 )
 from serving.engine.speculators_v2 import adopt_speculator, use_raw_confidence
 from serving.engine.step_messages import (
@@ -125,7 +126,7 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
                 reader=DeviceReader(self.device) if self._reports() else None,
             )
         elif self._plain_reason is None:
-            self._plain_reason = find_plain_reason(self.vllm_config) or NO_CONFIDENCE
+            self._plain_reason = self._explain_plain()
 
     def execute_model(
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
@@ -180,6 +181,13 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
         if drafts_in_one_pass(self.vllm_config):
             return 1
         return max(1, int(self.num_speculative_steps))
+
+    def _explain_plain(self) -> str:
+        """Find out again why the worker has not switched trimming on."""
+        reason = find_plain_reason(self.vllm_config)
+        if reason is None and find_unfit_backend(self.vllm_config) is not None:
+            reason = ATTENTION_BACKEND
+        return reason or NO_CONFIDENCE
 
     def _go_plain(self, reason: str, message: str) -> None:
         """Switch adaptive verification off everywhere upstream has noted it."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+    from vllm import SamplingParams
 
     from policies.stopping import DraftStop
     from serving.engine.compat import (
@@ -55,6 +56,24 @@ class _PendingDraft:
 
     confidence: NDArray[np.float64] | None
     row: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DraftRoom:
+    """What can limit a request's drafts; found once, looked at in every step.
+
+    Attributes:
+        params: The request's, which change if it is continued.
+        opted_out: The request wants no speculation.
+        num_tokens: Up to this many tokens, prompt and output, the deepest draft is
+            within all limits; -1 where each step has to look.
+        stop_token_ids: That end it.
+    """
+
+    params: SamplingParams | None
+    opted_out: bool
+    num_tokens: int
+    stop_token_ids: frozenset[int | None]
 
 
 class TetrisScheduler(PlannerHost, Scheduler):
@@ -91,6 +110,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self._policy_selected = False
         self._drafter_limit = self._find_drafter_limit()
         self._pending: dict[str, _PendingDraft] = {}
+        self._rooms: dict[str, _DraftRoom] = {}
 
     # The engine core calls these in turn: update_draft_token_ids, schedule,
     # (the model runs), update_from_output.
@@ -98,6 +118,11 @@ class TetrisScheduler(PlannerHost, Scheduler):
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Attach new drafts to their requests and keep their confidences."""
         super().update_draft_token_ids(draft_token_ids)
+        started_s = time.perf_counter()
+        self._take_drafts(draft_token_ids)
+        self._count_planning(started_s)
+
+    def _take_drafts(self, draft_token_ids: DraftTokenIds) -> None:
         skipped = False
         if isinstance(draft_token_ids, ScoredDraftTokenIds):
             skipped = draft_token_ids.drafter_skipped
@@ -108,22 +133,37 @@ class TetrisScheduler(PlannerHost, Scheduler):
             self._clock.discard()
         depth = max(map(len, draft_token_ids.draft_token_ids), default=0)
         self.counters.draft_depth = depth
-        if depth == 0:
-            return
-        confidence = None if skipped else self._read_confidence(draft_token_ids, depth)
+        confidence = None
+        if depth > 0 and not skipped:
+            confidence = self._read_confidence(draft_token_ids, depth)
+        num_drafting = num_proposed = num_offered = 0
         for row, req_id in enumerate(draft_token_ids.req_ids):
             request = self.requests.get(req_id)
             if request is None or request.is_finished() or request.is_prefill_chunk:
                 continue
-            num_proposed = len(draft_token_ids.draft_token_ids[row])
-            self.counters.num_proposed_tokens += num_proposed
-            num_valid = len(request.spec_token_ids)
-            self._count_cut("grammar", num_proposed - num_valid)
-            num_usable, reason = self._limit_drafts(request, num_valid, skipped)
-            if num_usable < num_valid:
-                self._count_cut(reason, num_valid - num_usable)
-                request.spec_token_ids = request.spec_token_ids[:num_usable]
+            room = self._find_room(request)
+            num_drafting += not room.opted_out
+            if depth == 0:
+                continue
+            drafts = request.spec_token_ids
+            num_valid = len(drafts)
+            num_proposed += len(draft_token_ids.draft_token_ids[row])
+            num_offered += num_valid
+            if (
+                skipped
+                or request.num_tokens > room.num_tokens
+                or not room.stop_token_ids.isdisjoint(drafts)
+            ):
+                num_usable, reason = self._limit_drafts(request, num_valid, skipped)
+                if num_usable < num_valid:
+                    self._count_cut(reason, num_valid - num_usable)
+                    request.spec_token_ids = drafts[:num_usable]
             self._pending[req_id] = _PendingDraft(confidence, row)
+        self.counters.num_proposed_tokens += num_proposed
+        self._count_cut("grammar", num_proposed - num_offered)
+        if self._method in _CONFIDENCE_METHODS:
+            # What a deeper draft would have had.
+            self._count_cut("depth", (self.num_spec_tokens - depth) * num_drafting)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
@@ -134,10 +174,13 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self._select()
         self._plan_batch()
         offered = [(r, len(r.spec_token_ids)) for r in self.running if r.spec_token_ids]
+        self._count_planning(now_s)
         output = super().schedule(*args, **kwargs)
+        started_s = time.perf_counter()
         self._count_dropped(offered, output)
         self._set_depth(output)
         self._clock.start(now_s, output, self._count_context())
+        self._count_planning(started_s)
         return output
 
     def update_from_output(
@@ -146,7 +189,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
         model_runner_output: ModelRunnerOutput,
     ) -> dict[int, EngineCoreOutputs]:
         """Learn from raw sampled tokens, before stop strings or limits cut them."""
+        started_s = time.perf_counter()
         self._observe(scheduler_output, model_runner_output)
+        self._count_planning(started_s)
         if self.board.is_watched:
             self._guard.ask(self._show, scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
@@ -167,6 +212,22 @@ class TetrisScheduler(PlannerHost, Scheduler):
             self._guard.note("confidence_invalid")
             confidence = None
         return confidence
+
+    def _find_room(self, request: Request) -> _DraftRoom:
+        params = request.sampling_params
+        room = self._rooms.get(request.request_id)
+        if room is not None and room.params is params:
+            return room
+        opted_out = params is not None and opts_out(params.extra_args)
+        most = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        # `_limit_drafts` solved for the tokens that leave room for the deepest draft.
+        num_tokens = min(most - 1, self._drafter_limit + 1) - self.num_spec_tokens
+        if opted_out or (params is not None and params.min_tokens > 0):
+            num_tokens = -1
+        stop_token_ids = frozenset(find_stop_token_ids(params))
+        room = _DraftRoom(params, opted_out, num_tokens, stop_token_ids)
+        self._rooms[request.request_id] = room
+        return room
 
     def _limit_drafts(
         self, request: Request, num_drafts: int, skipped: bool
@@ -231,13 +292,16 @@ class TetrisScheduler(PlannerHost, Scheduler):
         return check_selection(self._planner.select(batch), batch)
 
     def _admit(self, requests: list[Request], selection: DraftSelection) -> None:
-        reason = "latency" if selection.limited_by_latency else "budget"
         num_admitted = selection.num_admitted.tolist()
+        num_cut = 0
         for request, num_kept in zip(requests, num_admitted, strict=True):
             num_offered = len(request.spec_token_ids)
             if num_kept < num_offered:
-                self._count_cut(reason, num_offered - num_kept)
+                num_cut += num_offered - num_kept
                 request.spec_token_ids = request.spec_token_ids[:num_kept]
+        num_late = min(num_cut, selection.num_cut_by_latency)
+        self._count_cut("latency", num_late)
+        self._count_cut("probe" if selection.is_probe else "budget", num_cut - num_late)
         counters = self.counters
         counters.last_draft_budget = selection.draft_budget
         counters.draft_budget_total += selection.draft_budget
@@ -294,11 +358,13 @@ class TetrisScheduler(PlannerHost, Scheduler):
     ) -> None:
         """Count admitted drafts that vLLM had no room for, or lost by preempting."""
         scheduled = output.scheduled_spec_decode_tokens
+        preempted = output.preempted_req_ids or ()
         for request, num_offered in offered:
             # Drafts of a request that was only passed over stay with it.
             num_kept = len(request.spec_token_ids)
             num_scheduled = len(scheduled.get(request.request_id, ()))
-            self._count_cut("scheduler", num_offered - num_scheduled - num_kept)
+            reason = "kv" if request.request_id in preempted else "scheduler"
+            self._count_cut(reason, num_offered - num_scheduled - num_kept)
 
     def _learn_timing(self, now_s: float) -> None:
         timing = self._clock.finish(now_s)
@@ -319,7 +385,11 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _ask_stop(self, req_ids: Iterable[str]) -> DraftStop | None:
         requests = [self.requests[req_id] for req_id in req_ids]
-        drafting = [request for request in requests if _can_use_drafts(request)]
+        drafting = [
+            request
+            for request in requests
+            if not (request.is_prefill_chunk or self._find_room(request).opted_out)
+        ]
         return self._planner.draft_stop(
             tuple(request.request_id for request in drafting),
             self._classes.weigh(drafting) if drafting else None,
@@ -345,7 +415,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             req_ids.append(req_id)
             num_verified.append(len(drafts))
             num_accepted.append(len(sampled[row_of[req_id]]) - 1)
-            self.counters.count_verification(num_verified[-1], num_accepted[-1])
+        self.counters.count_verification(num_verified, num_accepted)
         if not self._policy_selected:
             # What the policy knows of these requests is not about these drafts.
             req_ids, num_verified, num_accepted = [], [], []
@@ -360,6 +430,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._pending.pop(request.request_id, None)
+        self._rooms.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
     def _find_drafter_limit(self) -> int:
@@ -379,10 +450,3 @@ def _find_stop(request: Request) -> int:
     if stops.isdisjoint(drafts):
         return len(drafts)
     return 1 + next(i for i, token in enumerate(drafts) if token in stops)
-
-
-def _can_use_drafts(request: Request) -> bool:
-    params = request.sampling_params
-    return not request.is_prefill_chunk and not (
-        params is not None and opts_out(params.extra_args)
-    )

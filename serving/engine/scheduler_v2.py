@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from serving.engine.step_messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from numpy.typing import NDArray
 
     from serving.engine.compat import (
         EngineCoreOutputs,
@@ -34,6 +33,10 @@ if TYPE_CHECKING:
         Request,
         SchedulerOutput,
     )
+
+_NOTHING_LEARNT = VerificationOutcome(
+    num_verified=np.empty(0, dtype=np.int64), num_accepted=np.empty(0, dtype=np.int64)
+)
 
 OFFER_SLACK = 1
 """Drafts offered beyond a request's expected share when offers must be trimmed: the
@@ -72,10 +75,14 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             )
         self._spec = self._host_planner(skips_drafter=False)
         self._plain_reason = find_plain_reason(self.vllm_config)
-        self._confidence = StaleConfidence(self.num_spec_tokens)
+        self._confidence = StaleConfidence(
+            self.num_spec_tokens, self.scheduler_config.max_num_seqs
+        )
         self._loads = StepLoads()
         self._drafter_limit = self._find_drafter_limit()
+        self._safe_until: dict[str, int] = {}
         self._selection: DraftSelection | None = None
+        self._selections: dict[int, DraftSelection] = {}
         self._step_id = 0
         self._num_in_flight = 0
         self._after_idle = True
@@ -85,10 +92,14 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Size the budget, then schedule as vLLM does."""
+        started_s = time.perf_counter()
         self._drop_useless_drafts()
-        self._after_idle = self._num_in_flight == 0
+        # Behind the last requests of a batch, a step that emits nothing any more may
+        # stay in flight until the next batch comes.
+        self._after_idle = self._num_in_flight == 0 or not self.running
         self._selection = self._select()
         self._plan_batch()
+        self._count_planning(started_s)
         return super().schedule(*args, **kwargs)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -97,9 +108,11 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         vLLM sizes the placeholders of the next step's drafts by the depth set here.
         """
         if scheduler_output.total_num_scheduled_tokens > 0:
+            started_s = time.perf_counter()
             self._num_in_flight += 1
             self._set_depth(scheduler_output)
             self._give_order(scheduler_output)
+            self._count_planning(started_s)
         super()._update_after_schedule(scheduler_output)
         self._count_proposed(scheduler_output)
 
@@ -110,8 +123,10 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """Learn from raw sampled tokens, before stop strings or limits cut them."""
         if scheduler_output.total_num_scheduled_tokens > 0:
+            started_s = time.perf_counter()
             self._num_in_flight -= 1
             self._learn(scheduler_output, model_runner_output)
+            self._count_planning(started_s)
             if self.board.is_watched:
                 self._guard.ask(
                     self._show_drafts, scheduler_output, model_runner_output
@@ -126,7 +141,14 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
 
     def _drop_useless_drafts(self) -> None:
         """Drop placeholders past a request's end, and of requests that opted out."""
+        safe_until = self._safe_until
         for request in self.running:
+            safe = safe_until.get(request.request_id)
+            if safe is None:
+                safe = self._find_safe_length(request)
+                safe_until[request.request_id] = safe
+            if request.num_tokens <= safe:
+                continue
             num_drafts = len(request.spec_token_ids)
             if not num_drafts:
                 continue
@@ -135,6 +157,18 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 self._count_cut(reason, num_drafts - num_usable)
                 # A new list: vLLM shares one between all requests.
                 request.spec_token_ids = request.spec_token_ids[:num_usable]
+
+    def _find_safe_length(self, request: Request) -> int:
+        """Return the tokens up to which all of a request's drafts are of use.
+
+        Worked out once: looking at every request in every step takes long in a large
+        batch, and only the end of a request is in question.
+        """
+        params = request.sampling_params
+        if params is not None and opts_out(params.extra_args):
+            return -1
+        end = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        return int(min(end - 2, self._drafter_limit) - self.num_spec_tokens)
 
     def _limit_drafts(self, request: Request, num_drafts: int) -> tuple[int, str]:
         """Return how many drafts can be of any use and why the others are not.
@@ -247,13 +281,17 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         self.counters.draft_depth = output.num_spec_tokens_to_schedule
 
     def _count_proposed(self, output: SchedulerOutput) -> None:
-        """Count what this step will draft: nothing for prompts that go on."""
+        """Count what this step will draft and what not; prompts that go on do neither.
+
+        What requests that opted out, or end, cannot use is counted when it is dropped.
+        """
         num_drafting = sum(
             not self.requests[req_id].is_prefill_chunk
             for req_id in output.num_scheduled_tokens
         )
         depth = output.num_spec_tokens_to_schedule
         self.counters.num_proposed_tokens += depth * num_drafting
+        self._count_cut("depth", (self.num_spec_tokens - depth) * num_drafting)
 
     def _give_order(self, output: SchedulerOutput) -> None:
         """Attach the budget, and how to rank, to what was scheduled."""
@@ -265,6 +303,8 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             if not math.isnan(selection.expected_accepted):
                 self.counters.num_expected_accepted += selection.expected_accepted
         self._step_id += 1
+        if selection is not None:
+            self._selections[self._step_id] = selection
         req_ids = tuple(output.num_scheduled_tokens)
         scale, weights = None, None
         if draft_budget < num_drafts:
@@ -313,43 +353,73 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         """Count what became of the drafts of a step, and learn from it."""
         self.counters.num_steps += 1
         verification = None if report is None else report.verification
-        row_of = {} if verification is None else _rows(verification.req_ids)
         invalid = scheduler_output.num_invalid_spec_tokens or {}
-        rows: list[int] = []
-        lengths: list[int] = []
-        accepted: list[int] = []
-        for req_id, num_drafts, num_accepted in _outcomes(
+        req_ids, num_drafts, num_accepted = _outcomes(
             scheduler_output, model_runner_output
-        ):
-            num_verified = num_drafts
-            row = row_of.get(req_id)
-            if verification is not None and row is not None:
-                num_verified = int(verification.num_admitted[row])
-                # A request that has ended was forgotten, though a step was in flight.
-                is_known = req_id in self.requests
-                if is_known:
-                    confidence = verification.confidence[row, :num_drafts]
-                    self._confidence.note(req_id, confidence.astype(np.float64))
-                # A draft that a grammar forbade says nothing about the drafter.
-                if is_known and req_id not in invalid:
-                    rows.append(row)
-                    lengths.append(num_verified)
-                    accepted.append(num_accepted)
-            if num_verified:
-                self.counters.count_verification(num_verified, num_accepted)
-            self._count_cut("budget", num_drafts - num_verified)
-            self._count_cut("grammar", min(invalid.get(req_id, 0), num_verified))
-        outcome = VerificationOutcome(
-            num_verified=np.array(lengths, dtype=np.int64),
-            num_accepted=np.array(accepted, dtype=np.int64),
         )
-        if verification is not None:
-            outcome = replace(
-                outcome,
-                req_ids=tuple(verification.req_ids[row] for row in rows),
-                confidence=verification.confidence[rows].astype(np.float64),
+        num_verified = num_drafts
+        outcome = _NOTHING_LEARNT
+        if verification is not None and req_ids:
+            row_of = {req_id: row for row, req_id in enumerate(verification.req_ids)}
+            rows = np.array([row_of.get(r, -1) for r in req_ids], dtype=np.int64)
+            is_reported = rows >= 0
+            num_verified = np.where(
+                is_reported, verification.num_admitted[rows], num_drafts
             )
+            # A request that has ended was forgotten, though a step was in flight.
+            is_known = [req_id in self.requests for req_id in req_ids]
+            known = np.flatnonzero(is_reported & is_known)
+            self._confidence.note(
+                [req_ids[index] for index in known],
+                verification.confidence[rows[known]],
+                num_drafts[known],
+            )
+            if invalid:
+                # A draft that a grammar forbade says nothing about the drafter.
+                known = np.array([i for i in known if req_ids[i] not in invalid], int)
+            outcome = VerificationOutcome(
+                num_verified=num_verified[known],
+                num_accepted=num_accepted[known],
+                req_ids=tuple(req_ids[index] for index in known),
+                confidence=verification.confidence[rows[known]].astype(np.float64),
+            )
+        self._count_outcomes(num_verified, num_accepted)
+        self._count_left_out(scheduler_output, int((num_drafts - num_verified).sum()))
+        for index, req_id in enumerate(req_ids if invalid else ()):
+            num_invalid = min(invalid.get(req_id, 0), int(num_verified[index]))
+            self._count_cut("grammar", num_invalid)
         self._guard.ask(self._planner.observe, outcome)
+
+    def _count_left_out(self, scheduler_output: SchedulerOutput, num_cut: int) -> None:
+        """Count what the device left out, for the reason that its budget had."""
+        order: VerificationOrder | None = getattr(
+            scheduler_output, ORDER_ATTRIBUTE, None
+        )
+        selection = None
+        if order is not None:
+            selection = self._selections.pop(order.step_id, None)
+        if selection is None:
+            self._count_cut("budget", num_cut)
+            return
+        num_late = min(num_cut, selection.num_cut_by_latency)
+        self._count_cut("latency", num_late)
+        self._count_cut("probe" if selection.is_probe else "budget", num_cut - num_late)
+
+    def _count_outcomes(
+        self, num_verified: NDArray[np.int64], num_accepted: NDArray[np.int64]
+    ) -> None:
+        """Count the verified blocks of a step, as `count_verification` counts one."""
+        counters = self.counters
+        counters.num_drafts += int(np.count_nonzero(num_verified))
+        counters.num_verified_tokens += int(num_verified.sum())
+        counters.num_accepted_tokens += int(num_accepted.sum())
+        for position in range(int(num_verified.max(initial=0))):
+            counters.num_verified_tokens_per_pos[position] += int(
+                np.count_nonzero(num_verified > position)
+            )
+            counters.num_accepted_tokens_per_pos[position] += int(
+                np.count_nonzero(num_accepted > position)
+            )
 
     def _show_drafts(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -372,6 +442,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._confidence.forget(request.request_id)
+        self._safe_until.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
     def _find_drafter_limit(self) -> int:
@@ -380,17 +451,16 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         return min(int(limit), self.max_model_len)
 
 
-def _rows(req_ids: tuple[str, ...]) -> dict[str, int]:
-    return {req_id: row for row, req_id in enumerate(req_ids)}
-
-
 def _outcomes(
     scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-) -> Iterator[tuple[str, int, int]]:
-    """Yield request, drafts scheduled and drafts accepted, where there were any."""
+) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
+    """Return requests, drafts scheduled and drafts accepted, where there were any."""
     sampled = model_runner_output.sampled_token_ids
     index_of = model_runner_output.req_id_to_index
-    for req_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
-        token_ids = sampled[index_of[req_id]]
-        if drafts and token_ids:
-            yield req_id, len(drafts), len(token_ids) - 1
+    found = [
+        (req_id, len(drafts), len(token_ids) - 1)
+        for req_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items()
+        if drafts and (token_ids := sampled[index_of[req_id]])
+    ]
+    counts = np.array([one[1:] for one in found], dtype=np.int64).reshape(-1, 2)
+    return [one[0] for one in found], counts[:, 0], counts[:, 1]

@@ -61,6 +61,11 @@ class StepClock:
         """Drop the running step: the engine is about to sleep."""
         self._step = None
 
+    def skip(self, paused_s: float) -> None:
+        """Leave a pause of the whole engine out of the running step."""
+        if self._step is not None:
+            self._step.start_s += paused_s
+
     def finish(self, now_s: float) -> StepTiming | None:
         """Close the running step at the start of the next one.
 

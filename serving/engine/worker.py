@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from serving.engine.compat import CPUWorker
+from serving.engine.compat_cpu import CPUWorker
 from serving.engine.cpu_kernels import repair_kernels
 from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.profile import profile_passes

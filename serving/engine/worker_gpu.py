@@ -7,7 +7,11 @@ from typing import Any
 from vllm.logger import init_logger
 
 from serving.engine.compat import GPUWorker
-from serving.engine.plain_verification import find_plain_reason
+from serving.engine.plain_verification import (
+    ATTENTION_BACKEND,
+    find_plain_reason,
+    find_unfit_backend,
+)
 
 logger = init_logger(__name__)
 
@@ -25,6 +29,14 @@ class TetrisGPUWorker(GPUWorker):
                 "VLLM_USE_V2_MODEL_RUNNER=0 or the feature that asked for V1."
             )
             return super()._make_model_runner()
+        unfit = find_unfit_backend(self.vllm_config) if reason is None else None
+        if unfit is not None:
+            reason = ATTENTION_BACKEND
+            logger.warning(
+                "The attention back end %s plans by lengths that only the device will "
+                "know: ask for another, or for none, to have drafts left out.",
+                unfit,
+            )
         if reason is not None:
             logger.warning(
                 "Verifying all drafts, at a constant depth: vLLM cannot leave any out "

@@ -14,7 +14,7 @@ from serving.engine.worker import TetrisCPUWorker
 if TYPE_CHECKING:
     import torch
 
-    from serving.engine.compat import SamplingMetadata
+    from serving.engine.compat_cpu import SamplingMetadata
 
 
 class DrawnTokenDrafter(ConfidenceDrafter):

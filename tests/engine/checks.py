@@ -172,10 +172,10 @@ def check_counters(counters: SpeculationCounters) -> None:
     """Assert what must hold between the counters of an engine without faults.
 
     Proposed drafts are verified or cut for a reason; what is left belongs to requests
-    that ended or were preempted before their drafts came up.
+    that ended before their drafts came up.
     """
     assert counters.num_fallbacks == {}
-    num_cut = sum(counters.num_cut_tokens.values())
+    num_cut = counters.num_cut_tokens.total() - counters.num_cut_tokens["depth"]
     assert counters.num_proposed_tokens >= counters.num_verified_tokens + num_cut
     assert counters.num_verified_tokens >= counters.num_accepted_tokens
     assert counters.draft_budget_total >= counters.draft_budget_used_total

@@ -19,24 +19,29 @@ class DeafFeedback(DraftFeedback):
         """Teach nothing."""
 
 
-def make_up_costs(engine: Engine) -> None:
+def make_up_costs(
+    engine: Engine,
+    draft_ms: tuple[float, float] = (0.4, 4.0),
+    target_ms: tuple[float, float] = (60.3, 140.0),
+) -> None:
     """Let a planner believe in a target slow enough for drafts to pay.
 
-    Everything but the prices is real.
+    Everything but the prices is real: what a pass of drafter and target takes for 1 and
+    for 256 tokens.
     """
     cost = engine.scheduler._planner.cost
-    cost.fit_profile(CostProfile((1, 256), (60.3, 140.0), (0.4, 4.0)))
+    cost.fit_profile(CostProfile((1, 256), target_ms, draft_ms))
     # Neither the start-up profile nor measured steps change them any more.
     cost.import_state(cost.export_state())
     engine.scheduler._learn_timing = lambda _now_s: None
 
 
-def make_up_beliefs(engine: Engine) -> None:
+def make_up_beliefs(engine: Engine, draft_ms: tuple[float, float] = (0.4, 4.0)) -> None:
     """Keep a planner's prices, and its belief in the drafter, where they started.
 
     A draft equal to the target is never rejected; once that is learnt, whatever is
     drafted is verified, and there is no selection to test.
     """
-    make_up_costs(engine)
+    make_up_costs(engine, draft_ms)
     planner = engine.scheduler._planner
     planner._feedback = DeafFeedback(planner.max_depth)

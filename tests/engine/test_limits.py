@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -311,3 +312,44 @@ def test_the_end_of_the_targets_context_wastes_no_budget(
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(prompt) + len(output.outputs[0].token_ids) == LIMIT
         assert output.outputs[0].finish_reason == "length"
+
+
+def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
+    """Far from every limit a request's drafts pass at once."""
+    from vllm import SamplingParams
+
+    from serving.engine.scheduler import TetrisScheduler
+
+    num_passed = 0
+    cases = itertools.product((0, 1, 9), (None, [7]), (12, 40), (16, 30, 64), (20, 64))
+    for min_tokens, stops, max_tokens, drafter_limit, max_model_len in cases:
+        params = SamplingParams(
+            max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stops
+        )
+        scheduler: Any = SimpleNamespace(
+            _rooms={},
+            max_model_len=max_model_len,
+            num_spec_tokens=DEPTH,
+            _drafter_limit=drafter_limit,
+        )
+        for num_output in range(1, max_tokens):
+            request: Any = SimpleNamespace(
+                request_id="it",
+                sampling_params=params,
+                num_prompt_tokens=10,
+                max_tokens=max_tokens,
+                num_output_tokens=num_output,
+                num_tokens=10 + num_output,
+                spec_token_ids=[5] * DEPTH,
+            )
+            room = TetrisScheduler._find_room(scheduler, request)
+            num_usable, _ = TetrisScheduler._limit_drafts(
+                scheduler, request, DEPTH, False
+            )
+            if request.num_tokens <= room.num_tokens:
+                num_passed += 1
+                assert num_usable == DEPTH
+            elif min_tokens == 0:
+                # One token more than fits, and it is looked at.
+                assert num_usable < DEPTH
+    assert num_passed > 50

@@ -68,6 +68,7 @@ TETRIS = {"policy": "tetris", "draft_tokens": 1, "extra_draft_tokens": 1}
 DEEP_TETRIS = {"policy": "tetris", "draft_tokens": 1, "extra_draft_tokens": 2}
 GOODPUT = {"policy": "goodput", "draft_tokens": 3}
 DYNAMIC = {"policy": "dynamic", "draft_tokens": 3}
+CHEAP_PASS_MS = (0.02, 0.1)
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,19 @@ def spy_on_blocks(engine: Engine, groups: dict[str, Group]) -> dict[str, list[Bl
     scheduler.schedule = spying_schedule
     runner.rejection_sampler.register_forward_pre_hook(note_draft_probs)
     return blocks
+
+
+def cheapen_passes(engine: Engine) -> None:
+    """Make up prices at which a third drafter pass pays for some batches.
+
+    A drafter that is often wrong needs cheap verification for that.
+    """
+    make_up_costs(engine, CHEAP_PASS_MS, target_ms=(60.3, 100.0))
+
+
+def believe_in_passes(engine: Engine) -> None:
+    """Make passes as cheap, and keep the belief in the drafter."""
+    make_up_beliefs(engine, CHEAP_PASS_MS)
 
 
 def assert_draft_probs_arrived(blocks: list[Block], *, one_hot: bool = False) -> None:
@@ -385,7 +399,7 @@ def test_other_depths_with_sampled_drafts_follow_the_targets_law(
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pair", "prepare"), [("perfect", make_up_beliefs), ("noisy", make_up_costs)]
+    ("pair", "prepare"), [("perfect", believe_in_passes), ("noisy", cheapen_passes)]
 )
 def test_goodput_with_sampled_drafts_follows_the_targets_law(
     pair: str,
@@ -399,7 +413,7 @@ def test_goodput_with_sampled_drafts_follows_the_targets_law(
 
     for name in FREE_GROUPS:
         assert_draft_probs_arrived(sampled.blocks[name])
-    assert sampled.counters["num_cut_tokens"]["budget"] > NUM_SAMPLES // 2
+    assert sampled.counters["num_cut_tokens"]["budget"] > NUM_SAMPLES // 4
     assert_drafts_end_early(sampled)
     assert judge(sampled, FREE_GROUPS) > ACCEPTED_ABOVE
 
@@ -414,12 +428,12 @@ def test_goodput_by_the_drawn_tokens_probability_is_rejected(
         pairs["perfect"],
         FREE_GROUPS,
         drafts="probabilistic",
-        prepare=make_up_beliefs,
+        prepare=believe_in_passes,
         worker_cls=PAPERS_RULE,
         **GOODPUT,
     )
 
-    assert sampled.counters["num_cut_tokens"]["budget"] > NUM_SAMPLES // 2
+    assert sampled.counters["num_cut_tokens"]["budget"] > NUM_SAMPLES // 4
     assert_drafts_end_early(sampled)
     assert judge(sampled, FREE_GROUPS) < REJECTED_BELOW
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -193,14 +194,68 @@ def test_any_other_vllm_is_named_together_with_what_to_install(
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize("module", ["compat", "compat_cpu"])
 def test_nothing_private_of_another_vllm_is_imported(
-    monkeypatch: pytest.MonkeyPatch,
+    module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import runpy
 
+    importlib.import_module("serving.engine.compat")
     install(monkeypatch, {"vllm": "0.31.1"})
     with pytest.raises(ImportError, match=r"needs vllm .* found 0\.31\.1"):
-        runpy.run_module("serving.engine.compat")
+        runpy.run_module(f"serving.engine.{module}")
+
+
+ON_A_GPU = """
+import sys, torch
+stream, pin_memory = torch.cuda.Stream, torch.Tensor.pin_memory
+from serving import plugin
+plugin.register()
+from serving.engine import compat, runner_v2, scheduler, scheduler_v2, worker_gpu
+plugin.register()
+from vllm.utils import torch_utils
+assert "vllm.v1.worker.cpu.shm" not in sys.modules, "the CPU worker's patches"
+assert "vllm.v1.worker.cpu_worker" not in sys.modules
+assert torch.cuda.Stream is stream and stream.__module__.startswith("torch")
+assert torch.cuda.Event.__module__.startswith("torch")
+assert torch.Tensor.pin_memory is pin_memory
+assert torch_utils.async_tensor_h2d.__module__ == "vllm.utils.torch_utils"
+"""
+
+ON_THE_CPU = """
+import sys
+from serving import plugin
+plugin.register()
+import serving.engine.scheduler
+early = [name for name in sys.modules if name.startswith("vllm.v1.worker.gpu")]
+assert not early, early
+import serving.engine.worker
+from vllm.v1.sample import rejection_sampler, thinking_budget_state
+from vllm.v1.spec_decode import llm_base_proposer
+from vllm.v1.worker import gpu_model_runner
+for module in (
+    gpu_model_runner, llm_base_proposer, rejection_sampler, thinking_budget_state
+):
+    name = module.async_tensor_h2d.__module__
+    assert name == "vllm.v1.worker.cpu.shm", (module, name)
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [ON_A_GPU, ON_THE_CPU], ids=["gpu", "cpu"])
+def test_only_the_cpu_worker_replaces_parts_of_torch_and_it_does_so_first(
+    program: str,
+) -> None:
+    """In a process of its own: what is replaced once stays so."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

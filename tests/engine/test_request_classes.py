@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from serving.engine.request_classes import RequestClasses
-from tests.engine.checks import draw_prompt
+from tests.engine.checks import complete, draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import run_engine
+from tests.engine.made_up import make_up_costs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,8 +30,12 @@ def read(classes: Any) -> RequestClasses:
     )
 
 
+NEXT_ID = count()
+
+
 def make_request(priority: int = 0, **extra_args: Any) -> Any:
     return SimpleNamespace(
+        request_id=str(next(NEXT_ID)),
         priority=priority,
         sampling_params=SimpleNamespace(extra_args=extra_args or None),
     )
@@ -67,6 +73,16 @@ def test_requests_of_different_classes_are_told_apart() -> None:
     np.testing.assert_array_equal(classes.weigh(requests), [4.0, 2.0, 0.5])
     np.testing.assert_array_equal(classes.targets_ms(requests), [30.0, np.inf, np.inf])
     assert classes.tightest_target_ms(requests) == 30.0
+
+
+def test_a_class_is_looked_up_once_and_forgotten_with_its_request() -> None:
+    classes, request = read(CLASSES), make_request(10)
+    assert classes.of(request).weight == 0.5
+    request.priority = -1
+    assert classes.of(request).weight == 0.5
+    classes.forget(request.request_id)
+    classes.forget("was never asked about")
+    assert classes.of(request).weight == 4.0
 
 
 @pytest.mark.parametrize(
@@ -134,3 +150,54 @@ def test_classes_reach_the_planner_by_name_and_by_priority(
     bound = [b for b in batches if b.latency_targets_ms is not None]
     assert {float(b.latency_targets_ms.min()) for b in bound} == {30.0}
     assert 30.0 in targets
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_weights_and_latency_targets_leave_the_output_alone(
+    tiny_pair: tuple[Path, Path],
+) -> None:
+    prompts = draw_prompts(24)
+    params = [
+        greedy(
+            16 + 2 * n,
+            extra_args={"request_class": ("interactive", "batch", "default")[n % 3]},
+        )
+        for n in range(len(prompts))
+    ]
+    with run_engine(tiny_pair[0]) as plain:
+        expected = [o.outputs[0].token_ids for o in complete(plain, prompts, params)]
+    with run_engine(
+        *tiny_pair, policy="goodput", draft_tokens=4, classes=CLASSES
+    ) as engine:
+        # A step takes 60 ms and more: within 30 ms a token only with its own drafts.
+        make_up_costs(engine)
+        planner = engine.scheduler._planner
+        loads, select_batches = [], []
+
+        class Spy:
+            """The planner, overheard."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(planner, name)
+
+            def plan_batch(self, load: Any) -> Any:
+                loads.append(load)
+                return planner.plan_batch(load)
+
+            def select(self, batch: Any) -> Any:
+                select_batches.append(batch)
+                return planner.select(batch)
+
+        engine.scheduler._planner = Spy()
+        outputs = [o.outputs[0].token_ids for o in complete(engine, prompts, params)]
+        counters = engine.scheduler.counters
+        assert counters.num_fallbacks == {}
+        assert 0 < counters.num_accepted_tokens < counters.num_verified_tokens
+    assert outputs == expected
+    assert any(batch.weights is not None for batch in select_batches)
+    assert any(batch.latency_targets_ms is not None for batch in select_batches)
+    # Per step, in which a request gets more than a token.
+    targets_ms = {load.latency_target_ms for load in loads} - {None}
+    assert min(targets_ms) >= 30.0
+    assert max(targets_ms) > 31.0

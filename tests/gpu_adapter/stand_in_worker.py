@@ -32,6 +32,7 @@ class StandInStep:
     num_tokens: int
     num_prefill_tokens: int
     depth: int
+    num_drafting: int
     order: Any
 
 
@@ -126,6 +127,7 @@ class StandInWorker:
                 total,
                 sum(n for r, n in num_tokens.items() if n > 1 + len(drafts.get(r, ()))),
                 depth,
+                sum(map(bool, sampled)),
                 order,
             )
         )

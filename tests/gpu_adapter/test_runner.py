@@ -22,7 +22,7 @@ from serving.engine.compat import (
     TargetDependentARSpeculator,
 )
 from serving.engine.device_clock import DeviceClock
-from serving.engine.plain_verification import find_plain_reason
+from serving.engine.plain_verification import find_plain_reason, find_unfit_backend
 from serving.engine.runner_v2 import TetrisGPUModelRunner
 from serving.engine.speculators_v2 import (
     PacedStandalone,
@@ -141,6 +141,7 @@ def test_a_runner_without_upstreams_manager_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner_v2, "find_plain_reason", lambda _: reason)
+    monkeypatch.setattr(runner_v2, "find_unfit_backend", lambda _: None)
     runner.speculative_config.enable_adaptive_verification = False
     make_kv_cache(runner, monkeypatch, [])
     runner.execute_model(schedule(VerificationOrder(1, 0)))
@@ -334,8 +335,80 @@ def config(**changes: Any) -> Any:
             method=changes.get("method", "eagle3"),
             use_local_argmax_reduction=changes.get("argmax", False),
             enable_adaptive_verification=False,
+            attention_backend=changes.get("draft_backend"),
+        ),
+        attention_config=SimpleNamespace(
+            backend=changes.get("backend"),
+            backend_per_kind=changes.get("per_kind", {}),
         ),
     )
+
+
+def backend(*, follows_device: bool | None) -> Any:
+    """Stand in for a name of an attention back end; None cannot be imported."""
+
+    def get_class() -> Any:
+        if follows_device is None:
+            raise ImportError("not installed")
+        return SimpleNamespace(
+            supports_device_cpu_query_lens_mismatch=lambda: follows_device
+        )
+
+    return SimpleNamespace(name="X", get_class=get_class)
+
+
+UNFIT, FIT = backend(follows_device=False), backend(follows_device=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, None),
+        ({"backend": FIT}, None),
+        ({"backend": backend(follows_device=None)}, None),
+        ({"backend": UNFIT}, "X"),
+        ({"backend": FIT, "per_kind": {"sliding_window": UNFIT}}, "X"),
+        ({"draft_backend": UNFIT}, "X"),
+        ({"draft_backend": UNFIT, "method": "dspark"}, None),
+    ],
+)
+def test_back_ends_that_were_asked_for_are_asked_whether_they_follow_the_device(
+    changes: dict[str, Any], found: str | None
+) -> None:
+    assert find_unfit_backend(config(**changes)) == found
+
+
+def test_vllm_asks_its_back_ends_the_same() -> None:
+    """By the method, and in the configuration, that are asked here."""
+    from vllm.config import AttentionConfig, SpeculativeConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    chosen = AttentionBackendEnum.CPU_ATTN
+    assert find_unfit_backend(config(backend=chosen, draft_backend=chosen)) is None
+    assert chosen.get_class().supports_device_cpu_query_lens_mismatch()
+    assert {"backend", "backend_per_kind"} <= vars(AttentionConfig()).keys()
+    assert "attention_backend" in SpeculativeConfig.__dataclass_fields__
+
+
+def test_a_back_end_that_does_not_follow_leads_to_plain_verification_not_to_an_error(
+    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_v2, "TetrisGPUModelRunner", lambda *_: runner)
+    warnings: list[str] = []
+    monkeypatch.setattr(
+        worker_gpu.logger, "warning", lambda text, *args: warnings.append(text % args)
+    )
+    worker: Any = object.__new__(TetrisGPUWorker)
+    worker.vllm_config, worker.device = config(backend=UNFIT), CPU
+    assert worker._make_model_runner() is runner
+    assert any("attention back end X" in text for text in warnings)
+    assert any("tetris_fallbacks_total" in text for text in warnings)
+    runner.vllm_config = worker.vllm_config
+    runner.speculative_config = worker.vllm_config.speculative_config
+    assert make_kv_cache(runner, monkeypatch, []) == [False]
+    runner.execute_model(schedule(VerificationOrder(1, 0)))
+    report = getattr(runner.sample_tokens(None).get_output(), REPORT_ATTRIBUTE)
+    assert report.plain_reason == "attention_backend"
 
 
 @pytest.mark.parametrize(

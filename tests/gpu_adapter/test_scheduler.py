@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -165,9 +167,17 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(
     assert counters.num_verified_tokens == num_verified > 0
     assert 0 < counters.num_accepted_tokens <= num_verified
     # What was drafted after a request's last token is proposed and never scheduled.
-    num_cut = sum(counters.num_cut_tokens.values())
+    cut = counters.num_cut_tokens
+    num_cut = cut.total() - cut["depth"]
     assert counters.num_proposed_tokens >= num_verified + num_cut
-    assert not scheduler._confidence._rows
+    num_drafting = (counters.num_proposed_tokens + cut["depth"]) / DEPTH
+    assert num_drafting == pytest.approx(
+        sum(step.num_drafting for step in worker.steps)
+    )
+    assert counters.planning_seconds_total > counters.selection_seconds_total > 0
+    assert len(scheduler._confidence) == 0
+    assert not scheduler._safe_until
+    assert not scheduler._selections
     if policy == "goodput":
         assert len(scheduler._planner.calibration._requests) <= 1
 
@@ -230,6 +240,53 @@ def test_costs_are_learnt_from_the_devices_clock(
     assert float(cost.target.predict(usual)) == pytest.approx(9 + usual / 2, rel=0.1)
     assert float(cost.draft_next.predict(4.0)) == pytest.approx(0.5, rel=0.1)
     assert scheduler.snapshot()["planner"]["step_time_error"] < 0.1
+
+
+def test_the_pause_between_two_batches_is_no_cost_of_a_step(
+    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that emits nothing any more is still in flight during the pause."""
+    scheduler = make_scheduler(policy="fixed")
+    gaps: list[float] = []
+    monkeypatch.setattr(
+        type(scheduler._planner),
+        "observe_timing",
+        lambda _, timing: gaps.append(timing.host_ms),
+    )
+    worker = make_worker(2, more={"late0": 0.7})
+    queue: list[Any] = []
+    for prefix in ("r", "late"):
+        add(scheduler, 2 if prefix == "r" else 1, prefix=prefix)
+        while scheduler.has_unfinished_requests():
+            output = scheduler.schedule()
+            queue.append((output, worker.execute(output)))
+            if len(queue) == 2:
+                scheduler.update_from_output(*queue.pop(0))
+        assert queue, "no step is left in flight, which is what this is about"
+        # Nothing runs for a second, on the device's clock.
+        worker._device.queue(1000.0)
+    scheduler.update_from_output(*queue.pop(0))
+    assert len(gaps) > 5
+    assert max(gaps) < 1.0
+
+
+def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    scheduler = make_scheduler(policy="fixed")
+    requests = add(scheduler, 2, max_tokens=30)
+    requests += add(scheduler, 1, max_tokens=1000, prefix="long")
+    for request in requests:
+        safe = scheduler._find_safe_length(request)
+        for num_in_flight in (0, 1):
+            request.num_output_placeholders = num_in_flight
+            request._output_token_ids[:] = [7] * (safe - request.num_prompt_tokens)
+            request._all_token_ids[request.num_prompt_tokens :] = [7] * (
+                safe - request.num_prompt_tokens
+            )
+            assert scheduler._limit_drafts(request, DEPTH)[0] == DEPTH
+    [out] = add(scheduler, 1, prefix="out", extra_args={"speculative_decoding": "off"})
+    assert scheduler._find_safe_length(out) < 0
 
 
 def test_acceptance_is_learnt_from_the_drafts_that_were_verified(
@@ -298,6 +355,27 @@ def test_prompts_get_the_room_of_drafts_that_are_not_verified(
     # draft model adds, less that slot of the prompt.
     assert first_prefill[AsyncScheduler] == 64 - 7 * (1 + 4 + 1) - 1
     assert first_prefill[TetrisAsyncScheduler] == 64 - 7 * (1 + 1 + 1) - 1
+
+
+def test_what_is_left_out_is_counted_for_the_reason_it_was(
+    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2 x 4 drafts, 2 are verified and 3 come too late; every third step probes."""
+    scheduler = make_scheduler(policy="tetris", extra_draft_tokens=3)
+    select = type(scheduler._planner).select
+    probes = itertools.cycle([False, False, True])
+
+    def select_late(planner: Any, batch: Any) -> Any:
+        return replace(
+            select(planner, batch), num_cut_by_latency=3, is_probe=next(probes)
+        )
+
+    monkeypatch.setattr(type(scheduler._planner), "select", select_late)
+    add(scheduler, 2, max_tokens=300)
+    drive(scheduler, make_worker(2), max_steps=30)
+    cut = scheduler.counters.num_cut_tokens
+    assert cut["latency"] == pytest.approx(3 * 29, abs=6)
+    assert cut["budget"] == pytest.approx(2 * cut["probe"], rel=0.25)
 
 
 def test_a_request_that_opts_out_has_no_drafts_verified(

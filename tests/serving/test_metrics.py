@@ -105,29 +105,66 @@ def test_failing_snapshots_are_counted_logged_once_and_survived(
     assert logged == ["Some metrics are missing until this passes"]
 
 
+# A second apart, so that a report or two that come late are waited for.
+NUM_EQUAL_READS = 5
+
+
+def settled_totals(server: Server) -> dict[str, float]:
+    """Read what an idle server has counted, once it stands still.
+
+    Counters reach a scrape report by report, a second or more late: what is read of a
+    busy server, or of one that has just become idle, need not fit together.
+    """
+    seen: list[dict[str, float]] = []
+
+    def read() -> dict[str, float]:
+        return {
+            name: server.total(f"ray_tetris_{name}_total")
+            for name in (
+                "draft_tokens_proposed",
+                "draft_tokens_verified",
+                "draft_tokens_verified_by_position",
+                "draft_tokens_accepted",
+                "draft_budget_tokens",
+                "draft_budget_used_tokens",
+                "selections",
+                "selection_seconds",
+                "snapshot_failures",
+            )
+        }
+
+    def stands_still() -> bool:
+        seen.append(read())
+        latest = seen[-NUM_EQUAL_READS:]
+        return latest == NUM_EQUAL_READS * [seen[-1]]
+
+    wait_until(stands_still, 60, period_s=1)
+    return seen[-1]
+
+
 @pytest.mark.ray
 def test_speculation_shows_up_where_prometheus_scrapes(server: Server) -> None:
-    def verified() -> float:
-        return server.total("ray_tetris_draft_tokens_verified_total")
-
-    before = verified()
+    before = settled_totals(server)
     body = {"model": MODEL, "prompt": "Count", "max_tokens": 48, "ignore_eos": True}
     for _ in range(2):
         assert server.post("/v1/completions", json=body).status_code == 200
-    wait_until(lambda: verified() > before, 30)
+    verified = "ray_tetris_draft_tokens_verified_total"
+    wait_until(lambda: server.total(verified) > before["draft_tokens_verified"], 30)
+    after = settled_totals(server)
+    grown = {name: after[name] - before[name] for name in after}
 
-    total = server.total
-    proposed = total("ray_tetris_draft_tokens_proposed_total")
-    accepted = total("ray_tetris_draft_tokens_accepted_total")
-    assert accepted <= verified() <= proposed
+    assert grown["draft_tokens_verified"] > 0
+    assert grown["draft_tokens_accepted"] <= grown["draft_tokens_verified"]
+    assert grown["draft_tokens_verified"] <= grown["draft_tokens_proposed"]
+    assert grown["draft_tokens_verified_by_position"] == grown["draft_tokens_verified"]
     by_position = "ray_tetris_draft_tokens_verified_by_position_total"
-    assert total(by_position) == verified()
-    assert total(by_position, position="0") >= total(by_position, position="1")
-    assert total("ray_tetris_selections_total") > 0
-    assert total("ray_tetris_selection_seconds_total") > 0
-    used = total("ray_tetris_draft_budget_used_tokens_total")
-    assert 0 < used <= total("ray_tetris_draft_budget_tokens_total")
-    assert total("ray_tetris_snapshot_failures_total") == 0
+    first, second = (server.total(by_position, position=rank) for rank in "01")
+    assert first >= second
+    assert grown["selections"] > 0
+    assert grown["selection_seconds"] > 0
+    used = grown["draft_budget_used_tokens"]
+    assert 0 < used <= grown["draft_budget_tokens"]
+    assert grown["snapshot_failures"] == 0
 
 
 @pytest.mark.ray

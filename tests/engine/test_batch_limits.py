@@ -1,0 +1,244 @@
+"""How many requests are let in, and how many KV blocks are kept free for the others."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.admission import BatchPlan
+from serving.engine.batch_limits import (
+    PRIOR_OUTPUT_TOKENS,
+    BatchLimits,
+    RequestPace,
+    foresee_growth,
+)
+
+BLOCK = 16
+MAX_TOKENS = 512
+NO_LIMIT = BatchPlan(max_running=64, max_prefill_tokens=MAX_TOKENS, reserved_blocks=0)
+
+
+def make_request(
+    num_prompt: int,
+    num_output: int = 0,
+    *,
+    num_computed: int | None = None,
+    max_tokens: int = 100,
+    status: str = "RUNNING",
+) -> Any:
+    num_tokens = num_prompt + num_output
+    is_chunk = num_computed is not None
+    return SimpleNamespace(
+        num_tokens=num_tokens,
+        num_output_tokens=num_output,
+        num_computed_tokens=num_computed if is_chunk else num_tokens - 1,
+        num_output_placeholders=0,
+        spec_token_ids=[],
+        is_prefill_chunk=is_chunk,
+        max_tokens=max_tokens,
+        status=SimpleNamespace(name=status),
+    )
+
+
+def make_scheduler(
+    running: list[Any], waiting: list[Any], *, num_free: int, num_blocks: int = 1000
+) -> Any:
+    pool = SimpleNamespace(
+        num_gpu_blocks=num_blocks, get_num_free_blocks=lambda: num_free
+    )
+    return SimpleNamespace(
+        running=running,
+        waiting=waiting,
+        num_waiting_for_streaming_input=0,
+        max_num_active_reqs=64,
+        max_num_scheduled_tokens=MAX_TOKENS,
+        num_lookahead_tokens=0,
+        num_spec_tokens=0,
+        block_size=BLOCK,
+        kv_cache_manager=SimpleNamespace(watermark_blocks=2, block_pool=pool),
+    )
+
+
+def limit(scheduler: Any, plan: BatchPlan = NO_LIMIT, ended: Any = ()) -> BatchLimits:
+    limits = BatchLimits(scheduler)
+    for request in ended:
+        limits.note_finished(request)
+    limits.apply(plan, limits.measure_load())
+    return limits
+
+
+def count_coming(scheduler: Any) -> int:
+    num_coming: int = scheduler.max_num_active_reqs - len(scheduler.running)
+    return num_coming
+
+
+def test_the_rest_of_a_prompt_under_way_is_kept_free_in_full() -> None:
+    # 12 of 20 blocks are still to come, and no output to speak of.
+    chunked = make_request(320, num_computed=128, max_tokens=1)
+    scheduler = make_scheduler(
+        [chunked], [make_request(320, max_tokens=1)], num_free=30
+    )
+    limit(scheduler)
+    # vLLM's own check alone, 20 of 30 free, would let the second one in.
+    assert scheduler.kv_cache_manager.watermark_blocks >= 12
+
+
+def test_a_preempted_request_that_is_computed_again_counts_with_its_output() -> None:
+    again = make_request(100, 220, num_computed=128, max_tokens=221)
+    scheduler = make_scheduler([again], [make_request(16)], num_free=30)
+    limit(scheduler)
+    assert scheduler.kv_cache_manager.watermark_blocks >= 12
+
+
+def test_the_load_counts_prompts_and_outputs_still_to_come() -> None:
+    running = [
+        make_request(320, num_computed=128, max_tokens=10),
+        make_request(50, 30, max_tokens=100),
+    ]
+    load = BatchLimits(make_scheduler(running, [], num_free=9)).measure_load(40.0)
+    np.testing.assert_array_equal(load.tokens_to_grow, [192 + 10, 70])
+    assert load.num_decode_tokens == 1
+    assert load.num_context_tokens == 128 + 79
+    assert load.latency_target_ms == 40.0
+
+
+def test_a_long_default_of_max_tokens_does_not_throttle_a_new_replica() -> None:
+    waiting = [make_request(16, max_tokens=32_000) for _ in range(40)]
+    # Of 256 tokens each, 1 + 16 blocks, 32 fit; of 32,000 each not even one would.
+    num_free = 32 * (1 + PRIOR_OUTPUT_TOKENS // BLOCK)
+    scheduler = make_scheduler([], waiting, num_free=num_free)
+    limit(scheduler)
+    assert count_coming(scheduler) == 32
+
+
+def test_the_prior_shrinks_to_what_is_observed() -> None:
+    waiting = [make_request(16, max_tokens=32_000) for _ in range(60)]
+    scheduler = make_scheduler([], waiting, num_free=32 * 17)
+    ended = [make_request(16, 16, status="FINISHED_STOPPED") for _ in range(200)]
+    limit(scheduler, ended=ended)
+    # 512 tokens a step are 32 prompts of 16.
+    assert count_coming(scheduler) == 32
+    assert scheduler.kv_cache_manager.watermark_blocks < 32 * 3
+
+
+@pytest.mark.parametrize(
+    "status", ["FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED"]
+)
+def test_requests_that_were_cut_off_say_nothing_about_lengths(status: str) -> None:
+    ended = [make_request(16, 0, status=status) for _ in range(200)]
+    scheduler = make_scheduler([], [], num_free=99)
+    limits = limit(scheduler, ended=ended)
+    running = make_request(16, 6, max_tokens=32_000)
+    scheduler.running.append(running)
+    [growth] = limits.measure_load().tokens_to_grow
+    assert growth == PRIOR_OUTPUT_TOKENS - 6
+
+
+def test_requests_that_come_together_are_counted_with_what_all_will_need() -> None:
+    # Two blocks each now, four in the end, all at the same time.
+    waiting = [make_request(32, max_tokens=32) for _ in range(6)]
+    scheduler = make_scheduler([], waiting, num_free=12)
+    limit(scheduler)
+    assert count_coming(scheduler) == 3
+    # vLLM admits the third with 2 + watermark <= 12 - 2 * 2.
+    assert scheduler.kv_cache_manager.watermark_blocks <= 6
+
+
+def test_the_next_in_the_queue_is_left_to_vllm_even_if_nothing_seems_to_fit() -> None:
+    scheduler = make_scheduler(
+        [make_request(32, 10)], [make_request(400), make_request(1)], num_free=3
+    )
+    limit(scheduler)
+    assert count_coming(scheduler) == 1
+
+
+def test_a_batch_in_steady_turnover_is_not_charged_for_growth_it_never_has() -> None:
+    # One ends as another begins: what is returned pays for what grows.
+    running = [make_request(32, 10 * n, max_tokens=100) for n in range(10)]
+    num_held = sum(-(-(32 + 10 * n) // BLOCK) for n in range(10))
+    scheduler = make_scheduler(
+        running,
+        [make_request(32, max_tokens=100)],
+        num_free=20,
+        num_blocks=20 + num_held,
+    )
+    limit(scheduler)
+    # All will emit 650 tokens more, or 41 blocks.
+    assert scheduler.kv_cache_manager.watermark_blocks < 10
+
+
+def test_shared_blocks_do_not_come_free_when_one_of_their_owners_ends() -> None:
+    held, growth = np.array([64, 64]), np.array([16, 160])
+    own = foresee_growth(held, growth, BLOCK)
+    assert own == 10 - 4
+    assert foresee_growth(held, growth, BLOCK, own_share=0.25) == 10 - 1
+
+
+def test_the_plans_limits_hold_too() -> None:
+    plan = BatchPlan(max_running=3, max_prefill_tokens=40, reserved_blocks=50)
+    running = [make_request(32, 10) for _ in range(2)]
+    waiting = [make_request(16) for _ in range(5)]
+    scheduler = make_scheduler(running, waiting, num_free=900)
+    limits = limit(scheduler, plan)
+    assert scheduler.max_num_active_reqs == 3
+    assert scheduler.max_num_scheduled_tokens == 2 + 40
+    assert scheduler.kv_cache_manager.watermark_blocks >= 50
+    limits.lift()
+    assert scheduler.max_num_active_reqs == 64
+    assert scheduler.max_num_scheduled_tokens == MAX_TOKENS
+    assert scheduler.kv_cache_manager.watermark_blocks == 2
+
+
+def replay_growth(held: list[int], growth: list[int]) -> int:
+    """Let requests grow token by token, and count blocks."""
+    at_first = sum(-(-tokens // BLOCK) for tokens in held)
+    most = 0
+    for step in range(max(growth) + 1):
+        now = sum(
+            -(-(tokens + step) // BLOCK)
+            for tokens, grows in zip(held, growth, strict=True)
+            if grows >= step
+        )
+        most = max(most, now - at_first)
+    return most
+
+
+def test_what_will_be_needed_is_what_a_replay_finds() -> None:
+    rng = np.random.default_rng(0)
+    for num_reqs, longest in product((1, 2, 5, 12), (1, 20, 200)):
+        held = rng.integers(1, 100, num_reqs)
+        growth = rng.integers(0, longest + 1, num_reqs)
+        assert foresee_growth(held, growth, BLOCK) == replay_growth(
+            held.tolist(), growth.tolist()
+        )
+
+
+def test_of_many_different_ends_a_few_are_looked_at_and_none_is_missed() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        held, growth = rng.integers(1, 400, 100), rng.integers(0, 400, 100)
+        exact = replay_growth(held.tolist(), growth.tolist())
+        found = foresee_growth(held, growth, BLOCK)
+        # Three end between two marks, and hold up to 25 blocks each.
+        assert exact <= found <= exact + 3 * 25
+
+
+def test_nobody_needs_nothing() -> None:
+    nobody = np.empty(0, dtype=np.int64)
+    assert foresee_growth(nobody, nobody, BLOCK) == 0
+
+
+def test_the_pace_follows_accepted_drafts_and_never_falls_below_one() -> None:
+    pace = RequestPace()
+    for step in range(1, 200):
+        pace.note(num_accepted=6 * step, num_decodes=4)
+    assert pace.tokens_per_step == pytest.approx(2.5, abs=0.01)
+    for _ in range(200):
+        pace.note(num_accepted=6 * 199, num_decodes=4)
+    assert pace.tokens_per_step == pytest.approx(1.0, abs=0.01)
+    pace.note(num_accepted=6 * 199, num_decodes=0)
+    assert pace.tokens_per_step >= 1.0
