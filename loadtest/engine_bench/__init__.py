@@ -9,10 +9,16 @@ engine in a process of its own; the processes take turns, and all but one are st
     The command, and the controller that goes through rounds, cells and arms.
 ``pool``, ``arm_process``, ``neighbour``, ``lifetime``
     Processes that run one at a time and end with the controller.
-``worker``, ``engine``, ``closed_loop``, ``measurement``, ``trace``
+``worker``, ``engine``, ``closed_loop``, ``measurement``, ``step_errors``, ``trace``
     What happens inside an arm's process.
 ``workloads``, ``models``
     Requests and models.
-``store``, ``comparison``, ``rows``, ``tables``, ``plots``, ``traces``, ``report``
-    What is kept and what is made of it.
+``store``, ``comparison``, ``rows``, ``recovery``, ``saturation``, ``traces``
+    What is kept, and figures made of it.
+``prices``, ``replay``, ``hindsight``, ``bounds``
+    What any selector could have reached on the recorded drafts.
+``verdict``, ``verdicts``
+    What the benchmark is meant to show, and whether it does.
+``report``, ``tables``, ``judged_tables``, ``markdown``, ``plots``
+    What is written.
 """

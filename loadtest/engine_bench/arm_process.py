@@ -53,6 +53,7 @@ class ArmProcess:
                 process_group=group,
             )
         self._buffer = b""
+        self._members: list[psutil.Process] | None = None
 
     @property
     def pid(self) -> int:
@@ -110,7 +111,8 @@ class ArmProcess:
             BenchError: If it goes on running.
         """
         for process in self._family():
-            process.send_signal(signal.SIGSTOP)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         while not self.is_stopped():
             if time.monotonic() > deadline_s:
@@ -120,14 +122,12 @@ class ArmProcess:
     def resume(self) -> None:
         """Let it go on."""
         for process in self._family():
-            process.send_signal(signal.SIGCONT)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
 
     def is_stopped(self) -> bool:
         """Tell whether the process and all its children are stopped."""
-        return all(
-            process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-            for process in self._family()
-        )
+        return all(map(_is_stopped, self._family()))
 
     def ask_to_end(self) -> None:
         """Let it go on, with nothing more to do."""
@@ -156,12 +156,16 @@ class ArmProcess:
                 pipe.close()
 
     def _family(self) -> list[psutil.Process]:
-        """Return the process and its children."""
-        try:
+        """Return the process and the children it had when it was first stopped.
+
+        By then its engine has started; looking for more costs milliseconds a turn.
+        """
+        if self._process.poll() is not None:
+            raise self._failure("has ended")
+        if self._members is None:
             process = psutil.Process(self.pid)
-            return [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            raise self._failure("has ended") from None
+            self._members = [process, *process.children(recursive=True)]
+        return self._members
 
     def _failure(self, what: str) -> BenchError:
         lines = self._log_file.read_text(errors="replace").splitlines()
@@ -169,3 +173,12 @@ class ArmProcess:
         return BenchError(
             f"{self.name} {what}; the end of {self._log_file}:\n{tail or '  (empty)'}"
         )
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        if not process.is_running():
+            return True  # Its number may be another process's by now.
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

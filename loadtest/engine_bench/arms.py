@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.planner import POLICY_NAMES
@@ -86,3 +87,16 @@ def parse_arm(text: str) -> Arm:
         draft_tokens,
         DEFAULT_EXTRA_DRAFT_TOKENS if extra is None else int(extra),
     )
+
+
+def lend_drafts(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """Return the fixed arms whose drafts the bounds of other arms need.
+
+    Bounds are played on drafts as deep as the policy's own, all of them verified.
+
+    Args:
+        arms: Those that are measured; what is among them is left out.
+    """
+    depth = max((arm.max_depth for arm in arms if arm.policy == "goodput"), default=0)
+    lender = Arm("fixed", depth)
+    return (lender,) if depth and lender not in arms else ()

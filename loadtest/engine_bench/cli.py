@@ -218,6 +218,7 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
         options.seed,
         options.min_requests or preset.min_requests,
         options.requests_per_slot or preset.requests_per_slot,
+        max(options.requests_per_slot or 0, preset.drift_requests_per_slot),
     )
     settings = _make_settings(options, preset, requests)
     return Bench(settings, store, requests).measure(options.minutes)
@@ -264,7 +265,9 @@ def _make_settings(
         seed=options.seed,
         min_requests=requests.min_requests,
         requests_per_slot=requests.requests_per_slot,
+        drift_requests_per_slot=requests.drift_requests_per_slot,
         trace=preset.trace if options.trace is None else options.trace,
+        sweep_arms=frozenset() if options.policies else preset.sweep_arms(),
     )
 
 

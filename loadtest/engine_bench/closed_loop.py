@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class LoopRecord:
-    """What happened, in seconds of the loop's clock.
+    """What happened, in seconds of the loop's clock, which stands still in pauses.
 
     Attributes:
         steps: All steps in order.
@@ -73,6 +73,8 @@ def run_closed_loop(
     *,
     on_mark: Callable[[str], None],
     switch_at: int | None = None,
+    pause_every: int | None = None,
+    pause: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoopRecord:
     """Run requests with exactly `concurrency` of them in flight.
@@ -88,6 +90,8 @@ def run_closed_loop(
         concurrency: How many are in flight.
         on_mark: Called with `start`, `switch` and `end` when they are reached.
         switch_at: The request before whose admission `switch` is marked.
+        pause_every: Finished requests between two pauses; None for no pauses.
+        pause: Returns when the loop may go on. All arms pause at the same requests.
         clock: Seconds.
 
     Returns:
@@ -110,15 +114,22 @@ def run_closed_loop(
 
     num_added = num_finished = 0
     num_to_start = math.ceil(concurrency / 2)
+    turn = pause_every or num_requests
+    turn_ends_at = turn
+    paused_s = 0.0
     now_s = clock()
     while num_finished < num_requests:
+        if num_finished >= turn_ends_at:
+            turn_ends_at = num_finished - num_finished % turn + turn
+            pause()
+            paused_s = clock() - now_s
         while num_added < num_requests and num_added - num_finished < concurrency:
             if num_added == switch_at:
                 mark("switch", now_s)
             engine.add(num_added)
             num_added += 1
         deliveries = engine.step()
-        now_s = clock()
+        now_s = clock() - paused_s
         steps.append(Step(now_s, deliveries))
         num_finished += sum(delivery.finished for delivery in deliveries)
         if "start" not in marks and num_finished >= num_to_start:

@@ -25,6 +25,19 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class BestRatio:
+    """How many times the best rival's value an arm's is.
+
+    Attributes:
+        rival: The best of all rounds, by median.
+        ratio: As in `Ratio`, each round's against the best of the *other* rounds.
+    """
+
+    rival: str
+    ratio: Ratio
+
+
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """How many times one arm's value is another's.
 
@@ -39,6 +52,13 @@ class Ratio:
     low: float | None
     high: float | None
     rounds: int
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval's width; None with a single round."""
+        if self.low is None or self.high is None:
+            return None
+        return 0.5 * (self.high - self.low)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -60,9 +80,51 @@ def compare(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ratio | N
         The ratio; None without a common round.
     """
     common = sorted(ours.keys() & theirs.keys())
+    return _summarise([math.log(ours[number] / theirs[number]) for number in common])
+
+
+def compare_with_best(
+    ours: Mapping[int, float], rivals: Mapping[str, Mapping[int, float]]
+) -> BestRatio | None:
+    """Compare an arm with the best of its rivals, round by round.
+
+    The fastest of many arms is partly the luckiest, and would be beaten less often in
+    the rounds it was chosen by. So each round is compared with the arm that was the
+    best, by median, in the other rounds.
+
+    Args:
+        ours: Round to value, > 0.
+        rivals: The same of every rival, by name.
+
+    Returns:
+        The ratio; None without a round in which all were measured. With a single round
+        there are no others to choose by: it chooses itself.
+    """
+    common = sorted(set(ours).intersection(*rivals.values())) if rivals else []
     if not common:
         return None
-    logs = [math.log(ours[number] / theirs[number]) for number in common]
+    logs = []
+    for number in common:
+        others = [one for one in common if one != number] or common
+        rival = _best_by_median(rivals, others)
+        logs.append(math.log(ours[number] / rivals[rival][number]))
+    ratio = _summarise(logs)
+    assert ratio is not None
+    return BestRatio(_best_by_median(rivals, common), ratio)
+
+
+def _best_by_median(
+    rivals: Mapping[str, Mapping[int, float]], rounds: Sequence[int]
+) -> str:
+    return max(
+        rivals,
+        key=lambda name: statistics.median(rivals[name][number] for number in rounds),
+    )
+
+
+def _summarise(logs: Sequence[float]) -> Ratio | None:
+    if not logs:
+        return None
     mean = statistics.fmean(logs)
     if len(logs) == 1:
         return Ratio(math.exp(mean), None, None, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from .closed_loop import Delivery, run_closed_loop
 from .measurement import digest_outputs, measure
+from .step_errors import StepErrors, watch_step_errors
 from .telemetry import Telemetry
 from .trace import Trace, record_trace
 
@@ -47,7 +49,9 @@ class VllmEngine:
         switch_at: int | None = None,
         max_tokens: int | None = None,
         trace: str | None = None,
+        pause_every: int | None = None,
         on_switch: Callable[[], None],
+        on_pause: Callable[[], None],
     ) -> dict[str, Any]:
         """Run a list of requests and measure the steady part.
 
@@ -58,7 +62,9 @@ class VllmEngine:
             switch_at: The request before whose admission `on_switch` is called.
             max_tokens: Longest reply, if not the usual one.
             trace: File to record every step into.
+            pause_every: Finished requests between two pauses; None for no pauses.
             on_switch: Called when conditions are to change.
+            on_pause: Called for a pause, and returns at its end.
 
         Returns:
             Plain values: `measurement.measure`, counters, digests of the outputs.
@@ -75,17 +81,39 @@ class VllmEngine:
             ),
         )
         telemetry = Telemetry(self._scheduler)
+        watchers: list[Trace | StepErrors] = []
 
         def on_mark(name: str) -> None:
             if name == "switch":
                 on_switch()
-            else:
-                telemetry.mark(name)
+                return
+            telemetry.mark(name)
+            for watcher in watchers:
+                watcher.mark(name)
+
+        def pause() -> None:
+            began_s = time.perf_counter()
+            with telemetry.paused():
+                on_pause()
+            clock = getattr(self._scheduler, "_clock", None)
+            if clock is not None:
+                # The planner must not take the pause for a cost of the step before.
+                clock.skip(time.perf_counter() - began_s)
 
         gc.collect()
-        with record_trace(self._scheduler if trace else None) as recorder:
+        with (
+            watch_step_errors(self._scheduler) as step_errors,
+            record_trace(self._scheduler if trace else None) as recorder,
+        ):
+            watchers += [one for one in (step_errors, recorder) if one is not None]
             record = run_closed_loop(
-                batch, len(prompts), concurrency, on_mark=on_mark, switch_at=switch_at
+                batch,
+                len(prompts),
+                concurrency,
+                on_mark=on_mark,
+                switch_at=switch_at,
+                pause_every=pause_every,
+                pause=pause,
             )
         if trace and recorder is not None:
             self._save(recorder, Path(trace))
@@ -94,6 +122,9 @@ class VllmEngine:
             measure(record)
             | telemetry.result()
             | {
+                "step_time_error": None
+                if step_errors is None
+                else step_errors.median(),
                 "num_requests": len(prompts),
                 "num_output_tokens": num_output_tokens,
                 "digests": digests,

@@ -27,9 +27,13 @@ _MEASURING = (
     "engine.py",
     "measurement.py",
     "neighbour.py",
+    "pool.py",
     "preload.py",
+    "run.py",
     "settings.py",
+    "step_errors.py",
     "telemetry.py",
+    "trace.py",
     "worker.py",
     "workloads.py",
 )
@@ -74,14 +78,15 @@ def describe_conditions(
 ) -> dict[str, Any]:
     """Return everything that must be equal for results to belong together."""
     machine = describe_machine()
-    return settings.conditions() | {
+    conditions: dict[str, Any] = settings.conditions() | {
         "target": models["target"]["digest"],
         "draft": models["draft"]["digest"],
         "cpu": machine["cpu"],
-        "versions": describe_versions(),
         "preloaded": [path.name for path in find_preloads()],
-        "code (policies, serving/engine, loadtest)": digest_code(),
     }
+    # One entry each: a refusal to go on names what has changed and nothing else.
+    conditions |= {f"version of {k}": v for k, v in describe_versions().items()}
+    return conditions | {f"code of {k}": v for k, v in digest_code().items()}
 
 
 def describe_piece() -> dict[str, Any]:
@@ -93,21 +98,30 @@ def describe_piece() -> dict[str, Any]:
     }
 
 
-def digest_code() -> str:
-    """Return a short digest of the code that decides results.
+def digest_code() -> dict[str, str]:
+    """Return a short digest of every file of code that decides results.
 
     That is the policies, the engine adapter, and the parts of this benchmark that make
-    requests and measure; reports and plots may change between pieces of a run.
+    requests and measure; reports and plots may change between pieces of a run. Files
+    are named from the repository's root: another checkout of the same code is the same.
     """
     here = Path(__file__).resolve().parent
     files = [here / name for name in _MEASURING]
     files += sorted((here.parent / "demo_pair" / "tasks").glob("*.py"))
-    files += sorted(_package_folder("policies").glob("*.py"))
-    files += sorted((_package_folder("serving") / "engine").glob("*.py"))
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    folders = (_package_folder("policies"), _package_folder("serving") / "engine")
+    files += sorted(file for folder in folders for file in folder.glob("*.py"))
+    return {
+        _name_in_repo(file): hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+        for file in files
+    }
+
+
+def _name_in_repo(file: Path) -> str:
+    """Name a file from the root of the repository that it is in."""
+    packages = {"policies", "serving", "loadtest"}
+    parts = file.parts
+    first = max(n for n, part in enumerate(parts[:-1]) if part in packages)
+    return "/".join(parts[first:])
 
 
 def _package_folder(name: str) -> Path:

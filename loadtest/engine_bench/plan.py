@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .arms import Arm, parse_arm
+
+DRIFT_REQUESTS_PER_SLOT = 8
+"""Recovery is counted in steps: so many replies of the demo pair's tasks for each one
+in flight take a hundred of them, four tokens a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,11 @@ class Cell:
         }
 
 
+def is_sweep(cell: Cell) -> bool:
+    """Tell whether a cell belongs to the sweep over loads, where settings compete."""
+    return cell.workload == "mixed" and cell.temperature == 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A product of workloads, temperatures and concurrencies."""
@@ -48,10 +58,12 @@ class Preset:
         summary: What it is for.
         policies: Arms in the order of the tables.
         blocks: Cells are the union of these products.
+        sweep_policies: Those of `policies` that take part in the sweep alone.
         rounds: Measured rounds.
         max_tokens: Longest reply.
         min_requests: Requests of a cell at concurrency 1.
         requests_per_slot: Requests of a cell for each one in flight.
+        drift_requests_per_slot: The same before a change of conditions, and after.
         target_parameters: Size of the padded target; None for the target as it is.
         trace: Whether a traced round, which the plots of decisions need, follows.
     """
@@ -59,10 +71,12 @@ class Preset:
     summary: str
     policies: tuple[str, ...]
     blocks: tuple[Block, ...]
+    sweep_policies: tuple[str, ...] = ()
     rounds: int = 5
     max_tokens: int = 128
     min_requests: int = 12
     requests_per_slot: int = 4
+    drift_requests_per_slot: int = DRIFT_REQUESTS_PER_SLOT
     target_parameters: int | None = 100_000_000
     trace: bool = True
 
@@ -70,17 +84,23 @@ class Preset:
         """Return the arms."""
         return tuple(parse_arm(text) for text in self.policies)
 
+    def sweep_arms(self) -> frozenset[Arm]:
+        """Return the arms of the sweep alone."""
+        return frozenset(parse_arm(text) for text in self.sweep_policies)
+
 
 _FIXED = ("none", *(f"fixed:{k}" for k in range(1, 7)))
-_ALL = (*_FIXED, "dynamic:6", "tetris:2+2", "tetris:3+2", "goodput:8")
+_TETRIS = tuple(f"tetris:{k}+2" for k in range(1, 5))
+_ALL = (*_FIXED, "dynamic:6", *_TETRIS, "goodput:8")
 _FEW = (1, 4, 16)
-_FEWER = (1, 4, 8)
+_FEWER = (1, 2, 4)
 """For long prompts, which take most of the time themselves."""
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(
         summary="every policy; mixed requests at six concurrencies, the rest at three",
         policies=_ALL,
+        sweep_policies=("tetris:1+2", "tetris:4+2"),
         blocks=(
             Block(("mixed",), (0.0,), (1, 2, 4, 8, 16, 32)),
             Block(("easy", "hard"), (0.0,), _FEW),
@@ -115,6 +135,7 @@ PRESETS: dict[str, Preset] = {
         max_tokens=32,
         min_requests=6,
         requests_per_slot=3,
+        drift_requests_per_slot=3,
         target_parameters=None,
     ),
 }
@@ -150,10 +171,12 @@ def list_cells(blocks: Iterable[Block]) -> tuple[Cell, ...]:
     )
 
 
-def rotate(arms: Sequence[Arm], by: int) -> list[Arm]:
-    """Return the arms beginning with another one each time.
+def shuffle(arms: Sequence[Arm], key: str) -> list[Arm]:
+    """Return the arms in an order that the key decides.
 
-    What drifts during a round (heat, other work) then falls on every arm alike.
+    With other keys every arm comes first and last, and after every other one: what one
+    leaves behind, and what drifts, falls on all of them alike.
     """
-    start = by % len(arms)
-    return [*arms[start:], *arms[:start]]
+    order = list(arms)
+    random.Random(key).shuffle(order)
+    return order

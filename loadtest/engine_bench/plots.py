@@ -24,8 +24,8 @@ _COLOURS = {
     "tetris": "#e8590c",
     "goodput": "#c2255c",
 }
-_FIXED_COLOURS = ("#a5d8ff", "#74c0fc", "#339af0", "#1c7ed6", "#1864ab")
-_LINE_STYLES = ("-", "--", ":")
+_FIXED_COLOURS = ("#a5d8ff", "#74c0fc", "#339af0", "#1c7ed6", "#1864ab", "#0b3a66")
+_LINE_STYLES = ("-", "--", ":", "-.")
 _PANEL = (4.6, 3.4)
 _DPI = 130
 
@@ -101,33 +101,37 @@ def _draw_throughput(rows: Sequence[Row]) -> Figure | None:
 
 
 def _draw_calibration(traces: Traces) -> Figure | None:
-    """Observed against predicted acceptance: the drafter's word, and calibrated."""
-    pooled: dict[str, list[tuple[Arm, RecordedTrace]]] = {}
+    """Observed against predicted acceptance, a line per number of requests.
+
+    Each load has its own: pooled, one that predicts too much and one that predicts too
+    little would look exact.
+    """
+    by_load: dict[str, list[tuple[Cell, RecordedTrace]]] = {}
     for cell, by_arm in traces.items():
         for arm, trace in by_arm.items():
             if arm.policy == "goodput":
                 load = f"{cell.workload}, T = {cell.temperature:g}"
-                pooled.setdefault(load, []).append((arm, trace))
-    if not pooled:
+                by_load.setdefault(load, []).append((cell, trace))
+    if not by_load:
         return None
-    figure, panels = _panels(len(pooled))
-    for (load, own), panel in zip(pooled.items(), panels, strict=True):
-        panel.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=1, label="exact")
-        for of, name, colour in (
-            ("confidence", "drafter's confidence", "#1c7ed6"),
-            ("predicted", "calibrated", "#c2255c"),
-        ):
-            pairs = [trace.outcomes(of) for _, trace in own]
-            curve = bin_outcomes(
-                np.concatenate([pair[0] for pair in pairs]),
-                np.concatenate([pair[1] for pair in pairs]),
-            )
-            if curve is None:
-                continue
-            label = f"{name}, error {curve.error:.3f}"
-            panel.plot(curve.predicted, curve.observed, "o-", color=colour, label=label)
-        _label(panel, load, "predicted acceptance", "observed acceptance")
-        panel.legend(fontsize=7)
+    figure, panels = _panels(len(by_load))
+    for (load, own), panel in zip(by_load.items(), panels, strict=True):
+        panel.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=1)
+        for number, (cell, trace) in enumerate(own):
+            raw = bin_outcomes(*trace.outcomes("confidence"))
+            curve = bin_outcomes(*trace.outcomes("predicted"))
+            colour = f"C{number}"
+            if raw is not None:
+                panel.plot(raw.predicted, raw.observed, ":", color=colour, linewidth=1)
+            if curve is not None:
+                label = (
+                    f"{cell.concurrency} in flight: error {curve.error:.3f} "
+                    f"(by chance {curve.exact_error:.3f})"
+                )
+                xs, ys = curve.predicted, curve.observed
+                panel.plot(xs, ys, "o-", color=colour, markersize=3, label=label)
+        _label(panel, load, "predicted (dotted: drafter's confidence)", "observed")
+        panel.legend(fontsize=6)
     return figure
 
 

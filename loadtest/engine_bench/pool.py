@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,14 @@ START_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 1800.0
 EXIT_TIMEOUT_S = 15.0
 _REPO = Path(loadtest.__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a worker measured, and how long its turns took in all."""
+
+    result: dict[str, Any]
+    spent_s: float
 
 
 class Pool:
@@ -63,19 +73,21 @@ class Pool:
     def start(
         self,
         settings: BenchSettings,
+        arms: Sequence[Arm],
         eos_token_id: int,
         on_ready: Callable[[Arm], None],
     ) -> None:
-        """Start the engines of all arms, as many at once as this machine has cores.
+        """Start the engines of some arms, as many at once as this machine has cores.
 
         Args:
             settings: Of the run.
+            arms: Whose engines.
             eos_token_id: Ends a reply.
             on_ready: Called with each arm whose engine has started.
         """
         width = len(os.sched_getaffinity(0))
-        for first in range(0, len(settings.arms), width):
-            batch = settings.arms[first : first + width]
+        for first in range(0, len(arms), width):
+            batch = arms[first : first + width]
             for arm in batch:
                 self._arms[arm] = self._spawn(
                     f"the engine of {arm.name}", arm.file_name, "worker", []
@@ -103,36 +115,61 @@ class Pool:
         self._neighbour.stop()
 
     def run(
-        self, arm: Arm, message: Mapping[str, Any], *, neighbour: bool
-    ) -> dict[str, Any]:
-        """Run requests on one arm's engine while all other processes are stopped.
+        self,
+        messages: Mapping[Arm, Mapping[str, Any]],
+        *,
+        neighbour: bool,
+        on_turn: Callable[[Arm], None] | None = None,
+    ) -> dict[Arm, Finished]:
+        """Run requests on the engines of some arms, one of which runs at a time.
+
+        An arm's turn ends where its message says (`pause_every`), so that all arms
+        meet what the machine does from one second to the next.
 
         Args:
-            arm: Whose turn it is.
-            message: For its worker.
-            neighbour: Whether the neighbour joins when conditions change.
+            messages: By arm, in the order of their turns, for its worker.
+            neighbour: Whether the neighbour joins an arm whose conditions change.
+            on_turn: Called with the arm before each of its turns.
 
         Returns:
-            What the worker measured.
+            What the workers measured.
         """
-        with self._turn(arm) as process:
-            process.send({"do": "run", **message})
-            while True:
+        waiting = deque(
+            (arm, {"do": "run", **message}) for arm, message in messages.items()
+        )
+        spent_s = dict.fromkeys(messages, 0.0)
+        has_neighbour: set[Arm] = set()
+        finished: dict[Arm, Finished] = {}
+        while waiting:
+            arm, message = waiting.popleft()
+            if on_turn is not None:
+                on_turn(arm)
+            began_s = time.monotonic()
+            with self._turn(arm, with_neighbour=arm in has_neighbour) as process:
+                process.send(message)
                 answer = process.receive(RUN_TIMEOUT_S)
-                if answer["event"] == "done":
-                    result: dict[str, Any] = answer["result"]
-                    return result
-                if neighbour and self._neighbour is not None:
-                    self._neighbour.resume()
+                while answer["event"] == "switch":
+                    if neighbour and self._neighbour is not None:
+                        has_neighbour.add(arm)
+                        self._neighbour.resume()
+                    answer = process.receive(RUN_TIMEOUT_S)
+            spent_s[arm] += time.monotonic() - began_s
+            if answer["event"] == "pause":
+                waiting.append((arm, {"do": "continue"}))
+            else:
+                finished[arm] = Finished(answer["result"], spent_s[arm])
+        return finished
 
     @contextmanager
-    def _turn(self, arm: Arm) -> Iterator[ArmProcess]:
+    def _turn(self, arm: Arm, *, with_neighbour: bool) -> Iterator[ArmProcess]:
         """Let one arm's process run, and stop it and the neighbour afterwards."""
         process = self._arms[arm]
         for other in self._processes():
             if other is not process and not other.is_stopped():
                 other.stop()
         process.resume()
+        if with_neighbour and self._neighbour is not None:
+            self._neighbour.resume()
         yield process
         if self._neighbour is not None:
             self._neighbour.stop()

@@ -1,12 +1,14 @@
-"""What steps cost, fitted offline to recorded traces."""
+"""What steps cost at one load, fitted to the decoding steps of all traced arms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from .arms import Arm
 from .traces import Array, RecordedTrace
 
 
@@ -23,14 +25,19 @@ class PriceCurve:
     price_ms: Array
 
     def at(self, count: Array | float) -> Array:
-        """Price counts; linear between those seen, and beyond them with their slope."""
+        """Price counts; linear between those seen, and beyond them with their slope.
+
+        Below the smallest seen a token never gets cheaper: a slope between two noisy
+        ends would make small steps free, and whoever verifies nothing the fastest.
+        """
         counts, first, last = np.asarray(count, float), self.counts[0], self.counts[-1]
         price = np.interp(counts, self.counts, self.price_ms)
         if last > first:
             slope = (self.price_ms[-1] - self.price_ms[0]) / (last - first)
             price = price + slope * np.maximum(counts - last, 0.0)
             price = price - slope * np.maximum(first - counts, 0.0)
-        price = np.maximum(price, 0.0)
+        least = self.price_ms[0] * np.clip(counts / first, 0.0, 1.0)
+        price = np.maximum(price, least)
         return np.asarray(price, dtype=np.float64)
 
 
@@ -41,8 +48,8 @@ class StepPrices:
     Attributes:
         target: The target's pass, by decode tokens.
         draft_first: The drafter's first pass, by the same.
-        draft_next_ms: Each further pass.
-        host_ms: The rest.
+        draft_next_ms: Each further pass, with what is decided between two of them.
+        host_ms: The rest, planning included.
     """
 
     target: PriceCurve
@@ -52,56 +59,89 @@ class StepPrices:
 
     def step_ms(self, num_tokens: Array | float, depth: int) -> Array:
         """Price steps that verify `num_tokens` tokens and draft `depth` deep."""
-        price = self.target.at(num_tokens) + self.host_ms
+        return self.target.at(num_tokens) + self.rest_ms(num_tokens, depth)
+
+    def rest_ms(self, num_tokens: Array | float, depth: int) -> Array:
+        """Price all but the target's pass."""
         if depth == 0:
-            return price
-        return (
-            price + self.draft_first.at(num_tokens) + (depth - 1) * (self.draft_next_ms)
-        )
+            return np.full_like(np.asarray(num_tokens, float), self.host_ms)
+        passes_ms = (depth - 1) * self.draft_next_ms
+        return self.draft_first.at(num_tokens) + (passes_ms + self.host_ms)
+
+    def catch_up_ms(self, num_positions: int) -> float:
+        """Price filling the drafter's cache where it was skipped: a pass over all."""
+        return float(self.draft_first.at(num_positions)) if num_positions else 0.0
 
 
-def decode_steps(trace: RecordedTrace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell which steps were timed and carried no prompt, `[num_steps]`."""
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """Prices of every arm: the models' passes are everybody's, the rest is its own.
+
+    Attributes:
+        shared: Host and pass prices are medians over all arms of fixed depth, which
+            plan nothing.
+        cheapest: Those of the cheapest arm.
+        by_arm: Each arm's own; `shared` ones where it was never timed.
+    """
+
+    shared: StepPrices
+    cheapest: StepPrices
+    by_arm: Mapping[Arm, StepPrices]
+
+    def of(self, arm: Arm) -> StepPrices:
+        """Return an arm's prices; those of fixed depth for one that was not traced."""
+        return self.by_arm.get(arm, self.shared)
+
+
+def decode_steps(trace: RecordedTrace) -> NDArray[np.bool_]:
+    """Tell which steady steps were timed and had no prompt, `[num_steps]`."""
     timed = ~np.isnan(trace.step("target_ms"))
-    mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = timed & (
-        trace.step("num_prefill_tokens") == 0
+    mask: NDArray[np.bool_] = (
+        timed & (trace.step("num_prefill_tokens") == 0) & trace.is_steady()
     )
     return mask
 
 
-def fit_prices(traces: Iterable[RecordedTrace]) -> StepPrices | None:
+def fit_prices(traces: Mapping[Arm, RecordedTrace]) -> PriceList | None:
     """Fit prices to the decoding steps of all arms at one load.
 
-    Medians by count shrug off bursts; arms of different depth cover different counts.
+    The same kernels run whoever asks for them, so the passes of all arms make one curve
+    of each model: arms of different depth cover different counts, and medians by count
+    shrug off bursts. What an arm does between the passes is its own.
 
     Returns:
         The prices; None if no arm drafted or nothing was timed.
     """
-    parts: dict[str, list[Array]] = {
-        name: []
-        for name in ("tokens", "target", "first", "first_tokens", "next", "host")
-    }
-    for trace in traces:
-        kept = decode_steps(trace)
-        tokens, depth = trace.step("num_decode_tokens"), trace.step("depth")
-        first, later = trace.step("draft_first_ms"), trace.step("draft_next_ms")
-        drafted = kept & (first > 0)
-        deep = drafted & (depth > 1)
-        parts["tokens"].append(tokens[kept])
-        parts["target"].append(trace.step("target_ms")[kept])
-        parts["host"].append(trace.step("host_ms")[kept])
-        parts["first_tokens"].append(tokens[drafted])
-        parts["first"].append(first[drafted])
-        parts["next"].append(later[deep] / (depth[deep] - 1))
-    joined = {name: np.concatenate(own) for name, own in parts.items() if own}
-    if not joined or joined["first"].size == 0:
+    parts = {arm: _read_parts(trace) for arm, trace in traces.items()}
+    tokens, target_ms = _join(parts.values(), lambda part: part.target)
+    first_tokens, first_ms = _join(parts.values(), lambda part: part.first)
+    if first_ms.size == 0:
         return None
-    return StepPrices(
-        target=fit_curve(joined["tokens"], joined["target"]),
-        draft_first=fit_curve(joined["first_tokens"], joined["first"]),
-        draft_next_ms=float(np.median(joined["next"])) if joined["next"].size else 0.0,
-        host_ms=float(np.median(joined["host"])),
+    target, first = fit_curve(tokens, target_ms), fit_curve(first_tokens, first_ms)
+    plain = [part for arm, part in parts.items() if arm.policy == "fixed"]
+    plain = plain or list(parts.values())
+    shared = StepPrices(
+        target,
+        first,
+        _median(p.next_ms for p in plain),
+        _median(p.host_ms for p in plain),
     )
+    own = {
+        arm: StepPrices(
+            target,
+            first,
+            _median([part.next_ms], shared.draft_next_ms),
+            _median([part.host_ms], shared.host_ms),
+        )
+        for arm, part in parts.items()
+    }
+    cheapest = StepPrices(
+        target,
+        first,
+        min(prices.draft_next_ms for prices in own.values()),
+        min(prices.host_ms for prices in own.values()),
+    )
+    return PriceList(shared, cheapest, own)
 
 
 def fit_curve(counts: Array, measured_ms: Array) -> PriceCurve:
@@ -120,3 +160,41 @@ def fit_curve(counts: Array, measured_ms: Array) -> PriceCurve:
             pools.append(((low * a + high * b) / (a + b), a + b, n + m))
     price_ms = np.concatenate([np.full(n, price) for price, _, n in pools])
     return PriceCurve(seen.astype(np.float64), price_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Samples of one arm: counts with milliseconds, or milliseconds alone."""
+
+    target: tuple[Array, Array]
+    first: tuple[Array, Array]
+    next_ms: Array
+    host_ms: Array
+
+
+def _read_parts(trace: RecordedTrace) -> _Parts:
+    kept = decode_steps(trace)
+    tokens, depth = trace.step("num_decode_tokens"), trace.step("depth")
+    first, later = trace.step("draft_first_ms"), trace.step("draft_next_ms")
+    drafted = kept & (first > 0)
+    deep = drafted & (depth > 1)
+    return _Parts(
+        target=(tokens[kept], trace.step("target_ms")[kept]),
+        first=(tokens[drafted], first[drafted]),
+        next_ms=later[deep] / (depth[deep] - 1),
+        host_ms=trace.step("host_ms")[kept],
+    )
+
+
+def _join(
+    parts: Iterable[_Parts], read: Callable[[_Parts], tuple[Array, Array]]
+) -> tuple[Array, Array]:
+    pairs = [read(part) for part in parts]
+    if not pairs:
+        return np.empty(0), np.empty(0)
+    return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
+
+
+def _median(samples: Iterable[Array], otherwise: float = 0.0) -> float:
+    joined = np.concatenate([np.empty(0), *samples])
+    return float(np.median(joined)) if joined.size else otherwise

@@ -41,8 +41,12 @@ class Progress:
         self._num_done += 1
         self._to_come[kind] = self._to_come.get(kind, 1) - 1
         self._durations.setdefault(kind, []).append(duration_s)
+        self.show(label)
+
+    def show(self, label: str) -> None:
+        """Say what goes on."""
         share = self._num_done / max(1, self._total)
-        left = f"{_clock_time(self.left_s())} left"
+        left = f"{_clock_time(self.left_s())} left" if self._durations else "measuring"
         text = f"{self._num_done}/{self._total} {share:4.0%}  {left}  {label}"
         if self._is_terminal:
             filled = round(_BAR_WIDTH * share)

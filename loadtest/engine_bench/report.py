@@ -7,14 +7,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .arms import Arm, parse_arm
+from .arms import Arm, lend_drafts, parse_arm
 from .bounds import find_bounds
 from .errors import BenchError
 from .plan import Cell
 from .rows import make_ratios, make_rows
+from .saturation import find_saturated
 from .store import TRACE_FOLDER, Store, cell_of
 from .tables import render
-from .traces import load_traces
+from .traces import RecordedTrace, bin_outcomes, load_traces
+from .verdicts import judge_all
 from .workloads import is_drifting
 
 RESULTS_FILE = "results.json"
@@ -40,12 +42,23 @@ def write_results(store: Store, *, with_bounds: bool = False) -> dict[str, Any]:
         raise BenchError(f"--output {store.folder} holds no measurements to report")
     arms = [parse_arm(name) for name in conditions["policies"]]
     cells = list(dict.fromkeys(cell_of(one) for one in measurements))
+    rows = make_rows(measurements, cells, arms)
+    if with_bounds:
+        _read_traces(store, cells, arms)
+    traced = [store.traced().get(cell.name, {}) for cell in cells]
+    bounds = [one["bounds"] for one in traced if one.get("bounds")]
+    calibration = [line for one in traced for line in one.get("calibration", ())]
+    saturated = find_saturated(rows)
+    for one in (*rows, *bounds):
+        one["is_saturated"] = cell_of(one) in saturated
     results = {
         "environment": environment,
         "settings": conditions,
-        "rows": make_rows(measurements, cells, arms),
+        "verdicts": judge_all(measurements, rows, bounds, calibration, cells, arms),
+        "rows": rows,
         "ratios": make_ratios(measurements, cells, arms),
-        "bounds": _find_bounds(store, cells, arms) if with_bounds else [],
+        "bounds": bounds,
+        "calibration": calibration,
     }
     store.write(RESULTS_FILE, json.dumps(_round(results), indent=1) + "\n")
     store.write(TABLE_FILE, render(results))
@@ -70,20 +83,61 @@ def draw_plots(store: Store, results: Mapping[str, Any]) -> None:
     draw_all(store.folder, results["rows"], traces)
 
 
-def _find_bounds(
-    store: Store, cells: Sequence[Cell], arms: Sequence[Arm]
-) -> list[dict[str, Any]]:
-    """Return the bounds of all cells with traces and constant conditions."""
-    steady = [cell for cell in cells if not is_drifting(cell.workload)]
-    traces = load_traces(store.folder / TRACE_FOLDER, steady, arms)
-    found = []
+def _read_traces(store: Store, cells: Sequence[Cell], arms: Sequence[Arm]) -> None:
+    """Compute bounds and calibration of all cells whose traces are here, and keep them.
+
+    What was computed from more traces than are here stays.
+    """
+    kept = store.traced()
+    known = [*arms, *lend_drafts(arms)]
+    traces = load_traces(store.folder / TRACE_FOLDER, cells, known)
     for number, (cell, own) in enumerate(traces.items(), start=1):
-        sys.stderr.write(f"\rbounds {number}/{len(traces)} {cell.name}\033[K")
-        bounds = find_bounds(own)
-        if bounds is not None:
-            found.append(cell.as_dict() | bounds)
-    if traces:
-        sys.stderr.write("\n")
+        sys.stderr.write(f"\rtraces {number}/{len(traces)} {cell.name}\033[K")
+        names = [arm.name for arm in own]
+        if not set(kept.get(cell.name, {}).get("policies", ())) <= set(names):
+            continue
+        # Prices change in a drifting cell: one set of them fits neither half.
+        bounds = None if is_drifting(cell.workload) else find_bounds(own, arms)
+        kept[cell.name] = {
+            "policies": names,
+            "bounds": None if bounds is None else cell.as_dict() | bounds,
+            "calibration": _find_calibration(cell, own),
+        }
+    if not traces:
+        return
+    sys.stderr.write("\n")
+    store.keep_traced(_round(kept))
+    without = [
+        cell.name
+        for cell in traces
+        if not is_drifting(cell.workload) and not kept[cell.name]["bounds"]
+    ]
+    if without:
+        sys.stderr.write(
+            f"no bounds for {', '.join(without)}: they need the trace of a fixed "
+            "policy as deep as goodput\n"
+        )
+
+
+def _find_calibration(
+    cell: Cell, traces: Mapping[Arm, RecordedTrace]
+) -> list[dict[str, Any]]:
+    """Return the calibration error of every policy that predicts acceptance."""
+    found = []
+    for arm, trace in traces.items():
+        curve = bin_outcomes(*trace.outcomes("predicted"))
+        raw = bin_outcomes(*trace.outcomes("confidence"))
+        if curve is not None:
+            found.append(
+                {"policy": arm.name}
+                | cell.as_dict()
+                | {
+                    "num_outcomes": int(curve.count.sum()),
+                    "error": curve.error,
+                    "exact_error": curve.exact_error,
+                    "confidence_error": None if raw is None else raw.error,
+                }
+            )
     return found
 
 

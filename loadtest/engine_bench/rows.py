@@ -11,7 +11,7 @@ from typing import Any
 from .arms import Arm
 from .comparison import compare, spread
 from .plan import Cell
-from .recovery import median_recovery, recoveries
+from .recovery import Recovery, find_recoveries
 
 Measurement = Mapping[str, Any]
 
@@ -26,12 +26,23 @@ def make_rows(
     """
     rows = []
     for cell in cells:
-        recovered = _recoveries(measurements, cell)
+        recovered = find_recoveries([m for m in measurements if _is_under(m, cell)])
         for arm in arms:
             own = _select(measurements, cell, arm)
             if own:
                 rows.append(_make_row(cell, arm, own, recovered))
     return rows
+
+
+def throughputs(
+    measurements: Sequence[Measurement], cell: Cell, arm_name: str
+) -> dict[int, float]:
+    """Return tokens per second by round of one arm in one cell."""
+    return {
+        m["round"]: m["output_tokens_per_s"]
+        for m in measurements
+        if m["policy"] == arm_name and _is_under(m, cell)
+    }
 
 
 def make_ratios(
@@ -44,7 +55,7 @@ def make_ratios(
     """
     ratios = []
     for cell in cells:
-        by_arm = {arm: _throughputs(measurements, cell, arm) for arm in arms}
+        by_arm = {arm: throughputs(measurements, cell, arm.name) for arm in arms}
         for number, ours in enumerate(arms):
             for theirs in arms[:number]:
                 ratio = compare(by_arm[ours], by_arm[theirs])
@@ -76,7 +87,7 @@ def _make_row(
     cell: Cell,
     arm: Arm,
     own: Sequence[Measurement],
-    recovered: Mapping[int, Mapping[str, int | None]],
+    recovered: Mapping[str, Recovery],
 ) -> dict[str, Any]:
     verified = _total(own, "num_verified_tokens")
     accepted = _total(own, "num_accepted_tokens")
@@ -93,6 +104,7 @@ def _make_row(
         "time_per_token_p50_ms": _median(own, "time_per_token_p50_ms"),
         "step_time_error": _median(own, "step_time_error"),
         "calibration_error": _median(own, "calibration_error"),
+        **_planning(own),
         "num_output_tokens": sum(m["num_output_tokens"] for m in own),
         "num_requests": sum(m["num_requests"] for m in own),
         # Sampled replies differ anyway.
@@ -109,21 +121,30 @@ def _make_row(
             phase: asdict(spread([one[phase] for one in phases]))
             for phase in ("before", "after")
         }
-        own_recoveries = [recovered[m["round"]].get(arm.name) for m in own]
-        row["recovery_steps"] = median_recovery(own_recoveries)
-        row["recovery_steps_by_round"] = own_recoveries
+    if arm.name in recovered:
+        row["recovery"] = asdict(recovered[arm.name])
     return row
 
 
-def _recoveries(
-    measurements: Sequence[Measurement], cell: Cell
-) -> dict[int, dict[str, int | None]]:
-    """Return steps to recovery by round and policy."""
-    groups: dict[int, list[Measurement]] = {}
-    for one in measurements:
-        if _is_under(one, cell):
-            groups.setdefault(one["round"], []).append(one)
-    return {number: recoveries(group) for number, group in groups.items()}
+def _planning(own: Sequence[Measurement]) -> dict[str, Any]:
+    """Return what planning takes a step, and whether that is all of it.
+
+    Engines that count no more than the selection leave out the choice of the depth and
+    what is learnt from a step.
+    """
+    counters = [m["counters"] for m in own if m["counters"]]
+    is_whole = bool(counters) and all(
+        "planning_seconds_total" in one for one in counters
+    )
+    counter = "planning_seconds_total" if is_whole else "selection_seconds_total"
+    steps = _total(own, "num_steps")
+    if not steps or not all(counter in one for one in counters):
+        return {"planning_us_per_step": None, "planning_is_whole": is_whole}
+    spent_s = sum(one[counter] for one in counters)
+    return {
+        "planning_us_per_step": 1e6 * spent_s / steps,
+        "planning_is_whole": is_whole,
+    }
 
 
 def _is_under(measurement: Measurement, cell: Cell) -> bool:
@@ -135,13 +156,6 @@ def _select(
     measurements: Sequence[Measurement], cell: Cell, arm: Arm
 ) -> list[Measurement]:
     return [m for m in measurements if m["policy"] == arm.name and _is_under(m, cell)]
-
-
-def _throughputs(
-    measurements: Sequence[Measurement], cell: Cell, arm: Arm
-) -> dict[int, float]:
-    own = _select(measurements, cell, arm)
-    return {m["round"]: m["output_tokens_per_s"] for m in own}
 
 
 def _median(own: Sequence[Measurement], key: str) -> float | None:

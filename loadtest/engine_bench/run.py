@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -18,14 +21,14 @@ from .environment import (
     describe_versions,
 )
 from .errors import BenchError
-from .plan import Cell, rotate
-from .pool import Pool
+from .plan import Cell, shuffle
+from .pool import Finished, Pool
 from .progress import Progress
 from .report import write_results
 from .rows import find_differing
 from .settings import BenchSettings
 from .store import LOG_FOLDER, Store
-from .workloads import RequestMaker, Requests
+from .workloads import RequestMaker, Requests, is_drifting
 
 WARM_UP_TOKENS = 24
 """Reply length while warming up: enough for every batch size to occur."""
@@ -35,6 +38,11 @@ ENGINE_BYTES = 800 << 20
 
 WORTH_MENTIONING_SHARE = 0.1
 """Of the machine, taken by others: from here on speeds are not to be trusted."""
+
+TURNS = 6
+"""Turns an arm takes in a measurement, about a second each: a machine's speed may move
+by a tenth within seconds, and only what meets all arms alike cancels. Shorter ones
+would show what it costs to wake an engine up."""
 
 _TRACED_ROUND = 0
 """Requests of the traced round; measured rounds count from 1."""
@@ -77,20 +85,22 @@ class Bench:
             Whether everything has been measured.
         """
         groups, traces = self._missing_groups(), self._missing_traces()
+        num_traces = sum(len(arms) for _, arms in traces)
         if not groups and not traces:
             return True
-        _check_memory(self._settings)
+        arms = self._needed_arms(groups, traces)
+        _check_memory(self._settings, len(arms))
         self._store.write_environment(self._environment)
         deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
-        arms = self._settings.arms
-        progress = Progress(len(groups) * len(arms) + len(traces))
-        for _, cell in groups:
-            progress.expect(cell.name, len(arms))
-        for cell, _ in traces:
-            progress.expect(cell.name, 1)
+        counts = [(cell, len(self._settings.arms_in(cell))) for _, cell in groups]
+        progress = Progress(sum(count for _, count in counts) + num_traces)
+        for cell, count in counts:
+            progress.expect(cell.name, count)
+        for cell, untraced in traces:
+            progress.expect(cell.name, len(untraced))
         logs = self._store.folder / LOG_FOLDER
         with interruptible(), Pool(logs, self._settings.cpus) as pool:
-            self._start(pool, progress)
+            self._start(pool, arms, progress)
             for number, cell in groups:
                 if time.monotonic() > deadline_s:
                     return False
@@ -98,10 +108,10 @@ class Bench:
                     self._measure_group(pool, number, cell, progress)
                 )
                 write_results(self._store)
-            for cell, arm in traces:
+            for cell, untraced in traces:
                 if time.monotonic() > deadline_s:
                     return False
-                self._trace(pool, cell, arm, progress)
+                self._trace(pool, cell, untraced, progress)
         return True
 
     def _missing_groups(self) -> list[tuple[int, Cell]]:
@@ -113,19 +123,41 @@ class Bench:
             if (number, cell) not in done
         ]
 
-    def _missing_traces(self) -> list[tuple[Cell, Arm]]:
+    def _missing_traces(self) -> list[tuple[Cell, list[Arm]]]:
         if not self._settings.trace:
             return []
-        return [
-            (cell, arm)
+        missing = [
+            (
+                cell,
+                [
+                    arm
+                    for arm in (
+                        *self._settings.arms_in(cell),
+                        *self._lending_arms(cell),
+                    )
+                    if arm.speculates and not self._store.is_traced(cell, arm)
+                ],
+            )
             for cell in self._settings.cells
-            for arm in self._settings.arms
-            if arm.speculates
-            and not self._store.trace_file(cell, arm.file_name).exists()
         ]
+        return [(cell, arms) for cell, arms in missing if arms]
 
-    def _start(self, pool: Pool, progress: Progress) -> None:
-        arms = self._settings.arms
+    def _lending_arms(self, cell: Cell) -> tuple[Arm, ...]:
+        """Return what is traced for its drafts; drifting cells have no bounds."""
+        return () if is_drifting(cell.workload) else self._settings.lending_arms()
+
+    def _needed_arms(
+        self,
+        groups: Sequence[tuple[int, Cell]],
+        traces: Sequence[tuple[Cell, Sequence[Arm]]],
+    ) -> tuple[Arm, ...]:
+        """Return the arms of what is missing, in the order of the tables."""
+        needed = {arm for _, cell in groups for arm in self._settings.arms_in(cell)}
+        needed.update(arm for _, arms in traces for arm in arms)
+        known = (*self._settings.arms, *self._settings.lending_arms())
+        return tuple(arm for arm in known if arm in needed)
+
+    def _start(self, pool: Pool, arms: Sequence[Arm], progress: Progress) -> None:
         progress.say(f"starting {len(arms)} engines")
         started: list[str] = []
 
@@ -133,7 +165,7 @@ class Bench:
             started.append(arm.name)
             progress.say(f"  {len(started)}/{len(arms)} {arm.name}")
 
-        pool.start(self._settings, self._requests.eos_token_id, on_ready)
+        pool.start(self._settings, arms, self._requests.eos_token_id, on_ready)
         if any(cell.workload == "drift-neighbour" for cell in self._settings.cells):
             pool.start_neighbour()
         progress.say("warming up")
@@ -145,51 +177,80 @@ class Bench:
         requests = self._requests.make_warm_up(concurrency)
         cell = Cell("mixed", 0.0, concurrency)
         message = _message(cell, requests) | {"max_tokens": WARM_UP_TOKENS}
-        pool.run(arm, message, neighbour=False)
+        pool.run({arm: message}, neighbour=False)
 
     def _measure_group(
         self, pool: Pool, number: int, cell: Cell, progress: Progress
     ) -> list[dict[str, Any]]:
         """Measure one cell in one round on all arms."""
         requests = self._requests.make(cell, number)
-        message = _message(cell, requests)
-        turn = number + self._settings.cells.index(cell)
-        by_arm: dict[Arm, dict[str, Any]] = {}
-        for arm in rotate(self._settings.arms, turn):
-            began_s = time.monotonic()
-            result = pool.run(arm, message, neighbour=requests.neighbour)
-            by_arm[arm] = {"policy": arm.name, "round": number} | cell.as_dict()
-            by_arm[arm] |= result
+        arms_in_cell = self._settings.arms_in(cell)
+        arms = shuffle(arms_in_cell, f"{number} {cell.name}")
+        finished = self._take_turns(
+            pool,
+            {arm: _message(cell, requests) for arm in arms},
+            requests,
+            f"round {number} {cell.name}",
+            progress,
+        )
+        measurements: list[dict[str, Any]] = []
+        for arm in arms_in_cell:
+            result = finished[arm].result
+            measurements.append(
+                {"policy": arm.name, "round": number} | cell.as_dict() | result
+            )
             progress.advance(
                 cell.name,
-                time.monotonic() - began_s,
+                finished[arm].spent_s,
                 f"round {number} {cell.name} {arm.name}: "
                 f"{result['output_tokens_per_s']:.0f} tokens/s"
                 f"{_note_others(result['other_cpu_share'], requests)}",
             )
-        measurements = [by_arm[arm] for arm in self._settings.arms]
         differing = find_differing(measurements)
         for measurement in measurements:
             measurement["num_differing_requests"] = differing[measurement["policy"]]
             del measurement["digests"]
         return measurements
 
-    def _trace(self, pool: Pool, cell: Cell, arm: Arm, progress: Progress) -> None:
+    def _trace(
+        self, pool: Pool, cell: Cell, arms: Sequence[Arm], progress: Progress
+    ) -> None:
         requests = self._requests.make(cell, _TRACED_ROUND)
-        path = self._store.trace_file(cell, arm.file_name)
-        began_s = time.monotonic()
-        pool.run(
-            arm,
-            _message(cell, requests) | {"trace": str(path.absolute())},
+        paths = {arm: self._store.trace_file(cell, arm.file_name) for arm in arms}
+        messages = {
+            arm: _message(cell, requests) | {"trace": str(path.absolute())}
+            for arm, path in paths.items()
+        }
+        label = f"traced {cell.name}"
+        finished = self._take_turns(pool, messages, requests, label, progress)
+        for arm, path in paths.items():
+            if not path.exists():
+                raise BenchError(
+                    f"{arm.name}: its scheduler has no planner to trace; "
+                    "run with --no-trace"
+                )
+            progress.advance(cell.name, finished[arm].spent_s, f"{label} {arm.name}")
+
+    @staticmethod
+    def _take_turns(
+        pool: Pool,
+        messages: dict[Arm, dict[str, Any]],
+        requests: Requests,
+        label: str,
+        progress: Progress,
+    ) -> dict[Arm, Finished]:
+        turns: Counter[Arm] = Counter()
+        pause_every = math.ceil(len(requests.prompts) / TURNS)
+        num_turns = math.ceil(len(requests.prompts) / pause_every)
+
+        def on_turn(arm: Arm) -> None:
+            turns[arm] += 1
+            progress.show(f"{label} {arm.name}, turn {turns[arm]} of {num_turns}")
+
+        return pool.run(
+            {arm: one | {"pause_every": pause_every} for arm, one in messages.items()},
             neighbour=requests.neighbour,
-        )
-        if not path.exists():
-            raise BenchError(
-                f"{arm.name}: its scheduler has no planner to trace; "
-                "run with --no-trace"
-            )
-        progress.advance(
-            cell.name, time.monotonic() - began_s, f"traced {cell.name} {arm.name}"
+            on_turn=on_turn,
         )
 
 
@@ -208,7 +269,7 @@ def _note_others(cpu_share: float, requests: Requests) -> str:
     return f" (other processes took {cpu_share:.0%} of the machine)"
 
 
-def _check_memory(settings: BenchSettings) -> None:
+def _check_memory(settings: BenchSettings, num_arms: int) -> None:
     """Refuse to start more engines than there is memory for.
 
     Raises:
@@ -223,7 +284,6 @@ def _check_memory(settings: BenchSettings) -> None:
     )
     each = ENGINE_BYTES + weights + engine.kv_cache_memory_bytes
     available = psutil.virtual_memory().available
-    num_arms = len(settings.arms)
     if num_arms * each > available:
         raise BenchError(
             f"{num_arms} engines take about {num_arms * each / 2**30:.1f} GiB and "

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .arms import Arm
-from .plan import Cell
+from .arms import Arm, lend_drafts
+from .plan import Cell, is_sweep
 
 SCHEDULER_CLS = "serving.engine.scheduler.TetrisScheduler"
 WORKER_CLS = "serving.engine.worker.TetrisCPUWorker"
@@ -88,7 +88,9 @@ class BenchSettings:
         seed: Of the requests.
         min_requests: Fewest requests of a cell.
         requests_per_slot: Requests of a cell for each one in flight.
+        drift_requests_per_slot: The same before a change of conditions, and after.
         trace: Whether a traced round follows.
+        sweep_arms: Arms that take part in the sweep over loads alone.
     """
 
     arms: tuple[Arm, ...]
@@ -100,7 +102,19 @@ class BenchSettings:
     seed: int
     min_requests: int
     requests_per_slot: int
+    drift_requests_per_slot: int
     trace: bool
+    sweep_arms: frozenset[Arm] = frozenset()
+
+    def arms_in(self, cell: Cell) -> tuple[Arm, ...]:
+        """Return the arms that are measured in a cell."""
+        if is_sweep(cell):
+            return self.arms
+        return tuple(arm for arm in self.arms if arm not in self.sweep_arms)
+
+    def lending_arms(self) -> tuple[Arm, ...]:
+        """Return arms that are traced and not measured."""
+        return lend_drafts(self.arms) if self.trace else ()
 
     def conditions(self) -> dict[str, Any]:
         """Return what results depend on, but for models, code and machine.
@@ -109,6 +123,7 @@ class BenchSettings:
         """
         return {
             "policies": [arm.name for arm in self.arms],
+            "policies of the sweep alone": sorted(arm.name for arm in self.sweep_arms),
             "dtype": self.engine.dtype,
             "max_model_len": self.engine.max_model_len,
             "max_num_seqs": self.engine.max_num_seqs,
@@ -119,4 +134,5 @@ class BenchSettings:
             "seed": self.seed,
             "min_requests": self.min_requests,
             "requests_per_slot": self.requests_per_slot,
+            "drift_requests_per_slot": self.drift_requests_per_slot,
         }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loadtest.result_folder import ResultFolder
 
+from .arms import Arm
 from .errors import BenchError
 from .plan import Cell
 
 TRACE_FOLDER = "traces"
+TRACED_FILE = "traced.json"
 LOG_FOLDER = "logs"
 
 
@@ -25,6 +28,7 @@ class Store(ResultFolder):
 
     records_file = "measurements.jsonl"
     output_files = (
+        TRACED_FILE,
         "results.json",
         "results.md",
         "throughput.png",
@@ -50,9 +54,31 @@ class Store(ResultFolder):
         """Add one group, for good: a line, which is there as a whole or not at all."""
         self.append_record(measurements)
 
+    def traced(self) -> dict[str, Any]:
+        """Return what was made of traces, by name of the cell.
+
+        Traces are large and may be left behind when a folder moves; this is not.
+        """
+        return self._read_json(TRACED_FILE) or {}
+
+    def keep_traced(self, traced: Mapping[str, Any]) -> None:
+        """Keep what was made of traces."""
+        self.write(TRACED_FILE, json.dumps(traced, indent=1) + "\n")
+
+    def is_traced(self, cell: Cell, arm: Arm) -> bool:
+        """Tell whether an arm was traced in a cell, here or before the folder moved."""
+        if self.trace_file(cell, arm.file_name).exists():
+            return True
+        is_gone = not self._trace_folder(cell).exists()
+        kept = self.traced().get(cell.name, {})
+        return is_gone and arm.name in kept.get("policies", ())
+
     def trace_file(self, cell: Cell, arm_file_name: str) -> Path:
         """Return where the trace of an arm in a cell is kept."""
-        return self.folder / TRACE_FOLDER / cell.name / f"{arm_file_name}.npz"
+        return self._trace_folder(cell) / f"{arm_file_name}.npz"
+
+    def _trace_folder(self, cell: Cell) -> Path:
+        return self.folder / TRACE_FOLDER / cell.name
 
 
 def cell_of(measurement: Mapping[str, Any]) -> Cell:

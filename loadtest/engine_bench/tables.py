@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from .judged_tables import bound_section, calibration_section, verdict_section
+from .markdown import format_value, make_table
+from .recovery import HOLD_STEPS, WINDOW_STEPS
+
 Row = Mapping[str, Any]
 
 _DETAILS: tuple[tuple[str, str, str], ...] = (
@@ -14,17 +18,9 @@ _DETAILS: tuple[tuple[str, str, str], ...] = (
     ("ms/token p50", "time_per_token_p50_ms", ".1f"),
     ("step-time error", "step_time_error", ".1%"),
     ("calibration error", "calibration_error", ".3f"),
+    ("planning µs/step", "planning_us_per_step", ".0f"),
     ("output tokens", "num_output_tokens", "d"),
     ("differing requests", "num_differing_requests", "d"),
-)
-
-
-_BOUNDS_HEADING = (
-    "Bounds, tokens/s of decoding alone: the recorded drafts of the deepest fixed "
-    "policy replayed at prices fitted to all policies. Hindsight selects as goodput "
-    "does, with calibration and prices that have seen the trace; clairvoyant verifies "
-    "only what is accepted. In brackets the share of hindsight's headroom over the "
-    "best fixed k."
 )
 
 
@@ -32,24 +28,24 @@ def render(results: Mapping[str, Any]) -> str:
     """Render everything that belongs into `results.md`."""
     rows, ratios = results["rows"], results["ratios"]
     parts = ["# Engine benchmark", _describe(results)]
+    if results.get("verdicts"):
+        parts.append(verdict_section(results["verdicts"]))
     for workload, temperature in _conditions(rows):
         own = _under(rows, workload, temperature)
         parts += [f"## {workload}, temperature {temperature:g}", throughput_table(own)]
         if any("output_tokens_per_s_by_phase" in row for row in own):
             parts += ["Before and after conditions change, tokens/s:", phase_table(own)]
-        if any(row.get("recovery_steps_by_round") for row in own):
-            parts += [
-                "Steps until back at .98 of the fastest policy after the change "
-                "(median over rounds; -: not within the run):",
-                recovery_table(own),
-            ]
+        if any("recovery" in row for row in own):
+            parts += [_RECOVERY_HEADING, recovery_table(own)]
         own_ratios = _under(ratios, workload, temperature)
         if own_ratios:
             parts += [_ratio_heading(own_ratios), ratio_table(own_ratios)]
         own_bounds = _under(results.get("bounds", []), workload, temperature)
         if own_bounds:
-            parts += [_BOUNDS_HEADING, bound_table(own_bounds)]
+            parts.append(bound_section(own_bounds))
         parts += ["Details:", detail_table(own)]
+    if results.get("calibration"):
+        parts.append(calibration_section(results["calibration"]))
     parts.append(_checks(rows))
     return "\n\n".join(parts) + "\n"
 
@@ -94,37 +90,19 @@ def phase_table(rows: Sequence[Row]) -> str:
 
 def recovery_table(rows: Sequence[Row]) -> str:
     """Render the steps to recovery after conditions changed."""
-    return _by_concurrency(
-        "steps", rows, lambda row: _format(row.get("recovery_steps"), ".0f")
-    )
 
+    def cell(row: Row) -> str:
+        recovery = row.get("recovery")
+        if recovery is None:
+            return "-"
+        steps, least = recovery["steps"], recovery["least_steps"]
+        seen = f"more than {recovery['steps_seen']}"
+        text = seen if steps is None else str(steps)
+        if recovery["rounds"] > 1 and least != steps:
+            text += f" (at least {seen if least is None else least})"
+        return f"{text}, against {recovery['rival']}"
 
-def bound_table(bounds: Sequence[Row]) -> str:
-    """Render what selectors of hindsight and of foresight reach, and what arms did."""
-    lines = []
-    for bound in bounds:
-        name, speed = max(bound["fixed"].items(), key=lambda item: float(item[1]))
-        lines.append(
-            [
-                str(bound["concurrency"]),
-                f"{bound['none']:.0f}",
-                f"{speed:.0f} ({name})",
-                f"{bound['hindsight']:.0f} (depth {bound['hindsight_depth']})",
-                f"{bound['clairvoyant']:.0f}",
-                *(
-                    f"{_format(bound['achieved'].get(arm), '.0f')} "
-                    f"({_format(bound['headroom_share'].get(arm), '.0%')})"
-                    for arm in _adaptive(bounds)
-                ),
-            ]
-        )
-    header = ["requests", "none", "best fixed", "hindsight", "clairvoyant"]
-    return _table([*header, *_adaptive(bounds)], lines)
-
-
-def _adaptive(bounds: Sequence[Row]) -> list[str]:
-    names = dict.fromkeys(name for bound in bounds for name in bound["achieved"])
-    return [name for name in names if not name.startswith("fixed")]
+    return _by_concurrency("steps", rows, cell)
 
 
 def ratio_table(ratios: Sequence[Row]) -> str:
@@ -153,9 +131,9 @@ def detail_table(rows: Sequence[Row]) -> str:
         speed = row["output_tokens_per_s"]
         line = [row["policy"], str(row["concurrency"])]
         line.append(f"{speed['min']:.0f}-{speed['max']:.0f}")
-        line += [_format(row[key], form) for _, key, form in _DETAILS]
+        line += [format_value(row[key], form) for _, key, form in _DETAILS]
         lines.append(line)
-    return _table(header, lines)
+    return make_table(header, lines)
 
 
 def _by_concurrency(
@@ -170,7 +148,15 @@ def _by_concurrency(
         lines.append(
             [policy, *(cell(own[n]) if n in own else "-" for n in concurrencies)]
         )
-    return _table(header, lines)
+    return make_table(header, lines)
+
+
+_RECOVERY_HEADING = (
+    "Steps after the change until a policy is, and stays, at .98 of the best *other* "
+    f"one or above: speed over the next {WINDOW_STEPS} steps, at every step of the "
+    f"next {HOLD_STEPS} or until the end, mean over rounds. In brackets what the 95 % "
+    "interval does not rule out."
+)
 
 
 def _describe(results: Mapping[str, Any]) -> str:
@@ -240,12 +226,3 @@ def _at(row: Row, concurrency: int) -> bool:
 
 def _speed(row: Row) -> float:
     return float(row["output_tokens_per_s"]["median"])
-
-
-def _format(value: Any, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rule = ["---"] * len(header)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))

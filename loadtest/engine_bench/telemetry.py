@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,9 @@ _COUNTED = (
     "num_accepted_tokens",
     "num_selections",
     "selection_seconds_total",
+    "planning_seconds_total",
 )
 _COUNTED_BY_REASON = ("num_fallbacks", "num_cut_tokens")
-
-_PLANNER_ERRORS = {
-    "step_time_error": ("cost", "prediction_error"),
-    "calibration_error": ("calibration", "calibration_error"),
-}
-"""Where a planner keeps its errors, for schedulers whose snapshot lacks them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,13 @@ class _CpuClock:
     now_s: float
     machine_busy_s: float
     own_busy_s: float
+
+    def __sub__(self, other: _CpuClock) -> _CpuClock:
+        return _CpuClock(
+            self.now_s - other.now_s,
+            self.machine_busy_s - other.machine_busy_s,
+            self.own_busy_s - other.own_busy_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +51,48 @@ class Telemetry:
         self._scheduler = scheduler
         self._process = psutil.Process()
         self._marks: dict[str, _Mark] = {}
+        self._paused = _CpuClock(0.0, 0.0, 0.0)
 
     def mark(self, name: str) -> None:
         """Read all figures at `start` or `end`."""
-        self._marks[name] = _Mark(self._snapshot(), _read_cpu(self._process))
+        self._marks[name] = _Mark(self._snapshot(), self._read_cpu())
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out a time in which others use the machine."""
+        before = self._read_cpu()
+        yield
+        self._paused = _read_cpu(self._process) - before
 
     def result(self) -> dict[str, Any]:
         """Return what happened between `start` and `end`.
 
         Returns:
-            Plain values; None where nobody counted. `other_cpu_share` is the share of
-            the machine's cores that other processes used.
+            Plain values; None where nobody counted. `calibration_error` is the
+            planner's own at the end mark: what drains afterwards is no part of it.
+            `other_cpu_share` is the share of the machine's cores that other processes
+            used.
         """
         start, end = self._marks["start"], self._marks["end"]
         return {
             "counters": _difference(start.counters, end.counters),
-            "step_time_error": self._planner_error("step_time_error"),
-            "calibration_error": self._planner_error("calibration_error"),
+            "calibration_error": _read_gauge(end.counters, "calibration_error"),
             "other_cpu_share": _other_share(start.cpu, end.cpu),
         }
+
+    def _read_cpu(self) -> _CpuClock:
+        return _read_cpu(self._process) - self._paused
 
     def _snapshot(self) -> Mapping[str, Any] | None:
         snapshot = getattr(self._scheduler, "snapshot", None)
         return dict(snapshot()) if callable(snapshot) else None
 
-    def _planner_error(self, key: str) -> float | None:
-        counters = self._marks["end"].counters
-        if counters is not None and counters.get(key) is not None:
-            return float(counters[key])
-        part, method = _PLANNER_ERRORS[key]
-        planner = getattr(self._scheduler, "_planner", None)
-        read = getattr(getattr(planner, part, None), method, None)
-        return float(read()) if callable(read) else None
+
+def _read_gauge(snapshot: Mapping[str, Any] | None, name: str) -> float | None:
+    """Return a gauge of the planner, where it has one."""
+    planner = (snapshot or {}).get("planner") or {}
+    value = planner.get(name)
+    return None if value is None else float(value)
 
 
 def _difference(
@@ -110,7 +123,7 @@ def _read_cpu(process: psutil.Process) -> _CpuClock:
 
 
 def _other_share(start: _CpuClock, end: _CpuClock) -> float:
-    elapsed = (end.now_s - start.now_s) * (psutil.cpu_count() or 1)
-    busy = end.machine_busy_s - start.machine_busy_s
-    own = end.own_busy_s - start.own_busy_s
-    return max(0.0, (busy - own) / elapsed) if elapsed > 0 else 0.0
+    spent = end - start
+    available_s = spent.now_s * (psutil.cpu_count() or 1)
+    others_s = spent.machine_busy_s - spent.own_busy_s
+    return max(0.0, others_s / available_s) if available_s > 0 else 0.0

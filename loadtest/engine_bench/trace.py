@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +38,13 @@ class Trace:
         step_*    `[num_steps]`: `STEP_FIELDS`, `total_ms`, `predicted_ms` (by the
                   planner's cost model before it learnt from the step), `depth` drafted
                   after the step, `budget` and `admitted` of the step.
+        window    `[2]`: steps before the steady part, and before its end.
+        state     What the planner knew when the steady part began, as JSON.
         draft_*   `[num_drafts]`: `DRAFT_FIELDS`, `num_accepted`; `draft_confidence` and
                   `draft_predicted` (calibrated) `[num_drafts, max_depth]`, NaN past
                   what was offered.
+
+    The time that taking notes takes is no part of `host_ms`.
 
     A draft that the scheduler cut after the selection has `num_verified` smaller than
     `num_admitted`; a draft whose outcome is unknown has `num_accepted` -1.
@@ -51,15 +57,31 @@ class Trace:
         self._drafts: list[dict[str, Any]] = []
         self._open: dict[Any, dict[str, Any]] = {}
         self._req_numbers: dict[Any, int] = {}
+        self._marks: dict[str, int] = {}
+        self._state: dict[str, Any] = {}
+        self._own_s = 0.0
 
     def __getattr__(self, name: str) -> Any:
         """Pass on whatever else the planner has."""
         return getattr(self._planner, name)
 
+    def mark(self, name: str) -> None:
+        """Note that `start` or `end` of the steady part has been reached."""
+        self._marks[name] = len(self._steps) - 1
+        export_state = getattr(self._planner, "export_state", None)
+        if name == "start" and callable(export_state):
+            self._state = export_state()
+
     def select(self, batch: Any) -> Any:
         """Note the drafts offered and admitted."""
-        predicted = self._predict(batch)
+        with self._taking_notes():
+            predicted = self._predict(batch)
         selection = self._planner.select(batch)
+        with self._taking_notes():
+            self._note_selection(batch, selection, predicted)
+        return selection
+
+    def _note_selection(self, batch: Any, selection: Any, predicted: Any) -> None:
         self._steps[-1]["budget"] = float(selection.draft_budget)
         self._steps[-1]["admitted"] = float(selection.num_admitted.sum())
         for row, req_id in enumerate(batch.req_ids):
@@ -78,7 +100,6 @@ class Trace:
             }
             self._drafts.append(draft)
             self._open[req_id] = draft
-        return selection
 
     def choose_depth(self, *args: Any, **kwargs: Any) -> int:
         """Note the depth."""
@@ -99,29 +120,45 @@ class Trace:
 
     def observe_timing(self, timing: Any) -> None:
         """Note what the step before cost, and was predicted to cost."""
+        noting_s, self._own_s = self._own_s, 0.0
+        with self._taking_notes():
+            self._note_timing(timing, 1e3 * noting_s)
+        self._planner.observe_timing(timing)
+
+    def _note_timing(self, timing: Any, noting_ms: float) -> None:
         if len(self._steps) > 1:
             step = self._steps[-2]
             for name, value in dataclasses.asdict(timing).items():
                 if name in STEP_FIELDS:
                     step[name] = float(value)
+            if "host_ms" in step:
+                step["host_ms"] = max(0.0, step["host_ms"] - noting_ms)
             step["total_ms"] = float(timing.total_ms)
             # A draft may have ended short of the depth that was chosen.
             step["depth"] = float(timing.depth)
             predict = getattr(getattr(self._planner, "cost", None), "predict_ms", None)
             if callable(predict):
                 step["predicted_ms"] = float(predict(timing))
-        self._planner.observe_timing(timing)
 
     def save(self, path: Path) -> None:
         """Write the arrays, all or nothing."""
         steps = self._steps[:-1]
+        for step in steps:
+            if "total_ms" not in step:
+                # Only the depth that was chosen is known, not that of the draft.
+                step.pop("depth", None)
         arrays = {
-            f"step_{name}": np.array([step.get(name, np.nan) for step in steps])
+            f"step_{name}": np.array(
+                [step.get(name, np.nan) for step in steps], dtype=np.float32
+            )
             for name in (*STEP_FIELDS, *_STEP_EXTRAS)
         }
+        window = self._marks.get("start", 0), self._marks.get("end", len(steps))
+        arrays["window"] = np.array(window, dtype=np.int32)
+        arrays["state"] = np.array(json.dumps(self._state))
         for name in (*DRAFT_FIELDS, "num_accepted"):
             arrays[f"draft_{name}"] = np.array(
-                [draft[name] for draft in self._drafts], dtype=np.int64
+                [draft[name] for draft in self._drafts], dtype=np.int32
             )
         depth = max((draft["num_offered"] for draft in self._drafts), default=0)
         for name in ("confidence", "predicted"):
@@ -134,6 +171,13 @@ class Trace:
         with unfinished.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         unfinished.rename(path)
+
+    @contextmanager
+    def _taking_notes(self) -> Iterator[None]:
+        """Count the time that only a traced step spends."""
+        began_s = time.perf_counter()
+        yield
+        self._own_s += time.perf_counter() - began_s
 
     def _predict(self, batch: Any) -> Any:
         calibration = getattr(self._planner, "calibration", None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,26 @@ class RecordedTrace:
     def draft(self, name: str) -> Array:
         """Return a draft array, `[num_drafts]` or `[num_drafts, max_depth]`."""
         return self.arrays[f"draft_{name}"].astype(np.float64)
+
+    def window(self) -> slice:
+        """Return the steps of the steady part; all where it was not marked."""
+        marks = self.arrays.get("window")
+        if marks is None:
+            return slice(0, self.step("num_reqs").size)
+        start, end = marks.astype(np.int64).tolist()
+        return slice(start, end)
+
+    def is_steady(self) -> NDArray[np.bool_]:
+        """Tell which steps belong to the steady part, `[num_steps]`."""
+        steady = np.zeros(self.step("num_reqs").size, dtype=np.bool_)
+        steady[self.window()] = True
+        return steady
+
+    def state(self) -> dict[str, Any]:
+        """Return what the planner knew at the start; {} if it learns nothing."""
+        state = self.arrays.get("state")
+        found: dict[str, Any] = {} if state is None else json.loads(str(state))
+        return found
 
     def time_s(self) -> Array:
         """Return when each step began, from the measured step times."""
@@ -70,12 +92,15 @@ class CalibrationCurve:
         observed: `[num_bins]`, share accepted.
         count: `[num_bins]`.
         error: Expected calibration error, 0-1.
+        exact_error: What the error of exact predictions would be on average, over as
+            many outcomes: chance alone keeps bins from agreeing.
     """
 
     predicted: Array
     observed: Array
     count: Array
     error: float
+    exact_error: float
 
 
 def load_trace(path: Path) -> RecordedTrace:
@@ -106,4 +131,7 @@ def bin_outcomes(probability: Array, happened: Array) -> CalibrationCurve | None
     observed = np.bincount(bins, happened, NUM_BINS)[filled] / count[filled]
     count = count[filled]
     error = float(np.abs(predicted - observed) @ count / count.sum())
-    return CalibrationCurve(predicted, observed, count, error)
+    # The mean of |x| of a normal x is its deviation times sqrt(2 / pi).
+    variance = np.bincount(bins, probability * (1.0 - probability), NUM_BINS)
+    exact_error = np.sqrt(variance * 2.0 / np.pi).sum() / count.sum()
+    return CalibrationCurve(predicted, observed, count, error, float(exact_error))

@@ -4,8 +4,11 @@ Messages are lines of JSON on standard input and output:
 
     {"do": "start", "llm": {...}, ...}                 -> {"event": "ready"}
     {"do": "run", "prompts": [...], ...}               -> {"event": "switch"} where
-                                                          conditions change, then
+                                                          conditions change,
+                                                          {"event": "pause"} at the
+                                                          end of a turn, then
                                                           {"event": "done", ...}
+    {"do": "continue"}                                 -> as after "run"
 
 Whatever vLLM prints goes to standard error.
 """
@@ -51,8 +54,14 @@ def main(
 
 def _serve(send: Any, make_engine: Callable[..., VllmEngine] | None) -> None:
     engine: VllmEngine | None = None
-    for line in sys.stdin:
-        message = json.loads(line)
+    messages = map(json.loads, sys.stdin)
+
+    def wait_for_turn() -> None:
+        send({"event": "pause"})
+        if next(messages, _END)["do"] != "continue":
+            raise SystemExit(0)  # The controller has given up.
+
+    for message in messages:
         match message.pop("do"):
             case "start":
                 if make_engine is None:
@@ -63,13 +72,17 @@ def _serve(send: Any, make_engine: Callable[..., VllmEngine] | None) -> None:
                 send({"event": "ready"})
             case "run":
                 assert engine is not None
-                result = engine.run(**message, on_switch=lambda: send(_SWITCH))
+                result = engine.run(
+                    **message,
+                    on_switch=lambda: send({"event": "switch"}),
+                    on_pause=wait_for_turn,
+                )
                 send({"event": "done", "result": result})
     if engine is not None:
         engine.shutdown()
 
 
-_SWITCH = {"event": "switch"}
+_END = {"do": "end"}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

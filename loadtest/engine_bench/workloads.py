@@ -11,7 +11,7 @@ from loadtest.demo_pair.tasks import TASKS, Exchange, Message, Task, draw
 
 from .closed_loop import min_requests
 from .errors import BenchError
-from .plan import Cell
+from .plan import DRIFT_REQUESTS_PER_SLOT, Cell
 
 Render = Callable[[Sequence[Message], bool], list[int]]
 """Turns chat messages into token ids; the flag lists the demo tools."""
@@ -34,8 +34,6 @@ _DIFFICULTIES = {
     "drift-neighbour": ("easy", "mixed", "hard"),
 }
 WORKLOADS = tuple(_DIFFICULTIES)
-
-_DRIFT_LENGTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +62,7 @@ class RequestMaker:
         seed: Of all lists.
         min_requests: Fewest requests of a list.
         requests_per_slot: Requests for each one in flight.
+        drift_requests_per_slot: The same before a change of conditions, and after.
     """
 
     render: Render
@@ -71,12 +70,12 @@ class RequestMaker:
     seed: int
     min_requests: int
     requests_per_slot: int
+    drift_requests_per_slot: int = DRIFT_REQUESTS_PER_SLOT
 
     def make(self, cell: Cell, round_number: int) -> Requests:
         """Make the requests of a cell in a round.
 
-        Temperatures share their requests. Drifting workloads have twice as many, so
-        that each half is as long as another workload.
+        Temperatures share their requests. Conditions change half-way.
         """
         workload = cell.workload
         rng = random.Random(f"{self.seed} {workload} {cell.concurrency} {round_number}")
@@ -100,8 +99,9 @@ class RequestMaker:
 
     def count(self, cell: Cell) -> int:
         """Return how many requests a cell has."""
-        count = max(self.min_requests, self.requests_per_slot * cell.concurrency)
-        return count * (_DRIFT_LENGTH if is_drifting(cell.workload) else 1)
+        if is_drifting(cell.workload):
+            return 2 * self.drift_requests_per_slot * cell.concurrency
+        return max(self.min_requests, self.requests_per_slot * cell.concurrency)
 
     def _prompt(
         self, workload: str, rng: random.Random, *, is_long: bool = False

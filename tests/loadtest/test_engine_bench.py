@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import pairwise, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from loadtest.engine_bench.plan import (
     Cell,
     list_cells,
     replace_axes,
-    rotate,
+    shuffle,
 )
 from loadtest.engine_bench.plots import draw_all
 from loadtest.engine_bench.preload import engine_env
@@ -42,6 +43,7 @@ from loadtest.engine_bench.progress import Progress
 from loadtest.engine_bench.report import write_results
 from loadtest.engine_bench.rows import find_differing
 from loadtest.engine_bench.settings import EngineSettings
+from loadtest.engine_bench.step_errors import watch_step_errors
 from loadtest.engine_bench.store import Store
 from loadtest.engine_bench.tables import ratio_table, throughput_table
 from loadtest.engine_bench.telemetry import Telemetry
@@ -109,13 +111,17 @@ def test_temperature_zero_is_a_given_axis_too() -> None:
     assert list_cells(blocks) == (Cell("easy", 0.0, 1),)
 
 
-def test_every_arm_takes_every_place_in_turn() -> None:
+def test_every_arm_takes_every_place_and_follows_every_other() -> None:
     arms = [parse_arm(name) for name in ("none", "fixed:1", "fixed:2")]
 
-    orders = [rotate(arms, turn) for turn in range(3)]
+    orders = [shuffle(arms, f"round {number}") for number in range(30)]
 
-    assert [order[0] for order in orders] == arms
-    assert all(set(order) == set(arms) for order in orders)
+    assert orders[0] == shuffle(arms, "round 0")
+    assert all(len(order) == len(set(order)) == 3 for order in orders)
+    assert {pair for order in orders for pair in pairwise(order)} == set(
+        permutations(arms, 2)
+    )
+    assert {order[0] for order in orders} == set(arms)
 
 
 def test_an_engine_without_speculation_gets_no_drafter_and_no_adapter() -> None:
@@ -273,6 +279,24 @@ def test_conditions_change_before_the_request_is_admitted() -> None:
     assert record.start_s < record.switch_s < record.end_s
 
 
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_pauses_come_at_the_same_requests_and_take_no_time(per_step: int) -> None:
+    lengths = [3, 5, 4, 7, 2, 6, 5, 3, 4, 5, 6, 2]
+    engine = FakeEngine(lengths, per_step)
+    finished: list[int] = []
+
+    def pause() -> None:
+        finished.append(len(engine.admitted) - len(engine.in_flight))
+        engine.now_s += 60.0
+
+    record = run_fake(engine, 1, pause_every=5, pause=pause)
+
+    assert finished == [5, 10]
+    assert measure(record) == pytest.approx(
+        measure(run_fake(FakeEngine(lengths, per_step), 1))
+    )
+
+
 def test_too_few_requests_for_a_steady_part_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 12"):
         run_fake(FakeEngine(lengths=[3] * 11), 4)
@@ -334,21 +358,66 @@ def test_digests_tell_which_replies_differ() -> None:
 
 def test_counters_are_those_of_the_steady_part() -> None:
     counters = {"num_steps": 5, "num_fallbacks": {"a": 1}, "num_cut_tokens": {}}
-    scheduler = SimpleNamespace(
-        snapshot=lambda: dict(counters),
-        _planner=SimpleNamespace(cost=SimpleNamespace(prediction_error=lambda: 0.25)),
-    )
-    telemetry = Telemetry(scheduler)
+    counters["planning_seconds_total"] = 1.0
+    telemetry = Telemetry(SimpleNamespace(snapshot=lambda: dict(counters)))
     telemetry.mark("start")
     counters |= {"num_steps": 9, "num_fallbacks": {"a": 1, "b": 2}}
+    counters["planning_seconds_total"] = 1.25
     telemetry.mark("end")
+    counters |= {"num_steps": 99}
 
     result = telemetry.result()
 
     assert result["counters"]["num_steps"] == 4
     assert result["counters"]["num_fallbacks"] == {"b": 2}
-    assert result["step_time_error"] == 0.25
+    assert result["counters"]["planning_seconds_total"] == 0.25
     assert result["calibration_error"] is None
+
+
+def test_the_calibration_error_is_that_at_the_end_of_the_steady_part() -> None:
+    planner = {"calibration_error": 0.02}
+    telemetry = Telemetry(SimpleNamespace(snapshot=lambda: {"planner": dict(planner)}))
+    telemetry.mark("start")
+    telemetry.mark("end")
+    planner["calibration_error"] = 0.5  # While the last requests drain.
+
+    assert telemetry.result()["calibration_error"] == 0.02
+
+
+def test_the_step_time_error_is_the_median_over_the_steady_part() -> None:
+    seen: list[Any] = []
+    planner = SimpleNamespace(
+        cost=SimpleNamespace(predict_ms=lambda timing: timing.predicted_ms),
+        observe_timing=seen.append,
+        choose_depth=lambda num_reqs: 3,
+    )
+    scheduler = SimpleNamespace(_planner=planner)
+    with watch_step_errors(scheduler) as errors:
+        assert errors is not None
+        for mark, predicted_ms in (
+            (None, 90.0),
+            ("start", 11.0),
+            (None, 9.5),
+            (None, 40.0),
+            ("end", 90.0),
+        ):
+            if mark:
+                errors.mark(mark)
+            timing = SimpleNamespace(predicted_ms=predicted_ms, total_ms=10.0)
+            scheduler._planner.observe_timing(timing)
+        assert scheduler._planner.choose_depth(1) == 3
+
+    # .1, .05 and 3: one bad step does not make the others bad, as a mean would.
+    assert errors.median() == pytest.approx(0.1)
+    assert scheduler._planner is planner
+    assert len(seen) == 5
+
+
+def test_a_policy_that_predicts_no_times_has_no_error() -> None:
+    with watch_step_errors(SimpleNamespace(_planner=SimpleNamespace())) as errors:
+        assert errors is None
+    with watch_step_errors(SimpleNamespace()) as errors:
+        assert errors is None
 
 
 def test_a_scheduler_that_counts_nothing_yields_no_counters() -> None:
@@ -571,33 +640,6 @@ def test_the_last_policy_is_compared_with_all_others() -> None:
     assert lines[2:] == ["| none | 2.000 (1.400-1.600) |", "| fixed:1 | 1.500 |"]
 
 
-def test_rows_of_drifting_cells_count_the_steps_to_recovery(store: Store) -> None:
-    def drifted(policy: str, number: int, speed: float, slow: int) -> dict[str, Any]:
-        step_ms = [20.0] * slow + [10.0] * (300 - slow)
-        series = {
-            "end_ms": np.cumsum(step_ms).tolist(),
-            "tokens": list(range(1, 301)),
-        }
-        phases = {"before": 1.0, "after": speed}
-        return measured(policy, number, speed, phases=phases, after_switch=series)
-
-    for number, slow in ((1, 7), (2, 9)):
-        store.append_group(
-            [
-                drifted("none", number, 110.0, 0),
-                drifted("tetris:2+2", number, 100.0, slow),
-            ]
-        )
-    store.write_environment(ENVIRONMENT)
-
-    none, tetris = write_results(store)["rows"]
-
-    # One slow step among fifty costs just under 2 %.
-    assert (none["recovery_steps"], tetris["recovery_steps_by_round"]) == (0, [6, 8])
-    assert tetris["recovery_steps"] == 7
-    assert "Steps until back" in (store.folder / "results.md").read_text()
-
-
 # Traces and plots
 
 
@@ -627,6 +669,14 @@ class FakeTiming:
     target_ms: float = 5.0
     depth: int = 2
     total_ms: float = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class FakeTimingWithHost:
+    num_reqs: int = 2
+    host_ms: float = 1000.0
+    depth: int = 1
+    total_ms: float = 1050.0
 
 
 def record_one_step(scheduler: Any) -> Trace:
@@ -672,6 +722,45 @@ def test_a_trace_keeps_what_was_offered_admitted_and_accepted(tmp_path: Path) ->
     assert happened.tolist() == [1.0, 0.0]
 
 
+class SlowNotes(FakePlanner):
+    """Predicts slowly, which only a traced step asks it to do twice."""
+
+    calibration = SimpleNamespace(
+        predict=lambda confidence, req_ids: time.sleep(0.02) or confidence
+    )
+
+    def export_state(self) -> dict[str, Any]:
+        return {"calibration": {"slope": 0.5}}
+
+
+def test_a_trace_tells_its_window_and_state_and_leaves_its_own_time_out(
+    tmp_path: Path,
+) -> None:
+    scheduler = SimpleNamespace(_planner=SlowNotes())
+    nothing = SimpleNamespace(req_ids=())
+    batch = SimpleNamespace(
+        num_draft_tokens=np.array([1, 1]),
+        confidence=np.array([[0.9], [0.4]]),
+        req_ids=("a", "b"),
+    )
+    with record_trace(scheduler) as trace:
+        assert trace is not None
+        for step in range(4):
+            trace.select(batch)
+            trace.observe(nothing)
+            trace.observe_timing(FakeTimingWithHost())
+            if step in (0, 2):
+                trace.mark("start" if step == 0 else "end")
+    trace.save(tmp_path / "trace.npz")
+    recorded = load_trace(tmp_path / "trace.npz")
+
+    assert recorded.is_steady().tolist() == [False, True, True, False]
+    assert recorded.state() == {"calibration": {"slope": 0.5}}
+    # At least 20 of the host's 1000 ms were notes.
+    assert (recorded.step("host_ms")[1:] <= 980.0).all()
+    assert (recorded.step("host_ms") > 0.0).all()
+
+
 def test_a_scheduler_without_planner_is_not_traced() -> None:
     with record_trace(SimpleNamespace()) as trace:
         assert trace is None
@@ -683,7 +772,45 @@ def test_calibration_error_weighs_bins_by_their_size() -> None:
 
     assert curve is not None
     assert curve.error == pytest.approx((3 * 0.1 + 0.9) / 4)
+    assert curve.count.tolist() == [1, 3]
     assert bin_outcomes(np.array([]), np.array([])) is None
+
+
+def test_exact_predictions_are_off_by_chance_alone() -> None:
+    rng = np.random.default_rng(0)
+    errors = []
+    for _ in range(300):
+        probability = rng.uniform(0.0, 1.0, 400)
+        curve = bin_outcomes(probability, (rng.random(400) < probability).astype(float))
+        assert curve is not None
+        errors.append((curve.error, curve.exact_error))
+    measured_error, exact_error = np.mean(errors, axis=0)
+    assert measured_error == pytest.approx(exact_error, rel=0.05)
+    assert 0.04 < exact_error < 0.06
+
+
+def test_opposite_errors_at_two_loads_do_not_cancel(store: Store) -> None:
+    fill(store, [(100.0, 110.0)])
+    store.write_environment(ENVIRONMENT)
+    tetris = parse_arm("tetris:2+2")
+    other = Cell("mixed", 0.0, 8)
+    store.append_group([measured("none", 1, 9.0) | other.as_dict()])
+    for cell, accepted in ((CELL, 1), (other, 0)):
+        path = store.trace_file(cell, tetris.file_name)
+        path.parent.mkdir(parents=True)
+        np.savez(
+            path,
+            draft_predicted=np.full((50, 1), 0.5),
+            draft_confidence=np.full((50, 1), 0.5),
+            draft_num_verified=np.ones(50),
+            draft_num_accepted=np.full(50, accepted),
+        )
+
+    found = write_results(store, with_bounds=True)["calibration"]
+
+    # Pooled, half of what was predicted at .5 was accepted.
+    assert [one["error"] for one in found] == [0.5, 0.5]
+    assert [one["concurrency"] for one in found] == [4, 8]
 
 
 def test_plots_are_drawn_from_rows_and_traces(store: Store) -> None:

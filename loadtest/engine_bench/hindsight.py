@@ -1,0 +1,132 @@
+"""The goodput policy with what it estimates fitted offline, or as it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from policies.batch import EngineLimits
+from policies.calibration import ConfidenceCalibration
+from policies.cost import StepCost
+from policies.exploration import Exploration
+from policies.goodput import GoodputPlanner
+
+from .prices import PriceCurve, StepPrices
+from .replay import Played, ReplayStep, play_planner
+from .traces import Array
+
+NUM_FITTING_PASSES = 3
+
+
+def play_hindsight(
+    steps: Sequence[ReplayStep], prices: StepPrices, max_depth: int
+) -> Played:
+    """Let the goodput policy decide, its calibration and costs fitted on these steps.
+
+    Depth by depth, draft by draft and with the early end of drafts it does what it does
+    in an engine, save exploring: it knows the prices it would explore for. What it
+    keeps of recent drafts comes from a first time through all steps.
+    """
+    planner = GoodputPlanner(max_depth, engine_limits(steps))
+    planner.calibration = fit_calibration(steps, max_depth)
+    # Its interface is all the planner looks at.
+    planner.cost = cast(StepCost, _KnownCost(prices))
+    planner._prices.cost = planner.cost
+    planner._exploration = _NoExploration()
+    play_planner(steps, planner, prices, learns_costs=False)
+    return play_planner(steps, planner, prices, learns_costs=False)
+
+
+def play_online(
+    steps: Sequence[ReplayStep],
+    prices: StepPrices,
+    max_depth: int,
+    state: dict[str, Any],
+) -> Played:
+    """Let the goodput policy decide as it does in an engine, learning as it goes.
+
+    Args:
+        steps: Gone through twice; the first time it gets used to the load.
+        prices: What is charged, and what it learns costs from.
+        max_depth: Deepest draft.
+        state: What it had learnt when the trace began; {} starts from its priors.
+    """
+    planner = GoodputPlanner(max_depth, engine_limits(steps))
+    planner.import_state(state)
+    play_planner(steps, planner, prices, learns_costs=True)
+    return play_planner(steps, planner, prices, learns_costs=True)
+
+
+def engine_limits(steps: Sequence[ReplayStep]) -> EngineLimits:
+    """Return the limits of an engine that skips the drafter and ends drafts early."""
+    return EngineLimits(
+        max_reqs=max(step.num_reqs for step in steps),
+        skips_drafter=True,
+        stops_drafts=True,
+    )
+
+
+def fit_calibration(
+    steps: Sequence[ReplayStep], max_depth: int
+) -> ConfidenceCalibration:
+    """Fit a calibration to all outcomes, several times over."""
+    calibration = ConfidenceCalibration(max_depth)
+    for _ in range(NUM_FITTING_PASSES):
+        for step in steps:
+            calibration.observe(
+                step.confidence, step.req_ids, step.num_offered, step.num_accepted
+            )
+        for req_id in {req_id for step in steps for req_id in step.req_ids}:
+            calibration.forget(req_id)
+    return calibration
+
+
+class _KnownCost:
+    """Prices in the place of a learnt cost model."""
+
+    def __init__(self, prices: StepPrices) -> None:
+        self._prices = prices
+        self.target = _KnownTable(prices.target)
+        self.draft_first = _KnownTable(prices.draft_first)
+        ends = np.array([1.0, 2.0])
+        self.draft_next = _KnownTable(
+            PriceCurve(ends, np.full(2, prices.draft_next_ms))
+        )
+
+    def draft_next_ms(self, _num_reqs: int, depth: Any) -> Array:
+        passes = np.maximum(np.asarray(depth, dtype=np.float64) - 1.0, 0.0)
+        return np.asarray(passes * self._prices.draft_next_ms)
+
+    def host_ms(self, _num_reqs: int) -> float:
+        return self._prices.host_ms
+
+    def context_ms(self, _num_context_tokens: float) -> float:
+        return 0.0
+
+
+class _KnownTable:
+    """A price curve in the place of a learnt table."""
+
+    def __init__(self, curve: PriceCurve) -> None:
+        self._curve = curve
+
+    def predict(self, count: Any) -> Array:
+        return np.where(np.asarray(count) > 0, self._curve.at(count), 0.0)
+
+    def at(self, count: float) -> float:
+        return float(self.predict(count))
+
+
+class _NoExploration(Exploration):
+    """Keeps to the plan."""
+
+    def adjust_depth(self, depth: int, max_depth: int) -> int:  # noqa: ARG002 - overridden
+        return depth
+
+    def is_pass_due(self) -> bool:
+        return False
+
+    def is_probing(self) -> bool:
+        return False
