@@ -7,10 +7,15 @@ and a pin that not all of them need gets a marker. Last, pip is asked whether an
 has a usable wheel for each of them.
 
 Pins already in the files are kept unless `--upgrade` is given.
+
+The file for GPUs is resolved on one index alone, PyPI or what PIP_INDEX_URL names,
+whatever else pip is configured to look at: a CPU build of torch found elsewhere counts
+as newer than the CUDA build of the same version, and asks for none of its libraries.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -55,6 +60,7 @@ class Target:
     machines: tuple[str, ...] = MACHINES
     left_out: frozenset[str] = frozenset()
     subtract: tuple[str, ...] = ()
+    one_index: bool = False
 
 
 TARGETS = (
@@ -68,6 +74,7 @@ TARGETS = (
     Target(
         "gpu",
         "Everything the server needs on a machine with an NVIDIA GPU.",
+        one_index=True,
     ),
     Target(
         "dev",
@@ -178,7 +185,7 @@ def lock(target: Target, *, upgrade: bool) -> None:
     pins = constraints(target, upgrade=upgrade)
     while True:
         print(f"{target.name}: resolving {len(roots)} requirements")
-        resolution = resolve(roots, pins)
+        resolution = resolve(roots, pins, one_index=target.one_index)
         needed, missing = walk(roots, resolution, environments, target.left_out)
         if not missing:
             break
@@ -186,12 +193,28 @@ def lock(target: Target, *, upgrade: bool) -> None:
         roots += missing
     for name in shared_pins(target):
         needed.pop(name, None)
+    if target.one_index:
+        refuse_local_builds(resolution.versions[name] for name in needed)
     lines = list(pin_lines(resolution, needed, environments))
     path = LOCK_FOLDER / f"{target.name}.txt"
     path.write_text(header(target) + "".join(f"{line}\n" for line in lines), "utf-8")
     print(f"{target.name}: {len(lines)} pins written to {path.relative_to(ROOT)}")
     for environment in environments:
-        check_available(environment, resolution, needed)
+        check_available(environment, resolution, needed, one_index=target.one_index)
+
+
+def refuse_local_builds(versions: Iterable[str]) -> None:
+    """Refuse versions like 2.13.0+cpu, which an index of everybody's does not have.
+
+    Raises:
+        LockError: There is one.
+    """
+    local = sorted(version for version in versions if "+" in version)
+    if local:
+        raise LockError(
+            f"{', '.join(local)} is a local build: let PIP_INDEX_URL name an index "
+            "that has the build for GPUs"
+        )
 
 
 def expand(target: Target, project: Mapping[str, Any]) -> Iterator[str]:
@@ -214,6 +237,8 @@ def expand(target: Target, project: Mapping[str, Any]) -> Iterator[str]:
 def constraints(target: Target, *, upgrade: bool) -> list[str]:
     """Return the pins that the resolver has to keep."""
     pins = {} if upgrade else read_pins(target.name)
+    if target.one_index:
+        pins = {name: version for name, version in pins.items() if "+" not in version}
     for name in target.subtract:
         pins = read_pins(name) | pins
     return [f"{name}=={version}" for name, version in pins.items()]
@@ -239,7 +264,9 @@ def read_pins(name: str) -> dict[str, str]:
     return pins
 
 
-def resolve(roots: Iterable[Requirement], pins: Iterable[str]) -> Resolution:
+def resolve(
+    roots: Iterable[Requirement], pins: Iterable[str], *, one_index: bool
+) -> Resolution:
     """Let pip choose versions, first from the configured indexes alone."""
     with tempfile.TemporaryDirectory() as folder:
         constraint_file = Path(folder, "constraints.txt")
@@ -252,8 +279,10 @@ def resolve(roots: Iterable[Requirement], pins: Iterable[str]) -> Resolution:
             *map(str, roots),
         ]
         try:
-            pip(*command)
+            pip(*command, one_index=one_index)
         except LockError:
+            if one_index:
+                raise
             pip(*command, "--extra-index-url", TORCH_CPU_INDEX)
         return Resolution.from_report(json.loads(report_file.read_text("utf-8")))
 
@@ -345,6 +374,8 @@ def check_available(
     environment: Environment,
     resolution: Resolution,
     needed: Mapping[str, set[Environment]],
+    *,
+    one_index: bool,
 ) -> None:
     """Ask pip for a wheel of every pin that is built for one Python or processor."""
     pins = [
@@ -369,21 +400,41 @@ def check_available(
             f"--python-version={environment.python}",
             *platforms,
             *pins,
+            one_index=one_index,
         )
     print(f"  {environment.python} on {environment.machine}: {len(pins)} wheels found")
 
 
-def pip(*arguments: str) -> str:
+def pip(*arguments: str, one_index: bool = False) -> str:
     """Run pip and return its output.
+
+    Args:
+        arguments: Of pip.
+        one_index: Whether it looks at one index alone, as `one_index_variables` says.
 
     Raises:
         LockError: pip failed; the message is what it printed.
     """
-    command = [sys.executable, "-m", "pip", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "pip", *arguments],
+        env=one_index_variables(os.environ) if one_index else None,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if result.returncode:
         raise LockError(f"pip {arguments[0]} failed:\n{result.stderr.strip()}")
     return result.stdout
+
+
+def one_index_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the caller's variables without further places to look for packages.
+
+    Settings in files are left out altogether: they add to what variables say.
+    """
+    unwanted = {"PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"}
+    kept = {name: text for name, text in variables.items() if name not in unwanted}
+    return {**kept, "PIP_CONFIG_FILE": os.devnull}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from pathlib import Path
 from loadtest.engine_bench.errors import BenchError
 
 MANIFEST = "parcels.json"
-DEFAULT_PIECE_BYTES = 60 << 20
 _CHUNK_BYTES = 1 << 20
 
 
@@ -38,9 +37,7 @@ class Parcel:
     pieces: tuple[str, ...]
 
 
-def split_files(
-    files: Sequence[Path], output: Path, piece_bytes: int = DEFAULT_PIECE_BYTES
-) -> list[Parcel]:
+def split_files(files: Sequence[Path], output: Path, piece_bytes: int) -> list[Parcel]:
     """Cut files into pieces and write the manifest.
 
     Args:
@@ -67,7 +64,7 @@ def split_files(
 def plan_loads(
     parcels: Iterable[Parcel], folder: Path, max_bytes: int
 ) -> list[list[str]]:
-    """Group pieces into loads no larger than a transfer takes.
+    """Group pieces into loads no larger than a transfer takes, first fit first.
 
     Args:
         parcels: What was split.
@@ -78,15 +75,17 @@ def plan_loads(
         Names of the pieces of each load.
     """
     loads: list[list[str]] = []
-    room = 0
+    rooms: list[int] = []
     for parcel in parcels:
         for piece in parcel.pieces:
             size = (folder / piece).stat().st_size
-            if not loads or size > room:
+            fitting = (index for index, room in enumerate(rooms) if size <= room)
+            index = next(fitting, len(loads))
+            if index == len(loads):
                 loads.append([])
-                room = max_bytes
-            loads[-1].append(piece)
-            room -= size
+                rooms.append(max_bytes)
+            loads[index].append(piece)
+            rooms[index] -= size
     return loads
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MEASUREMENTS = "measurements.jsonl"
+MEASUREMENTS, REPORT, LOGS = "measurements.jsonl", "report.md", "logs"
 
 Key = tuple[str, str, str]
 """Pair, arm, and the cell's name or `law`."""
@@ -42,3 +44,17 @@ class Results:
             file.write(f"\n{line}\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def copy_results(folder: Path, destination: Path) -> None:
+    """Copy measurements, report and packed logs; a file at a time, each complete."""
+    destination.mkdir(parents=True, exist_ok=True)
+    for name in (MEASUREMENTS, REPORT):
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, destination / f"{name}.new")
+            (destination / f"{name}.new").rename(destination / name)
+    if (folder / LOGS).is_dir():
+        unfinished = destination / "logs.tar.gz.new"
+        with tarfile.open(unfinished, "w:gz") as archive:
+            archive.add(folder / LOGS, arcname=LOGS)
+        unfinished.rename(destination / "logs.tar.gz")

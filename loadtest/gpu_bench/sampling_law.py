@@ -59,6 +59,35 @@ def compare_laws(
     return _chi_square_tail(statistic, len(rows) - 1), len(rows)
 
 
+def compare_samples(
+    first: Sequence[Sequence[int]], second: Sequence[Sequence[int]]
+) -> tuple[float, int]:
+    """Test whether two samples of replies to one prompt come from one law.
+
+    Whole replies are all different, so what is compared is the token at each position
+    and each pair of neighbours.
+
+    Args:
+        first: Token ids of each reply; shorter ones end there.
+        second: Likewise.
+
+    Returns:
+        The smallest p-value times the number of comparisons (Bonferroni), at most 1,
+        and that number. (1.0, 0) if all replies are equal.
+    """
+    length = max(map(len, [*first, *second]), default=0)
+    p_values = []
+    for start in range(length):
+        for end in (start + 1, start + 2):
+            p_value, num_kinds = compare_laws(
+                (tuple(one[start:end]) for one in first),
+                (tuple(one[start:end]) for one in second),
+            )
+            if num_kinds > 1:
+                p_values.append(p_value)
+    return min([1.0, *(p * len(p_values) for p in p_values)]), len(p_values)
+
+
 def _chi_square_tail(statistic: float, degrees: int) -> float:
     if degrees < 1:
         return 1.0

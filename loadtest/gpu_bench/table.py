@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .plan import ARMS, CELLS, PAIRS, SMOKE_CELLS
+from .plan import ARMS, CELLS, LAW_ARM, PAIRS, SMOKE_CELLS
 from .results import Key
-from .sampling_law import agreement, compare_laws
+from .sampling_law import agreement, compare_samples
 
 _OURS = "goodput"
 _UPSTREAM = "vllm-adaptive"
 _FIXED = tuple(name for name, arm in ARMS.items() if arm.kind == "fixed")
 
+_OUR_PACKAGES = ("serving/", "policies/", "loadtest/")
+_SHOWN = 4
+
+SIGNIFICANT = 1e-3
+"""Two samples with a smaller p-value are said to follow two laws."""
+
 Measurements = Mapping[Key, Mapping[str, Any]]
 
 
-def write_report(measurements: Measurements) -> str:
-    """Return everything that was measured as Markdown."""
-    parts = [_write_pair(name, measurements) for name in PAIRS]
+def write_report(measurements: Measurements, pair: str | None = None) -> str:
+    """Return everything that was measured as Markdown, or what was of one pair."""
+    names = PAIRS if pair is None else (pair,)
+    parts = [_write_pair(name, measurements) for name in names]
     text = "\n\n".join(part for part in parts if part)
     return (text or "Nothing has been measured yet.") + "\n"
 
@@ -33,8 +40,8 @@ def _write_pair(pair: str, measurements: Measurements) -> str:
     drift = [name for name in names if name.startswith("drift-")]
     if drift:
         blocks.append(_drift(drift, own))
-    blocks += [_inner(names, own), _lossless(names, own)]
-    return "\n\n".join(blocks)
+    blocks += [_inner(names, own), _lossless(names, own), _law(own), _waits(own)]
+    return "\n\n".join(block for block in blocks if block)
 
 
 def _throughput(cells: Sequence[str], own: Mapping[Any, Any]) -> str:
@@ -96,7 +103,7 @@ def _inner(cells: Sequence[str], own: Mapping[Any, Any]) -> str:
     """What the arms did: acceptance, verified drafts, errors, time to decide."""
     rows = []
     for cell in cells:
-        for arm in ARMS:
+        for arm in (*ARMS, LAW_ARM.name):
             one = own.get((arm, cell))
             if one is None or arm == "none":
                 continue
@@ -107,6 +114,7 @@ def _inner(cells: Sequence[str], own: Mapping[Any, Any]) -> str:
                     _number(one.get("acceptance_length"), "{:.2f}"),
                     _number(one.get("verified_per_step"), "{:.1f}"),
                     _number(one.get("offered_per_step"), "{:.1f}"),
+                    _number(one.get("draft_ms"), "{:.2f}"),
                     _percent(one.get("step_time_error")),
                     _number(one.get("selector_us"), "{:.0f}"),
                     _number(one.get("itl_p99_ms"), "{:.1f}"),
@@ -118,6 +126,7 @@ def _inner(cells: Sequence[str], own: Mapping[Any, Any]) -> str:
         "acceptance length",
         "verified per step",
         "offered per step",
+        "draft ms per step",
         "step-time error",
         "selector µs",
         "ITL p99 ms",
@@ -138,18 +147,73 @@ def _lossless(cells: Sequence[str], own: Mapping[Any, Any]) -> str:
             share = one and agreement(one["digests"], plain["digests"])
             shares.append(_percent(share if one else None))
         rows.append([f"{cell}: outputs equal to none's", *shares])
-    plain = own.get(("none", "law"))
-    if plain is not None:
-        values = []
-        for arm in ARMS:
-            one = own.get((arm, "law"))
-            if one is None:
-                values.append("-")
-                continue
-            p_value, num_kinds = compare_laws(one["digests"], plain["digests"])
-            values.append(f"p={p_value:.3f} ({num_kinds} kinds)")
-        rows.append(["temperature 1: law equal to none's", *values])
     return _table(["losslessness", *ARMS], rows)
+
+
+def _law(own: Mapping[Any, Any]) -> str:
+    """Whether samples follow the law of an engine that drafts nothing."""
+    plain = own.get(("none", "law"))
+    if plain is None:
+        return ""
+    rows = []
+    for what, key in (
+        (f"{LAW_ARM.name}, drafts drawn", (LAW_ARM.name, "law")),
+        ("control: none, hotter", ("none", "law-control")),
+    ):
+        one = own.get(key)
+        if one is None:
+            continue
+        p_value, num_comparisons = compare_samples(one["tokens"], plain["tokens"])
+        is_control = key[1] == "law-control"
+        is_told_apart = p_value < SIGNIFICANT
+        verdict = "told apart" if is_told_apart else "the same law"
+        if is_told_apart != is_control:
+            verdict += ": WRONG"
+        cut, verified = _count_cut(one)
+        if not is_control and not cut:
+            verdict += ": NOTHING WAS CUT, which shows nothing"
+        rows.append(
+            [
+                what,
+                f"{p_value:.2g}",
+                str(num_comparisons),
+                _number(verified, "{:.0f}"),
+                _number(cut, "{:.0f}"),
+                verdict,
+            ]
+        )
+    header = [
+        "law of samples against none's",
+        "p",
+        "comparisons",
+        "drafts verified",
+        "drafts cut",
+        "verdict",
+    ]
+    return _table(header, rows)
+
+
+def _count_cut(one: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Return the drafts that were left out for want of budget, and those verified."""
+    counters = one.get("counters")
+    if counters is None:
+        return None, None
+    return counters["num_cut_tokens"].get("budget", 0), counters["num_verified_tokens"]
+
+
+def _waits(own: Mapping[Any, Any]) -> str:
+    """Where engines waited for the device inside of steps."""
+    rows = []
+    for arm in (*ARMS, LAW_ARM.name):
+        one = own.get((arm, "waits"))
+        if one is None:
+            continue
+        places: Mapping[str, int] = one["places"]
+        ours = [place for place in places if place.startswith(_OUR_PACKAGES)]
+        shown = [f"{place} ({count})" for place, count in list(places.items())[:_SHOWN]]
+        rows.append([arm, str(len(places)), str(len(ours)), ", ".join(shown) or "-"])
+    header = ["waits for the device", "places", "in our code", "most often"]
+    return _table(header, rows) if rows else ""
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
