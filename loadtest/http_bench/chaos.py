@@ -66,7 +66,8 @@ class ServerChaos:
     """Carries actions out in a thread, counted from the begin of a run.
 
     Attributes:
-        log: What was done: `epoch_s`, `at_s` in the run, `kind`, `what`.
+        log: What was done: `epoch_s`, `at_s` in the run, `kind`, `what`, and whether
+            it was `done` at all.
     """
 
     def __init__(
@@ -106,35 +107,36 @@ class ServerChaos:
             if self._stop.wait(max(0.0, due_s - time.time())):
                 return
             began_s = time.time()
-            what = self._act(action)
+            what, done = self._act(action)
             self.log.append(
                 {
                     "epoch_s": began_s,
                     "at_s": round(began_s - epoch_s, 3),
                     "kind": action.kind,
                     "what": what,
+                    "done": done,
                 }
             )
             self._say(f"chaos: {action.kind}: {what}")
 
-    def _act(self, action: ServerAction) -> str:
+    def _act(self, action: ServerAction) -> tuple[str, bool]:
         if action.kind == "redeploy":
             return self._redeploy()
         if self._deployment.pid is None:
-            return "nothing done: give --deployment-pid for a server we did not start"
+            return "give --deployment-pid for a server we did not start", False
         for role, process in find_processes(self._deployment.pid):
             if role in _VICTIMS[action.kind]:
                 try:
                     process.kill()
                 except psutil.NoSuchProcess:
                     continue
-                return f"killed the {role} process {process.pid}"
-        return "nothing done: no such process"
+                return f"killed the {role} process {process.pid}", True
+        return "there is no such process", False
 
-    def _redeploy(self) -> str:
+    def _redeploy(self) -> tuple[str, bool]:
         command = self._redeploy_command
         if command is None:
-            return "nothing done: give --redeploy-command"
+            return "give --redeploy-command", False
         command = command.replace("{dashboard}", self._deployment.dashboard or "")
         try:
             finished = subprocess.run(
@@ -145,7 +147,8 @@ class ServerChaos:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return f"{command!r} took more than {_REDEPLOY_TIMEOUT_S:.0f} s"
+            return f"{command!r} took more than {_REDEPLOY_TIMEOUT_S:.0f} s", False
         said = _COLOURS.sub("", finished.stdout + finished.stderr)
         last = said.strip().splitlines()[-1:]
-        return f"{command!r} exited with {finished.returncode} {' '.join(last)}".strip()
+        what = f"{command!r} exited with {finished.returncode} {' '.join(last)}".strip()
+        return what, finished.returncode == 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from loadtest.engine_bench.argument_types import read_minutes, read_positive
 
@@ -17,6 +17,7 @@ from .errors import LoadTestError
 from .experiment import Cell, Experiment, Traffic
 from .load import Load, parse_load
 from .objectives import Objective, parse_objective
+from .options import HEADER_VARIABLE, read_extra_body, read_header
 from .presets import PRESETS
 from .report import write_report, write_results
 from .run import Runner
@@ -27,6 +28,9 @@ from .workloads import GENERATED, make_workload
 EXIT_FAILED = 1
 EXIT_MORE_TO_DO = 3
 EXIT_INTERRUPTED = 130
+
+_DURATION_S = 60.0
+_SOAK_S = 3600.0
 
 T = TypeVar("T")
 
@@ -156,41 +160,79 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "spike:4-32, diurnal:1-8x2.",
     )
     add = group.add_argument
-    add("--loads", type=_each(parse_load), default="closed:8", metavar="LIST")
+    add(
+        "--loads",
+        type=_each(parse_load),
+        default="closed:8",
+        metavar="LIST",
+        help="(default: %(default)s)",
+    )
     add(
         "--workloads",
         type=_each(str),
         default="mixed",
         metavar="LIST",
         help=f"of {', '.join(GENERATED)}, or files: ShareGPT .json or .jsonl, or one "
-        "prompt a line",
+        "prompt a line (default: %(default)s)",
     )
-    add("--duration", type=_seconds, default=60.0, metavar="S", help="of every run")
-    add("--requests", type=read_positive, default=0, metavar="N")
-    add("--lead-in", type=_seconds, default=5.0, metavar="S", help="left out of a run")
-    add("--drain", type=_seconds, default=60.0, metavar="S", help="to finish requests")
-    add("--warm-up", type=_seconds, default=10.0, metavar="S", help="after a start")
-    add("--max-tokens", type=read_positive, default=128, metavar="N")
-    add("--temperature", type=float, default=0.0)
-    add("--seed", type=int, default=0)
+    add(
+        "--duration",
+        type=_seconds,
+        metavar="S",
+        help=f"of every run (default: {_DURATION_S:g}; with --soak {_SOAK_S:g})",
+    )
+
+    def add_number(
+        name: str, kind: Callable[[str], Any], default: Any, help: str
+    ) -> None:
+        metavar = "S" if kind is _seconds else "N"
+        shown = f"{help} (default: {default:g})" if default else help
+        add(name, type=kind, default=default, metavar=metavar, help=shown)
+
+    add_number(
+        "--requests", read_positive, 0, "send as many in every run, in closed loop"
+    )
+    add_number("--lead-in", _seconds, 5.0, "left out of every run")
+    add_number("--drain", _seconds, 60.0, "to finish requests after a run")
+    add_number("--warm-up", _seconds, 10.0, "of load after a start, thrown away")
+    add_number("--max-tokens", read_positive, 128, "longest reply")
+    add("--temperature", type=float, default=0.0, help="of sampling (default: 0)")
+    add("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
     add("--model", default="", help="name to ask for (default: the first one listed)")
     add("--extra-body", default="{}", metavar="JSON", help="more of each request")
-    add("--header", default="", metavar="NAME: VALUE", help="e.g. an API key")
-    add("--max-prompt-chars", type=read_positive, default=0, metavar="N")
     add(
-        "--processes",
-        type=read_positive,
-        default=1,
-        metavar="N",
-        help="processes of the client",
+        "--header",
+        default="",
+        metavar="NAME: VALUE",
+        help=f"e.g. an API key; also from the variable {HEADER_VARIABLE}",
     )
+    add_number(
+        "--max-prompt-chars",
+        read_positive,
+        0,
+        "leave out longer conversations of a file (default: none)",
+    )
+    add_number("--processes", read_positive, 1, "processes of the client")
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("targets and verdict")
     add = group.add_argument
-    add("--ttft-target-ms", type=_seconds, default=1000.0, metavar="MS")
-    add("--tpot-target-ms", type=_seconds, default=100.0, metavar="MS")
+    add(
+        "--ttft-target-ms",
+        type=_seconds,
+        default=1000.0,
+        metavar="MS",
+        help="longest time to first token that counts as goodput; 0 for any "
+        "(default: %(default)g)",
+    )
+    add(
+        "--tpot-target-ms",
+        type=_seconds,
+        default=100.0,
+        metavar="MS",
+        help="longest time per output token; 0 for any (default: %(default)g)",
+    )
     add(
         "--objective",
         type=_one(parse_objective),
@@ -200,8 +242,21 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         help="exit with 1 unless it holds, e.g. 'ttft_p95_ms<=500', "
         "'tetris:2+2@failure_rate<=0', 'ours/vllm@output_tokens_per_s>=0.95'",
     )
-    add("--max-client-cpu", type=float, default=0.8, metavar="SHARE")
-    add("--max-lag-ms", type=float, default=25.0, metavar="MS")
+    add(
+        "--max-client-cpu",
+        type=float,
+        default=Limits().max_client_cpu,
+        metavar="SHARE",
+        help="of a core; a client that uses more makes a run invalid (default: "
+        "%(default)g)",
+    )
+    add(
+        "--max-lag-ms",
+        type=float,
+        default=Limits().max_lag_ms,
+        metavar="MS",
+        help="a client that is later makes a run invalid (default: %(default)g)",
+    )
     add(
         "--client-nice",
         type=int,
@@ -210,7 +265,13 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("how")
     add = group.add_argument
-    add("--rounds", type=read_positive, default=3, metavar="N")
+    add(
+        "--rounds",
+        type=read_positive,
+        default=3,
+        metavar="N",
+        help="how often everything is measured (default: %(default)s)",
+    )
     add("--minutes", type=read_minutes, metavar="N", help="then exit with 3 if needed")
     add("--soak", action="store_true", help="fail when the server's processes grow")
     add(
@@ -236,6 +297,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.restart:
         store.clear()
     complete = options.report_only or _measure(options, store, objectives)
+    if not complete and not store.runs():
+        sys.stderr.write("\nnothing is measured yet: run the same command again\n")
+        return EXIT_MORE_TO_DO
     results = write_results(store, objectives)
     sys.stderr.write(f"\nreport: {write_report(store, results)}\n")
     missed = [one for one in results["objectives"] if not one["is_met"]]
@@ -260,6 +324,7 @@ def _measure(
         metrics_urls=dict(options.metrics_url),
         logs=store.folder / LOG_FOLDER,
         deployment_pid=options.deployment_pid,
+        headers=read_header(options.header),
     )
     return Runner(experiment, store, launcher, objectives).measure(options.minutes)
 
@@ -273,17 +338,20 @@ def make_experiment(options: argparse.Namespace) -> Experiment:
     arms: list[Arm] = [*options.policies, *options.arm]
     if len({arm.name for arm in arms}) < len(arms):
         raise LoadTestError("two arms have the same name; name them with --arm NAME=")
-    if options.lead_in >= options.duration:
+    duration_s = options.duration or (_SOAK_S if options.soak else _DURATION_S)
+    if options.lead_in >= duration_s:
         raise LoadTestError(
-            f"--lead-in {options.lead_in:g} leaves nothing of "
-            f"--duration {options.duration:g}"
+            f"--lead-in {options.lead_in:g} leaves nothing of --duration {duration_s:g}"
         )
     loads: Sequence[Load] = options.loads
     if options.requests and any(load.is_open for load in loads):
         raise LoadTestError("--requests goes with closed loop; use --duration instead")
     for workload in options.workloads:
         make_workload(workload, "check", options.max_prompt_chars or None)
+    read_header(options.header)
+    read_extra_body(options.extra_body)
     server_chaos, client_chaos = options.chaos or ((), "")
+    _check_chaos(options, arms, {action.kind for action in server_chaos})
     return Experiment(
         arms=arms,
         cells=[Cell(w, load) for w in options.workloads for load in loads],
@@ -293,7 +361,7 @@ def make_experiment(options: argparse.Namespace) -> Experiment:
             max_tokens=options.max_tokens,
             temperature=options.temperature,
             seed=options.seed,
-            duration_s=options.duration,
+            duration_s=duration_s,
             num_requests=options.requests,
             lead_in_s=0.0 if options.requests else options.lead_in,
             drain_s=options.drain,
@@ -313,6 +381,27 @@ def make_experiment(options: argparse.Namespace) -> Experiment:
         redeploy_command=options.redeploy_command,
         is_soak=options.soak,
     )
+
+
+def _check_chaos(
+    options: argparse.Namespace, arms: Sequence[Arm], kinds: set[str]
+) -> None:
+    """Refuse what could not be done when its time came."""
+    if "redeploy" in kinds and options.redeploy_command is None:
+        raise LoadTestError("--chaos redeploy needs --redeploy-command")
+    attached = [arm.name for arm in arms if arm.url is not None]
+    if not attached or not (kinds - {"redeploy"} or options.soak):
+        return
+    if options.deployment_pid is None:
+        raise LoadTestError(
+            f"--chaos kill-... and --soak need --deployment-pid for {attached[0]}, "
+            "which runs already"
+        )
+    if len(attached) > 1:
+        raise LoadTestError(
+            f"--deployment-pid can be that of one arm; {' and '.join(attached)} run "
+            "already"
+        )
 
 
 def _one(read: Callable[[str], T]) -> Callable[[str], T]:

@@ -28,6 +28,11 @@ import numpy as np
 
 from loadtest.engine_bench.argument_types import read_positive
 from loadtest.engine_bench.comparison import Ratio, compare
+from loadtest.engine_bench.environment import (
+    describe_machine,
+    describe_piece,
+    describe_versions,
+)
 
 from .errors import LoadTestError
 from .experiment import Cell, Traffic
@@ -124,6 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ratios = {figure: compare_figure(rounds, figure) for figure in FIGURES}
     agrees = {f: abs(r.ratio - 1) <= options.tolerance for f, r in ratios.items()}
     written = {
+        "environment": {
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+            **describe_piece(),
+        },
         "check": {**asdict(check), "output": str(check.output)},
         "tolerance": options.tolerance,
         "rounds": rounds,

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import psutil
 
@@ -29,6 +30,7 @@ _READY = "Ctrl-C stops everything"
 _DASHBOARD = re.compile(r"dashboard\s+(http://\S+)")
 _METRICS = re.compile(r"metrics\s+(http://\S+)")
 _LOG_TAIL_LINES = 15
+_TIMEOUT_S = 5.0
 _REPO = Path(loadtest.__file__).resolve().parents[1]
 _OWN_SETTLE_S = 3.0
 _RAY_SETTLE_S = 11.0
@@ -47,6 +49,7 @@ class Deployment:
         settle_s: How far they lag behind.
         pid: The process that all of it descends from; None for someone else's.
         dashboard: Address of Ray's dashboard, if it told us.
+        headers: Of every request, e.g. an API key.
     """
 
     url: str
@@ -54,6 +57,7 @@ class Deployment:
     settle_s: float
     pid: int | None = None
     dashboard: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Launcher:
         metrics_urls: Prometheus pages of arms that run already, by arm.
         logs: Folder for servers' output.
         deployment_pid: Of a running deployment on this machine.
+        headers: Of every request, e.g. an API key.
     """
 
     config: str
@@ -73,6 +78,7 @@ class Launcher:
     metrics_urls: dict[str, str]
     logs: Path
     deployment_pid: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
     def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
@@ -125,10 +131,16 @@ class Launcher:
         ]
 
     def _attach(self, url: str, metrics_url: str | None) -> Deployment:
-        if not answers(url):
-            raise LoadTestError(f"{url}/v1/models does not answer; start the server")
-        pages = (metrics_url,) if metrics_url else _own_metrics_page(url)
-        return Deployment(url, pages, _settle_time(pages), self.deployment_pid)
+        silence = why_silent(url, self.headers)
+        if silence is not None:
+            raise LoadTestError(
+                f"{url}/v1/models does not answer ({silence}); start the server"
+            )
+        pages = (metrics_url,) if metrics_url else self._own_metrics_page(url)
+        settle_s = self._settle_time(url, pages)
+        return Deployment(
+            url, pages, settle_s, self.deployment_pid, headers=self.headers
+        )
 
     def _wait_until_ready(
         self, arm: Arm, process: subprocess.Popen[bytes], port: int, log: Path
@@ -138,7 +150,10 @@ class Launcher:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while True:
             text = log.read_text(errors="replace")
-            is_ready = _READY in text if is_ours else answers(url)
+            if is_ours:
+                is_ready = _READY in text
+            else:
+                is_ready = why_silent(url, self.headers) is None
             if is_ready:
                 break
             if process.poll() is not None or time.monotonic() > deadline_s:
@@ -146,8 +161,9 @@ class Launcher:
                 raise LoadTestError(f"{arm.name} did not start; end of {log}:\n{tail}")
             time.sleep(0.2)
         if not is_ours:
-            pages = _own_metrics_page(url)
-            return Deployment(url, pages, _settle_time(pages), process.pid)
+            pages = self._own_metrics_page(url)
+            settle_s = self._settle_time(url, pages)
+            return Deployment(url, pages, settle_s, process.pid, headers=self.headers)
         dashboard = _DASHBOARD.search(text)
         return Deployment(
             url,
@@ -155,7 +171,19 @@ class Launcher:
             _OWN_SETTLE_S,
             process.pid,
             dashboard and dashboard[1],
+            self.headers,
         )
+
+    def _own_metrics_page(self, url: str) -> tuple[str, ...]:
+        """Return the page that vLLM's server has itself, if it is there."""
+        page = f"{url}/metrics"
+        return () if fetch(page, url, self.headers) is None else (page,)
+
+    def _settle_time(self, url: str, pages: Sequence[str]) -> float:
+        """Return how long to wait for an exporter to show what has happened."""
+        texts = (fetch(page, url, self.headers) or "" for page in pages)
+        is_rays = any("\nray_" in f"\n{text}" for text in texts)
+        return _RAY_SETTLE_S if is_rays else _VLLM_SETTLE_S
 
 
 def find_config(name: str) -> Path:
@@ -187,32 +215,50 @@ def find_free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def answers(url: str) -> bool:
-    """Tell whether an endpoint lists its models."""
+def why_silent(url: str, headers: Mapping[str, str]) -> str | None:
+    """Return why an endpoint does not list its models; None if it does.
+
+    Raises:
+        LoadTestError: If it answers but refuses us, which waiting does not change.
+    """
     try:
-        with urlopen(f"{url}/v1/models", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError):
-        return False
+        with urlopen(_request(f"{url}/v1/models", url, headers), timeout=_TIMEOUT_S):
+            return None
+    except HTTPError as error:
+        if error.code in (401, 403):
+            raise LoadTestError(
+                f"{url}/v1/models: {error}; give its key with "
+                "--header 'Authorization: Bearer ...'"
+            ) from None
+        return str(error)
+    except (OSError, ValueError) as error:
+        return str(error)
 
 
-def _own_metrics_page(url: str) -> tuple[str, ...]:
-    """Return the page that vLLM's server has itself, if it is there."""
-    page = f"{url}/metrics"
+def fetch(
+    page: str,
+    url: str,
+    headers: Mapping[str, str],
+    on_problem: Callable[[str], None] = lambda _: None,
+) -> str | None:
+    """Return the text of a page of an endpoint or beside it; None if there is none.
+
+    Args:
+        page: Its address.
+        url: Root of the endpoint; headers, which may hold a key, go nowhere else.
+        headers: Of the endpoint.
+        on_problem: Told why there is none.
+    """
     try:
-        with urlopen(page, timeout=5):
-            return (page,)
-    except (OSError, ValueError):
-        return ()
+        with urlopen(_request(page, url, headers), timeout=_TIMEOUT_S) as answer:
+            return str(answer.read().decode())
+    except (OSError, ValueError) as error:
+        on_problem(f"{page}: {error}")
+        return None
 
 
-def _settle_time(pages: Sequence[str]) -> float:
-    """Return how long to wait for an exporter to show what has happened."""
-    for page in pages:
-        with suppress(OSError, ValueError), urlopen(page, timeout=5) as answer:
-            if b"\nray_" in b"\n" + answer.read():
-                return _RAY_SETTLE_S
-    return _VLLM_SETTLE_S
+def _request(page: str, url: str, headers: Mapping[str, str]) -> Request:
+    return Request(page, headers=dict(headers) if page.startswith(f"{url}/") else {})
 
 
 def _environment() -> dict[str, str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import loadtest
+
 from .arms import Arm
 from .chaos import ServerAction
+from .deployment import find_config
 from .load import Load
 from .shapes import Constant
 from .summary import Limits, Targets
 
+_REPO = Path(loadtest.__file__).resolve().parents[1]
 _MEASURING = (
     *("chat_stream.py", "client_health.py", "load.py", "locust_run.py"),
     *("locustfile.py", "outcome.py", "session.py", "shapes.py", "sse.py"),
@@ -54,7 +58,7 @@ class Traffic:
         lead_in_s: Begin of every run that is left out.
         drain_s: Time that running requests get to finish.
         extra_body: More fields of every request, as JSON.
-        header: One more header, `NAME: VALUE`; empty for none.
+        header: One more header, `NAME: VALUE`; empty for none. Never written down.
         max_prompt_chars: Leaves out longer conversations of a file; 0 for any.
         processes: Of the client.
         nice: Priority of the client's processes; None leaves it.
@@ -117,23 +121,32 @@ class Experiment:
         return {
             "arms": [asdict(arm) for arm in self.arms],
             **asdict(self.traffic),
+            "header": self.traffic.header.partition(":")[0],
             "warm_up_s": self.warm_up_s,
             "targets": asdict(self.targets),
             "limits": asdict(self.limits),
             "config": self.config,
+            "config_digest": _digest([find_config(self.config)]),
+            "files": _digest(cell.workload for cell in self.cells),
             "set": list(self.settings),
             "server_chaos": [asdict(action) for action in self.server_chaos],
             "client_chaos": self.client_chaos,
             "redeploy_command": self.redeploy_command,
             "is_soak": self.is_soak,
-            "client": _digest_client(),
+            "client": _digest(Path(__file__).with_name(name) for name in _MEASURING),
+            "server": _digest(
+                file
+                for package in ("policies", "serving")
+                for file in sorted((_REPO / package).rglob("*.py"))
+            ),
         }
 
 
-def _digest_client() -> str:
-    """Return a short digest of the code that sends and measures."""
+def _digest(files: Iterable[str | Path]) -> str:
+    """Return a short digest of files, of those that are there."""
     digest = hashlib.sha256()
-    for name in _MEASURING:
-        digest.update(name.encode() + b"\0")
-        digest.update(Path(__file__).with_name(name).read_bytes() + b"\0")
+    for file in map(Path, files):
+        digest.update(file.name.encode() + b"\0")
+        if file.is_file():
+            digest.update(file.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -18,7 +18,13 @@ _SETTLING_PART = 0.25
 """Left out at first: caches and pools fill."""
 
 MEASURES = ("memory_mib", "num_fds", "num_threads")
-_SMALLEST_GROWTH = {"memory_mib": 16.0, "num_fds": 8.0, "num_threads": 4.0}
+_NUM_PROCESSES = "num_processes"
+_SMALLEST_GROWTH = {
+    "memory_mib": 16.0,
+    "num_fds": 8.0,
+    "num_threads": 4.0,
+    _NUM_PROCESSES: 2.0,
+}
 _TOLERATED_SHARE_PER_HOUR = 0.05
 
 
@@ -53,19 +59,22 @@ def fit_all(samples: Sequence[Mapping[str, Any]]) -> list[Growth]:
     """Fit every measure of every role that has enough samples.
 
     Of a role whose processes came or went, the longest time with the same number of
-    them counts: a second replica is no leak.
+    them counts, for a second replica is no leak; their number itself is fitted over
+    the whole time, for ever more of them are one.
     """
     fits = []
     for role in sorted({sample["role"] for sample in samples}):
-        own = _find_longest_steady(
-            [sample for sample in samples if sample["role"] == role]
-        )
-        for measure in MEASURES:
-            points = [(sample["epoch_s"], sample[measure]) for sample in own]
-            fit = fit_growth(role, measure, points)
-            if fit is not None:
-                fits.append(fit)
-    return fits
+        own = [sample for sample in samples if sample["role"] == role]
+        steady = _find_longest_steady(own)
+        fits.append(fit_growth(role, _NUM_PROCESSES, _points(own, _NUM_PROCESSES)))
+        fits += [fit_growth(role, m, _points(steady, m)) for m in MEASURES]
+    return [fit for fit in fits if fit is not None]
+
+
+def _points(
+    samples: Sequence[Mapping[str, Any]], measure: str
+) -> list[tuple[float, float]]:
+    return [(sample["epoch_s"], sample[measure]) for sample in samples]
 
 
 def _find_longest_steady(
@@ -82,7 +91,7 @@ def fit_growth(
 
     Args:
         role: For the result.
-        measure: One of `MEASURES`.
+        measure: One of `MEASURES`, or the number of processes.
         points: Time in seconds and value, by time.
 
     Returns:
@@ -123,8 +132,8 @@ def fit_growth(
 def find_leftovers(timeline: Sequence[Mapping[str, float]]) -> list[str]:
     """Return what an idle engine still holds at the end: requests, cache blocks."""
     known = [point for point in timeline if "num_running" in point]
-    if not known:
-        return []
+    if not known or known[-1] is not timeline[-1]:
+        return ["the server's metrics do not tell what an idle engine holds"]
     last, first = known[-1], known[0]
     found = []
     for key in ("num_running", "num_waiting"):

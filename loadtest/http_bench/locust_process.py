@@ -19,6 +19,7 @@ import loadtest
 from .deployment import find_free_port, stop_tree
 from .errors import LoadTestError
 from .experiment import Cell, Traffic
+from .options import HEADER_VARIABLE
 from .summary import Targets
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
@@ -72,7 +73,6 @@ def run_locust(
         "--temperature": traffic.temperature,
         "--seed": seed,
         "--extra-body": traffic.extra_body,
-        "--header": traffic.header,
         "--max-prompt-chars": traffic.max_prompt_chars,
         "--ttft-target-ms": targets.ttft_ms or 0,
         "--tpot-target-ms": targets.tpot_ms or 0,
@@ -94,7 +94,7 @@ def run_locust(
         process = subprocess.Popen(
             command,
             cwd=_REPO,
-            env=_environment(),
+            env=_environment(traffic.header),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -167,9 +167,10 @@ def _failure(what: str, log: Path) -> LoadTestError:
     return LoadTestError(f"Locust {what}; the end of {log}:\n{tail}")
 
 
-def _environment() -> dict[str, str]:
+def _environment(header: str) -> dict[str, str]:
     path = os.environ.get("PYTHONPATH")
     own = {k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")}
     return own | {
+        HEADER_VARIABLE: header,
         "PYTHONPATH": f"{_REPO}{os.pathsep}{path}" if path else str(_REPO),
     }

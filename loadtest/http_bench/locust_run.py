@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
 from .client_health import ClientSample
 from .errors import LoadTestError
 from .live import LiveFigures
 from .options import LoadOptions, read_options
-from .outcome import NOT_THE_SERVERS_FAULT, Outcome
+from .outcome import CLIENT_DROPPED, Outcome
 from .session import Session
 
 _START_MESSAGE = "tetris_start"
@@ -49,6 +49,7 @@ class LocustRun:
         self._epoch_s: float | None = None
         self._index, self._count = 0, 1
         self._failed = False
+        self._workers: set[str] = set()
         self._idle_workers: set[str] = set()
         self._to_report: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
@@ -109,7 +110,7 @@ class LocustRun:
             return True
         if self._session is not None:
             return self._session.is_idle
-        return len(self._idle_workers) >= self.num_processes
+        return bool(self._workers) and self._idle_workers >= self._workers
 
     def read_options(self) -> LoadOptions:
         """Read Locust's options as they are now; the web page may have changed them."""
@@ -134,13 +135,24 @@ class LocustRun:
         runner = self._environment.runner
         if isinstance(runner, MasterRunner):
             self._epoch_s = time.time() + _HEAD_START_S
-            for index, client_id in enumerate(runner.clients):
+            # Those that are missing are remembered for a while.
+            self._workers = {
+                client.id
+                for client in runner.clients.values()
+                if client.state != STATE_MISSING
+            }
+            for index, client_id in enumerate(sorted(self._workers)):
                 message = {
                     "epoch_s": self._epoch_s,
                     "index": index,
-                    "count": runner.worker_count,
+                    "count": len(self._workers),
                 }
                 runner.send_message(_START_MESSAGE, message, client_id)
+        elif isinstance(runner, WorkerRunner) and self._epoch_s is None:
+            raise LoadTestError(
+                "this worker came after the test had begun, and sends nothing: start "
+                "the master with --expect-workers N"
+            )
         else:
             self._session = Session(
                 options,
@@ -183,9 +195,14 @@ class LocustRun:
 
     def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
         data["tetris_idle"] = self._session is not None and self._session.is_idle
+        data["tetris_failed"] = self._failed
         data["tetris"], self._to_report = self._to_report, []
 
     def _on_worker_report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
+        if data.get("tetris_failed") and client_id in self._workers:
+            sys.stderr.write(f"error: worker {client_id} sends nothing; see its log\n")
+            self._failed = True
+            self._environment.process_exit_code = EXIT_BAD_OPTIONS
         if data.get("tetris_idle") and self.now_s > 0:
             self._idle_workers.add(client_id)
         for line in data.get("tetris", ()):
@@ -211,7 +228,7 @@ class LocustRun:
 
         Parts of a request get rows of their own but do not count in the totals.
         """
-        if outcome.failure in NOT_THE_SERVERS_FAULT:
+        if outcome.failure == CLIENT_DROPPED:
             return
         stats, name = self._environment.stats, outcome.workload
         parts: tuple[tuple[str, Sequence[float | None]], ...] = (
@@ -223,7 +240,7 @@ class LocustRun:
             for value in values:
                 if value is not None:
                     stats.get(name, method).log(value, 0)
-        whole_ms = outcome.e2e_ms or 1e3 * (outcome.end_s - outcome.scheduled_s)
+        whole_ms = outcome.e2e_ms or outcome.waited_ms
         failure = outcome.failure and RequestFailureError(outcome.failure)
         self._environment.events.request.fire(
             request_type="CHAT",

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .results import COMPARED
+
 Row = Mapping[str, Any]
+
+UNCOUNTED = "the server did not count tokens: events were counted, a lower bound"
 
 _FORM = re.compile(
     r"(?:(?P<arm>[^@<>]+)@)?(?P<metric>[a-z]\w*)(?P<op><=|>=)(?P<value>[\d.]+)"
@@ -101,7 +105,7 @@ def _judge_rows(objective: Objective, rows: Sequence[Row]) -> list[Verdict]:
             continue
         value = row[objective.metric]
         found = value["median"] if isinstance(value, Mapping) else value
-        spoilt = _spoilt(objective.metric, row["is_valid"])
+        spoilt = _spoilt(objective.metric, row)
         verdicts.append(_verdict(objective, where(row), found, spoilt))
     return verdicts
 
@@ -110,31 +114,40 @@ def _judge_ratios(
     objective: Objective, rows: Sequence[Row], ratios: Sequence[Row]
 ) -> list[Verdict]:
     ours, _, theirs = (objective.arm or "").partition("/")
-    valid = {
-        (row["arm"], row["workload"], row["load"]): row["is_valid"] for row in rows
-    }
+    if objective.metric not in COMPARED:
+        return []
+    by_cell: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        by_cell.setdefault((row["workload"], row["load"]), {})[row["arm"]] = row
     verdicts = []
-    for ratio in ratios:
-        if ratio["metric"] != objective.metric:
+    for cell, by_arm in by_cell.items():
+        if not {ours, theirs} <= by_arm.keys():
             continue
-        if (ratio["arm"], ratio["against"]) == (ours, theirs):
-            found = ratio["ratio"]
-        elif (ratio["arm"], ratio["against"]) == (theirs, ours):
-            found = 1 / ratio["ratio"]
-        else:
-            continue
-        cell = (ratio["workload"], ratio["load"])
-        both_valid = valid[ours, *cell] and valid[theirs, *cell]
-        spoilt = _spoilt(objective.metric, both_valid)
+        found = None
+        for ratio in ratios:
+            if (ratio["workload"], ratio["load"], ratio["metric"]) == (
+                *cell,
+                objective.metric,
+            ):
+                if (ratio["arm"], ratio["against"]) == (ours, theirs):
+                    found = ratio["ratio"]
+                elif (ratio["arm"], ratio["against"]) == (theirs, ours):
+                    found = 1 / ratio["ratio"]
+        spoilt = _spoilt(objective.metric, by_arm[ours], by_arm[theirs])
         place = f"{objective.arm}, {cell[0]}, {cell[1]}"
         verdicts.append(_verdict(objective, place, found, spoilt))
     return verdicts
 
 
-def _spoilt(metric: str, is_valid: bool) -> str:
-    """Say so if a late client may have made a figure: any that has time in it."""
+def _spoilt(metric: str, *rows: Row) -> str:
+    """Say why a figure cannot be trusted: the client was late, or counted tokens."""
     has_time = metric.endswith(("_ms", "_per_s")) or metric.startswith("goodput")
-    return "the client was the limit" if has_time and not is_valid else ""
+    if has_time and not all(row["is_valid"] for row in rows):
+        return "the client was the limit"
+    has_tokens = "token" in metric or metric.startswith(("tpot", "goodput"))
+    if has_tokens and not all(row["tokens_counted_by_server"] for row in rows):
+        return UNCOUNTED
+    return ""
 
 
 def _verdict(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .client_chaos import ClientAction, parse_client_actions
 from .errors import LoadTestError
 from .load import Load, parse_load
 from .workloads import GENERATED, Workload, make_workload
+
+if TYPE_CHECKING:
+    # Importing it patches the whole process.
+    from locust.argument_parser import LocustArgumentParser
+
+HEADER_VARIABLE = "TETRIS_LOADTEST_HEADER"
+"""In the environment, not among arguments: everybody may read those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class LoadOptions:
         return make_workload(self.workload, self.seed, self.max_prompt_chars)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: LocustArgumentParser) -> None:
     """Add our options to Locust's."""
     group = parser.add_argument_group("streamed completions")
     add = group.add_argument
@@ -86,13 +92,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--ttft-target-ms", type=float, default=0.0, help="for goodput; 0 for none")
     add("--tpot-target-ms", type=float, default=0.0, help="for goodput; 0 for none")
     add("--extra-body", default="{}", help="more fields of each request, as JSON")
-    add("--header", default="", help="one more header, NAME: VALUE")
     add("--read-timeout", type=float, default=120.0, metavar="S")
     add("--request-timeout", type=float, default=600.0, metavar="S")
     add("--max-prompt-chars", type=int, default=0, metavar="N", help="0 for any")
     add("--run-id", default="locust", help="begins all request ids")
     add("--records", default="", metavar="FILE", help="outcomes as JSON lines")
     add("--client-chaos", default="", help="e.g. stall@0.4x3=5,drop@0.6x3")
+    # Not in the group, which knows no secrets.
+    parser.add_argument(
+        "--header",
+        default="",
+        env_var=HEADER_VARIABLE,
+        is_secret=True,
+        help="one more header, NAME: VALUE, e.g. an API key",
+    )
 
 
 def read_options(parsed: Any, host: str | None) -> LoadOptions:
@@ -130,8 +143,8 @@ def read_options(parsed: Any, host: str | None) -> LoadOptions:
         seed=parsed.seed,
         ttft_target_ms=parsed.ttft_target_ms or None,
         tpot_target_ms=parsed.tpot_target_ms or None,
-        extra_body=_read_object(parsed.extra_body),
-        headers=_read_header(parsed.header),
+        extra_body=read_extra_body(parsed.extra_body),
+        headers=read_header(parsed.header),
         read_timeout_s=parsed.read_timeout,
         total_timeout_s=parsed.request_timeout,
         max_prompt_chars=parsed.max_prompt_chars or None,
@@ -141,7 +154,12 @@ def read_options(parsed: Any, host: str | None) -> LoadOptions:
     )
 
 
-def _read_object(text: str) -> dict[str, Any]:
+def read_extra_body(text: str) -> dict[str, Any]:
+    """Read `--extra-body`.
+
+    Raises:
+        LoadTestError: If it is no JSON object.
+    """
     try:
         value = json.loads(text or "{}")
     except ValueError:
@@ -151,10 +169,15 @@ def _read_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _read_header(text: str) -> dict[str, str]:
+def read_header(text: str) -> dict[str, str]:
+    """Read `--header`; what follows the name may be a secret, and is never shown.
+
+    Raises:
+        LoadTestError: If it has no name.
+    """
     if not text:
         return {}
     name, separator, value = text.partition(":")
-    if not separator:
-        raise LoadTestError(f"--header must be NAME: VALUE (got {text})")
+    if not separator or not name.strip():
+        raise LoadTestError("--header must be NAME: VALUE")
     return {name.strip(): value.strip()}

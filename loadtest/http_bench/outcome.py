@@ -31,12 +31,10 @@ HTTP_PREFIX = "http_"
 """Followed by the status of a response that is no success."""
 
 UNFINISHED = "unfinished"
-"""Still running when the run's time to drain was over; slow, not wrong."""
+"""Not answered when the run's time to drain was over."""
 
 CLIENT_DROPPED = "client_dropped"
 """We closed the connection ourselves, as chaos asked; no failure of the server."""
-
-NOT_THE_SERVERS_FAULT = frozenset({UNFINISHED, CLIENT_DROPPED})
 
 
 @dataclass(slots=True)
@@ -97,8 +95,8 @@ class Outcome:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the server or the network failed."""
-        return self.failure is not None and self.failure not in NOT_THE_SERVERS_FAULT
+        """Whether the server or the network failed, or left the request unanswered."""
+        return self.failure not in (None, CLIENT_DROPPED)
 
     @property
     def send_lag_ms(self) -> float:
@@ -111,6 +109,11 @@ class Outcome:
         if self.first_s is None:
             return None
         return 1e3 * (self.first_s - self.scheduled_s)
+
+    @property
+    def waited_ms(self) -> float:
+        """How long it has taken at least, in ms, from when it should have been sent."""
+        return 1e3 * (self.end_s - self.scheduled_s)
 
     @property
     def tpot_ms(self) -> float | None:

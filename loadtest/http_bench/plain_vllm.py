@@ -55,7 +55,7 @@ def plain_vllm_command(
         The command, with `{port}` where the port goes.
 
     Raises:
-        LoadTestError: If the file cannot be read.
+        LoadTestError: If the file cannot be read, or leaves open what they differ in.
     """
     try:
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
@@ -64,6 +64,11 @@ def plain_vllm_command(
         model, engine = settings["model"], settings["engine"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise LoadTestError(f"--config {config}: cannot be read: {error}") from None
+    if engine.get("max_num_seqs") is None:
+        raise LoadTestError(
+            f"--config {config}: name engine.max_num_seqs; ours and vLLM's own server "
+            "have different defaults"
+        )
     arguments = ["--model", _locate(model["target"], config)]
     arguments += ["--served-model-name", model["id"], "--enable-prompt-tokens-details"]
     if model.get("tokenizer"):
@@ -73,6 +78,8 @@ def plain_vllm_command(
             arguments += [_flag(name), str(engine[name])]
     if engine.get("enforce_eager"):
         arguments.append("--enforce-eager")
+    if engine.get("enable_prefix_caching") is False:
+        arguments.append("--no-enable-prefix-caching")
     if engine.get("tool_call_parser"):
         arguments.append("--enable-auto-tool-choice")
     for name, value in (engine.get("extra") or {}).items():

@@ -42,6 +42,7 @@ PRESETS: dict[str, Preset] = {
             "closed:spike:2-24",
             "duration": 60.0,
             "rounds": 3,
+            "set": ["replicas.max=1", "engine.max_num_seqs=32"],
         },
     ),
     "overhead": Preset(
@@ -56,6 +57,7 @@ PRESETS: dict[str, Preset] = {
             "loads": "closed:1,closed:8,closed:16",
             "duration": 60.0,
             "rounds": 5,
+            "set": ["replicas.max=1"],
         },
     ),
     "autoscale": Preset(
@@ -85,9 +87,11 @@ PRESETS: dict[str, Preset] = {
             "policies": "tetris:2+2",
             "workloads": "chats",
             "loads": "poisson:1",
-            "duration": 3600.0,
             "rounds": 1,
             "soak": True,
+            # A small KV cache: its pages become memory when they are first written,
+            # which takes a large one longer than the run.
+            "set": ["replicas.max=1", "engine.kv_cache_memory_bytes=67108864"],
         },
     ),
 }

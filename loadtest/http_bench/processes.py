@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 
 _ROLES = (
-    ("serving.cli", "up"),
-    ("tetris-serve", "up"),
+    ("serving.cli up", "up"),
+    ("tetris-serve up", "up"),
     ("VLLM::EngineCore", "engine"),
     ("VLLM::Worker", "worker"),
     ("ServeController", "controller"),

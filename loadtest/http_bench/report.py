@@ -16,11 +16,12 @@ from markupsafe import Markup
 
 from .errors import LoadTestError
 from .growth import find_leftovers, fit_all
-from .objectives import Objective, Verdict, judge
+from .objectives import UNCOUNTED, Objective, Verdict, judge
+from .objectives import where as place_of
 from .records import Records, read_records
 from .results import COMPARED, cell_of, make_ratios, make_rows, to_csv
 from .store import Store
-from .summary import Targets
+from .summary import Limits, Targets
 
 _TEMPLATE = "report.html.jinja"
 _MAX_LISTED = 2000
@@ -44,7 +45,7 @@ def write_results(store: Store, objectives: Sequence[Objective]) -> dict[str, An
     if not runs or conditions is None:
         raise LoadTestError(f"--output {store.folder} holds no measurements to report")
     rows, ratios = make_rows(runs), make_ratios(runs)
-    verdicts = judge(objectives, rows, ratios) + judge_soak(runs)
+    verdicts = judge(objectives, rows, ratios) + judge_chaos(runs) + judge_soak(runs)
     results = {
         "environment": store.environment(),
         "settings": conditions,
@@ -59,13 +60,25 @@ def write_results(store: Store, objectives: Sequence[Objective]) -> dict[str, An
     return results
 
 
+def judge_chaos(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """Return a verdict for everything that was to befall a server, and did not."""
+    return [
+        Verdict(
+            f"chaos: {blow['kind']} is done", place_of(run), None, False, blow["what"]
+        )
+        for run in runs
+        for blow in run["chaos"]
+        if not blow["done"]
+    ]
+
+
 def judge_soak(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """Return a verdict for each measure of each process of soak runs, and leaks."""
     verdicts = []
     for run in runs:
         if not run.get("is_soak"):
             continue
-        place = f"{run['arm']}, {run['workload']}, {run['load']}"
+        place = place_of(run)
         fits = fit_all(run["process_samples"])
         if not fits:
             verdicts.append(
@@ -111,6 +124,8 @@ def write_report(store: Store, results: Mapping[str, Any]) -> Path:
         machine=results["environment"].get("machine", {}),
         versions=results["environment"].get("versions", {}),
         settings=results["settings"],
+        default_limits=asdict(Limits()),
+        uncounted=UNCOUNTED,
         cells=list(dict.fromkeys(cell_of(row) for row in results["rows"])),
         spreads=_SHOWN,
         compared=COMPARED,
@@ -155,7 +170,8 @@ def _draw(
         last = {run["arm"]: run for run in own}
         records = {arm: _read(store, run) for arm, run in last.items()}
         outcomes = {arm: one.outcomes for arm, one in records.items()}
-        drawn.append((f"{title}: distributions", figures.draw_distributions(outcomes)))
+        shown = figures.draw_distributions(outcomes)
+        drawn.append((f"{title}: distributions, all of the last round", shown))
         timeline = figures.draw_timeline(
             records,
             {arm: run["timeline"] for arm, run in last.items()},

@@ -23,9 +23,9 @@ COMPARED = (
 )
 _SPREAD = (
     *("output_tokens_per_s", "input_tokens_per_s", "requests_per_s"),
-    *("goodput_per_s", "goodput_share", "failure_rate", "mean_in_flight"),
+    *("goodput_per_s", "goodput_share", "mean_in_flight"),
     *(f"{m}_p{p}_ms" for m in ("ttft", "itl", "tpot", "e2e") for p in (50, 95, 99)),
-    *("cached_share", "client_cpu", "client_lag_ms", "send_lag_p95_ms", "machine_cpu"),
+    *("cached_share", "client_cpu", "client_lag_ms", "send_lag_p99_ms", "machine_cpu"),
 )
 _SERVER_COUNTS = (
     "draft_tokens_proposed",
@@ -34,7 +34,10 @@ _SERVER_COUNTS = (
     "fallbacks",
     "preemptions",
 )
-_COUNTS = ("num_requests", "num_ok", "num_failed", "num_cut", "num_unfinished")
+_COUNTS = (
+    *("num_requests", "num_ok", "num_sent"),
+    *("num_failed", "num_cut", "num_unfinished"),
+)
 
 
 def cell_of(run: Run) -> tuple[str, str]:
@@ -57,7 +60,11 @@ def make_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def make_ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Compare every arm with every earlier one, paired by round."""
+    """Compare every arm with every earlier one, paired by round.
+
+    Where a round of either has no figure, or nothing got through, there is no ratio:
+    one of the other rounds alone would hide it.
+    """
     arms = list(dict.fromkeys(run["arm"] for run in runs))
     ratios = []
     for cell in dict.fromkeys(map(cell_of, runs)):
@@ -66,12 +73,15 @@ def make_ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 arm: {
                     run["round"]: run[metric]
                     for run in runs
-                    if cell_of(run) == cell and run["arm"] == arm and run[metric]
+                    if cell_of(run) == cell and run["arm"] == arm
                 }
                 for arm in arms
             }
+            whole = {arm for arm, values in by_arm.items() if all(values.values())}
             for number, ours in enumerate(arms):
                 for theirs in arms[:number]:
+                    if not {ours, theirs} <= whole:
+                        continue
                     ratio = compare(by_arm[ours], by_arm[theirs])
                     if ratio is not None:
                         ratios.append(
@@ -98,9 +108,15 @@ def _make_row(arm: str, cell: tuple[str, str], own: Sequence[Run]) -> dict[str, 
     row |= {"rounds": len(own), "is_valid": all(run["is_valid"] for run in own)}
     row["level"], row["is_open"] = own[0]["level"], own[0]["is_open"]
     row |= {name: sum(run[name] for run in own) for name in _COUNTS}
+    # Of all rounds together: a median would hide the one in which requests were lost.
+    row["failure_rate"] = row["num_failed"] / max(1, row["num_sent"])
+    row["tokens_counted_by_server"] = all(
+        run["tokens_counted_by_server"] for run in own
+    )
     for name in _SPREAD:
-        values = [run[name] for run in own if run[name] is not None]
-        row[name] = asdict(spread(values)) if values else None
+        values = [run[name] for run in own]
+        # A round in which nothing was answered must not drop out of a latency.
+        row[name] = None if None in values else asdict(spread(values))
     server = [run["server"] for run in own]
     for name in _SERVER_COUNTS:
         values = [one[name] for one in server if one.get(name) is not None]

@@ -140,6 +140,9 @@ class Runner:
             log=self._log(f"locust-warm-up-{arm.file_name}"),
         )
         records.unlink()
+        if deployment.metrics_urls:
+            # Else the warm-up would count into the first run.
+            time.sleep(deployment.settle_s)
 
     def _measure(
         self,
@@ -160,7 +163,7 @@ class Runner:
             progress.say,
         )
         began_s = time.monotonic()
-        scraper = Scraper(deployment.url, deployment.metrics_urls, deployment.settle_s)
+        scraper = Scraper(deployment)
         pid = deployment.pid if experiment.is_soak else None
         with scraper, ProcessSampler(pid, _SOAK_PERIOD_S) as sampler:
             try:
@@ -169,8 +172,9 @@ class Runner:
                     cell,
                     traffic,
                     experiment.targets,
-                    # Equal for all arms: they get the same requests.
-                    seed=f"{traffic.seed}/{number}",
+                    # Equal for all arms: they get the same requests. Not for all
+                    # cells: the prefix cache would know those of the one before.
+                    seed=f"{traffic.seed}/{number}/{cell.name}",
                     run_id=records.stem,
                     records=records,
                     log=self._log(f"locust-{records.stem}"),

@@ -7,14 +7,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-_TIMEOUT_S = 5.0
+from .deployment import Deployment, fetch
+
 _PERIOD_S = 5.0
 """Seldom: Serve takes 40 ms of processor time to count its replicas, and Ray about as
 much to show its metrics, which a server on the same cores would feel."""
@@ -25,6 +25,12 @@ _GAUGES = {
     "vllm_num_requests_waiting": "num_waiting",
     "vllm_kv_cache_usage_perc": "kv_cache_usage",
 }
+_OWN_GAUGES = {
+    "tetris_running_requests": "num_running",
+    "tetris_waiting_requests": "num_waiting",
+    "tetris_kv_cache_usage_ratio": "kv_cache_usage",
+}
+"""Ours come first: Ray's exporter drops vLLM's while the engine is idle."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of one counter."""
@@ -46,9 +52,12 @@ def read_counters(text: str) -> dict[Series, float]:
 
 def read_gauges(text: str) -> dict[str, float]:
     """Read queues and cache use; sums over engines, the largest for the cache."""
+    samples = list(_samples(text))
+    names = {name for name, _, _ in samples}
+    keys = _OWN_GAUGES if _OWN_GAUGES.keys() <= names else _GAUGES
     found: dict[str, float] = {}
-    for name, _, value in _samples(text):
-        key = _GAUGES.get(name)
+    for name, _, value in samples:
+        key = keys.get(name)
         if key == "kv_cache_usage":
             found[key] = max(found.get(key, 0.0), value)
         elif key is not None:
@@ -130,16 +139,16 @@ class ServerRecord:
 class Scraper:
     """Follows a server's metrics in a thread while a block runs."""
 
-    def __init__(self, url: str, metrics_urls: Sequence[str], settle_s: float) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         """Read nothing yet.
 
         Args:
-            url: Root of the endpoint; its `/health` may tell the running replicas.
-            metrics_urls: Prometheus pages.
-            settle_s: How far exporters lag behind; waited for at the end.
+            deployment: Whose metrics pages are read; its `/health` may tell the
+                running replicas. How far exporters lag behind is waited for at the
+                end.
         """
-        self._url, self._metrics_urls, self._settle_s = url, metrics_urls, settle_s
-        self._grown = {page: GrowingCounters() for page in metrics_urls}
+        self._deployment = deployment
+        self._grown = {page: GrowingCounters() for page in deployment.metrics_urls}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self.record = ServerRecord()
@@ -152,8 +161,8 @@ class Scraper:
 
     def __exit__(self, *_: object) -> None:
         """Read a last time, when exporters have caught up."""
-        if self._metrics_urls:
-            self._stop.wait(self._settle_s)
+        if self._grown:
+            self._stop.wait(self._deployment.settle_s)
         self._stop.set()
         self._thread.join()
         self._look()
@@ -169,7 +178,9 @@ class Scraper:
     def _look(self) -> None:
         point: dict[str, float] = {"epoch_s": time.time()}
         for page, grown in self._grown.items():
-            text = self._fetch(page)
+            text = fetch(
+                page, self._deployment.url, self._deployment.headers, self._note
+            )
             if text is None:
                 continue
             grown.update(read_counters(text))
@@ -177,22 +188,17 @@ class Scraper:
             for name, key in _TIMELINE_COUNTERS.items():
                 if name in grown.totals:
                     point[key] = point.get(key, 0.0) + grown.totals[name]
-        health = self._fetch(f"{self._url}/health", is_optional=True)
+        url = self._deployment.url
+        health = fetch(f"{url}/health", url, self._deployment.headers)
         if health:
             # A rival's health page says something else.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 point["replicas"] = float(json.loads(health)["running_replicas"])
         self.record.timeline.append(point)
 
-    def _fetch(self, url: str, *, is_optional: bool = False) -> str | None:
-        try:
-            with urlopen(url, timeout=_TIMEOUT_S) as answer:
-                return str(answer.read().decode())
-        except (OSError, ValueError) as error:
-            problem = f"{url}: {error}"
-            if not is_optional and problem not in self.record.problems:
-                self.record.problems.append(problem)
-            return None
+    def _note(self, problem: str) -> None:
+        if problem not in self.record.problems:
+            self.record.problems.append(problem)
 
 
 _TIMELINE_COUNTERS = {

@@ -23,7 +23,7 @@ class Limits:
     Attributes:
         max_client_cpu: Share of a core, the median over a run's seconds.
         max_lag_ms: How late timers may fire (99th percentile of a usual second) and
-            requests be sent (95th percentile).
+            requests be sent (99th percentile).
     """
 
     max_client_cpu: float = 0.8
@@ -49,10 +49,13 @@ def summarise(
 ) -> dict[str, Any]:
     """Compute a run's figures.
 
-    Latencies and rates of requests are over those that were due in the window from
-    the end of the warm-up to the end of sending. Token throughput counts the tokens
-    delivered in that window, whichever request they belong to. Streams that we stalled
-    ourselves are in no latency.
+    Latencies and goodput are over the requests that were due in the window from the
+    end of the warm-up to the end of sending. Throughput counts what ended, and the
+    tokens that were delivered, in that window, whenever it was due. Failures are
+    those of the whole run, the warm-up's too: a lost request is lost whenever it was
+    sent. A request that was not answered at all has at least the latency it has had
+    when the run ended: leaving it out would flatter a server that hangs. Streams that
+    we stalled ourselves are in no latency.
 
     Args:
         records: Of the run.
@@ -71,24 +74,25 @@ def summarise(
     own = [o for o in records.outcomes if warm_up_s <= o.scheduled_s < end_s]
     ok = [o for o in own if o.is_ok]
     good = [o for o in own if o.meets(targets.ttft_ms, targets.tpot_ms)]
-    failed = [o for o in own if o.is_failed]
-    # All of them, the warm-up's too: a lost request is lost whenever it was sent.
+    ended = [o for o in records.outcomes if o.is_ok and warm_up_s <= o.end_s <= end_s]
+    num_failed = sum(o.is_failed for o in records.outcomes)
     failures = Counter(o.failure for o in records.outcomes if o.failure)
     figures: dict[str, Any] = {
         "window_s": width_s,
         "num_requests": len(own),
         "num_ok": len(ok),
-        "num_failed": len(failed),
-        "num_cut": sum(o.failure == CUT for o in own),
-        "num_unfinished": sum(o.failure == UNFINISHED for o in own),
+        "num_sent": len(records.outcomes),
+        "num_failed": num_failed,
+        "num_cut": failures[CUT],
+        "num_unfinished": failures[UNFINISHED],
         "failures": dict(failures),
-        "failure_rate": len(failed) / len(own) if own else None,
-        "requests_per_s": len(ok) / width_s,
+        "failure_rate": num_failed / max(1, len(records.outcomes)),
+        "requests_per_s": len(ended) / width_s,
         "goodput_per_s": len(good) / width_s,
         "goodput_share": len(good) / len(own) if own else None,
         "output_tokens_per_s": count_tokens(records.outcomes, warm_up_s, end_s)
         / width_s,
-        "input_tokens_per_s": sum(o.prompt_tokens or 0 for o in ok) / width_s,
+        "input_tokens_per_s": sum(o.prompt_tokens or 0 for o in ended) / width_s,
         "output_tokens": sum(o.output_tokens for o in own),
         "input_tokens": sum(o.prompt_tokens or 0 for o in own),
         "cached_share": _cached_share(ok),
@@ -96,11 +100,12 @@ def summarise(
         "mean_in_flight": _mean_in_flight(records.outcomes, warm_up_s, end_s),
     }
     undisturbed = [o for o in ok if o.chaos is None]
+    late = [o for o in own if o.failure == UNFINISHED and o.chaos is None]
     for name, values in (
-        ("ttft", (o.ttft_ms for o in undisturbed)),
-        ("itl", (gap for o in undisturbed for gap in o.gaps_ms)),
-        ("tpot", (o.tpot_ms for o in undisturbed)),
-        ("e2e", (o.e2e_ms for o in undisturbed)),
+        ("ttft", [o.ttft_ms for o in undisturbed] + [_ttft_so_far(o) for o in late]),
+        ("itl", [gap for o in undisturbed for gap in o.gaps_ms]),
+        ("tpot", [o.tpot_ms for o in undisturbed]),
+        ("e2e", [o.e2e_ms for o in undisturbed] + [o.waited_ms for o in late]),
     ):
         figures |= percentiles(name, values)
     return figures | _judge_client(records, own, warm_up_s, end_s, is_open, limits)
@@ -142,6 +147,10 @@ def count_tokens(outcomes: Iterable[Outcome], begin_s: float, end_s: float) -> f
         inside = sum(begin_s <= time <= end_s for time in delivery_times(outcome))
         total += outcome.output_tokens * inside / outcome.num_deliveries
     return total
+
+
+def _ttft_so_far(outcome: Outcome) -> float:
+    return outcome.waited_ms if outcome.ttft_ms is None else outcome.ttft_ms
 
 
 def _cached_share(ok: Sequence[Outcome]) -> float | None:
@@ -209,7 +218,7 @@ def _judge_client(
     return {
         "client_cpu": busiest,
         "client_lag_ms": lag,
-        "send_lag_p95_ms": send_lag,
+        "send_lag_p99_ms": send_lag,
         "machine_cpu": _mean([s.machine_cpu for s in samples]),
         "is_valid": not reasons,
         "invalid_because": reasons,

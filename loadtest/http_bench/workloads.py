@@ -46,14 +46,19 @@ class Conversation:
             it is sent as history instead of what the server replied, so that every
             arm of a comparison answers the same prompts.
         tools: Functions offered; empty for none.
+        num_past: Messages at the begin that were answered long ago: they come with
+            every request, and none of them is asked again.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
+    num_past: int = 0
 
     def prompts(self) -> Iterator[list[Message]]:
         """Yield the messages of each request: up to and with each user turn."""
         for end, message in enumerate(self.messages, start=1):
+            if end <= self.num_past:
+                continue
             is_last = end == len(self.messages)
             if not is_last and self.messages[end]["role"] != "assistant":
                 continue
@@ -99,14 +104,17 @@ class GeneratedWorkload:
         while self.name == "long-context" and _num_chars(history) < _LONG_CHARS:
             history += self._exchange(rng, plain=True).messages
         return Conversation(
-            (*history, *asked.messages[:-1]), TOOLS if asked.needs_tools else ()
+            (*history, *asked.messages[:-1]),
+            TOOLS if asked.needs_tools else (),
+            num_past=len(history),
         )
 
     def _chat(self, rng: random.Random) -> Conversation:
-        messages = list(self._prefix(rng.randrange(_NUM_PREFIXES)))
+        prefix = self._prefix(rng.randrange(_NUM_PREFIXES))
+        messages = list(prefix)
         for _ in range(rng.choice(_CHAT_TURNS)):
             messages += self._exchange(rng, plain=True).messages
-        return Conversation(tuple(messages[:-1]))
+        return Conversation(tuple(messages[:-1]), num_past=len(prefix))
 
     def _prefix(self, number: int) -> list[Message]:
         """Return the turns that a quarter of all chats begin with."""

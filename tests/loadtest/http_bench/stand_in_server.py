@@ -80,6 +80,7 @@ class StandIn:
             connection.
         bodies: Requests it got.
         ids: Their `X-Request-Id`.
+        key: Without it as `Authorization` everything is refused; empty for none.
     """
 
     script: Script
@@ -89,6 +90,7 @@ class StandIn:
     ids: list[str] = field(default_factory=list)
     arrivals_s: list[float] = field(default_factory=list)
     url: str = ""
+    key: str = ""
 
     def answer_get(self, path: str) -> bytes | None:
         """Return the body for a path; None where there is nothing."""
@@ -123,7 +125,10 @@ def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
 
         def do_GET(self) -> None:
             body = stand_in.answer_get(self.path)
-            self.send_response(200 if body is not None else 404)
+            status = 200 if body is not None else 404
+            if not self._may_enter():
+                status, body = 401, b""
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body or b"")))
             self.end_headers()
             self.wfile.write(body or b"")
@@ -139,8 +144,11 @@ def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True
 
+        def _may_enter(self) -> bool:
+            return stand_in.key in ("", self.headers.get("Authorization"))
+
         def _reply(self, body: Mapping[str, Any]) -> None:
-            self.send_response(stand_in.status)
+            self.send_response(stand_in.status if self._may_enter() else 401)
             self.send_header("Content-Type", "text/event-stream")
             if stand_in.chunked:
                 self.send_header("Transfer-Encoding", "chunked")

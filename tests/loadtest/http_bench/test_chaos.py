@@ -72,8 +72,8 @@ def test_what_cannot_be_done_is_said(server):
         server.pid, ServerAction("kill-replica", 0.0), ServerAction("redeploy", 0.1)
     )
     assert what == [
-        "nothing done: no such process",
-        "nothing done: give --redeploy-command",
+        "there is no such process",
+        "give --redeploy-command",
     ]
     [what], _ = strike(None, ServerAction("kill-engine", 0.0))
     assert "--deployment-pid" in what

@@ -22,7 +22,7 @@ import yaml
 
 from loadtest.http_bench.arms import parse_arm
 from loadtest.http_bench.cli import main, make_experiment, parse_options
-from loadtest.http_bench.deployment import Launcher, answers, find_free_port
+from loadtest.http_bench.deployment import Launcher, find_free_port, why_silent
 from loadtest.http_bench.errors import LoadTestError
 from loadtest.http_bench.load import arrival_times, parse_load
 from loadtest.http_bench.plain_vllm import plain_vllm_command
@@ -146,6 +146,33 @@ def test_every_failed_request_is_listed_with_its_id(tmp_path):
     assert all(one["id"] in report for one in failed)
 
 
+def test_a_key_reaches_the_endpoint_and_nobody_else(tmp_path, capsys):
+    key = "Bearer very-secret"
+    with run_stand_in(StandIn(plain_reply(0.005), key=key)) as server:
+        arm = f"--arm=a={server.url}"
+        assert experiment(tmp_path / "without", arm) == 1
+        assert "give its key with --header" in capsys.readouterr().err
+        header = f"--header=Authorization: {key}"
+        status = experiment(
+            tmp_path / "with", arm, header, "--objective=failure_rate<=0"
+        )
+    assert status == 0
+    results = json.loads((tmp_path / "with" / "results.json").read_text())
+    [row] = results["rows"]
+    assert row["num_ok"] > 0
+    assert row["acceptance_length"] is not None
+    written = [p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()]
+    assert written
+    assert not any(b"very-secret" in text for text in written)
+
+
+def test_chaos_that_could_not_be_done_fails_the_run(server, tmp_path, capsys):
+    redeploy = ["--chaos=redeploy@0.2", "--redeploy-command=echo no; exit 3"]
+    assert experiment(tmp_path, f"--arm=a={server.url}", *redeploy) == 1
+    assert "chaos: redeploy is done" in capsys.readouterr().err
+    assert "exited with 3 no" in (tmp_path / "report.html").read_text()
+
+
 def test_clients_misbehave_as_asked_and_servers_are_not_blamed(server, tmp_path):
     experiment(
         tmp_path,
@@ -194,7 +221,13 @@ def test_workers_together_send_what_one_process_would(server, tmp_path, prompts)
     experiment(tmp_path, f"--arm=a={server.url}", *load)
     [path] = (tmp_path / "records").glob("*.gz")
     records = read_records(path)
-    expected = list(arrival_times(parse_load("poisson:12"), 1.0, "0/1"))
+    expected = list(
+        arrival_times(
+            parse_load("poisson:12"),
+            1.0,
+            f"0/1/{prompts.partition(chr(61))[2]} poisson:12",
+        )
+    )
     sent = sorted(outcome.scheduled_s for outcome in records.outcomes)
     assert sent == pytest.approx(expected, abs=1e-5)
     assert {sample.process for sample in records.client} == {"client 0", "client 1"}
@@ -203,7 +236,7 @@ def test_workers_together_send_what_one_process_would(server, tmp_path, prompts)
 def test_a_command_is_started_and_leaves_nothing_behind(tmp_path):
     launcher = Launcher("", (), {}, tmp_path)
     with launcher.run(parse_arm(f"a=cmd:{STAND_IN} --port {{port}}"), print) as running:
-        assert answers(running.url)
+        assert why_silent(running.url, {}) is None
         assert running.metrics_urls == (f"{running.url}/metrics",)
         process = psutil.Process(running.pid)
     assert not process.is_running()
@@ -262,6 +295,11 @@ def test_options_that_cannot_work_are_refused(tmp_path, capsys, arguments, messa
         (["--policies=none", "--workloads=mixd"], "no workload"),
         (["--policies=none,none"], "same name"),
         (["--policies=none", "--lead-in=60"], "leaves nothing"),
+        (["--policies=none", "--chaos=redeploy@0.5"], "--redeploy-command"),
+        (["--arm=a=http://x", "--chaos=kill-engine@0.5"], "--deployment-pid"),
+        (["--arm=a=http://x", "--soak"], "--deployment-pid"),
+        (["--policies=none", "--header=secret"], "NAME: VALUE"),
+        (["--policies=none", "--extra-body=[]"], "JSON object"),
         (["--policies=none", "--loads=poisson:1", "--requests=5"], "closed loop"),
         (["--report-only"], "no measurements"),
     ],
@@ -303,6 +341,12 @@ def test_vllm_alone_serves_the_pair_and_flags_of_the_deployment_file():
     assert "OMP_NUM_THREADS=2" in larger
     assert "--model /large" in larger
     assert "--max-num-seqs 3" in larger
+    with pytest.raises(LoadTestError, match=r"name engine\.max_num_seqs"):
+        plain_vllm_command(config, arm.policy, ["engine.max_num_seqs=null"])
+    uncached = plain_vllm_command(
+        config, arm.policy, ["engine.enable_prefix_caching=false"]
+    )
+    assert "--no-enable-prefix-caching" in uncached
     with pytest.raises(LoadTestError, match="write section"):
         plain_vllm_command(config, arm.policy, ["seed=1"])
     none = plain_vllm_command(config, parse_arm("a=vllm:none").policy)
@@ -337,6 +381,34 @@ def test_locusts_own_statistics_have_rows_for_tokens_but_count_requests_once(
     assert run.returncode == 0
     assert rows["CHAT"]["num_requests"] == len(server.bodies)
     assert rows["ITL"]["num_requests"] <= 7 * len(server.bodies)
+
+
+def test_a_worker_that_comes_late_sends_nothing(server, tmp_path, prompts):
+    port = str(find_free_port())
+    records = tmp_path / "records.jsonl"
+    load = ["--load=paced:20", "--duration=8", "--max-tokens=2", "--host", server.url]
+    load.append(prompts.replace("--workloads", "--workload"))
+    master = locust(
+        *("--headless", "--only-summary", "--master", "--master-bind-port", port),
+        *("--expect-workers=1", f"--records={records}", *load),
+    )
+    worker = ("--worker", "--master-port", port)
+    first = locust(*worker)
+    late = None
+    try:
+        deadline_s = time.monotonic() + WAIT_S
+        while not server.bodies:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        late = locust(*worker)
+        output = master.communicate(timeout=WAIT_S)[0]
+    finally:
+        for process in filter(None, (master, first, late)):
+            process.kill()
+            process.communicate()
+    ids = [one.id for one in read_records(records).outcomes]
+    assert len(ids) == len(set(ids)) == 160, output
+    assert len(server.bodies) == 160
 
 
 def test_locust_explains_options_that_cannot_work():

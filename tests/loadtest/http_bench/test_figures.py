@@ -13,7 +13,12 @@ import pytest
 from loadtest.http_bench.client_health import ClientSample
 from loadtest.http_bench.cross_check import compare_figure, read_ours
 from loadtest.http_bench.errors import LoadTestError
-from loadtest.http_bench.growth import find_leftovers, fit_all, fit_growth
+from loadtest.http_bench.growth import (
+    MEASURES,
+    find_leftovers,
+    fit_all,
+    fit_growth,
+)
 from loadtest.http_bench.objectives import judge, parse_objective
 from loadtest.http_bench.outcome import Outcome
 from loadtest.http_bench.processes import role_of, sample
@@ -93,8 +98,9 @@ def test_figures_of_a_steady_run():
 def test_the_lead_in_is_left_out_but_its_failures_are_not_forgotten():
     early = outcome(0, 0.5, failure="cut", gaps_ms=[], num_deliveries=1)
     run = figures([early, outcome(1, 5.0)], warm_up_s=2.0)
-    assert (run["num_requests"], run["num_failed"]) == (1, 0)
+    assert (run["num_requests"], run["num_sent"], run["num_failed"]) == (1, 2, 1)
     assert run["failures"] == {"cut": 1}
+    assert run["failure_rate"] == pytest.approx(0.5)
 
 
 def test_tokens_count_when_they_arrive_whichever_request_they_belong_to():
@@ -118,7 +124,28 @@ def test_goodput_leaves_out_what_misses_a_target_or_fails():
     assert run["goodput_share"] == pytest.approx(0.25)
 
 
-def test_unfinished_and_dropped_requests_are_no_failures_but_no_goodput_either():
+def test_throughput_counts_what_ended_while_sending():
+    # Three a second are due, and all are answered, at 1.5 a second.
+    late = [
+        outcome(n, n / 3, first_s=n / 1.5, last_s=n / 1.5, end_s=n / 1.5)
+        for n in range(30)
+    ]
+    run = figures(late, is_open=True)
+    assert run["num_ok"] == 30
+    assert run["requests_per_s"] == pytest.approx(1.5, abs=0.11)
+    assert run["input_tokens_per_s"] == pytest.approx(30, abs=2)
+
+
+def test_requests_that_were_never_answered_are_in_the_latencies():
+    hung = outcome(9, 1.0, failure="unfinished", first_s=None, last_s=None, end_s=61.0)
+    run = figures([outcome(n, float(n)) for n in range(4)] + [hung])
+    assert run["ttft_p50_ms"] == pytest.approx(1000)
+    assert run["ttft_p99_ms"] > 50_000
+    assert run["e2e_p99_ms"] > 50_000
+    assert run["tpot_p99_ms"] == pytest.approx(100)
+
+
+def test_unanswered_requests_have_failed_and_dropped_ones_have_not():
     outcomes = [
         outcome(0, 0.0, failure="unfinished"),
         outcome(1, 1.0, failure="client_dropped"),
@@ -126,7 +153,7 @@ def test_unfinished_and_dropped_requests_are_no_failures_but_no_goodput_either()
         outcome(3, 3.0),
     ]
     run = figures(outcomes)
-    assert (run["num_failed"], run["num_unfinished"], run["num_ok"]) == (1, 1, 1)
+    assert (run["num_failed"], run["num_unfinished"], run["num_ok"]) == (2, 1, 1)
     assert run["goodput_share"] == pytest.approx(0.25)
 
 
@@ -213,6 +240,40 @@ def test_arms_are_compared_within_rounds():
     [ratio] = [r for r in make_ratios(runs()) if r["metric"] == "output_tokens_per_s"]
     assert (ratio["arm"], ratio["against"]) == ("tetris", "none")
     assert ratio["ratio"] == pytest.approx(1.25)
+
+
+def test_a_round_in_which_nothing_was_answered_is_not_hidden_by_the_others():
+    measured = runs()
+    lost = [outcome(n, float(n), failure="http_503") for n in range(8)]
+    measured[3] |= {**figures(lost), "goodput_per_s": 0.0}
+    _, tetris = make_rows(measured)
+    assert tetris["failure_rate"] == pytest.approx(0.5)
+    assert tetris["ttft_p50_ms"] is None
+    metrics = {ratio["metric"] for ratio in make_ratios(measured)}
+    assert not metrics & {"ttft_p50_ms", "goodput_per_s"}
+    for text in (
+        "failure_rate<=0.4",
+        "tetris@ttft_p50_ms<=5000",
+        "tetris/none@goodput_per_s>=0",
+    ):
+        verdicts = judge(
+            [parse_objective(text)], make_rows(measured), make_ratios(measured)
+        )
+        assert not all(verdict.is_met for verdict in verdicts), text
+
+
+def test_tokens_that_the_server_did_not_count_meet_nothing():
+    measured = runs()
+    for run in measured:
+        run["tokens_counted_by_server"] = run["arm"] == "none"
+    rows, ratios = make_rows(measured), make_ratios(measured)
+    for text in ("tpot_p50_ms<=5000", "tetris/none@output_tokens_per_s>=0"):
+        *_, verdict = judge([parse_objective(text)], rows, ratios)
+        assert not verdict.is_met
+        assert "did not count tokens" in verdict.note
+    assert all(
+        v.is_met for v in judge([parse_objective("ttft_p50_ms<=5000")], rows, [])
+    )
 
 
 def test_csv_has_a_line_for_each_run():
@@ -348,6 +409,26 @@ def test_requests_and_cache_blocks_left_behind_are_named():
     busy = idle | {"num_running": 1.0, "kv_cache_usage": 0.1}
     left = find_leftovers([idle, busy])
     assert [text.split()[0] for text in left] == ["num_running", "KV"]
+    # Who does not tell at the end has not shown that nothing is left.
+    assert "do not tell" in find_leftovers([idle, {"epoch_s": 5.0}])[0]
+    assert find_leftovers([])
+
+
+def test_ever_more_processes_are_a_leak():
+    samples = [
+        {
+            "epoch_s": t,
+            "role": "idle Ray worker",
+            "num_processes": 1 + t // 600,
+            "memory_mib": 50 * (1 + t // 600),
+            "num_fds": 20 * (1 + t // 600),
+            "num_threads": 30 * (1 + t // 600),
+        }
+        for t, _ in line(0, 1)
+    ]
+    fits = {fit.measure: fit for fit in fit_all(samples)}
+    assert fits["num_processes"].fails
+    assert not any(fit.fails for measure, fit in fits.items() if measure in MEASURES)
 
 
 @pytest.mark.parametrize(
@@ -361,6 +442,8 @@ def test_requests_and_cache_blocks_left_behind_are_named():
         ("ray-dashboard-ServeHead-0", "dashboard"),
         ("python -m serving.cli up --set http.dashboard_port=1", "up"),
         ("python -m vllm.entrypoints.openai.api_server", "server"),
+        ("/home/me/tetris-serve/.venv/bin/tetris-serve up --port 1", "up"),
+        ("/home/me/tetris-serve/.venv/ray/core/src/ray/raylet/raylet -x", "raylet"),
         ("/usr/bin/true", "other"),
     ],
 )

@@ -136,6 +136,18 @@ def test_chats_share_a_few_long_prefixes():
     assert all(len(begin) > 50 for begin in begins)
 
 
+@pytest.mark.parametrize(
+    ("name", "fewest", "most"), [("long-context", 1, 2), ("chats", 2, 4)]
+)
+def test_what_was_answered_long_ago_is_not_asked_again(name, fewest, most):
+    workload = make_workload(name, "seed")
+    for number in range(20):
+        prompts = list(workload.conversation(number).prompts())
+        assert fewest <= len(prompts) <= most
+        shortest = min(sum(len(m["content"]) for m in p) for p in prompts)
+        assert shortest >= {"long-context": 1500, "chats": 500}[name]
+
+
 def test_long_contexts_are_long():
     lengths = {
         name: statistics.fmean(

@@ -348,7 +348,7 @@ def test_a_request_that_is_killed_is_unfinished():
         gevent.sleep(0.2)
         running.kill()
     assert outcome.failure == "unfinished"
-    assert not outcome.is_failed
+    assert outcome.is_failed
 
 
 def test_a_request_that_outlasts_the_run_is_unfinished_and_not_a_timeout():
