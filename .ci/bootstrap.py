@@ -312,7 +312,7 @@ def install_runtime(pip: Pip, stages: Stages) -> None:
     lock = environment.lock(environment.device)
     packages = read_lock(lock)
     with stages.next(f"Install torch {packages['torch']}"):
-        install_torch(pip, f"torch=={packages['torch']}")
+        install_torch(pip, packages["torch"])
     with stages.next(f"Install {len(packages)} pinned packages"):
         pip.install("-r", str(lock))
     with stages.next("Install tetris-serve itself"):
@@ -496,14 +496,16 @@ def site_packages(environment: Environment) -> Path:
     return environment.venv / "lib" / f"python{environment.python}" / "site-packages"
 
 
-def install_torch(pip: Pip, pin: str) -> None:
+def install_torch(pip: Pip, version: str) -> None:
     """Install the pinned torch.
 
     PyPI has no CPU builds, so where the configured index is no richer than PyPI they
-    come from PyTorch's own.
+    come from PyTorch's own. Where it is richer, `==` would prefer its CPU build of the
+    same version to the one for GPUs; `===` takes the version by the letter.
     """
+    pin = f"torch=={version}"
     if pip.environment.device == "gpu":
-        pip.install(pin)
+        pip.install(f"torch==={version}")
     elif not pip.attempt(pin, quiet=True):
         say(f"      no {pin} on the configured index: trying {TORCH_CPU_INDEX}")
         pip.install("--index-url", TORCH_CPU_INDEX, pin)

@@ -38,6 +38,20 @@ IMPURE = frozenset(
 # What the callers of an engine are meant to catch; vLLM offers it nowhere else.
 CALLERS_ERRORS = "vllm.v1.engine.exceptions."
 
+# The only importers of vLLM's private names, the second on the CPU alone.
+COMPAT, COMPAT_CPU = "serving/engine/compat.py", "serving/engine/compat_cpu.py"
+# The CPU worker and what it is made of: no process of a GPU may import any of it.
+ON_CPU = {
+    COMPAT_CPU,
+    *(
+        f"serving/engine/{name}.py"
+        for name in (
+            *("cold_drafter", "cpu_kernels", "plain_steps", "profile", "runner_v1"),
+            "worker",
+        )
+    ),
+}
+
 # On PyPI these are CUDA builds, which break a torch without CUDA.
 CUDA_BUILDS = {"torchvision", "torchaudio", "torchcodec", "triton"}
 
@@ -63,6 +77,20 @@ def imported_names(path: str) -> Iterator[str]:
             above = Path(path).parts[: -node.level] if node.level else ()
             origin = ".".join([*above, *filter(None, [node.module])])
             yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def reachable(path: str) -> set[str]:
+    """Return the modules of the server that a module of it leads to."""
+    known, found, pending = set(modules("serving")), {path}, [path]
+    while pending:
+        # Of `a.b.c`, c may be a module or something in a module.
+        for name in imported_names(pending.pop()):
+            parts = name.split(".")
+            paths = {"/".join(parts) + ".py", "/".join(parts[:-1]) + ".py"}
+            new = (paths & known) - found
+            found |= new
+            pending.extend(new)
+    return found
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -104,7 +132,7 @@ def test_value_types_shared_by_policies_depend_on_no_other_policy():
 
 
 @pytest.mark.parametrize("path", modules("serving"))
-def test_only_the_compatibility_module_imports_private_vllm_names(path):
+def test_only_the_compatibility_modules_import_private_vllm_names(path):
     private = {
         name
         for name in imported_names(path)
@@ -112,7 +140,12 @@ def test_only_the_compatibility_module_imports_private_vllm_names(path):
         and (name.startswith("vllm.v1.") or "._" in name)
         and not name.startswith(CALLERS_ERRORS)
     }
-    assert not private or path == "serving/engine/compat.py"
+    assert not private or path in {COMPAT, COMPAT_CPU}
+
+
+def test_nothing_but_the_cpu_worker_s_own_parts_leads_to_vllms_cpu_worker():
+    found = {path for path in modules("serving") if COMPAT_CPU in reachable(path)}
+    assert found == ON_CPU
 
 
 @pytest.mark.parametrize("path", modules("loadtest"))

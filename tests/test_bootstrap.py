@@ -308,6 +308,31 @@ def test_pins_that_not_every_machine_needs_are_left_to_pip(bootstrap, environmen
     assert bootstrap.read_lock(environment.lock("cpu")) == {"a": "1.0"}
 
 
+@pytest.mark.parametrize(
+    ("device", "version", "pins"),
+    [
+        # Where a folder of wheels has 2.13.0+cpu as well, == would prefer that one.
+        ("gpu", "2.13.0", ["torch===2.13.0"]),
+        ("cpu", "2.13.0+cpu", ["torch==2.13.0+cpu"]),
+    ],
+)
+def test_torch_comes_in_the_build_that_is_pinned(bootstrap, device, version, pins):
+    asked = []
+    pip = SimpleNamespace(
+        environment=SimpleNamespace(device=device),
+        install=asked.append,
+        attempt=lambda pin, **_: asked.append(pin) or True,
+    )
+    bootstrap.install_torch(pip, version)
+    assert asked == pins
+
+
+def test_the_pinned_torch_of_either_device_is_found_in_its_lock(bootstrap):
+    locks = ROOT / "configs" / "requirements"
+    gpu, cpu = (bootstrap.read_lock(locks / f"{name}.txt") for name in ("gpu", "cpu"))
+    assert cpu["torch"] == f"{gpu['torch']}+cpu"
+
+
 def test_a_folder_that_cannot_be_made_is_named():
     result = run_script(TETRIS_VENV="/proc/venv")
     assert result.returncode == 1

@@ -5,11 +5,18 @@ does and add nothing to the residual stream. One feed-forward width holds for al
 layers of a configuration, so the original layers are widened too, by columns of
 ``down_proj`` that are zero. Everything is written layer by layer: the copy never
 has to fit into memory.
+
+The residual stream can be widened as well, by positions that nothing writes to: rows
+of ``o_proj``, ``down_proj`` and columns of the embedding that are zero. RMSNorm divides
+by the root of the mean square, which zeros make smaller: where the width grows by a
+power of 4, weights divided by its root, a power of 2, undo that without any rounding,
+and a smaller epsilon does the rest. Attention heads stay as they are.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,6 +28,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch.nn import functional
 
 _WEIGHTS = "model.safetensors"
 _MAX_SHARD_BYTES = 1 << 30
@@ -30,6 +38,8 @@ _WIDTH_MULTIPLE = 64
 # 32 layers at 8 B and 10 at 50 M: the depth of models of these sizes.
 _REFERENCE = (8e9, 32)
 _RANDOM_STD = 0.02
+# Random numbers for one tile; drawing billions would take minutes.
+_TILE_SIZE = 1 << 22
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,11 +52,13 @@ class PaddedShape:
         num_layers: Layers, the source's included.
         intermediate_size: Feed-forward width of every layer.
         num_parameters: Parameters in all (tied embeddings count once).
+        hidden_size: Width of the residual stream.
     """
 
     num_layers: int
     intermediate_size: int
     num_parameters: int
+    hidden_size: int
 
     @property
     def num_bytes(self) -> int:
@@ -99,6 +111,7 @@ def pad_target(
     num_parameters: int,
     *,
     num_layers: int | None = None,
+    hidden_size: int | None = None,
     seed: int = 0,
 ) -> PaddedShape:
     """Write a copy of ``source`` with the same function at a chosen size.
@@ -108,6 +121,8 @@ def pad_target(
         output: Directory to write; created if missing.
         num_parameters: Parameters wanted, at least one layer over the source's.
         num_layers: Layers wanted, see :func:`padded_shape`.
+        hidden_size: Width of the residual stream wanted: the source's (by default)
+            times a power of 4.
         seed: Seed of the weights that do not matter.
 
     Returns:
@@ -117,7 +132,16 @@ def pad_target(
         ValueError: If the source cannot be padded, or not to this size.
     """
     config = _checked_config(source)
-    shape = padded_shape(config, num_parameters, num_layers)
+    hidden_size = hidden_size or config["hidden_size"]
+    growth = hidden_size / config["hidden_size"]
+    if growth < 1 or not (math.log2(growth) / 2).is_integer():
+        raise ValueError(
+            f"hidden_size is {hidden_size}, but the source has"
+            f" {config['hidden_size']}; ask for that times a power of 4"
+        )
+    shape = padded_shape(
+        config | {"hidden_size": hidden_size}, num_parameters, num_layers
+    )
     output.mkdir(parents=True, exist_ok=True)
     if any(output.glob("*.safetensors*")):
         raise ValueError(
@@ -130,6 +154,8 @@ def pad_target(
     config |= {
         "num_hidden_layers": shape.num_layers,
         "intermediate_size": shape.intermediate_size,
+        "hidden_size": shape.hidden_size,
+        "rms_norm_eps": config["rms_norm_eps"] / growth,
     }
     config.pop("layer_types", None)
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -156,7 +182,8 @@ def _with_width(
     wanted = (num_parameters - _count(config, num_layers, 0)) / per_column
     width = round(wanted / _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     width = max(width, config["intermediate_size"])
-    return PaddedShape(num_layers, width, _count(config, num_layers, width))
+    count = _count(config, num_layers, width)
+    return PaddedShape(num_layers, width, count, config["hidden_size"])
 
 
 def _count(config: dict[str, Any], num_layers: int, width: int) -> int:
@@ -203,8 +230,12 @@ def _write_shards(
             name = name if len(groups) > 1 else _WEIGHTS
             tensors: Tensors = {}
             if number == 1:
-                for outer in ("model.embed_tokens.weight", "model.norm.weight"):
-                    tensors[outer] = weights.get_tensor(outer)
+                name_of_embedding = "model.embed_tokens.weight"
+                embedding = weights.get_tensor(name_of_embedding)
+                columns = shape.hidden_size - embedding.shape[1]
+                tensors[name_of_embedding] = functional.pad(embedding, (0, columns))
+                norm = weights.get_tensor("model.norm.weight")
+                tensors["model.norm.weight"] = _widen_norm(norm, shape.hidden_size)
             for layer in layers:
                 tensors |= make_layer(layer)
             save_file(tensors, output / name, metadata={"format": "pt"})
@@ -229,13 +260,16 @@ def _layer_maker(
 ) -> Callable[[int], Tensors]:
     """Return a function from a layer's number to its tensors."""
     generator = torch.Generator().manual_seed(seed)
-    matrices = _matrices(config, shape.intermediate_size)
+    tile = torch.empty(_TILE_SIZE, dtype=torch.bfloat16)
+    tile.normal_(std=_RANDOM_STD, generator=generator)
+    wide = config | {"hidden_size": shape.hidden_size}
+    matrices = _matrices(wide, shape.intermediate_size)
 
     def matrix(name: str, size: tuple[int, int]) -> torch.Tensor:
         if name.endswith(("o_proj", "down_proj")):
             return torch.zeros(size, dtype=torch.bfloat16)
-        values = torch.empty(size, dtype=torch.bfloat16)
-        return values.normal_(std=_RANDOM_STD, generator=generator)
+        num_tiles = -(-size[0] * size[1] // _TILE_SIZE)
+        return tile.repeat(num_tiles)[: size[0] * size[1]].reshape(size).clone()
 
     def make(layer: int) -> Tensors:
         prefix = f"model.layers.{layer}."
@@ -250,13 +284,21 @@ def _layer_maker(
             key = f"{prefix}{name}.weight"
             own = layer < config["num_hidden_layers"]
             made[key] = (
-                read(key)
+                _widen_norm(read(key), shape.hidden_size)
                 if own
-                else torch.ones(config["hidden_size"], dtype=torch.bfloat16)
+                else torch.ones(shape.hidden_size, dtype=torch.bfloat16)
             )
         return made
 
     return make
+
+
+def _widen_norm(weight: torch.Tensor, hidden_size: int) -> torch.Tensor:
+    """Return a norm's weights for a stream whose further positions are zero."""
+    factor = math.sqrt(weight.shape[0] / hidden_size)
+    widened = torch.ones(hidden_size, dtype=weight.dtype)
+    widened[: weight.shape[0]] = weight * factor
+    return widened
 
 
 def _say(text: str) -> None:

@@ -331,6 +331,45 @@ class TestPad:
             tiny_llama, prompts, 20
         )
 
+    @pytest.mark.parametrize("growth", [1, 4, 16])
+    @pytest.mark.parametrize(
+        "source",
+        ["tiny", pytest.param("demo", marks=[needs_weights, pytest.mark.slow])],
+    )
+    def test_a_wider_stream_makes_the_same_logits(
+        self, source: str, growth: int, tiny_llama: Path, tmp_path: Path
+    ) -> None:
+        import torch
+        from transformers import LlamaForCausalLM
+
+        from loadtest.demo_pair.pad import pad_target
+
+        path = tiny_llama if source == "tiny" else TARGET_DIR
+        width = growth * json.loads((path / "config.json").read_text())["hidden_size"]
+        size = 3_000_000 if source == "tiny" else 200_000_000
+        shape = pad_target(path, tmp_path / "padded", size, hidden_size=width)
+
+        assert shape.hidden_size == width
+        assert shape.num_parameters == pytest.approx(size, rel=0.05)
+        tokens = torch.randint(3, 64, (2, 40), generator=torch.manual_seed(0))
+        with torch.inference_mode():
+            logits = [
+                LlamaForCausalLM.from_pretrained(one, dtype=torch.float32)(tokens)
+                for one in (path, tmp_path / "padded")
+            ]
+        torch.testing.assert_close(
+            logits[1].logits, logits[0].logits, rtol=1e-4, atol=1e-4
+        )
+
+    def test_a_width_that_would_need_rounding_is_refused(
+        self, tiny_llama: Path, tmp_path: Path
+    ) -> None:
+        from loadtest.demo_pair.pad import pad_target
+
+        for width in (16, 64, 96):
+            with pytest.raises(ValueError, match="times a power of 4"):
+                pad_target(tiny_llama, tmp_path / "x", 300_000, hidden_size=width)
+
     def test_the_copy_has_about_the_parameters_asked_for(
         self, tiny_llama: Path, tmp_path: Path
     ) -> None:
