@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from serving.cpu_formats import lacks_bfloat16
 from serving.settings import Settings, is_local_path
 from serving.settings_checks import METHODS_WITH_DRAFT_MODEL
 
@@ -64,6 +65,12 @@ class ModelFiles:
         return positions
 
     @property
+    def dtype(self) -> str | None:
+        """Number format the weights are stored in."""
+        config = self._text_config
+        return config.get("dtype") or config.get("torch_dtype")
+
+    @property
     def tokenizer_digest(self) -> str | None:
         """Hash of everything that turns text into token ids and back."""
         if self.tokenizer is None:
@@ -93,6 +100,7 @@ def check_models(settings: Settings) -> list[Finding]:
     target = _read_model(settings.model.target, "model.target", findings)
     if target is not None:
         findings.extend(_check_context(target, settings))
+        findings.extend(_check_dtype(target, settings))
     if _needs_draft(settings) and settings.model.draft is not None:
         draft = _read_model(settings.model.draft, "model.draft", findings)
         if target is not None and draft is not None:
@@ -174,6 +182,20 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise ValueError(f"{file} does not hold a JSON object")
     return content
+
+
+def _check_dtype(target: ModelFiles, settings: Settings) -> Iterator[Finding]:
+    engine = settings.engine
+    if engine.device != "cpu":
+        return
+    dtype = target.dtype if engine.dtype == "auto" else engine.dtype
+    if dtype == "bfloat16" and lacks_bfloat16():
+        yield Finding(
+            "warning",
+            "engine.dtype",
+            "this CPU has no instructions for bfloat16, the format of the target; "
+            "float32 is faster here and takes twice the memory",
+        )
 
 
 def _check_context(target: ModelFiles, settings: Settings) -> Iterator[Finding]:

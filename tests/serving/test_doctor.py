@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from serving import ports
+from serving.cpu_formats import lacks_bfloat16
 from serving.doctor import doctor, examine
 from serving.model_pair import Finding, check_models
 from serving.settings import Settings, parse_settings
@@ -58,6 +59,36 @@ def test_a_pair_of_one_family_passes(target: str, draft: str) -> None:
     findings = check_models(pair(target, draft))
     assert errors(findings) == []
     assert "model.draft: same tokenizer" in map(str, findings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_slow"),
+    [("fma avx2 avx512f", True), ("fma avx512f avx512_bf16", False)],
+)
+def test_a_cpu_that_converts_bfloat16_is_told_of_float32(
+    flags: str,
+    is_slow: bool,
+    draft: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text(f"model name\t: made up\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(
+        "serving.model_pair.lacks_bfloat16", lambda: lacks_bfloat16(cpu_info)
+    )
+    target = write_model(tmp_path / "target", dtype="bfloat16")
+
+    def warnings(**engine: str) -> list[str]:
+        findings = check_models(pair(target, draft, engine={"device": "cpu"} | engine))
+        return [f.setting for f in findings if f.severity == "warning"]
+
+    assert warnings() == (["engine.dtype"] if is_slow else [])
+    assert warnings(dtype="float32") == []
+
+
+def test_a_processor_nothing_is_known_of_is_not_warned_about(tmp_path: Path) -> None:
+    assert not lacks_bfloat16(tmp_path / "missing")
 
 
 def test_another_vocabulary_size_is_an_error(target: str, tmp_path: Path) -> None:
