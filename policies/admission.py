@@ -22,9 +22,9 @@ empty batch misses slows waiting requests down but never starves them."""
 
 GROWTH_SHARE = 0.5
 """Share of the expected growth of running requests for which KV blocks are held back:
-while some grow others end and return theirs. A floor under what the engine's adapter
-foresees, which rests on expected lengths: where outputs differ much, it is too little by
-itself, and requests are preempted."""
+while some grow others end and return theirs. A floor under the need that the engine's
+adapter foresees, which rests on expected lengths: where outputs differ much, that need
+alone is too little, and requests are preempted."""
 
 
 @dataclass(frozen=True, slots=True)
