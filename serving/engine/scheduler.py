@@ -11,9 +11,9 @@ import numpy as np
 
 from policies.batch import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.compat import Scheduler
+from serving.engine.draft_room import DraftRooms
 from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.faults import check_selection
-from serving.engine.options import find_stop_token_ids, opts_out
 from serving.engine.planner_host import PlannerHost
 from serving.engine.step_clock import StepClock
 from serving.engine.step_messages import STOP_ATTRIBUTE
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
-    from vllm import SamplingParams
 
     from policies.stopping import DraftStop
     from serving.engine.compat import (
@@ -58,24 +57,6 @@ class _PendingDraft:
     row: int
 
 
-@dataclass(frozen=True, slots=True)
-class _DraftRoom:
-    """What can limit a request's drafts; found once, looked at in every step.
-
-    Attributes:
-        params: The request's, which change if it is continued.
-        opted_out: The request wants no speculation.
-        num_tokens: Up to this many tokens, prompt and output, the deepest draft is
-            within all limits; -1 where each step has to look.
-        stop_token_ids: That end it.
-    """
-
-    params: SamplingParams | None
-    opted_out: bool
-    num_tokens: int
-    stop_token_ids: frozenset[int | None]
-
-
 class TetrisScheduler(PlannerHost, Scheduler):
     """vLLM's scheduler, verifying only the drafts a policy admits.
 
@@ -108,9 +89,10 @@ class TetrisScheduler(PlannerHost, Scheduler):
             and self.vllm_config.parallel_config.tensor_parallel_size == 1,
         )
         self._policy_selected = False
-        self._drafter_limit = self._find_drafter_limit()
         self._pending: dict[str, _PendingDraft] = {}
-        self._rooms: dict[str, _DraftRoom] = {}
+        self._rooms = DraftRooms(
+            self.num_spec_tokens, self.max_model_len, self._find_drafter_limit()
+        )
 
     # The engine core calls these in turn: update_draft_token_ids, schedule,
     # (the model runs), update_from_output.
@@ -141,7 +123,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             request = self.requests.get(req_id)
             if request is None or request.is_finished() or request.is_prefill_chunk:
                 continue
-            room = self._find_room(request)
+            room = self._rooms.of(request)
             num_drafting += not room.opted_out
             if depth == 0:
                 continue
@@ -154,7 +136,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
                 or request.num_tokens > room.num_tokens
                 or not room.stop_token_ids.isdisjoint(drafts)
             ):
-                num_usable, reason = self._limit_drafts(request, num_valid, skipped)
+                num_usable, reason = (
+                    (0, "skipped") if skipped else self._rooms.limit(request, num_valid)
+                )
                 if num_usable < num_valid:
                     self._count_cut(reason, num_valid - num_usable)
                     request.spec_token_ids = drafts[:num_usable]
@@ -212,55 +196,6 @@ class TetrisScheduler(PlannerHost, Scheduler):
             self._guard.note("confidence_invalid")
             confidence = None
         return confidence
-
-    def _find_room(self, request: Request) -> _DraftRoom:
-        params = request.sampling_params
-        room = self._rooms.get(request.request_id)
-        if room is not None and room.params is params:
-            return room
-        opted_out = params is not None and opts_out(params.extra_args)
-        most = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
-        # `_limit_drafts` solved for the tokens that leave room for the deepest draft.
-        num_tokens = min(most - 1, self._drafter_limit + 1) - self.num_spec_tokens
-        if opted_out or (params is not None and params.min_tokens > 0):
-            num_tokens = -1
-        stop_token_ids = frozenset(find_stop_token_ids(params))
-        room = _DraftRoom(params, opted_out, num_tokens, stop_token_ids)
-        self._rooms[request.request_id] = room
-        return room
-
-    def _limit_drafts(
-        self, request: Request, num_drafts: int, skipped: bool
-    ) -> tuple[int, str]:
-        """Return how many drafts can be of any use and why the others are not.
-
-        A request that may emit r more tokens gains at most r - 1 drafts and the bonus
-        token; a draft past the drafter's context was made from a clamped position.
-        vLLM bars stop tokens from the bonus token of every block that *starts* short of
-        `min_tokens`, so no block may reach past it. Nothing after a stop token is ever
-        emitted, whether the token is accepted (the end) or not.
-        """
-        if skipped:
-            return 0, "skipped"
-        params = request.sampling_params
-        num_short = 0
-        if params is not None:
-            if opts_out(params.extra_args):
-                return 0, "opt_out"
-            num_short = params.min_tokens - request.num_output_tokens
-        num_left = min(
-            request.max_tokens - request.num_output_tokens,
-            self.max_model_len - request.num_tokens,
-        )
-        num_usable = min(
-            num_drafts, num_left - 1, self._drafter_limit + 1 - request.num_tokens
-        )
-        if 0 < num_short <= num_usable:
-            return num_short - 1, "min_tokens"
-        num_before_stop = _find_stop(request)
-        if num_before_stop < num_usable:
-            return num_before_stop, "stop_token"
-        return max(0, num_usable), "length"
 
     def _select(self) -> None:
         requests = [r for r in self.running if r.spec_token_ids]
@@ -388,7 +323,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         drafting = [
             request
             for request in requests
-            if not (request.is_prefill_chunk or self._find_room(request).opted_out)
+            if not (request.is_prefill_chunk or self._rooms.of(request).opted_out)
         ]
         return self._planner.draft_stop(
             tuple(request.request_id for request in drafting),
@@ -430,7 +365,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._pending.pop(request.request_id, None)
-        self._rooms.pop(request.request_id, None)
+        self._rooms.forget(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     def _find_drafter_limit(self) -> int:
@@ -441,12 +376,3 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if speculative.method in _CONFIDENCE_METHODS and limit is not None:
             return min(int(limit), target_limit)
         return target_limit
-
-
-def _find_stop(request: Request) -> int:
-    """Return how many drafts there are up to the first that would end the request."""
-    drafts = request.spec_token_ids
-    stops = find_stop_token_ids(request.sampling_params)
-    if stops.isdisjoint(drafts):
-        return len(drafts)
-    return 1 + next(i for i, token in enumerate(drafts) if token in stops)

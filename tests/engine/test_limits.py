@@ -194,7 +194,7 @@ def test_the_last_draft_comes_from_the_last_position_of_the_context(
         # Blocks ended at the limit in more than one way.
         assert len(last_drafts) > 2
 
-        engine.scheduler._drafter_limit += DEPTH
+        engine.scheduler._rooms.drafter_limit += DEPTH
         with watch(engine) as steps:
             drive(engine, arrivals)
         verified, accepted = count_drafts(steps, *(a.name for a in arrivals))
@@ -318,7 +318,7 @@ def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
     """Far from every limit a request's drafts pass at once."""
     from vllm import SamplingParams
 
-    from serving.engine.scheduler import TetrisScheduler
+    from serving.engine.draft_room import DraftRooms
 
     num_passed = 0
     cases = itertools.product((0, 1, 9), (None, [7]), (12, 40), (16, 30, 64), (20, 64))
@@ -326,12 +326,7 @@ def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
         params = SamplingParams(
             max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stops
         )
-        scheduler: Any = SimpleNamespace(
-            _rooms={},
-            max_model_len=max_model_len,
-            num_spec_tokens=DEPTH,
-            _drafter_limit=drafter_limit,
-        )
+        rooms = DraftRooms(DEPTH, max_model_len, drafter_limit)
         for num_output in range(1, max_tokens):
             request: Any = SimpleNamespace(
                 request_id="it",
@@ -342,10 +337,8 @@ def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
                 num_tokens=10 + num_output,
                 spec_token_ids=[5] * DEPTH,
             )
-            room = TetrisScheduler._find_room(scheduler, request)
-            num_usable, _ = TetrisScheduler._limit_drafts(
-                scheduler, request, DEPTH, False
-            )
+            room = rooms.of(request)
+            num_usable, _ = rooms.limit(request, DEPTH)
             if request.num_tokens <= room.num_tokens:
                 num_passed += 1
                 assert num_usable == DEPTH
