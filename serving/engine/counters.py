@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from numpy.typing import NDArray
 
 CutReason = str
 """Why a draft is not verified:
@@ -75,12 +77,17 @@ class SpeculationCounters:
         self.num_accepted_tokens_per_pos = [0] * self.max_depth
 
     def count_verification(
-        self, num_verified: Sequence[int], num_accepted: Sequence[int]
+        self, num_verified: NDArray[np.int64], num_accepted: NDArray[np.int64]
     ) -> None:
-        """Count the blocks of a step, one or more drafts of a request each."""
-        self.num_drafts += len(num_verified)
-        self.num_verified_tokens += sum(num_verified)
-        self.num_accepted_tokens += sum(num_accepted)
+        """Count what became of the drafts of a step.
+
+        Args:
+            num_verified: `[num_reqs]`, >= 0.
+            num_accepted: `[num_reqs]`, <= `num_verified`.
+        """
+        self.num_drafts += int(np.count_nonzero(num_verified))
+        self.num_verified_tokens += int(num_verified.sum())
+        self.num_accepted_tokens += int(num_accepted.sum())
         _count_positions(self.num_verified_tokens_per_pos, num_verified)
         _count_positions(self.num_accepted_tokens_per_pos, num_accepted)
 
@@ -94,11 +101,10 @@ class SpeculationCounters:
         return values
 
 
-def _count_positions(per_position: list[int], lengths: Sequence[int]) -> None:
+def _count_positions(per_position: list[int], lengths: NDArray[np.int64]) -> None:
     """Add one to every position that lies within a length, for each of them."""
-    num_of_length = Counter(lengths)
-    reaching = 0
-    for position in range(max(lengths, default=0) - 1, -1, -1):
-        reaching += num_of_length[position + 1]
-        if position < len(per_position):
-            per_position[position] += reaching
+    # By length, how many are at least that long.
+    reaching = np.bincount(lengths)[::-1].cumsum()[::-1]
+    within = reaching[1 : 1 + len(per_position)].tolist()
+    for position, count in enumerate(within):
+        per_position[position] += count

@@ -14,6 +14,7 @@ from serving.engine.compat import Scheduler
 from serving.engine.draft_room import DraftRooms
 from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.faults import check_selection
+from serving.engine.outcomes import read_outcomes
 from serving.engine.planner_host import PlannerHost
 from serving.engine.step_clock import StepClock
 from serving.engine.step_messages import STOP_ATTRIBUTE
@@ -339,29 +340,15 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if not scheduler_output.scheduled_spec_decode_tokens:
             self._guard.ask(self._planner.observe, _NOTHING_VERIFIED)
             return
-        req_ids: list[str] = []
-        num_verified: list[int] = []
-        num_accepted: list[int] = []
-        sampled = model_runner_output.sampled_token_ids
-        row_of = model_runner_output.req_id_to_index
-        for req_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
-            if not drafts or req_id not in row_of or not sampled[row_of[req_id]]:
-                continue
-            req_ids.append(req_id)
-            num_verified.append(len(drafts))
-            num_accepted.append(len(sampled[row_of[req_id]]) - 1)
+        req_ids, num_verified, num_accepted = read_outcomes(
+            scheduler_output, model_runner_output
+        )
         self.counters.count_verification(num_verified, num_accepted)
+        outcome = VerificationOutcome(num_verified, num_accepted, tuple(req_ids))
         if not self._policy_selected:
             # What the policy knows of these requests is not about these drafts.
-            req_ids, num_verified, num_accepted = [], [], []
-        self._guard.ask(
-            self._planner.observe,
-            VerificationOutcome(
-                num_verified=np.array(num_verified, dtype=np.int64),
-                num_accepted=np.array(num_accepted, dtype=np.int64),
-                req_ids=tuple(req_ids),
-            ),
-        )
+            outcome = _NOTHING_VERIFIED
+        self._guard.ask(self._planner.observe, outcome)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._pending.pop(request.request_id, None)

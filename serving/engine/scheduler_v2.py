@@ -14,6 +14,7 @@ from serving.engine.compat import AsyncScheduler
 from serving.engine.device_clock import StepLoads
 from serving.engine.faults import check_selection
 from serving.engine.options import opts_out
+from serving.engine.outcomes import read_outcomes
 from serving.engine.plain_verification import find_plain_reason
 from serving.engine.planner_host import PlannerHost
 from serving.engine.stale_confidence import StaleConfidence
@@ -25,7 +26,6 @@ from serving.engine.step_messages import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
     from serving.engine.compat import (
         EngineCoreOutputs,
@@ -354,7 +354,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         self.counters.num_steps += 1
         verification = None if report is None else report.verification
         invalid = scheduler_output.num_invalid_spec_tokens or {}
-        req_ids, num_drafts, num_accepted = _outcomes(
+        req_ids, num_drafts, num_accepted = read_outcomes(
             scheduler_output, model_runner_output
         )
         num_verified = num_drafts
@@ -383,7 +383,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 req_ids=tuple(req_ids[index] for index in known),
                 confidence=verification.confidence[rows[known]].astype(np.float64),
             )
-        self._count_outcomes(num_verified, num_accepted)
+        self.counters.count_verification(num_verified, num_accepted)
         self._count_left_out(scheduler_output, int((num_drafts - num_verified).sum()))
         for index, req_id in enumerate(req_ids if invalid else ()):
             num_invalid = min(invalid.get(req_id, 0), int(num_verified[index]))
@@ -404,22 +404,6 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         num_late = min(num_cut, selection.num_cut_by_latency)
         self._count_cut("latency", num_late)
         self._count_cut("probe" if selection.is_probe else "budget", num_cut - num_late)
-
-    def _count_outcomes(
-        self, num_verified: NDArray[np.int64], num_accepted: NDArray[np.int64]
-    ) -> None:
-        """Count the verified blocks of a step, as `count_verification` counts one."""
-        counters = self.counters
-        counters.num_drafts += int(np.count_nonzero(num_verified))
-        counters.num_verified_tokens += int(num_verified.sum())
-        counters.num_accepted_tokens += int(num_accepted.sum())
-        for position in range(int(num_verified.max(initial=0))):
-            counters.num_verified_tokens_per_pos[position] += int(
-                np.count_nonzero(num_verified > position)
-            )
-            counters.num_accepted_tokens_per_pos[position] += int(
-                np.count_nonzero(num_accepted > position)
-            )
 
     def _show_drafts(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -449,18 +433,3 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         draft_config = self.vllm_config.speculative_config.draft_model_config
         limit = getattr(draft_config, "max_model_len", None) or self.max_model_len
         return min(int(limit), self.max_model_len)
-
-
-def _outcomes(
-    scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64]]:
-    """Return requests, drafts scheduled and drafts accepted, where there were any."""
-    sampled = model_runner_output.sampled_token_ids
-    index_of = model_runner_output.req_id_to_index
-    found = [
-        (req_id, len(drafts), len(token_ids) - 1)
-        for req_id, drafts in scheduler_output.scheduled_spec_decode_tokens.items()
-        if drafts and (token_ids := sampled[index_of[req_id]])
-    ]
-    counts = np.array([one[1:] for one in found], dtype=np.int64).reshape(-1, 2)
-    return [one[0] for one in found], counts[:, 0], counts[:, 1]
