@@ -26,7 +26,6 @@ from serving.engine.step_messages import (
 )
 
 if TYPE_CHECKING:
-
     from serving.engine.compat import (
         EngineCoreOutputs,
         ModelRunnerOutput,
