@@ -5,9 +5,11 @@ import importlib.util
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,7 +68,7 @@ def run_script(*arguments, **variables):
         env={"PATH": "", "TETRIS_DEVICE": "cpu", **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -175,6 +177,17 @@ def test_an_environment_made_by_hand_must_have_the_same_python(bootstrap, enviro
         bootstrap.check_adoptable(environment)
 
 
+def wait_until_blocked(pid):
+    """Wait until a process waits in the kernel.
+
+    A signal that arrives just before such a wait begins does not end it.
+    """
+    deadline_s = time.monotonic() + 60
+    while psutil.Process(pid).status() != psutil.STATUS_SLEEPING:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_set_up_waits_for_the_first_and_can_be_interrupted(
     bootstrap, tmp_path, signum
@@ -189,8 +202,9 @@ def test_a_second_set_up_waits_for_the_first_and_can_be_interrupted(
             text=True,
         ) as process:
             assert process.stdout.readline().startswith("Waiting for another set-up")
+            wait_until_blocked(process.pid)
             process.send_signal(signum)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "run it again to carry on" in errors
 

@@ -6,6 +6,7 @@ rejection means a hole in the drafter's cache.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from functools import partial
 from types import SimpleNamespace
@@ -33,6 +34,8 @@ from tests.engine.made_up import make_up_costs
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.engine.conftest import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -196,8 +199,27 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(
     assert (num_preempted > 0) == (policy != "goodput")
 
 
+def time_steps(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[float, float]]:
+    """Take down the seconds of every step from now on, and those of its planning."""
+    times: list[tuple[float, float]] = []
+    llm_engine, counters = engine.llm.llm_engine, engine.scheduler.counters
+    step = llm_engine.step
+
+    def timed_step() -> Any:
+        began_s, planning_s = time.perf_counter(), counters.planning_seconds_total
+        outputs = step()
+        step_s = time.perf_counter() - began_s
+        times.append((step_s, counters.planning_seconds_total - planning_s))
+        return outputs
+
+    monkeypatch.setattr(llm_engine, "step", timed_step)
+    return times
+
+
 def test_planning_is_timed_whole_and_takes_little_of_a_step(
-    tiny_pair: tuple[Path, Path],
+    tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classes = {
         "chat": {"weight": 4.0, "latency_target_ms": 30.0},
@@ -218,15 +240,21 @@ def test_planning_is_timed_whole_and_takes_little_of_a_step(
         prompts = [draw_prompt(n, 20) for n in range(64)]
         complete(engine, prompts, params)
         before = engine.scheduler.snapshot()
+        times = time_steps(engine, monkeypatch)
         complete(engine, prompts, params)
         after = engine.scheduler.snapshot()
     spent = {
         name: after[name] - before[name]
-        for name in ("num_steps", "planning_seconds_total", "selection_seconds_total")
+        for name in ("planning_seconds_total", "selection_seconds_total")
     }
     assert 0 < spent["selection_seconds_total"] < spent["planning_seconds_total"]
-    # Wanted are 200 us; caches are cold between steps, and machines differ.
-    assert spent["planning_seconds_total"] / spent["num_steps"] < 2e-3
+    # A stall of the machine falls on few steps.
+    num_usual = len(times) * 9 // 10
+    assert num_usual > 5
+    step_s, planning_s = (np.sort(part)[:num_usual] for part in np.transpose(times))
+    # Wanted are 200 us; caches are cold between steps, and slow machines are slow at
+    # the rest of a step too.
+    assert planning_s.mean() < max(2e-3, step_s.mean() / 10)
 
 
 def test_cut_tokens_are_counted_by_what_cut_them() -> None:

@@ -96,7 +96,7 @@ class RayCluster:
             **self.env | env,
         )
         self.nodes.append(node)
-        node.wait_for("Ray runtime started", 120)
+        node.wait_for("Ray runtime started", 300)
 
     def run(self, *command: str, name: str) -> Command:
         """Start one of Ray's or our command-line tools against the cluster."""
@@ -110,7 +110,7 @@ class RayCluster:
         """Ask the dashboard."""
         headers = {"Authorization": f"Bearer {self.token}"}
         url = f"{self.dashboard}{path}"
-        response = httpx.get(url, headers=headers, timeout=30, trust_env=False)
+        response = httpx.get(url, headers=headers, timeout=120, trust_env=False)
         response.raise_for_status()
         return response.json()
 
@@ -171,7 +171,7 @@ class Prometheus:
             ],
             folder / "prometheus.log",
         )
-        command.wait_for("ready to receive web requests", 60)
+        command.wait_for("ready to receive web requests", 120)
         return cls(folder, command, f"http://127.0.0.1:{port}")
 
     def query(self, expression: str) -> list[Any]:
@@ -179,7 +179,7 @@ class Prometheus:
         response = httpx.get(
             f"{self.url}/api/v1/query",
             params={"query": expression},
-            timeout=30,
+            timeout=60,
             trust_env=False,
         )
         answer = response.json()
@@ -188,8 +188,9 @@ class Prometheus:
 
     def broken_rules(self) -> list[Any]:
         """Rules whose last evaluation went wrong."""
-        answer = httpx.get(f"{self.url}/api/v1/rules", trust_env=False).json()
-        rules = [rule for g in answer["data"]["groups"] for rule in g["rules"]]
+        answer = httpx.get(f"{self.url}/api/v1/rules", timeout=60, trust_env=False)
+        groups = answer.json()["data"]["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
         return [rule for rule in rules if rule["health"] != "ok"]
 
     def is_scraping(self) -> bool:
@@ -232,7 +233,7 @@ def deploy(cluster: RayCluster, serve_config: str, timeout_s: float) -> None:
     command = cluster.run(
         "serve", "deploy", str(file), "--address", cluster.dashboard, name="deploy"
     )
-    assert command.process.wait(120) == 0, command.output
+    assert command.process.wait(300) == 0, command.output
     names = [a["name"] for a in yaml.safe_load(serve_config)["applications"]]
     for name in names:
         wait_until(
@@ -246,7 +247,9 @@ def read_log_lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
     """Lines of Serve's logs that are JSON objects."""
     lines = []
     for file in folder.glob(pattern):
-        for line in file.read_text("utf-8", "replace").splitlines():
+        # The last line may still be in the writing.
+        whole, _, _ = file.read_text("utf-8", "replace").rpartition("\n")
+        for line in whole.splitlines():
             if line.startswith("{"):
                 lines.append(json.loads(line))
     return lines

@@ -15,7 +15,7 @@ from tests.helm.conftest import CHART, ray_service, render
 from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
 
-DEADLINE_S = 90
+DEADLINE_S = 300
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster):
     (ingress,) = rendered["applications"][0]["deployments"]
     options = ingress["ray_actor_options"]
     config, _ = slow_config(num_replicas=6, ray_actor_options=options)
-    deploy(cluster, config, timeout_s=120)
+    deploy(cluster, config, timeout_s=300)
     # Serve's controller always runs on the head.
     head = cluster.ask("/api/serve/applications/")["controller_info"]["node_id"]
     nodes = replica_nodes(cluster)
@@ -77,11 +77,11 @@ def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster):
 @pytest.mark.slow
 def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(cluster):
     config, port = slow_config()
-    deploy(cluster, config, timeout_s=120)
+    deploy(cluster, config, timeout_s=300)
     (old,) = replica_nodes(cluster)
     cluster.start_worker(num_cpus=1)
     with httpx.stream(
-        "GET", f"http://127.0.0.1:{port}/", timeout=60, trust_env=False
+        "GET", f"http://127.0.0.1:{port}/", timeout=120, trust_env=False
     ) as stream:
         lines = stream.iter_lines()
         received = [next(lines)]
@@ -94,9 +94,9 @@ def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(clust
     assert received == [str(number) for number in range(NUM_CHUNKS)]
     assert drain.process.wait(DEADLINE_S) == 0, drain.output
     assert "no replica is left" in drain.output
-    (new,) = wait_until(lambda: replica_nodes(cluster), 60)
+    (new,) = wait_until(lambda: replica_nodes(cluster), 120)
     assert new != old
-    assert httpx.get(f"http://127.0.0.1:{port}/", timeout=60).is_success
+    assert httpx.get(f"http://127.0.0.1:{port}/", timeout=120).is_success
 
 
 @pytest.mark.ray
@@ -108,7 +108,7 @@ def test_without_a_ray_the_hook_fails_at_once_and_says_why():
         env=clean_environment(RAY_ADDRESS=f"127.0.0.1:{port}"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 1
     assert "error: Ray does not drain node" in result.stderr

@@ -6,9 +6,11 @@ then, under load, every panel and every rule finds its data.
 
 import concurrent.futures
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import openai
@@ -30,6 +32,7 @@ from tests.serving.conftest import DEMO_CONFIG, find_free_ports, wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 LOAD_S = 45
+PATIENCE_S = 120
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 
 # No GPU here; everything else must show something.
@@ -66,6 +69,8 @@ def rendered_demo(port: int) -> tuple[str, dict]:
         "config.replicas.max": "1",
         "config.http.board_text": "true",
         "monitoring.prometheusRule.enabled": "true",
+        # A busy machine misses the usual tenth of a second without being ill.
+        "monitoring.prometheusRule.latency.interTokenSeconds": "1",
     }
     settings = [part for pair in values.items() for part in ("--set", "=".join(pair))]
     objects = render("-f", str(CHART / "examples" / "demo-cpu.yaml"), *settings)
@@ -90,12 +95,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         # these periods, and Serve and the nodes set some of theirs every 5 to 10 s.
         cluster.settings["RAY_metrics_report_interval_ms"] = "10000"
         cluster.start_head(num_cpus=2)
-        deploy(cluster, config, timeout_s=300)
+        deploy(cluster, config, timeout_s=900)
         client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{http_port}/v1", api_key="none", timeout=120
+            base_url=f"http://127.0.0.1:{http_port}/v1", api_key="none", timeout=300
         )
         put_under_load(client)
-        wait_until(prometheus.is_scraping, 30)
+        wait_until(prometheus.is_scraping, 120)
         yield Deployment(cluster, prometheus, client)
     finally:
         cluster.end()
@@ -108,16 +113,21 @@ def put_under_load(client: openai.OpenAI) -> None:
         client.completions.create(model="unknown", prompt="x")
     until_s = time.monotonic() + LOAD_S
 
-    def chat(number: int) -> None:
-        client.chat.completions.create(
-            model="demo",
-            messages=[{"role": "user", "content": f"Count from {number} to 30."}],
-            max_tokens=64,
-        )
+    def keep_chatting(_: int) -> int:
+        return keep_busy(until_s, lambda number: chat(client, number))
 
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        counts = list(pool.map(lambda _: keep_busy(until_s, chat), range(6)))
+        counts = list(pool.map(keep_chatting, range(6)))
     assert sum(counts) > 6
+
+
+def chat(client: openai.OpenAI, number: int) -> None:
+    """Send one chat and wait for its answer."""
+    client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": f"Count from {number} to 30."}],
+        max_tokens=64,
+    )
 
 
 def test_what_the_chart_hands_to_serve_answers_a_chat(live):
@@ -130,8 +140,8 @@ def test_what_the_chart_hands_to_serve_answers_a_chat(live):
     assert answer.usage.completion_tokens > 0
 
 
-@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_panel_returns_data(live, file):
+def find_empty_panels(live: Deployment, file: Path) -> list[str]:
+    """Return the queries of a dashboard that find no data."""
     empty = []
     for panel in json.loads(file.read_text("utf-8"))["panels"]:
         for target in panel.get("targets", []):
@@ -142,7 +152,16 @@ def test_every_panel_returns_data(live, file):
                 expression = expression.removesuffix(" or vector(0)")
             if not live.prometheus.query(expression):
                 empty.append(f"{panel['title']}: {expression}")
-    assert not [line for line in empty if line.partition(":")[0] not in NEEDS_HARDWARE]
+    return [line for line in empty if line.partition(":")[0] not in NEEDS_HARDWARE]
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_panel_returns_data(live, file):
+    # Ray drops the gauges of an engine that idles, and a busy machine is late.
+    until_s = time.monotonic() + PATIENCE_S
+    while (empty := find_empty_panels(live, file)) and time.monotonic() < until_s:
+        keep_busy(time.monotonic() + 5, lambda number: chat(live.client, number))
+    assert not empty
 
 
 def test_the_panels_of_every_dashboard_are_drawn(live, tmp_path, capsys):
@@ -175,7 +194,7 @@ def test_targets_and_misses_belong_to_the_ray_cluster(live):
 def test_the_board_shows_the_text_of_drafts_where_a_setting_allows_it(live):
     url = f"{str(live.client.base_url).removesuffix('/v1/')}/board/events"
     texts: list[str] = []
-    with httpx.stream("GET", url, timeout=30, trust_env=False) as events:
+    with httpx.stream("GET", url, timeout=60, trust_env=False) as events:
         lines = (line for line in events.iter_lines() if line)
         next(lines)
         live.client.chat.completions.create(
@@ -183,13 +202,14 @@ def test_the_board_shows_the_text_of_drafts_where_a_setting_allows_it(live):
             messages=[{"role": "user", "content": "Count from 1 to 30."}],
             max_tokens=64,
         )
-        for _ in range(20):
-            for replica in json.loads(next(lines).removeprefix("data: "))["replicas"]:
+        until_s = time.monotonic() + PATIENCE_S
+        # The first look may see no step with drafts, or no replica that answers.
+        while not re.search(r"\d", "".join(texts)) and time.monotonic() < until_s:
+            seen = json.loads(next(lines).removeprefix("data: "))
+            for replica in seen.get("replicas", ()):
                 requests = [r for step in replica["steps"] for r in step["requests"]]
                 assert all("draft_ids" not in request for request in requests)
                 texts += [text for r in requests for text in r["draft_text"]]
-            if texts:
-                break
     assert any(character.isdigit() for text in texts for character in text)
 
 
@@ -213,7 +233,7 @@ def test_logs_are_json_and_carry_the_client_s_request_id(live):
             if line.get("request_id") == "from-the-client"
         }
 
-    wait_until(lambda: len(components()) >= 3, 20)
+    wait_until(lambda: len(components()) >= 3, 60)
     names = components()
     assert "proxy" in names
     for deployment in ("TetrisIngress", "TetrisServer"):

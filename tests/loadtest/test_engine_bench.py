@@ -674,9 +674,9 @@ class FakeTiming:
 @dataclass(frozen=True, slots=True)
 class FakeTimingWithHost:
     num_reqs: int = 2
-    host_ms: float = 1000.0
+    host_ms: float = 60_000.0
     depth: int = 1
-    total_ms: float = 1050.0
+    total_ms: float = 60_050.0
 
 
 def record_one_step(scheduler: Any) -> Trace:
@@ -756,8 +756,8 @@ def test_a_trace_tells_its_window_and_state_and_leaves_its_own_time_out(
 
     assert recorded.is_steady().tolist() == [False, True, True, False]
     assert recorded.state() == {"calibration": {"slope": 0.5}}
-    # At least 20 of the host's 1000 ms were notes.
-    assert (recorded.step("host_ms")[1:] <= 980.0).all()
+    # At least 20 of the host's 60000 ms were notes, and a busy machine adds a few.
+    assert (recorded.step("host_ms")[1:] <= 59_980.0).all()
     assert (recorded.step("host_ms") > 0.0).all()
 
 
@@ -919,16 +919,17 @@ def test_a_stopped_process_uses_no_time_until_it_is_resumed(tmp_path: Path) -> N
         return psutil.Process(process.pid).cpu_times().user
 
     try:
-        assert process.receive_line(30.0) == b"ready"
+        assert process.receive_line(120.0) == b"ready"
         process.stop()
         assert process.is_stopped()
+        # The kernel shows the state a moment before the process leaves its core.
+        time.sleep(1.0)
         spent_s = busy_s()
         time.sleep(0.3)
-        # The kernel shows the state a moment before the process leaves its core.
         assert busy_s() - spent_s <= 0.02
 
         process.resume()
-        deadline_s = time.monotonic() + 30.0
+        deadline_s = time.monotonic() + 120.0
         while busy_s() - spent_s < 0.1:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
@@ -944,7 +945,7 @@ def test_a_process_that_ends_is_reported_with_the_end_of_its_log(
     process = ArmProcess("fixed:1", command, os.environ, tmp_path / "log", group=0)
     try:
         with pytest.raises(BenchError, match=r"fixed:1 has ended[\s\S]*out of memory"):
-            process.receive_line(30.0)
+            process.receive_line(120.0)
     finally:
         process.kill()
 
@@ -957,10 +958,10 @@ def test_children_end_with_a_controller_that_is_killed(tmp_path: Path) -> None:
         "child = ArmProcess('neighbour', [sys.executable, '-m',\n"
         "    'loadtest.engine_bench.neighbour', str(os.getpid()),\n"
         "    str(min(os.sched_getaffinity(0)))], os.environ, Path(sys.argv[1]), 0)\n"
-        "child.receive_line(30.0)\n"
+        "child.receive_line(120.0)\n"
         "child.stop()\n"
         "print(child.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
@@ -968,5 +969,5 @@ def test_children_end_with_a_controller_that_is_killed(tmp_path: Path) -> None:
         child = psutil.Process(int(controller.stdout.readline()))
         controller.send_signal(signal.SIGKILL)
         controller.wait()
-    _, alive = psutil.wait_procs([child], timeout=10.0)
+    _, alive = psutil.wait_procs([child], timeout=60.0)
     assert not alive

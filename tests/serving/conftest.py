@@ -1,6 +1,7 @@
 """Whole deployments in processes of their own, driven as users drive them."""
 
 import os
+import random
 import re
 import signal
 import socket
@@ -31,6 +32,8 @@ T = TypeVar("T")
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 180
 
+_given_ports: set[int] = set()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what shares one deployment last, so that it never competes with others."""
@@ -49,13 +52,24 @@ def wait_until(
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Find distinct ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
+    """Find ports that nobody listens on, and that nobody was given before.
+
+    They are bound a minute later, when Ray has opened dozens of its own. So they are
+    neither among those that Linux hands out unasked, from 32768, nor among those of
+    Ray's workers, from 10002 to 19999.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        if port in _given_ports:
+            continue
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _given_ports.add(port)
+        ports.append(port)
     return ports
 
 
@@ -160,19 +174,19 @@ class Server:
 
     def client(self, **options: Any) -> openai.OpenAI:
         """A stock client that fails at once instead of retrying."""
-        options = {"max_retries": 0, "timeout": 120} | options
+        options = {"max_retries": 0, "timeout": 300} | options
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
 
     def post(self, path: str, **options: Any) -> httpx.Response:
         """A request without any client-side validation."""
         # Reading all certificates for every plain request would make tests the limit.
-        options = {"timeout": 60, "trust_env": False, "verify": False} | options
+        options = {"timeout": 300, "trust_env": False, "verify": False} | options
         return httpx.post(f"{self.url}{path}", **options)
 
     def samples(self, name: str) -> list[Sample]:
         """All samples of one metric, as Prometheus would scrape them."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        text = httpx.get(url, timeout=10, trust_env=False).text
+        text = httpx.get(url, timeout=60, trust_env=False).text
         return [
             sample
             for family in text_string_to_metric_families(text)
@@ -191,7 +205,7 @@ class Server:
 
 def num_replicas(server: Server) -> int:
     """Return the running engine replicas, as the server counts them."""
-    health = httpx.get(f"{server.url}/health", timeout=30, trust_env=False)
+    health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
     return int(health.json()["running_replicas"])
 
 
@@ -220,7 +234,7 @@ def load(
     finally:
         stop.set()
         for thread in threads:
-            thread.join(120)
+            thread.join(300)
 
 
 def start_up_command(

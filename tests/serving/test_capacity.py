@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -40,13 +41,16 @@ def test_work_of_a_child_counts_as_the_replicas_own() -> None:
     child = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
     child.start()
     try:
+        began_s = time.monotonic()
         probe.read()
         wait_for_cpu_s(child, 0.5)
         shares = probe.read()
+        core_s = (time.monotonic() - began_s) * len(os.sched_getaffinity(0))
     finally:
         child.kill()
         child.join()
-    assert shares["cpu_own"] > 0.05
+    # In seconds: as a share it depends on the cores there are, and how busy they are.
+    assert shares["cpu_own"] * core_s > 0.25
     assert all(0 <= share <= 1 for share in shares.values())
     assert shares["cpu_own"] + shares["cpu_other"] <= 1.1
 

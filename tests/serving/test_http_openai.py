@@ -245,16 +245,16 @@ def test_a_request_can_switch_speculation_off_and_gets_the_same_text(
 
 
 def test_the_health_routes_answer(server: Server) -> None:
-    health = httpx.get(f"{server.url}/health", timeout=10, trust_env=False)
+    health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
     assert health.status_code == 200
     assert health.json()["running_replicas"] >= 1
-    serve_health = httpx.get(f"{server.url}/-/healthz", timeout=10, trust_env=False)
+    serve_health = httpx.get(f"{server.url}/-/healthz", timeout=60, trust_env=False)
     assert serve_health.status_code == 200
 
 
 def test_the_dashboard_is_up(server: Server) -> None:
     line = next(x for x in server.command.output.splitlines() if "dashboard" in x)
     url = next(word for word in line.split() if word.startswith("http"))
-    page = httpx.get(url, timeout=30, trust_env=False, follow_redirects=True)
+    page = httpx.get(url, timeout=60, trust_env=False, follow_redirects=True)
     assert page.status_code == 200
     assert "<html" in page.text

@@ -1,6 +1,9 @@
 """What happens when an engine dies; named to run last on the shared deployment."""
 
 import contextlib
+import re
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -37,6 +40,13 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def count_goodbyes(server: Server) -> int:
+    """Count the replicas that said in their logs that they end by themselves."""
+    (folder,) = re.findall(r"^  logs +(/.*)$", server.command.output, re.MULTILINE)
+    texts = (file.read_text(errors="replace") for file in Path(folder).rglob("*.log"))
+    return sum(text.count("this replica ends, and Serve starts") for text in texts)
+
+
 def test_requests_that_got_no_answer_from_a_dead_engine_get_it_from_another(
     server: Server,
 ) -> None:
@@ -45,7 +55,7 @@ def test_requests_that_got_no_answer_from_a_dead_engine_get_it_from_another(
         victim = min(engine_processes(server), key=lambda process: process.pid)
         num_before = len(statuses)
         victim.kill()
-        wait_until(lambda: len(statuses) >= num_before + 32, 120)
+        wait_until(lambda: len(statuses) >= num_before + 32, 300)
     assert set(statuses) == {200}
 
 
@@ -59,9 +69,14 @@ def test_a_dead_engine_is_replaced_and_its_requests_get_an_error_object(
     replica = victim.parent()
     assert replica is not None
     assert "TetrisServer" in " ".join(replica.cmdline())
+    num_gone = count_goodbyes(server)
+    began_s = time.monotonic()
     victim.kill()
     # A replica that stayed would draw requests, as the least busy one.
-    wait_until(lambda: not is_alive(replica), LEAVES_WITHIN_S)
+    wait_until(lambda: not is_alive(replica), 60)
+    if time.monotonic() - began_s > LEAVES_WITHIN_S:
+        # On a slow machine only its last words tell that Serve did not end it.
+        assert count_goodbyes(server) > num_gone
 
     def serves_again() -> bool:
         response = server.post("/v1/completions", json=body)

@@ -12,6 +12,25 @@ INTERVAL_S = 0.2
 Gaps = Sequence[float]
 
 
+class MadeUpClockLoop(asyncio.SelectorEventLoop):
+    """Jumps ahead where it would sleep, so that a busy machine delays nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+        self._look = self._selector.select
+        self._selector.select = self._select
+
+    def time(self) -> float:
+        return self._now_s
+
+    def _select(self, timeout_s: float | None = None) -> list[object]:
+        if timeout_s is None:
+            return self._look(None)
+        self._now_s += max(0.0, timeout_s)
+        return self._look(0)
+
+
 async def produce(gaps_s: Gaps, ended: list[bool]) -> AsyncGenerator[int, None]:
     """Give a number after each gap, and take down how the stream was left."""
     try:
@@ -32,7 +51,8 @@ async def collect(gaps_s: Gaps, interval_s: float) -> list[tuple[float, list[int
 
 
 def collect_now(gaps_s: Gaps, interval_s: float) -> list[tuple[float, list[int]]]:
-    return asyncio.run(collect(gaps_s, interval_s))
+    with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
+        return runner.run(collect(gaps_s, interval_s))
 
 
 def test_the_first_and_the_last_go_out_at_once():

@@ -122,7 +122,7 @@ def test_a_second_replica_of_a_busy_deployment_starts_warm(tmp_path: Path) -> No
                 if len(found := running.samples("ray_tetris_warm_starts_total")) == 2
                 else None
             ),
-            30,
+            120,
         )
     finally:
         running.command.end()

@@ -13,7 +13,7 @@ import pytest
 from loadtest.http_bench.chaos import ServerAction, ServerChaos
 from loadtest.http_bench.deployment import Deployment
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 # The title is put together, so that only the child carries it.
 PARENT = """
 import subprocess, sys, time

@@ -42,7 +42,7 @@ from .stand_in_server import (
 ROOT = Path(__file__).resolve().parents[3]
 LOCUSTFILE = ROOT / "loadtest" / "http_bench" / "locustfile.py"
 STAND_IN = f"{sys.executable} -m tests.loadtest.http_bench.stand_in_server"
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def prompts(tmp_path: Path) -> str:
 
 def experiment(output: Path, *arguments: str) -> int:
     """Run the command in short."""
-    short = ["--duration", "1", "--lead-in", "0.2", "--warm-up", "0", "--rounds", "1"]
+    short = ["--duration", "2", "--lead-in", "0.2", "--warm-up", "0", "--rounds", "1"]
     # Other tests may keep the machine busy: here a late client is no finding.
     calm = ["--max-lag-ms", "5000", "--max-client-cpu", "2", "--max-tokens", "8"]
     return main(["--output", str(output), *short, *calm, *arguments])
@@ -83,7 +83,7 @@ def locust(*arguments: str) -> subprocess.Popen[str]:
 def test_an_experiment_sends_arms_the_same_and_reports_on_them(
     server, tmp_path, prompts, capsys
 ):
-    with run_stand_in(StandIn(plain_reply(0.02))) as slow:
+    with run_stand_in(StandIn(plain_reply(0.05))) as slow:
         arms = [f"--arm=fast={server.url}", f"--arm=slow={slow.url}/v1"]
         loads = ["--loads", "poisson:10", prompts]
         objectives = ["--objective=fast/slow@tpot_p50_ms<=0.7"]
@@ -110,8 +110,8 @@ def test_an_experiment_sends_arms_the_same_and_reports_on_them(
         assert row["verification_success_rate"] == pytest.approx(0.5)
         assert row["replicas_max"] == 1
         assert row["is_valid"]
-    # Eight tokens take seven steps, and nothing sleeps for less than it was told.
-    assert rows["slow", "poisson:10"]["tpot_p50_ms"]["median"] >= 20
+    # Eight tokens take seven steps of 50 ms, less what the first one was read late.
+    assert rows["slow", "poisson:10"]["tpot_p50_ms"]["median"] >= 45
     assert (tmp_path / "runs.csv").read_text().count("\n") == 3
     report = (tmp_path / "report.html").read_text()
     assert 'src="data:image/png;base64,' in report
@@ -224,7 +224,7 @@ def test_workers_together_send_what_one_process_would(server, tmp_path, prompts)
     expected = list(
         arrival_times(
             parse_load("poisson:12"),
-            1.0,
+            2.0,
             f"0/1/{prompts.partition(chr(61))[2]} poisson:12",
         )
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gevent
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.http_bench.outcome import Outcome
@@ -31,6 +32,7 @@ from .stand_in_server import (
 
 BODY = {"model": "stand-in", "messages": [], "max_tokens": 3}
 STEP_S = 0.05
+WAIT_S = 120.0
 
 
 def pieces(*sent: object) -> Script:
@@ -40,6 +42,42 @@ def pieces(*sent: object) -> Script:
         yield from sent
 
     return script
+
+
+def take_turns(script: Script) -> Script:
+    """Have the client read what was sent before a pause, however busy the machine is.
+
+    Else it might find two pieces at once, which are one delivery then.
+    """
+    loop = gevent.get_hub().loop
+
+    def let_loop_turn(done: threading.Event) -> None:
+        # What can be read in the first turn has been read before the third.
+        for _ in range(3):
+            gevent.sleep(0.001)
+        done.set()
+
+    def in_turns(body: Mapping[str, Any]) -> Iterator[object]:
+        for piece in script(body):
+            if isinstance(piece, float):
+                done = threading.Event()
+                loop.run_callback_threadsafe(gevent.spawn, let_loop_turn, done)
+                # A client that has gone turns no more.
+                done.wait(10)
+            yield piece
+
+    return in_turns
+
+
+def fall_silent(*sent: object) -> tuple[Script, threading.Event]:
+    """A script that sends nothing more until the event is set."""
+    is_over = threading.Event()
+
+    def script(_: Mapping[str, Any]) -> Iterator[object]:
+        yield from sent
+        is_over.wait(WAIT_S)
+
+    return script, is_over
 
 
 def request(
@@ -52,7 +90,8 @@ def request(
 ) -> Outcome:
     """Send one request to a stand-in that replies with a script."""
     outcome = Outcome(id="request-1")
-    with run_stand_in(StandIn(script, **options)) as server:
+    in_turns = take_turns(script)
+    with run_stand_in(StandIn(in_turns, **options)) as server:
         client = StreamingClient(server.url, read_timeout_s=read_timeout_s)
         began_s = time.perf_counter() - late_s
         client.run(BODY, outcome, began_s, misbehaviour)
@@ -71,6 +110,7 @@ STREAM = (
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_events_do_not_depend_on_where_the_stream_is_cut_into_pieces(cuts):
     ends = [0, *sorted(cuts), len(STREAM)]
@@ -318,7 +358,9 @@ def test_a_server_that_hangs_up_without_a_word_is_a_failed_connection():
 
 
 def test_silence_is_a_timeout():
-    outcome = request(pieces(chunk("a"), 0.6, DONE), read_timeout_s=0.2)
+    script, is_over = fall_silent(chunk("a"))
+    outcome = request(script, read_timeout_s=2.0)
+    is_over.set()
     assert outcome.failure == "timeout"
     assert outcome.num_deliveries == 1
 
@@ -342,20 +384,27 @@ def test_a_stalled_stream_is_read_to_its_end():
 
 def test_a_request_that_is_killed_is_unfinished():
     outcome = Outcome(id="request-1")
-    with run_stand_in(StandIn(plain_reply(0.5))) as server:
+    script, is_over = fall_silent()
+    with run_stand_in(StandIn(script)) as server:
         client = StreamingClient(server.url)
         running = gevent.spawn(client.run, BODY, outcome, time.perf_counter())
-        gevent.sleep(0.2)
+        deadline_s = time.monotonic() + WAIT_S
+        while not server.bodies:
+            assert time.monotonic() < deadline_s
+            gevent.sleep(0.02)
         running.kill()
+        is_over.set()
     assert outcome.failure == "unfinished"
     assert outcome.is_failed
 
 
 def test_a_request_that_outlasts_the_run_is_unfinished_and_not_a_timeout():
     outcome = Outcome(id="request-1")
-    with run_stand_in(StandIn(plain_reply(0.5))) as server:
+    script, is_over = fall_silent()
+    with run_stand_in(StandIn(script)) as server:
         client = StreamingClient(server.url)
         client.run(BODY, outcome, time.perf_counter(), give_up_s=0.2)
+        is_over.set()
     assert outcome.failure == "unfinished"
     assert outcome.end_s >= 0.2
 
