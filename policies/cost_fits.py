@@ -12,6 +12,9 @@ better than chance does."""
 TREND_KEEP = 0.997
 """Per-sample memory of the trend, about 300 samples."""
 
+RECENT_KEEP = 0.9
+"""Per-sample memory of what was usual lately: as long as drift takes to follow."""
+
 DRIFT_KEEP = 0.9
 """Per-sample memory of drift, about 10 samples: a stolen core or a throttled clock
 changes the price of every count at once, most of them unvisited."""
@@ -19,19 +22,29 @@ changes the price of every count at once, most of them unvisited."""
 
 @dataclass(slots=True)
 class Trend:
-    """Decayed least squares of `y = level + slope * x`, held where it was.
+    """A decayed fit of `y = level + slope * x` to samples of a clock that wanders.
+
+    The slope rests on how samples differ from those shortly before them alone: a
+    machine that is slow for a while would otherwise make dear whatever counts came up
+    meanwhile. The level is the mean of all.
 
     Attributes:
         level: Fitted level. One sample's worth of prior says it is what it was.
         slope: Fitted slope; moves only as far as `x` varied.
+
+    Source: ours; the slope is the within estimator of panel data.
     """
 
     level: float = 1.0
     slope: float = 0.0
     _weight: float = field(init=False, default=0.0)
     _x: float = field(init=False, default=0.0)
-    _xx: float = field(init=False, default=0.0)
     _y: float = field(init=False, default=0.0)
+    _square: float = field(init=False, default=0.0)
+    _recent_weight: float = field(init=False, default=0.0)
+    _recent_x: float = field(init=False, default=0.0)
+    _recent_y: float = field(init=False, default=0.0)
+    _xx: float = field(init=False, default=0.0)
     _xy: float = field(init=False, default=0.0)
 
     def predict(self, x: float) -> float:
@@ -44,17 +57,29 @@ class Trend:
         keep = TREND_KEEP
         self._weight = keep * self._weight + 1.0
         self._x = keep * self._x + x
-        self._xx = keep * self._xx + x * x
         self._y = keep * self._y + y
-        self._xy = keep * self._xy + x * y
-        hold = self._xx / self._weight
-        weight = self._weight + 1.0
-        level = self._y + self.level
+        self._square = keep * self._square + x * x
+        self._compare(x, y)
+        hold = self._square / self._weight
         if hold > 0.0:
-            second, cross = self._xx + hold, self._xy + hold * self.slope
-            determinant = weight * second - self._x * self._x
-            self.slope = (weight * cross - self._x * level) / determinant
-        self.level = max((level - self.slope * self._x) / weight, 1e-3)
+            self.slope = (self._xy + hold * self.slope) / (self._xx + hold)
+        level = self._y + self.level - self.slope * self._x
+        self.level = max(level / (self._weight + 1.0), 1e-3)
+
+    def _compare(self, x: float, y: float) -> None:
+        """Take in how a sample differs from the mean of those shortly before it."""
+        self._xx *= TREND_KEEP
+        self._xy *= TREND_KEEP
+        past = RECENT_KEEP * self._recent_weight
+        if past > 0.0:
+            unusual_x = x - self._recent_x / self._recent_weight
+            unusual_y = y - self._recent_y / self._recent_weight
+            share = past / (past + 1.0)
+            self._xx += share * unusual_x * unusual_x
+            self._xy += share * unusual_x * unusual_y
+        self._recent_weight = past + 1.0
+        self._recent_x = RECENT_KEEP * self._recent_x + x
+        self._recent_y = RECENT_KEEP * self._recent_y + y
 
 
 @dataclass(slots=True)
