@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 LEAST_SPREAD = 64.0
 USUAL_SPREAD = 0.05
 """Variation of the extra, in units and as a share of the usual, that tells its price no
-better than chance does."""
+better than chance does, on the quietest clock."""
+
+SLOPE_PACE = 0.1
+"""What the usual extra may come to cost in a step, as a share of the price. Where
+samples scatter more, the extra must vary the more to tell its price: a slope fitted to
+noise makes drift, and with it every count, cheap or dear."""
 
 TREND_KEEP = 0.997
 """Per-sample memory of the trend, about 300 samples."""
@@ -106,9 +111,22 @@ class Drift:
     _spread: float = field(init=False, default=0.0)
 
     def fit(
-        self, price_ms: float, known_ms: float, extra: float, usual_extra: float
+        self,
+        price_ms: float,
+        known_ms: float,
+        extra: float,
+        usual_extra: float,
+        scatter: float = 0.0,
     ) -> None:
-        """Take in a sample; the slope is about what `extra` is beyond the usual."""
+        """Take in a sample; the slope is about what `extra` is beyond the usual.
+
+        Args:
+            price_ms: By the table, before drift.
+            known_ms: Measured, without outliers.
+            extra: Of this sample.
+            usual_extra: That the table's prices contain.
+            scatter: By how much samples usually miss their price, as a share of it.
+        """
         beyond = extra - usual_extra
         surprise_ms = unusual = 0.0
         if self._weight > 0.0:
@@ -121,7 +139,8 @@ class Drift:
         self._spread *= DRIFT_KEEP
         self._spread += unusual * unusual * past / self._weight
         if unusual != 0.0:
-            chance = LEAST_SPREAD + USUAL_SPREAD * usual_extra
+            share = max(USUAL_SPREAD, scatter / SLOPE_PACE)
+            chance = LEAST_SPREAD + share * usual_extra
             hold = max(beyond * beyond, chance * chance)
             self.slope += surprise_ms * unusual / (self._spread + hold)
             self.slope = max(self.slope, 0.0)

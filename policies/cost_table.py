@@ -230,7 +230,7 @@ class CostTable:
         known_ms = self._limit_outlier(
             measured_ms, max(drift_before * value + self.extra_ms(extra), 1e-4)
         )
-        self._drift.fit(value, known_ms, extra, self._usual_extra)
+        self._drift.fit(value, known_ms, extra, self._usual_extra, self._scatter)
         plain_ms = max(known_ms - self.extra_ms(extra), 1e-4)
         self._usual_extra += USUAL_RATE * (extra - self._usual_extra)
         self._learn_shape(count, place, plain_ms)
@@ -254,7 +254,7 @@ class CostTable:
         limit = min(OUTLIER_FACTOR * self._typical_residual, 0.9)
         relative = measured_ms / predicted_ms - 1.0
         known_ms = predicted_ms * (1.0 + min(max(relative, -limit), limit))
-        self._drift.fit(value, known_ms, extra, self._usual_extra)
+        self._drift.fit(value, known_ms, extra, self._usual_extra, self._scatter)
         return self._drift.level / drift_before
 
     def rescale(self, factor: float) -> None:
