@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -281,12 +281,8 @@ def _draft(
 
 
 def _scale(timing: StepTiming, factor: float) -> StepTiming:
-    return StepTiming(
-        num_reqs=timing.num_reqs,
-        num_decode_tokens=timing.num_decode_tokens,
-        num_prefill_tokens=timing.num_prefill_tokens,
-        num_context_tokens=timing.num_context_tokens,
-        depth=timing.depth,
+    return replace(
+        timing,
         target_ms=factor * timing.target_ms,
         draft_first_ms=factor * timing.draft_first_ms,
         draft_next_ms=factor * timing.draft_next_ms,
