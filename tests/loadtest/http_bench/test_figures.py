@@ -462,7 +462,7 @@ def test_a_sample_counts_what_a_process_holds():
         [row] = sample(process.pid)
         process.communicate(b"\n")
     assert row["num_processes"] == 1
-    assert row["memory_mib"] > 5
+    assert row["memory_mib"] > 2
     assert row["num_fds"] >= 3
 
 
