@@ -17,12 +17,10 @@ noise makes drift, and with it every count, cheap or dear."""
 TREND_KEEP = 0.997
 """Per-sample memory of the trend, about 300 samples."""
 
-RECENT_KEEP = 0.9
-"""Per-sample memory of what was usual lately: as long as drift takes to follow."""
-
 DRIFT_KEEP = 0.9
-"""Per-sample memory of drift, about 10 samples: a stolen core or a throttled clock
-changes the price of every count at once, most of them unvisited."""
+"""Per-sample memory of drift and of what was usual lately, about 10 samples: a stolen
+core or a throttled clock changes the price of every count at once, most of them
+unvisited."""
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class Trend:
         """Take in how a sample differs from the mean of those shortly before it."""
         self._xx *= TREND_KEEP
         self._xy *= TREND_KEEP
-        past = RECENT_KEEP * self._recent_weight
+        past = DRIFT_KEEP * self._recent_weight
         if past > 0.0:
             unusual_x = x - self._recent_x / self._recent_weight
             unusual_y = y - self._recent_y / self._recent_weight
@@ -83,8 +81,8 @@ class Trend:
             self._xx += share * unusual_x * unusual_x
             self._xy += share * unusual_x * unusual_y
         self._recent_weight = past + 1.0
-        self._recent_x = RECENT_KEEP * self._recent_x + x
-        self._recent_y = RECENT_KEEP * self._recent_y + y
+        self._recent_x = DRIFT_KEEP * self._recent_x + x
+        self._recent_y = DRIFT_KEEP * self._recent_y + y
 
 
 @dataclass(slots=True)

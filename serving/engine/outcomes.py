@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from policies.batch import VerificationOutcome
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from serving.engine.compat import ModelRunnerOutput, SchedulerOutput
+
+NOTHING_VERIFIED = VerificationOutcome(
+    num_verified=np.empty(0, dtype=np.int64), num_accepted=np.empty(0, dtype=np.int64)
+)
 
 
 def read_outcomes(

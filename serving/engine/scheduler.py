@@ -14,7 +14,7 @@ from serving.engine.compat import Scheduler
 from serving.engine.draft_room import DraftRooms
 from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.faults import check_selection
-from serving.engine.outcomes import read_outcomes
+from serving.engine.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.planner_host import PlannerHost
 from serving.engine.step_clock import StepClock
 from serving.engine.step_messages import STOP_ATTRIBUTE
@@ -38,11 +38,6 @@ _CONFIDENCE_METHODS = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 _STOPPING_METHODS = frozenset({"draft_model", "eagle", "eagle3"})
 """Drafters whose every pass moves the positions on, which is where a draft may end;
 some `mtp` models keep theirs."""
-
-
-_NOTHING_VERIFIED = VerificationOutcome(
-    num_verified=np.empty(0, dtype=np.int64), num_accepted=np.empty(0, dtype=np.int64)
-)
 
 
 @dataclass(slots=True)
@@ -338,7 +333,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
     ) -> None:
         self.counters.num_steps += 1
         if not scheduler_output.scheduled_spec_decode_tokens:
-            self._guard.ask(self._planner.observe, _NOTHING_VERIFIED)
+            self._guard.ask(self._planner.observe, NOTHING_VERIFIED)
             return
         req_ids, num_verified, num_accepted = read_outcomes(
             scheduler_output, model_runner_output
@@ -347,7 +342,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         outcome = VerificationOutcome(num_verified, num_accepted, tuple(req_ids))
         if not self._policy_selected:
             # What the policy knows of these requests is not about these drafts.
-            outcome = _NOTHING_VERIFIED
+            outcome = NOTHING_VERIFIED
         self._guard.ask(self._planner.observe, outcome)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ from serving.engine.compat import AsyncScheduler
 from serving.engine.device_clock import StepLoads
 from serving.engine.faults import check_selection
 from serving.engine.options import opts_out
-from serving.engine.outcomes import read_outcomes
+from serving.engine.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.plain_verification import find_plain_reason
 from serving.engine.planner_host import PlannerHost
 from serving.engine.stale_confidence import StaleConfidence
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
         Request,
         SchedulerOutput,
     )
-
-_NOTHING_LEARNT = VerificationOutcome(
-    num_verified=np.empty(0, dtype=np.int64), num_accepted=np.empty(0, dtype=np.int64)
-)
 
 OFFER_SLACK = 1
 """Drafts offered beyond a request's expected share when offers must be trimmed: the
@@ -357,7 +353,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             scheduler_output, model_runner_output
         )
         num_verified = num_drafts
-        outcome = _NOTHING_LEARNT
+        outcome = NOTHING_VERIFIED
         if verification is not None and req_ids:
             row_of = {req_id: row for row, req_id in enumerate(verification.req_ids)}
             rows = np.array([row_of.get(r, -1) for r in req_ids], dtype=np.int64)
