@@ -76,12 +76,12 @@ class DraftRooms:
         short of `min_tokens`, so no block may reach past it. Nothing after a stop token
         is ever emitted, whether the token is accepted (the end) or not.
         """
-        params = request.sampling_params
+        room = self.of(request)
+        if room.opted_out:
+            return 0, "opt_out"
         num_short = 0
-        if params is not None:
-            if opts_out(params.extra_args):
-                return 0, "opt_out"
-            num_short = params.min_tokens - request.num_output_tokens
+        if room.params is not None:
+            num_short = room.params.min_tokens - request.num_output_tokens
         num_left = min(
             request.max_tokens - request.num_output_tokens,
             self.max_model_len - request.num_tokens,
@@ -91,16 +91,14 @@ class DraftRooms:
         )
         if 0 < num_short <= num_usable:
             return num_short - 1, "min_tokens"
-        num_before_stop = _find_stop(request)
+        num_before_stop = _find_stop(request.spec_token_ids, room.stop_token_ids)
         if num_before_stop < num_usable:
             return num_before_stop, "stop_token"
         return max(0, num_usable), "length"
 
 
-def _find_stop(request: Request) -> int:
+def _find_stop(drafts: list[int], stops: frozenset[int | None]) -> int:
     """Return how many drafts there are up to the first that would end the request."""
-    drafts = request.spec_token_ids
-    stops = find_stop_token_ids(request.sampling_params)
     if stops.isdisjoint(drafts):
         return len(drafts)
     return 1 + next(i for i, token in enumerate(drafts) if token in stops)
