@@ -165,6 +165,9 @@ class EngineLimits:
         stops_drafts: The engine asks `draft_stop` between drafter passes and may end a
             draft short of the depth it was given.
         method: vLLM's name of the drafting method, for priors.
+        padded_sizes: Token counts, rising, to the next of which the engine pads a
+            forward pass, as replaying a captured graph does; larger passes are not
+            padded. Empty where none is.
     """
 
     max_tokens: int = 8192
@@ -172,3 +175,4 @@ class EngineLimits:
     skips_drafter: bool = False
     stops_drafts: bool = False
     method: str = "draft_model"
+    padded_sizes: tuple[int, ...] = ()
