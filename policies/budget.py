@@ -105,11 +105,14 @@ class DepthPlan:
         depth: Draft tokens per request.
         tokens_per_ms: Expected goodput, the price of a millisecond in tokens.
         budget_per_req: Drafts verified per request at that goodput.
+        least_value: Survival times weight below which a latency target leaves no room
+            for a draft; 0 where none limits the plan.
     """
 
     depth: int
     tokens_per_ms: float
     budget_per_req: float
+    least_value: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,13 @@ class DepthOutlook:
             weight, when everything above the threshold is verified; column 0 verifies
             nothing.
         verified: Same shape, drafts verified per request.
+        thresholds: `[num_thresholds]`, falling, survival times weight that a draft of
+            a column has at least; inf where nothing is verified.
     """
 
     gained: NDArray[np.float64]
     verified: NDArray[np.float64]
+    thresholds: NDArray[np.float64]
 
 
 def foresee_depths(
@@ -151,9 +157,11 @@ def foresee_depths(
     points = np.linspace(0, order.size - 1, NUM_THRESHOLDS).astype(np.int64)
     gained = np.zeros((max_depth + 1, NUM_THRESHOLDS + 1))
     verified = np.zeros_like(gained)
-    gained[:, 1:] = np.cumsum(allowed * survival[order], axis=1)[:, points]
+    falling = survival[order]
+    gained[:, 1:] = np.cumsum(allowed * falling, axis=1)[:, points]
     verified[:, 1:] = np.cumsum(allowed, axis=1)[:, points]
-    return DepthOutlook(gained / num_drafts, verified / num_drafts)
+    thresholds = np.concatenate(([np.inf], falling[points]))
+    return DepthOutlook(gained / num_drafts, verified / num_drafts, thresholds)
 
 
 def plan_depth(
@@ -180,7 +188,7 @@ def plan_depth(
     Returns:
         The plan; among equals the smaller depth.
     """
-    goodput = num_reqs * (1.0 + outlook.gained) / step_ms
+    goodput = unlimited = num_reqs * (1.0 + outlook.gained) / step_ms
     if max_step_ms is not None:
         meets = step_ms <= max_step_ms
         if meets.any():
@@ -190,8 +198,11 @@ def plan_depth(
     depth = int(np.argmax(by_depth))
     if by_depth[depth] < keep_gain * by_depth[current]:
         depth = current
+    point = int(best_point[depth])
+    is_limited = int(np.argmax(unlimited[depth])) > point
     return DepthPlan(
         depth=depth,
         tokens_per_ms=float(by_depth[depth]),
-        budget_per_req=float(outlook.verified[depth, best_point[depth]]),
+        budget_per_req=float(outlook.verified[depth, point]),
+        least_value=float(outlook.thresholds[point]) if is_limited else 0.0,
     )

@@ -154,9 +154,11 @@ class ConfidenceCalibration:
         return float(np.abs(predicted - happened).sum() / total)
 
     def mean_acceptance(self, depth: int) -> NDArray[np.float64]:
-        """Return a typical acceptance per position, `[depth]`, at a coin-flip draft.
+        """Return the acceptance of a middling draft per position, `[depth]`.
 
-        Used to extend survival past the depth that was last drafted.
+        Used to extend survival past the depth that was last drafted. Log-odds of 1, a
+        confidence of .73, is less than most drafts have: a position that nobody looked
+        at lately must not look better than those that somebody did.
         """
         return to_probability(self._intercept[:depth] + self._slope)
 

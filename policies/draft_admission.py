@@ -48,8 +48,10 @@ def admit_above_threshold(
     prices: DraftPrices,
     *,
     explored: NDArray[np.int64] | None = None,
-) -> NDArray[np.int64]:
+) -> tuple[NDArray[np.int64], int]:
     """Admit sampled drafts: what lies above a threshold fixed before they were drawn.
+
+    A latency target raises the threshold to where the plan that holds it drew the line.
 
     Args:
         batch: The drafts.
@@ -60,14 +62,20 @@ def admit_above_threshold(
             at the drafts.
 
     Returns:
-        `[num_reqs]`.
+        `[num_reqs]`, and how many more without any latency target.
     """
-    threshold = prices.token_price(count_decodes(batch))
-    worthwhile: NDArray[np.int64] = (values >= threshold).sum(axis=1)
+    lengths, price = batch.num_draft_tokens, prices.token_price(count_decodes(batch))
+    least_value = max(price, prices.plan.least_value)
+    worthwhile: NDArray[np.int64] = (values >= least_value).sum(axis=1)
     if explored is not None:
         worthwhile[explored] = np.maximum(worthwhile[explored], 1)
-    admitted = np.minimum(worthwhile, batch.num_draft_tokens)
-    return admitted if claimed is None else np.maximum(admitted, claimed)
+    admitted = np.minimum(worthwhile, lengths)
+    if claimed is not None:
+        admitted = np.maximum(admitted, claimed)
+    if least_value == price:
+        return admitted, 0
+    unlimited = np.minimum((values >= price).sum(axis=1), lengths)
+    return admitted, int(np.maximum(unlimited - admitted, 0).sum())
 
 
 def admit_best(

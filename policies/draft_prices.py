@@ -73,6 +73,23 @@ class DraftPrices:
             step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
         return step_ms
 
+    def plain_ms(
+        self, num_reqs: int, context_per_req: float, *, skips_drafter: bool
+    ) -> float:
+        """Price a step of `num_reqs` requests at depth 0."""
+        step_ms = self.cost.target.at(num_reqs) + self.cost.host_ms(num_reqs)
+        step_ms += self.cost.context_ms(context_per_req * num_reqs)
+        if not skips_drafter:
+            step_ms += self.cost.draft_first.at(num_reqs)
+        return step_ms
+
+    def explore_ms(self, num_reqs: int, depth: int, *, skips_drafter: bool) -> float:
+        """Price what drafting adds to such a step if half the requests verify one."""
+        target = self.cost.target
+        extra_ms = target.at(1.5 * num_reqs + 1) - target.at(num_reqs)
+        extra_ms += float(self.cost.draft_next_ms(num_reqs, depth))
+        return extra_ms + (self.cost.draft_first.at(num_reqs) if skips_drafter else 0.0)
+
     def fixed_ms(self, batch: DraftBatch) -> float:
         """Price the parts of a step that do not depend on what is verified."""
         fixed = self.cost.host_ms(batch.num_reqs)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.batch import DraftSelection
+from policies.catch_up import RESUME_HORIZON_STEPS, CatchUp
 from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.defaults import PlannerDefaults
+from policies.exploration import Exploration
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,9 +29,6 @@ PRIOR_ACCEPTANCE_RATE = 0.7
 SMOOTHING = 0.15
 """Weight of the newest step in the moving average."""
 
-PROBE_EVERY = 48
-"""At length 0 one step in this many drafts one token, to hear of better times."""
-
 
 @dataclass(slots=True)
 class DynamicPlanner(PlannerDefaults):
@@ -37,8 +36,9 @@ class DynamicPlanner(PlannerDefaults):
 
     Expected tokens per request at length k with acceptance rate a are
     `(1 - a^(k+1)) / (1 - a)`; k maximises their sum over the predicted step time.
-    Step times come from the same learnt cost model as `goodput`'s, so that the two
-    differ in the decision alone.
+    Step times come from the same learnt cost model as `goodput`'s, and at length 0 it
+    drafts one token as rarely as that does, so that the two differ in the decision
+    alone.
 
     Source: SmartSpec / DSD, arXiv 2406.14066.
     """
@@ -48,12 +48,15 @@ class DynamicPlanner(PlannerDefaults):
     cost: StepCost = field(init=False)
     _acceptance_rate: float = field(init=False, default=PRIOR_ACCEPTANCE_RATE)
     _depth: int = field(init=False, default=1)
-    _steps_at_zero: int = field(init=False, default=0)
+    _exploration: Exploration = field(init=False, default_factory=Exploration)
+    _catch_up: CatchUp = field(init=False, default_factory=CatchUp)
     _context_per_req: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         """Start from the prior costs."""
-        self.cost = StepCost(self.limits.max_tokens, self.limits.max_reqs)
+        self.cost = StepCost(
+            self.limits.max_tokens, self.limits.max_reqs, self.limits.padded_sizes
+        )
 
     def select(self, batch: DraftBatch) -> DraftSelection:
         """Admit everything: the length was chosen before drafting."""
@@ -83,15 +86,14 @@ class DynamicPlanner(PlannerDefaults):
             + np.maximum(lengths - 1, 0) * self.cost.draft_next.predict(float(num_reqs))
             + self.cost.host_ms(num_reqs)
         )
+        catch_up_ms = self._catch_up.price_ms(self.cost)
+        self._exploration.set_price(
+            float(step_ms[1] - step_ms[0]), float(step_ms[0]), catch_up_ms
+        )
+        if self._depth == 0:
+            step_ms[1:] += catch_up_ms / RESUME_HORIZON_STEPS
         self._depth = int(np.argmax(tokens / step_ms))
-        if self._depth > 0:
-            self._steps_at_zero = 0
-            return self._depth
-        self._steps_at_zero += 1
-        if self._steps_at_zero >= PROBE_EVERY:
-            self._steps_at_zero = 0
-            return 1
-        return 0
+        return self._exploration.adjust_depth(self._depth, max_depth=1)
 
     def observe(self, outcome: VerificationOutcome) -> None:
         """Move the acceptance rate towards this step's.
@@ -110,6 +112,8 @@ class DynamicPlanner(PlannerDefaults):
     def observe_timing(self, timing: StepTiming) -> None:
         """Learn step costs at once; the length looks at no draft."""
         self.cost.observe(timing)
+        if self.limits.skips_drafter:
+            self._catch_up.note(timing)
         self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
 
     def fit_profile(self, profile: CostProfile) -> None:

@@ -17,6 +17,7 @@ from policies.admission import (
 from policies.batch import DraftSelection
 from policies.budget import DepthOutlook, DepthPlan, plan_depth
 from policies.calibration import ConfidenceCalibration
+from policies.catch_up import RESUME_HORIZON_STEPS, CatchUp
 from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.draft_admission import admit_above_threshold, admit_best, claim
 from policies.draft_prices import DraftPrices
@@ -57,10 +58,6 @@ SAME_LOAD = 16
 
 REBATCH_EVERY = 16
 """Fewest steps between two choices of how many requests may run."""
-
-RESUME_HORIZON_STEPS = 40
-"""Steps over which catching up after cold depth 0 is paid off: as long as the load that
-made drafting worthwhile is expected to last."""
 
 KEEP_DEPTH_GAIN = 1.01
 """What a new depth must promise over the current one: estimates move by about a per
@@ -115,7 +112,7 @@ class GoodputPlanner:
     _max_running: int = field(init=False, default=0)
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
-    _num_missing: int = field(init=False, default=0)
+    _catch_up: CatchUp = field(init=False, default_factory=CatchUp)
     _outlook: DepthOutlook | None = field(init=False, default=None)
     _has_drafted: bool = field(init=False, default=False)
     _ends_early: bool = field(init=False, default=False)
@@ -130,7 +127,9 @@ class GoodputPlanner:
         self.calibration = ConfidenceCalibration(
             self.max_depth, prior.intercept, prior.slope
         )
-        self.cost = StepCost(self.limits.max_tokens, self.limits.max_reqs)
+        self.cost = StepCost(
+            self.limits.max_tokens, self.limits.max_reqs, self.limits.padded_sizes
+        )
         self._prices = DraftPrices(
             self.cost, DepthPlan(depth=1, tokens_per_ms=0.0, budget_per_req=0.0)
         )
@@ -158,7 +157,7 @@ class GoodputPlanner:
             claimed = claim(batch, survival, self._prices)
             if batch.drafts_are_sampled:
                 exploration = self._exploration
-                num_admitted = admit_above_threshold(
+                num_admitted, num_late = admit_above_threshold(
                     batch,
                     values,
                     claimed,
@@ -206,14 +205,7 @@ class GoodputPlanner:
             self._prices.plan = self._plan_depth(num_reqs, latency_target_ms)
             self._token_price = self._prices.token_price(num_reqs)
             self._pass_price = self._prices.pass_price(num_reqs)
-            first_ms = self.cost.draft_first.at(num_reqs)
-            next_ms = float(self.cost.draft_next_ms(num_reqs, EXPLORE_DEPTH))
-            plain_ms = self.cost.target.at(num_reqs)
-            verify_ms = self.cost.target.at(1.5 * num_reqs + 1) - plain_ms
-            self._exploration.set_price(
-                explore_ms=self._catch_up_ms() + first_ms + next_ms + verify_ms,
-                step_ms=plain_ms + first_ms,
-            )
+            self._price_exploring(num_reqs, latency_target_ms)
         depth = self._exploration.adjust_depth(self.plan.depth, self.max_depth)
         if self._exploration.exploring:
             self.calibration.age()
@@ -224,6 +216,9 @@ class GoodputPlanner:
         # Without a sample of acceptances nothing would end the draft.
         if self._ends_early and not has_target and self._next_acceptance.size:
             return self.max_depth
+        if depth == 1 and self._exploration.is_pass_due():
+            self._ends_early = False
+            return min(2, self.max_depth)
         return depth
 
     def draft_stop(
@@ -234,7 +229,7 @@ class GoodputPlanner:
         """Return the price of drafting on, by the latest plan."""
         if not self._ends_early or not self._next_acceptance.size:
             return None
-        # A pass that was never timed of late might be cheaper than is believed.
+        # A pass that was not timed of late might be cheaper than is believed.
         is_due = self._exploration.is_pass_due()
         return DraftStop(
             req_ids=tuple(req_ids),
@@ -385,7 +380,7 @@ class GoodputPlanner:
             skips_drafter=self.limits.skips_drafter,
         )
         if self.limits.skips_drafter and self.plan.depth == 0:
-            step_ms[1:] += self._catch_up_ms() / RESUME_HORIZON_STEPS
+            step_ms[1:] += self._catch_up.price_ms(self.cost) / RESUME_HORIZON_STEPS
         max_step_ms: float | NDArray[np.float64] | None = self.latency_target_ms
         if latency_target_ms is not None:
             tokens = self._recent.tokens_by_depth(self._typical_acceptance())
@@ -403,22 +398,28 @@ class GoodputPlanner:
             max_step_ms=max_step_ms,
         )
 
+    def _price_exploring(self, num_reqs: int, latency_target_ms: float | None) -> None:
+        prices, skips_drafter = self._prices, self.limits.skips_drafter
+        targets_ms = (self.latency_target_ms, latency_target_ms)
+        self._exploration.set_price(
+            explore_ms=prices.explore_ms(
+                num_reqs, EXPLORE_DEPTH, skips_drafter=skips_drafter
+            ),
+            step_ms=prices.plain_ms(
+                num_reqs, self._context_per_req, skips_drafter=skips_drafter
+            ),
+            catch_up_ms=self._catch_up.price_ms(self.cost),
+            max_step_ms=min((ms for ms in targets_ms if ms is not None), default=None),
+        )
+
     def _learn_costs(self) -> None:
         for timing in self._pending_timings:
             self.cost.observe(timing)
             self._exploration.note_passes(timing.depth)
             self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
-            if self.limits.skips_drafter and timing.depth == 0:
-                # Requests that end take their share of the missing positions along.
-                self._num_missing = min(
-                    self._num_missing + timing.num_tokens, timing.num_context_tokens
-                )
-            else:
-                self._num_missing = 0
+            if self.limits.skips_drafter:
+                self._catch_up.note(timing)
         self._pending_timings.clear()
-
-    def _catch_up_ms(self) -> float:
-        return self.cost.draft_first.at(self._num_missing)
 
 
 def _normalise(weights: NDArray[np.float64] | None) -> NDArray[np.float64] | None:

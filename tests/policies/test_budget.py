@@ -123,3 +123,18 @@ def test_the_latency_target_limits_the_depth():
     step_ms = np.broadcast_to(10.0 + 5 * np.arange(4)[:, None], outlook.gained.shape)
     assert plan_depth(outlook, step_ms, 4, current=0).depth == 3
     assert plan_depth(outlook, step_ms, 4, current=0, max_step_ms=16.0).depth == 1
+
+
+def test_a_latency_target_draws_the_line_between_drafts():
+    acceptance = np.random.default_rng(0).uniform(0.2, 0.99, (64, 3))
+    outlook = foresee_depths(acceptance)
+    step_ms = 20.0 + 8.0 * outlook.verified
+    free = plan_depth(outlook, step_ms, 8, current=0)
+    bound = plan_depth(outlook, step_ms, 8, current=0, max_step_ms=24.0)
+    assert free.least_value == 0.0
+    survival = np.cumprod(acceptance[:, : bound.depth], axis=1)
+    verified = (survival >= bound.least_value).sum() / 64
+    assert verified == pytest.approx(bound.budget_per_req)
+    assert verified <= 0.5 < free.budget_per_req
+    none = plan_depth(outlook, step_ms, 8, current=0, max_step_ms=20.0)
+    assert (none.depth, none.budget_per_req) == (0, 0.0)

@@ -12,94 +12,17 @@ from policies.batch import (
     PolicySpec,
     VerificationOutcome,
 )
-from policies.cost import CostProfile, StepTiming
+from policies.cost import CostProfile
 from policies.dynamic import DynamicPlanner
-from policies.exploration import (
-    EXPLORE_EVERY,
-    MAX_EXPLORE_INTERVAL,
-    TIME_PASS_EVERY,
-    Exploration,
-)
-from policies.goodput import (
-    LEARN_EVERY,
-    REPLAN_EVERY,
-    GoodputPlanner,
-)
+from policies.goodput import LEARN_EVERY, GoodputPlanner
 from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
-
-MAX_DEPTH = 5
-LIMITS = EngineLimits(max_tokens=512, max_reqs=64, skips_drafter=True)
-
-
-class MadeUpEngine:
-    """Requests of different difficulty on an engine with a linear step cost.
-
-    Requests, confidences and acceptances come from one stream per step, so that all
-    planners meet the same ones.
-    """
-
-    def __init__(self, num_reqs: int, *, base_ms: float = 13, token_ms: float = 0.85):
-        self.num_reqs = num_reqs
-        self.base_ms, self.token_ms = base_ms, token_ms
-        self.speed = 1.0
-        self.step = 0
-
-    def draw(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return confidence, acceptance and luck, `[num_reqs, MAX_DEPTH]` each."""
-        rng = np.random.default_rng(step)
-        ease = np.random.default_rng(7).normal(0.3, 1.2, (self.num_reqs, 1))
-        odds = ease + rng.normal(0.3, 1.6, (self.num_reqs, MAX_DEPTH))
-        confidence = 1 / (1 + np.exp(-odds))
-        acceptance = 1 / (1 + np.exp(-(1.1 * odds - 0.4)))
-        return confidence.clip(0.02, 0.999), acceptance, rng.random(odds.shape)
-
-    def run(self, planner: Planner, num_steps: int, *, sampled: bool = False) -> float:
-        """Run some steps; return tokens per second."""
-        req_ids = tuple(str(i) for i in range(self.num_reqs))
-        depth = 0
-        tokens, elapsed_ms = 0, 0.0
-        for _ in range(num_steps):
-            confidence, acceptance, luck = self.draw(self.step)
-            admitted = np.zeros(self.num_reqs, dtype=np.int64)
-            if depth:
-                batch = DraftBatch(
-                    num_draft_tokens=np.full(self.num_reqs, depth),
-                    confidence=confidence[:, :depth],
-                    req_ids=req_ids,
-                    num_decodes=self.num_reqs,
-                    num_context_tokens=100 * self.num_reqs,
-                    drafts_are_sampled=sampled,
-                )
-                admitted = planner.select(batch).num_admitted
-            next_depth = planner.choose_depth(self.num_reqs)
-            passed = (luck < acceptance) & (np.arange(MAX_DEPTH) < admitted[:, None])
-            accepted = np.cumprod(passed, axis=1).sum(axis=1)
-            timing = self.time(admitted.sum(), next_depth)
-            tokens += self.num_reqs + int(accepted.sum())
-            elapsed_ms += timing.total_ms
-            planner.observe(VerificationOutcome(admitted, accepted, req_ids))
-            planner.observe_timing(timing)
-            depth = next_depth
-            self.step += 1
-        return 1e3 * tokens / elapsed_ms
-
-    def time(self, num_verified: int, depth: int) -> StepTiming:
-        num_tokens = self.num_reqs + int(num_verified)
-        return StepTiming(
-            num_reqs=self.num_reqs,
-            num_decode_tokens=num_tokens,
-            num_prefill_tokens=0,
-            num_context_tokens=100 * self.num_reqs,
-            depth=depth,
-            target_ms=self.speed * (self.base_ms + self.token_ms * num_tokens),
-            draft_first_ms=self.speed * (1 + 0.05 * num_tokens) if depth else 0.0,
-            draft_next_ms=self.speed * 2.4 * max(depth - 1, 0),
-            host_ms=1.0,
-        )
-
-
-def make_goodput(**kw: float) -> GoodputPlanner:
-    return GoodputPlanner(MAX_DEPTH, LIMITS, **kw)
+from tests.policies.made_up import (
+    LIMITS,
+    MAX_DEPTH,
+    MadeUpEngine,
+    make_goodput,
+    outcome_of,
+)
 
 
 class NoSpeculation(FixedPlanner):
@@ -165,19 +88,6 @@ def test_clock_readings_of_the_drafting_step_do_not_decide_about_its_drafts():
     for _ in range(LEARN_EVERY):
         planner.observe(VerificationOutcome(np.array([1]), np.array([1]), ("0",)))
     assert planner.cost.export_state() != before
-
-
-def test_drafting_stops_where_it_does_not_pay_and_is_tried_again_now_and_then():
-    planner = make_goodput()
-    engine = MadeUpEngine(48, token_ms=5.0)
-    engine.run(planner, 200)
-    depths = []
-    for _ in range(2 * MAX_EXPLORE_INTERVAL):
-        depths.append(planner.choose_depth(48))
-        planner.observe_timing(engine.time(0, depths[-1]))
-        planner.observe(VerificationOutcome(np.array([]), np.array([])))
-    num_tries = np.count_nonzero(depths)
-    assert 2 <= num_tries <= 2 * MAX_EXPLORE_INTERVAL / EXPLORE_EVERY
 
 
 def test_it_drafts_again_when_the_load_falls():
@@ -298,16 +208,6 @@ def test_finished_requests_leave_nothing_behind():
     assert len(planner.calibration._requests) == 0
 
 
-def outcome_of(req_id: str, confidence: float, num_accepted: int):
-    """Return what became of one request's draft, with its own confidence."""
-    return VerificationOutcome(
-        num_verified=np.array([2]),
-        num_accepted=np.array([num_accepted]),
-        req_ids=(req_id,),
-        confidence=np.full((1, MAX_DEPTH), confidence),
-    )
-
-
 def test_a_request_that_ended_before_its_last_outcome_was_learnt_is_forgotten():
     planner = make_goodput()
     planner.observe(outcome_of("0", 0.5, 1))
@@ -385,54 +285,35 @@ def test_every_policy_answers_the_whole_protocol(name: str):
     build_planner(PolicySpec(name, 2, 1), LIMITS).import_state(planner.export_state())
 
 
-def test_a_pass_that_was_not_timed_for_long_is_tried_again():
-    """A second pass believed too dear is never run, and its price never corrected."""
-    limits = EngineLimits(
-        max_tokens=512, max_reqs=64, skips_drafter=True, stops_drafts=True
-    )
-    planner = GoodputPlanner(MAX_DEPTH, limits)
-    engine = MadeUpEngine(1)
-    engine.run(planner, 100)
-    planner.cost.draft_next.fit_profile((1, 64), (1000.0, 1000.0))
-    timing = engine.time(num_verified=1, depth=1)
-    stops = []
-    for _ in range(3 * TIME_PASS_EVERY):
-        planner.choose_depth(1)
-        stops.append(planner.draft_stop(("0",)))
-        planner.observe(outcome_of("0", 0.9, 1))
-        planner.observe_timing(timing)
-    assert stops[2 * REPLAN_EVERY].pass_price > 1.0
-    # One pass more, in one step, and again after as long.
-    free = [stop for stop in stops if stop is not None and stop.pass_price == 0.0]
-    assert len(free) == 2
-    assert {stop.max_depth for stop in free} == {2}
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_drafts_believed_hopeless_are_verified_now_and_then(sampled: bool):
-    engine = MadeUpEngine(4, token_ms=0.2)
-    planner = make_goodput()
-    engine.run(planner, 200, sampled=sampled)
-    for _ in range(16):
-        planner.calibration._intercept[:] = -5.0
-        engine.run(planner, REPLAN_EVERY, sampled=sampled)
-    assert planner.plan.depth == 0
-    engine.run(planner, 20 * MAX_EXPLORE_INTERVAL, sampled=sampled)
-    assert planner.plan.depth > 0
-
-
-def test_requests_take_turns_in_exploring():
-    exploration = Exploration()
-    rows = []
-    for _ in range(8):
-        while exploration.adjust_depth(0, 5) == 0:
-            pass
-        rows.extend(exploration.pick_rows(16).tolist())
-    assert set(rows) == set(range(16))
-
-
 def test_a_novice_drafts_no_deeper_than_its_plan_while_nothing_ends_the_draft():
     limits = EngineLimits(max_tokens=512, max_reqs=64, stops_drafts=True)
     planner = GoodputPlanner(MAX_DEPTH, limits)
     assert planner.choose_depth(4) == planner.plan.depth < MAX_DEPTH
     assert planner.draft_stop(tuple("abcd")) is None
+
+
+def test_the_latency_target_limits_sampled_drafts_too():
+    """A target lowers the price of a draft; the threshold must not fall with it."""
+    engine = MadeUpEngine(8)
+    free, bound = make_goodput(), make_goodput(latency_target_ms=24.0)
+    engine.run(free, 200, sampled=True)
+    engine.run(bound, 200, sampled=True)
+    times_ms, num_late = [], 0
+    for step in range(200):
+        confidence, _, _ = engine.draw(step)
+        depth = bound.choose_depth(8)
+        if not depth:
+            continue
+        batch = DraftBatch(
+            np.full(8, depth),
+            confidence[:, :depth],
+            tuple("01234567"),
+            8,
+            drafts_are_sampled=True,
+        )
+        selection = bound.select(batch)
+        num_late += selection.num_cut_by_latency
+        verified = int(selection.num_admitted.sum())
+        times_ms.append(engine.time(verified, depth).total_ms)
+    assert np.mean(times_ms) < 1.02 * 24.0
+    assert num_late > 0

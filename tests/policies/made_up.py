@@ -1,0 +1,120 @@
+"""A made-up engine whose truth is known, for planners to drive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
+from policies.cost import StepTiming
+from policies.goodput import GoodputPlanner
+from policies.planner import Planner
+
+MAX_DEPTH = 5
+LIMITS = EngineLimits(max_tokens=512, max_reqs=64, skips_drafter=True)
+
+
+class MadeUpEngine:
+    """Requests of different difficulty on an engine with a linear step cost.
+
+    Requests, confidences and acceptances come from one stream per step, so that all
+    planners meet the same ones.
+    """
+
+    def __init__(
+        self,
+        num_reqs: int,
+        *,
+        base_ms: float = 13,
+        token_ms: float = 0.85,
+        draft_token_ms: float = 0.05,
+    ) -> None:
+        self.num_reqs = num_reqs
+        self.base_ms, self.token_ms = base_ms, token_ms
+        self.draft_token_ms = draft_token_ms
+        self.speed = 1.0
+        self.step = 0
+        self.num_missing = 0
+
+    def draw(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return confidence, acceptance and luck, `[num_reqs, MAX_DEPTH]` each."""
+        rng = np.random.default_rng(step)
+        ease = np.random.default_rng(7).normal(0.3, 1.2, (self.num_reqs, 1))
+        odds = ease + rng.normal(0.3, 1.6, (self.num_reqs, MAX_DEPTH))
+        confidence = 1 / (1 + np.exp(-odds))
+        acceptance = 1 / (1 + np.exp(-(1.1 * odds - 0.4)))
+        return confidence.clip(0.02, 0.999), acceptance, rng.random(odds.shape)
+
+    def run(self, planner: Planner, num_steps: int, *, sampled: bool = False) -> float:
+        """Run some steps; return tokens per second."""
+        req_ids = tuple(str(i) for i in range(self.num_reqs))
+        depth = 0
+        tokens, elapsed_ms = 0, 0.0
+        for _ in range(num_steps):
+            confidence, acceptance, luck = self.draw(self.step)
+            admitted = np.zeros(self.num_reqs, dtype=np.int64)
+            if depth:
+                batch = DraftBatch(
+                    num_draft_tokens=np.full(self.num_reqs, depth),
+                    confidence=confidence[:, :depth],
+                    req_ids=req_ids,
+                    num_decodes=self.num_reqs,
+                    num_context_tokens=100 * self.num_reqs,
+                    drafts_are_sampled=sampled,
+                )
+                admitted = planner.select(batch).num_admitted
+            next_depth = planner.choose_depth(self.num_reqs)
+            passed = (luck < acceptance) & (np.arange(MAX_DEPTH) < admitted[:, None])
+            accepted = np.cumprod(passed, axis=1).sum(axis=1)
+            timing = self.catch_up(self.time(admitted.sum(), next_depth))
+            tokens += self.num_reqs + int(accepted.sum())
+            elapsed_ms += timing.total_ms + timing.catch_up_ms
+            planner.observe(VerificationOutcome(admitted, accepted, req_ids))
+            planner.observe_timing(timing)
+            depth = next_depth
+            self.step += 1
+        return 1e3 * tokens / elapsed_ms
+
+    def catch_up(self, timing: StepTiming) -> StepTiming:
+        """Charge the first step that drafts for the positions of those that did not."""
+        if timing.depth == 0:
+            most = timing.num_context_tokens
+            self.num_missing = min(self.num_missing + timing.num_tokens, most)
+            return timing
+        num_caught_up, self.num_missing = self.num_missing, 0
+        pass_ms = self.speed * (1 + self.draft_token_ms * num_caught_up)
+        return replace(
+            timing,
+            num_caught_up=num_caught_up,
+            catch_up_ms=pass_ms if num_caught_up else 0.0,
+        )
+
+    def time(self, num_verified: int, depth: int) -> StepTiming:
+        num_tokens = self.num_reqs + int(num_verified)
+        first_ms = 1 + self.draft_token_ms * num_tokens
+        return StepTiming(
+            num_reqs=self.num_reqs,
+            num_decode_tokens=num_tokens,
+            num_prefill_tokens=0,
+            num_context_tokens=100 * self.num_reqs,
+            depth=depth,
+            target_ms=self.speed * (self.base_ms + self.token_ms * num_tokens),
+            draft_first_ms=self.speed * first_ms if depth else 0.0,
+            draft_next_ms=self.speed * 2.4 * max(depth - 1, 0),
+            host_ms=1.0,
+        )
+
+
+def make_goodput(**kw: float) -> GoodputPlanner:
+    return GoodputPlanner(MAX_DEPTH, LIMITS, **kw)
+
+
+def outcome_of(req_id: str, confidence: float, num_accepted: int):
+    """Return what became of one request's draft, with its own confidence."""
+    return VerificationOutcome(
+        num_verified=np.array([2]),
+        num_accepted=np.array([num_accepted]),
+        req_ids=(req_id,),
+        confidence=np.full((1, MAX_DEPTH), confidence),
+    )
