@@ -2,8 +2,8 @@
 
 Measured step times already tell the planner what it needs; these signals tell an
 operator why steps have become slow. They are read every few seconds in the replica's
-process, not in the engine's, so that no step waits for them. Whatever cannot be read is
-left out.
+process, not in the engine's, so that no step waits for them. A signal that cannot be
+read is left out; the others stay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psutil
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 logger = logging.getLogger("ray.serve")
+
+RETRY_PERIOD_S: Final = 60.0
+"""After which a probe that failed is made anew: the fault may have passed."""
 
 
 class Probe(Protocol):
@@ -86,7 +89,8 @@ class CpuProbe:
 class NvmlProbe:
     """How busy the replica's GPUs are, by NVML; the busiest one counts.
 
-    Signals:
+    Signals, without those that driver or device cannot tell (a MIG instance knows no
+    utilisation, an old driver no reasons for slow clocks):
         `gpu_busy`: share of the time in which some kernel ran.
         `gpu_memory`: share of the memory in use, by whomever.
         `gpu_throttled`: share of the GPUs that power or temperature slows down.
@@ -107,21 +111,45 @@ class NvmlProbe:
         self._nvml: Any = pynvml
         ids = device_ids or [str(i) for i in range(pynvml.nvmlDeviceGetCount())]
         self._handles = [self._open(device_id) for device_id in ids]
+        self._reported: set[str] = set()
 
     def read(self) -> Mapping[str, float]:
-        """Return the present shares."""
-        nvml = self._nvml
-        rates = [nvml.nvmlDeviceGetUtilizationRates(h) for h in self._handles]
-        memory = [nvml.nvmlDeviceGetMemoryInfo(h) for h in self._handles]
-        throttled = [
-            bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(h) & self._slowdowns())
-            for h in self._handles
-        ]
-        return {
-            "gpu_busy": max(rate.gpu for rate in rates) / 100,
-            "gpu_memory": max(one.used / one.total for one in memory),
-            "gpu_throttled": sum(throttled) / len(throttled),
-        }
+        """Return the present shares.
+
+        Raises:
+            Exception: Not one of them can be read.
+        """
+        signals: dict[str, float] = {}
+        errors: dict[str, Exception] = {}
+        for name, read in (
+            ("gpu_busy", self._read_busy),
+            ("gpu_memory", self._read_memory),
+            ("gpu_throttled", self._read_throttled),
+        ):
+            try:
+                signals[name] = read()
+            except Exception as error:
+                errors[name] = error
+        if not signals:
+            raise next(iter(errors.values()))
+        for name in errors.keys() - self._reported:
+            _report(name, errors[name])
+        self._reported |= errors.keys()
+        return signals
+
+    def _read_busy(self) -> float:
+        read_rates = self._nvml.nvmlDeviceGetUtilizationRates
+        return float(max(read_rates(one).gpu for one in self._handles)) / 100
+
+    def _read_memory(self) -> float:
+        memory = map(self._nvml.nvmlDeviceGetMemoryInfo, self._handles)
+        return float(max(one.used / one.total for one in memory))
+
+    def _read_throttled(self) -> float:
+        slowdowns = self._slowdowns()
+        read_reasons = self._nvml.nvmlDeviceGetCurrentClocksEventReasons
+        throttled = [bool(read_reasons(one) & slowdowns) for one in self._handles]
+        return sum(throttled) / len(throttled)
 
     def _open(self, device_id: str) -> Any:
         if device_id.isdecimal():
@@ -138,30 +166,36 @@ class NvmlProbe:
 
 
 class CapacityReader:
-    """Reads all probes that work; one that fails is not asked again."""
+    """Reads all probes that work; one that fails is tried again now and then."""
 
-    def __init__(self, probes: Mapping[str, Callable[[], Probe]]) -> None:
-        """Set probes up.
-
-        Args:
-            probes: How to make each, by what to call it.
-        """
+    def __init__(
+        self,
+        probes: Mapping[str, Callable[[], Probe]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take over how to make each probe, by what to call it; `read` makes them."""
+        self._makers = dict(probes)
+        self._clock = clock
         self._probes: dict[str, Probe] = {}
-        for name, make in probes.items():
-            try:
-                self._probes[name] = make()
-            except Exception as error:
-                _report(name, error)
+        self._retry_at_s: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
         """Return all signals there are."""
         signals: dict[str, float] = {}
-        for name, probe in list(self._probes.items()):
+        for name, make in self._makers.items():
+            retry_at_s = self._retry_at_s.get(name)
+            if retry_at_s is not None and self._clock() < retry_at_s:
+                continue
             try:
-                signals |= probe.read()
+                if name not in self._probes:
+                    self._probes[name] = make()
+                signals |= self._probes[name].read()
+                self._retry_at_s.pop(name, None)
             except Exception as error:
-                del self._probes[name]
-                _report(name, error)
+                self._probes.pop(name, None)
+                if retry_at_s is None:
+                    _report(name, error)
+                self._retry_at_s[name] = self._clock() + RETRY_PERIOD_S
         return signals
 
 
@@ -180,7 +214,7 @@ def capacity_reader(device: str, gpu_ids: Sequence[str] = ()) -> CapacityReader:
 
 def _report(name: str, error: Exception) -> None:
     logger.warning(
-        "No %s capacity signals, which only metrics use (%s: %s)",
+        "Capacity signals missing, which only metrics use: %s (%s: %s)",
         name,
         type(error).__name__,
         error,

@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 
-from serving.capacity import CapacityReader, CpuProbe, NvmlProbe, capacity_reader
+from serving.capacity import (
+    RETRY_PERIOD_S,
+    CapacityReader,
+    CpuProbe,
+    NvmlProbe,
+    capacity_reader,
+)
 
 
 def spin() -> None:
@@ -56,32 +62,50 @@ def test_work_of_a_child_counts_as_the_replicas_own() -> None:
 
 
 class Broken:
-    """A probe that works once."""
+    """A probe that works at first, and again once it is mended."""
 
     def __init__(self) -> None:
         self.num_reads = 0
+        self.mended = False
 
     def read(self) -> Mapping[str, float]:
         self.num_reads += 1
-        if self.num_reads > 1:
+        if self.num_reads > 1 and not self.mended:
             raise OSError("gone")
         return {"broken": 1.0}
 
 
-def test_a_probe_that_fails_is_not_asked_again_and_takes_no_other_along() -> None:
+def test_a_probe_that_fails_takes_no_other_along_and_is_tried_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     broken = Broken()
     steady = SimpleNamespace(read=lambda: {"steady": 0.5})
+    now_s = 0.0
+    tries: list[float] = []
+    logged: list[str] = []
+    monkeypatch.setattr(
+        "serving.capacity.logger.warning", lambda _, name, *__: logged.append(name)
+    )
 
     def impossible() -> Any:
+        tries.append(now_s)
         raise ModuleNotFoundError("no pynvml")
 
     reader = CapacityReader(
-        {"broken": lambda: broken, "steady": lambda: steady, "none": impossible}
+        {"broken": lambda: broken, "steady": lambda: steady, "none": impossible},
+        clock=lambda: now_s,
     )
     assert reader.read() == {"broken": 1.0, "steady": 0.5}
     assert reader.read() == {"steady": 0.5}
     assert reader.read() == {"steady": 0.5}
     assert broken.num_reads == 2
+    now_s = RETRY_PERIOD_S
+    assert reader.read() == {"steady": 0.5}
+    now_s = 2 * RETRY_PERIOD_S
+    broken.mended = True
+    assert reader.read() == reader.read() == {"broken": 1.0, "steady": 0.5}
+    assert tries == [0.0, RETRY_PERIOD_S, 2 * RETRY_PERIOD_S]
+    assert sorted(logged) == ["broken", "none"]
 
 
 def test_a_gpu_replica_without_nvml_still_has_its_cpu_signals() -> None:
@@ -123,6 +147,65 @@ def test_the_busiest_of_the_replicas_gpus_counts(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", make_fake_nvml())
     assert NvmlProbe(device_ids).read() == expected
+
+
+SIGNAL_OF = {
+    # Not under MIG.
+    "nvmlDeviceGetUtilizationRates": "gpu_busy",
+    "nvmlDeviceGetMemoryInfo": "gpu_memory",
+    # Not before driver 535.
+    "nvmlDeviceGetCurrentClocksEventReasons": "gpu_throttled",
+}
+
+
+def not_supported(*_: Any) -> Any:
+    raise RuntimeError("Not Supported")
+
+
+@pytest.mark.parametrize("function", SIGNAL_OF)
+def test_a_signal_that_nvml_cannot_tell_is_left_out_and_logged_once(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = make_fake_nvml()
+    tell = getattr(fake, function)
+    monkeypatch.setattr(fake, function, not_supported)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    logged: list[str] = []
+    monkeypatch.setattr(
+        "serving.capacity.logger.warning", lambda _, name, *__: logged.append(name)
+    )
+    probe = NvmlProbe()
+    expected = {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 0.5}
+    others = {n: share for n, share in expected.items() if n != SIGNAL_OF[function]}
+    assert probe.read() == probe.read() == others
+    assert logged == [SIGNAL_OF[function]]
+    monkeypatch.setattr(fake, function, tell)
+    assert probe.read() == expected
+
+
+def test_an_nvml_that_tells_nothing_is_opened_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = make_fake_nvml()
+    working = {name: getattr(fake, name) for name in SIGNAL_OF}
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    now_s, num_opened = 0.0, 0
+
+    def open_again() -> NvmlProbe:
+        nonlocal num_opened
+        num_opened += 1
+        return NvmlProbe()
+
+    reader = CapacityReader({"GPU": open_again}, clock=lambda: now_s)
+    for name in working:
+        setattr(fake, name, not_supported)
+    assert reader.read() == {}
+    for name, function in working.items():
+        setattr(fake, name, function)
+    assert reader.read() == {}
+    now_s = RETRY_PERIOD_S
+    assert reader.read().keys() == set(SIGNAL_OF.values())
+    assert num_opened == 2
 
 
 @pytest.mark.gpu
