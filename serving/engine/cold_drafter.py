@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from serving.engine.compat_cpu import (
@@ -67,21 +68,20 @@ class ColdDrafter:
         cache = self._prepare(output, metadata)
         if cache.is_complete:
             return
-        starts = self._runner.input_batch.num_computed_tokens_cpu
+        req_ids = self._runner.input_batch.req_ids
+        num_reqs = len(req_ids)
+        starts = self._runner.input_batch.num_computed_tokens_cpu[:num_reqs]
+        scheduled = output.num_scheduled_tokens
+        counts = np.fromiter((scheduled[req_id] for req_id in req_ids), int, num_reqs)
+        blocks = metadata.block_table_tensor.numpy()
+        firsts = cache.fill(req_ids, starts, counts, blocks)
+        # Past its context the drafter has no rotation to compute with.
         limit = self._runner.drafter._context_limit
-        spans = []
-        for row, req_id in enumerate(self._runner.input_batch.req_ids):
-            start = int(starts[row])
-            first = cache.fill(
-                req_id,
-                start,
-                output.num_scheduled_tokens[req_id],
-                metadata.block_table_tensor[row].numpy(),
-            )
-            # Past its context the drafter has no rotation to compute with.
-            end = min(start, limit)
-            if first is not None and first < end:
-                spans.append(MissingSpan(row, first, end))
+        spans = [
+            MissingSpan(row, first, min(int(starts[row]), limit))
+            for row, first in firsts.items()
+            if first < limit
+        ]
         begin_s = time.perf_counter()
         for batch in split_spans(spans, self._runner.drafter.max_num_tokens):
             self._run_pass(batch, metadata)

@@ -91,21 +91,45 @@ class DrafterCache:
         self._incomplete_blocks.update(touched)
 
     def fill(
-        self, req_id: str, start: int, num_tokens: int, blocks: NDArray[np.int32]
-    ) -> int | None:
-        """Note that the drafter is about to run on a step from `start` on.
+        self,
+        req_ids: Sequence[str],
+        starts: NDArray[np.int32],
+        num_tokens: NDArray[np.int64],
+        blocks: NDArray[np.int32],
+    ) -> dict[int, int]:
+        """Note that the drafter is about to run on a step.
+
+        Args:
+            req_ids: The requests of the step.
+            starts: `[num_reqs]`, the first position of each.
+            num_tokens: `[num_reqs]`, how many positions it has.
+            blocks: `[num_reqs, max_blocks]`, their block ids.
 
         Returns:
-            The first position that must be filled before, up to `start`; None if the
-            cache is complete.
+            By row, the first position that must be filled before, up to its start;
+            without rows that lack nothing.
         """
         if self.is_complete:
-            return None
-        first = self._missing_from.pop(req_id, None)
-        begin = start if first is None else min(first, start)
-        touched = self._touched(begin, start + num_tokens - begin, blocks)
+            return {}
+        firsts: dict[int, int] = {}
+        begins = starts.astype(np.int64)
+        if self._missing_from:
+            for row, req_id in enumerate(req_ids):
+                first = self._missing_from.pop(req_id, None)
+                if first is not None and first < begins[row]:
+                    begins[row] = firsts[row] = first
+        # What requests that ended left incomplete stays so until somebody reuses it,
+        # so steps come here for long: all rows are looked at together.
+        first_block = begins // self.block_size
+        ends = np.maximum(starts + num_tokens, begins + 1)
+        last_block = np.minimum((ends - 1) // self.block_size, blocks.shape[1] - 1)
+        num_blocks = last_block - first_block + 1
+        rows, offsets = np.nonzero(
+            np.arange(num_blocks.max(initial=0)) < num_blocks[:, None]
+        )
+        touched: list[int] = blocks[rows, first_block[rows] + offsets].tolist()
         self._incomplete_blocks.difference_update(touched)
-        return None if first is None or first >= start else first
+        return firsts
 
     def prune(self, live: Collection[str]) -> None:
         """Forget requests that ended without being seen again."""

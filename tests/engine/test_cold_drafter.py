@@ -248,13 +248,21 @@ def make_blocks(*ids: int) -> np.ndarray:
     return np.array(ids, dtype=np.int32)
 
 
+def fill_one(
+    cache: DrafterCache, req_id: str, start: int, num_tokens: int, blocks: np.ndarray
+) -> int | None:
+    """Fill a step of one request."""
+    starts = np.array([start], dtype=np.int32)
+    return cache.fill([req_id], starts, np.array([num_tokens]), blocks[None]).get(0)
+
+
 def test_skipped_positions_are_missing_from_the_first_one_on():
     cache = DrafterCache(block_size=4)
     blocks = make_blocks(7, 8, 9)
     cache.skip("a", 5, 1, blocks)
     cache.skip("a", 6, 1, blocks)
-    assert cache.fill("a", 7, 1, blocks) == 5
-    assert cache.fill("a", 8, 1, blocks) is None
+    assert fill_one(cache, "a", 7, 1, blocks) == 5
+    assert fill_one(cache, "a", 8, 1, blocks) is None
 
 
 def test_a_step_of_one_position_each_is_noted_as_one_by_one():
@@ -276,30 +284,63 @@ def test_a_step_of_one_position_each_is_noted_as_one_by_one():
 def test_nothing_is_missing_where_nothing_was_skipped():
     cache = DrafterCache(block_size=4)
     assert cache.is_complete
-    assert cache.fill("a", 9, 1, make_blocks(1, 2, 3)) is None
+    assert fill_one(cache, "a", 9, 1, make_blocks(1, 2, 3)) is None
 
 
 def test_a_request_that_hits_an_incomplete_block_is_filled_from_there():
     cache = DrafterCache(block_size=4)
     cache.skip("a", 4, 8, make_blocks(7, 8, 9))
     cache.admit("b", 12, make_blocks(7, 8, 9, 20))
-    assert cache.fill("b", 12, 1, make_blocks(7, 8, 9, 20)) == 4
+    assert fill_one(cache, "b", 12, 1, make_blocks(7, 8, 9, 20)) == 4
 
 
 def test_a_filled_block_is_complete_for_everybody_after():
     cache = DrafterCache(block_size=4)
     blocks = make_blocks(7, 8, 9)
     cache.skip("a", 4, 8, blocks)
-    cache.fill("a", 12, 1, make_blocks(7, 8, 9, 10))
+    fill_one(cache, "a", 12, 1, make_blocks(7, 8, 9, 10))
     cache.admit("b", 12, make_blocks(7, 8, 9, 20))
-    assert cache.fill("b", 12, 1, make_blocks(7, 8, 9, 20)) is None
+    assert fill_one(cache, "b", 12, 1, make_blocks(7, 8, 9, 20)) is None
+
+
+def test_requests_of_a_step_are_filled_together_as_they_would_be_one_by_one():
+    rng = np.random.default_rng(0)
+    num_reqs, num_spans = 12, 0
+    req_ids = [str(row) for row in range(num_reqs)]
+    together, single = DrafterCache(block_size=4), DrafterCache(block_size=4)
+    for _ in range(200):
+        starts = rng.integers(0, 60, num_reqs).astype(np.int32)
+        counts = rng.integers(1, 20, num_reqs)
+        # Few ids: requests share blocks, and others' blocks are used again.
+        blocks = rng.integers(1, 60, (num_reqs, 20)).astype(np.int32)
+        for row in rng.choice(num_reqs, 3, replace=False):
+            for cache in (together, single):
+                cache.skip(
+                    req_ids[row], int(starts[row]), int(counts[row]), blocks[row]
+                )
+        starts += rng.integers(-3, 4, num_reqs).clip(-starts)
+        firsts = together.fill(req_ids, starts, counts, blocks)
+        assert firsts == {
+            row: first
+            for row, req_id in enumerate(req_ids)
+            if (
+                first := fill_one(
+                    single, req_id, int(starts[row]), int(counts[row]), blocks[row]
+                )
+            )
+            is not None
+        }
+        assert together == single
+        num_spans += len(firsts)
+    assert num_spans > 100
+    assert single._incomplete_blocks
 
 
 def test_a_resumed_request_forgets_what_it_missed_before():
     cache = DrafterCache(block_size=4)
     cache.skip("a", 2, 1, make_blocks(7))
     cache.admit("a", 0, make_blocks())
-    assert cache.fill("a", 0, 3, make_blocks(5)) is None
+    assert fill_one(cache, "a", 0, 3, make_blocks(5)) is None
 
 
 def test_requests_that_ended_are_pruned():
