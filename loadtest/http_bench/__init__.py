@@ -14,7 +14,7 @@ works by itself, with Locust's web page or distributed workers:
 ``cli``, ``presets``, ``experiment``, ``run``, ``arms``, ``deployment``,
 ``locust_process``, ``store``
     The command: what is compared, and the controller that goes through it.
-``scrape``, ``processes``, ``chaos``
+``scrape``, ``processes``, ``chaos``, ``redeploy``
     What is seen of the server, and what befalls it.
 ``records``, ``summary``, ``results``, ``growth``, ``objectives``, ``figures``,
 ``report``

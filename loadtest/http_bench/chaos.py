@@ -12,14 +12,17 @@ from typing import Any
 
 import psutil
 
+from .arms import Arm
 from .client_chaos import parse_client_actions
 from .deployment import Deployment
+from .errors import LoadTestError
 from .processes import find_processes
 
 _FORM = re.compile(r"(?P<kind>kill-replica|kill-engine|redeploy)@(?P<part>[\d.]+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _VICTIMS = {"kill-replica": ("replica", "server"), "kill-engine": ("engine",)}
 _REDEPLOY_TIMEOUT_S = 600.0
+_LOOK_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,61 @@ def parse_chaos(text: str) -> tuple[tuple[ServerAction, ...], str]:
     return tuple(sorted(server, key=lambda a: a.part)), ",".join(clients)
 
 
+def check_chaos(
+    kinds: set[str],
+    arms: Sequence[Arm],
+    *,
+    num_requests: int,
+    redeploy_command: str | None,
+    deployment_pid: int | None,
+    is_soak: bool,
+) -> None:
+    """Refuse what could not be done when its time came.
+
+    Args:
+        kinds: What is to befall the server.
+        arms: The servers.
+        num_requests: With which a run ends; 0 where it has a duration.
+        redeploy_command: As given.
+        deployment_pid: As given, for an arm that runs already.
+        is_soak: Whether the servers' processes are watched.
+
+    Raises:
+        LoadTestError: Says what to give instead.
+    """
+    if kinds and num_requests:
+        raise LoadTestError(
+            f"--chaos {min(kinds)}@PART is a part of --duration, and with --requests a "
+            "run ends when it will; leave --requests out"
+        )
+    rivals = [arm.name for arm in arms if arm.policy is None or arm.is_plain_vllm]
+    if "redeploy" in kinds and redeploy_command is None and rivals:
+        raise LoadTestError(
+            f"--chaos redeploy needs --redeploy-command for {rivals[0]}, which we do "
+            "not serve"
+        )
+    attached = [arm.name for arm in arms if arm.url is not None]
+    if not attached or not (kinds or is_soak):
+        return
+    if deployment_pid is None:
+        raise LoadTestError(
+            "--soak and chaos of a server need --deployment-pid for "
+            f"{attached[0]}, which runs already"
+        )
+    if len(attached) > 1:
+        raise LoadTestError(
+            f"--deployment-pid can be that of one arm; {' and '.join(attached)} run "
+            "already"
+        )
+
+
 class ServerChaos:
     """Carries actions out in a thread, counted from the begin of a run.
 
     Attributes:
-        log: What was done: `epoch_s`, `at_s` in the run, `kind`, `what`, and whether
-            it was `done` at all.
+        log: What was done: `epoch_s`, `at_s` in the run (both None for what never
+            began), `kind`, `what`, and whether it was `done` at all. A redeploy is done
+            when every replica has been replaced, and the run still goes on.
     """
 
     def __init__(
@@ -96,10 +148,14 @@ class ServerChaos:
         self._thread.start()
 
     def end(self) -> None:
-        """Do nothing more."""
+        """Do nothing more, and put what is left into the log."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        for action in self._actions[len(self.log) :]:
+            due_s = action.part * self._duration_s
+            what = f"at {due_s:.0f} s the run was over, or what came before was not"
+            self._note(action, None, None, what, False)
 
     def _run(self, epoch_s: float) -> None:
         for action in self._actions:
@@ -108,22 +164,32 @@ class ServerChaos:
                 return
             began_s = time.time()
             what, done = self._act(action)
-            self.log.append(
-                {
-                    "epoch_s": began_s,
-                    "at_s": round(began_s - epoch_s, 3),
-                    "kind": action.kind,
-                    "what": what,
-                    "done": done,
-                }
-            )
-            self._say(f"chaos: {action.kind}: {what}")
+            self._note(action, began_s, began_s - epoch_s, what, done)
+
+    def _note(
+        self,
+        action: ServerAction,
+        epoch_s: float | None,
+        at_s: float | None,
+        what: str,
+        done: bool,
+    ) -> None:
+        self.log.append(
+            {
+                "epoch_s": epoch_s,
+                "at_s": None if at_s is None else round(at_s, 3),
+                "kind": action.kind,
+                "what": what,
+                "done": done,
+            }
+        )
+        self._say(f"chaos: {action.kind}: {what}")
 
     def _act(self, action: ServerAction) -> tuple[str, bool]:
-        if action.kind == "redeploy":
-            return self._redeploy()
         if self._deployment.pid is None:
             return "give --deployment-pid for a server we did not start", False
+        if action.kind == "redeploy":
+            return self._redeploy(self._deployment.pid)
         for role, process in find_processes(self._deployment.pid):
             if role in _VICTIMS[action.kind]:
                 try:
@@ -133,11 +199,12 @@ class ServerChaos:
                 return f"killed the {role} process {process.pid}", True
         return "there is no such process", False
 
-    def _redeploy(self) -> tuple[str, bool]:
-        command = self._redeploy_command
+    def _redeploy(self, pid: int) -> tuple[str, bool]:
+        command = self._redeploy_command or self._deployment.redeploy_command
         if command is None:
             return "give --redeploy-command", False
         command = command.replace("{dashboard}", self._deployment.dashboard or "")
+        before, began_s = _find_replicas(pid), time.monotonic()
         try:
             finished = subprocess.run(
                 ["/bin/sh", "-c", command],
@@ -151,4 +218,31 @@ class ServerChaos:
         said = _COLOURS.sub("", finished.stdout + finished.stderr)
         last = said.strip().splitlines()[-1:]
         what = f"{command!r} exited with {finished.returncode} {' '.join(last)}".strip()
-        return what, finished.returncode == 0
+        if finished.returncode != 0:
+            return what, False
+        # Serve has only taken the order so far.
+        after = self._wait_for_others(pid, before)
+        took_s = time.monotonic() - began_s
+        what += f"; after {took_s:.0f} s replicas {_list(before)}"
+        if before and after and not before & after:
+            return f"{what} were replaced by {_list(after)}", True
+        return f"{what} are not replaced, there are {_list(after)}", False
+
+    def _wait_for_others(self, pid: int, before: set[int]) -> set[int]:
+        """Return the replicas when all are new ones, or the time or the run is over."""
+        deadline_s = time.monotonic() + _REDEPLOY_TIMEOUT_S
+        is_over = False
+        while True:
+            after = _find_replicas(pid)
+            if is_over or (after and not after & before):
+                return after
+            is_over = self._stop.wait(_LOOK_PERIOD_S) or time.monotonic() > deadline_s
+
+
+def _find_replicas(pid: int) -> set[int]:
+    roles = _VICTIMS["kill-replica"]
+    return {process.pid for role, process in find_processes(pid) if role in roles}
+
+
+def _list(pids: set[int]) -> str:
+    return ", ".join(map(str, sorted(pids))) or "none"

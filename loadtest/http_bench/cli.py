@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from loadtest.engine_bench.argument_types import read_minutes, read_positive
 
 from .arms import Arm, parse_arm
-from .chaos import parse_chaos
+from .chaos import check_chaos, parse_chaos
 from .deployment import Launcher
 from .errors import LoadTestError
 from .experiment import Cell, Experiment, Traffic
@@ -285,7 +285,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     add(
         "--redeploy-command",
         metavar="COMMAND",
-        help="for redeploy; {dashboard} stands for Ray's dashboard",
+        help="for redeploy; {dashboard} stands for Ray's dashboard (default: the same "
+        "deployment as a new release, see python -m loadtest.http_bench.redeploy)",
     )
     add("--restart", action="store_true", help="discard what the folder holds")
     add("--report-only", action="store_true", help="measure nothing, write the report")
@@ -351,7 +352,14 @@ def make_experiment(options: argparse.Namespace) -> Experiment:
     read_header(options.header)
     read_extra_body(options.extra_body)
     server_chaos, client_chaos = options.chaos or ((), "")
-    _check_chaos(options, arms, {action.kind for action in server_chaos})
+    check_chaos(
+        {action.kind for action in server_chaos},
+        arms,
+        num_requests=options.requests,
+        redeploy_command=options.redeploy_command,
+        deployment_pid=options.deployment_pid,
+        is_soak=options.soak,
+    )
     return Experiment(
         arms=arms,
         cells=[Cell(w, load) for w in options.workloads for load in loads],
@@ -381,27 +389,6 @@ def make_experiment(options: argparse.Namespace) -> Experiment:
         redeploy_command=options.redeploy_command,
         is_soak=options.soak,
     )
-
-
-def _check_chaos(
-    options: argparse.Namespace, arms: Sequence[Arm], kinds: set[str]
-) -> None:
-    """Refuse what could not be done when its time came."""
-    if "redeploy" in kinds and options.redeploy_command is None:
-        raise LoadTestError("--chaos redeploy needs --redeploy-command")
-    attached = [arm.name for arm in arms if arm.url is not None]
-    if not attached or not (kinds - {"redeploy"} or options.soak):
-        return
-    if options.deployment_pid is None:
-        raise LoadTestError(
-            f"--chaos kill-... and --soak need --deployment-pid for {attached[0]}, "
-            "which runs already"
-        )
-    if len(attached) > 1:
-        raise LoadTestError(
-            f"--deployment-pid can be that of one arm; {' and '.join(attached)} run "
-            "already"
-        )
 
 
 def _one(read: Callable[[str], T]) -> Callable[[str], T]:

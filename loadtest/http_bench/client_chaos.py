@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from .outcome import Outcome
 
 _FORM = re.compile(
     r"(?P<kind>stall|drop)@(?P<part>[\d.]+)(?:x(?P<count>\d+))?(?:=(?P<stall>[\d.]+))?"
@@ -66,3 +70,37 @@ class ActionQueue:
                 self._left[action] = left - 1
                 return action
         return None
+
+
+def log_client_actions(
+    text: str, outcomes: Sequence[Outcome], duration_s: float, num_processes: int
+) -> list[dict[str, Any]]:
+    """Return what came of each action, as rows beside those of the server's chaos.
+
+    Args:
+        text: As `parse_client_actions` reads it.
+        outcomes: Of the whole run.
+        duration_s: Of sending; actions are due at parts of it.
+        num_processes: Of the client; every one carries out all actions.
+
+    Returns:
+        Rows with `epoch_s` (None: there is no single moment), `at_s`, `kind`, `what`,
+        `num_streams` that it befell, and `done`, whether it befell any.
+    """
+    left = sorted((o for o in outcomes if o.chaos), key=lambda one: one.sent_s)
+    rows = []
+    for action in sorted(parse_client_actions(text), key=lambda one: one.part):
+        due_s, count = action.part * duration_s, action.count * num_processes
+        own = [o for o in left if o.chaos == action.kind and o.sent_s >= due_s][:count]
+        left = [outcome for outcome in left if outcome not in own]
+        rows.append(
+            {
+                "epoch_s": None,
+                "at_s": round(due_s, 3),
+                "kind": action.kind,
+                "what": f"befell {len(own)} of {count} streams",
+                "num_streams": len(own),
+                "done": bool(own),
+            }
+        )
+    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -23,6 +26,7 @@ import loadtest
 from .arms import Arm
 from .errors import LoadTestError
 from .plain_vllm import plain_vllm_command
+from .redeploy import redeploy_command
 
 START_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 180.0
@@ -50,6 +54,8 @@ class Deployment:
         pid: The process that all of it descends from; None for someone else's.
         dashboard: Address of Ray's dashboard, if it told us.
         headers: Of every request, e.g. an API key.
+        redeploy_command: Replaces its replicas by others of the same kind; None where
+            we do not know how. `{dashboard}` stands for the address.
     """
 
     url: str
@@ -58,6 +64,7 @@ class Deployment:
     pid: int | None = None
     dashboard: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    redeploy_command: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +129,15 @@ class Launcher:
             )
         if command is not None:
             return ["/bin/sh", "-c", "exec " + command.replace("{port}", str(port))]
-        settings = [part for setting in self.settings for part in ("--set", setting)]
         return [
-            *(sys.executable, "-m", "serving.cli", "up"),
-            *("--config", self.config, "--port", str(port)),
-            *arm.up_arguments(),
-            *settings,
+            *(sys.executable, "-m", "serving.cli", "up", "--port", str(port)),
+            *self._up_arguments(arm),
         ]
+
+    def _up_arguments(self, arm: Arm) -> list[str]:
+        settings = [part for setting in self.settings for part in ("--set", setting)]
+        config = str(find_config(self.config).resolve())
+        return ["--config", config, *arm.up_arguments(), *settings]
 
     def _attach(self, url: str, metrics_url: str | None) -> Deployment:
         silence = why_silent(url, self.headers)
@@ -172,6 +181,7 @@ class Launcher:
             process.pid,
             dashboard and dashboard[1],
             self.headers,
+            redeploy_command(self._up_arguments(arm)),
         )
 
     def _own_metrics_page(self, url: str) -> tuple[str, ...]:
@@ -231,7 +241,7 @@ def why_silent(url: str, headers: Mapping[str, str]) -> str | None:
                 "--header 'Authorization: Bearer ...'"
             ) from None
         return str(error)
-    except (OSError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         return str(error)
 
 
@@ -252,8 +262,23 @@ def fetch(
     try:
         with urlopen(_request(page, url, headers), timeout=_TIMEOUT_S) as answer:
             return str(answer.read().decode())
-    except (OSError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         on_problem(f"{page}: {error}")
+        return None
+
+
+def count_replicas(url: str, headers: Mapping[str, str]) -> float | None:
+    """Return the running replicas by an endpoint's `/health`; None if it tells none.
+
+    Status 503 says 0, whoever sends it: other servers do so too when they are ill.
+    """
+    request = _request(f"{url}/health", url, headers)
+    try:
+        with urlopen(request, timeout=_TIMEOUT_S) as page:
+            return float(json.load(page)["running_replicas"])
+    except HTTPError as error:
+        return 0.0 if error.code == HTTPStatus.SERVICE_UNAVAILABLE else None
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 _COLOURS = ("#555555", "#1c7ed6", "#e8590c", "#c2255c", "#2f9e44", "#7048e8", "#0c8599")
+_LINES = ("-", "--", ":", "-.")
+"""One more of them each time that the colours are used up."""
+
 _PANEL = (4.4, 3.1)
 _DPI = 110
 _NUM_BINS = 60
@@ -53,13 +56,13 @@ def draw_against_load(rows: Sequence[Row], targets: Targets) -> bytes | None:
         return None
     figure, panels = _panels(len(_AGAINST_LOAD))
     for panel, (title, key, target) in zip(panels, _AGAINST_LOAD, strict=True):
-        for arm, colour in _arms(row["arm"] for row in rows):
+        for arm, style in styles_of(row["arm"] for row in rows):
             own = sorted(
                 (r for r in rows if r["arm"] == arm and r.get(key) is not None),
                 key=lambda row: row["level"],
             )
             if own:
-                _draw_line(panel, arm, colour, own, key)
+                _draw_line(panel, arm, style, own, key)
         limit = {"ttft": targets.ttft_ms, "tpot": targets.tpot_ms, None: None}[target]
         if limit is not None:
             _draw_target(panel, limit)
@@ -82,12 +85,12 @@ def draw_distributions(by_arm: Mapping[str, Sequence[Outcome]]) -> bytes | None:
     figure, panels = _panels(len(kinds), columns=4)
     has_drawn = False
     for panel, (title, name) in zip(panels, kinds, strict=True):
-        for arm, colour in _arms(by_arm):
+        for arm, style in styles_of(by_arm):
             found = [getattr(o, name) for o in by_arm[arm] if o.is_ok]
             values = np.sort(np.hstack([v for v in found if v is not None] or [[]]))
             if len(values):
                 parts = np.arange(1, len(values) + 1) / len(values)
-                panel.step(values, parts, color=colour, label=arm, where="post")
+                panel.step(values, parts, label=arm, where="post", **style)
                 has_drawn = True
         _label(panel, title, "", "share of requests" if panel is panels[0] else "")
         panel.set_ylim(0, 1)
@@ -122,18 +125,21 @@ def draw_timeline(
         "replicas running",
         "verified and accepted draft tokens/s",
     )
-    for arm, colour in _arms(records):
+    for arm, colours in styles_of(records):
         if arm not in arms:
             continue
         outcomes, epoch_s = records[arm].outcomes, records[arm].epoch_s or 0.0
-        style: dict[str, Any] = {"color": colour, "linewidth": 1.3}
+        style: dict[str, Any] = {**colours, "linewidth": 1.3}
         panels[0].step(edges, _in_flight(outcomes, edges), label=arm, **style)
         panels[1].step(edges[1:], _tokens_per_s(outcomes, edges), **style)
-        panels[2].plot(edges[1:], _ttft(outcomes, edges), ".-", markersize=3, **style)
+        ttfts = _ttft(outcomes, edges)
+        panels[2].plot(edges[1:], ttfts, marker=".", markersize=3, **style)
         failed = [o.end_s for o in outcomes if o.is_failed]
         panels[3].step(edges[1:], np.histogram(failed, edges)[0], **style)
         _draw_server(panels[4], panels[5], servers.get(arm, ()), epoch_s, style)
         for blow in chaos.get(arm, ()):
+            if blow["epoch_s"] is None:
+                continue
             for panel in panels:
                 panel.axvline(blow["epoch_s"] - epoch_s, color="#e03131", linestyle=":")
     for panel, title in zip(panels, titles, strict=True):
@@ -156,10 +162,10 @@ def draw_soak(samples: Sequence[Mapping[str, Any]]) -> bytes | None:
         ("threads", "num_threads"),
     )
     for panel, (title, key) in zip(panels, kinds, strict=True):
-        for role, colour in _arms(sample["role"] for sample in samples):
+        for role, style in styles_of(sample["role"] for sample in samples):
             own = [sample for sample in samples if sample["role"] == role]
             times = [(sample["epoch_s"] - begin_s) / 60 for sample in own]
-            panel.plot(times, [s[key] for s in own], color=colour, label=role)
+            panel.plot(times, [s[key] for s in own], label=role, **style)
         _label(panel, title, "minutes", "")
         panel.set_ylim(bottom=0)
     _add_legend(panels[0], 6)
@@ -167,15 +173,16 @@ def draw_soak(samples: Sequence[Mapping[str, Any]]) -> bytes | None:
 
 
 def _draw_line(
-    panel: Axes, arm: str, colour: str, own: Sequence[Row], key: str
+    panel: Axes, arm: str, style: Mapping[str, Any], own: Sequence[Row], key: str
 ) -> None:
     levels = [row["level"] for row in own]
     middle = np.array([row[key]["median"] for row in own])
     low = middle - [row[key]["min"] for row in own]
     high = np.array([row[key]["max"] for row in own]) - middle
     panel.errorbar(
-        levels, middle, (low, high), color=colour, label=arm, linewidth=1.4, capsize=2
+        levels, middle, (low, high), label=arm, linewidth=1.4, capsize=2, **style
     )
+    colour = style["color"]
     for row, value in zip(own, middle, strict=True):
         face = colour if row["is_valid"] else "white"
         panel.plot(row["level"], value, "o", color=colour, mfc=face, markersize=4)
@@ -245,9 +252,12 @@ def _ttft(outcomes: Sequence[Outcome], edges: Any) -> list[float]:
     return values
 
 
-def _arms(names: Iterable[str]) -> Iterable[tuple[str, str]]:
+def styles_of(names: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every name once, in order, with the colour and line that tell it apart."""
     for number, name in enumerate(dict.fromkeys(names)):
-        yield name, _COLOURS[number % len(_COLOURS)]
+        turn, place = divmod(number, len(_COLOURS))
+        line = _LINES[turn % len(_LINES)]
+        yield name, {"color": _COLOURS[place], "linestyle": line}
 
 
 def _panels(count: int, columns: int = 3) -> tuple[Figure, list[Axes]]:

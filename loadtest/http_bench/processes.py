@@ -28,6 +28,8 @@ _ROLES = (
     ("vllm serve", "server"),
 )
 _OTHER = "other"
+PASSING_ROLES = ("idle Ray worker",)
+"""Ray starts and ends them as it likes."""
 
 
 def role_of(command: str) -> str:
@@ -53,8 +55,8 @@ class ProcessSampler:
     """Samples a deployment's processes in a thread while a block runs.
 
     Attributes:
-        samples: Rows with `epoch_s`, `role`, `num_processes`, `memory_mib` (private:
-            resident without shared), `num_fds`, `num_threads`.
+        samples: Rows with `epoch_s`, `role`, `pids`, `num_processes`, `memory_mib`
+            (private: resident without shared), `num_fds`, `num_threads`.
     """
 
     def __init__(self, pid: int | None, period_s: float) -> None:
@@ -86,6 +88,7 @@ class ProcessSampler:
 def sample(pid: int) -> list[dict[str, Any]]:
     """Return a row for each role below a process."""
     rows: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    pids: dict[str, list[int]] = defaultdict(list)
     for role, process in find_processes(pid):
         try:
             with process.oneshot():
@@ -93,6 +96,7 @@ def sample(pid: int) -> list[dict[str, Any]]:
                 num_fds, num_threads = process.num_fds(), process.num_threads()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
+        pids[role].append(process.pid)
         row = rows[role]
         row["num_processes"] += 1
         row["memory_mib"] += (memory.rss - memory.shared) / 2**20
@@ -100,7 +104,8 @@ def sample(pid: int) -> list[dict[str, Any]]:
         row["num_threads"] += num_threads
     now_s = time.time()
     return [
-        {"epoch_s": now_s, "role": role, **_rounded(row)} for role, row in rows.items()
+        {"epoch_s": now_s, "role": role, "pids": sorted(pids[role]), **_rounded(row)}
+        for role, row in rows.items()
     ]
 
 

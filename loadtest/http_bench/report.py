@@ -1,4 +1,4 @@
-"""Writes results.json, runs.csv and a report.html that needs nothing else."""
+"""Writes results.json, tables as CSV and a report.html that needs nothing else."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from .errors import LoadTestError
-from .growth import find_leftovers, fit_all
+from .growth import Growth, find_leftovers, fit_all
 from .objectives import UNCOUNTED, Objective, Verdict, judge
 from .objectives import where as place_of
 from .records import Records, read_records
-from .results import COMPARED, cell_of, make_ratios, make_rows, to_csv
+from .results import (
+    COMPARED,
+    cell_of,
+    make_ratios,
+    make_rows,
+    over_time,
+    to_csv,
+)
 from .store import Store
 from .summary import Limits, Targets
 
@@ -33,7 +40,7 @@ _SHOWN = (
 
 
 def write_results(store: Store, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """Write results.json and runs.csv from what has been measured.
+    """Write results.json and the tables beside it from what has been measured.
 
     Returns:
         What results.json holds.
@@ -57,18 +64,25 @@ def write_results(store: Store, objectives: Sequence[Objective]) -> dict[str, An
     }
     store.write("results.json", json.dumps(_round(results), indent=1) + "\n")
     store.write("runs.csv", to_csv([_flat_figures(run) for run in runs]))
+    for name, kind in (("timeline", "timeline"), ("processes", "process_samples")):
+        points = [point for run in runs for point in over_time(run, kind)]
+        if points:
+            store.write(f"{name}.csv", to_csv(_round(points)))
     return results
 
 
 def judge_chaos(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-    """Return a verdict for everything that was to befall a server, and did not."""
+    """Return a verdict for everything that was to befall servers and streams."""
     return [
         Verdict(
-            f"chaos: {blow['kind']} is done", place_of(run), None, False, blow["what"]
+            f"chaos: {blow['kind']} is done",
+            place_of(run),
+            blow.get("num_streams"),
+            blow["done"],
+            blow["what"],
         )
         for run in runs
         for blow in run["chaos"]
-        if not blow["done"]
     ]
 
 
@@ -82,24 +96,31 @@ def judge_soak(runs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         fits = fit_all(run["process_samples"])
         if not fits:
             verdicts.append(
-                Verdict("soak", place, None, False, "too few samples of processes")
+                Verdict("soak", place, None, False, "no processes were sampled")
             )
         verdicts += [
-            Verdict(
-                f"{fit.role}: {fit.measure} does not grow",
-                place,
-                fit.per_hour,
-                not fit.fails,
-                f"{fit.per_hour:+.1f} an hour (at least {fit.per_hour_low:+.1f}) "
-                f"over {60 * fit.hours:.0f} min, mean {fit.mean:.0f}",
-            )
-            for fit in fits
+            _judge_growth(f"{role}: {measure} does not grow", place, fit)
+            for (role, measure), fit in fits.items()
         ]
         leftovers = find_leftovers(run["timeline"])
         verdicts.append(
             Verdict("nothing is left", place, None, not leftovers, "; ".join(leftovers))
         )
     return verdicts
+
+
+def _judge_growth(text: str, place: str, fit: Growth | None) -> Verdict:
+    if fit is None:
+        note = "too few samples of the same processes; soak longer"
+        return Verdict(text, place, None, False, note)
+    note = (
+        f"{fit.per_hour:+.1f} an hour ({fit.per_hour_low:+.1f} to "
+        f"{fit.per_hour_high:+.1f}; {fit.tolerated_per_hour:.1f} are tolerated) "
+        f"over {60 * fit.hours:.0f} min, mean {fit.mean:.0f}"
+    )
+    if not (fit.is_certain or fit.is_excluded):
+        note = f"cannot tell, soak longer: {note}"
+    return Verdict(text, place, fit.per_hour, fit.is_excluded, note)
 
 
 def write_report(store: Store, results: Mapping[str, Any]) -> Path:
@@ -196,12 +217,14 @@ def _read(store: Store, run: Mapping[str, Any]) -> Records:
 
 
 def _without_samples(run: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = ("timeline", "process_samples", "failed_requests", "counters")
-    return {name: value for name, value in run.items() if name not in left_out}
+    left_out = ("timeline", "process_samples", "failed_requests")
+    kept = {name: value for name, value in run.items() if name not in left_out}
+    return kept | {"counters": {n: v for n, v in run["counters"].items() if v}}
 
 
 def _flat_figures(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in _without_samples(run).items() if k != "chaos"}
+    left_out = ("chaos", "counters")
+    return {k: v for k, v in _without_samples(run).items() if k not in left_out}
 
 
 def _number(value: Any, digits: int = 3) -> str:

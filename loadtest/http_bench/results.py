@@ -1,9 +1,10 @@
-"""From runs to results: one row for each arm and cell, and paired ratios."""
+"""From runs to results: a row for each arm and cell, paired ratios, tables."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +13,8 @@ from typing import Any
 from loadtest.engine_bench.comparison import compare, spread
 
 Run = Mapping[str, Any]
+
+_MAX_TIMES = 400
 
 COMPARED = (
     "output_tokens_per_s",
@@ -92,9 +95,34 @@ def make_ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return ratios
 
 
-def to_csv(runs: Sequence[Run]) -> str:
-    """Return one line for each run, nested values flattened."""
-    flat = [_flatten(run) for run in runs]
+def over_time(run: Run, kind: str) -> list[dict[str, Any]]:
+    """Return what was sampled during a run as rows of a table.
+
+    Args:
+        run: The run.
+        kind: `timeline` or `process_samples`.
+
+    Returns:
+        Rows with the run's place, `at_s` in it and what was sampled, thinned to
+        `_MAX_TIMES` times and the last one.
+    """
+    times = sorted({point["epoch_s"] for point in run[kind]})
+    step = max(1, math.ceil(len(times) / _MAX_TIMES))
+    kept = {*times[::step], *times[-1:]}
+    place = {name: run[name] for name in ("round", "arm", "workload", "load")}
+    rows = []
+    for point in run[kind]:
+        if point["epoch_s"] in kept:
+            values = {name: point[name] for name in point if name != "epoch_s"}
+            if "pids" in values:
+                values["pids"] = " ".join(map(str, values["pids"]))
+            rows.append(place | {"at_s": point["epoch_s"] - run["epoch_s"]} | values)
+    return rows
+
+
+def to_csv(rows: Sequence[Run]) -> str:
+    """Return one line for each row, nested values flattened."""
+    flat = [_flatten(row) for row in rows]
     columns = list(dict.fromkeys(name for one in flat for name in one))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")

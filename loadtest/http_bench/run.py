@@ -18,6 +18,7 @@ from loadtest.interrupts import interruptible
 
 from .arms import Arm
 from .chaos import ServerChaos
+from .client_chaos import log_client_actions
 from .deployment import Deployment, Launcher
 from .experiment import Cell, Experiment
 from .load import Load
@@ -191,7 +192,12 @@ class Runner:
         run["counters"] = scraper.record.counters
         run["timeline"] = scraper.record.timeline
         run["server_problems"] = scraper.record.problems[:10]
-        run["chaos"] = chaos.log
+        run["chaos"] = chaos.log + log_client_actions(
+            experiment.client_chaos,
+            read.outcomes,
+            traffic.duration_s,
+            traffic.processes,
+        )
         run["process_samples"] = sampler.samples
         self._store.append_run(run)
         write_results(self._store, self._objectives)

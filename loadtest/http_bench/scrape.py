@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import threading
 import time
@@ -13,7 +11,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from .deployment import Deployment, fetch
+from .deployment import Deployment, count_replicas, fetch
 
 _PERIOD_S = 5.0
 """Seldom: Serve takes 40 ms of processor time to count its replicas, and Ray about as
@@ -65,6 +63,19 @@ def read_gauges(text: str) -> dict[str, float]:
     return found
 
 
+def add_gauges(pages: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up the queues of several exporters, one a node; the largest cache use."""
+    found: dict[str, float] = {}
+    for page in pages:
+        for key, value in page.items():
+            before = found.get(key, 0.0)
+            if key == "kv_cache_usage":
+                found[key] = max(before, value)
+            else:
+                found[key] = before + value
+    return found
+
+
 class GrowingCounters:
     """Adds up the growth of counters, through restarts and replicas that go away.
 
@@ -98,6 +109,7 @@ class ServerRecord:
         timeline: Every few seconds `epoch_s`, `replicas`, `num_running`,
             `num_waiting`, `kv_cache_usage`, and the counters of proposed, verified
             and accepted tokens so far; what a server does not tell is left out.
+            Several pages are added up, and count only together.
         problems: Why figures are missing.
     """
 
@@ -149,6 +161,7 @@ class Scraper:
         """
         self._deployment = deployment
         self._grown = {page: GrowingCounters() for page in deployment.metrics_urls}
+        self._tells_replicas = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self.record = ServerRecord()
@@ -177,23 +190,25 @@ class Scraper:
 
     def _look(self) -> None:
         point: dict[str, float] = {"epoch_s": time.time()}
+        headers, url = self._deployment.headers, self._deployment.url
+        gauges = []
         for page, grown in self._grown.items():
-            text = fetch(
-                page, self._deployment.url, self._deployment.headers, self._note
-            )
-            if text is None:
-                continue
-            grown.update(read_counters(text))
-            point |= read_gauges(text)
+            text = fetch(page, url, headers, self._note)
+            if text is not None:
+                grown.update(read_counters(text))
+                gauges.append(read_gauges(text))
+        if len(gauges) == len(self._grown):
+            point |= add_gauges(gauges)
+            totals = [grown.totals for grown in self._grown.values()]
             for name, key in _TIMELINE_COUNTERS.items():
-                if name in grown.totals:
-                    point[key] = point.get(key, 0.0) + grown.totals[name]
-        url = self._deployment.url
-        health = fetch(f"{url}/health", url, self._deployment.headers)
-        if health:
-            # A rival's health page says something else.
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                point["replicas"] = float(json.loads(health)["running_replicas"])
+                known = [total[name] for total in totals if name in total]
+                if known:
+                    point[key] = sum(known)
+        replicas = count_replicas(url, headers)
+        # Without a replica a server of ours answers 503, as others do for their own
+        # reasons: only one that has told a number means none by it.
+        if replicas or (replicas == 0 and self._tells_replicas):
+            point["replicas"], self._tells_replicas = replicas, True
         self.record.timeline.append(point)
 
     def _note(self, problem: str) -> None:

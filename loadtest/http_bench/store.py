@@ -22,7 +22,10 @@ class Store(ResultFolder):
     """An output folder, with a record for each run."""
 
     records_file = "runs.jsonl"
-    output_files = ("results.json", "runs.csv", "report.html")
+    output_files = (
+        *("results.json", "runs.csv", "timeline.csv", "processes.csv"),
+        "report.html",
+    )
     folders = (RECORD_FOLDER, LOG_FOLDER)
     error = LoadTestError
 

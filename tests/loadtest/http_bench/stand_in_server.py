@@ -81,6 +81,7 @@ class StandIn:
         bodies: Requests it got.
         ids: Their `X-Request-Id`.
         key: Without it as `Authorization` everything is refused; empty for none.
+        replicas: How many `/health` tells; with 0 it refuses.
     """
 
     script: Script
@@ -91,13 +92,14 @@ class StandIn:
     arrivals_s: list[float] = field(default_factory=list)
     url: str = ""
     key: str = ""
+    replicas: int = 1
 
     def answer_get(self, path: str) -> bytes | None:
         """Return the body for a path; None where there is nothing."""
         if path == "/v1/models":
             return json.dumps({"object": "list", "data": [{"id": "stand-in"}]}).encode()
         if path == "/health":
-            return b'{"status": "ok", "running_replicas": 1}'
+            return json.dumps({"running_replicas": self.replicas}).encode()
         if path == "/metrics":
             tokens = sum(map(num_asked, self.bodies))
             return (
@@ -128,6 +130,8 @@ def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
             status = 200 if body is not None else 404
             if not self._may_enter():
                 status, body = 401, b""
+            elif self.path == "/health" and not stand_in.replicas:
+                status = 503
             self.send_response(status)
             self.send_header("Content-Length", str(len(body or b"")))
             self.end_headers()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,23 +11,11 @@ import pytest
 from loadtest.http_bench.client_health import ClientSample
 from loadtest.http_bench.cross_check import compare_figure, read_ours
 from loadtest.http_bench.errors import LoadTestError
-from loadtest.http_bench.growth import (
-    MEASURES,
-    find_leftovers,
-    fit_all,
-    fit_growth,
-)
 from loadtest.http_bench.objectives import judge, parse_objective
 from loadtest.http_bench.outcome import Outcome
-from loadtest.http_bench.processes import role_of, sample
 from loadtest.http_bench.records import Records, compress, read_records
 from loadtest.http_bench.results import make_ratios, make_rows, to_csv
-from loadtest.http_bench.scrape import (
-    GrowingCounters,
-    ServerRecord,
-    read_counters,
-    read_gauges,
-)
+from loadtest.http_bench.scrape import ServerRecord
 from loadtest.http_bench.summary import Limits, Targets, count_tokens, summarise
 
 
@@ -349,159 +334,3 @@ def test_clients_are_compared_within_rounds():
         for n, t in ((1, 50.0), (2, 200.0))
     ]
     assert compare_figure(rounds, "ttft_p50_ms").ratio == pytest.approx(1.1)
-
-
-# Growth
-
-
-def line(per_hour: float, noise: float, seed: int = 0) -> list[tuple[float, float]]:
-    """An hour of samples around 500."""
-    draw = random.Random(seed)
-    return [
-        (5.0 * n, 500 + per_hour * n / 720 + draw.gauss(0, noise)) for n in range(720)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("per_hour", "noise", "fails"),
-    [(0, 5, False), (200, 5, True), (200, 0.1, True), (20, 5, False), (-200, 5, False)],
-    ids=["flat", "leak", "clean leak", "too little to matter", "falls"],
-)
-def test_growth_fails_when_it_is_certain_and_matters(per_hour, noise, fails):
-    fit = fit_growth("engine", "memory_mib", line(per_hour, noise))
-    assert fit is not None
-    assert fit.fails is fails
-    assert fit.per_hour == pytest.approx(per_hour, abs=5)
-
-
-def test_what_only_settles_at_first_is_no_growth():
-    points = [(t, v if t > 600 else v - 300) for t, v in line(0, 5)]
-    fit = fit_growth("engine", "memory_mib", points)
-    assert fit is not None
-    assert not fit.fails
-
-
-@pytest.mark.parametrize(("per_hour", "fails"), [(0, False), (200, True)])
-def test_a_second_replica_is_no_growth_and_hides_none(per_hour, fails):
-    samples = [
-        {
-            "epoch_s": t,
-            "role": "engine",
-            "num_processes": 2 if t > 2400 else 1,
-            "memory_mib": v * (2 if t > 2400 else 1),
-            "num_fds": 20,
-            "num_threads": 30,
-        }
-        for t, v in line(per_hour, 1)
-    ]
-    memory = next(fit for fit in fit_all(samples) if fit.measure == "memory_mib")
-    assert memory.fails is fails
-    assert memory.mean == pytest.approx(500, abs=100)
-
-
-def test_too_few_samples_are_not_judged():
-    assert fit_growth("engine", "memory_mib", line(200, 5)[:20]) is None
-    assert fit_all([]) == []
-
-
-def test_requests_and_cache_blocks_left_behind_are_named():
-    idle = {"num_running": 0.0, "num_waiting": 0.0, "kv_cache_usage": 0.0}
-    assert find_leftovers([idle, idle]) == []
-    busy = idle | {"num_running": 1.0, "kv_cache_usage": 0.1}
-    left = find_leftovers([idle, busy])
-    assert [text.split()[0] for text in left] == ["num_running", "KV"]
-    # Who does not tell at the end has not shown that nothing is left.
-    assert "do not tell" in find_leftovers([idle, {"epoch_s": 5.0}])[0]
-    assert find_leftovers([])
-
-
-def test_ever_more_processes_are_a_leak():
-    samples = [
-        {
-            "epoch_s": t,
-            "role": "idle Ray worker",
-            "num_processes": 1 + t // 600,
-            "memory_mib": 50 * (1 + t // 600),
-            "num_fds": 20 * (1 + t // 600),
-            "num_threads": 30 * (1 + t // 600),
-        }
-        for t, _ in line(0, 1)
-    ]
-    fits = {fit.measure: fit for fit in fit_all(samples)}
-    assert fits["num_processes"].fails
-    assert not any(fit.fails for measure, fit in fits.items() if measure in MEASURES)
-
-
-@pytest.mark.parametrize(
-    ("title", "role"),
-    [
-        ("VLLM::EngineCore", "engine"),
-        ("VLLM::Worker", "worker"),
-        ("ray::ServeReplica:tetris:TetrisServer:demo.initialize", "replica"),
-        ("ray::ServeReplica:tetris:TetrisIngress", "ingress"),
-        ("ray::DashboardAgent", "Ray agents"),
-        ("ray-dashboard-ServeHead-0", "dashboard"),
-        ("python -m serving.cli up --set http.dashboard_port=1", "up"),
-        ("python -m vllm.entrypoints.openai.api_server", "server"),
-        ("/home/me/tetris-serve/.venv/bin/tetris-serve up --port 1", "up"),
-        ("/home/me/tetris-serve/.venv/ray/core/src/ray/raylet/raylet -x", "raylet"),
-        ("/usr/bin/true", "other"),
-    ],
-)
-def test_processes_are_told_apart_by_their_titles(title, role):
-    assert role_of(title) == role
-
-
-def test_a_sample_counts_what_a_process_holds():
-    # Not this one, which keeps helpers that other tests have started.
-    command = [sys.executable, "-c", "print('up', flush=True); input()"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"up\n"
-        [row] = sample(process.pid)
-        process.communicate(b"\n")
-    assert row["num_processes"] == 1
-    assert row["memory_mib"] > 2
-    assert row["num_fds"] >= 3
-
-
-# The server's figures
-
-PAGE = """\
-# TYPE ray_tetris_drafts_total counter
-ray_tetris_drafts_total{replica="a"} 10
-ray_tetris_drafts_total{replica="b"} 5
-# TYPE vllm:generation_tokens_total counter
-vllm:generation_tokens_total{engine="0"} 70
-# TYPE ray_serve_http_requests_total counter
-ray_serve_http_requests_total 9
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0"} 2
-vllm:num_requests_running{engine="1"} 3
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{engine="0"} 0.25
-vllm:kv_cache_usage_perc{engine="1"} 0.5
-"""
-
-
-def test_counters_are_read_from_rays_and_vllms_pages():
-    counters = read_counters(PAGE)
-    assert {name for name, _ in counters} == {
-        "tetris_drafts_total",
-        "vllm_generation_tokens_total",
-    }
-    assert read_gauges(PAGE) == {"num_running": 5.0, "kv_cache_usage": 0.5}
-
-
-def test_counters_add_up_through_restarts_and_replicas_that_go_away():
-    grown = GrowingCounters()
-    a, b = ("drafts", (("replica", "a"),)), ("drafts", (("replica", "b"),))
-    for page in (
-        {a: 100.0},  # What was before does not count.
-        {a: 110.0, b: 5.0},  # A new replica starts from zero: 10 + 5.
-        {b: 9.0},  # The first one died, the second did 4 more.
-        {a: 3.0, b: 9.0},  # Restarted: 3.
-    ):
-        grown.update(page)
-    assert grown.totals == {"drafts": 22.0}

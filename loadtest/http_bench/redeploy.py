@@ -1,0 +1,107 @@
+"""Replace all replicas of a running `tetris-serve up`, as a new release would.
+
+    python -m loadtest.http_bench.redeploy --dashboard http://127.0.0.1:8265 \
+        --config configs/demo.yaml --policy tetris --set replicas.max=2
+
+Serve does nothing when it is given what runs already. So every call names a release
+of its own in the replicas' environment, which Serve has to roll out; all else stays
+as `tetris-serve up` got it. The command returns before Serve has replaced anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import loadtest
+
+_APP_NAME = "tetris"
+_RELEASE = "LOADTEST_RELEASE"
+_REPO = Path(loadtest.__file__).resolve().parents[1]
+
+
+def redeploy_command(up_arguments: Sequence[str]) -> str:
+    """Return the shell command that redeploys what `tetris-serve up` serves.
+
+    Args:
+        up_arguments: `--config`, `--policy` and `--set`, as `up` got them.
+
+    Returns:
+        The command; `{dashboard}` stands for the address of Ray's dashboard.
+    """
+    command = [sys.executable, "-m", __name__, "--dashboard", "{dashboard}"]
+    return f"cd {shlex.quote(str(_REPO))} && {shlex.join([*command, *up_arguments])}"
+
+
+def describe_release(
+    config: Path, policy: str | None, settings: Sequence[str], release: str
+) -> dict[str, Any]:
+    """Return the Serve config file of a release.
+
+    Args:
+        config: Deployment file.
+        policy: Replaces the one in it; None for that one.
+        settings: `section.setting=value`, as for `up`.
+        release: Its name, unlike that of any before.
+    """
+    args: dict[str, Any] = {"config": str(config.resolve())}
+    if policy is not None:
+        args["policy.name"] = policy
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        args[name] = yaml.safe_load(value)
+    return {
+        "applications": [
+            {
+                "name": _APP_NAME,
+                "route_prefix": "/",
+                "import_path": "serving.app:build",
+                "runtime_env": {"env_vars": {_RELEASE: release}},
+                "args": args,
+            }
+        ]
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Send a release to Serve; see the module's words."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.http_bench.redeploy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--dashboard", required=True, metavar="URL", help="as `up` prints it")
+    add("--config", type=Path, required=True, metavar="FILE")
+    add("--policy", metavar="NAME")
+    add("--set", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args(arguments)
+    described = describe_release(
+        options.config, options.policy, options.set, f"{time.time():.3f}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "release.yaml"
+        # JSON is YAML too.
+        file.write_text(json.dumps(described))
+        deploy = [sys.executable, "-m", "ray.serve.scripts", "deploy", str(file)]
+        return subprocess.run(
+            [*deploy, "--address", options.dashboard],
+            # As `up` has it: the token lies where Ray's own commands look for it.
+            env={"RAY_AUTH_MODE": "token", **os.environ},
+            check=False,
+        ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
