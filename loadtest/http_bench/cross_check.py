@@ -5,22 +5,31 @@
 
 Both send the same prompts to the same server, a number of requests in flight, replies
 of equal length (`ignore_eos`), in turn and in changing order. Throughput and the
-medians of TTFT and TPOT must agree within `--tolerance`, as the mean over rounds of
-the ratio within a round. Exits with 1 if they do not.
+medians of TTFT and TPOT must agree within `--tolerance`: the whole 95 % interval of
+the ratio within a round must lie there. Exits with 1 if it does not, because they
+differ or because it cannot be told: then more `--rounds` or `--requests` help.
 
-What is the same by definition: TTFT ends with the first chunk that carries the
-beginning of the reply, TPOT is (last - first token) / (tokens - 1), throughput is
-output tokens over the time from the first request to the last reply.
+TPOT is (last - first token) / (tokens - 1) to both, throughput is output tokens over
+the time from the first request to the last reply. TTFT ends for us with the first
+chunk that carries a part of the reply, for the other client with the first one that
+has choices, and that may carry the role alone. Both coincide where a server sends the
+role with the first token, as vLLM and ours do; against one that sends it at once the
+other client's TTFT is too short, and its TPOT too long.
+
+An API key goes into the variable TETRIS_LOADTEST_HEADER, `NAME: VALUE`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +43,12 @@ from loadtest.engine_bench.environment import (
     describe_versions,
 )
 
+from .deployment import fetch
 from .errors import LoadTestError
 from .experiment import Cell, Traffic
 from .load import Load
 from .locust_process import run_locust
+from .options import HEADER_VARIABLE, read_header
 from .records import Records, read_records
 from .session import find_model
 from .shapes import Constant
@@ -45,6 +56,7 @@ from .summary import Targets
 from .workloads import make_workload
 
 FIGURES = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
+AGREES, DIFFERS, CANNOT_TELL = "agrees", "DIFFERS", "cannot tell"
 _THEIR_NAMES = {
     "output_tokens_per_s": "output_throughput",
     "ttft_p50_ms": "median_ttft_ms",
@@ -54,13 +66,17 @@ _TIMEOUT_S = 1800.0
 _LOG_TAIL_LINES = 15
 
 # The `vllm` command asks for the metadata of a package called vllm, which the build
-# for CPUs does not have; its benchmark itself does not.
+# for CPUs does not have; its benchmark itself does not. A key is read here, because
+# everybody may read arguments.
 _BENCH_SERVE = """
+import os, sys
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = FlexibleArgumentParser()
 add_cli_args(parser)
-main(parser.parse_args())
+name, colon, value = os.environ.get("TETRIS_LOADTEST_HEADER", "").partition(":")
+header = ["--header", name.strip() + "=" + value.strip()] if colon else []
+main(parser.parse_args(sys.argv[1:] + header))
 """
 
 
@@ -102,17 +118,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--tokenizer", default="configs/models/demo-target", metavar="DIR")
     add("--workload", default="mixed")
     add("--in-flight", type=read_positive, default=8, metavar="N")
-    add("--requests", type=read_positive, default=96, metavar="N")
+    add("--requests", type=read_positive, default=192, metavar="N")
     add("--max-tokens", type=read_positive, default=96, metavar="N")
-    add("--rounds", type=read_positive, default=5, metavar="N")
+    add("--rounds", type=read_positive, default=10, metavar="N")
     add("--tolerance", type=float, default=0.05, metavar="SHARE")
     add("--output", type=Path, required=True, metavar="DIR")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
+    url = options.url.rstrip("/").removesuffix("/v1")
     try:
         check = Check(
-            url=options.url.rstrip("/"),
-            model=options.model or find_model(options.url.rstrip("/"), {}),
+            url=url,
+            model=options.model or find_model(url, _headers()),
             tokenizer=options.tokenizer,
             workload=options.workload,
             in_flight=options.in_flight,
@@ -120,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_tokens=options.max_tokens,
             output=options.output,
         )
+        server = describe_server(check.url)
         rounds = [measure_round(check, n) for n in range(1, options.rounds + 1)]
     except LoadTestError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -127,26 +145,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     ratios = {figure: compare_figure(rounds, figure) for figure in FIGURES}
-    agrees = {f: abs(r.ratio - 1) <= options.tolerance for f, r in ratios.items()}
+    verdicts = {f: judge_ratio(r, options.tolerance) for f, r in ratios.items()}
     written = {
         "environment": {
             "machine": describe_machine(),
             "versions": describe_versions(),
             **describe_piece(),
         },
+        "server": server,
         "check": {**asdict(check), "output": str(check.output)},
         "tolerance": options.tolerance,
         "rounds": rounds,
         "ratios": {figure: asdict(ratio) for figure, ratio in ratios.items()},
-        "agrees": agrees,
+        "verdicts": verdicts,
     }
     (options.output / "cross_check.json").write_text(json.dumps(written, indent=1))
     for figure, ratio in ratios.items():
         sys.stdout.write(
             f"{figure:22} ours / theirs {ratio.ratio:.3f} "
-            f"({_interval(ratio)})  {'agrees' if agrees[figure] else 'DIFFERS'}\n"
+            f"({_interval(ratio)})  {verdicts[figure]}\n"
         )
-    return 0 if all(agrees.values()) else 1
+    return 0 if set(verdicts.values()) == {AGREES} else 1
 
 
 def measure_round(check: Check, number: int) -> dict[str, Any]:
@@ -178,6 +197,36 @@ def compare_figure(rounds: Sequence[dict[str, Any]], figure: str) -> Ratio:
     if ratio is None:
         raise LoadTestError("no round was measured")
     return ratio
+
+
+def judge_ratio(ratio: Ratio, tolerance: float) -> str:
+    """Say whether two clients agree.
+
+    Args:
+        ratio: Ours over theirs.
+        tolerance: Largest difference from 1.
+
+    Returns:
+        `AGREES` where the whole interval lies within the tolerance, `DIFFERS` where
+        all of it lies beyond, else `CANNOT_TELL`.
+    """
+    if ratio.low is None or ratio.high is None:
+        return CANNOT_TELL
+    if 1 - tolerance <= ratio.low and ratio.high <= 1 + tolerance:
+        return AGREES
+    if ratio.high < 1 - tolerance or ratio.low > 1 + tolerance:
+        return DIFFERS
+    return CANNOT_TELL
+
+
+def describe_server(url: str) -> dict[str, Any]:
+    """Return address, models and, where it tells, version of a server; and ours."""
+    described: dict[str, Any] = {"url": url, "tetris_serve": version("tetris-serve")}
+    for name in ("v1/models", "version"):
+        text = fetch(f"{url}/{name}", url, _headers())
+        with suppress(ValueError):
+            described[name] = json.loads(text or "")
+    return described
 
 
 def read_ours(records: Records) -> dict[str, float]:
@@ -215,7 +264,7 @@ def _measure_ours(check: Check, prompts: Path, number: int) -> dict[str, float]:
             lead_in_s=0.0,
             drain_s=60.0,
             extra_body=json.dumps({"ignore_eos": True}),
-            header="",
+            header=os.environ.get(HEADER_VARIABLE, ""),
             max_prompt_chars=0,
             processes=1,
         ),
@@ -281,6 +330,10 @@ def _write_prompts(check: Check, path: Path, number: int) -> None:
         )
         lines.append(json.dumps({"prompt": content}))
     path.write_text("\n".join(lines) + "\n")
+
+
+def _headers() -> dict[str, str]:
+    return read_header(os.environ.get(HEADER_VARIABLE, ""))
 
 
 def _say(figures: dict[str, float]) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from loadtest.http_bench.client_health import ClientSample
-from loadtest.http_bench.cross_check import compare_figure, read_ours
-from loadtest.http_bench.errors import LoadTestError
 from loadtest.http_bench.objectives import judge, parse_objective
 from loadtest.http_bench.outcome import Outcome
 from loadtest.http_bench.records import Records, compress, read_records
@@ -309,28 +307,3 @@ def test_an_objective_is_missed_where_the_client_was_the_limit():
 def test_an_objective_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="no objective"):
         parse_objective(text)
-
-
-# Cross-check
-
-
-def test_our_figures_under_the_other_clients_definitions():
-    figures = read_ours(Records(0.0, [outcome(0, 1.0), outcome(1, 3.1)]))
-    # Twenty tokens between the first request at 1 s and the last end at 5 s.
-    assert figures["output_tokens_per_s"] == pytest.approx(5.0)
-    assert figures["ttft_p50_ms"] == pytest.approx(1000)
-    assert figures["tpot_p50_ms"] == pytest.approx(100)
-
-
-def test_a_cross_check_with_failed_requests_compares_nothing():
-    cut = outcome(1, 3.1, failure="cut", detail="gone")
-    with pytest.raises(LoadTestError, match=r"1 of our requests failed.*cut: gone"):
-        read_ours(Records(0.0, [outcome(0, 1.0), cut]))
-
-
-def test_clients_are_compared_within_rounds():
-    rounds = [
-        {"round": n, "ours": {"ttft_p50_ms": 1.1 * t}, "theirs": {"ttft_p50_ms": t}}
-        for n, t in ((1, 50.0), (2, 200.0))
-    ]
-    assert compare_figure(rounds, "ttft_p50_ms").ratio == pytest.approx(1.1)
