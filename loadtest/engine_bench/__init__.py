@@ -9,15 +9,18 @@ engine in a process of its own; the processes take turns, and all but one are st
     The command, and the controller that goes through rounds, cells and arms.
 ``pool``, ``arm_process``, ``neighbour``, ``lifetime``
     Processes that run one at a time and end with the controller.
-``worker``, ``engine``, ``closed_loop``, ``measurement``, ``step_errors``, ``trace``
+``worker``, ``engine``, ``closed_loop``, ``measurement``, ``held_depth``
     What happens inside an arm's process.
+``telemetry``, ``step_errors``, ``acceptance_errors``, ``trace``
+    What is noted there of scheduler and planner.
 ``workloads``, ``models``
     Requests and models.
-``store``, ``comparison``, ``rows``, ``recovery``, ``saturation``, ``traces``
+``store``, ``comparison``, ``outcome_bins``, ``rows``, ``recovery``, ``saturation``,
+``traces``
     What is kept, and figures made of it.
-``prices``, ``replay``, ``hindsight``, ``bounds``
+``prices``, ``replay``, ``offline_fit``, ``hindsight``, ``bounds``
     What any selector could have reached on the recorded drafts.
-``verdict``, ``verdicts``
+``verdict``, ``verdicts``, ``estimates``
     What the benchmark is meant to show, and whether it does.
 ``report``, ``tables``, ``judged_tables``, ``markdown``, ``plots``
     What is written.

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 
-from .arms import Arm, parse_arm
+from .arms import Arm, parse_bench_arm
 from .closed_loop import min_requests
 from .workloads import WORKLOADS
 
@@ -16,7 +16,7 @@ _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9}
 def read_arms(text: str) -> tuple[Arm, ...]:
     """Read policies."""
     try:
-        arms = tuple(parse_arm(name) for name in _split(text))
+        arms = tuple(parse_bench_arm(name) for name in _split(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if len(set(arms)) < len(arms):

@@ -11,6 +11,12 @@ from policies.planner import POLICY_NAMES
 DEFAULT_DRAFT_TOKENS = {"fixed": 3, "tetris": 2, "dynamic": 5, "goodput": 5}
 DEFAULT_EXTRA_DRAFT_TOKENS = 2
 
+HELD_AT_ZERO = ("cold", "warm")
+"""Arms that no server offers: engines of `goodput` held at depth 0, by
+skipping the drafter or after its first pass. Beside `none` they show what it costs."""
+
+DEFAULT_HELD_TOKENS = 8
+
 _FORM = re.compile(r"(?P<policy>[a-z]+)(:(?P<tokens>\d+)(\+(?P<extra>\d+))?)?")
 
 
@@ -19,7 +25,7 @@ class Arm:
     """A policy with its numbers.
 
     Attributes:
-        policy: Name of the policy.
+        policy: Name of the policy, or of a form of depth 0.
         draft_tokens: k; 0 for `none`.
         extra_draft_tokens: How much deeper than k `tetris` drafts; 0 for the others.
     """
@@ -30,7 +36,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """The form that `parse_arm` reads, e.g. `tetris:2+2`."""
+        """The form that `parse_bench_arm` reads, e.g. `tetris:2+2`."""
         if self.policy == "none":
             return self.policy
         extra = f"+{self.extra_draft_tokens}" if self.policy == "tetris" else ""
@@ -45,6 +51,21 @@ class Arm:
     def speculates(self) -> bool:
         """Whether the arm's engine has a drafter."""
         return self.policy != "none"
+
+    @property
+    def held_at_zero(self) -> str | None:
+        """The form of depth 0 that the engine is held at; None if it drafts."""
+        return self.policy if self.policy in HELD_AT_ZERO else None
+
+    @property
+    def engine_policy(self) -> str:
+        """The policy that the engine is configured with."""
+        return self.policy if self.held_at_zero is None else "goodput"
+
+    @property
+    def is_rival(self) -> bool:
+        """Whether `goodput` should not fall behind it."""
+        return self.engine_policy != "goodput"
 
     @property
     def max_depth(self) -> int:
@@ -87,6 +108,22 @@ def parse_arm(text: str) -> Arm:
         draft_tokens,
         DEFAULT_EXTRA_DRAFT_TOKENS if extra is None else int(extra),
     )
+
+
+def parse_bench_arm(text: str) -> Arm:
+    """Read an arm as `parse_arm` does, or `cold:8` or `warm:8`.
+
+    Raises:
+        ValueError: If it is none, or a number makes no sense for it.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None or match["policy"] not in HELD_AT_ZERO:
+        return parse_arm(text)
+    policy = match["policy"]
+    draft_tokens = int(match["tokens"] or DEFAULT_HELD_TOKENS)
+    if draft_tokens < 1 or match["extra"] is not None:
+        raise ValueError(f"{text!r}: write {policy}:8, what its engine could draft")
+    return Arm(policy, draft_tokens)
 
 
 def lend_drafts(arms: Sequence[Arm]) -> tuple[Arm, ...]:

@@ -21,9 +21,18 @@ from .argument_types import (
     read_temperatures,
     read_workloads,
 )
+from .arms import Arm
 from .errors import BenchError
 from .models import check_model, check_tokenizer, kv_cache_bytes, pad
-from .plan import PRESETS, Preset, list_cells, replace_axes
+from .plan import (
+    PLANNING,
+    PRESETS,
+    Cell,
+    Preset,
+    is_planning,
+    list_cells,
+    replace_axes,
+)
 from .settings import BenchSettings, EngineSettings
 from .store import Store
 from .workloads import WORKLOADS, RequestMaker, load_render, longest_prompt
@@ -104,7 +113,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--policies",
         type=read_arms,
         metavar="LIST",
-        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8",
+        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; cold:8 and warm:8 are "
+        "the engine of goodput:8 held at depth 0",
     )
     group.add_argument(
         "--workloads",
@@ -227,11 +237,8 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
 def _make_settings(
     options: argparse.Namespace, preset: Preset, requests: RequestMaker
 ) -> BenchSettings:
-    blocks = replace_axes(
-        preset.blocks, options.workloads, options.temperatures, options.concurrency
-    )
-    cells = list_cells(blocks)
     arms = options.policies or preset.arms()
+    cells = _list_cells(options, preset, arms)
     max_tokens = options.max_tokens or preset.max_tokens
     reply = max_tokens + max(arm.max_depth for arm in arms)
     longest = max(longest_prompt(cell.workload) for cell in cells) + reply
@@ -269,6 +276,23 @@ def _make_settings(
         trace=preset.trace if options.trace is None else options.trace,
         sweep_arms=frozenset() if options.policies else preset.sweep_arms(),
     )
+
+
+def _list_cells(
+    options: argparse.Namespace, preset: Preset, arms: Sequence[Arm]
+) -> tuple[Cell, ...]:
+    axes = options.workloads, options.temperatures, options.concurrency
+    blocks = replace_axes(preset.blocks, *axes)
+    if axes == (None, None, None):
+        blocks += preset.planning_blocks()
+    cells = list_cells(blocks)
+    if not any(arm.policy == "goodput" for arm in arms):
+        cells = tuple(cell for cell in cells if not is_planning(cell))
+    if not cells:
+        raise BenchError(
+            f"--workloads {PLANNING} is about goodput: name it with --policies"
+        )
+    return cells
 
 
 def _padded(options: argparse.Namespace, preset: Preset) -> Path:

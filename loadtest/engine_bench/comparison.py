@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,10 +32,14 @@ class BestRatio:
     Attributes:
         rival: The best of all rounds, by median.
         ratio: As in `Ratio`, each round's against the best of the *other* rounds.
+        plain: Against `rival` in every round.
+        chosen: In how many rounds each was what `ratio` compares with.
     """
 
     rival: str
     ratio: Ratio
+    plain: Ratio
+    chosen: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,9 @@ def compare_with_best(
     the rounds it was chosen by. So each round is compared with the arm that was the
     best, by median, in the other rounds.
 
+    That errs a little the other way: a few rounds may choose an arm that is not the
+    best and easier to beat. On average the truth lies between this ratio and `plain`.
+
     Args:
         ours: Round to value, > 0.
         rivals: The same of every rival, by name.
@@ -104,13 +112,18 @@ def compare_with_best(
     if not common:
         return None
     logs = []
+    chosen: Counter[str] = Counter()
     for number in common:
         others = [one for one in common if one != number] or common
         rival = _best_by_median(rivals, others)
+        chosen[rival] += 1
         logs.append(math.log(ours[number] / rivals[rival][number]))
+    best = _best_by_median(rivals, common)
     ratio = _summarise(logs)
+    plain = compare({number: ours[number] for number in common}, rivals[best])
     assert ratio is not None
-    return BestRatio(_best_by_median(rivals, common), ratio)
+    assert plain is not None
+    return BestRatio(best, ratio, plain, dict(chosen.most_common()))
 
 
 def _best_by_median(

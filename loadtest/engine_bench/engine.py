@@ -11,7 +11,9 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from .acceptance_errors import AcceptanceErrors, watch_acceptance
 from .closed_loop import Delivery, run_closed_loop
+from .held_depth import hold_depth
 from .measurement import digest_outputs, measure
 from .step_errors import StepErrors, watch_step_errors
 from .telemetry import Telemetry
@@ -21,24 +23,38 @@ from .trace import Trace, record_trace
 class VllmEngine:
     """Runs request lists on one engine."""
 
-    def __init__(self, llm: dict[str, Any], eos_token_id: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        llm: dict[str, Any],
+        eos_token_id: int,
+        max_tokens: int,
+        held_at_zero: str | None = None,
+    ) -> None:
         """Start the engine.
 
         Args:
             llm: Arguments of `vllm.LLM`.
             eos_token_id: Ends a reply.
             max_tokens: Longest reply.
+            held_at_zero: `cold` or `warm` for an engine that is kept at depth 0.
         """
         self._llm = LLM(**llm)
         self._engine = self._llm.llm_engine
         self._eos_token_id = eos_token_id
         self._max_tokens = max_tokens
+        if held_at_zero is not None:
+            hold_depth(self._scheduler, self._runner, held_at_zero)
 
     @property
     def _scheduler(self) -> Any:
         # The engine core lives in this process.
         core: Any = self._engine.engine_core
         return core.engine_core.scheduler
+
+    @property
+    def _runner(self) -> Any:
+        core: Any = self._engine.engine_core
+        return core.engine_core.model_executor.driver_worker.worker.model_runner
 
     def run(
         self,
@@ -81,7 +97,7 @@ class VllmEngine:
             ),
         )
         telemetry = Telemetry(self._scheduler)
-        watchers: list[Trace | StepErrors] = []
+        watchers: list[Trace | StepErrors | AcceptanceErrors] = []
 
         def on_mark(name: str) -> None:
             if name == "switch":
@@ -103,9 +119,11 @@ class VllmEngine:
         gc.collect()
         with (
             watch_step_errors(self._scheduler) as step_errors,
+            watch_acceptance(self._scheduler) as acceptance,
             record_trace(self._scheduler if trace else None) as recorder,
         ):
-            watchers += [one for one in (step_errors, recorder) if one is not None]
+            watching = (step_errors, acceptance, recorder)
+            watchers += [one for one in watching if one is not None]
             record = run_closed_loop(
                 batch,
                 len(prompts),
@@ -125,6 +143,9 @@ class VllmEngine:
                 "step_time_error": None
                 if step_errors is None
                 else step_errors.median(),
+                "calibration_bins": None
+                if acceptance is None
+                else acceptance.bins().as_dict(),
                 "num_requests": len(prompts),
                 "num_output_tokens": num_output_tokens,
                 "digests": digests,

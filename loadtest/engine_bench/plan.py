@@ -7,11 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .arms import Arm, parse_arm
+from .arms import Arm, parse_bench_arm
 
 DRIFT_REQUESTS_PER_SLOT = 8
 """Recovery is counted in steps: so many replies of the demo pair's tasks for each one
 in flight take a hundred of them, four tokens a step."""
+
+PLANNING = "planning"
+"""Workload of mixed requests for `goodput` alone: to time its planning, more must be in
+flight than are worth the time of all policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class Cell:
         }
 
 
+def is_planning(cell: Cell) -> bool:
+    """Tell whether a cell is there for the time of planning alone."""
+    return cell.workload == PLANNING
+
+
 def is_sweep(cell: Cell) -> bool:
     """Tell whether a cell belongs to the sweep over loads, where settings compete."""
     return cell.workload == "mixed" and cell.temperature == 0.0
@@ -54,6 +63,13 @@ class Block:
 class Preset:
     """A named run.
 
+    Fewer requests for each place and more rounds would take longer for the same number
+    of measured tokens: while places fill and empty, one and a half for each of them
+    pass unmeasured, of 3 as of 4. A round is shortened where most of it goes, in
+    drifting cells: before the change, which only has to find a settled policy, there
+    are as many requests as in a steady cell. The steps after it stay as many, and the
+    policies compared too: recovery is judged by them.
+
     Attributes:
         summary: What it is for.
         policies: Arms in the order of the tables.
@@ -63,7 +79,9 @@ class Preset:
         max_tokens: Longest reply.
         min_requests: Requests of a cell at concurrency 1.
         requests_per_slot: Requests of a cell for each one in flight.
-        drift_requests_per_slot: The same before a change of conditions, and after.
+        drift_requests_per_slot: The same after a change of conditions; before it there
+            are `requests_per_slot`.
+        planning_at: Requests in flight of a cell that times planning; None for none.
         target_parameters: Size of the padded target; None for the target as it is.
         trace: Whether a traced round, which the plots of decisions need, follows.
     """
@@ -77,16 +95,23 @@ class Preset:
     min_requests: int = 12
     requests_per_slot: int = 4
     drift_requests_per_slot: int = DRIFT_REQUESTS_PER_SLOT
+    planning_at: int | None = None
     target_parameters: int | None = 100_000_000
     trace: bool = True
 
     def arms(self) -> tuple[Arm, ...]:
         """Return the arms."""
-        return tuple(parse_arm(text) for text in self.policies)
+        return tuple(parse_bench_arm(text) for text in self.policies)
 
     def sweep_arms(self) -> frozenset[Arm]:
         """Return the arms of the sweep alone."""
-        return frozenset(parse_arm(text) for text in self.sweep_policies)
+        return frozenset(parse_bench_arm(text) for text in self.sweep_policies)
+
+    def planning_blocks(self) -> tuple[Block, ...]:
+        """Return what is measured on `goodput` alone."""
+        if self.planning_at is None:
+            return ()
+        return (Block((PLANNING,), (0.0,), (self.planning_at,)),)
 
 
 _FIXED = ("none", *(f"fixed:{k}" for k in range(1, 7)))
@@ -95,6 +120,8 @@ _ALL = (*_FIXED, "dynamic:6", *_TETRIS, "goodput:8")
 _FEW = (1, 4, 16)
 _FEWER = (1, 2, 4)
 """For long prompts, which take most of the time themselves."""
+_BESIDE_NEIGHBOUR = (1, 4, 8)
+"""Half the machine is as busy with 8 as all of it with 16, in half the time."""
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(
@@ -105,9 +132,10 @@ PRESETS: dict[str, Preset] = {
             Block(("mixed",), (0.0,), (1, 2, 4, 8, 16, 32)),
             Block(("easy", "hard"), (0.0,), _FEW),
             Block(("drift-context",), (0.0,), _FEWER),
-            Block(("drift-neighbour",), (0.0,), _FEW),
+            Block(("drift-neighbour",), (0.0,), _BESIDE_NEIGHBOUR),
             Block(("mixed",), (1.0,), _FEW),
         ),
+        planning_at=64,
     ),
     "readme": Preset(
         summary="the small table: none, fixed 1 to 6, tetris and goodput at 1, 4, 16",
@@ -120,8 +148,16 @@ PRESETS: dict[str, Preset] = {
         policies=("none", "fixed:1", "fixed:3", "dynamic:6", "tetris:2+2", "goodput:8"),
         blocks=(
             Block(("drift-context",), (0.0,), _FEWER),
-            Block(("drift-neighbour",), (0.0,), _FEW),
+            Block(("drift-neighbour",), (0.0,), _BESIDE_NEIGHBOUR),
         ),
+    ),
+    "cold": Preset(
+        summary="what depth 0 costs beside no speculation: cold, and warm",
+        policies=("cold:8", "warm:8", "none"),
+        blocks=(Block(("mixed",), (0.0,), _FEW),),
+        # The interval must be narrower than the one per cent in question.
+        rounds=10,
+        trace=False,
     ),
     "smoke": Preset(
         summary="does it run: few tiny cells, numbers without meaning",

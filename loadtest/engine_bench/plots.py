@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .arms import Arm, parse_arm
-from .plan import Cell
-from .traces import Array, RecordedTrace, Traces, bin_outcomes
+from .arms import Arm, parse_bench_arm
+from .outcome_bins import Array, bin_outcomes
+from .plan import PLANNING, Cell
+from .traces import RecordedTrace, Traces
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,8 @@ _COLOURS = {
     "dynamic": "#2f9e44",
     "tetris": "#e8590c",
     "goodput": "#c2255c",
+    "cold": "#0c8599",
+    "warm": "#f08c00",
 }
 _FIXED_COLOURS = ("#a5d8ff", "#74c0fc", "#339af0", "#1c7ed6", "#1864ab", "#0b3a66")
 _LINE_STYLES = ("-", "--", ":", "-.")
@@ -60,7 +63,11 @@ def draw_all(folder: Path, rows: Sequence[Row], traces: Traces) -> list[Path]:
 
 def _draw_throughput(rows: Sequence[Row]) -> Figure | None:
     """Tokens per second against concurrency, a line per policy, a panel per load."""
-    loads = list(dict.fromkeys((row["workload"], row["temperature"]) for row in rows))
+    loads = [
+        load
+        for load in dict.fromkeys((row["workload"], row["temperature"]) for row in rows)
+        if load[0] != PLANNING  # One policy at one point is no line.
+    ]
     if not loads:
         return None
     figure, panels = _panels(len(loads))
@@ -230,7 +237,8 @@ def _label(panel: Axes, title: str, x: str, y: str) -> None:
 
 
 def _arms_of(rows: Sequence[Row]) -> list[Arm]:
-    return [parse_arm(name) for name in dict.fromkeys(row["policy"] for row in rows)]
+    names = dict.fromkeys(row["policy"] for row in rows)
+    return [parse_bench_arm(name) for name in names]
 
 
 def _style(arm: Arm) -> dict[str, Any]:

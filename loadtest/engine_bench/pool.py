@@ -98,6 +98,7 @@ class Pool:
                         "llm": settings.engine.llm_args(arm),
                         "eos_token_id": eos_token_id,
                         "max_tokens": settings.max_tokens,
+                        "held_at_zero": arm.held_at_zero,
                     }
                 )
             for arm in batch:

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .arms import Arm, lend_drafts, parse_arm
+from .arms import Arm, lend_drafts, parse_bench_arm
 from .bounds import find_bounds
 from .errors import BenchError
+from .outcome_bins import bin_outcomes
 from .plan import Cell
 from .rows import make_ratios, make_rows
 from .saturation import find_saturated
 from .store import TRACE_FOLDER, Store, cell_of
 from .tables import render
-from .traces import RecordedTrace, bin_outcomes, load_traces
+from .traces import RecordedTrace, load_traces
 from .verdicts import judge_all
 from .workloads import is_drifting
 
@@ -40,7 +41,7 @@ def write_results(store: Store, *, with_bounds: bool = False) -> dict[str, Any]:
     conditions, environment = store.conditions(), store.environment()
     if not measurements or conditions is None:
         raise BenchError(f"--output {store.folder} holds no measurements to report")
-    arms = [parse_arm(name) for name in conditions["policies"]]
+    arms = [parse_bench_arm(name) for name in conditions["policies"]]
     cells = list(dict.fromkeys(cell_of(one) for one in measurements))
     rows = make_rows(measurements, cells, arms)
     if with_bounds:
@@ -77,7 +78,7 @@ def draw_plots(store: Store, results: Mapping[str, Any]) -> None:
         return
     from .plots import draw_all
 
-    arms = [parse_arm(name) for name in results["settings"]["policies"]]
+    arms = [parse_bench_arm(name) for name in results["settings"]["policies"]]
     cells = list(dict.fromkeys(cell_of(row) for row in results["rows"]))
     traces = load_traces(store.folder / TRACE_FOLDER, cells, arms)
     draw_all(store.folder, results["rows"], traces)

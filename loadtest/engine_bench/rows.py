@@ -10,6 +10,7 @@ from typing import Any
 
 from .arms import Arm
 from .comparison import compare, spread
+from .outcome_bins import add_up_bins
 from .plan import Cell
 from .recovery import Recovery, find_recoveries
 
@@ -21,8 +22,13 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """Summarise every cell and policy over its rounds.
 
-    Counts are added up over rounds before they are divided; times and errors are
-    medians over rounds. None where nobody counts: `none` runs on vLLM's scheduler.
+    Counts, and outcomes of predictions, are added up over rounds before they are
+    divided; times and step-time errors are medians over rounds. None where nobody
+    counts: `none` runs on vLLM's scheduler.
+
+    `calibration_error` is the expected calibration error of the predictions made in
+    the steady parts of this cell, `calibration_exact_error` what exact predictions
+    would show by chance.
     """
     rows = []
     for cell in cells:
@@ -103,7 +109,7 @@ def _make_row(
         "itl_p99_ms": _median(own, "itl_p99_ms"),
         "time_per_token_p50_ms": _median(own, "time_per_token_p50_ms"),
         "step_time_error": _median(own, "step_time_error"),
-        "calibration_error": _median(own, "calibration_error"),
+        **_calibration(own),
         **_planning(own),
         "num_output_tokens": sum(m["num_output_tokens"] for m in own),
         "num_requests": sum(m["num_requests"] for m in own),
@@ -124,6 +130,16 @@ def _make_row(
     if arm.name in recovered:
         row["recovery"] = asdict(recovered[arm.name])
     return row
+
+
+def _calibration(own: Sequence[Measurement]) -> dict[str, float | None]:
+    """Return the calibration error, and what of it is chance."""
+    bins = [m["calibration_bins"] for m in own if m.get("calibration_bins")]
+    curve = add_up_bins(bins).curve() if bins else None
+    return {
+        "calibration_error": None if curve is None else curve.error,
+        "calibration_exact_error": None if curve is None else curve.exact_error,
+    }
 
 
 def _planning(own: Sequence[Measurement]) -> dict[str, Any]:

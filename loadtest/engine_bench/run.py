@@ -21,7 +21,7 @@ from .environment import (
     describe_versions,
 )
 from .errors import BenchError
-from .plan import Cell, shuffle
+from .plan import Cell, is_planning, shuffle
 from .pool import Finished, Pool
 from .progress import Progress
 from .report import write_results
@@ -139,6 +139,7 @@ class Bench:
                 ],
             )
             for cell in self._settings.cells
+            if not is_planning(cell)
         ]
         return [(cell, arms) for cell, arms in missing if arms]
 
@@ -170,8 +171,17 @@ class Bench:
             pool.start_neighbour()
         progress.say("warming up")
         for arm in arms:
-            for concurrency in sorted({c.concurrency for c in self._settings.cells}):
+            for concurrency in self._loads_of(arm):
                 self._warm_up(pool, arm, concurrency)
+
+    def _loads_of(self, arm: Arm) -> list[int]:
+        """Return the numbers of requests that an arm meets, measured or traced."""
+        met = (
+            cell
+            for cell in self._settings.cells
+            if not is_planning(cell) or arm in self._settings.arms_in(cell)
+        )
+        return sorted({cell.concurrency for cell in met})
 
     def _warm_up(self, pool: Pool, arm: Arm, concurrency: int) -> None:
         requests = self._requests.make_warm_up(concurrency)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .arms import Arm, lend_drafts
-from .plan import Cell, is_sweep
+from .plan import Cell, is_planning, is_sweep
 
 SCHEDULER_CLS = "serving.engine.scheduler.TetrisScheduler"
 WORKER_CLS = "serving.engine.worker.TetrisCPUWorker"
@@ -58,7 +58,7 @@ class EngineSettings:
             "worker_cls": WORKER_CLS,
             "additional_config": {
                 "tetris": {
-                    "policy": arm.policy,
+                    "policy": arm.engine_policy,
                     "draft_tokens": arm.draft_tokens,
                     "extra_draft_tokens": arm.extra_draft_tokens,
                 }
@@ -87,8 +87,9 @@ class BenchSettings:
         max_tokens: Longest reply.
         seed: Of the requests.
         min_requests: Fewest requests of a cell.
-        requests_per_slot: Requests of a cell for each one in flight.
-        drift_requests_per_slot: The same before a change of conditions, and after.
+        requests_per_slot: Requests of a cell for each one in flight; in drifting cells
+            before the change of conditions.
+        drift_requests_per_slot: The same after the change.
         trace: Whether a traced round follows.
         sweep_arms: Arms that take part in the sweep over loads alone.
     """
@@ -108,6 +109,8 @@ class BenchSettings:
 
     def arms_in(self, cell: Cell) -> tuple[Arm, ...]:
         """Return the arms that are measured in a cell."""
+        if is_planning(cell):
+            return tuple(arm for arm in self.arms if arm.policy == "goodput")
         if is_sweep(cell):
             return self.arms
         return tuple(arm for arm in self.arms if arm not in self.sweep_arms)

@@ -18,6 +18,7 @@ _DETAILS: tuple[tuple[str, str, str], ...] = (
     ("ms/token p50", "time_per_token_p50_ms", ".1f"),
     ("step-time error", "step_time_error", ".1%"),
     ("calibration error", "calibration_error", ".3f"),
+    ("by chance", "calibration_exact_error", ".3f"),
     ("planning µs/step", "planning_us_per_step", ".0f"),
     ("output tokens", "num_output_tokens", "d"),
     ("differing requests", "num_differing_requests", "d"),
@@ -43,7 +44,7 @@ def render(results: Mapping[str, Any]) -> str:
         own_bounds = _under(results.get("bounds", []), workload, temperature)
         if own_bounds:
             parts.append(bound_section(own_bounds))
-        parts += ["Details:", detail_table(own)]
+        parts += [_DETAIL_HEADING, detail_table(own)]
     if results.get("calibration"):
         parts.append(calibration_section(results["calibration"]))
     parts.append(_checks(rows))
@@ -151,6 +152,11 @@ def _by_concurrency(
     return make_table(header, lines)
 
 
+_DETAIL_HEADING = (
+    "Details. Calibration error: of acceptance as predicted in the steady parts, the "
+    "outcomes of all rounds in ten equal bins; by chance: what exact predictions would "
+    "show over as many outcomes."
+)
 _RECOVERY_HEADING = (
     "Steps after the change until a policy is, and stays, at .98 of the best *other* "
     f"one or above: speed over the next {WINDOW_STEPS} steps, at every step of the "

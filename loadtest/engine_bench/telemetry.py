@@ -68,15 +68,12 @@ class Telemetry:
         """Return what happened between `start` and `end`.
 
         Returns:
-            Plain values; None where nobody counted. `calibration_error` is the
-            planner's own at the end mark: what drains afterwards is no part of it.
-            `other_cpu_share` is the share of the machine's cores that other processes
-            used.
+            Plain values; None where nobody counted. `other_cpu_share` is the share of
+            the machine's cores that other processes used.
         """
         start, end = self._marks["start"], self._marks["end"]
         return {
             "counters": _difference(start.counters, end.counters),
-            "calibration_error": _read_gauge(end.counters, "calibration_error"),
             "other_cpu_share": _other_share(start.cpu, end.cpu),
         }
 
@@ -86,13 +83,6 @@ class Telemetry:
     def _snapshot(self) -> Mapping[str, Any] | None:
         snapshot = getattr(self._scheduler, "snapshot", None)
         return dict(snapshot()) if callable(snapshot) else None
-
-
-def _read_gauge(snapshot: Mapping[str, Any] | None, name: str) -> float | None:
-    """Return a gauge of the planner, where it has one."""
-    planner = (snapshot or {}).get("planner") or {}
-    value = planner.get(name)
-    return None if value is None else float(value)
 
 
 def _difference(

@@ -44,7 +44,7 @@ class Trace:
                   `draft_predicted` (calibrated) `[num_drafts, max_depth]`, NaN past
                   what was offered.
 
-    The time that taking notes takes is no part of `host_ms`.
+    The time that notes take is no part of any step, and the planner does not see it.
 
     A draft that the scheduler cut after the selection has `num_verified` smaller than
     `num_admitted`; a draft whose outcome is unknown has `num_accepted` -1.
@@ -110,6 +110,10 @@ class Trace:
     def observe(self, outcome: Any) -> None:
         """Note what was accepted; the step ends here."""
         self._planner.observe(outcome)
+        with self._taking_notes():
+            self._note_outcome(outcome)
+
+    def _note_outcome(self, outcome: Any) -> None:
         for row, req_id in enumerate(outcome.req_ids):
             draft = self._open.get(req_id)
             if draft is not None:
@@ -119,20 +123,23 @@ class Trace:
         self._steps.append({})
 
     def observe_timing(self, timing: Any) -> None:
-        """Note what the step before cost, and was predicted to cost."""
-        noting_s, self._own_s = self._own_s, 0.0
+        """Note what the step before cost, and was predicted to cost.
+
+        The planner learns what the step would have cost without notes.
+        """
+        noting_ms, self._own_s = 1e3 * self._own_s, 0.0
         with self._taking_notes():
-            self._note_timing(timing, 1e3 * noting_s)
+            host_ms = max(0.0, timing.host_ms - noting_ms)
+            timing = dataclasses.replace(timing, host_ms=host_ms)
+            self._note_timing(timing)
         self._planner.observe_timing(timing)
 
-    def _note_timing(self, timing: Any, noting_ms: float) -> None:
+    def _note_timing(self, timing: Any) -> None:
         if len(self._steps) > 1:
             step = self._steps[-2]
             for name, value in dataclasses.asdict(timing).items():
                 if name in STEP_FIELDS:
                     step[name] = float(value)
-            if "host_ms" in step:
-                step["host_ms"] = max(0.0, step["host_ms"] - noting_ms)
             step["total_ms"] = float(timing.total_ms)
             # A draft may have ended short of the depth that was chosen.
             step["depth"] = float(timing.depth)

@@ -12,11 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arms import Arm
+from .outcome_bins import Array
 from .plan import Cell
-
-Array = NDArray[np.float64]
-
-NUM_BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +80,6 @@ class RecordedTrace:
 Traces = Mapping[Cell, Mapping[Arm, RecordedTrace]]
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationCurve:
-    """Predicted against observed acceptance, by bins of equal width.
-
-    Attributes:
-        predicted: `[num_bins]`, mean prediction; empty bins are left out.
-        observed: `[num_bins]`, share accepted.
-        count: `[num_bins]`.
-        error: Expected calibration error, 0-1.
-        exact_error: What the error of exact predictions would be on average, over as
-            many outcomes: chance alone keeps bins from agreeing.
-    """
-
-    predicted: Array
-    observed: Array
-    count: Array
-    error: float
-    exact_error: float
-
-
 def load_trace(path: Path) -> RecordedTrace:
     """Load a trace."""
     with np.load(path) as arrays:
@@ -118,20 +95,3 @@ def load_traces(folder: Path, cells: Sequence[Cell], arms: Sequence[Arm]) -> Tra
             if path.exists():
                 traces.setdefault(cell, {})[arm] = load_trace(path)
     return traces
-
-
-def bin_outcomes(probability: Array, happened: Array) -> CalibrationCurve | None:
-    """Bin predictions with their outcomes; None without any."""
-    if probability.size == 0:
-        return None
-    bins = np.minimum((probability * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    count = np.bincount(bins, minlength=NUM_BINS).astype(np.float64)
-    filled = count > 0
-    predicted = np.bincount(bins, probability, NUM_BINS)[filled] / count[filled]
-    observed = np.bincount(bins, happened, NUM_BINS)[filled] / count[filled]
-    count = count[filled]
-    error = float(np.abs(predicted - observed) @ count / count.sum())
-    # The mean of |x| of a normal x is its deviation times sqrt(2 / pi).
-    variance = np.bincount(bins, probability * (1.0 - probability), NUM_BINS)
-    exact_error = np.sqrt(variance * 2.0 / np.pi).sum() / count.sum()
-    return CalibrationCurve(predicted, observed, count, error, float(exact_error))

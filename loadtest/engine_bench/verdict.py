@@ -17,7 +17,7 @@ class Verdict:
     """One line.
 
     Attributes:
-        measure: Number of the aim.
+        measure: Number of the aim: 1 to 5 are about `goodput`, 6 about cold depth 0.
         what: What is measured.
         where: At which point, or over which.
         aim: What it should be.

@@ -11,7 +11,7 @@ from loadtest.demo_pair.tasks import TASKS, Exchange, Message, Task, draw
 
 from .closed_loop import min_requests
 from .errors import BenchError
-from .plan import DRIFT_REQUESTS_PER_SLOT, Cell
+from .plan import DRIFT_REQUESTS_PER_SLOT, PLANNING, Cell
 
 Render = Callable[[Sequence[Message], bool], list[int]]
 """Turns chat messages into token ids; the flag lists the demo tools."""
@@ -32,6 +32,7 @@ _DIFFICULTIES = {
     "mixed": ("easy", "mixed", "hard"),
     "drift-context": ("easy", "mixed", "hard"),
     "drift-neighbour": ("easy", "mixed", "hard"),
+    PLANNING: ("easy", "mixed", "hard"),
 }
 WORKLOADS = tuple(_DIFFICULTIES)
 
@@ -61,8 +62,9 @@ class RequestMaker:
         eos_token_id: Ends a turn.
         seed: Of all lists.
         min_requests: Fewest requests of a list.
-        requests_per_slot: Requests for each one in flight.
-        drift_requests_per_slot: The same before a change of conditions, and after.
+        requests_per_slot: Requests for each one in flight; in drifting cells before the
+            change of conditions.
+        drift_requests_per_slot: The same after the change.
     """
 
     render: Render
@@ -75,19 +77,19 @@ class RequestMaker:
     def make(self, cell: Cell, round_number: int) -> Requests:
         """Make the requests of a cell in a round.
 
-        Temperatures share their requests. Conditions change half-way.
+        Temperatures share their requests.
         """
         workload = cell.workload
         rng = random.Random(f"{self.seed} {workload} {cell.concurrency} {round_number}")
         num_requests = self.count(cell)
-        half = num_requests // 2
-        num_long = num_requests - half if workload == "drift-context" else 0
+        num_before = self.requests_per_slot * cell.concurrency
+        num_short = num_before if workload == "drift-context" else num_requests
         return Requests(
             prompts=tuple(
-                self._prompt(workload, rng, is_long=index >= num_requests - num_long)
+                self._prompt(workload, rng, is_long=index >= num_short)
                 for index in range(num_requests)
             ),
-            switch_at=half if is_drifting(workload) else None,
+            switch_at=num_before if is_drifting(workload) else None,
             neighbour=workload == "drift-neighbour",
         )
 
@@ -100,7 +102,8 @@ class RequestMaker:
     def count(self, cell: Cell) -> int:
         """Return how many requests a cell has."""
         if is_drifting(cell.workload):
-            return 2 * self.drift_requests_per_slot * cell.concurrency
+            per_slot = self.requests_per_slot + self.drift_requests_per_slot
+            return per_slot * cell.concurrency
         return max(self.min_requests, self.requests_per_slot * cell.concurrency)
 
     def _prompt(
@@ -135,7 +138,7 @@ def longest_prompt(workload: str) -> int:
 
 
 def is_drifting(workload: str) -> bool:
-    """Tell whether conditions change half-way."""
+    """Tell whether conditions change on the way."""
     return workload.startswith("drift-")
 
 

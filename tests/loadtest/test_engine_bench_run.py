@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from loadtest.demo_pair.tokenizer import train_tokenizer
 from loadtest.engine_bench.cli import EXIT_INTERRUPTED
+from loadtest.engine_bench.traces import load_trace
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -56,14 +59,20 @@ def random_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bench(pair: Path, output: Path, *more: str) -> subprocess.Popen[str]:
+def bench(
+    pair: Path,
+    output: Path,
+    *more: str,
+    policies: Sequence[str] = POLICIES,
+    workloads: str = "mixed,drift-neighbour",
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "loadtest.engine_bench", "--smoke"]
     options = {
         "--output": str(output),
         "--target": str(pair / "target"),
         "--draft": str(pair / "draft"),
-        "--policies": ",".join(POLICIES),
-        "--workloads": "mixed,drift-neighbour",
+        "--policies": ",".join(policies),
+        "--workloads": workloads,
         "--temperatures": "0",
         "--concurrency": "2",
         # One thread: nothing waits for another core on a busy machine.
@@ -103,6 +112,33 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_where_it_was(
     assert run.returncode == 0, message
     assert kept.read_text().startswith(first)
     _check_results(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["cold", "warm"])
+def test_an_engine_held_at_depth_0_answers_without_a_draft(
+    random_pair: Path, tmp_path: Path, form: str
+) -> None:
+    policies = (f"{form}:2", "none")
+    with bench(random_pair, tmp_path, policies=policies, workloads="mixed") as run:
+        message = run.communicate(timeout=RUN_TIMEOUT_S)[1]
+
+    assert run.returncode == 0, message
+    results = json.loads((tmp_path / "results.json").read_text())
+    held, none = results["rows"]
+    assert (held["policy"], none["policy"]) == policies
+    assert held["verified_per_step"] == 0.0
+    assert held["acceptance_length"] == 1.0
+    assert held["planning_us_per_step"] > 0.0
+    assert held["fallbacks"] == {}
+    assert held["num_output_tokens"] == none["num_output_tokens"]
+    aims = [one["what"] for one in results["verdicts"]]
+    assert aims == (["cold:2: cold depth 0 over no speculation"] * (form == "cold"))
+    (file,) = (tmp_path / "traces").rglob("*.npz")
+    trace = load_trace(file)
+    timed = ~np.isnan(trace.step("target_ms"))
+    assert (trace.step("depth")[timed] == 0).all()
+    first_ms = trace.step("draft_first_ms")[timed]
+    assert ((first_ms == 0.0) if form == "cold" else (first_ms > 0.0)).all()
 
 
 def _check_results(folder: Path) -> None:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loadtest.engine_bench.arms import parse_arm
 from loadtest.engine_bench.comparison import compare_with_best
 from loadtest.engine_bench.judged_tables import verdict_section
+from loadtest.engine_bench.outcome_bins import sum_outcomes
 from loadtest.engine_bench.plan import Cell
 from loadtest.engine_bench.rows import make_rows
 from loadtest.engine_bench.saturation import find_saturated
@@ -39,6 +41,12 @@ def measure_all(
         for name, speed in by_name.items()
         for own in [wobble * (number - 3) if name.startswith("goodput") else 0.0]
     ]
+
+
+def bins_of(predicted: float, share: float, count: int) -> dict[str, list[float]]:
+    """Bins of as many equal predictions, of which a share came true."""
+    happened = np.arange(count) < share * count
+    return sum_outcomes(np.full(count, predicted), happened.astype(float)).as_dict()
 
 
 def judge(
@@ -89,6 +97,8 @@ def test_the_best_rival_is_the_best_by_median_of_the_other_rounds() -> None:
     logs = [math.log(100 / 50), math.log(100 / 90), math.log(100 / 80)]
     assert best.ratio.ratio == pytest.approx(math.exp(sum(logs) / 3))
     assert best.rival == "a"
+    assert best.chosen == {"b": 2, "a": 1}
+    assert best.plain.ratio == pytest.approx((100 / 80) ** (1 / 3))
     assert compare_with_best(ours, {}) is None
     assert compare_with_best(ours, {"a": {9: 1.0}}) is None
 
@@ -101,7 +111,26 @@ def test_a_point_is_met_within_two_per_cent_of_the_best_other() -> None:
     (one,) = pick(judge(measure_all([fast], CELLS[:1]), CELLS[:1]), 1)
     assert one["verdict"] == "met"
     assert one["value"] == pytest.approx(109 / 110, rel=1e-3)
-    assert "fixed:3" in one["note"]
+    assert one["note"].startswith("against fixed:3 ± ")
+    # The same in all rounds: there is no other ratio to tell of.
+    assert one["note"].endswith(", 5 rounds")
+
+
+def test_the_note_names_every_rival_and_the_ratio_to_the_best_of_all_rounds() -> None:
+    speeds = {
+        "fixed:1": (100.0, 100.0, 80.0),
+        "fixed:3": (50.0, 90.0, 200.0),
+        "goodput:8": (100.0, 100.0, 100.0),
+    }
+    measurements = [
+        measured(name, number, speed) | CELLS[0].as_dict()
+        for name, own in speeds.items()
+        for number, speed in enumerate(own, start=1)
+    ]
+    (one,) = pick(judge(measurements, CELLS[:1]), 1)
+    assert one["note"].startswith("against fixed:3 in 2, fixed:1 in 1 of 3 rounds ± ")
+    # Over fixed:1, by median the best of all: 1, 1 and 1.25.
+    assert one["note"].endswith("; 1.077 over fixed:1, the best of all rounds")
 
 
 def test_a_point_is_missed_only_if_the_whole_interval_is_below() -> None:
@@ -259,13 +288,28 @@ def test_estimates_are_judged_at_their_worst_steady_point() -> None:
     measurements = measure_all(speeds, cells)
     for one in measurements:
         is_long = one["workload"] == "drift-context"
-        one["calibration_error"] = 0.02 if one["concurrency"] == 4 else 0.01
+        share = 0.48 if one["concurrency"] == 4 else 0.49
+        one["calibration_bins"] = bins_of(0.5, share, 10_000)
         one["step_time_error"] = 0.5 if is_long else 0.15
     calibration, step_time = pick(judge(measurements, cells), 5)
-    assert (calibration["value"], calibration["verdict"]) == (0.02, "met")
+    assert calibration["value"] == pytest.approx(0.02)
+    assert calibration["verdict"] == "met"
     assert calibration["where"] == "mixed-t0-c4"
     # A drift is for recovery to show.
     assert (step_time["value"], step_time["verdict"]) == (0.15, "missed")
+
+
+def test_a_large_error_by_chance_does_not_stand_before_a_real_one() -> None:
+    measurements = measure_all([FLAT, FLAT], CELLS[:2])
+    for one in measurements:
+        # At one request .1 off in 25 outcomes, at four .05 off in many.
+        few = one["concurrency"] == 1
+        share, count = (0.4, 5) if few else (0.45, 9000)
+        one["calibration_bins"] = bins_of(0.5, share, count)
+    (calibration, _) = pick(judge(measurements, CELLS[:2]), 5)
+    assert calibration["where"] == "mixed-t0-c4"
+    assert calibration["value"] == pytest.approx(0.05)
+    assert calibration["verdict"] == "missed"
 
 
 @pytest.mark.parametrize(
@@ -322,6 +366,8 @@ def test_the_table_shows_aim_value_and_verdict() -> None:
         for line in lines
     )
     assert "by its median in the other rounds" in lines[-1]
+    # That choice has a bias too, and it is ours.
+    assert "in the policy's favour" in lines[-1]
 
 
 def test_without_goodput_there_is_nothing_to_judge() -> None:
