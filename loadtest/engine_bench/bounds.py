@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .arms import Arm
 from .hindsight import play_hindsight, play_online
+from .outcome_bins import Array
 from .prices import PriceList, fit_prices
 from .replay import (
     Played,
@@ -19,7 +20,7 @@ from .replay import (
     play_own,
     read_steps,
 )
-from .traces import Array, RecordedTrace
+from .traces import RecordedTrace
 
 MIN_HEADROOM = 0.02
 """Of hindsight over the best fixed k: below it a share of it means nothing."""

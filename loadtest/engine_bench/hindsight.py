@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from policies.batch import EngineLimits
 from policies.calibration import ConfidenceCalibration
-from policies.cost import StepCost
+from policies.cost import StepCost, StepTiming
 from policies.exploration import Exploration
 from policies.goodput import GoodputPlanner
+from policies.request_effects import RequestEffects
 
+from .offline_fit import fit_offline
+from .outcome_bins import Array
 from .prices import PriceCurve, StepPrices
 from .replay import Played, ReplayStep, play_planner
-from .traces import Array
-
-NUM_FITTING_PASSES = 3
 
 
 def play_hindsight(
@@ -26,7 +26,7 @@ def play_hindsight(
     """Let the goodput policy decide, its calibration and costs fitted on these steps.
 
     Depth by depth, draft by draft and with the early end of drafts it does what it does
-    in an engine, save exploring: it knows the prices it would explore for. What it
+    in an engine, save learning and exploring: it knows what it would learn. What it
     keeps of recent drafts comes from a first time through all steps.
     """
     planner = GoodputPlanner(max_depth, engine_limits(steps))
@@ -35,8 +35,8 @@ def play_hindsight(
     planner.cost = cast(StepCost, _KnownCost(prices))
     planner._prices.cost = planner.cost
     planner._exploration = _NoExploration()
-    play_planner(steps, planner, prices, learns_costs=False)
-    return play_planner(steps, planner, prices, learns_costs=False)
+    play_planner(steps, planner, prices)
+    return play_planner(steps, planner, prices)
 
 
 def play_online(
@@ -55,8 +55,8 @@ def play_online(
     """
     planner = GoodputPlanner(max_depth, engine_limits(steps))
     planner.import_state(state)
-    play_planner(steps, planner, prices, learns_costs=True)
-    return play_planner(steps, planner, prices, learns_costs=True)
+    play_planner(steps, planner, prices)
+    return play_planner(steps, planner, prices)
 
 
 def engine_limits(steps: Sequence[ReplayStep]) -> EngineLimits:
@@ -71,16 +71,48 @@ def engine_limits(steps: Sequence[ReplayStep]) -> EngineLimits:
 def fit_calibration(
     steps: Sequence[ReplayStep], max_depth: int
 ) -> ConfidenceCalibration:
-    """Fit a calibration to all outcomes, several times over."""
-    calibration = ConfidenceCalibration(max_depth)
-    for _ in range(NUM_FITTING_PASSES):
-        for step in steps:
-            calibration.observe(
-                step.confidence, step.req_ids, step.num_offered, step.num_accepted
-            )
-        for req_id in {req_id for step in steps for req_id in step.req_ids}:
-            calibration.forget(req_id)
+    """Return the calibration that all outcomes of some steps together speak for.
+
+    It stays as it is. Requests have their effects from their first draft on.
+    """
+    fit = fit_offline(steps, max_depth)
+    calibration = _KnownCalibration(max_depth)
+    none = [0.0] * max_depth
+    calibration.import_state(
+        {
+            "intercept": fit.intercept.tolist(),
+            "slope": fit.slope,
+            "info_intercept": none,
+            "info_cross": none,
+            "info_slope": 0.0,
+        }
+    )
+    # Its interface is all the calibration looks at.
+    calibration._requests = cast(RequestEffects, _KnownEffects(fit.effects))
     return calibration
+
+
+class _KnownCalibration(ConfidenceCalibration):
+    """Keeps to what it was given."""
+
+    def observe(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def age(self) -> None:
+        pass
+
+    def forget(self, _req_id: Hashable) -> None:
+        pass
+
+
+class _KnownEffects:
+    """Effects of requests in the place of learnt ones."""
+
+    def __init__(self, effects: Mapping[int, float]) -> None:
+        self._effects = effects
+
+    def log_odds(self, req_ids: Sequence[int]) -> Array:
+        return np.array([self._effects[req_id] for req_id in req_ids])
 
 
 class _KnownCost:
@@ -102,7 +134,10 @@ class _KnownCost:
     def host_ms(self, _num_reqs: int) -> float:
         return self._prices.host_ms
 
-    def context_ms(self, _num_context_tokens: float) -> float:
+    def context_ms(self, num_context_tokens: float) -> float:
+        return float(self._prices.context.at(num_context_tokens))
+
+    def observe(self, _timing: StepTiming) -> float:
         return 0.0
 
 

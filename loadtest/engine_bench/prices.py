@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arms import Arm
-from .traces import Array, RecordedTrace
+from .outcome_bins import Array
+from .traces import RecordedTrace
+
+BURST_DEVIATIONS = 5.0
+"""Median deviations past which a sample is a burst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,24 @@ class PriceCurve:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextPrice:
+    """What KV positions attended to cost, against the usual number of them.
+
+    Attributes:
+        per_token_ms: >= 0; 0 where a trace does not tell it from noise.
+        usual: Positions at which the target's curve was taken.
+    """
+
+    per_token_ms: float = 0.0
+    usual: float = 0.0
+
+    def at(self, num_context_tokens: Array | float) -> Array:
+        """Price positions, summed over requests; below 0 for fewer than usual."""
+        beyond = np.asarray(num_context_tokens, float) - self.usual
+        return np.asarray(self.per_token_ms * np.nan_to_num(beyond))
+
+
+@dataclass(frozen=True, slots=True)
 class StepPrices:
     """Parts of a step's time at one load.
 
@@ -50,15 +72,20 @@ class StepPrices:
         draft_first: The drafter's first pass, by the same.
         draft_next_ms: Each further pass, with what is decided between two of them.
         host_ms: The rest, planning included.
+        context: Of the KV positions that the target attends to.
     """
 
     target: PriceCurve
     draft_first: PriceCurve
     draft_next_ms: float
     host_ms: float
+    context: ContextPrice = ContextPrice()
 
     def step_ms(self, num_tokens: Array | float, depth: int) -> Array:
-        """Price steps that verify `num_tokens` tokens and draft `depth` deep."""
+        """Price steps that verify `num_tokens` tokens and draft `depth` deep.
+
+        At the usual context: `context` tells what another one adds.
+        """
         return self.target.at(num_tokens) + self.rest_ms(num_tokens, depth)
 
     def rest_ms(self, num_tokens: Array | float, depth: int) -> Array:
@@ -118,6 +145,8 @@ def fit_prices(traces: Mapping[Arm, RecordedTrace]) -> PriceList | None:
     if first_ms.size == 0:
         return None
     target, first = fit_curve(tokens, target_ms), fit_curve(first_tokens, first_ms)
+    context_tokens, _ = _join(parts.values(), lambda part: part.context)
+    context = fit_context(tokens, context_tokens, target_ms)
     plain = [part for arm, part in parts.items() if arm.policy == "fixed"]
     plain = plain or list(parts.values())
     shared = StepPrices(
@@ -125,6 +154,7 @@ def fit_prices(traces: Mapping[Arm, RecordedTrace]) -> PriceList | None:
         first,
         _median(p.next_ms for p in plain),
         _median(p.host_ms for p in plain),
+        context,
     )
     own = {
         arm: StepPrices(
@@ -132,6 +162,7 @@ def fit_prices(traces: Mapping[Arm, RecordedTrace]) -> PriceList | None:
             first,
             _median([part.next_ms], shared.draft_next_ms),
             _median([part.host_ms], shared.host_ms),
+            context,
         )
         for arm, part in parts.items()
     }
@@ -140,6 +171,7 @@ def fit_prices(traces: Mapping[Arm, RecordedTrace]) -> PriceList | None:
         first,
         min(prices.draft_next_ms for prices in own.values()),
         min(prices.host_ms for prices in own.values()),
+        context,
     )
     return PriceList(shared, cheapest, own)
 
@@ -162,11 +194,39 @@ def fit_curve(counts: Array, measured_ms: Array) -> PriceCurve:
     return PriceCurve(seen.astype(np.float64), price_ms)
 
 
+def fit_context(
+    counts: Array, num_context_tokens: Array, measured_ms: Array
+) -> ContextPrice:
+    """Fit the price of context to samples of the target's pass.
+
+    Least squares among samples of equal count, each against the median of its count;
+    bursts are cut off. Contexts of a steady load differ little, and noise has a slope
+    too: one below three times its standard error is none.
+    """
+    if counts.size == 0:
+        return ContextPrice()
+    context, ms = np.array(num_context_tokens), np.array(measured_ms)
+    for count in np.unique(counts):
+        own = counts == count
+        context[own] -= np.median(context[own])
+        ms[own] -= np.median(ms[own])
+    limit = BURST_DEVIATIONS * np.median(np.abs(ms))
+    ms = np.clip(ms, -limit, limit)
+    spread = float(context @ context)
+    if spread == 0.0:
+        return ContextPrice()
+    slope = float(context @ ms) / spread
+    error = float(np.sqrt(np.mean((ms - slope * context) ** 2) / spread))
+    usual = float(np.median(num_context_tokens))
+    return ContextPrice(slope if slope > 3.0 * error else 0.0, usual)
+
+
 @dataclass(frozen=True, slots=True)
 class _Parts:
     """Samples of one arm: counts with milliseconds, or milliseconds alone."""
 
     target: tuple[Array, Array]
+    context: tuple[Array, Array]
     first: tuple[Array, Array]
     next_ms: Array
     host_ms: Array
@@ -175,11 +235,13 @@ class _Parts:
 def _read_parts(trace: RecordedTrace) -> _Parts:
     kept = decode_steps(trace)
     tokens, depth = trace.step("num_decode_tokens"), trace.step("depth")
+    target_ms = trace.step("target_ms")
     first, later = trace.step("draft_first_ms"), trace.step("draft_next_ms")
     drafted = kept & (first > 0)
     deep = drafted & (depth > 1)
     return _Parts(
-        target=(tokens[kept], trace.step("target_ms")[kept]),
+        target=(tokens[kept], target_ms[kept]),
+        context=(trace.step("num_context_tokens")[kept], target_ms[kept]),
         first=(tokens[drafted], first[drafted]),
         next_ms=later[deep] / (depth[deep] - 1),
         host_ms=trace.step("host_ms")[kept],

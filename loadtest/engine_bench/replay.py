@@ -19,8 +19,9 @@ from policies.batch import DraftBatch, VerificationOutcome
 from policies.cost import StepTiming
 from policies.planner import Planner
 
+from .outcome_bins import Array
 from .prices import StepPrices
-from .traces import Array, RecordedTrace
+from .traces import RecordedTrace
 
 MAX_PRICE_UPDATES = 12
 
@@ -114,7 +115,9 @@ def play_fixed(steps: Sequence[ReplayStep], prices: StepPrices, depth: int) -> P
         dtype=np.float64,
     )
     gained = [step.gain(own) for step, own in zip(steps, lengths, strict=True)]
-    return Played(np.array(gained), prices.step_ms(num_tokens, depth))
+    context = np.array([step.num_context_tokens for step in steps], dtype=np.float64)
+    ms = prices.step_ms(num_tokens, depth) + prices.context.at(context)
+    return Played(np.array(gained), ms)
 
 
 def play_clairvoyant(
@@ -138,11 +141,7 @@ def play_clairvoyant(
 
 
 def play_planner(
-    steps: Sequence[ReplayStep],
-    planner: Planner,
-    prices: StepPrices,
-    *,
-    learns_costs: bool,
+    steps: Sequence[ReplayStep], planner: Planner, prices: StepPrices
 ) -> Played:
     """Let a planner decide, in the order in which an engine asks it.
 
@@ -152,8 +151,7 @@ def play_planner(
     Args:
         steps: In order; after the last comes the first again.
         planner: Keeps what it learns.
-        prices: What is charged.
-        learns_costs: Whether the planner sees the charges.
+        prices: What is charged, and what the planner is told that a step took.
     """
     last_step_of = {req: n for n, step in enumerate(steps) for req in step.req_ids}
     depth = _draft(planner, steps[0], planner.choose_depth(steps[0].num_reqs))
@@ -176,8 +174,7 @@ def play_planner(
         for req_id in step.req_ids:
             if last_step_of[req_id] == number:
                 planner.forget(req_id)
-        if learns_costs:
-            planner.observe_timing(timing)
+        planner.observe_timing(timing)
     return Played(tokens, ms)
 
 
@@ -204,6 +201,7 @@ def play_own(trace: RecordedTrace, prices: StepPrices) -> Played | None:
     depth = np.nan_to_num(trace.step("depth")).astype(np.int64)
     num_tokens = (num_reqs + counted)[kept]
     ms = np.nan_to_num(trace.step("catch_up_ms"))[kept]
+    ms += prices.context.at(trace.step("num_context_tokens")[kept])
     for one in np.unique(depth[kept]).tolist():
         own = depth[kept] == one
         ms[own] += prices.step_ms(num_tokens[own], one)
@@ -262,7 +260,9 @@ def _price(
         num_prefill_tokens=0,
         num_context_tokens=step.num_context_tokens,
         depth=depth,
-        target_ms=float(prices.target.at(num_tokens)),
+        target_ms=float(
+            prices.target.at(num_tokens) + prices.context.at(step.num_context_tokens)
+        ),
         draft_first_ms=float(prices.draft_first.at(num_tokens)) if depth else 0.0,
         draft_next_ms=max(0, depth - 1) * prices.draft_next_ms,
         host_ms=prices.host_ms,
@@ -280,6 +280,7 @@ def _best_foreseen(
         num_right = int(np.minimum(step.num_accepted, depth).sum())
         tokens = np.arange(num_right + 1, dtype=np.float64) + step.num_reqs
         step_ms = prices.step_ms(tokens, depth)
+        step_ms = step_ms + prices.context.at(step.num_context_tokens)
         surplus = tokens - tokens_per_ms * step_ms
         count = int(np.argmax(surplus))
         own = (float(surplus[count]), float(tokens[count]), float(step_ms[count]))

@@ -208,7 +208,7 @@ def test_deeper_drafts_are_cut_to_what_the_policy_may_draft() -> None:
 
 def test_a_planner_is_charged_like_the_fixed_length_it_keeps_to() -> None:
     steps = read_steps(make_trace(4), 4)
-    planned = play_planner(steps, FixedPlanner(3), PRICES, learns_costs=True)
+    planned = play_planner(steps, FixedPlanner(3), PRICES)
     fixed = play_fixed(steps, PRICES, 3)
     np.testing.assert_allclose(planned.ms, fixed.ms)
     np.testing.assert_allclose(planned.tokens, fixed.tokens)
@@ -241,9 +241,7 @@ def test_a_draft_ends_after_the_pass_that_leaves_too_little() -> None:
     steps = read_steps(trace, 4)
 
     played = {
-        price: play_planner(
-            steps, StoppingPlanner(4, price), PRICES, learns_costs=False
-        )
+        price: play_planner(steps, StoppingPlanner(4, price), PRICES)
         for price in (0.0, 1.0, 2.0, 9.0)
     }
 
@@ -267,7 +265,7 @@ def test_a_skipped_drafter_is_charged_for_catching_up() -> None:
     steps = read_steps(make_trace(2, num_steps=4), 2)
     planner = EveryOtherStep(2)
 
-    played = play_planner(steps, planner, PRICES, learns_costs=False)
+    played = play_planner(steps, planner, PRICES)
 
     # The first step verifies two drafts each and skips the drafter after it, which
     # then misses 18 positions; the second verifies nothing and drafts again.
