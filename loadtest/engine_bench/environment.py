@@ -22,11 +22,17 @@ from .settings import BenchSettings
 
 _REPO = Path(__file__).resolve().parents[2]
 _MEASURING = (
+    "acceptance_errors.py",
+    "arm_process.py",
     "arms.py",
     "closed_loop.py",
     "engine.py",
+    "held_depth.py",
     "measurement.py",
+    "models.py",
     "neighbour.py",
+    "outcome_bins.py",
+    "plan.py",
     "pool.py",
     "preload.py",
     "run.py",
@@ -107,7 +113,8 @@ def digest_code() -> dict[str, str]:
     """
     here = Path(__file__).resolve().parent
     files = [here / name for name in _MEASURING]
-    files += sorted((here.parent / "demo_pair" / "tasks").glob("*.py"))
+    demo_pair = here.parent / "demo_pair"
+    files += [demo_pair / "tokenizer.py", *sorted((demo_pair / "tasks").glob("*.py"))]
     folders = (_package_folder("policies"), _package_folder("serving") / "engine")
     files += sorted(file for folder in folders for file in folder.glob("*.py"))
     return {
