@@ -18,7 +18,7 @@ PRIOR_WEIGHT = 4.0
 from deciding everything, few enough to be overruled within one batch."""
 
 FORGETTING = 0.995
-"""Per-step decay of old outcomes: a memory of about 200 steps."""
+"""Per-step decay of old outcomes: a memory of about 200 steps that verify."""
 
 
 @dataclass(slots=True)
@@ -83,10 +83,14 @@ class PositionAcceptance:
     def observe(self, outcome: VerificationOutcome) -> None:
         """Learn from one step; positions behind the first rejection teach nothing.
 
+        Nor is anything forgotten in a step that verified nothing.
+
         Args:
             outcome: Verified and accepted counts of the step. Positions past
                 `max_depth` are ignored.
         """
+        if not outcome.num_verified.any():
+            return
         observed, accepted = split_observed(
             outcome.num_verified, outcome.num_accepted, self.max_depth
         )

@@ -125,3 +125,15 @@ def test_an_estimate_is_not_changed_by_what_is_learnt_later():
 def test_a_depth_below_one_is_refused():
     with pytest.raises(ValueError, match="max_depth must be >= 1, got 0"):
         PositionAcceptance(0)
+
+
+def test_steps_that_verify_nothing_forget_nothing():
+    learner = PositionAcceptance(2)
+    for _ in range(200):
+        learner.observe(outcome((2, 1), (2, 2)))
+    before = learner.estimate()
+    nothing = np.empty(0, dtype=np.int64)
+    for _ in range(400):
+        learner.observe(outcome((0, 0)))
+        learner.observe(VerificationOutcome(nothing, nothing))
+    np.testing.assert_array_equal(learner.estimate(), before)
