@@ -194,8 +194,8 @@ class CostTable:
     def fit_profile(self, counts: Sequence[int], measured_ms: Sequence[float]) -> None:
         """Replace the prior by a start-up profile.
 
-        Between profiled counts the shape is linear; below the first and beyond the
-        last it keeps their level and the last slope.
+        Between profiled counts the shape is linear; below the first it keeps the level
+        and beyond the last the mean slope, which one bad timing moves least.
         """
         order = np.argsort(np.asarray(counts))
         xs = np.asarray(counts, dtype=np.float64)[order]
@@ -271,9 +271,10 @@ class CostTable:
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start from another engine's table, resampled to this one's knots."""
+        """Start from what another engine's table says of this one's knots."""
         knots = np.array(state["knots"], dtype=np.float64)
-        self._set(np.interp(self.knots, knots, np.array(state["value_ms"])))
+        values = np.array(state["value_ms"], dtype=np.float64)
+        self._set(_Curve(knots, values).many(self.knots))
         self._drift.slope = float(state["slope_ms"])
         self._usual_extra = float(state["usual_extra"])
 

@@ -218,3 +218,47 @@ def test_impossible_times_are_ignored(bad: float):
     before = table.export_state()
     assert table.observe(4, bad) == 1.0
     assert table.export_state() == before
+
+
+def test_a_drafter_without_passes_is_free_until_it_is_measured():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    cost.fit_profile(CostProfile((1, 16, 64), (8.0, 10.0, 30.0)))
+
+    def draft_ms() -> tuple[float, float]:
+        return cost.draft_first.at(16), float(cost.draft_next_ms(8, 4))
+
+    assert max(draft_ms()) < 0.01
+    for _ in range(100):
+        # The target slows down by half, which says nothing about look-ups.
+        cost.observe(StepTiming(8, 16, 0, 800, 4, 15.0, 0.0, 0.0, 1.0))
+    assert max(draft_ms()) < 0.01
+    for _ in range(100):
+        cost.observe(StepTiming(8, 16, 0, 800, 4, 15.0, 0.5, 0.0, 1.0))
+    first_ms, next_ms = draft_ms()
+    assert first_ms == pytest.approx(0.5, rel=0.1)
+    assert next_ms < 0.01
+    assert cost.prediction_error() < 0.05
+
+
+def test_a_draft_made_in_one_pass_costs_the_same_at_any_depth():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    cost.fit_profile(
+        CostProfile((1, 64), (8.0, 30.0), (1.0, 2.0), drafts_in_one_pass=True)
+    )
+    assert cost.draft_first.at(1) == pytest.approx(1.0)
+    for _ in range(100):
+        cost.observe(StepTiming(8, 40, 0, 800, 4, 20.0, 1.5, 0.0, 1.0))
+    assert cost.draft_first.at(40) == pytest.approx(1.5, rel=0.05)
+    assert float(cost.draft_next_ms(8, 4)) < 0.01
+
+
+def test_a_larger_engine_prices_large_steps_as_the_smaller_one_would():
+    cost = StepCost(max_tokens=256, max_reqs=64)
+    learn(cost, np.random.default_rng(8), 200)
+    larger = StepCost(max_tokens=2048, max_reqs=128)
+    larger.import_state(cost.export_state())
+    counts = np.array([10.0, 200.0, 250.0, 256.0, 700.0, 2048.0])
+    expected = cost.target.predict(counts)
+    assert larger.target.predict(counts) == pytest.approx(expected, rel=0.01)
+    assert larger.host.at(128) > 1.2 * larger.host.at(64)
+    assert larger.target.at(2048) > 4 * larger.target.at(256)
