@@ -93,6 +93,10 @@ class StepCost:
     sum alone would not identify them.
 
     Attributes:
+        max_tokens: Most tokens a step can carry.
+        max_reqs: Most requests a step can carry.
+        padded_sizes: As `EngineLimits.padded_sizes`: both models' passes over the
+            tokens of a step cost what the next of these costs.
         num_steps: Steps observed so far.
 
     Source: ours.
@@ -100,6 +104,7 @@ class StepCost:
 
     max_tokens: int
     max_reqs: int
+    padded_sizes: tuple[int, ...] = ()
     target: CostTable = field(init=False)
     prefill: CostTable = field(init=False)
     draft_first: CostTable = field(init=False)
@@ -113,9 +118,19 @@ class StepCost:
 
     def __post_init__(self) -> None:
         """Create the tables with priors of a mid-sized model on a busy machine."""
-        self.target = CostTable(self.max_tokens, first_ms=20.0, per_unit_ms=0.5)
+        self.target = CostTable(
+            self.max_tokens,
+            first_ms=20.0,
+            per_unit_ms=0.5,
+            padded_sizes=self.padded_sizes,
+        )
         self.prefill = CostTable(self.max_tokens, first_ms=1.0, per_unit_ms=0.3)
-        self.draft_first = CostTable(self.max_tokens, first_ms=2.0, per_unit_ms=0.05)
+        self.draft_first = CostTable(
+            self.max_tokens,
+            first_ms=2.0,
+            per_unit_ms=0.05,
+            padded_sizes=self.padded_sizes,
+        )
         self.draft_next = CostTable(self.max_reqs, first_ms=2.0, per_unit_ms=0.05)
         self.host = CostTable(self.max_reqs, first_ms=1.0, per_unit_ms=0.05)
 

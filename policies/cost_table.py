@@ -50,11 +50,13 @@ OUTLIER_FACTOR = 4.0
 a page fault or a neighbour's burst is not a new price."""
 
 
-def make_knots(max_value: int) -> NDArray[np.float64]:
+def make_knots(
+    max_value: int, padded_sizes: tuple[int, ...] = ()
+) -> NDArray[np.float64]:
     """Return table positions: every count to 16, then ever wider, up to `max_value`.
 
     Small counts come dense because batched decoding lives there and kernels change
-    their tiling there.
+    their tiling there. Where they are padded, only the padded sizes come up.
     """
     knots = list(range(1, 17))
     step = 4
@@ -62,8 +64,11 @@ def make_knots(max_value: int) -> NDArray[np.float64]:
         for _ in range(8):
             knots.append(knots[-1] + step)
         step *= 2
-    clipped = sorted({min(knot, max(1, max_value)) for knot in knots})
-    return np.array(clipped, dtype=np.float64)
+    clipped = {min(knot, max(1, max_value)) for knot in knots}
+    if padded_sizes:
+        beyond = (knot for knot in clipped if knot > padded_sizes[-1])
+        clipped = {*padded_sizes, *beyond}
+    return np.array(sorted(clipped), dtype=np.float64)
 
 
 class _Curve:
@@ -129,6 +134,28 @@ class _Curve:
 _NEAR, _FAR = 1e-9, 1e9
 
 
+class _Stairs:
+    """The counts that passes are padded to; a count past the last stays as it is."""
+
+    __slots__ = ("_size_list", "_sizes", "_tops")
+
+    def __init__(self, padded_sizes: tuple[int, ...]) -> None:
+        # No token at all needs no pass.
+        self._size_list: list[float] = [0.0, *padded_sizes]
+        self._sizes = np.array(self._size_list)
+        # Past the last size the count itself is the larger.
+        self._tops = np.append(self._sizes, 0.0)
+
+    def one(self, count: float) -> float:
+        place = bisect_left(self._size_list, count)
+        return self._size_list[place] if place < len(self._size_list) else count
+
+    def many(self, counts: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        tops = self._tops[np.searchsorted(self._sizes, counts)]
+        padded: NDArray[np.float64] = np.maximum(counts, tops)
+        return padded
+
+
 @dataclass(slots=True)
 class CostTable:
     """Milliseconds by count (tokens or requests), monotone, learnt online.
@@ -142,8 +169,8 @@ class CostTable:
     deviation of its own, believed in proportion to its visits (a staircase shows here);
     drift and the slope of `extra` (context length) follow the last 10 samples. The
     slope prices deviations from the usual extra alone: what a constant context costs is
-    part of the table. Linear between knots and, with the last slope,
-    beyond them.
+    part of the table. Linear between knots and, with the last slope, beyond them; a
+    count that the engine pads is priced, and learnt from, as what it is padded to.
 
     Source: ours; vLLM's cost tables are profiled once and never updated.
     """
@@ -151,7 +178,9 @@ class CostTable:
     max_count: int
     first_ms: float
     per_unit_ms: float
+    padded_sizes: tuple[int, ...] = ()
     knots: NDArray[np.float64] = field(init=False)
+    _stairs: _Stairs | None = field(init=False, default=None)
     _base_ms: NDArray[np.float64] = field(init=False)
     _base: _Curve = field(init=False)
     _value: _Curve = field(init=False)
@@ -166,7 +195,9 @@ class CostTable:
 
     def __post_init__(self) -> None:
         """Lay out the knots and the prior."""
-        self.knots = make_knots(self.max_count)
+        self.knots = make_knots(self.max_count, self.padded_sizes)
+        if self.padded_sizes:
+            self._stairs = _Stairs(self.padded_sizes)
         self._set(self.first_ms + self.per_unit_ms * (self.knots - 1.0))
 
     @property
@@ -184,11 +215,15 @@ class CostTable:
 
     def predict(self, count: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Return milliseconds for one or many counts; 0 where the count is <= 0."""
+        if self._stairs is not None:
+            count = self._stairs.many(count)
         price: NDArray[np.float64] = self._value.many(count) * self._drift.level
         return price
 
     def at(self, count: float) -> float:
         """Return milliseconds for one count, as `predict` does but ten times faster."""
+        if self._stairs is not None:
+            count = self._stairs.one(count)
         return self._value.one(count) * self._drift.level
 
     def fit_profile(self, counts: Sequence[int], measured_ms: Sequence[float]) -> None:
@@ -209,7 +244,7 @@ class CostTable:
             values[beyond] = ys[-1] + slope * (self.knots[beyond] - xs[-1])
         self._set(values)
 
-    def observe(self, count: int, measured_ms: float, extra: float = 0.0) -> float:
+    def observe(self, count: float, measured_ms: float, extra: float = 0.0) -> float:
         """Learn from one sample; non-positive counts and times are ignored.
 
         Args:
@@ -222,6 +257,8 @@ class CostTable:
         """
         if count <= 0 or not np.isfinite(measured_ms) or measured_ms <= 0.0:
             return 1.0
+        if self._stairs is not None:
+            count = self._stairs.one(count)
         if self._usual_extra == 0.0:
             self._usual_extra = extra
         place = self._value.locate(count)
@@ -236,7 +273,7 @@ class CostTable:
         self._learn_shape(count, place, plain_ms)
         return self._value.between(*place) * self._drift.level / (value * drift_before)
 
-    def follow(self, count: int, measured_ms: float, extra: float = 0.0) -> float:
+    def follow(self, count: float, measured_ms: float, extra: float = 0.0) -> float:
         """Learn drift alone from a sample that others had a part in.
 
         Args:
@@ -249,6 +286,8 @@ class CostTable:
         """
         if not np.isfinite(measured_ms):
             return 1.0
+        if self._stairs is not None:
+            count = self._stairs.one(count)
         value, drift_before = self._value.one(count), self._drift.level
         predicted_ms = drift_before * value + self.extra_ms(extra)
         limit = min(OUTLIER_FACTOR * self._typical_residual, 0.9)
@@ -297,7 +336,7 @@ class CostTable:
         return predicted_ms * (1.0 + min(max(relative, -min(limit, 0.9)), limit))
 
     def _learn_shape(
-        self, count: int, place: tuple[int, float], plain_ms: float
+        self, count: float, place: tuple[int, float], plain_ms: float
     ) -> None:
         """Bend the trend by the sample itself, entries by the sample without drift."""
         base_ms = self._base.between(*place)

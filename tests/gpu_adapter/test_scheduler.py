@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,109 +11,13 @@ import pytest
 from serving.engine.compat import AsyncScheduler
 from serving.engine.plain_verification import find_plain_reason
 from serving.engine.scheduler_v2 import TetrisAsyncScheduler
+from tests.gpu_adapter.conftest import DEPTH, MAX_TOKENS
 from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-MAX_NUM_SEQS = 8
-MAX_TOKENS = 64
-DEPTH = 4
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Model folders; only their configuration is read here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from tests.engine.tiny_models import write_llama_pair
-    return write_llama_pair(tmp_path_factory.mktemp("pair"), noise=0.05)
-
-
-@pytest.fixture
-def make_config(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
-    """Build vLLM's own configuration, then pretend that a GPU resolved it."""
-
-    def make(
-        policy: str = "goodput",
-        *,
-        graphs: bool = True,
-        is_async: bool = True,
-        extra_draft_tokens: int = 2,
-        **engine_args: Any,
-    ) -> Any:
-        from vllm import EngineArgs
-        from vllm.config import CUDAGraphMode
-
-        tetris = policy == "tetris"
-        monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
-        config = EngineArgs(
-            model=str(pair[0]),
-            skip_tokenizer_init=True,
-            max_num_seqs=MAX_NUM_SEQS,
-            max_num_batched_tokens=MAX_TOKENS,
-            max_model_len=256,
-            enable_prefix_caching=False,
-            kv_cache_memory_bytes=64 << 20,
-            additional_config={
-                "tetris": {
-                    "policy": policy,
-                    "draft_tokens": DEPTH - extra_draft_tokens if tetris else DEPTH,
-                    "extra_draft_tokens": extra_draft_tokens if tetris else 0,
-                }
-            },
-            speculative_config={
-                "method": "draft_model",
-                "model": str(pair[1]),
-                "num_speculative_tokens": DEPTH,
-                "num_speculative_tokens_per_batch_size": [[1, MAX_NUM_SEQS, DEPTH]],
-            },
-            **engine_args,
-        ).create_engine_config()
-        config.scheduler_config.async_scheduling = is_async
-        config.compilation_config.cudagraph_mode = (
-            CUDAGraphMode.FULL_AND_PIECEWISE if graphs else CUDAGraphMode.NONE
-        )
-        # Without Triton vLLM would say V1, unless told.
-        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-        return config
-
-    return make
-
-
-@pytest.fixture
-def make_scheduler(make_config: Callable[..., Any]) -> Callable[..., Any]:
-    """Build a scheduler with a KV cache of its own."""
-
-    def make(
-        cls: type = TetrisAsyncScheduler, *, num_blocks: int = 400, **options: Any
-    ) -> Any:
-        import torch
-        from vllm.v1.kv_cache_interface import (
-            FullAttentionSpec,
-            KVCacheConfig,
-            KVCacheGroupSpec,
-        )
-        from vllm.v1.structured_output import StructuredOutputManager
-
-        config = make_config(**options)
-        config.cache_config.num_gpu_blocks = num_blocks
-        spec = FullAttentionSpec(
-            block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32
-        )
-        kv_cache = KVCacheConfig(
-            num_blocks=num_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        )
-        return cls(config, kv_cache, StructuredOutputManager(config), block_size=16)
-
-    return make
 
 
 def add(
