@@ -25,8 +25,8 @@ class StepTiming:
         num_context_tokens: KV positions attended to, summed over requests.
         depth: Draft tokens per request made after verification; 0 if none.
         target_ms: Target forward pass and sampling.
-        draft_first_ms: The drafter's first pass, over every token of the step; 0 if it
-            was skipped.
+        draft_first_ms: The drafter's first pass, over every token of the step, or all
+            of its work if it makes no passes; 0 if it was skipped.
         draft_next_ms: All further draft passes together, `depth - 1` of them.
         host_ms: The rest of the step: scheduling, bookkeeping, output.
         catch_up_ms: Filling the drafter's KV cache after it had been skipped; not part
@@ -64,12 +64,15 @@ class CostProfile:
     Attributes:
         num_tokens: `[num_samples]`, rising.
         target_ms: `[num_samples]`, the target's pass over that many tokens.
-        draft_ms: `[num_samples]`, one pass of the drafter; empty if it has none.
+        draft_ms: `[num_samples]`, one pass of the drafter; empty if it makes none, as a
+            look-up in the text so far (ngram, suffix) does not.
+        drafts_in_one_pass: All tokens of a draft come from that one pass.
     """
 
     num_tokens: tuple[int, ...]
     target_ms: tuple[float, ...]
     draft_ms: tuple[float, ...] = ()
+    drafts_in_one_pass: bool = False
 
 
 PREFILL_DOUBT = 2.0
@@ -165,9 +168,13 @@ class StepCost:
         # What prompt tokens add to a step: the pass without its fixed part.
         added_ms = [max(ms - target_ms[0], 0.01) for ms in target_ms]
         self.prefill.fit_profile(counts, added_ms)
-        if profile.draft_ms:
-            self.draft_first.fit_profile(counts, profile.draft_ms)
-            self.draft_next.fit_profile(counts, profile.draft_ms)
+        # A drafter without passes is next to free until a step shows otherwise; left at
+        # the priors, which nothing would ever correct, it would hardly be used.
+        nothing = (0.0,) * len(counts)
+        first_ms = profile.draft_ms or nothing
+        next_ms = nothing if profile.drafts_in_one_pass else first_ms
+        self.draft_first.fit_profile(counts, first_ms)
+        self.draft_next.fit_profile(counts, next_ms)
 
     def target_ms(
         self,

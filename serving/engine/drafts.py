@@ -21,7 +21,8 @@ class WorkerTimes:
     Attributes:
         target_ms: From the start of the target's forward pass to the drafter's start:
             forward pass, sampling, rejection.
-        draft_first_ms: The drafter's first pass, over every token of the step.
+        draft_first_ms: The drafter's first pass, over every token of the step, or all
+            of its work if it makes no passes.
         draft_next_ms: All further draft passes together.
         depth: Draft tokens made per request, 0 if none.
         catch_up_ms: Filling the drafter's cache after it had been skipped.

@@ -74,8 +74,10 @@ def _profile(runner: GPUModelRunner) -> CostProfile:
         max(both - passes, 1e-3)
         for both, passes in zip(target_ms, passes_ms, strict=True)
     ]
-    draft_ms = tuple(ms / drafter.num_speculative_tokens for ms in passes_ms)
-    return CostProfile(tuple(counts), tuple(target_only), draft_ms)
+    in_one_pass = bool(drafter.parallel_drafting)
+    num_passes = 1 if in_one_pass else drafter.num_speculative_tokens
+    draft_ms = tuple(ms / num_passes for ms in passes_ms)
+    return CostProfile(tuple(counts), tuple(target_only), draft_ms, in_one_pass)
 
 
 def _run_target(runner: GPUModelRunner, num_tokens: int) -> None:

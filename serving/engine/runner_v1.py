@@ -251,6 +251,8 @@ class UninterruptedRunner(GPUModelRunner):
     _drafter_skipped: bool
     _cold: ColdDrafter | None
     _plain: PlainSteps
+    draft_span_s: tuple[float, float]
+    """When drafting last began and ended."""
 
     def _calc_spec_decode_metadata(
         self,
@@ -307,7 +309,10 @@ class UninterruptedRunner(GPUModelRunner):
                     for r in req_ids
                 ]
                 self.drafter.watch(stop.follow(tuple(req_ids)), ends)
-        return super().propose_draft_token_ids(scheduler_output, *args, **kwargs)
+        begin_s = time.perf_counter()
+        drafts = super().propose_draft_token_ids(scheduler_output, *args, **kwargs)
+        self.draft_span_s = begin_s, time.perf_counter()
+        return drafts
 
     def _find_grammar_rows(self) -> torch.Tensor | None:
         rows = [
@@ -326,6 +331,7 @@ def adopt_runner(runner: GPUModelRunner) -> None:
     """
     if reclass(runner, UninterruptedRunner):
         runner._drafter_skipped = False
+        runner.draft_span_s = 0.0, 0.0
         runner._plain = PlainSteps(runner.max_num_reqs, runner.device)
         runner._cold = ColdDrafter(runner) if ColdDrafter.supports(runner) else None
 

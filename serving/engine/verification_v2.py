@@ -243,6 +243,7 @@ def make_profile(
         num_tokens=tuple(counts),
         target_ms=tuple(float(np.median(target[count])) for count in counts),
         draft_ms=tuple(draft_ms),
+        drafts_in_one_pass=num_draft_passes == 1,
     )
 
 

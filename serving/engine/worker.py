@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from serving.engine.compat_cpu import CPUWorker
 from serving.engine.cpu_kernels import repair_kernels
-from serving.engine.drafts import ScoredDraftTokenIds
+from serving.engine.drafts import ScoredDraftTokenIds, WorkerTimes
 from serving.engine.profile import profile_passes
 from serving.engine.runner_v1 import ConfidenceDrafter, adopt_drafter, adopt_runner
 
@@ -44,10 +44,12 @@ class TetrisCPUWorker(CPUWorker):
         """
         drafts = super().take_draft_token_ids()
         drafter = getattr(self.model_runner, "drafter", None)
-        confidence, times = None, None
+        confidence = None
         if isinstance(drafter, ConfidenceDrafter):
             confidence = drafter.take_confidence()
             times = drafter.take_times(self._step_start_s, self.model_runner._cold)
+        else:
+            times = self._time_drafting(drafts)
         if drafts is None:
             return None
         return ScoredDraftTokenIds(
@@ -57,6 +59,19 @@ class TetrisCPUWorker(CPUWorker):
             drafter_skipped=self.model_runner._drafter_skipped,
             times=times,
             profile=self._take_profile(),
+        )
+
+    def _time_drafting(self, drafts: DraftTokenIds | None) -> WorkerTimes | None:
+        """Time a step whose drafter keeps no clock; None if it drafted nothing."""
+        begin_s, end_s = self.model_runner.draft_span_s
+        if drafts is None or begin_s < self._step_start_s:
+            return None
+        return WorkerTimes(
+            target_ms=1e3 * (begin_s - self._step_start_s),
+            # A look-up, or one pass for the whole draft.
+            draft_first_ms=1e3 * (end_s - begin_s),
+            draft_next_ms=0.0,
+            depth=max(map(len, drafts.draft_token_ids), default=0),
         )
 
     def _take_profile(self) -> CostProfile | None:

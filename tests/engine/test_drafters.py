@@ -307,6 +307,34 @@ def test_ngram_drafts_are_selected_by_learnt_acceptance(
         check_counters(scheduler.counters)
 
 
+def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(
+    models: Models,
+) -> None:
+    from policies.cost import MIN_STEPS_TO_TEACH
+
+    with run_engine(
+        models.target["ngram"],
+        policy="goodput",
+        draft_tokens=DEPTH,
+        method="ngram",
+        speculative={"prompt_lookup_min": 2, "prompt_lookup_max": 4},
+    ) as engine:
+        planner = engine.scheduler._planner
+        cost = planner.cost
+        assert planner.export_state() == {}
+        for _ in range(20):
+            complete(engine, PROMPTS, PARAMS)
+        check_counters(engine.scheduler.counters)
+        assert cost.num_steps >= MIN_STEPS_TO_TEACH
+        assert planner.export_state()
+        report = planner.report()
+        assert report["measured_step_ms"] > 0.0
+        assert report["predicted_step_ms"] > 0.0
+        assert cost.draft_first.at(len(PROMPTS)) < 0.5 * cost.target.at(len(PROMPTS))
+        # By the priors, which nothing would correct, 7 ms.
+        assert float(cost.draft_next_ms(len(PROMPTS), DEPTH)) < 0.01
+
+
 def test_suffix_drafts_are_selected_by_learnt_acceptance(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,3 +37,43 @@ def test_passes_are_timed_at_every_count_a_step_can_carry(
     assert np.isfinite(profile.target_ms + profile.draft_ms).all()
     # An engine that cannot be profiled serves all the same.
     assert broken is None
+
+
+@pytest.mark.parametrize("in_one_pass", [False, True])
+def test_one_pass_of_the_drafter_is_priced_however_many_it_makes(
+    in_one_pass: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that passes alone move: 10 ms a target's, 2 ms a drafter's."""
+    from serving.engine import profile
+    from serving.engine.compat_cpu import SpecDecodeBaseProposer
+
+    now_s = 0.0
+
+    class Drafter(SpecDecodeBaseProposer):
+        num_speculative_tokens = 4
+        parallel_drafting = in_one_pass
+
+        def __init__(self) -> None:
+            """Load nothing."""
+
+        def dummy_run(self, _: int) -> None:
+            nonlocal now_s
+            now_s += 0.002 * (1 if in_one_pass else 4)
+
+    class Runner:
+        max_num_tokens = 4
+        drafter = Drafter()
+        model = SimpleNamespace(compute_logits=lambda hidden_states: hidden_states)
+
+        def _dummy_run(self, num_tokens: int) -> tuple[list[int], None]:
+            nonlocal now_s
+            now_s += 0.01
+            self.drafter.dummy_run(num_tokens)
+            return [0] * num_tokens, None
+
+    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    timed = profile.profile_passes(Runner())
+    assert timed is not None
+    assert timed.target_ms == pytest.approx((10.0, 10.0, 10.0))
+    assert timed.draft_ms == pytest.approx((2.0, 2.0, 2.0))
+    assert timed.drafts_in_one_pass is in_one_pass

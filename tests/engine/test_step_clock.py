@@ -31,3 +31,24 @@ def test_a_pause_of_the_engine_is_no_cost_of_the_step_before() -> None:
 
     assert timing is not None
     assert timing.host_ms == pytest.approx(3.0)
+
+
+def test_a_drafter_without_a_clock_is_timed_from_outside() -> None:
+    from serving.engine.worker import TetrisCPUWorker
+
+    worker: Any = object.__new__(TetrisCPUWorker)
+    worker._step_start_s = 5.0
+    drafts: Any = SimpleNamespace(draft_token_ids=[[7, 8], [], [9]])
+    worker.model_runner = SimpleNamespace(draft_span_s=(5.010, 5.012))
+
+    times = worker._time_drafting(drafts)
+
+    assert times is not None
+    assert times.depth == 2
+    assert times.target_ms == pytest.approx(10.0)
+    assert times.draft_first_ms == pytest.approx(2.0)
+    assert times.draft_next_ms == 0.0
+
+    # In a step without drafting, what is known is of an earlier one.
+    worker._step_start_s = 6.0
+    assert worker._time_drafting(drafts) is None

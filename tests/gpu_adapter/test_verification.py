@@ -247,6 +247,7 @@ def test_start_up_timings_become_a_profile_of_single_passes() -> None:
     assert profile.num_tokens == (2, 4, 16)
     assert profile.target_ms == (5.2, 6.0, 9.0)
     assert profile.draft_ms == pytest.approx((1.1, 2.0, 6.0))
+    assert not profile.drafts_in_one_pass
 
 
 def test_start_up_timings_replace_upstreams_cost_tables() -> None:
@@ -254,3 +255,4 @@ def test_start_up_timings_replace_upstreams_cost_tables() -> None:
     verification.set_initial_cost_curves([StepTimingSample(5.0, 2.0, 1, 1, True)])
     assert verification.profile is not None
     assert verification.profile.draft_ms == (2.0,)
+    assert verification.profile.drafts_in_one_pass
