@@ -15,9 +15,9 @@ _BOUNDS_HEADING = (
     "Bounds, tokens/s of decoding alone in the steady part, at prices fitted to the "
     "traces; what an arm does between the passes of the models is charged to it. All "
     "columns up to clairvoyant are played on the same recorded drafts: the policy as "
-    "it learns; hindsight, the same policy with calibration and costs fitted on these "
-    "very steps; clairvoyant, which knows what will be accepted. Then the best fixed k "
-    "and the policy by their own traces, and the policy's share of hindsight's "
+    "it learns; hindsight, the same policy with calibration and costs fitted to all of "
+    "these very steps; clairvoyant, which knows what will be accepted. Then the best "
+    "fixed k and the policy by their own traces, and the policy's share of hindsight's "
     "headroom over the best fixed k: by the own traces (95 % interval), and on the "
     "recorded drafts."
 )

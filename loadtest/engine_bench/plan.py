@@ -144,7 +144,7 @@ PRESETS: dict[str, Preset] = {
         trace=False,
     ),
     "drift": Preset(
-        summary="long contexts, or a neighbour on one core, arrive half-way",
+        summary="long contexts, or a neighbour on one core, arrive on the way",
         policies=("none", "fixed:1", "fixed:3", "dynamic:6", "tetris:2+2", "goodput:8"),
         blocks=(
             Block(("drift-context",), (0.0,), _FEWER),

@@ -44,7 +44,7 @@ def render(results: Mapping[str, Any]) -> str:
         own_bounds = _under(results.get("bounds", []), workload, temperature)
         if own_bounds:
             parts.append(bound_section(own_bounds))
-        parts += [_DETAIL_HEADING, detail_table(own)]
+        parts += ["Details:", detail_table(own)]
     if results.get("calibration"):
         parts.append(calibration_section(results["calibration"]))
     parts.append(_checks(rows))
@@ -152,11 +152,6 @@ def _by_concurrency(
     return make_table(header, lines)
 
 
-_DETAIL_HEADING = (
-    "Details. Calibration error: of acceptance as predicted in the steady parts, the "
-    "outcomes of all rounds in ten equal bins; by chance: what exact predictions would "
-    "show over as many outcomes."
-)
 _RECOVERY_HEADING = (
     "Steps after the change until a policy is, and stays, at .98 of the best *other* "
     f"one or above: speed over the next {WINDOW_STEPS} steps, at every step of the "
@@ -178,7 +173,10 @@ def _describe(results: Mapping[str, Any]) -> str:
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}.\n\n"
         "Medians over rounds. Requests in flight are constant (closed loop), arms take "
         "turns on the same requests, all other engines are stopped meanwhile. Ratios "
-        "are geometric means of the ratios within a round, with 95 % t-intervals."
+        "are geometric means of the ratios within a round, with 95 % t-intervals. "
+        "Calibration errors are of acceptance as it was predicted in the steady parts, "
+        "the outcomes of all rounds in ten equal bins; by chance: what exact "
+        "predictions would show over as many outcomes."
     )
 
 
