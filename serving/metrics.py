@@ -61,6 +61,10 @@ _COUNTERS: Final = {
         "tetris_planning_seconds_total",
         "Time that all planning took of the engine's steps, in seconds.",
     ),
+    "num_aged_requests": (
+        "tetris_aged_requests_total",
+        "Requests that became as urgent as any by waiting.",
+    ),
 }
 _COUNTERS_BY_POSITION: Final = {
     "num_verified_tokens_per_pos": (

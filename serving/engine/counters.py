@@ -48,6 +48,7 @@ class SpeculationCounters:
         planning_seconds_total: Time spent on all that speculation adds to a step in
             the scheduler: selecting, choosing depth and batch, learning, and putting
             together what that takes.
+        num_aged_requests: Requests that became as urgent as any by waiting (`ageing`).
     """
 
     policy: str
@@ -68,6 +69,7 @@ class SpeculationCounters:
     num_selections: int = 0
     selection_seconds_total: float = 0.0
     planning_seconds_total: float = 0.0
+    num_aged_requests: int = 0
     num_fallbacks: Counter[str] = field(default_factory=Counter)
     num_cut_tokens: Counter[CutReason] = field(default_factory=Counter)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from policies.batch import EngineLimits
 from policies.cost import StepCost
 from policies.planner import build_planner
+from serving.engine.ageing import Ageing
 from serving.engine.batch_limits import BatchLimits, RequestPace
 from serving.engine.board import BoardRecorder
 from serving.engine.counters import SpeculationCounters
@@ -36,6 +37,7 @@ class PlannerHost:
     board: BoardRecorder
     _planner: Planner
     _classes: RequestClasses
+    _ageing: Ageing
     _limits: BatchLimits
     _pace: RequestPace
     _guard: FaultGuard
@@ -83,6 +85,7 @@ class PlannerHost:
             max_depth=speculative.num_speculative_tokens,
         )
         self._guard = FaultGuard(self.counters)
+        self._ageing = Ageing(self, self._classes, self.counters)
         self.board = BoardRecorder()
         return spec
 
@@ -122,7 +125,11 @@ class PlannerHost:
         self._planner = planner
 
     def _plan_batch(self) -> None:
-        """Set the limits of the coming step; vLLM's own where nothing asks for less."""
+        """Set the limits of the coming step; vLLM's own where nothing asks for less.
+
+        The queue is put into order before, for they are made for its head.
+        """
+        self._guard.ask(self._ageing.look)
         num_decodes = sum(not request.is_prefill_chunk for request in self.running)
         self._pace.note(self.counters.num_accepted_tokens, num_decodes)
         if not (self._limits.is_needed() and self._guard.ask(self._limit_batch)):

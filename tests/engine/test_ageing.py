@@ -1,0 +1,217 @@
+"""Requests that wait too long become as urgent as any, and few at a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.engine.ageing import MAX_WAIT_S, Ageing
+from serving.engine.counters import SpeculationCounters
+from serving.engine.request_classes import RequestClasses
+from tests.engine.checks import check_counters, draw_prompt, greedy
+from tests.engine.conftest import run_engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLASSES = {
+    "chat": {"weight": 4.0, "priority": -1},
+    "bulk": {"weight": 0.5, "priority": 10},
+}
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make_request(name: str, priority: int, arrival_time: float = 0.0) -> Any:
+    from vllm.v1.request import Request
+
+    return Request(
+        name, [1], greedy(1), None, arrival_time=arrival_time, priority=priority
+    )
+
+
+def make_scheduler(
+    waiting: list[Any],
+    running: list[Any],
+    *,
+    policy: str = "priority",
+    max_num_seqs: int = 8,
+) -> Any:
+    """Make what ageing looks at of a scheduler, with vLLM's own queue."""
+    from vllm.v1.core.sched.request_queue import (
+        SchedulingPolicy,
+        create_request_queue,
+    )
+
+    queue = create_request_queue(SchedulingPolicy(policy))
+    for request in waiting:
+        queue.add_request(request)
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(policy=policy, max_num_seqs=max_num_seqs),
+        waiting=queue,
+        running=running,
+        requests={one.request_id: one for one in waiting + running},
+    )
+
+
+def make_ageing(scheduler: Any) -> tuple[Ageing, Clock, SpeculationCounters]:
+    clock, counters = Clock(), SpeculationCounters("goodput", "draft_model", 4)
+    config: Any = SimpleNamespace(additional_config={"tetris": {"classes": CLASSES}})
+    classes = RequestClasses.read(config)
+    return Ageing(scheduler, classes, counters, clock), clock, counters
+
+
+def look_at(ageing: Ageing, clock: Clock, *seconds: float) -> None:
+    for now_s in seconds:
+        clock.now_s = now_s
+        ageing.look()
+
+
+def names(scheduler: Any) -> list[str]:
+    return [request.request_id for request in scheduler.waiting]
+
+
+def test_a_request_that_waited_too_long_is_next() -> None:
+    bulk = make_request("bulk", 10, arrival_time=1.0)
+    chats = [make_request(f"chat{n}", -1, arrival_time=2.0 + n) for n in range(3)]
+    scheduler = make_scheduler([bulk, *chats[1:]], chats[:1])
+    ageing, clock, counters = make_ageing(scheduler)
+    look_at(ageing, clock, 0, MAX_WAIT_S - 0.1)
+    assert names(scheduler) == ["chat1", "chat2", "bulk"]
+    look_at(ageing, clock, MAX_WAIT_S + 1)
+    assert names(scheduler) == ["bulk", "chat1", "chat2"]
+    assert bulk.priority == -1
+    assert counters.snapshot()["num_aged_requests"] == 1
+    # The class that a request of this priority would have is another.
+    assert ageing._classes.of(bulk).weight == 0.5
+
+
+def test_those_that_run_count_as_urgent_too() -> None:
+    bulk = make_request("bulk", 10)
+    scheduler = make_scheduler([bulk], [make_request("chat", -1)])
+    ageing, clock, _ = make_ageing(scheduler)
+    look_at(ageing, clock, 0, MAX_WAIT_S)
+    assert bulk.priority == -1
+
+
+def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival() -> None:
+    bulk = [make_request(f"bulk{n}", 10, arrival_time=n) for n in range(5)]
+    chat = make_request("chat", -1, arrival_time=9)
+    scheduler = make_scheduler([*bulk[::-1], chat], [], max_num_seqs=8)
+    ageing, clock, counters = make_ageing(scheduler)
+    look_at(ageing, clock, 0, MAX_WAIT_S, MAX_WAIT_S + 1)
+    assert names(scheduler) == ["bulk0", "bulk1", "chat", "bulk2", "bulk3", "bulk4"]
+    # One begins, which changes nothing; when it has ended, the next may pass.
+    scheduler.waiting.pop_request()
+    look_at(ageing, clock, MAX_WAIT_S + 2)
+    assert names(scheduler) == ["bulk1", "chat", "bulk2", "bulk3", "bulk4"]
+    del scheduler.requests["bulk0"]
+    look_at(ageing, clock, MAX_WAIT_S + 3)
+    assert names(scheduler) == ["bulk1", "bulk2", "chat", "bulk3", "bulk4"]
+    assert counters.num_aged_requests == 3
+
+
+def test_a_raised_request_is_raised_again_when_more_urgent_ones_come() -> None:
+    bulk, chat = make_request("bulk", 10), make_request("chat", -1)
+    scheduler = make_scheduler([bulk], [chat])
+    ageing, clock, counters = make_ageing(scheduler)
+    look_at(ageing, clock, 0, MAX_WAIT_S)
+    scheduler.waiting.add_request(make_request("alarm", -5, arrival_time=3))
+    look_at(ageing, clock, MAX_WAIT_S + 1)
+    assert names(scheduler)[0] == "bulk"
+    assert bulk.priority == -5
+    assert counters.num_aged_requests == 1
+
+
+def test_the_wait_of_a_preempted_request_begins_anew() -> None:
+    bulk, chat = make_request("bulk", 10), make_request("chat", -1)
+    scheduler = make_scheduler([bulk], [chat])
+    ageing, clock, counters = make_ageing(scheduler)
+    look_at(ageing, clock, 0)
+    scheduler.waiting.remove_request(bulk)
+    look_at(ageing, clock, 5)
+    scheduler.waiting.prepend_request(bulk)
+    look_at(ageing, clock, 20, MAX_WAIT_S + 1)
+    assert bulk.priority == 10
+    look_at(ageing, clock, MAX_WAIT_S + 20)
+    assert bulk.priority == -1
+    assert counters.num_aged_requests == 1
+
+
+def test_a_queue_without_priorities_is_left_alone() -> None:
+    bulk, chat = make_request("bulk", 10), make_request("chat", -1)
+    scheduler = make_scheduler([bulk, chat], [], policy="fcfs")
+    ageing, clock, counters = make_ageing(scheduler)
+    look_at(ageing, clock, 0, MAX_WAIT_S, 2 * MAX_WAIT_S)
+    assert (bulk.priority, counters.num_aged_requests) == (10, 0)
+
+
+def test_the_queue_is_looked_at_once_a_second() -> None:
+    scheduler = make_scheduler([make_request("bulk", 10)], [])
+    num_looks = 0
+    queue = scheduler.waiting
+
+    class Spy:
+        """The queue, overheard."""
+
+        def __iter__(self) -> Any:
+            nonlocal num_looks
+            num_looks += 1
+            return iter(queue)
+
+    scheduler.waiting = Spy()
+    ageing, clock, _ = make_ageing(scheduler)
+    look_at(ageing, clock, *(step / 100 for step in range(301)))
+    assert num_looks == 4
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize("is_ageing", [True, False])
+def test_under_sustained_urgent_load_a_request_that_can_wait_gets_its_turn(
+    is_ageing: bool, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_ageing:
+        monkeypatch.setattr(Ageing, "look", lambda _: None)
+    ended: set[str] = set()
+    with run_engine(
+        *tiny_pair,
+        policy="goodput",
+        classes=CLASSES,
+        scheduling_policy="priority",
+        max_num_seqs=2,
+    ) as engine:
+        clock = engine.scheduler._ageing._clock = Clock()
+        llm_engine = engine.llm.llm_engine
+
+        def add(name: str, priority: int) -> None:
+            prompt: Any = {"prompt_token_ids": draw_prompt(len(name), 8)}
+            llm_engine.add_request(name, prompt, greedy(6), priority=priority)
+
+        add("chat0", -1)
+        add("chat1", -1)
+        llm_engine.step()
+        add("bulk", 10)
+        num_chats = 2
+        for _ in range(120):
+            while len(engine.scheduler.waiting) < 4:
+                add(f"chat{num_chats}", -1)
+                num_chats += 1
+            clock.now_s += 1
+            ended |= {one.request_id for one in llm_engine.step() if one.finished}
+        counters = engine.scheduler.counters
+        check_counters(counters)
+        assert counters.num_aged_requests == is_ageing
+    assert ("bulk" in ended) == is_ageing
+    # The others go on.
+    assert len(ended) > 20
