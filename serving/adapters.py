@@ -18,7 +18,7 @@ _CLASSES: Final = {
 }
 """Import paths by device; both of a pair or neither."""
 
-_PLAIN_POLICIES: Final = frozenset({"none", "fixed"})
+PLAIN_POLICIES: Final = frozenset({"none", "fixed"})
 """What vLLM's own scheduler does, though without figures for our metrics."""
 
 _GPU_ONLY_METHODS: Final = frozenset({"dflash", "dspark"})
@@ -66,7 +66,7 @@ def depth_schedule_of(settings: Settings) -> list[list[int]]:
 def find_adapter_problems(settings: Settings) -> Iterator[str]:
     """Yield every reason why these settings cannot be served, as `setting: reason`."""
     policy, engine = settings.policy, settings.engine
-    if engine.adapter == "off" and policy.name not in _PLAIN_POLICIES:
+    if engine.adapter == "off" and policy.name not in PLAIN_POLICIES:
         yield (
             f"engine.adapter: off leaves the engine to vLLM, which has no policy "
             f"{policy.name}; set policy.name: fixed, or engine.adapter: auto"

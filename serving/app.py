@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.llm import LLMConfig
 
+UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Runs a CPU engine's only worker in the engine core's process.
+
+By import path, because vLLM turns the name "uni" into "mp" on the CPU: a process of its
+own, which the engine core waits for by spinning.
+"""
+
 _INGRESS_HEADROOM: Final = 256
 """Requests the ingress holds beyond what engines run and queue.
 
@@ -155,7 +162,10 @@ def llm_config_of(settings: Settings) -> "LLMConfig":
 
 
 def engine_kwargs_of(settings: Settings) -> dict[str, Any]:
-    """Translate settings into vLLM engine arguments."""
+    """Translate settings into vLLM's arguments.
+
+    Those of its OpenAI front end are among them: Ray Serve hands them on to it.
+    """
     engine = settings.engine
     kwargs: dict[str, Any] = {
         "max_model_len": engine.max_model_len,
@@ -167,6 +177,8 @@ def engine_kwargs_of(settings: Settings) -> dict[str, Any]:
         "seed": engine.seed,
         "trust_remote_code": settings.model.trust_remote_code,
         "per_request_spec_decode_metrics": engine.per_request_metrics,
+        # How much of a prompt the prefix cache supplied, in every usage.
+        "enable_prompt_tokens_details": True,
     }
     optional = {
         "tokenizer": settings.model.tokenizer,

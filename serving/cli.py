@@ -53,14 +53,23 @@ def _parser() -> argparse.ArgumentParser:
             "environment variable PORT, then the file."
         ),
     )
-    _add_config_option(up)
-    up.add_argument("--host", help="address to listen on (http.host)")
-    up.add_argument(
-        "--port", type=_port, help="HTTP port (http.port; or the variable PORT)"
-    )
-    up.add_argument("--policy", help="verification policy (policy.name)")
-    _add_set_option(up)
+    _add_serve_options(up)
     up.set_defaults(run=_up)
+
+    vllm = commands.add_parser(
+        "vllm",
+        help="serve the same with vLLM's own server, to compare with",
+        description=(
+            "Serve one replica of a deployment with vLLM's own server: the same "
+            "settings as flags, no Ray, no scheduler and worker of ours. Only for the "
+            "policies that vLLM has itself, none and fixed."
+        ),
+    )
+    _add_serve_options(vllm)
+    vllm.add_argument(
+        "--print", action="store_true", help="print the command instead of running it"
+    )
+    vllm.set_defaults(run=_vllm)
 
     doctor = commands.add_parser(
         "doctor",
@@ -86,6 +95,16 @@ def _parser() -> argparse.ArgumentParser:
     add_bench_command(commands)
     add_drain_command(commands)
     return parser
+
+
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    _add_config_option(parser)
+    parser.add_argument("--host", help="address to listen on (http.host)")
+    parser.add_argument(
+        "--port", type=_port, help="HTTP port (http.port; or the variable PORT)"
+    )
+    parser.add_argument("--policy", help="verification policy (policy.name)")
+    _add_set_option(parser)
 
 
 def _add_config_option(parser: argparse.ArgumentParser) -> None:
@@ -131,11 +150,22 @@ def _load(args: argparse.Namespace, **options: Any) -> Settings:
     return load_settings(args.config, {**given, **dict(args.overrides)})
 
 
+def _load_to_serve(args: argparse.Namespace) -> Settings:
+    port = args.port or Environment.read().port
+    return _load(args, http_host=args.host, http_port=port, policy_name=args.policy)
+
+
 def _up(args: argparse.Namespace) -> int:
     from serving.commands.up import up
 
-    port = args.port or Environment.read().port
-    return up(_load(args, http_host=args.host, http_port=port, policy_name=args.policy))
+    return up(_load_to_serve(args))
+
+
+def _vllm(args: argparse.Namespace) -> int:
+    from serving.commands.vllm_alone import serve_with_vllm
+
+    settings = _load_to_serve(args)
+    return serve_with_vllm(settings, only_print=args.print)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from ray.serve.llm import LLMConfig
 from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
+from serving.app import UNIPROC_EXECUTOR
 from serving.capacity import capacity_reader
 from serving.errors import EngineGoneError
 from serving.metrics import (
@@ -54,8 +55,6 @@ _UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 _ENGINE_CHECK_S: Final = 0.2
 _LAST_WORDS_S: Final = 1.0
 """Time to tell the requests that ended with the engine."""
-
-_UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 
 class SkipLocalDownload(CallbackBase):
@@ -98,8 +97,7 @@ class TetrisEngine(VLLMEngine):
         """
         parallel = vllm_engine_config.parallel_config
         if current_platform.is_cpu() and parallel.world_size == 1:
-            # By name: "uni" would be turned into "mp" again.
-            parallel.distributed_executor_backend = _UNIPROC_EXECUTOR
+            parallel.distributed_executor_backend = UNIPROC_EXECUTOR
         return super()._start_async_llm_engine(
             vllm_engine_args, vllm_engine_config, placement_group
         )

@@ -35,7 +35,7 @@ class Arm:
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.name)
 
     def up_arguments(self) -> list[str]:
-        """Return the options of `tetris-serve up` that make it this arm."""
+        """Return the options of `tetris-serve up` or `vllm` that make it this arm."""
         policy = self.policy
         if policy is None:
             raise ValueError(f"{self.name} is not served by tetris-serve up")

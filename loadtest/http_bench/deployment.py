@@ -25,7 +25,6 @@ import loadtest
 
 from .arms import Arm
 from .errors import LoadTestError
-from .plain_vllm import plain_vllm_command
 from .redeploy import redeploy_command
 
 START_TIMEOUT_S = 900.0
@@ -122,15 +121,13 @@ class Launcher:
             stop_tree(process)
 
     def _command(self, arm: Arm, port: int) -> list[str]:
-        command = arm.command
-        if arm.is_plain_vllm and arm.policy is not None:
-            command = plain_vllm_command(
-                find_config(self.config), arm.policy, self.settings
-            )
-        if command is not None:
-            return ["/bin/sh", "-c", "exec " + command.replace("{port}", str(port))]
+        if arm.command is not None:
+            command = arm.command.replace("{port}", str(port))
+            return ["/bin/sh", "-c", f"exec {command}"]
+        # Both are made of the same settings, by the same options.
+        server = "vllm" if arm.is_plain_vllm else "up"
         return [
-            *(sys.executable, "-m", "serving.cli", "up", "--port", str(port)),
+            *(sys.executable, "-m", "serving.cli", server, "--port", str(port)),
             *self._up_arguments(arm),
         ]
 

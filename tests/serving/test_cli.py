@@ -34,7 +34,7 @@ from tests.serving.conftest import (
 DRAIN_TOKENS = 400
 
 
-@pytest.mark.parametrize("command", [[], ["up"], ["doctor"], ["check"]])
+@pytest.mark.parametrize("command", [[], ["up"], ["vllm"], ["doctor"], ["check"]])
 def test_every_command_explains_itself(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

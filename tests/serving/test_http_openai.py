@@ -54,8 +54,33 @@ def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(
     assert text == whole.choices[0].message.content == ANSWER
     assert len(chunks) > 3
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    # Only streams tell how much a prompt added to the prefix cache.
+    counts = {"prompt_tokens", "completion_tokens", "total_tokens"}
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.model_dump(include=counts) == whole.usage.model_dump(
+        include=counts
+    )
     assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_usage_tells_what_the_prefix_cache_supplied(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    text = f"{'Streamed' if stream else 'Whole'}: count from 3 to 20, please. " * 20
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 1}
+    options["messages"] = [{"role": "user", "content": text}]
+    if stream:
+        options |= {"stream": True, "stream_options": {"include_usage": True}}
+    usages = []
+    # There may be two replicas, each with a cache of its own.
+    for _ in range(3):
+        answer = client.chat.completions.create(**options)
+        usages.append(list(answer)[-1].usage if stream else answer.usage)
+    cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
+    assert cached[0] == 0
+    assert 0 < max(cached) < usages[0].prompt_tokens
 
 
 def test_a_stream_ends_with_done(server: Server) -> None:

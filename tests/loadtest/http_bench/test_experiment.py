@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
-import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,17 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
-import yaml
 
 from loadtest.http_bench.arms import parse_arm
 from loadtest.http_bench.cli import main, make_experiment, parse_options
-from loadtest.http_bench.deployment import Launcher, find_free_port, why_silent
+from loadtest.http_bench.deployment import Launcher, why_silent
 from loadtest.http_bench.errors import LoadTestError
 from loadtest.http_bench.load import arrival_times, parse_load
-from loadtest.http_bench.plain_vllm import plain_vllm_command
 from loadtest.http_bench.presets import PRESETS
 from loadtest.http_bench.records import read_records
 
@@ -41,7 +35,6 @@ from .stand_in_server import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-LOCUSTFILE = ROOT / "loadtest" / "http_bench" / "locustfile.py"
 STAND_IN = f"{sys.executable} -m tests.loadtest.http_bench.stand_in_server"
 WAIT_S = 300.0
 
@@ -67,18 +60,6 @@ def experiment(output: Path, *arguments: str) -> int:
     # Other tests may keep the machine busy: here a late client is no finding.
     calm = ["--max-lag-ms", "5000", "--max-client-cpu", "2", "--max-tokens", "8"]
     return main(["--output", str(output), *short, *calm, *arguments])
-
-
-def locust(*arguments: str) -> subprocess.Popen[str]:
-    """Start Locust with our file, as a user would."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def test_an_experiment_sends_arms_the_same_and_reports_on_them(
@@ -310,38 +291,14 @@ def test_a_policy_becomes_settings_of_our_server():
     assert parse_arm("none").up_arguments() == ["--policy", "none"]
 
 
-def test_vllm_alone_serves_the_pair_and_flags_of_the_deployment_file():
-    config = ROOT / "configs" / "demo.yaml"
-    settings = yaml.safe_load(config.read_text())
-    arm = parse_arm("a=vllm:fixed:3")
-    words = shlex.split(plain_vllm_command(config, arm.policy))
-    flags = dict(itertools.pairwise(words))
-    assert flags["--model"] == str(ROOT / "configs" / "models" / "demo-target")
-    assert flags["--served-model-name"] == settings["model"]["id"]
-    assert flags["--max-num-seqs"] == str(settings["engine"]["max_num_seqs"])
-    assert flags["--port"] == "{port}"
-    speculation = json.loads(flags["--speculative-config"])
-    assert speculation["num_speculative_tokens"] == 3
-    assert speculation["model"].endswith("demo-draft")
-    larger = plain_vllm_command(
-        config,
-        arm.policy,
-        ["model.target=/large", "engine.max_num_seqs=3", "replicas.num_cpus=2.5"],
+def test_vllm_alone_is_started_with_the_very_options_of_our_server(tmp_path):
+    launcher = Launcher("configs/demo.yaml", ["engine.max_num_seqs=3"], {}, tmp_path)
+    ours, plain = (
+        launcher._command(parse_arm(arm), 1234) for arm in ("fixed:3", "a=vllm:fixed:3")
     )
-    assert "OMP_NUM_THREADS=1" in words
-    assert "OMP_NUM_THREADS=2" in larger
-    assert "--model /large" in larger
-    assert "--max-num-seqs 3" in larger
-    with pytest.raises(LoadTestError, match=r"name engine\.max_num_seqs"):
-        plain_vllm_command(config, arm.policy, ["engine.max_num_seqs=null"])
-    uncached = plain_vllm_command(
-        config, arm.policy, ["engine.enable_prefix_caching=false"]
-    )
-    assert "--no-enable-prefix-caching" in uncached
-    with pytest.raises(LoadTestError, match="write section"):
-        plain_vllm_command(config, arm.policy, ["seed=1"])
-    none = plain_vllm_command(config, parse_arm("a=vllm:none").policy)
-    assert "--speculative-config" not in none
+    assert "policy.draft_tokens=3" in plain
+    assert "engine.max_num_seqs=3" in plain
+    assert ["vllm" if word == "up" else word for word in ours] == plain
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -352,96 +309,3 @@ def test_presets_are_experiments(tmp_path, preset):
     assert found.arms
     assert found.cells
     assert found.is_soak is (preset == "soak")
-
-
-# Locust by itself
-
-
-def test_locusts_own_statistics_have_rows_for_tokens_but_count_requests_once(
-    server, tmp_path
-):
-    run = locust(
-        *("--headless", "--only-summary", "--host", server.url, "--load=closed:2"),
-        *("--duration=1.5", "--max-tokens=8"),
-        f"--json-file={tmp_path / 'statistics'}",
-    )
-    run.communicate(timeout=WAIT_S)
-    entries = json.loads((tmp_path / "statistics.json").read_text())
-    rows = {entry["method"]: entry for entry in entries}
-    assert set(rows) == {"CHAT", "TTFT", "TPOT", "ITL"}
-    assert run.returncode == 0
-    assert rows["CHAT"]["num_requests"] == len(server.bodies)
-    assert rows["ITL"]["num_requests"] <= 7 * len(server.bodies)
-
-
-def test_a_worker_that_comes_late_sends_nothing(server, tmp_path, prompts):
-    port = str(find_free_port())
-    records = tmp_path / "records.jsonl"
-    load = ["--load=paced:20", "--duration=8", "--max-tokens=2", "--host", server.url]
-    load.append(prompts.replace("--workloads", "--workload"))
-    master = locust(
-        *("--headless", "--only-summary", "--master", "--master-bind-port", port),
-        *("--expect-workers=1", f"--records={records}", *load),
-    )
-    worker = ("--worker", "--master-port", port)
-    first = locust(*worker)
-    late = None
-    try:
-        deadline_s = time.monotonic() + WAIT_S
-        while not server.bodies:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
-        late = locust(*worker)
-        output = master.communicate(timeout=WAIT_S)[0]
-    finally:
-        for process in filter(None, (master, first, late)):
-            process.kill()
-            process.communicate()
-    ids = [one.id for one in read_records(records).outcomes]
-    assert len(ids) == len(set(ids)) == 160, output
-    assert len(server.bodies) == 160
-
-
-def test_locust_explains_options_that_cannot_work():
-    run = locust("--headless", "--host", "http://127.0.0.1:9", "--load=often")
-    output, _ = run.communicate(timeout=WAIT_S)
-    assert run.returncode == 2
-    assert "PROCESS:SHAPE" in output
-    assert "Traceback" not in output
-
-
-def test_locusts_web_page_has_our_columns_and_charts(server):
-    port = find_free_port()
-    run = locust(
-        *("--web-host=127.0.0.1", f"--web-port={port}", "--host", server.url),
-        *("--load=closed:2", "--duration=600", "--max-tokens=8", "--autostart"),
-    )
-    page = f"http://127.0.0.1:{port}"
-    try:
-        with httpx.Client(base_url=page, trust_env=False, timeout=10) as client:
-            deadline_s = time.monotonic() + WAIT_S
-            while not _num_requests(client):
-                assert time.monotonic() < deadline_s
-                assert run.poll() is None
-                time.sleep(0.1)
-            stats = client.get("/stats/requests").json()
-            main_page, tokens = client.get("/").text, client.get("/tokens").text
-            figures = client.get("/tokens/figures").json()
-    finally:
-        run.terminate()
-        run.communicate(timeout=WAIT_S)
-    [table] = stats["extended_stats"]
-    assert table["data"][-1]["tokens_out_per_s"] > 0
-    assert {row["name"] for row in table["data"]} == {"mixed", "all"}
-    # What Locust's page makes a table of; without it the whole page stays empty.
-    assert '"structure"' in main_page.replace("&#34;", '"')
-    assert "TTFT p95 ms" in main_page
-    assert "canvas" in tokens
-    assert figures["rows"][-1]["ttft_p50_ms"] > 0
-
-
-def _num_requests(client: httpx.Client) -> int:
-    try:
-        return int(client.get("/stats/requests").json()["stats"][-1]["num_requests"])
-    except (httpx.HTTPError, KeyError, IndexError):
-        return 0

@@ -1,0 +1,31 @@
+"""`tetris-serve vllm`: a deployment under vLLM's own server, to compare with."""
+
+import os
+import shlex
+
+from serving.commands.console import Console
+from serving.plain_vllm import leave_to_vllm, plain_command_of, plain_env_of
+from serving.settings import Settings
+
+
+def serve_with_vllm(settings: Settings, *, only_print: bool) -> int:
+    """Become vLLM's server, or print the command that starts it.
+
+    Args:
+        settings: The deployment; of `replicas`, vLLM's server has only one.
+        only_print: Whether to leave it at printing.
+
+    Returns:
+        The exit code 0, after printing.
+
+    Raises:
+        SettingsError: vLLM alone cannot serve this; nothing has been started.
+    """
+    plain = leave_to_vllm(settings)
+    command, env = plain_command_of(plain), plain_env_of(plain)
+    if only_print:
+        variables = [f"{name}={value}" for name, value in env.items()]
+        Console().say(shlex.join(["env", *variables, *command]))
+        return 0
+    os.environ.update(env)
+    os.execv(command[0], command)
