@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,7 +25,8 @@ class ClientSample:
         process: Which process.
         cpu: Share of one core; a process of Locust cannot use more than 1.
         lag_p99_ms: How late a timer of 20 ms fired; all that is read from the network
-            is seen that late, and nothing in the client knows it.
+            is seen that late, and nothing in the client knows it. Timers that one
+            stall held up count each.
         lag_max_ms: The latest in this second.
         machine_cpu: Share of all cores in use, by whomever.
     """
@@ -61,22 +64,32 @@ def watch_client(
         before_s = time.perf_counter()
         gevent.sleep(_HEARTBEAT_S)
         now_s = time.perf_counter()
-        lags.append(1e3 * (now_s - before_s - _HEARTBEAT_S))
+        lags += _held_up(now_s - before_s - _HEARTBEAT_S)
         if now_s - since_s < _REPORT_PERIOD_S:
             continue
         cpu_now_s = _cpu_seconds(own)
-        lags.sort()
         report(
             ClientSample(
                 at_s=now_s - began_s,
                 process=process,
                 cpu=(cpu_now_s - cpu_s) / (now_s - since_s),
-                lag_p99_ms=max(0.0, lags[int(0.99 * (len(lags) - 1))]),
-                lag_max_ms=max(0.0, lags[-1]),
+                lag_p99_ms=statistics.quantiles(lags, n=100, method="inclusive")[-1],
+                lag_max_ms=max(lags),
                 machine_cpu=psutil.cpu_percent() / 100,
             )
         )
         cpu_s, since_s, lags = cpu_now_s, now_s, []
+
+
+def _held_up(lag_s: float) -> list[float]:
+    """Return a heartbeat's lag in ms, and those of the beats that it kept from beating.
+
+    A client that stands still for half of every second would otherwise give one late
+    sample a second and 25 prompt ones (coordinated omission). Source: HdrHistogram,
+    `recordValueWithExpectedInterval`.
+    """
+    count = max(1, math.ceil(lag_s / _HEARTBEAT_S))
+    return [1e3 * max(0.0, lag_s - n * _HEARTBEAT_S) for n in range(count)]
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
