@@ -87,8 +87,8 @@ class ChatStream:
             self._fail(EMPTY, "the stream held no token")
 
     def _check_id(self, response_id: Any) -> None:
-        if response_id is None:
-            return
+        if not response_id:
+            return  # Azure begins with a chunk about the prompt whose id is empty.
         if self._response_id is None:
             self._response_id = response_id
         elif response_id != self._response_id:

@@ -158,7 +158,7 @@ def read_extra_body(text: str) -> dict[str, Any]:
     """Read `--extra-body`.
 
     Raises:
-        LoadTestError: If it is no JSON object.
+        LoadTestError: If it is no JSON object, or asks for several replies at once.
     """
     try:
         value = json.loads(text or "{}")
@@ -166,6 +166,11 @@ def read_extra_body(text: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise LoadTestError(f"--extra-body must be a JSON object (got {text})")
+    if value.get("n") not in (None, 1):
+        raise LoadTestError(
+            f"--extra-body: n must be 1 (got {value['n']}): a stream is measured as "
+            "one reply"
+        )
     return value
 
 

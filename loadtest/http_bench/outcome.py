@@ -99,6 +99,17 @@ class Outcome:
         return self.failure not in (None, CLIENT_DROPPED)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether its stream broke off, with an error event or without a word.
+
+        Not when we ended it ourselves: because chaos asked for it, or with the run.
+        """
+        if self.failure in (None, CLIENT_DROPPED, UNFINISHED):
+            return False
+        has_begun = self.status is not None and 200 <= self.status < 300
+        return self.failure == CUT or (has_begun and self.finish_reason is None)
+
+    @property
     def send_lag_ms(self) -> float:
         """How late the client was, in ms."""
         return 1e3 * (self.sent_s - self.scheduled_s)

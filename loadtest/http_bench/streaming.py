@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import gevent
 from gevent import Timeout
 from geventhttpclient import HTTPClient
-from geventhttpclient.response import HTTPParseError
+from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError
 
 from .chat_stream import ChatStream
 from .outcome import (
@@ -31,6 +31,7 @@ from .sse import SseDecoder
 
 _MAX_CONNECTIONS = 100_000
 _MAX_DETAIL = 300
+_ENDED_EARLY = ("Invalid EOF state", "Incomplete response", "connection closed")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -41,6 +42,11 @@ class _DroppedByUsError(Exception):
 @dataclass(frozen=True, slots=True)
 class Misbehaviour:
     """What a client does to its own stream, after its first tokens.
+
+    A stall does not hold the server up: what it writes goes into the sockets' buffers,
+    over loopback 4 MiB, which a reply of a few hundred tokens (300 bytes each) never
+    fills. It shows a client that takes its reply away late. A small receive buffer
+    would not change that: it is the server's send buffer that grows.
 
     Attributes:
         name: Noted in the outcome.
@@ -131,7 +137,6 @@ class StreamingClient:
         """
         payload = json.dumps(body).encode()
         headers = {**self._headers, "X-Request-Id": outcome.id}
-        outcome.chaos = misbehaviour.name if misbehaviour else None
         outcome.sent_s = time.perf_counter() - began_s
         left_s = max(give_up_s - outcome.sent_s, 0.0)
         deadline = Timeout.start_new(min(self._total_timeout_s, left_s))
@@ -145,11 +150,9 @@ class StreamingClient:
         except gevent.GreenletExit:
             _fail(outcome, UNFINISHED, "still running when the run ended")
             raise
-        except (OSError, HTTPParseError) as error:
-            begun = outcome.status is not None
-            _fail(outcome, CUT if begun else CONNECTION, _why(error))
-        except UnicodeDecodeError as error:
-            _fail(outcome, MALFORMED, _why(error))
+        except (OSError, HTTPParseError, UnicodeDecodeError) as error:
+            lost = CONNECTION if outcome.status is None else CUT
+            _fail(outcome, lost if _is_loss(error) else MALFORMED, _why(error))
         finally:
             deadline.close()
             outcome.end_s = time.perf_counter() - began_s
@@ -186,6 +189,7 @@ class StreamingClient:
                     for event in decoder.feed(line):
                         stream.take(event, read_s)
                     if misbehaviour and outcome.num_deliveries:
+                        outcome.chaos = misbehaviour.name
                         _misbehave(misbehaviour)
                         misbehaviour = None
                 rest = response.read()
@@ -214,6 +218,16 @@ def _misbehave(what: Misbehaviour) -> None:
     if what.drop:
         raise _DroppedByUsError
     gevent.sleep(what.stall_s)
+
+
+def _is_loss(error: Exception) -> bool:
+    """Tell a connection that was lost from one that carries something else than HTTP.
+
+    The parser sees a lost one as a message without its end.
+    """
+    return isinstance(error, OSError | HTTPConnectionClosed) or any(
+        words in str(error) for words in _ENDED_EARLY
+    )
 
 
 def _fail(outcome: Outcome, kind: str, detail: str) -> None:
