@@ -34,7 +34,12 @@ _MAX_CHARS = 2200
 """Of a whole conversation: it must fit into the demo model's context."""
 
 _MAX_DRAWS = 1000
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "user"}
+_ROLES = {
+    **{role: role for role in ("system", "developer", "user", "assistant", "tool")},
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant"),
+}
+"""What ShareGPT and OpenAI call who speaks, and what OpenAI calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,21 +257,25 @@ def _read_messages(place: str, entry: Any) -> list[Message]:
         raise LoadTestError(
             f"{place}: must have `conversations` (ShareGPT), `messages` or `prompt`"
         )
-    messages = [_read_turn(place, turn) for turn in turns]
+    messages = [_read_turn(f"{place}, turn {n}", t) for n, t in enumerate(turns)]
     # ShareGPT has chats that begin in the middle.
     return list(itertools.dropwhile(lambda m: m["role"] == "assistant", messages))
 
 
 def _read_turn(place: str, turn: Any) -> Message:
     if not isinstance(turn, dict):
-        raise LoadTestError(f"{place}: every turn must be an object")
+        raise LoadTestError(f"{place}: must be an object")
     role = turn.get("role") or turn.get("from")
     content = turn.get("content") if "content" in turn else turn.get("value")
     if not isinstance(role, str) or not isinstance(content, str):
         raise LoadTestError(
-            f"{place}: every turn must have from and value, or role and content"
+            f"{place}: must have from and value, or role and content, as texts"
         )
-    return {"role": _ROLES.get(role, role), "content": content}
+    if role not in _ROLES:
+        raise LoadTestError(
+            f"{place}: {role!r} is no role; there are {', '.join(_ROLES)}"
+        )
+    return {"role": _ROLES[role], "content": content}
 
 
 def _num_chars(messages: Sequence[Message]) -> int:

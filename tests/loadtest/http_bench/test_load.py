@@ -205,7 +205,14 @@ def test_prompts_come_from_files_of_the_user(tmp_path: Path, suffix: str):
         ("a.json", "{}", "must hold a list"),
         ("a.jsonl", '{"prompt": "a"}\n{"pro', "line 2: is not JSON"),
         ("a.jsonl", '{"question": "a"}', "line 1: must have `conversations`"),
-        ("a.json", '[{"messages": [{"role": "user"}]}]', "entry 0: every turn"),
+        ("a.json", '[{"messages": [{"role": "user"}]}]', "entry 0, turn 0: must have"),
+        ("a.json", '[{"conversations": ["hello"]}]', "entry 0, turn 0: must be an"),
+        (
+            "a.json",
+            '["a", {"conversations": [{"from": "human", "value": "a"}, '
+            '{"from": "observation", "value": "b"}]}]',
+            "entry 1, turn 1: 'observation' is no role; there are .*human.*bard",
+        ),
         ("a.txt", "\n", "holds no prompt"),
     ],
 )
@@ -215,6 +222,17 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_place(
     (tmp_path / name).write_text(text)
     with pytest.raises(LoadTestError, match=message):
         make_workload(str(tmp_path / name), "seed")
+
+
+@pytest.mark.parametrize("name", ["gpt", "chatgpt", "bing", "bard"])
+def test_every_assistant_of_sharegpt_is_one(tmp_path: Path, name: str):
+    texts = [("human", "one"), (name, "two"), ("user", "three")]
+    turns = [{"from": role, "value": text} for role, text in texts]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"conversations": turns}]))
+    [conversation] = read_conversations(path)
+    assert [m["role"] for m in conversation.messages] == ["user", "assistant", "user"]
+    assert len(list(conversation.prompts())) == 2
 
 
 def test_an_unknown_workload_is_refused_with_those_there_are():
