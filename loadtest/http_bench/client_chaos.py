@@ -71,6 +71,10 @@ class ActionQueue:
                 return action
         return None
 
+    def give_back(self, action: ClientAction) -> None:
+        """Have another request take what the one chosen for it failed before."""
+        self._left[action] += 1
+
 
 def log_client_actions(
     text: str, outcomes: Sequence[Outcome], duration_s: float, num_processes: int

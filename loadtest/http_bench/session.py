@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from urllib.request import Request, urlopen
 import gevent
 from gevent.pool import Pool
 
-from .client_chaos import ActionQueue
+from .client_chaos import ActionQueue, ClientAction
 from .client_health import ClientSample, watch_client
 from .errors import LoadTestError
 from .load import arrival_times
@@ -58,6 +59,7 @@ class Session:
         self._model = options.model or find_model(options.host, options.headers)
         self._conversations = itertools.count(index, count)
         self._request_numbers = itertools.count()
+        self._limit = _share(options, index, count)
         self._num_sent = 0
         self._num_in_flight = 0
         self._has_more_arrivals = options.load.is_open
@@ -84,10 +86,7 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be sent."""
-        limit = self._options.num_requests
-        return self.now_s >= self._options.duration_s or bool(
-            limit and self._num_sent >= limit / self._count
-        )
+        return self.now_s >= self._options.duration_s or self._num_sent >= self._limit
 
     @property
     def is_idle(self) -> bool:
@@ -100,7 +99,11 @@ class Session:
         self._client.close()
 
     def chat(self) -> Iterator[tuple[int, list[dict[str, Any]], Conversation]]:
-        """Yield the turns of endless conversations, for a user of a closed loop."""
+        """Yield the turns of endless conversations, for a user of a closed loop.
+
+        The first one comes when the run begins: a worker may have users before.
+        """
+        gevent.sleep(max(0.0, -self.now_s))
         while True:
             yield from self._turns(next(self._conversations))
 
@@ -133,17 +136,20 @@ class Session:
         }
         if conversation.tools:
             body["tools"] = conversation.tools
+        action = self._actions.next(self.now_s / options.duration_s)
         self._num_in_flight += 1
         try:
             self._client.run(
                 body | options.extra_body,
                 outcome,
                 self._began_s,
-                self._misbehaviour(),
+                _misbehaviour(action),
                 give_up_s=options.duration_s + options.drain_s,
             )
         finally:
             self._num_in_flight -= 1
+            if action is not None and outcome.chaos is None:
+                self._actions.give_back(action)
             self._on_outcome(outcome)
         return outcome
 
@@ -182,15 +188,30 @@ class Session:
         for turn, messages in enumerate(conversation.prompts()):
             yield turn, messages, conversation
 
-    def _misbehaviour(self) -> Misbehaviour | None:
-        action = self._actions.next(self.now_s / self._options.duration_s)
-        if action is None:
-            return None
-        return Misbehaviour(
-            action.kind,
-            stall_s=action.stall_s if action.kind == "stall" else 0.0,
-            drop=action.kind == "drop",
-        )
+
+def _misbehaviour(action: ClientAction | None) -> Misbehaviour | None:
+    if action is None:
+        return None
+    return Misbehaviour(
+        action.kind,
+        stall_s=action.stall_s if action.kind == "stall" else 0.0,
+        drop=action.kind == "drop",
+    )
+
+
+def _share(options: LoadOptions, index: int, count: int) -> float:
+    """Return how many requests a process is to send; infinite without a number of them.
+
+    Locust gives users to processes in turn: where they outnumber the users, the last
+    ones have none, and would never reach a share.
+    """
+    if not options.num_requests:
+        return math.inf
+    num_sending = min(count, math.ceil(options.load.shape.highest))
+    if index >= num_sending:
+        return 0
+    each, left = divmod(options.num_requests, num_sending)
+    return each + (index < left)
 
 
 def find_model(host: str, headers: dict[str, str]) -> str:
