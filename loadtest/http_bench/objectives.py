@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .results import COMPARED
+from .results import COMPARED, FIGURES
 
 Row = Mapping[str, Any]
 
 UNCOUNTED = "the server did not count tokens: events were counted, a lower bound"
 
 _FORM = re.compile(
-    r"(?:(?P<arm>[^@<>]+)@)?(?P<metric>[a-z]\w*)(?P<op><=|>=)(?P<value>[\d.]+)"
+    r"(?:(?P<arm>[^@<>]+)@)?(?P<metric>[a-z]\w*)(?P<op><=|>=)(?P<value>\d*\.?\d+)"
 )
 
 
@@ -61,13 +61,20 @@ def parse_objective(text: str) -> Objective:
     """Read `METRIC<=VALUE`, `METRIC>=VALUE`, `ARM@METRIC...` or `A/B@METRIC...`.
 
     Raises:
-        ValueError: If it is none of these.
+        ValueError: If it is none of these, or what it binds is no figure.
     """
     match = _FORM.fullmatch(text.replace(" ", ""))
     if match is None:
         raise ValueError(
             f"{text!r} is no objective; write e.g. ttft_p95_ms<=500, "
             "goodput@goodput_per_s>=2 or ours/vllm@output_tokens_per_s>=0.95"
+        )
+    is_ratio = "/" in (match["arm"] or "")
+    known = COMPARED if is_ratio else FIGURES
+    if match["metric"] not in known:
+        raise ValueError(
+            f"{text!r}: there is no {'ratio' if is_ratio else 'figure'} "
+            f"{match['metric']}; use one of {', '.join(known)}"
         )
     return Objective(
         text, match["arm"], match["metric"], match["op"] == "<=", float(match["value"])
@@ -91,9 +98,9 @@ def judge(
             if objective.arm and "/" in objective.arm
             else _judge_rows(objective, rows)
         )
-        # A slip in a name must not pass as success.
+        # A slip in an arm's name must not pass as success.
         verdicts += found or [
-            Verdict(objective.text, "anywhere", None, False, "nothing has this figure")
+            Verdict(objective.text, "anywhere", None, False, "there is no such arm")
         ]
     return verdicts
 
@@ -101,7 +108,7 @@ def judge(
 def _judge_rows(objective: Objective, rows: Sequence[Row]) -> list[Verdict]:
     verdicts = []
     for row in rows:
-        if objective.arm not in (None, row["arm"]) or objective.metric not in row:
+        if objective.arm not in (None, row["arm"]):
             continue
         value = row[objective.metric]
         found = value["median"] if isinstance(value, Mapping) else value
@@ -114,8 +121,6 @@ def _judge_ratios(
     objective: Objective, rows: Sequence[Row], ratios: Sequence[Row]
 ) -> list[Verdict]:
     ours, _, theirs = (objective.arm or "").partition("/")
-    if objective.metric not in COMPARED:
-        return []
     by_cell: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         by_cell.setdefault((row["workload"], row["load"]), {})[row["arm"]] = row

@@ -41,6 +41,12 @@ _COUNTS = (
     *("num_requests", "num_ok", "num_sent"),
     *("num_failed", "num_cut", "num_unfinished"),
 )
+FIGURES = (
+    *(*_SPREAD, *_COUNTS, *_SERVER_COUNTS),
+    *("failure_rate", "acceptance_length", "verification_success_rate"),
+    "replicas_max",
+)
+"""The numbers of a row, single ones and spreads."""
 
 
 def cell_of(run: Run) -> tuple[str, str]:

@@ -244,6 +244,7 @@ def test_ctrl_c_ends_the_run_and_what_it_started(server, tmp_path):
         (["--arm=a=vllm:tetris"], "vLLM alone has no policy tetris"),
         (["--policies=none", "--loads=often"], "PROCESS:SHAPE"),
         (["--policies=none", "--objective=fast"], "no objective"),
+        (["--policies=none", "--objective=failures<=0"], "there is no figure failures"),
         (["--policies=none", "--chaos=kill-all"], "kill-replica@PART"),
         (["--policies=none", "--duration=soon"], "must be a number"),
     ],

@@ -280,7 +280,6 @@ def test_csv_has_a_line_for_each_run():
         ("num_failed<=0", [True, True]),
         ("tetris@acceptance_length>=2", [True]),
         ("none@acceptance_length>=1", [False]),
-        ("goodputt>=1", [False]),
         ("nobody@goodput_per_s>=0", [False]),
     ],
 )
@@ -303,7 +302,17 @@ def test_an_objective_is_missed_where_the_client_was_the_limit():
     assert all(v.is_met for v in judge([parse_objective("num_failed<=0")], rows, []))
 
 
-@pytest.mark.parametrize("text", ["ttft", "ttft<500", "<=5", "ttft_p50_ms<=fast"])
+@pytest.mark.parametrize(
+    "text", ["ttft", "ttft<500", "<=5", "ttft_p50_ms<=fast", "num_ok>=1.2.3"]
+)
 def test_an_objective_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="no objective"):
+        parse_objective(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["goodputt>=1", "failures<=0", "invalid_because<=0", "a/b@num_failed<=1"]
+)
+def test_an_objective_on_what_is_no_number_is_refused_with_those_there_are(text):
+    with pytest.raises(ValueError, match=r"there is no .*goodput_per_s"):
         parse_objective(text)
