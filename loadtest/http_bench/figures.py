@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from .outcome import Outcome
 from .records import Records
-from .summary import Targets, delivery_times
+from .summary import Targets, delivery_times, latencies
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,17 +77,16 @@ def draw_against_load(rows: Sequence[Row], targets: Targets) -> bytes | None:
 def draw_distributions(by_arm: Mapping[str, Sequence[Outcome]]) -> bytes | None:
     """Draw the distribution functions of one cell's latencies."""
     kinds = (
-        ("TTFT, ms", "ttft_ms"),
-        ("inter-token latency, ms", "gaps_ms"),
-        ("TPOT, ms", "tpot_ms"),
-        ("end to end, ms", "e2e_ms"),
+        ("TTFT, ms", "ttft"),
+        ("inter-token latency, ms", "itl"),
+        ("TPOT, ms", "tpot"),
+        ("end to end, ms", "e2e"),
     )
     figure, panels = _panels(len(kinds), columns=4)
     has_drawn = False
     for panel, (title, name) in zip(panels, kinds, strict=True):
         for arm, style in styles_of(by_arm):
-            found = [getattr(o, name) for o in by_arm[arm] if o.is_ok]
-            values = np.sort(np.hstack([v for v in found if v is not None] or [[]]))
+            values = np.sort(latencies(by_arm[arm])[name])
             if len(values):
                 parts = np.arange(1, len(values) + 1) / len(values)
                 panel.step(values, parts, label=arm, where="post", **style)

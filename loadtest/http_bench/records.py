@@ -19,11 +19,13 @@ class Records:
         epoch_s: When it began, by the wall clock; None if it never did.
         outcomes: Of all requests, in the order of their ends.
         client: What the client's processes said about themselves.
+        num_processes: Of the client; None in records from before it was noted.
     """
 
     epoch_s: float | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     client: list[ClientSample] = field(default_factory=list)
+    num_processes: int | None = None
 
 
 def read_records(path: Path) -> Records:
@@ -45,6 +47,7 @@ def read_records(path: Path) -> Records:
                 records.client.append(ClientSample(**entry["client"]))
             else:
                 records.epoch_s = entry["run"]["epoch_s"]
+                records.num_processes = entry["run"].get("num_processes")
     return records
 
 

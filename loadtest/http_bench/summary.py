@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from .outcome import CUT, UNFINISHED, Outcome
+from .client_health import ClientSample
+from .outcome import TIMEOUT, UNFINISHED, Outcome
 from .records import Records
 
 PERCENTILES = (50, 95, 99)
+_MAX_SILENCE_S = 6.0
+"""Between a process's last sample and the end of the records: it measures once a second
+and, as one of several, reports every three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,7 @@ def summarise(
     end of the warm-up to the end of sending. Throughput counts what ended, and the
     tokens that were delivered, in that window, whenever it was due. Failures are
     those of the whole run, the warm-up's too: a lost request is lost whenever it was
-    sent. A request that was not answered at all has at least the latency it has had
-    when the run ended: leaving it out would flatter a server that hangs. Streams that
-    we stalled ourselves are in no latency.
+    sent.
 
     Args:
         records: Of the run.
@@ -83,7 +85,7 @@ def summarise(
         "num_ok": len(ok),
         "num_sent": len(records.outcomes),
         "num_failed": num_failed,
-        "num_cut": failures[CUT],
+        "num_cut": sum(o.is_cut for o in records.outcomes),
         "num_unfinished": failures[UNFINISHED],
         "failures": dict(failures),
         "failure_rate": num_failed / max(1, len(records.outcomes)),
@@ -99,26 +101,42 @@ def summarise(
         "tokens_counted_by_server": all(o.counted_by_server for o in ok),
         "mean_in_flight": _mean_in_flight(records.outcomes, warm_up_s, end_s),
     }
-    undisturbed = [o for o in ok if o.chaos is None]
-    late = [o for o in own if o.failure == UNFINISHED and o.chaos is None]
-    for name, values in (
-        ("ttft", [o.ttft_ms for o in undisturbed] + [_ttft_so_far(o) for o in late]),
-        ("itl", [gap for o in undisturbed for gap in o.gaps_ms]),
-        ("tpot", [o.tpot_ms for o in undisturbed]),
-        ("e2e", [o.e2e_ms for o in undisturbed] + [o.waited_ms for o in late]),
-    ):
+    for name, values in latencies(own).items():
         figures |= percentiles(name, values)
     return figures | _judge_client(records, own, warm_up_s, end_s, is_open, limits)
 
 
-def percentiles(name: str, values: Iterable[float | None]) -> dict[str, float | None]:
+def latencies(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Return the latencies of requests in ms, by kind: ttft, itl, tpot, e2e.
+
+    A request that was not answered has at least the time it waited until it was given
+    up: leaving it out would flatter a server that hangs. Requests that failed
+    otherwise, and streams that we stalled ourselves, are in no latency.
+    """
+    undisturbed = [o for o in outcomes if o.chaos is None]
+    ok = [o for o in undisturbed if o.is_ok]
+    hung = [o for o in undisturbed if o.failure in (TIMEOUT, UNFINISHED)]
+    by_kind: dict[str, list[float | None]] = {
+        "ttft": [o.ttft_ms for o in ok] + [_ttft_so_far(o) for o in hung],
+        "itl": [gap for o in ok for gap in o.gaps_ms],
+        "tpot": [o.tpot_ms for o in ok],
+        "e2e": [o.e2e_ms for o in ok] + [o.waited_ms for o in hung],
+    }
+    return {
+        kind: [value for value in values if value is not None]
+        for kind, values in by_kind.items()
+    }
+
+
+def percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """Return `NAME_p50_ms` and so on, and `NAME_mean_ms`; None without values."""
-    known = [value for value in values if value is not None]
     result: dict[str, float | None] = {
-        f"{name}_p{percent}_ms": float(np.percentile(known, percent)) if known else None
+        f"{name}_p{percent}_ms": (
+            float(np.percentile(values, percent)) if values else None
+        )
         for percent in PERCENTILES
     }
-    result[f"{name}_mean_ms"] = float(np.mean(known)) if known else None
+    result[f"{name}_mean_ms"] = float(np.mean(values)) if values else None
     return result
 
 
@@ -180,14 +198,20 @@ def _judge_client(
     is_open: bool,
     limits: Limits,
 ) -> dict[str, Any]:
-    samples = [s for s in records.client if begin_s <= s.at_s <= end_s + 1]
-    cpu: dict[str, list[float]] = {}
-    for sample in samples:
-        cpu.setdefault(sample.process, []).append(sample.cpu)
-    busiest = max((float(np.median(values)) for values in cpu.values()), default=None)
+    seconds = _sample_seconds(records.client, begin_s, end_s)
+    busiest = max(
+        (float(np.median([s.cpu for s in one])) for one in seconds.values()),
+        default=None,
+    )
     # The 99th percentile of every second; of those the 95th, so that one hiccup in
     # twenty seconds is forgiven.
-    lag = float(np.percentile([s.lag_p99_ms for s in samples], 95)) if samples else None
+    lag = max(
+        (
+            float(np.percentile([s.lag_p99_ms for s in one], 95))
+            for one in seconds.values()
+        ),
+        default=None,
+    )
     send_lag = (
         float(np.percentile([o.send_lag_ms for o in own], 99))
         if is_open and own
@@ -215,14 +239,49 @@ def _judge_client(
         )
     if not own:
         reasons.append("no request was due in the measured part")
+    reasons += _find_silent(records)
     return {
         "client_cpu": busiest,
         "client_lag_ms": lag,
         "send_lag_p99_ms": send_lag,
-        "machine_cpu": _mean([s.machine_cpu for s in samples]),
+        "machine_cpu": _mean([s.machine_cpu for one in seconds.values() for s in one]),
         "is_valid": not reasons,
         "invalid_because": reasons,
     }
+
+
+def _sample_seconds(
+    samples: Iterable[ClientSample], begin_s: float, end_s: float
+) -> dict[str, list[ClientSample]]:
+    """Return for each process a sample for every second of a span.
+
+    A process that stood still for ten seconds says so once: that stands for them all.
+    """
+    seconds: dict[str, list[ClientSample]] = {}
+    latest_s: dict[str, float] = {}
+    for sample in samples:
+        since_s = max(begin_s, latest_s.get(sample.process, 0.0))
+        latest_s[sample.process] = sample.at_s
+        inside_s = min(sample.at_s, end_s) - since_s
+        if inside_s > 0:
+            own = seconds.setdefault(sample.process, [])
+            own += [sample] * max(1, round(inside_s))
+    return seconds
+
+
+def _find_silent(records: Records) -> list[str]:
+    """Say which processes of the client were not there to the end."""
+    last_s = {sample.process: sample.at_s for sample in records.client}
+    ends_s = [*last_s.values(), *(o.end_s for o in records.outcomes)]
+    reasons = [
+        f"{process} said nothing after {at_s:.0f} s: what it was to send is lost"
+        for process, at_s in sorted(last_s.items())
+        if at_s < max(ends_s) - _MAX_SILENCE_S
+    ]
+    missing = (records.num_processes or 0) - len(last_s)
+    if last_s and missing > 0:
+        reasons.append(f"{missing} of the client's processes said nothing at all")
+    return reasons
 
 
 def _mean(values: Sequence[float]) -> float | None:
