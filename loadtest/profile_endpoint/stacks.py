@@ -42,7 +42,7 @@ _INNERMOST = (
         "HTTP (uvicorn, starlette, fastapi)",
         r"-packages/(uvicorn|starlette|fastapi|h11|httptools|anyio|httpx|aiohttp)/",
     ),
-    ("Ray Serve: proxy", r"-packages/ray/serve/_private/(proxy|http_util)"),
+    ("Ray Serve: proxy", r"-packages/ray/serve/_private/proxy"),
     ("Ray Serve: replica", r"-packages/ray/serve/_private/replica(_response.*)?\.py"),
     (
         "Ray Serve: routing, handles",
