@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .outcome import CUT, Outcome
+from .outcome import Outcome
 
 _WINDOW_S = 30.0
 _MAX_KEPT = 5_000
+_MAX_POINTS = 1800
 
 
 @dataclass
@@ -21,6 +22,8 @@ class LiveFigures:
     Attributes:
         ttft_target_ms: For goodput.
         tpot_target_ms: For goodput.
+        last_end_s: When the last of the finished requests ended.
+        history: The row of all workloads over time; each with `at_s`.
     """
 
     ttft_target_ms: float | None = None
@@ -28,7 +31,12 @@ class LiveFigures:
     num_finished: int = 0
     num_good: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    last_end_s: float = 0.0
+    history: deque[dict[str, Any]] = field(
+        default_factory=lambda: deque(maxlen=_MAX_POINTS)
+    )
     _recent: deque[Outcome] = field(default_factory=lambda: deque(maxlen=_MAX_KEPT))
+    _forgotten_s: float = 0.0
 
     def add(self, outcome: Outcome) -> None:
         """Count a finished request."""
@@ -36,16 +44,34 @@ class LiveFigures:
         self.num_good += outcome.meets(self.ttft_target_ms, self.tpot_target_ms)
         if outcome.failure is not None:
             self.failures[outcome.failure] += 1
+        self.last_end_s = max(self.last_end_s, outcome.end_s)
+        if len(self._recent) == _MAX_KEPT:
+            # Workers report in turn: the first that came need not be the first to end.
+            self._forgotten_s = max(self._forgotten_s, self._recent[0].end_s)
         self._recent.append(outcome)
 
-    def rows(self, now_s: float) -> list[dict[str, Any]]:
-        """Return a row for each workload, and one for all.
+    def record(self, now_s: float) -> None:
+        """Add a point to the history, unless time stands still.
 
         Args:
             now_s: Since the run began.
         """
-        recent = [o for o in self._recent if o.end_s > now_s - _WINDOW_S]
-        width_s = max(1e-9, min(now_s, _WINDOW_S))
+        at_s = round(now_s, 1)
+        if at_s > (self.history[-1]["at_s"] if self.history else 0.0):
+            self.history.append({"at_s": at_s, **self.rows(now_s)[-1]})
+
+    def rows(self, now_s: float) -> list[dict[str, Any]]:
+        """Return a row for each workload, and one for all.
+
+        Where requests come faster than can be kept, over the time of those that are.
+
+        Args:
+            now_s: Since the run began.
+        """
+        now_s = max(now_s, self.last_end_s)
+        begin_s = max(0.0, now_s - _WINDOW_S, self._forgotten_s)
+        recent = [o for o in self._recent if o.end_s > begin_s]
+        width_s = max(1e-9, now_s - begin_s)
         names = sorted({o.workload for o in recent})
         rows = [
             self._row(n, [o for o in recent if o.workload == n], width_s) for n in names
@@ -71,7 +97,7 @@ class LiveFigures:
             "e2e_p50_ms": _percentile([o.e2e_ms for o in outcomes], 50),
             "e2e_p95_ms": _percentile([o.e2e_ms for o in outcomes], 95),
             "failed": sum(o.is_failed for o in outcomes),
-            "cut": sum(o.failure == CUT for o in outcomes),
+            "cut": sum(o.is_cut for o in outcomes),
         }
 
 
