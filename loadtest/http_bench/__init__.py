@@ -8,8 +8,8 @@ works by itself, with Locust's web page or distributed workers:
     One request: its stream, what it means, what became of it.
 ``shapes``, ``load``, ``workloads``, ``client_chaos``
     What is sent when.
-``locustfile``, ``locust_run``, ``session``, ``options``, ``live``, ``client_health``,
-``web_page``
+``locustfile``, ``locust_run``, ``locust_rows``, ``session``, ``options``, ``live``,
+``client_health``, ``web_page``
     Locust's side. Only these run under gevent, in a process of their own.
 ``cli``, ``presets``, ``experiment``, ``run``, ``arms``, ``deployment``,
 ``locust_process``, ``store``

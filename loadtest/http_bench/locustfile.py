@@ -4,9 +4,8 @@
     ... --headless --load poisson:2 --duration 60 --records outcomes.jsonl
     ... --processes 4       (or --master and --worker on several machines)
 
-Rows of Locust's statistics: `CHAT` is the whole request (its size column is output
-tokens), `TTFT`, `ITL` and `TPOT` are what their names say, in ms. Only `CHAT` counts in
-the totals. The page /tokens has the other columns and charts.
+`locust_rows` says what the rows of Locust's statistics are. The page /tokens has the
+same in columns, and charts.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def _init(environment: Environment, **_: Any) -> None:
         return  # Its options come from the master.
     if environment.web_ui is None:
         try:
-            run.options.make_workload()
+            run.read_options()
         except LoadTestError as error:
             sys.stderr.write(f"error: {error}\n")
             sys.exit(EXIT_BAD_OPTIONS)
@@ -62,9 +61,13 @@ class LoadShape(LoadTestShape):
         """Return users, spawn rate and class; None at the end."""
         runner = self.runner
         run = _runs[runner.environment]
-        options = run.options
+        # A run's first tick comes before Locust announces the test. Its state does not
+        # tell: that is the same at the next tick if a test takes long to begin.
+        if runner.shape_last_tick is None and not run.prepare():
+            return None
         if run.is_over:
             return None
+        options = run.options
         if options.load.is_open:
             return run.num_processes, _SPAWN_PER_S, [OpenLoopUser]
         count = users_at(options.load, run.now_s / options.duration_s)

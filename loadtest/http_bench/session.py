@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -20,9 +21,38 @@ from .load import arrival_times
 from .options import LoadOptions
 from .outcome import Outcome
 from .streaming import Misbehaviour, StreamingClient
-from .workloads import Conversation
+from .workloads import Conversation, Workload
 
 _MODELS_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSession:
+    """What takes a while to get, ready before a run begins.
+
+    Attributes:
+        options: Of the run.
+        workload: What is sent.
+        model: Name to ask for.
+    """
+
+    options: LoadOptions
+    workload: Workload
+    model: str
+
+
+def prepare_session(options: LoadOptions) -> PreparedSession:
+    """Load the workload and find the model.
+
+    Raises:
+        LoadTestError: If either cannot be had.
+        OSError: If a file cannot be read.
+    """
+    workload = options.make_workload()
+    # A file is shuffled with its first conversation.
+    workload.conversation(0)
+    model = options.model or find_model(options.host, options.headers)
+    return PreparedSession(options, workload, model)
 
 
 class Session:
@@ -34,7 +64,7 @@ class Session:
 
     def __init__(
         self,
-        options: LoadOptions,
+        prepared: PreparedSession,
         *,
         on_outcome: Callable[[Outcome], None],
         on_sample: Callable[[ClientSample], None],
@@ -45,18 +75,17 @@ class Session:
         """Prepare; nothing is sent yet.
 
         Args:
-            options: Of the run.
+            prepared: What it is to send.
             on_outcome: Takes every finished request.
             on_sample: Takes what the client says about itself.
             epoch_s: When the run begins, by the wall clock; None for now.
             index: Of this process.
             count: Of processes.
         """
-        self._options = options
+        self._options = options = prepared.options
         self._on_outcome = on_outcome
         self._index, self._count = index, count
-        self._workload = options.make_workload()
-        self._model = options.model or find_model(options.host, options.headers)
+        self._workload, self._model = prepared.workload, prepared.model
         self._conversations = itertools.count(index, count)
         self._request_numbers = itertools.count()
         self._limit = _share(options, index, count)

@@ -1,9 +1,12 @@
-"""More columns for Locust's web page, and a page of live charts at /tokens."""
+"""More columns for Locust's web page, and a page of live charts at /tokens.
+
+The page's Start is answered when the run has been prepared, so that what cannot work is
+said there. Locust itself would say that it has started.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,8 @@ from .locust_run import LocustRun
 _PAGE = Path(__file__).with_name("web_page.html")
 _TABLE_KEY = "tokens"
 _SAMPLE_PERIOD_S = 2.0
-_MAX_POINTS = 1800
+_MAX_WAIT_S = 30.0
+"""For a run to be prepared; a large workload may take longer."""
 
 
 def extend_web_ui(web_ui: Any, run: LocustRun) -> None:
@@ -26,7 +30,7 @@ def extend_web_ui(web_ui: Any, run: LocustRun) -> None:
         web_ui: Locust's web UI.
         run: Source of the figures.
     """
-    history: deque[dict[str, Any]] = deque(maxlen=_MAX_POINTS)
+    runner = web_ui.environment.runner
     pages = Blueprint("tokens", __name__)
 
     @pages.route("/tokens")
@@ -40,16 +44,38 @@ def extend_web_ui(web_ui: Any, run: LocustRun) -> None:
             "columns": COLUMNS,
             "rows": run.live.rows(run.now_s),
             "failures": dict(run.live.failures),
-            "history": list(history),
+            "history": list(run.live.history),
+            "error": run.failure,
             "client": samples,
             "ttft_target_ms": run.live.ttft_target_ms,
             "tpot_target_ms": run.live.tpot_target_ms,
         }
-        return Response(json.dumps(answer), mimetype="application/json")
+        return _answer(answer)
+
+    @web_ui.app.before_request
+    def refuse_second_start() -> Response | None:
+        if request.endpoint != "locust.swarm":
+            return None
+        if runner.shape_greenlet or not run.has_ended:
+            message = "the last run has not ended yet; stop it first, or wait"
+            return _answer({"success": False, "message": message})
+        run.is_prepared.clear()
+        return None
+
+    @web_ui.app.after_request
+    def say_why_not_started(response: Response) -> Response:
+        if request.endpoint == "locust.swarm" and response.is_json:
+            answer = response.json or {}
+            if answer.get("success"):
+                run.is_prepared.wait(_MAX_WAIT_S)
+                if run.failure:
+                    answer |= {"success": False, "message": run.failure}
+                    response.set_data(json.dumps(answer))
+        return response
 
     @web_ui.app.after_request
     def add_rows(response: Response) -> Response:
-        if request.path == "/stats/requests" and response.is_json:
+        if request.endpoint == "locust.request_stats" and response.is_json:
             table = {"key": _TABLE_KEY, "data": run.live.rows(run.now_s)}
             response.set_data(
                 json.dumps({**(response.json or {}), "extended_stats": [table]})
@@ -68,14 +94,14 @@ def extend_web_ui(web_ui: Any, run: LocustRun) -> None:
             }
         ],
     }
-    gevent.spawn(_record, run, history)
+    gevent.spawn(_record, run)
 
 
-def _record(run: LocustRun, history: deque[dict[str, Any]]) -> None:
+def _answer(values: dict[str, Any]) -> Response:
+    return Response(json.dumps(values), mimetype="application/json")
+
+
+def _record(run: LocustRun) -> None:
     while True:
         gevent.sleep(_SAMPLE_PERIOD_S)
-        now_s = run.now_s
-        if now_s > 0:
-            history.append({"at_s": round(now_s, 1), **run.live.rows(now_s)[-1]})
-        elif history and run.live.num_finished == 0:
-            history.clear()
+        run.live.record(run.now_s)

@@ -15,7 +15,7 @@ from loadtest.http_bench.load import parse_load
 from loadtest.http_bench.options import LoadOptions, read_extra_body
 from loadtest.http_bench.outcome import Outcome
 from loadtest.http_bench.records import read_records
-from loadtest.http_bench.session import Session
+from loadtest.http_bench.session import Session, prepare_session
 
 from .stand_in_server import DONE, StandIn, chunk, plain_reply, run_stand_in, usage
 from .test_experiment import experiment
@@ -82,7 +82,7 @@ def test_processes_together_send_as_many_requests_as_asked(
     sent = []
     for index in range(len(shares)):
         session = Session(
-            settings,
+            prepare_session(settings),
             on_outcome=lambda _: None,
             on_sample=lambda _: None,
             index=index,
@@ -119,7 +119,7 @@ def test_an_action_whose_request_came_to_nothing_befalls_the_next_one():
     with run_stand_in(StandIn(first_is_empty)) as server:
         actions = parse_client_actions("drop@0")
         session = Session(
-            options(server.url, num_requests=3, actions=actions),
+            prepare_session(options(server.url, num_requests=3, actions=actions)),
             on_outcome=lambda _: None,
             on_sample=lambda _: None,
         )
