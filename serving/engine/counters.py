@@ -18,7 +18,7 @@ CutReason = str
     `latency`     worth its time, but a latency target leaves no room
     `probe`       a step that verifies nothing, to learn what one costs
     `depth`       not even proposed: the draft was shorter than the deepest there can be
-    `kv`          its request lost its KV blocks
+    `kv`          no KV block is left for it, or its request lost its own
     `grammar`     not allowed by the request's grammar
     `stop_token`  behind a draft that ends the request if it is accepted
     `min_tokens`  stop tokens become possible inside the block

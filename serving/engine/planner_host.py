@@ -14,6 +14,7 @@ from serving.engine.batch_limits import BatchLimits, RequestPace
 from serving.engine.board import BoardRecorder
 from serving.engine.counters import SpeculationCounters
 from serving.engine.faults import FaultGuard
+from serving.engine.kv_shortage import trim_to_free_blocks
 from serving.engine.options import read_policy
 from serving.engine.request_classes import RequestClasses
 
@@ -127,13 +128,15 @@ class PlannerHost:
     def _plan_batch(self) -> None:
         """Set the limits of the coming step; vLLM's own where nothing asks for less.
 
-        The queue is put into order before, for they are made for its head.
+        The queue is put into order before, for they are made for its head; drafts for
+        which no KV blocks are left are cut after.
         """
         self._guard.ask(self._ageing.look)
         num_decodes = sum(not request.is_prefill_chunk for request in self.running)
         self._pace.note(self.counters.num_accepted_tokens, num_decodes)
         if not (self._limits.is_needed() and self._guard.ask(self._limit_batch)):
             self._limits.lift()
+        self._count_cut("kv", self._guard.ask(trim_to_free_blocks, self) or 0)
 
     def _limit_batch(self) -> bool:
         target_ms = self._classes.tightest_target_ms(self.running)

@@ -1,0 +1,48 @@
+"""vLLM's asynchronous scheduler while KV blocks are short."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.engine import planner_host
+from tests.gpu_adapter.conftest import DEPTH
+from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+
+def count_preemptions(scheduler: Any) -> int:
+    """Serve requests of many lengths and count how often one lost its blocks."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    requests = []
+    for n in range(40):
+        params = SamplingParams(max_tokens=20 + 11 * n % 50, ignore_eos=True)
+        params.update_from_generation_config({}, eos_token_id=2)
+        requests.append(Request(f"r{n}", list(range(10, 20 + n % 7)), params, None))
+        scheduler.add_request(requests[-1])
+    # The stand-in gives a request that comes back another slot.
+    worker = StandInWorker(DEPTH, defaultdict(lambda: 0.7), max_num_reqs=400)
+    drive(scheduler, worker, max_steps=4000)
+    assert all(one.num_output_tokens == one.max_tokens for one in requests)
+    assert scheduler.counters.num_fallbacks == {}
+    return sum(request.num_preemptions for request in requests)
+
+
+def test_fewer_requests_are_preempted(
+    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = make_scheduler(policy="tetris", num_blocks=26)
+    num_preemptions = count_preemptions(scheduler)
+    assert scheduler.counters.num_cut_tokens["kv"] > 0
+    monkeypatch.setattr(planner_host, "trim_to_free_blocks", lambda _: 0)
+    scheduler = make_scheduler(policy="tetris", num_blocks=26)
+    num_without = count_preemptions(scheduler)
+    assert num_preemptions < num_without
