@@ -14,13 +14,14 @@ from typing import Annotated, Any, Final, Literal, Self
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
 
-from serving.settings_checks import find_disagreements
+from serving.settings_checks import find_disagreements, read_switch
 from serving.settings_report import describe
 
 PolicyName = Literal["none", "fixed", "tetris", "dynamic", "goodput"]
@@ -147,6 +148,7 @@ class EngineSettings(_Section):
     ] = "cpu"
     adapter: Annotated[
         Literal["auto", "on", "off"],
+        BeforeValidator(read_switch),
         Field(description="whether our scheduler and worker run in the engine"),
     ] = "auto"
     max_model_len: Annotated[

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from serving.settings_report import did_you_mean
 
@@ -29,6 +29,11 @@ _ENGINE_SETTING_OF: Final = {
     "distributed_executor_backend": "engine.device",
 }
 """vLLM arguments we set ourselves, and the setting that governs each."""
+
+
+def read_switch(value: Any) -> Any:
+    """Return the word again where YAML took `on` or `off` for a boolean."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 def find_disagreements(settings: "Settings") -> Iterator[str]:

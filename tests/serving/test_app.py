@@ -11,7 +11,7 @@ from serving.app import (
     replica_env_of,
     settings_from_args,
 )
-from serving.settings import SettingsError, parse_settings
+from serving.settings import SettingsError, parse_settings, parse_value
 from tests.serving.test_settings import minimal
 
 pytestmark = pytest.mark.filterwarnings(
@@ -170,6 +170,16 @@ def test_what_no_adapter_can_do_is_refused_with_its_remedy(
 def test_without_the_adapter_an_engine_is_vllms_own() -> None:
     kwargs = engine_kwargs(engine={"adapter": "off"}, policy={"name": "fixed"})
     assert not {"scheduler_cls", "worker_cls", "additional_config"} & kwargs.keys()
+
+
+@pytest.mark.parametrize("adapter", ["off", "'off'", "on", "auto"])
+def test_the_adapter_is_switched_by_words_that_yaml_takes_for_booleans(
+    adapter: str,
+) -> None:
+    overrides = {"engine.adapter": parse_value(adapter), "policy.name": "fixed"}
+    settings = parse_settings(minimal(), overrides=overrides)
+    assert settings.engine.adapter == adapter.strip("'")
+    assert ("scheduler_cls" in engine_kwargs_of(settings)) == ("off" not in adapter)
 
 
 def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads() -> None:
