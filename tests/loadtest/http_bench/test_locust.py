@@ -296,15 +296,16 @@ def test_a_start_depends_on_nothing_that_was_before(server, tmp_path, prompts):
         first = opened.run(host=server.url, load="closed:8", duration=5)
         num_first = len(server.bodies)
         assert num_first > 100
-        second = opened.run(load="poisson:3", duration=7, records=records)
+        # Its last request comes more than a second before its end.
+        second = opened.run(load="paced:ramp:4-0", duration=7, records=records)
         assert opened.get("/exceptions")["exceptions"] == []
 
     # Its own arrivals alone: no user of the closed loop sends among them.
-    assert len(server.bodies) - num_first == num_arrivals("poisson:3", 7)
-    assert len(read_records(records).outcomes) == num_arrivals("poisson:3", 7)
+    assert len(server.bodies) - num_first == 14
+    assert len(read_records(records).outcomes) == 14
     for figures, rate, duration_s in (
         (first, num_first / 5, 5),
-        (second, num_arrivals("poisson:3", 7) / 7, 7),
+        (second, 14 / 7, 7),
     ):
         assert not figures["error"]
         # They stand as they were at the end.
