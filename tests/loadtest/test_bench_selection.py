@@ -9,19 +9,16 @@ from loadtest.bench_selection import main, time_planning
 from policies.batch import EngineLimits, PolicySpec
 from policies.planner import build_planner
 
-NUM_ROUNDS = 3
-
 
 @pytest.mark.parametrize("has_classes", [False, True])
-def test_planning_takes_little_of_a_step_at_64_requests(has_classes: bool) -> None:
+def test_every_step_is_timed_and_selection_is_a_part_of_it(has_classes: bool) -> None:
     limits = EngineLimits(skips_drafter=True, stops_drafts=True)
     planner = build_planner(PolicySpec("goodput", 8), limits)
-    means_us = [
-        np.mean(time_planning(planner, 64, 8, 300, has_classes=has_classes)[1])
-        for _ in range(NUM_ROUNDS)
-    ]
-    # Wanted are 200 on an idle core; the tests share theirs, and memory with others.
-    assert min(means_us) < 1000
+    selecting_us, planning_us = time_planning(
+        planner, 64, 8, 30, has_classes=has_classes
+    )
+    assert len(selecting_us) == len(planning_us) == 30
+    assert 0 < np.sum(selecting_us) < np.sum(planning_us)
 
 
 def test_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
