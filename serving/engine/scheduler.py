@@ -79,7 +79,10 @@ class TetrisScheduler(PlannerHost, Scheduler):
             or speculative.parallel_drafting
         )
         self._host_planner(
-            skips_drafter=speculative.uses_draft_model(),
+            # One that drafts all tokens in a single pass has no record of its own, and
+            # is never skipped.
+            skips_drafter=speculative.uses_draft_model()
+            and not speculative.parallel_drafting,
             stops_drafts=self._reports_confidence
             and self._method in _STOPPING_METHODS
             and self.vllm_config.parallel_config.tensor_parallel_size == 1,
