@@ -27,8 +27,9 @@ def trim_to_free_blocks(scheduler: Scheduler) -> int:
     request that vLLM would preempt first, the last one, loses its drafts first.
 
     Lossless: whether a draft is cut depends on lengths of other requests and on its own
-    position, never on what was drawn for it or behind it. Blocks of several kinds would
-    add the length of the whole draft, so drafts are left alone there.
+    position, never on what was drawn for it or behind it. Blocks of several kinds, or
+    smaller than a draft, would add the length of the whole draft, so drafts are left
+    alone there.
 
     Returns:
         Draft tokens cut.
@@ -48,6 +49,8 @@ def trim_to_free_blocks(scheduler: Scheduler) -> int:
     if len(manager.coordinator.single_type_managers) > 1:
         return 0
     [blocks] = manager.coordinator.single_type_managers
+    if scheduler.num_spec_tokens > blocks.block_size:
+        return 0
     num_needed, cuts = _find_cuts(scheduler, blocks)
     num_short = num_needed - num_free
     if num_short > sum(cut.num_saved for cut in cuts):

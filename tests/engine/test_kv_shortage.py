@@ -51,6 +51,7 @@ def make_scheduler(
         running=running,
         max_num_scheduled_tokens=64,
         num_lookahead_tokens=lookahead,
+        num_spec_tokens=max(len(one.spec_token_ids) for one in running),
         max_model_len=512,
         block_size=BLOCK,
         kv_cache_manager=SimpleNamespace(
@@ -103,6 +104,12 @@ def test_the_rest_of_a_prompt_comes_first() -> None:
 def test_blocks_of_several_kinds_are_left_to_vllm() -> None:
     scheduler = make_scheduler([make_request(14, 4)], num_free=0, num_kinds=2)
     assert trim(scheduler) == (0, [4])
+
+
+def test_drafts_that_can_begin_two_blocks_are_left_to_vllm() -> None:
+    """Whether the first of them is cut would depend on how far the draft goes on."""
+    scheduler = make_scheduler([make_request(14, BLOCK + 1)], num_free=1)
+    assert trim(scheduler) == (0, [BLOCK + 1])
 
 
 def test_what_is_cut_does_not_depend_on_the_tokens_of_a_draft() -> None:
