@@ -79,6 +79,7 @@ class LocustRun:
         self.is_prepared = Event()
         listeners = environment.events
         listeners.test_start.add_listener(self._on_start)
+        listeners.test_stopping.add_listener(self._on_stopping)
         listeners.test_stop.add_listener(self._on_stop)
         listeners.report_to_master.add_listener(self._on_report_to_master)
         listeners.worker_report.add_listener(self._on_worker_report)
@@ -262,6 +263,12 @@ class LocustRun:
             index=self._index,
             count=self._count,
         )
+
+    def _on_stopping(self, **_: Any) -> None:
+        # Locust lets users finish what they are at, for as long as a drain may take; an
+        # open load's one user is at it until the end of the run.
+        if self._session is not None:
+            self._session.stop_sending()
 
     def _on_stop(self, **_: Any) -> None:
         if self.has_ended:

@@ -32,7 +32,6 @@ class LoadOptions:
         duration_s: Time in which requests are sent.
         num_requests: Stop after as many; 0 for no limit. Closed loop only.
         drain_s: Time that running requests get to finish afterwards.
-        warm_up_s: Part of the duration whose requests are left out of live figures.
         max_tokens: Longest reply.
         temperature: Of sampling.
         seed: Equal seeds send equal requests at equal times (open loop).
@@ -55,7 +54,6 @@ class LoadOptions:
     duration_s: float
     num_requests: int
     drain_s: float
-    warm_up_s: float
     max_tokens: int
     temperature: float
     seed: str
@@ -85,7 +83,6 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--duration", type=float, default=60.0, metavar="S", help="of sending")
     add("--requests", type=int, default=0, metavar="N", help="stop after as many")
     add("--drain", type=float, default=60.0, metavar="S", help="to finish afterwards")
-    add("--warm-up", type=float, default=0.0, metavar="S", help="left out at first")
     add("--max-tokens", type=int, default=128, metavar="N", help="longest reply")
     add("--temperature", type=float, default=0.0)
     add("--seed", default="0", help="of prompts and arrivals")
@@ -137,7 +134,6 @@ def read_options(parsed: Any, host: str | None) -> LoadOptions:
         duration_s=parsed.duration,
         num_requests=parsed.requests,
         drain_s=parsed.drain,
-        warm_up_s=parsed.warm_up,
         max_tokens=parsed.max_tokens,
         temperature=parsed.temperature,
         seed=parsed.seed,

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import gevent
+from gevent.event import Event
 from gevent.pool import Pool
 
 from .client_chaos import ActionQueue, ClientAction
@@ -92,6 +93,7 @@ class Session:
         self._num_sent = 0
         self._num_in_flight = 0
         self._has_more_arrivals = options.load.is_open
+        self._is_stopped = Event()
         self._actions = ActionQueue(options.actions)
         self._client = StreamingClient(
             options.host,
@@ -115,12 +117,20 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be sent."""
-        return self.now_s >= self._options.duration_s or self._num_sent >= self._limit
+        return (
+            self._is_stopped.is_set()
+            or self.now_s >= self._options.duration_s
+            or self._num_sent >= self._limit
+        )
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing more is to be sent and nothing is in flight."""
         return self.is_over and not (self._num_in_flight or self._has_more_arrivals)
+
+    def stop_sending(self) -> None:
+        """Begin nothing more; what is in flight goes on to its end."""
+        self._is_stopped.set()
 
     def close(self) -> None:
         """Stop watching the client, and close its connections."""
@@ -196,7 +206,9 @@ class Session:
             for number, at_s in enumerate(arrivals):
                 if number % self._count != self._index:
                     continue
-                gevent.sleep(max(0.0, at_s - self.now_s))
+                # What is overdue is still sent, unless somebody pressed Stop.
+                if self._is_stopped.wait(max(0.0, at_s - self.now_s)):
+                    break
                 pool.spawn(self._run_conversation, number, at_s)
             pool.join()
         finally:

@@ -316,6 +316,21 @@ def test_a_start_depends_on_nothing_that_was_before(server, tmp_path, prompts):
         assert times[-1] < duration_s + 4
 
 
+def test_stop_ends_an_open_load_at_once(server, prompts):
+    """What is in flight is answered; nothing is sent while Locust waits for that."""
+    load = ("--load=poisson:20", "--duration=600", "--drain=30", "--max-tokens=4")
+    with page(f"--host={server.url}", f"--workload={prompts}", *load) as opened:
+        wait_for(lambda: opened.start()["success"])
+        wait_for(lambda: len(server.bodies) > 20)
+        num_sent = len(server.bodies)
+        opened.client.post("/stop").raise_for_status()
+        wait_for(lambda: opened.get("/stats/requests")["state"] == "stopped")
+        # Another 30 s of arrivals would be 600.
+        assert len(server.bodies) < num_sent + 200
+        rows = opened.get("/tokens/figures")["rows"]
+        assert rows[-1]["failed"] == 0
+
+
 def test_workers_are_there_for_the_next_run(server, tmp_path, prompts):
     port = str(find_free_port())
     files = tmp_path / "first.jsonl", tmp_path / "second.jsonl"

@@ -31,7 +31,6 @@ def options(host: str, **changes: Any) -> LoadOptions:
         "duration_s": 60.0,
         "num_requests": 0,
         "drain_s": 10.0,
-        "warm_up_s": 0.0,
         "max_tokens": 2,
         "temperature": 0.0,
         "seed": "0",
