@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-
-import pytest
 
 from loadtest.http_bench.records import read_records
 
-from .stand_in_server import StandIn, plain_reply, run_stand_in
 from .test_experiment import experiment
-
-
-@pytest.fixture
-def server() -> Iterator[StandIn]:
-    """A stand-in that sends a token every 5 ms."""
-    with run_stand_in(StandIn(plain_reply(0.005))) as running:
-        yield running
 
 
 def test_chaos_that_could_not_be_done_fails_the_run(server, tmp_path, capsys):

@@ -40,18 +40,9 @@ WAIT_S = 300.0
 
 
 @pytest.fixture
-def server() -> Iterator[StandIn]:
-    """A stand-in that sends a token every 5 ms."""
-    with run_stand_in(StandIn(plain_reply(0.005))) as running:
-        yield running
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> str:
-    """A file of prompts: conversations of one turn, which take as long as they take."""
-    path = tmp_path / "prompts.txt"
-    path.write_text("\n".join(f"prompt {number}" for number in range(50)))
-    return f"--workloads={path}"
+def prompts(prompt_file: Path) -> str:
+    """The option that names a file of prompts."""
+    return f"--workloads={prompt_file}"
 
 
 def experiment(output: Path, *arguments: str) -> int:

@@ -33,18 +33,9 @@ _PERIOD_S = 0.1
 
 
 @pytest.fixture
-def server() -> Iterator[StandIn]:
-    """A stand-in that sends a token every 5 ms."""
-    with run_stand_in(StandIn(plain_reply(0.005))) as running:
-        yield running
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> str:
-    """A file of prompts: each conversation is one request."""
-    path = tmp_path / "prompts.txt"
-    path.write_text("\n".join(f"prompt {number}" for number in range(50)))
-    return str(path)
+def prompts(prompt_file: Path) -> str:
+    """The name of a file of prompts."""
+    return str(prompt_file)
 
 
 def locust(*arguments: str) -> subprocess.Popen[str]:
