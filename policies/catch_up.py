@@ -38,3 +38,7 @@ class CatchUp:
     def price_ms(self, cost: StepCost) -> float:
         """Price filling all of them at once, as the first drafting step does."""
         return cost.draft_first.at(self.num_missing)
+
+    def share_ms(self, cost: StepCost) -> float:
+        """Price the same as a share of each of the steps that pay it off."""
+        return self.price_ms(cost) / RESUME_HORIZON_STEPS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.batch import DraftSelection
-from policies.catch_up import RESUME_HORIZON_STEPS, CatchUp
+from policies.catch_up import CatchUp
 from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.defaults import PlannerDefaults
 from policies.exploration import Exploration
@@ -86,12 +86,13 @@ class DynamicPlanner(PlannerDefaults):
             + np.maximum(lengths - 1, 0) * self.cost.draft_next.predict(float(num_reqs))
             + self.cost.host_ms(num_reqs)
         )
-        catch_up_ms = self._catch_up.price_ms(self.cost)
-        self._exploration.set_price(
-            float(step_ms[1] - step_ms[0]), float(step_ms[0]), catch_up_ms
-        )
         if self._depth == 0:
-            step_ms[1:] += catch_up_ms / RESUME_HORIZON_STEPS
+            self._exploration.set_price(
+                float(step_ms[1] - step_ms[0]),
+                float(step_ms[0]),
+                self._catch_up.price_ms(self.cost),
+            )
+            step_ms[1:] += self._catch_up.share_ms(self.cost)
         self._depth = int(np.argmax(tokens / step_ms))
         return self._exploration.adjust_depth(self._depth, max_depth=1)
 

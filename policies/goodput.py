@@ -17,7 +17,7 @@ from policies.admission import (
 from policies.batch import DraftSelection
 from policies.budget import DepthOutlook, DepthPlan, plan_depth
 from policies.calibration import ConfidenceCalibration
-from policies.catch_up import RESUME_HORIZON_STEPS, CatchUp
+from policies.catch_up import CatchUp
 from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.draft_admission import admit_above_threshold, admit_best, claim
 from policies.draft_prices import DraftPrices
@@ -205,7 +205,8 @@ class GoodputPlanner:
             self._prices.plan = self._plan_depth(num_reqs, latency_target_ms)
             self._token_price = self._prices.token_price(num_reqs)
             self._pass_price = self._prices.pass_price(num_reqs)
-            self._price_exploring(num_reqs, latency_target_ms)
+            if self.plan.depth == 0:
+                self._price_exploring(num_reqs, latency_target_ms)
         depth = self._exploration.adjust_depth(self.plan.depth, self.max_depth)
         if self._exploration.exploring:
             self.calibration.age()
@@ -380,7 +381,7 @@ class GoodputPlanner:
             skips_drafter=self.limits.skips_drafter,
         )
         if self.limits.skips_drafter and self.plan.depth == 0:
-            step_ms[1:] += self._catch_up.price_ms(self.cost) / RESUME_HORIZON_STEPS
+            step_ms[1:] += self._catch_up.share_ms(self.cost)
         max_step_ms: float | NDArray[np.float64] | None = self.latency_target_ms
         if latency_target_ms is not None:
             tokens = self._recent.tokens_by_depth(self._typical_acceptance())
