@@ -85,7 +85,7 @@ def group(*frames: str) -> str:
             [f"observe ({PACKAGES}/vllm/v1/spec_decode/metrics.py)"],
             "metrics and logs",
         ),
-        (["<lambda> (/tmp/odd.py)"], "other: odd.py"),
+        (["<lambda> (/elsewhere/odd.py)"], "other: odd.py"),
         ([f"f ({PACKAGES}/left_pad/core.py)"], "other: left_pad"),
         (["f (/usr/lib/python3.11/shutil.py)"], "other: standard library"),
     ],
