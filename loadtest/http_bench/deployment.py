@@ -35,11 +35,13 @@ _METRICS = re.compile(r"metrics\s+(http://\S+)")
 _LOG_TAIL_LINES = 15
 _TIMEOUT_S = 5.0
 _REPO = Path(loadtest.__file__).resolve().parents[1]
-_OWN_SETTLE_S = 3.0
+_EXPORT_PERIOD_S = 4.0
+"""Of what we start: every process of Ray exports its metrics, and its agent takes them
+in, so that a short period is felt beside an engine on few cores."""
+_OWN_SETTLE_S = _EXPORT_PERIOD_S + 2.0
 _RAY_SETTLE_S = 11.0
 _VLLM_SETTLE_S = 0.5
-"""Ray exports metrics every ten seconds unless told otherwise, as we tell those that we
-start; vLLM does at once."""
+"""Ray exports metrics every ten seconds unless told otherwise; vLLM does at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,5 +290,5 @@ def _environment() -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": f"{_REPO}{os.pathsep}{path}" if path else str(_REPO),
         # Else the figures of a run could be ten seconds old.
-        "RAY_metrics_report_interval_ms": "1000",
+        "RAY_metrics_report_interval_ms": str(int(1e3 * _EXPORT_PERIOD_S)),
     }

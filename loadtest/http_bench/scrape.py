@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from .deployment import Deployment, count_replicas, fetch
 
 _PERIOD_S = 5.0
-"""Seldom: Serve takes 40 ms of processor time to count its replicas, and Ray about as
-much to show its metrics, which a server on the same cores would feel."""
+_LOOKS_PER_PAGE = 2
+"""Seldom: Serve takes 40 ms of processor time to count its replicas, and Ray some 300
+to show its metrics, which a server on the same cores would feel. Pages are read as
+often as Prometheus would."""
 
 _WANTED = re.compile(r"(tetris|vllm)_\w+_total$")
 _GAUGES = {
@@ -33,24 +35,32 @@ _OWN_GAUGES = {
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of one counter."""
 
+_Sample = tuple[str, dict[str, str], float]
+_NAME_END = re.compile(r"[{ ]")
+
 
 def normalise(name: str) -> str:
     """Return a metric's name without what exporters add: `ray_vllm_x`, `vllm:x`."""
     return name.removeprefix("ray_").replace("vllm:", "vllm_")
 
 
-def read_counters(text: str) -> dict[Series, float]:
-    """Read the counters of the engine and the policy from an exporter's page."""
-    return {
+def read_page(text: str) -> tuple[dict[Series, float], dict[str, float]]:
+    """Read an exporter's page.
+
+    Returns:
+        The counters of the engine and the policy; queues and cache use, sums over
+        engines and the largest for the cache.
+    """
+    samples = list(_samples(text))
+    counters = {
         (name, tuple(sorted(labels.items()))): value
-        for name, labels, value in _samples(text)
+        for name, labels, value in samples
         if _WANTED.match(name)
     }
+    return counters, _add_engines(samples)
 
 
-def read_gauges(text: str) -> dict[str, float]:
-    """Read queues and cache use; sums over engines, the largest for the cache."""
-    samples = list(_samples(text))
+def _add_engines(samples: Sequence[_Sample]) -> dict[str, float]:
     names = {name for name, _, _ in samples}
     keys = _OWN_GAUGES if _OWN_GAUGES.keys() <= names else _GAUGES
     found: dict[str, float] = {}
@@ -185,31 +195,40 @@ class Scraper:
                 counters[name] = counters.get(name, 0.0) + value
 
     def _follow(self) -> None:
+        num_looks = 1
         while not self._stop.wait(_PERIOD_S):
-            self._look()
+            self._look(reads_pages=num_looks % _LOOKS_PER_PAGE == 0)
+            num_looks += 1
 
-    def _look(self) -> None:
+    def _look(self, *, reads_pages: bool = True) -> None:
         point: dict[str, float] = {"epoch_s": time.time()}
-        headers, url = self._deployment.headers, self._deployment.url
-        gauges = []
-        for page, grown in self._grown.items():
-            text = fetch(page, url, headers, self._note)
-            if text is not None:
-                grown.update(read_counters(text))
-                gauges.append(read_gauges(text))
-        if len(gauges) == len(self._grown):
-            point |= add_gauges(gauges)
-            totals = [grown.totals for grown in self._grown.values()]
-            for name, key in _TIMELINE_COUNTERS.items():
-                known = [total[name] for total in totals if name in total]
-                if known:
-                    point[key] = sum(known)
+        if reads_pages:
+            point |= self._read_pages()
+        url, headers = self._deployment.url, self._deployment.headers
         replicas = count_replicas(url, headers)
         # Without a replica a server of ours answers 503, as others do for their own
         # reasons: only one that has told a number means none by it.
         if replicas or (replicas == 0 and self._tells_replicas):
             point["replicas"], self._tells_replicas = replicas, True
         self.record.timeline.append(point)
+
+    def _read_pages(self) -> dict[str, float]:
+        gauges, url, headers = [], self._deployment.url, self._deployment.headers
+        for page, grown in self._grown.items():
+            text = fetch(page, url, headers, self._note)
+            if text is not None:
+                counters, queues = read_page(text)
+                grown.update(counters)
+                gauges.append(queues)
+        if len(gauges) < len(self._grown):
+            return {}
+        found = add_gauges(gauges)
+        totals = [grown.totals for grown in self._grown.values()]
+        for name, key in _TIMELINE_COUNTERS.items():
+            known = [total[name] for total in totals if name in total]
+            if known:
+                found[key] = sum(known)
+        return found
 
     def _note(self, problem: str) -> None:
         if problem not in self.record.problems:
@@ -223,10 +242,17 @@ _TIMELINE_COUNTERS = {
 }
 
 
-def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
-    for family in text_string_to_metric_families(text):
+def _samples(text: str) -> Iterable[_Sample]:
+    # Ray's page is long, and parsing slow: only the lines that count are parsed.
+    wanted = "".join(line for line in text.splitlines(True) if _is_wanted(line))
+    for family in text_string_to_metric_families(wanted):
         for sample in family.samples:
             yield normalise(sample.name), sample.labels, sample.value
+
+
+def _is_wanted(line: str) -> bool:
+    name = normalise(_NAME_END.split(line, 1)[0])
+    return bool(_WANTED.match(name)) or name in _GAUGES or name in _OWN_GAUGES
 
 
 def _divide(part: float | None, whole: float | None) -> float | None:

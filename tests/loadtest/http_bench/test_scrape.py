@@ -9,8 +9,7 @@ from loadtest.http_bench.scrape import (
     GrowingCounters,
     Scraper,
     add_gauges,
-    read_counters,
-    read_gauges,
+    read_page,
 )
 
 from .stand_in_server import StandIn, plain_reply, run_stand_in
@@ -29,16 +28,18 @@ vllm:num_requests_running{engine="1"} 3
 # TYPE vllm:kv_cache_usage_perc gauge
 vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 0.5
+# TYPE ray_vllm_e2e_request_latency_seconds histogram
+ray_vllm_e2e_request_latency_seconds_bucket{le="0.5"} of no interest
 """
 
 
-def test_counters_are_read_from_rays_and_vllms_pages():
-    counters = read_counters(PAGE)
+def test_figures_are_read_from_rays_and_vllms_pages():
+    counters, queues = read_page(PAGE)
     assert {name for name, _ in counters} == {
         "tetris_drafts_total",
         "vllm_generation_tokens_total",
     }
-    assert read_gauges(PAGE) == {"num_running": 5.0, "kv_cache_usage": 0.5}
+    assert queues == {"num_running": 5.0, "kv_cache_usage": 0.5}
 
 
 def test_counters_add_up_through_restarts_and_replicas_that_go_away():
