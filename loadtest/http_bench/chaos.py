@@ -203,6 +203,8 @@ class ServerChaos:
         command = self._redeploy_command or self._deployment.redeploy_command
         if command is None:
             return "give --redeploy-command", False
+        # Ours holds paths, which are nobody's business in a report.
+        name = repr(command) if self._redeploy_command else "the redeploy"
         command = command.replace("{dashboard}", self._deployment.dashboard or "")
         before, began_s = _find_replicas(pid), time.monotonic()
         try:
@@ -214,10 +216,10 @@ class ServerChaos:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return f"{command!r} took more than {_REDEPLOY_TIMEOUT_S:.0f} s", False
+            return f"{name} took more than {_REDEPLOY_TIMEOUT_S:.0f} s", False
         said = _COLOURS.sub("", finished.stdout + finished.stderr)
         last = said.strip().splitlines()[-1:]
-        what = f"{command!r} exited with {finished.returncode} {' '.join(last)}".strip()
+        what = f"{name} exited with {finished.returncode} {' '.join(last)}".strip()
         if finished.returncode != 0:
             return what, False
         # Serve has only taken the order so far.
