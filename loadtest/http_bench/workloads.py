@@ -30,8 +30,9 @@ _LONG_CHARS = 1500
 _PREFIX_CHARS = 500
 _NUM_PREFIXES = 4
 _CHAT_TURNS = (2, 3, 4)
-_MAX_CHARS = 2200
-"""Of a whole conversation: it must fit into the demo model's context."""
+_MAX_CHARS = 1650
+"""Of a whole conversation: it must fit into the 1024 tokens of the demo model's context,
+and some have 1.65 characters a token."""
 
 _MAX_DRAWS = 1000
 _ROLES = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import loadtest
 from loadtest.http_bench.chaos import ServerAction, parse_chaos
 from loadtest.http_bench.client_chaos import ActionQueue, parse_client_actions
 from loadtest.http_bench.errors import LoadTestError
@@ -146,6 +147,19 @@ def test_what_was_answered_long_ago_is_not_asked_again(name, fewest, most):
         assert fewest <= len(prompts) <= most
         shortest = min(sum(len(m["content"]) for m in p) for p in prompts)
         assert shortest >= {"long-context": 1500, "chats": 500}[name]
+
+
+@pytest.mark.parametrize("name", ["chats", "long-context"])
+def test_the_longest_prompts_fit_the_demo_model(name):
+    from transformers import AutoTokenizer
+
+    model = Path(loadtest.__file__).resolve().parents[1] / "configs/models/demo-target"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    workload = make_workload(name, "seed")
+    chats = [list(workload.conversation(n).messages) for n in range(500)]
+    chats.sort(key=lambda chat: sum(len(m["content"]) for m in chat))
+    prompts = tokenizer.apply_chat_template(chats[-50:], add_generation_prompt=True)
+    assert max(map(len, prompts["input_ids"])) < 1024
 
 
 def test_long_contexts_are_long():
