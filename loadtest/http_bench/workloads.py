@@ -31,7 +31,7 @@ _PREFIX_CHARS = 500
 _NUM_PREFIXES = 4
 _CHAT_TURNS = (2, 3, 4)
 _MAX_CHARS = 1650
-"""Of a whole conversation: it must fit into the 1024 tokens of the demo model's context,
+"""Of a whole conversation: it must fit into the demo model's context of 1024 tokens,
 and some have 1.65 characters a token."""
 
 _MAX_DRAWS = 1000
