@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from policies.compiled import compiled
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -68,14 +70,30 @@ def choose_draft_budget(
         raise ValueError(
             f"step_ms must price 0..{candidates.size} drafts, got shape {step_ms.shape}"
         )
-    surplus = -tokens_per_ms * step_ms
-    surplus[1:] += np.cumsum(candidates)
-    best = int(np.argmax(surplus))
-    if max_step_ms is None or step_ms[best] <= max_step_ms:
-        return BudgetChoice(best)
-    meets = step_ms <= max_step_ms
-    limited = int(np.argmax(np.where(meets, surplus, -np.inf))) if meets.any() else 0
-    return BudgetChoice(limited, num_cut_by_latency=max(0, best - limited))
+    limit_ms = np.inf if max_step_ms is None else max_step_ms
+    return BudgetChoice(*find_budget(candidates, step_ms, tokens_per_ms, limit_ms))
+
+
+@compiled
+def find_budget(
+    candidates: NDArray[np.float64],
+    step_ms: NDArray[np.float64],
+    tokens_per_ms: float,
+    max_step_ms: float,
+) -> tuple[int, int]:
+    """Do what `choose_draft_budget` does, without its checks; inf for no target."""
+    best = limited = 0
+    most = most_limited = -np.inf
+    tokens = 0.0
+    for budget in range(step_ms.size):
+        if budget > 0:
+            tokens += candidates[budget - 1]
+        surplus = tokens - tokens_per_ms * step_ms[budget]
+        if surplus > most:
+            most, best = surplus, budget
+        if step_ms[budget] <= max_step_ms and surplus > most_limited:
+            most_limited, limited = surplus, budget
+    return limited, max(0, best - limited)
 
 
 def survival_threshold(
@@ -145,23 +163,54 @@ def foresee_depths(
 
     Complexity: one sort of all survivals; every depth reads the same order.
     """
-    num_drafts, max_depth = acceptance.shape
     values = np.cumprod(acceptance, axis=1)
     if weights is not None:
         values *= weights[:, None]
     survival = values.ravel()
-    column = np.tile(np.arange(max_depth), num_drafts)
-    order = np.argsort(-survival)
-    depths = np.arange(max_depth + 1)
-    allowed = column[None, order] < depths[:, None]
-    points = np.linspace(0, order.size - 1, NUM_THRESHOLDS).astype(np.int64)
-    gained = np.zeros((max_depth + 1, NUM_THRESHOLDS + 1))
-    verified = np.zeros_like(gained)
-    falling = survival[order]
-    gained[:, 1:] = np.cumsum(allowed * falling, axis=1)[:, points]
-    verified[:, 1:] = np.cumsum(allowed, axis=1)[:, points]
-    thresholds = np.concatenate(([np.inf], falling[points]))
-    return DepthOutlook(gained / num_drafts, verified / num_drafts, thresholds)
+    return DepthOutlook(
+        *_add_up(survival, np.argsort(-survival), acceptance.shape[1], NUM_THRESHOLDS)
+    )
+
+
+@compiled
+def _add_up(
+    survival: NDArray[np.float64],
+    order: NDArray[np.int64],
+    max_depth: int,
+    num_thresholds: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Sum drafts from the best on, for every depth, and note evenly spaced sums.
+
+    Args:
+        survival: `[num_drafts * max_depth]`, row by row.
+        order: `[num_drafts * max_depth]`, places in it, by falling survival.
+        max_depth: Positions of a draft.
+        num_thresholds: Sums to note.
+
+    Returns:
+        As `DepthOutlook`.
+    """
+    num_drafts = survival.size // max_depth
+    gained = np.zeros((max_depth + 1, num_thresholds + 1))
+    verified = np.zeros((max_depth + 1, num_thresholds + 1))
+    thresholds = np.full(num_thresholds + 1, np.inf)
+    num_gained = np.zeros(max_depth + 1)
+    num_verified = np.zeros(max_depth + 1)
+    noted = 0
+    for rank in range(order.size):
+        value = survival[order[rank]]
+        for depth in range(order[rank] % max_depth + 1, max_depth + 1):
+            num_gained[depth] += value
+            num_verified[depth] += 1.0
+        while (
+            noted < num_thresholds
+            and noted * (order.size - 1) // (num_thresholds - 1) == rank
+        ):
+            noted += 1
+            thresholds[noted] = value
+            gained[:, noted] = num_gained / num_drafts
+            verified[:, noted] = num_verified / num_drafts
+    return gained, verified, thresholds
 
 
 def plan_depth(

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.acceptance import split_observed
 from policies.batch import AcceptanceScale
+from policies.calibration_fit import (
+    NUM_CALIBRATION_BINS,
+    learn_outcomes,
+    predict_acceptance,
+)
+from policies.logit import MAX_LOG_ODDS, to_probability
 from policies.request_effects import RequestEffects
 
 if TYPE_CHECKING:
@@ -16,19 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-MAX_LOG_ODDS = 8.0
-"""Confidence is clipped to log-odds of +-8 (3e-4 from 0 and 1): past that the softmax
-of a bf16 model says nothing more about acceptance."""
-
-MEMORY_TOKENS = 2000.0
-"""Outcomes are forgotten with this time constant, in observed draft tokens. Measured in
-tokens, not steps, so that a busy engine does not forget faster than an idle one."""
-
 AGED_KEEP = 0.8
 """What is kept of the evidence each time that drafts are verified only to see whether
 it still holds: against all of it, their few outcomes would weigh nothing."""
-
-NUM_CALIBRATION_BINS = 10
 
 
 @dataclass(slots=True)
@@ -87,10 +82,12 @@ class ConfidenceCalibration:
         Returns:
             `[num_reqs, depth]`, float64, strictly between 0 and 1.
         """
-        depth = confidence.shape[1]
-        log_odds = self._slope * to_log_odds(confidence) + self._intercept[:depth]
-        log_odds += self._requests.log_odds(req_ids)[:, None]
-        return to_probability(log_odds)
+        return predict_acceptance(
+            np.ascontiguousarray(confidence),
+            self._intercept,
+            self._slope,
+            self._requests.log_odds(req_ids),
+        )
 
     def observe(
         self,
@@ -107,20 +104,24 @@ class ConfidenceCalibration:
             num_verified: `[num_reqs]`, <= depth.
             num_accepted: `[num_reqs]`, <= `num_verified`.
         """
-        depth = confidence.shape[1]
-        observed, accepted = split_observed(num_verified, num_accepted, depth)
-        row, position = np.nonzero(observed)
-        if row.size == 0:
-            return
-        feature = to_log_odds(confidence[row, position])
-        shared = self._slope * feature + self._intercept[position]
-        probability = to_probability(shared + self._requests.log_odds(req_ids)[row])
-        outcome = accepted[row, position].astype(np.float64)
-        self._count(probability, outcome)
-        residual = outcome - probability
-        weight = probability * (1.0 - probability)
-        self._step(position, feature, residual, weight)
-        self._requests.learn(req_ids, row, residual, weight)
+        requests = self._requests
+        slots = requests.assign_slots(req_ids, (num_verified > 0).tolist())
+        self._slope, self._info_slope = learn_outcomes(
+            np.ascontiguousarray(confidence),
+            slots,
+            np.ascontiguousarray(num_verified),
+            np.ascontiguousarray(num_accepted),
+            self._intercept,
+            self._slope,
+            self._info_intercept,
+            self._info_cross,
+            self._info_slope,
+            (self.prior_intercept, self.prior_slope),
+            requests.gradient,
+            requests.information,
+            requests.effect,
+            self._bins,
+        )
 
     def age(self) -> None:
         """Trust what was learnt a little less: hardly anything is verified."""
@@ -188,81 +189,3 @@ class ConfidenceCalibration:
         self._info_intercept = np.array(state["info_intercept"], dtype=np.float64)
         self._info_cross = np.array(state["info_cross"], dtype=np.float64)
         self._info_slope = float(state["info_slope"])
-
-    def _step(
-        self,
-        position: NDArray[np.int64],
-        feature: NDArray[np.float64],
-        residual: NDArray[np.float64],
-        weight: NDArray[np.float64],
-    ) -> None:
-        keep = np.exp(-position.size / MEMORY_TOKENS)
-        depth = self.max_depth
-        self._info_intercept *= keep
-        self._info_cross *= keep
-        self._info_slope *= keep
-        self._info_intercept += np.bincount(position, weight, depth)
-        self._info_cross += np.bincount(position, weight * feature, depth)
-        self._info_slope += float(weight @ (feature * feature))
-
-        # Priors: intercepts towards their common level, the slope towards its start.
-        evidence = self._info_intercept + _INTERCEPT_PRIOR
-        level = float(self._info_intercept @ self._intercept) + (
-            _INTERCEPT_PRIOR * self.prior_intercept
-        )
-        level /= float(self._info_intercept.sum()) + _INTERCEPT_PRIOR
-        pull = (1.0 - keep) * _INTERCEPT_PRIOR * (level - self._intercept)
-        gradient = np.bincount(position, residual, depth) + pull
-        gradient_slope = float(residual @ feature) + (1.0 - keep) * _SLOPE_PRIOR * (
-            self.prior_slope - self._slope
-        )
-        ratio = self._info_cross / evidence
-        curvature = self._info_slope + _SLOPE_PRIOR - float(ratio @ self._info_cross)
-        step_slope = (gradient_slope - float(ratio @ gradient)) / max(curvature, 1e-6)
-        step_slope = float(np.clip(step_slope, -_MAX_STEP, _MAX_STEP))
-        step = (gradient - self._info_cross * step_slope) / evidence
-        self._slope = max(0.0, self._slope + step_slope)
-        self._intercept += np.clip(step, -_MAX_STEP, _MAX_STEP)
-
-    def _count(
-        self, probability: NDArray[np.float64], outcome: NDArray[np.float64]
-    ) -> None:
-        bins = np.minimum(
-            (probability * NUM_CALIBRATION_BINS).astype(np.int64),
-            NUM_CALIBRATION_BINS - 1,
-        )
-        self._bins *= np.exp(-probability.size / MEMORY_TOKENS)
-        self._bins[0] += np.bincount(bins, minlength=NUM_CALIBRATION_BINS)
-        self._bins[1] += np.bincount(bins, probability, NUM_CALIBRATION_BINS)
-        self._bins[2] += np.bincount(bins, outcome, NUM_CALIBRATION_BINS)
-
-
-_INTERCEPT_PRIOR = 4.0
-"""Information of the pull on each position's intercept: about 16 coin flips."""
-
-_SLOPE_PRIOR = 8.0
-"""Information of the pull on the slope."""
-
-_MAX_STEP = 0.5
-"""Largest change of a coefficient in one engine step, in log-odds: the first outcomes
-after a start or a workload shift cannot throw the model off."""
-
-
-LEAST_PROBABILITY = float(1.0 / (1.0 + np.exp(MAX_LOG_ODDS)))
-"""Probability at the smallest log-odds."""
-
-
-def to_log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return log-odds of probabilities of any shape, within +-`MAX_LOG_ODDS`."""
-    # Plain ufuncs: np.clip takes longer than all the rest on a batch's few numbers.
-    clipped = np.minimum(
-        np.maximum(probability, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY
-    )
-    log_odds: NDArray[np.float64] = np.log(clipped / (1.0 - clipped))
-    return log_odds
-
-
-def to_probability(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probabilities of log-odds of any shape."""
-    probability: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-log_odds))
-    return probability

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from policies.cost_fits import Drift, Trend
+from policies.curves import Curve, Stairs, price_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,91 +71,6 @@ def make_knots(
     return np.array(sorted(clipped), dtype=np.float64)
 
 
-class _Curve:
-    """Values at knots, linear between them and beyond the last; 0 at 0.
-
-    One look-up in every engine step and part: two more points, at almost 0 and far
-    beyond the last knot, spare it all special cases.
-    """
-
-    __slots__ = ("_x_list", "_xs", "_y_list", "_ys")
-
-    def __init__(self, knots: NDArray[np.float64], values: NDArray[np.float64]) -> None:
-        slope = 0.0
-        if knots.size > 1:
-            slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
-        far_ms = values[-1] + slope * (_FAR - knots[-1])
-        self._xs = np.concatenate(([0.0, _NEAR], knots, [_FAR]))
-        self._ys = np.concatenate(([0.0, values[0]], values, [far_ms]))
-        self._x_list: list[float] = self._xs.tolist()
-        self._y_list: list[float] = self._ys.tolist()
-
-    @property
-    def values(self) -> NDArray[np.float64]:
-        """Values at the knots."""
-        inner: NDArray[np.float64] = self._ys[2:-1]
-        return inner
-
-    def many(self, x: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        value: NDArray[np.float64] = np.interp(x, self._xs, self._ys)
-        return value
-
-    def one(self, x: float) -> float:
-        if x <= 0:
-            return 0.0
-        right, share = self.locate(x)
-        return self.between(right, share)
-
-    def locate(self, x: float) -> tuple[int, float]:
-        """Return where x > 0 lies: the point to its right and how near it is to it.
-
-        All curves over the same knots have their points in the same places.
-        """
-        xs = self._x_list
-        right = bisect_left(xs, x)
-        low = xs[right - 1]
-        return right, (x - low) / (xs[right] - low)
-
-    def between(self, right: int, share: float) -> float:
-        """Return the value at a place that `locate` found."""
-        ys = self._y_list
-        return ys[right - 1] * (1.0 - share) + ys[right] * share
-
-    def knots_at(self, right: int, share: float) -> tuple[tuple[int, float], ...]:
-        """Return the numbers of the knots around a place and how much each counts."""
-        last = len(self._x_list) - 4
-        if right <= 2:
-            return ((0, 1.0),)
-        if right > last + 2:
-            return ((last, 1.0),)
-        return ((right - 3, 1.0 - share), (right - 2, share))
-
-
-_NEAR, _FAR = 1e-9, 1e9
-
-
-class _Stairs:
-    """The counts that passes are padded to; a count past the last stays as it is."""
-
-    __slots__ = ("_size_list", "_sizes", "_tops")
-
-    def __init__(self, padded_sizes: tuple[int, ...]) -> None:
-        # No token at all needs no pass.
-        self._size_list: list[float] = [0.0, *padded_sizes]
-        self._sizes = np.array(self._size_list)
-        # Past the last size the count itself is the larger.
-        self._tops = np.append(self._sizes, 0.0)
-
-    def one(self, count: float) -> float:
-        place = bisect_left(self._size_list, count)
-        return self._size_list[place] if place < len(self._size_list) else count
-
-    def many(self, counts: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        tops = self._tops[np.searchsorted(self._sizes, counts)]
-        padded: NDArray[np.float64] = np.maximum(counts, tops)
-        return padded
-
-
 @dataclass(slots=True)
 class CostTable:
     """Milliseconds by count (tokens or requests), monotone, learnt online.
@@ -180,10 +95,11 @@ class CostTable:
     per_unit_ms: float
     padded_sizes: tuple[int, ...] = ()
     knots: NDArray[np.float64] = field(init=False)
-    _stairs: _Stairs | None = field(init=False, default=None)
+    _stairs: Stairs | None = field(init=False, default=None)
+    _sizes: NDArray[np.float64] = field(init=False)
     _base_ms: NDArray[np.float64] = field(init=False)
-    _base: _Curve = field(init=False)
-    _value: _Curve = field(init=False)
+    _base: Curve = field(init=False)
+    _value: Curve = field(init=False)
     _deviation: list[float] = field(init=False)
     _num_visits: list[float] = field(init=False)
     _trend: Trend = field(init=False)
@@ -197,7 +113,8 @@ class CostTable:
         """Lay out the knots and the prior."""
         self.knots = make_knots(self.max_count, self.padded_sizes)
         if self.padded_sizes:
-            self._stairs = _Stairs(self.padded_sizes)
+            self._stairs = Stairs(self.padded_sizes)
+        self._sizes = np.empty(0) if self._stairs is None else self._stairs.sizes
         self._set(self.first_ms + self.per_unit_ms * (self.knots - 1.0))
 
     @property
@@ -215,10 +132,10 @@ class CostTable:
 
     def predict(self, count: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Return milliseconds for one or many counts; 0 where the count is <= 0."""
-        if self._stairs is not None:
-            count = self._stairs.many(count)
-        price: NDArray[np.float64] = self._value.many(count) * self._drift.level
-        return price
+        counts = np.asarray(count, dtype=np.float64)
+        curve, level = self._value, self._drift.level
+        prices = price_counts(curve.xs, curve.ys, self._sizes, level, counts.ravel())
+        return prices.reshape(counts.shape)
 
     def at(self, count: float) -> float:
         """Return milliseconds for one count, as `predict` does but ten times faster."""
@@ -313,7 +230,7 @@ class CostTable:
         """Start from what another engine's table says of this one's knots."""
         knots = np.array(state["knots"], dtype=np.float64)
         values = np.array(state["value_ms"], dtype=np.float64)
-        self._set(_Curve(knots, values).many(self.knots))
+        self._set(Curve(knots, values).many(self.knots))
         self._drift.slope = float(state["slope_ms"])
         self._usual_extra = float(state["usual_extra"])
 
@@ -323,8 +240,8 @@ class CostTable:
         self._num_visits = [0.0] * self.knots.size
         self._trend = Trend()
         self._drift = Drift()
-        self._base = _Curve(self.knots, self._base_ms)
-        self._value = _Curve(self.knots, _make_monotone(self._base_ms))
+        self._base = Curve(self.knots, self._base_ms)
+        self._value = Curve(self.knots, _make_monotone(self._base_ms))
 
     def _limit_outlier(self, measured_ms: float, predicted_ms: float) -> float:
         relative = measured_ms / max(predicted_ms, 1e-6) - 1.0
@@ -363,7 +280,7 @@ class CostTable:
         prior = max(ENTRY_PRIOR, (self._scatter / USUAL_DEVIATION) ** 2)
         belief = np.array(self._deviation) / (np.array(self._num_visits) + prior)
         priced = _make_monotone(np.maximum(trend * (1.0 + belief), 1e-4))
-        self._value = _Curve(self.knots, priced)
+        self._value = Curve(self.knots, priced)
 
 
 def _make_monotone(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.budget import choose_draft_budget
+from policies.budget import find_budget
 from policies.claims import claim_drafts, latest_step_ms
+from policies.compiled import compiled
 from policies.draft_prices import count_decodes
-from policies.selection import select_drafts, sum_prefixes
+from policies.selection import admit_from, sum_prefixes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,27 +104,22 @@ def admit_best(
         `[num_reqs]`, and how many more without any latency target.
     """
     lengths = batch.num_draft_tokens
-    position = np.arange(values.shape[1])
     num_claimed = 0
     if claimed is not None:
         num_claimed = int(claimed.sum())
-        values = np.where(position < claimed[:, None], np.inf, values)
-    present = values[position < lengths[:, None]]
-    candidates = np.sort(present)[::-1][num_claimed:]
+        values = np.where(np.arange(values.shape[1]) < claimed[:, None], np.inf, values)
     least = count_decodes(batch) + num_claimed
-    counts = np.arange(least, least + candidates.size + 1, dtype=np.float64)
+    num_open = int(lengths.sum()) - num_claimed
+    counts = np.arange(least, least + num_open + 1, dtype=np.float64)
     step_ms = prices.verify_ms(counts, batch.num_prefill_tokens)
 
-    def choose(max_step_ms: float | None) -> tuple[NDArray[np.int64], int]:
-        choice = choose_draft_budget(
-            candidates, step_ms, prices.plan.tokens_per_ms, max_step_ms=max_step_ms
+    def choose(max_step_ms: float) -> tuple[NDArray[np.int64], int]:
+        tokens_per_ms = prices.plan.tokens_per_ms
+        return _admit_best(
+            values, lengths, num_claimed, step_ms, tokens_per_ms, max_step_ms, explore
         )
-        draft_budget, num_cut = choice.draft_budget, choice.num_cut_by_latency
-        if explore:
-            draft_budget, num_cut = max(draft_budget, 1 + present.size // 4), 0
-        return select_drafts(values, lengths, num_claimed + draft_budget), num_cut
 
-    room_ms = None
+    room_ms = np.inf
     if latency_target_ms is not None:
         room_ms = latency_target_ms - prices.fixed_ms(batch)
     num_admitted, num_cut = choose(room_ms)
@@ -140,4 +136,51 @@ def admit_best(
         return num_admitted, num_cut
     tokens = 1.0 + sum_prefixes(survival, claimed)
     latest_ms = latest_step_ms(tokens, targets_ms, fastest_ms) - fixed_ms
-    return choose(latest_ms if room_ms is None else min(latest_ms, room_ms))
+    return choose(min(latest_ms, room_ms))
+
+
+@compiled
+def _admit_best(
+    values: NDArray[np.float64],
+    lengths: NDArray[np.int64],
+    num_claimed: int,
+    step_ms: NDArray[np.float64],
+    tokens_per_ms: float,
+    max_step_ms: float,
+    explore: bool,
+) -> tuple[NDArray[np.int64], int]:
+    """Put the drafts in order, find the budget, and admit what it pays for.
+
+    Args:
+        values: `[num_reqs, max_depth]`, non-increasing along a request; inf for what
+            is admitted in any case.
+        lengths: `[num_reqs]`.
+        num_claimed: Drafts that are admitted in any case.
+        step_ms: `[drafts that are not + 1]`, of the step with 0, 1, ... of these.
+        tokens_per_ms: Price of a millisecond.
+        max_step_ms: Latest `step_ms`; inf for no target.
+        explore: Admit a quarter of all drafts at least.
+
+    Returns:
+        `[num_reqs]`, and how many more without a target.
+    """
+    num_drafts = num_claimed + step_ms.size - 1
+    falling = np.empty(num_drafts)
+    count = 0
+    for row in range(lengths.size):
+        for position in range(lengths[row]):
+            falling[count] = -values[row, position]
+            count += 1
+    falling.sort()
+    for index in range(num_drafts):
+        falling[index] = -falling[index]
+    budget, num_cut = find_budget(
+        falling[num_claimed:], step_ms, tokens_per_ms, max_step_ms
+    )
+    if explore:
+        budget, num_cut = max(budget, 1 + num_drafts // 4), 0
+    num_admitted = min(num_claimed + budget, num_drafts)
+    if num_admitted == 0:
+        return np.zeros_like(lengths), num_cut
+    least = falling[num_admitted - 1]
+    return admit_from(values, lengths, least, num_admitted), num_cut

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.budget import foresee_depths
+from policies.compiled import compiled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,31 +68,16 @@ class RecentDrafts:
             self._read()
 
     def _read(self) -> None:
-        for drafts in self._unread:
-            self._file(*drafts)
+        for acceptance, num_draft_tokens, weights in self._unread:
+            self._num_seen = _file(
+                self._acceptance,
+                self._weights,
+                self._num_seen,
+                np.ascontiguousarray(acceptance),
+                num_draft_tokens,
+                _NO_WEIGHTS if weights is None else weights,
+            )
         self._unread.clear()
-
-    def _file(
-        self,
-        acceptance: NDArray[np.float64],
-        num_draft_tokens: NDArray[np.int64],
-        weights: NDArray[np.float64] | None,
-    ) -> None:
-        depth = acceptance.shape[1]
-        if num_draft_tokens.min(initial=depth) < depth:
-            present = np.arange(depth) < num_draft_tokens[:, None]
-            drafting = np.flatnonzero(num_draft_tokens)
-            acceptance = np.where(present, acceptance, np.nan)[drafting]
-            weights = None if weights is None else weights[drafting]
-        acceptance = acceptance[-NUM_REMEMBERED_DRAFTS:]
-        num_rows = acceptance.shape[0]
-        slots = (self._num_seen + np.arange(num_rows)) % NUM_REMEMBERED_DRAFTS
-        self._acceptance[slots, :depth] = acceptance
-        self._acceptance[slots, depth:] = np.nan
-        self._weights[slots] = (
-            1.0 if weights is None else weights[-NUM_REMEMBERED_DRAFTS:]
-        )
-        self._num_seen += num_rows
 
     def foresee(self, typical: NDArray[np.float64]) -> DepthOutlook:
         """Return expected tokens and drafts by depth and threshold.
@@ -134,3 +120,37 @@ class RecentDrafts:
         self._read()
         recent = self._acceptance[: self._num_rows]
         return np.where(np.isnan(recent), typical, recent)
+
+
+_NO_WEIGHTS = np.empty(0)
+
+
+@compiled
+def _file(
+    ring: NDArray[np.float64],
+    ring_weights: NDArray[np.float64],
+    num_seen: int,
+    acceptance: NDArray[np.float64],
+    num_draft_tokens: NDArray[np.int64],
+    weights: NDArray[np.float64],
+) -> int:
+    """Put a step's drafts into the ring; return how many there have been now.
+
+    Args:
+        ring: `[num_remembered, max_depth]`, changed in place.
+        ring_weights: `[num_remembered]`, likewise.
+        num_seen: Drafts before these.
+        acceptance: `[num_reqs, depth]`.
+        num_draft_tokens: `[num_reqs]`, 0..depth; requests without drafts are left out.
+        weights: `[num_reqs]`; empty for all the same.
+    """
+    for row in range(num_draft_tokens.size):
+        length = num_draft_tokens[row]
+        if length == 0:
+            continue
+        slot = num_seen % ring_weights.size
+        ring[slot, :length] = acceptance[row, :length]
+        ring[slot, length:] = np.nan
+        ring_weights[slot] = weights[row] if weights.size > 0 else 1.0
+        num_seen += 1
+    return num_seen

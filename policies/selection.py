@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from policies.compiled import compiled
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -75,26 +77,77 @@ def select_drafts(
         return lengths
     if draft_budget == 0:
         return np.zeros_like(lengths)
-
-    max_depth = survival.shape[1]
-    # NaN becomes 0: fmax takes the number of the two.
-    scores = np.fmax(survival, 0.0)
-    np.minimum.accumulate(scores, axis=1, out=scores)
-    # Absent drafts rank below every real one, whose scores are >= 0.
-    scores[np.arange(max_depth) >= lengths[:, None]] = -1.0
-
-    flat = scores.ravel()
-    threshold = np.partition(flat, flat.size - draft_budget)[-draft_budget]
-    reaching: NDArray[np.int64] = (scores >= threshold).sum(axis=1, dtype=np.int64)
-    if int(reaching.sum()) == draft_budget:
-        return reaching
-    above: NDArray[np.int64] = (scores > threshold).sum(axis=1, dtype=np.int64)
-    num_tied_admitted = draft_budget - int(above.sum())
-    # Transposed, so that ties are met position by position and then by request.
-    tied_reqs = np.nonzero((scores == threshold).T)[1][:num_tied_admitted]
-    return above + np.bincount(tied_reqs, minlength=above.size)
+    scores = np.array(survival, dtype=np.float64, order="C")
+    present = gather_scores(scores, lengths)
+    cut = num_drafts - draft_budget
+    return admit_from(scores, lengths, np.partition(present, cut)[cut], draft_budget)
 
 
+@compiled
+def gather_scores(
+    scores: NDArray[np.float64], lengths: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Flatten rises along a request, count NaN as 0, and list the drafts there are.
+
+    Args:
+        scores: `[num_reqs, max_depth]`, changed in place up to the lengths.
+        lengths: `[num_reqs]`, 0..max_depth.
+
+    Returns:
+        `[sum of lengths]`, row by row.
+    """
+    present = np.empty(lengths.sum())
+    count = 0
+    for row in range(lengths.size):
+        lowest = np.inf
+        for position in range(lengths[row]):
+            value = scores[row, position]
+            # A comparison with NaN is false, which leaves 0.
+            lowest = min(lowest, value if value > 0.0 else 0.0)
+            scores[row, position] = present[count] = lowest
+            count += 1
+    return present
+
+
+@compiled
+def admit_from(
+    scores: NDArray[np.float64],
+    lengths: NDArray[np.int64],
+    least: float,
+    draft_budget: int,
+) -> NDArray[np.int64]:
+    """Admit what scores more than `least`, and of what equals it as much as there is.
+
+    Args:
+        scores: `[num_reqs, max_depth]`, non-increasing along a request.
+        lengths: `[num_reqs]`, 0..max_depth; what lies past them is not there.
+        least: Score of the last draft that the budget pays for.
+        draft_budget: Drafts to admit, no fewer than score more than `least`.
+
+    Returns:
+        `[num_reqs]`, int64.
+    """
+    admitted = np.zeros_like(lengths)
+    num_left = draft_budget
+    for row in range(lengths.size):
+        for position in range(lengths[row]):
+            if scores[row, position] <= least:
+                break
+            admitted[row] += 1
+            num_left -= 1
+    for position in range(scores.shape[1]):
+        for row in range(lengths.size):
+            if num_left == 0:
+                return admitted
+            # Whoever has an equal score before this one has had it admitted already.
+            is_next = admitted[row] == position and position < lengths[row]
+            if is_next and scores[row, position] == least:
+                admitted[row] += 1
+                num_left -= 1
+    return admitted
+
+
+@compiled
 def sum_prefixes(
     survival: NDArray[np.float64], lengths: NDArray[np.int64]
 ) -> NDArray[np.float64]:
@@ -107,9 +160,11 @@ def sum_prefixes(
     Returns:
         `[num_reqs]`, float64.
     """
-    kept = np.arange(survival.shape[1]) < lengths[:, None]
-    total: NDArray[np.float64] = (survival * kept).sum(axis=1)
-    return total
+    totals = np.zeros(lengths.size)
+    for row in range(lengths.size):
+        for position in range(lengths[row]):
+            totals[row] += survival[row, position]
+    return totals
 
 
 def _validate(

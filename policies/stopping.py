@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.calibration import LEAST_PROBABILITY, to_log_odds, to_probability
+from policies.compiled import compiled
+from policies.logit import log_odds_of, probability_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.batch import AcceptanceScale
-
-FEW_ROWS = 4
-"""Batches up to this size are looked at in plain floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +54,19 @@ class DraftStop:
     token_price: float
     weights: NDArray[np.float64] | None = None
 
-    def follow(self, req_ids: tuple[Hashable, ...]) -> DraftWatch | FewRowsWatch:
+    def follow(self, req_ids: tuple[Hashable, ...]) -> DraftWatch:
         """Begin a draft of these requests, in the order of the drafter's batch."""
+        effect, weights = self.scale.effect, self.weights
+        if weights is None:
+            weights = np.ones(effect.size)
+        if req_ids == self.req_ids:
+            return DraftWatch(self, effect, weights.copy())
         row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
         rows = [row_of.get(req_id, -1) for req_id in req_ids]
-        weights = np.ones(len(self.req_ids)) if self.weights is None else self.weights
         # One more entry stands for the others.
-        effect = np.append(self.scale.effect, 0.0)[rows]
-        worth = np.append(weights, 0.0)[rows]
-        offset = self.scale.intercept[:, None] + effect
-        if worth.size <= FEW_ROWS:
-            return FewRowsWatch(self, offset.tolist(), worth.tolist())
-        return DraftWatch(self, offset, worth)
+        return DraftWatch(
+            self, np.append(effect, 0.0)[rows], np.append(weights, 0)[rows]
+        )
 
 
 @dataclass(slots=True)
@@ -77,13 +75,13 @@ class DraftWatch:
 
     Attributes:
         stop: The rule.
-        offset: `[max_depth, num_reqs]`, log-odds that do not depend on confidence.
+        effect: `[num_reqs]`, log-odds of each request's own.
         worth: `[num_reqs]`, weight times predicted survival of the latest position.
         num_passes: Seen so far.
     """
 
     stop: DraftStop
-    offset: NDArray[np.float64]
+    effect: NDArray[np.float64]
     worth: NDArray[np.float64]
     num_passes: int = 0
 
@@ -100,55 +98,35 @@ class DraftWatch:
         self.num_passes += 1
         if self.num_passes >= stop.max_depth:
             return False
-        log_odds = stop.scale.slope * to_log_odds(np.array(confidence))
-        log_odds += self.offset[position]
-        self.worth *= to_probability(log_odds)
-        if ended:
-            self.worth[ended] = 0.0
-        gained = np.multiply.outer(self.worth, stop.next_acceptance)
-        gained -= stop.token_price
-        np.maximum(gained, 0.0, out=gained)
-        return float(gained.sum()) > stop.pass_price * stop.next_acceptance.size
-
-
-@dataclass(slots=True)
-class FewRowsWatch:
-    """`DraftWatch` for a handful of requests, in plain floats.
-
-    Between two passes of a small drafter every array operation counts: with a cold
-    cache, ten of them take a tenth of the pass.
-
-    Attributes:
-        stop: The rule.
-        offset: `[max_depth][num_reqs]`.
-        worth: `[num_reqs]`.
-        num_passes: Seen so far.
-    """
-
-    stop: DraftStop
-    offset: list[list[float]]
-    worth: list[float]
-    num_passes: int = 0
-
-    def pays_to_go_on(
-        self, confidence: list[float], ended: list[int] | None = None
-    ) -> bool:
-        """Do what `DraftWatch.pays_to_go_on` does."""
-        stop, worth = self.stop, self.worth
-        offset = self.offset[self.num_passes]
-        self.num_passes += 1
-        if self.num_passes >= stop.max_depth:
-            return False
-        slope, token_price = stop.scale.slope, stop.token_price
-        samples = stop.next_acceptance.tolist()
         for row in ended or ():
-            worth[row] = 0.0
-        gained = 0.0
-        for row, value in enumerate(confidence):
-            clipped = min(max(value, LEAST_PROBABILITY), 1.0 - LEAST_PROBABILITY)
-            log_odds = slope * log(clipped / (1.0 - clipped)) + offset[row]
-            own = worth[row] / (1.0 + exp(-log_odds))
-            worth[row] = own
-            for sample in samples:
-                gained += max(own * sample - token_price, 0.0)
-        return gained > stop.pass_price * len(samples)
+            self.worth[row] = 0.0
+        gained = _take_in_pass(
+            self.worth,
+            np.array(confidence),
+            self.effect,
+            stop.scale.slope,
+            stop.scale.intercept[position],
+            stop.next_acceptance,
+            stop.token_price,
+        )
+        return bool(gained > stop.pass_price)
+
+
+@compiled
+def _take_in_pass(
+    worth: NDArray[np.float64],
+    confidence: NDArray[np.float64],
+    effect: NDArray[np.float64],
+    slope: float,
+    intercept: float,
+    next_acceptance: NDArray[np.float64],
+    token_price: float,
+) -> float:
+    """Lower every request's worth, in place; return what the next pass may gain."""
+    gained = 0.0
+    for row in range(worth.size):
+        log_odds = slope * log_odds_of(confidence[row]) + intercept + effect[row]
+        worth[row] *= probability_of(log_odds)
+        for acceptance in next_acceptance:
+            gained += max(worth[row] * acceptance - token_price, 0.0)
+    return gained / next_acceptance.size

@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.acceptance import split_observed
 from policies.batch import AcceptanceScale
-from policies.calibration import to_log_odds, to_probability
+from policies.logit import to_log_odds, to_probability
 
 from .outcome_bins import Array, OutcomeBins, sum_outcomes
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.acceptance import split_observed
-from policies.calibration import ConfidenceCalibration, to_log_odds, to_probability
+from policies.calibration import ConfidenceCalibration
+from policies.logit import to_log_odds, to_probability
 from policies.request_effects import PRIOR_TOKENS
 
 from .outcome_bins import Array

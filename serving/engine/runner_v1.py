@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from policies.stopping import DraftStop, DraftWatch, FewRowsWatch
+    from policies.stopping import DraftStop, DraftWatch
     from serving.engine.compat import SchedulerOutput
     from serving.engine.compat_cpu import (
         CommonAttentionMetadata,
@@ -47,14 +47,14 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
     _first_pass_end_s: float
     _draft_end_s: float
     _num_drafted: int
-    _watch: DraftWatch | FewRowsWatch | None
+    _watch: DraftWatch | None
     _stop_token_ids: list[set[int | None]]
     _drawn: list[tuple[torch.Tensor, torch.Tensor | None]]
     draft_start_s: float
 
     def watch(
         self,
-        watch: DraftWatch | FewRowsWatch,
+        watch: DraftWatch,
         stop_token_ids: list[set[int | None]],
     ) -> None:
         """Let the coming draft end early.

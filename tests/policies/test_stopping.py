@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies import stopping
 from policies.batch import AcceptanceScale
+from policies.logit import to_log_odds, to_probability
 from policies.stopping import DraftStop
 
 PLAIN = AcceptanceScale(1.0, np.zeros(4), np.zeros(3), 8.0)
@@ -79,27 +79,29 @@ def test_weights_and_effects_go_with_their_requests_and_others_gain_nothing():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_few_rows_are_judged_as_many(seed: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_pass_is_priced_as_written_down(seed: int):
+    """Against the formulas themselves, request by request and outcome by outcome."""
     rng = np.random.default_rng(seed)
     req_ids = tuple(range(int(rng.integers(1, 6))))
     effect = rng.normal(0.0, 1.0, len(req_ids))
+    intercept = rng.normal(0.0, 0.5, 4)
+    weights = rng.uniform(0.5, 2.0, len(req_ids))
+    outcomes = np.sort(rng.random(8))
     stop = make_stop(
         req_ids=req_ids,
-        scale=AcceptanceScale(1.2, rng.normal(0.0, 0.5, 4), effect, 8.0),
-        next_acceptance=np.sort(rng.random(8)),
+        scale=AcceptanceScale(1.2, intercept, effect, 8.0),
+        next_acceptance=outcomes,
         pass_price=float(rng.uniform(0.01, 0.5)),
-        weights=rng.uniform(0.5, 2.0, len(req_ids)),
+        weights=weights,
     )
-    followers = []
-    for few_rows in (0, len(req_ids)):
-        monkeypatch.setattr(stopping, "FEW_ROWS", few_rows)
-        followers.append(stop.follow(req_ids))
-    many, few = followers
-    assert type(many) is not type(few)
-    for _ in range(4):
+    watch, worth = stop.follow(req_ids), weights.copy()
+    for position in range(3):
         confidence = rng.choice([0.0, 1.0, *rng.random(4)], len(req_ids)).tolist()
         ended = [0] if rng.random() < 0.2 else []
-        assert many.pays_to_go_on(confidence, ended) == few.pays_to_go_on(
-            confidence, ended
-        )
-        assert few.worth == pytest.approx(many.worth)
+        odds = 1.2 * to_log_odds(np.array(confidence)) + intercept[position] + effect
+        worth *= to_probability(odds)
+        worth[ended] = 0.0
+        gain = np.maximum(np.outer(worth, outcomes) - stop.token_price, 0.0)
+        pays = float(gain.sum()) > stop.pass_price * outcomes.size
+        assert watch.pays_to_go_on(confidence, ended) is pays
+        assert watch.worth == pytest.approx(worth)
