@@ -148,7 +148,7 @@ class StepCost:
         """
         step_ms = self.target.predict(num_reqs)
         if context_per_req > 0.0:
-            step_ms = step_ms + [self.context_ms(context_per_req * n) for n in num_reqs]
+            step_ms = step_ms + self.target.extras_ms(context_per_req * num_reqs)
         return step_ms
 
     def context_ms(self, num_context_tokens: float) -> float:

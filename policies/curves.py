@@ -1,8 +1,7 @@
-"""Curves over counts, and the counts that an engine pads to."""
+"""Curves over counts, linear between points, and counts that an engine pads."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,88 +12,93 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NEAR, _FAR = 1e-9, 1e9
+"""Two more points, at almost 0 and far beyond the last knot, spare every look-up all
+special cases: a curve is 0 at 0, level up to the first knot, and goes on with its last
+slope."""
+
+FIRST_KNOT = 2
+"""Place of the first knot among the points."""
 
 
-class Curve:
-    """Values at knots, linear between them and beyond the last; 0 at 0.
+def place_points(knots: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return where a curve over these knots has its points, `[num_knots + 3]`."""
+    return np.concatenate(([0.0, _NEAR], knots, [_FAR]))
 
-    One look-up in every engine step and part: two more points, at almost 0 and far
-    beyond the last knot, spare it all special cases.
 
-    Attributes:
-        xs: `[num_knots + 3]`, rising from 0.
-        ys: `[num_knots + 3]`.
+@compiled
+def draw_through(
+    xs: NDArray[np.float64], ys: NDArray[np.float64], values: NDArray[np.float64]
+) -> None:
+    """Draw a curve through values at its knots.
+
+    Args:
+        xs: `[num_knots + 3]`, from `place_points`.
+        ys: `[num_knots + 3]`, changed in place.
+        values: `[num_knots]`.
     """
-
-    __slots__ = ("_x_list", "_y_list", "xs", "ys")
-
-    def __init__(self, knots: NDArray[np.float64], values: NDArray[np.float64]) -> None:
-        slope = 0.0
-        if knots.size > 1:
-            slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
-        far_ms = values[-1] + slope * (_FAR - knots[-1])
-        self.xs = np.concatenate(([0.0, _NEAR], knots, [_FAR]))
-        self.ys = np.concatenate(([0.0, values[0]], values, [far_ms]))
-        self._x_list: list[float] = self.xs.tolist()
-        self._y_list: list[float] = self.ys.tolist()
-
-    @property
-    def values(self) -> NDArray[np.float64]:
-        """Values at the knots."""
-        inner: NDArray[np.float64] = self.ys[2:-1]
-        return inner
-
-    def many(self, x: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        value: NDArray[np.float64] = np.interp(x, self.xs, self.ys)
-        return value
-
-    def one(self, x: float) -> float:
-        if x <= 0:
-            return 0.0
-        right, share = self.locate(x)
-        return self.between(right, share)
-
-    def locate(self, x: float) -> tuple[int, float]:
-        """Return where x > 0 lies: the point to its right and how near it is to it.
-
-        All curves over the same knots have their points in the same places.
-        """
-        xs = self._x_list
-        right = bisect_left(xs, x)
-        low = xs[right - 1]
-        return right, (x - low) / (xs[right] - low)
-
-    def between(self, right: int, share: float) -> float:
-        """Return the value at a place that `locate` found."""
-        ys = self._y_list
-        return ys[right - 1] * (1.0 - share) + ys[right] * share
-
-    def knots_at(self, right: int, share: float) -> tuple[tuple[int, float], ...]:
-        """Return the numbers of the knots around a place and how much each counts."""
-        last = len(self._x_list) - 4
-        if right <= 2:
-            return ((0, 1.0),)
-        if right > last + 2:
-            return ((last, 1.0),)
-        return ((right - 3, 1.0 - share), (right - 2, share))
+    last = values.size - 1
+    ys[0], ys[1] = 0.0, values[0]
+    ys[FIRST_KNOT:-1] = values
+    slope = 0.0
+    if last > 0:
+        run = xs[FIRST_KNOT + last] - xs[FIRST_KNOT + last - 1]
+        slope = (values[last] - values[last - 1]) / run
+    ys[-1] = values[last] + slope * (_FAR - xs[FIRST_KNOT + last])
 
 
-class Stairs:
-    """The counts that passes are padded to; a count past the last stays as it is.
+@compiled
+def find_place(rising: NDArray[np.float64], value: float) -> int:
+    """Return the first place of something no smaller; the last place if none is."""
+    low, high = 0, rising.size - 1
+    while low < high:
+        middle = (low + high) // 2
+        if rising[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
-    Attributes:
-        sizes: `[num_sizes + 1]`, rising from 0: no token at all needs no pass.
+
+@compiled
+def pad_count(sizes: NDArray[np.float64], count: float) -> float:
+    """Return the count that the engine makes of it.
+
+    Args:
+        sizes: `[num_sizes]`, rising; empty where nothing is padded.
+        count: > 0. Past the last size it stays as it is.
     """
+    if sizes.size == 0 or count > sizes[-1]:
+        return count
+    return sizes[find_place(sizes, count)]
 
-    __slots__ = ("_size_list", "sizes")
 
-    def __init__(self, padded_sizes: tuple[int, ...]) -> None:
-        self._size_list: list[float] = [0.0, *padded_sizes]
-        self.sizes = np.array(self._size_list)
+@compiled
+def locate(xs: NDArray[np.float64], x: float) -> tuple[int, float]:
+    """Return where 0 < x < 1e9 lies: the point to its right, and how near it is."""
+    right = find_place(xs, x)
+    low = xs[right - 1]
+    return right, (x - low) / (xs[right] - low)
 
-    def one(self, count: float) -> float:
-        place = bisect_left(self._size_list, count)
-        return self._size_list[place] if place < len(self._size_list) else count
+
+@compiled
+def read_between(ys: NDArray[np.float64], right: int, share: float) -> float:
+    """Return a curve's value at a place that `locate` found."""
+    return ys[right - 1] * (1.0 - share) + ys[right] * share
+
+
+@compiled
+def price_count(
+    xs: NDArray[np.float64],
+    ys: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    level: float,
+    count: float,
+) -> float:
+    """Read a curve at one count, as `price_counts` does."""
+    if count <= 0.0:
+        return 0.0
+    right, share = locate(xs, pad_count(sizes, count))
+    return level * read_between(ys, right, share)
 
 
 @compiled
@@ -108,37 +112,16 @@ def price_counts(
     """Read a curve at many counts.
 
     Args:
-        xs: `[num_points]`, rising from 0, as `Curve.xs`.
-        ys: `[num_points]`.
-        sizes: `[num_sizes]`, as `Stairs.sizes`; empty where nothing is padded.
+        xs: `[num_points]`, from `place_points`.
+        ys: `[num_points]`, from `draw_through`.
+        sizes: `[num_sizes]`, rising, to which counts are padded; empty for none.
         level: Factor on every value.
         counts: `[num_counts]`, < 1e9; what is not above 0 costs nothing.
 
     Returns:
         `[num_counts]`.
     """
-    prices = np.zeros(counts.size)
+    prices = np.empty(counts.size)
     for index in range(counts.size):
-        count = counts[index]
-        if count <= 0.0:
-            continue
-        if sizes.size > 0 and count <= sizes[-1]:
-            count = sizes[_find(sizes, count)]
-        right = _find(xs, count)
-        low = xs[right - 1]
-        share = (count - low) / (xs[right] - low)
-        prices[index] = level * (ys[right - 1] * (1.0 - share) + ys[right] * share)
+        prices[index] = price_count(xs, ys, sizes, level, counts[index])
     return prices
-
-
-@compiled
-def _find(rising: NDArray[np.float64], value: float) -> int:
-    """Return the first place of something no smaller, by halves."""
-    low, high = 0, rising.size - 1
-    while low < high:
-        middle = (low + high) // 2
-        if rising[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low

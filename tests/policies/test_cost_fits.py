@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.cost_fits import Trend
+from policies.cost_fits import Trend, fit_trend
 
 
 def fit(xs: np.ndarray, ys: np.ndarray) -> Trend:
     trend = Trend()
     for x, y in zip(xs.tolist(), ys.tolist(), strict=True):
-        trend.fit(x, y)
+        trend = fit_trend(trend, x, y)
     return trend
+
+
+def read(trend: Trend, x: float) -> float:
+    return trend.level + trend.slope * x
 
 
 def test_a_line_is_found() -> None:
     xs = np.random.default_rng(0).uniform(0.2, 0.8, 300)
     trend = fit(xs, 0.5 + 1.5 * xs)
     assert abs(trend.slope - 1.5) < 0.1
-    assert abs(trend.predict(0.5) - 1.25) < 0.02
+    assert abs(read(trend, 0.5) - 1.25) < 0.02
 
 
 def test_counts_that_came_up_on_a_slow_machine_hardly_look_dear() -> None:
@@ -35,4 +39,4 @@ def test_counts_that_came_up_on_a_slow_machine_hardly_look_dear() -> None:
 def test_the_slope_stays_where_it_was_while_nothing_varies() -> None:
     trend = fit(np.full(100, 0.5), np.full(100, 1.3))
     assert trend.slope == 0.0
-    assert abs(trend.predict(0.5) - 1.3) < 0.01
+    assert abs(read(trend, 0.5) - 1.3) < 0.01
