@@ -22,12 +22,27 @@ def register() -> None:
 
     if find_vllm_mismatch() is not None:
         return
+    _keep_llvmlite_apart()
     from serving.engine.compat import EngineCore
 
     EngineCore.tetris_snapshot = _snapshot
     EngineCore.tetris_export_state = _export_state
     EngineCore.tetris_import_state = _import_state
     EngineCore.tetris_watch_board = _watch_board
+
+
+def _keep_llvmlite_apart() -> None:
+    """Give llvmlite's library object an empty `__dict__`.
+
+    It has none, but looks every name up in the shared library, finds something, and
+    hands that out. vLLM's CPU platform reads the `__dict__` of all objects in all
+    modules (`dispatcher._rebind_kernels`): no engine would start in a process that had
+    imported Numba before.
+    """
+    from llvmlite.binding import ffi
+
+    functions: dict[str, Any] = getattr(ffi.lib, "_fntab", {})
+    functions.setdefault("__dict__", {})
 
 
 def to_plain(value: Any) -> Any:
