@@ -163,7 +163,7 @@ def foresee_depths(
 
     Complexity: one sort of all survivals; every depth reads the same order.
     """
-    values = np.cumprod(acceptance, axis=1)
+    values: NDArray[np.float64] = acceptance.cumprod(axis=1)
     if weights is not None:
         values *= weights[:, None]
     survival = values.ravel()
@@ -208,8 +208,9 @@ def _add_up(
         ):
             noted += 1
             thresholds[noted] = value
-            gained[:, noted] = num_gained / num_drafts
-            verified[:, noted] = num_verified / num_drafts
+            for depth in range(max_depth + 1):
+                gained[depth, noted] = num_gained[depth] / num_drafts
+                verified[depth, noted] = num_verified[depth] / num_drafts
     return gained, verified, thresholds
 
 

@@ -81,9 +81,13 @@ class ConfidenceCalibration:
 
         Returns:
             `[num_reqs, depth]`, float64, strictly between 0 and 1.
+
+        Raises:
+            ValueError: If shapes disagree.
         """
+        self._check(confidence, len(req_ids))
         return predict_acceptance(
-            np.ascontiguousarray(confidence),
+            np.ascontiguousarray(confidence, dtype=np.float64),
             self._intercept,
             self._slope,
             self._requests.log_odds(req_ids),
@@ -103,14 +107,23 @@ class ConfidenceCalibration:
             req_ids: `[num_reqs]`.
             num_verified: `[num_reqs]`, <= depth.
             num_accepted: `[num_reqs]`, <= `num_verified`.
+
+        Raises:
+            ValueError: If shapes disagree.
         """
+        self._check(confidence, len(req_ids))
+        if not num_verified.size == num_accepted.size == len(req_ids):
+            raise ValueError(
+                f"{num_verified.size} and {num_accepted.size} outcomes of "
+                f"{len(req_ids)} requests"
+            )
         requests = self._requests
         slots = requests.assign_slots(req_ids, (num_verified > 0).tolist())
         self._slope, self._info_slope = learn_outcomes(
-            np.ascontiguousarray(confidence),
+            np.ascontiguousarray(confidence, dtype=np.float64),
             slots,
-            np.ascontiguousarray(num_verified),
-            np.ascontiguousarray(num_accepted),
+            np.ascontiguousarray(num_verified, dtype=np.int64),
+            np.ascontiguousarray(num_accepted, dtype=np.int64),
             self._intercept,
             self._slope,
             self._info_intercept,
@@ -189,3 +202,11 @@ class ConfidenceCalibration:
         self._info_intercept = np.array(state["info_intercept"], dtype=np.float64)
         self._info_cross = np.array(state["info_cross"], dtype=np.float64)
         self._info_slope = float(state["info_slope"])
+
+    def _check(self, confidence: NDArray[np.float64], num_reqs: int) -> None:
+        """Refuse what a compiled loop would read past the end of."""
+        if confidence.shape[0] != num_reqs or confidence.shape[1] > self.max_depth:
+            raise ValueError(
+                f"confidence {confidence.shape} must hold a row for each of {num_reqs} "
+                f"requests and at most {self.max_depth} positions"
+            )

@@ -77,10 +77,13 @@ def learn_outcomes(
     if num_tokens == 0:
         return slope, info_slope
     keep = math.exp(-num_tokens / MEMORY_TOKENS)
-    info_intercept *= keep
-    info_cross *= keep
     info_slope *= keep
-    bins *= keep
+    for position in range(intercept.size):
+        info_intercept[position] *= keep
+        info_cross[position] *= keep
+    for place in range(NUM_CALIBRATION_BINS):
+        for kind in range(3):
+            bins[kind, place] *= keep
     residuals = np.empty(num_tokens)
     weights = np.empty(num_tokens)
     owners = np.empty(num_tokens, np.int64)

@@ -38,7 +38,8 @@ def draw_through(
     """
     last = values.size - 1
     ys[0], ys[1] = 0.0, values[0]
-    ys[FIRST_KNOT:-1] = values
+    for knot in range(values.size):
+        ys[FIRST_KNOT + knot] = values[knot]
     slope = 0.0
     if last > 0:
         run = xs[FIRST_KNOT + last] - xs[FIRST_KNOT + last - 1]
@@ -69,7 +70,8 @@ def pad_count(sizes: NDArray[np.float64], count: float) -> float:
     """
     if sizes.size == 0 or count > sizes[-1]:
         return count
-    return sizes[find_place(sizes, count)]
+    padded: float = sizes[find_place(sizes, count)]
+    return padded
 
 
 @compiled
@@ -83,7 +85,8 @@ def locate(xs: NDArray[np.float64], x: float) -> tuple[int, float]:
 @compiled
 def read_between(ys: NDArray[np.float64], right: int, share: float) -> float:
     """Return a curve's value at a place that `locate` found."""
-    return ys[right - 1] * (1.0 - share) + ys[right] * share
+    value: float = ys[right - 1] * (1.0 - share) + ys[right] * share
+    return value
 
 
 @compiled

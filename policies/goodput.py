@@ -145,9 +145,14 @@ class GoodputPlanner:
 
     def select(self, batch: DraftBatch) -> DraftSelection:
         """Admit the drafts that are worth their time at the current goodput."""
-        if batch.max_depth == 0:
+        longest = batch.max_depth
+        if longest == 0:
             return DraftSelection(batch.num_draft_tokens, draft_budget=0)
         acceptance = self._predict_acceptance(batch)
+        if acceptance.shape[0] != batch.num_reqs or acceptance.shape[1] < longest:
+            raise ValueError(
+                f"drafts of {longest} tokens, acceptance of shape {acceptance.shape}"
+            )
         survival: NDArray[np.float64] = acceptance.cumprod(axis=1)
         weights = _normalise(batch.weights)
         num_admitted, num_late = np.zeros_like(batch.num_draft_tokens), 0

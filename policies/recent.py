@@ -149,8 +149,9 @@ def _file(
         if length == 0:
             continue
         slot = num_seen % ring_weights.size
-        ring[slot, :length] = acceptance[row, :length]
-        ring[slot, length:] = np.nan
+        for position in range(ring.shape[1]):
+            known = position < length
+            ring[slot, position] = acceptance[row, position] if known else np.nan
         ring_weights[slot] = weights[row] if weights.size > 0 else 1.0
         num_seen += 1
     return num_seen

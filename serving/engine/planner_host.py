@@ -6,9 +6,12 @@ import copy
 import time
 from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
+
 from policies.batch import EngineLimits
 from policies.cost import StepCost
 from policies.planner import build_planner
+from policies.rehearsal import rehearse
 from serving.engine.ageing import Ageing
 from serving.engine.batch_limits import BatchLimits, RequestPace
 from serving.engine.board import BoardRecorder
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from policies.batch import PolicySpec
     from policies.planner import Planner
     from serving.engine.compat import ModelRunnerOutput, Request, SchedulerOutput
+
+logger = init_logger(__name__)
 
 
 class PlannerHost:
@@ -66,16 +71,19 @@ class PlannerHost:
         """
         spec = read_policy(self.vllm_config)
         speculative = self.vllm_config.speculative_config
-        self._planner = build_planner(
-            spec,
-            EngineLimits(
-                max_tokens=self.scheduler_config.max_num_batched_tokens,
-                max_reqs=self.scheduler_config.max_num_seqs,
-                skips_drafter=skips_drafter,
-                stops_drafts=stops_drafts,
-                method=speculative.method,
-                padded_sizes=_find_padded_sizes(self.vllm_config),
-            ),
+        limits = EngineLimits(
+            max_tokens=self.scheduler_config.max_num_batched_tokens,
+            max_reqs=self.scheduler_config.max_num_seqs,
+            skips_drafter=skips_drafter,
+            stops_drafts=stops_drafts,
+            method=speculative.method,
+            padded_sizes=_find_padded_sizes(self.vllm_config),
+        )
+        self._planner = build_planner(spec, limits)
+        started_s = time.perf_counter()
+        rehearse(spec, limits)
+        logger.info(
+            "Planner %s compiled in %.1f s", spec.name, time.perf_counter() - started_s
         )
         self._classes = RequestClasses.read(self.vllm_config)
         self._limits = BatchLimits(self)

@@ -1,0 +1,56 @@
+"""Whether the rehearsal leaves nothing to compile while requests wait."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loadtest.bench_selection import time_planning
+from policies.batch import DraftBatch, EngineLimits, PolicySpec
+from policies.planner import POLICY_NAMES, build_planner
+from policies.rehearsal import rehearse
+from policies.selection import select_drafts
+from tests.policies.made_up import MAX_DEPTH, MadeUpEngine
+
+
+def count_compiled() -> dict[str, int]:
+    """Count for each compiled function for how many kinds of arguments it was."""
+    return {
+        f"{name}.{attribute}": len(value.signatures)
+        for name, module in list(sys.modules.items())
+        if name.startswith("policies.")
+        for attribute, value in vars(module).items()
+        if hasattr(value, "signatures")
+    }
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICY_NAMES) - {"none"}))
+@pytest.mark.parametrize("padded_sizes", [(), (1, 2, 4, 8, 16, 32, 64)])
+def test_nothing_is_left_to_compile(policy: str, padded_sizes: tuple[int, ...]):
+    spec = PolicySpec(policy, MAX_DEPTH - 1, 1)
+    limits = EngineLimits(
+        max_tokens=512,
+        max_reqs=64,
+        skips_drafter=True,
+        stops_drafts=True,
+        padded_sizes=padded_sizes,
+    )
+    rehearse(spec, limits)
+    before = count_compiled()
+    assert sum(before.values()) > 0
+    for sampled in (False, True):
+        planner = build_planner(spec, limits)
+        MadeUpEngine(6).run(planner, 100, sampled=sampled)
+    for has_classes in (False, True):
+        planner = build_planner(spec, limits)
+        time_planning(planner, 5, spec.max_depth, 50, has_classes=has_classes)
+    planner.import_state(planner.export_state())
+    without_confidence = DraftBatch(np.array([2, 0, 1]), confidence=None, num_decodes=3)
+    for batch in (without_confidence, replace(without_confidence, num_decodes=4)):
+        planner.select(batch)
+        planner.choose_depth(3)
+    select_drafts(np.full((3, 2), 0.5, dtype=np.float32), np.array([2, 0, 1]), 2)
+    assert count_compiled() == before
