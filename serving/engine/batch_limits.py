@@ -65,7 +65,7 @@ class RequestPace:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What is running, in KV positions, `[num_reqs]` each.
+    """What is running, in KV positions, `[num_reqs]` each, as plain numbers.
 
     Attributes:
         held: Positions held, with those of a prompt that is still being computed.
@@ -73,9 +73,9 @@ class _Batch:
         prompt_left: Part of `held` for which no block has been taken yet.
     """
 
-    held: NDArray[np.int64]
-    growth: NDArray[np.int64]
-    prompt_left: NDArray[np.int64]
+    held: list[int]
+    growth: list[int]
+    prompt_left: list[int]
 
 
 class BatchLimits:
@@ -96,15 +96,7 @@ class BatchLimits:
         self._watermark: int = scheduler.kv_cache_manager.watermark_blocks
         self._mean_output_tokens = float(PRIOR_OUTPUT_TOKENS)
         self._num_outputs = PRIOR_WEIGHT
-        nobody = np.empty(0, dtype=np.int64)
-        self._running = _Batch(nobody, nobody, nobody)
-
-    def is_needed(self) -> bool:
-        """Tell whether there is anything to limit: a queue, or a prompt under way."""
-        scheduler = self._scheduler
-        return bool(scheduler.waiting) or any(
-            request.is_prefill_chunk for request in scheduler.running
-        )
+        self._running = _Batch([], [], [])
 
     def measure_load(self, latency_target_ms: float | None = None) -> EngineLoad:
         """Describe what is running as the coming step will find it.
@@ -113,8 +105,7 @@ class BatchLimits:
         """
         running = self._scheduler.running
         num_decode_tokens = num_computed = 0
-        held, num_output, most = [], [], []
-        prompt_left = []
+        held, growth, prompt_left = [], [], []
         for request in running:
             done, tokens = request.num_computed_tokens, request.num_tokens
             num_computed += done
@@ -129,18 +120,14 @@ class BatchLimits:
                 prompt_left.append(0)
                 # The latest token has no position of its own before the step.
                 held.append(tokens - 1)
-            num_output.append(request.num_output_tokens)
-            most.append(request.max_tokens)
-        self._running = _Batch(
-            held=np.array(held, dtype=np.int64),
-            growth=self._expect_growth(np.array(num_output), np.array(most)),
-            prompt_left=np.array(prompt_left, dtype=np.int64),
-        )
+            growth.append(self._expect_growth(request))
+        self._running = _Batch(held, growth, prompt_left)
+        to_grow = [n + left for n, left in zip(growth, prompt_left, strict=True)]
         return EngineLoad(
             num_running=len(running),
             num_decode_tokens=num_decode_tokens,
             num_context_tokens=num_computed,
-            tokens_to_grow=self._running.prompt_left + self._running.growth,
+            tokens_to_grow=np.array(to_grow, dtype=np.int64),
             block_size=self._scheduler.block_size,
             latency_target_ms=latency_target_ms,
         )
@@ -194,10 +181,10 @@ class BatchLimits:
         block_size = scheduler.block_size
         pool = scheduler.kv_cache_manager.block_pool
         num_free = pool.get_num_free_blocks()
-        prompt_left = int(_count_blocks(running.prompt_left, block_size).sum())
-        held, growth = running.held.tolist(), running.growth.tolist()
+        prompt_left = sum([-(-n // block_size) for n in running.prompt_left])
+        held, growth = running.held.copy(), running.growth.copy()
         # What requests share is held until the last of them ends.
-        num_held = int(_count_blocks(running.held, block_size).sum()) - prompt_left
+        num_held = sum([-(-n // block_size) for n in held]) - prompt_left
         num_used = pool.num_gpu_blocks - num_free
         own_share = min(1.0, num_used / max(num_held, 1))
         num_coming = num_prompt_tokens = num_prompt_blocks = headroom = 0
@@ -208,11 +195,9 @@ class BatchLimits:
                 or num_prompt_tokens >= scheduler.max_num_scheduled_tokens
             ):
                 break
-            tokens, num_output = request.num_tokens, request.num_output_tokens
+            tokens = request.num_tokens
             held.append(tokens)
-            growth.append(
-                int(self._expect_growth(np.array(num_output), request.max_tokens))
-            )
+            growth.append(self._expect_growth(request))
             num_prompt_tokens += tokens
             num_prompt_blocks += -(-tokens // block_size)
             num_to_grow += growth[-1]
@@ -227,26 +212,19 @@ class BatchLimits:
             num_coming, headroom = num_coming + 1, needed
         return max(1, num_coming), headroom
 
-    def _expect_growth(
-        self, num_output: NDArray[np.int64], most: NDArray[np.int64] | int
-    ) -> NDArray[np.int64]:
-        """Return the positions by which the output of requests is expected to grow.
-
-        Args:
-            num_output: Tokens each has emitted.
-            most: Tokens each may emit at most.
-        """
+    def _expect_growth(self, request: Request) -> int:
+        """Return the positions by which a request's output is expected to grow."""
         scheduler = self._scheduler
-        expected = np.maximum(
+        num_output = request.num_output_tokens
+        expected = max(
             self._mean_output_tokens - num_output,
             # A request past the mean may well go on for another block or so.
             scheduler.block_size,
         )
-        tokens = np.clip(expected, 0, most - num_output).astype(np.int64)
+        tokens = int(min(expected, request.max_tokens - num_output))
         # Drafts take up positions too, those to be verified and those to be drawn.
-        margin = scheduler.num_lookahead_tokens + scheduler.num_spec_tokens
-        growth: NDArray[np.int64] = tokens + margin
-        return growth
+        margin: int = scheduler.num_lookahead_tokens + scheduler.num_spec_tokens
+        return tokens + margin
 
 
 def foresee_growth(

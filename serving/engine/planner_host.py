@@ -140,9 +140,12 @@ class PlannerHost:
         which no KV blocks are left are cut after.
         """
         self._guard.ask(self._ageing.look)
-        num_decodes = sum(not request.is_prefill_chunk for request in self.running)
+        num_chunks = sum([request.is_prefill_chunk for request in self.running])
+        num_decodes = len(self.running) - num_chunks
         self._pace.note(self.counters.num_accepted_tokens, num_decodes)
-        if not (self._limits.is_needed() and self._guard.ask(self._limit_batch)):
+        # There is something to limit: a queue, or a prompt under way.
+        is_needed = bool(num_chunks or self.waiting)
+        if not (is_needed and self._guard.ask(self._limit_batch)):
             self._limits.lift()
         self._count_cut("kv", self._guard.ask(trim_to_free_blocks, self) or 0)
 
@@ -160,21 +163,19 @@ class PlannerHost:
 
     def _choose_depth(self, num_reqs: int) -> int | None:
         """Ask for the next depth, within the engine's; None if the planner fails."""
-        depth = self._guard.ask(
-            lambda: int(
-                self._planner.choose_depth(
-                    num_reqs, self._classes.tightest_target_ms(self.running)
-                )
-            )
-        )
+        depth: int | None = self._guard.ask(self._ask_depth, num_reqs)
         return None if depth is None else max(0, min(depth, self.num_spec_tokens))
+
+    def _ask_depth(self, num_reqs: int) -> int:
+        target_ms = self._classes.tightest_target_ms(self.running)
+        return int(self._planner.choose_depth(num_reqs, target_ms))
 
     def _count_planning(self, started_s: float) -> None:
         """Count the time since then as time spent on planning."""
         self.counters.planning_seconds_total += time.perf_counter() - started_s
 
     def _count_context(self) -> int:
-        return sum(request.num_computed_tokens for request in self.running)
+        return sum([request.num_computed_tokens for request in self.running])
 
     def _count_cut(self, reason: str, num_tokens: int) -> None:
         if num_tokens:

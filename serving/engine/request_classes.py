@@ -96,8 +96,8 @@ class RequestClasses:
         """Return the weight of each request, `[num_reqs]`; None if all are alike."""
         if not self.by_name:
             return None
-        weights = np.array([self.of(request).weight for request in requests])
-        return None if (weights == weights[0]).all() else weights
+        weights = [self.of(request).weight for request in requests]
+        return np.array(weights) if len(set(weights)) > 1 else None
 
     def targets_ms(self, requests: Sequence[Request]) -> NDArray[np.float64] | None:
         """Return the latency target of each request, inf for none; None for none."""
@@ -109,9 +109,11 @@ class RequestClasses:
         return np.array([target or np.inf for target in targets])
 
     def tightest_target_ms(self, requests: Sequence[Request]) -> float | None:
-        """Return the smallest latency target of some requests."""
-        targets_ms = self.targets_ms(requests) if requests else None
-        return None if targets_ms is None else float(targets_ms.min())
+        """Return the smallest latency target of some requests; None for none."""
+        if not self.by_name:
+            return None
+        targets = [self.of(request).latency_target_ms for request in requests]
+        return min([target for target in targets if target], default=None)
 
 
 _PLAIN = RequestClass()

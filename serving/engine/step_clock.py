@@ -37,18 +37,23 @@ class StepClock:
     ) -> None:
         """Note what the step that was just scheduled carries."""
         drafts = output.scheduled_spec_decode_tokens
-        num_decode_tokens = len(output.num_scheduled_tokens)
-        if output.total_num_scheduled_tokens > num_decode_tokens:
+        num_reqs = len(output.num_scheduled_tokens)
+        num_tokens = output.total_num_scheduled_tokens
+        # A decoding request has a token and its drafts, any other more than that.
+        num_decode_tokens = num_reqs + sum(map(len, drafts.values()))
+        if num_tokens > num_decode_tokens:
             num_decode_tokens = sum(
-                num_tokens
-                for req_id, num_tokens in output.num_scheduled_tokens.items()
-                if num_tokens == 1 + len(drafts.get(req_id, ()))
+                [
+                    count
+                    for req_id, count in output.num_scheduled_tokens.items()
+                    if count == 1 + len(drafts.get(req_id, ()))
+                ]
             )
         self._step = _Step(
             start_s=start_s,
-            num_reqs=len(output.num_scheduled_tokens),
+            num_reqs=num_reqs,
             num_decode_tokens=num_decode_tokens,
-            num_prefill_tokens=output.total_num_scheduled_tokens - num_decode_tokens,
+            num_prefill_tokens=num_tokens - num_decode_tokens,
             num_context_tokens=num_context_tokens,
         )
 
