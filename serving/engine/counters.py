@@ -6,10 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Sequence
 
 CutReason = str
 """Why a draft is not verified:
@@ -79,7 +77,7 @@ class SpeculationCounters:
         self.num_accepted_tokens_per_pos = [0] * self.max_depth
 
     def count_verification(
-        self, num_verified: NDArray[np.int64], num_accepted: NDArray[np.int64]
+        self, num_verified: Sequence[int], num_accepted: Sequence[int]
     ) -> None:
         """Count what became of the drafts of a step.
 
@@ -87,9 +85,9 @@ class SpeculationCounters:
             num_verified: `[num_reqs]`, >= 0.
             num_accepted: `[num_reqs]`, <= `num_verified`.
         """
-        self.num_drafts += int(np.count_nonzero(num_verified))
-        self.num_verified_tokens += int(num_verified.sum())
-        self.num_accepted_tokens += int(num_accepted.sum())
+        self.num_drafts += len(num_verified) - num_verified.count(0)
+        self.num_verified_tokens += sum(num_verified)
+        self.num_accepted_tokens += sum(num_accepted)
         _count_positions(self.num_verified_tokens_per_pos, num_verified)
         _count_positions(self.num_accepted_tokens_per_pos, num_accepted)
 
@@ -103,10 +101,13 @@ class SpeculationCounters:
         return values
 
 
-def _count_positions(per_position: list[int], lengths: NDArray[np.int64]) -> None:
+def _count_positions(per_position: list[int], lengths: Sequence[int]) -> None:
     """Add one to every position that lies within a length, for each of them."""
-    # By length, how many are at least that long.
-    reaching = np.bincount(lengths)[::-1].cumsum()[::-1]
-    within = reaching[1 : 1 + len(per_position)].tolist()
-    for position, count in enumerate(within):
-        per_position[position] += count
+    num_of_length = [0] * (1 + max(lengths, default=0))
+    for length in lengths:
+        num_of_length[length] += 1
+    num_reaching = 0
+    for position in range(len(num_of_length) - 2, -1, -1):
+        num_reaching += num_of_length[position + 1]
+        if position < len(per_position):
+            per_position[position] += num_reaching

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import gt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,14 +58,15 @@ def check_selection(selection: DraftSelection, batch: DraftBatch) -> DraftSelect
         ValueError: If it does not admit a whole number of drafts per request, between
             none and those offered.
     """
+    offered = batch.num_draft_tokens
     admitted = np.asarray(selection.num_admitted)
     if (
         admitted.dtype.kind not in "iu"
-        or admitted.shape != batch.num_draft_tokens.shape
-        or (admitted < 0).any()
-        or (admitted > batch.num_draft_tokens).any()
+        or admitted.shape != offered.shape
+        or min(admitted.tolist(), default=0) < 0
+        or any(map(gt, admitted.tolist(), offered.tolist()))
     ):
-        raise ValueError(
-            f"policy admitted {admitted} of {batch.num_draft_tokens} drafts"
-        )
+        raise ValueError(f"policy admitted {admitted} of {offered} drafts")
+    if admitted is selection.num_admitted:
+        return selection
     return replace(selection, num_admitted=admitted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,19 +37,6 @@ _CONFIDENCE_METHODS = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
 _STOPPING_METHODS = frozenset({"draft_model", "eagle", "eagle3"})
 """Drafters whose every pass moves the positions on, which is where a draft may end;
 some `mtp` models keep theirs."""
-
-
-@dataclass(slots=True)
-class _PendingDraft:
-    """Confidence of a request's latest draft, kept until it is verified or replaced.
-
-    Attributes:
-        confidence: `[num_reqs, depth]` of the step that drafted; None if not known.
-        row: The request's.
-    """
-
-    confidence: NDArray[np.float64] | None
-    row: int
 
 
 class TetrisScheduler(PlannerHost, Scheduler):
@@ -88,7 +74,10 @@ class TetrisScheduler(PlannerHost, Scheduler):
             and self.vllm_config.parallel_config.tensor_parallel_size == 1,
         )
         self._policy_selected = False
-        self._pending: dict[str, _PendingDraft] = {}
+        # Of each request's latest draft: the confidence, `[num_reqs, depth]`, of the
+        # step that drafted, None if not known, and the request's row in it. Kept until
+        # the draft is replaced.
+        self._pending: dict[str, tuple[NDArray[np.float64] | None, int]] = {}
         self._rooms = DraftRooms(
             self.num_spec_tokens, self.max_model_len, self._find_drafter_limit()
         )
@@ -118,17 +107,19 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if depth > 0 and not skipped:
             confidence = self._read_confidence(draft_token_ids, depth)
         num_drafting = num_proposed = num_offered = 0
+        requests, pending, room_of = self.requests, self._pending, self._rooms.of
+        proposed = draft_token_ids.draft_token_ids
         for row, req_id in enumerate(draft_token_ids.req_ids):
-            request = self.requests.get(req_id)
-            if request is None or request.is_finished() or request.is_prefill_chunk:
+            request = requests.get(req_id)
+            if request is None or request.is_prefill_chunk or request.is_finished():
                 continue
-            room = self._rooms.of(request)
+            room = room_of(request)
             num_drafting += not room.opted_out
             if depth == 0:
                 continue
             drafts = request.spec_token_ids
             num_valid = len(drafts)
-            num_proposed += len(draft_token_ids.draft_token_ids[row])
+            num_proposed += len(proposed[row])
             num_offered += num_valid
             if (
                 skipped
@@ -141,7 +132,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
                 if num_usable < num_valid:
                     self._count_cut(reason, num_valid - num_usable)
                     request.spec_token_ids = drafts[:num_usable]
-            self._pending[req_id] = _PendingDraft(confidence, row)
+            pending[req_id] = (confidence, row)
         self.counters.num_proposed_tokens += num_proposed
         self._count_cut("grammar", num_proposed - num_offered)
         if self._method in _CONFIDENCE_METHODS:
@@ -243,46 +234,72 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _make_batch(self, requests: list[Request]) -> DraftBatch | None:
         """Describe the drafts; None if a confidence is due and unusable."""
-        lengths = np.array([len(r.spec_token_ids) for r in requests], dtype=np.int64)
+        lengths = [len(request.spec_token_ids) for request in requests]
+        req_ids = [request.request_id for request in requests]
         confidence = None
         if self._reports_confidence:
-            confidence = self._gather_confidence(requests, lengths)
+            confidence = self._gather_confidence(req_ids, lengths)
             if confidence is None:
                 return None
-        num_uncomputed = [r.num_tokens - r.num_computed_tokens for r in self.running]
+        num_decodes = num_prefill_tokens = num_context_tokens = 0
+        for request in self.running:
+            num_computed = request.num_computed_tokens
+            num_uncomputed = request.num_tokens - num_computed
+            num_context_tokens += num_computed
+            if num_uncomputed == 1:
+                num_decodes += 1
+            elif num_uncomputed > 1:
+                num_prefill_tokens += num_uncomputed
         return DraftBatch(
-            num_draft_tokens=lengths,
+            num_draft_tokens=np.array(lengths, dtype=np.int64),
             confidence=confidence,
-            req_ids=tuple(r.request_id for r in requests),
-            num_decodes=num_uncomputed.count(1),
-            num_prefill_tokens=sum(n for n in num_uncomputed if n > 1),
-            num_context_tokens=self._count_context(),
+            req_ids=tuple(req_ids),
+            num_decodes=num_decodes,
+            num_prefill_tokens=num_prefill_tokens,
+            num_context_tokens=num_context_tokens,
             drafts_are_sampled=self._drafts_are_sampled,
             weights=self._classes.weigh(requests),
             latency_targets_ms=self._classes.targets_ms(requests),
         )
 
     def _gather_confidence(
-        self, requests: list[Request], lengths: NDArray[np.int64]
+        self, req_ids: list[str], lengths: list[int]
     ) -> NDArray[np.float64] | None:
-        """Return one row per request, 0 past its drafts; None if one is missing."""
-        depth = int(lengths.max())
-        pending = [self._pending[request.request_id] for request in requests]
-        first = pending[0].confidence
+        """Return one row per request, 0 past its drafts; None if one is missing.
+
+        Between steps NumPy falls out of the caches, so that every operation costs about
+        10 us, whatever its size: there are as few of them as can be.
+
+        Returns:
+            `[num_reqs, depth]`, not to be written to: often it is the worker's own.
+        """
+        depth = max(lengths)
+        pending = [self._pending[req_id] for req_id in req_ids]
+        first = pending[0][0]
         if first is None:
             return None
-        if all(one.confidence is first for one in pending):
-            # The usual case: all were drafted in the last step.
-            gathered = first[[one.row for one in pending], :depth]
-        else:
-            gathered = np.zeros((len(requests), depth))
-            for row, one in zip(gathered, pending, strict=True):
-                if one.confidence is None:
+        rows = [row for confidence, row in pending if confidence is first]
+        if len(rows) < len(pending):
+            gathered = np.zeros((len(pending), depth))
+            for target, (confidence, row) in zip(gathered, pending, strict=True):
+                if confidence is None:
                     return None
-                width = min(depth, one.confidence.shape[1])
-                row[:width] = one.confidence[one.row, :width]
-        gathered = np.where(np.arange(depth) < lengths[:, None], gathered, 0.0)
-        if not np.isfinite(gathered).all():
+                width = min(depth, confidence.shape[1])
+                target[:width] = confidence[row, :width]
+        # The usual cases: all were drafted in the last step, maybe nobody beside them.
+        elif (
+            first.shape == (len(rows), depth)
+            and rows == list(range(len(rows)))
+            and first.flags.c_contiguous
+        ):
+            gathered = first
+        else:
+            gathered = first[:, :depth].take(rows, axis=0)
+        if min(lengths) < depth:
+            is_offered = np.arange(depth) < np.array(lengths)[:, None]
+            gathered = np.where(is_offered, gathered, 0.0)
+        # A sum is finite only where all it adds up is.
+        if not math.isfinite(gathered.sum()):
             self._guard.note("confidence_invalid")
             return None
         return gathered
@@ -294,11 +311,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
         scheduled = output.scheduled_spec_decode_tokens
         preempted = output.preempted_req_ids or ()
         for request, num_offered in offered:
-            # Drafts of a request that was only passed over stay with it.
-            num_kept = len(request.spec_token_ids)
             num_scheduled = len(scheduled.get(request.request_id, ()))
-            reason = "kv" if request.request_id in preempted else "scheduler"
-            self._count_cut(reason, num_offered - num_scheduled - num_kept)
+            # Drafts of a request that was only passed over stay with it.
+            num_dropped = num_offered - num_scheduled - len(request.spec_token_ids)
+            if num_dropped:
+                reason = "kv" if request.request_id in preempted else "scheduler"
+                self._count_cut(reason, num_dropped)
 
     def _learn_timing(self, now_s: float) -> None:
         timing = self._clock.finish(now_s)
@@ -318,15 +336,15 @@ class TetrisScheduler(PlannerHost, Scheduler):
             setattr(output, STOP_ATTRIBUTE, stop)
 
     def _ask_stop(self, req_ids: Iterable[str]) -> DraftStop | None:
-        requests = [self.requests[req_id] for req_id in req_ids]
-        drafting = [
-            request
-            for request in requests
-            if not (request.is_prefill_chunk or self._rooms.of(request).opted_out)
-        ]
+        requests, room_of = self.requests, self._rooms.of
+        drafting, drafting_ids = [], []
+        for req_id in req_ids:
+            request = requests[req_id]
+            if not (request.is_prefill_chunk or room_of(request).opted_out):
+                drafting.append(request)
+                drafting_ids.append(req_id)
         return self._planner.draft_stop(
-            tuple(request.request_id for request in drafting),
-            self._classes.weigh(drafting) if drafting else None,
+            tuple(drafting_ids), self._classes.weigh(drafting)
         )
 
     def _observe(
@@ -342,10 +360,14 @@ class TetrisScheduler(PlannerHost, Scheduler):
             scheduler_output, model_runner_output
         )
         self.counters.count_verification(num_verified, num_accepted)
-        outcome = VerificationOutcome(num_verified, num_accepted, tuple(req_ids))
-        if not self._policy_selected:
-            # What the policy knows of these requests is not about these drafts.
-            outcome = NOTHING_VERIFIED
+        # Else, what the policy knows of these requests is not about these drafts.
+        outcome = NOTHING_VERIFIED
+        if self._policy_selected:
+            outcome = VerificationOutcome(
+                num_verified=np.array(num_verified, dtype=np.int64),
+                num_accepted=np.array(num_accepted, dtype=np.int64),
+                req_ids=tuple(req_ids),
+            )
         self._guard.ask(self._planner.observe, outcome)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:

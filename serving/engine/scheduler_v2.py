@@ -355,33 +355,33 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         num_verified = num_drafts
         outcome = NOTHING_VERIFIED
         if verification is not None and req_ids:
+            drafts = np.array(num_drafts, dtype=np.int64)
             row_of = {req_id: row for row, req_id in enumerate(verification.req_ids)}
             rows = np.array([row_of.get(r, -1) for r in req_ids], dtype=np.int64)
             is_reported = rows >= 0
-            num_verified = np.where(
-                is_reported, verification.num_admitted[rows], num_drafts
-            )
+            verified = np.where(is_reported, verification.num_admitted[rows], drafts)
+            num_verified = verified.tolist()
             # A request that has ended was forgotten, though a step was in flight.
             is_known = [req_id in self.requests for req_id in req_ids]
             known = np.flatnonzero(is_reported & is_known)
             self._confidence.note(
                 [req_ids[index] for index in known],
                 verification.confidence[rows[known]],
-                num_drafts[known],
+                drafts[known],
             )
             if invalid:
                 # A draft that a grammar forbade says nothing about the drafter.
                 known = np.array([i for i in known if req_ids[i] not in invalid], int)
             outcome = VerificationOutcome(
-                num_verified=num_verified[known],
-                num_accepted=num_accepted[known],
+                num_verified=verified[known],
+                num_accepted=np.array(num_accepted, dtype=np.int64)[known],
                 req_ids=tuple(req_ids[index] for index in known),
                 confidence=verification.confidence[rows[known]].astype(np.float64),
             )
         self.counters.count_verification(num_verified, num_accepted)
-        self._count_left_out(scheduler_output, int((num_drafts - num_verified).sum()))
+        self._count_left_out(scheduler_output, sum(num_drafts) - sum(num_verified))
         for index, req_id in enumerate(req_ids if invalid else ()):
-            num_invalid = min(invalid.get(req_id, 0), int(num_verified[index]))
+            num_invalid = min(invalid.get(req_id, 0), num_verified[index])
             self._count_cut("grammar", num_invalid)
         self._guard.ask(self._planner.observe, outcome)
 

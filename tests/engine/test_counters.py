@@ -13,11 +13,11 @@ def test_blocks_counted_together_are_counted_as_one_by_one() -> None:
     single = SpeculationCounters("goodput", "draft_model", max_depth=4)
     for num_reqs in (0, 1, 3, 20):
         # Drafters that ignore the depth may verify more than there are positions.
-        verified = rng.integers(1, 6, num_reqs)
-        accepted = rng.integers(0, verified + 1)
+        verified = rng.integers(1, 6, num_reqs).tolist()
+        accepted = [int(rng.integers(0, most + 1)) for most in verified]
         together.count_verification(verified, accepted)
         for row in range(num_reqs):
-            single.count_verification(verified[[row]], accepted[[row]])
+            single.count_verification([verified[row]], [accepted[row]])
     assert together == single
     assert together.num_drafts == 24
     assert together.num_verified_tokens_per_pos[0] == 24
@@ -26,7 +26,7 @@ def test_blocks_counted_together_are_counted_as_one_by_one() -> None:
 
 def test_a_block_reaches_every_position_up_to_its_length() -> None:
     counters = SpeculationCounters("fixed", "draft_model", max_depth=3)
-    counters.count_verification(np.array([3, 1, 0]), np.array([2, 0, 0]))
+    counters.count_verification([3, 1, 0], [2, 0, 0])
     assert counters.num_drafts == 2
     assert counters.num_verified_tokens_per_pos == [2, 1, 1]
     assert counters.num_accepted_tokens_per_pos == [1, 1, 0]
