@@ -357,3 +357,12 @@ def test_figures_come_back_from_an_engine_in_another_process(
         sum(snapshot["num_accepted_tokens_per_pos"])
         == (snapshot["num_accepted_tokens"])
     )
+
+
+def test_an_engine_can_start_where_numba_is_loaded():
+    """vLLM's CPU platform reads the `__dict__` of every object in every module."""
+    import numba  # noqa: F401 - that it is loaded is the point
+    from vllm.triton_utils import dispatcher
+
+    plugin.register()
+    dispatcher._rebind_kernels([(object(), object())])
