@@ -247,11 +247,22 @@ def _make_settings(
             f"--max-model-len {options.max_model_len} is too short: prompts, replies "
             f"and drafts take up to {longest} tokens; raise it or lower --max-tokens"
         )
-    in_flight = max(
-        cell.concurrency * (longest_prompt(cell.workload) + reply) for cell in cells
-    )
-    max_num_seqs = max(cell.concurrency for cell in cells)
     target = _padded(options, preset)
+
+    def size_kv_cache(cells: Sequence[Cell]) -> int:
+        if not cells:
+            return 0
+        return kv_cache_bytes(
+            target,
+            options.draft,
+            options.dtype,
+            max(
+                cell.concurrency * (longest_prompt(cell.workload) + reply)
+                for cell in cells
+            ),
+            max(cell.concurrency for cell in cells),
+        )
+
     return BenchSettings(
         arms=arms,
         cells=cells,
@@ -261,10 +272,13 @@ def _make_settings(
             draft=options.draft,
             dtype=options.dtype,
             max_model_len=options.max_model_len,
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=max(cell.concurrency for cell in cells),
             max_num_batched_tokens=MAX_BATCHED_TOKENS,
-            kv_cache_memory_bytes=kv_cache_bytes(
-                target, options.draft, options.dtype, in_flight, max_num_seqs
+            kv_cache_memory_bytes=size_kv_cache(
+                [cell for cell in cells if not is_planning(cell)]
+            ),
+            planning_kv_cache_memory_bytes=size_kv_cache(
+                list(filter(is_planning, cells))
             ),
         ),
         cpus=options.cpus or tuple(sorted(os.sched_getaffinity(0))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psutil
@@ -89,7 +89,7 @@ class Bench:
         if not groups and not traces:
             return True
         arms = self._needed_arms(groups, traces)
-        _check_memory(self._settings, len(arms))
+        _check_memory(self._settings, arms)
         self._store.write_environment(self._environment)
         deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
         counts = [(cell, len(self._settings.arms_in(cell))) for _, cell in groups]
@@ -279,7 +279,7 @@ def _note_others(cpu_share: float, requests: Requests) -> str:
     return f" (other processes took {cpu_share:.0%} of the machine)"
 
 
-def _check_memory(settings: BenchSettings, num_arms: int) -> None:
+def _check_memory(settings: BenchSettings, arms: Collection[Arm]) -> None:
     """Refuse to start more engines than there is memory for.
 
     Raises:
@@ -292,12 +292,12 @@ def _check_memory(settings: BenchSettings, num_arms: int) -> None:
         for model in (engine.target, engine.draft)
         for file in model.glob("*.safetensors")
     )
-    each = ENGINE_BYTES + weights + engine.kv_cache_memory_bytes
+    needed = [ENGINE_BYTES + weights + engine.kv_cache_of(arm) for arm in arms]
     available = psutil.virtual_memory().available
-    if num_arms * each > available:
+    if sum(needed) > available:
         raise BenchError(
-            f"{num_arms} engines take about {num_arms * each / 2**30:.1f} GiB and "
+            f"{len(arms)} engines take about {sum(needed) / 2**30:.1f} GiB and "
             f"{available / 2**30:.1f} GiB are free: name at most "
-            f"{available // each} with --policies, or lower --target-parameters or "
-            "--concurrency"
+            f"{available // max(needed)} with --policies, or lower "
+            "--target-parameters or --concurrency"
         )

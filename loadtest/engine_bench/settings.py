@@ -25,6 +25,8 @@ class EngineSettings:
         max_num_seqs: Largest concurrency of any cell.
         max_num_batched_tokens: Most tokens in a step.
         kv_cache_memory_bytes: Size of the KV cache.
+        planning_kv_cache_memory_bytes: The same where planning is timed, on `goodput`
+            alone: that many requests at a time have no other engine. 0 where it is not.
     """
 
     target: Path
@@ -34,6 +36,12 @@ class EngineSettings:
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_memory_bytes: int
+    planning_kv_cache_memory_bytes: int = 0
+
+    def kv_cache_of(self, arm: Arm) -> int:
+        """Return the size of an arm's KV cache in bytes."""
+        own = self.planning_kv_cache_memory_bytes if arm.policy == "goodput" else 0
+        return max(own, self.kv_cache_memory_bytes)
 
     def llm_args(self, arm: Arm) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM` for an arm."""
@@ -43,7 +51,7 @@ class EngineSettings:
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
-            "kv_cache_memory_bytes": self.kv_cache_memory_bytes,
+            "kv_cache_memory_bytes": self.kv_cache_of(arm),
             "skip_tokenizer_init": True,
             "enforce_eager": True,
             "distributed_executor_backend": "uni",
@@ -132,6 +140,9 @@ class BenchSettings:
             "max_num_seqs": self.engine.max_num_seqs,
             "max_num_batched_tokens": self.engine.max_num_batched_tokens,
             "kv_cache_memory_bytes": self.engine.kv_cache_memory_bytes,
+            "planning_kv_cache_memory_bytes": (
+                self.engine.planning_kv_cache_memory_bytes
+            ),
             "cpus": list(self.cpus),
             "max_tokens": self.max_tokens,
             "seed": self.seed,

@@ -54,7 +54,8 @@ def test_the_full_run_times_the_planning_of_64_requests_on_goodput_alone() -> No
     # Every request has its place, and its room in the cache.
     assert settings.engine.max_num_seqs == 64
     longest = 512 + settings.max_tokens + 8
-    assert settings.engine.kv_cache_memory_bytes == 64 * longest
+    assert settings.engine.kv_cache_of(GOODPUT) == 64 * longest
+    assert settings.engine.kv_cache_of(parse_arm("fixed:2")) == 32 * longest
 
 
 def test_it_is_there_only_with_the_presets_own_loads_and_with_goodput() -> None:
