@@ -21,6 +21,7 @@ from .environment import (
     describe_versions,
 )
 from .errors import BenchError
+from .models import DTYPE_BYTES, count_parameters
 from .plan import Cell, is_planning, shuffle
 from .pool import Finished, Pool
 from .progress import Progress
@@ -287,10 +288,9 @@ def _check_memory(settings: BenchSettings, arms: Collection[Arm]) -> None:
             necessarily one of ours.
     """
     engine = settings.engine
-    weights = sum(
-        file.stat().st_size
-        for model in (engine.target, engine.draft)
-        for file in model.glob("*.safetensors")
+    # Not the size of the files: float32 takes twice what bfloat16 takes there.
+    weights = DTYPE_BYTES[engine.dtype] * (
+        count_parameters(engine.target) + count_parameters(engine.draft)
     )
     needed = [ENGINE_BYTES + weights + engine.kv_cache_of(arm) for arm in arms]
     available = psutil.virtual_memory().available

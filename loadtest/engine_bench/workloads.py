@@ -20,7 +20,7 @@ LONG_PROMPT_TOKENS = (600, 800)
 """Range of lengths aimed at after the shift of `drift-context`; the turn that reaches
 them is kept whole."""
 
-MAX_SHORT_TOKENS = 512
+MAX_SHORT_TOKENS = 320
 MAX_LONG_TOKENS = 1200
 """Longer prompts are drawn again, so that memory and context can be sized."""
 

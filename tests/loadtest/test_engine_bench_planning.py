@@ -16,7 +16,7 @@ from loadtest.engine_bench.plan import PLANNING, PRESETS, Cell, is_sweep
 from loadtest.engine_bench.run import Bench
 from loadtest.engine_bench.settings import BenchSettings
 from loadtest.engine_bench.store import Store
-from loadtest.engine_bench.workloads import RequestMaker
+from loadtest.engine_bench.workloads import MAX_SHORT_TOKENS, RequestMaker
 from tests.loadtest.test_engine_bench import words_as_tokens
 from tests.loadtest.test_engine_bench_pieces import ARMS, LENDER, MODELS, SWEEP
 from tests.loadtest.test_engine_bench_pieces import make_settings as make_small
@@ -53,7 +53,7 @@ def test_the_full_run_times_the_planning_of_64_requests_on_goodput_alone() -> No
     assert not is_sweep(CELL)
     # Every request has its place, and its room in the cache.
     assert settings.engine.max_num_seqs == 64
-    longest = 512 + settings.max_tokens + 8
+    longest = MAX_SHORT_TOKENS + settings.max_tokens + 8
     assert settings.engine.kv_cache_of(GOODPUT) == 64 * longest
     assert settings.engine.kv_cache_of(parse_arm("fixed:2")) == 32 * longest
 
