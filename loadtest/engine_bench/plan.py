@@ -63,12 +63,12 @@ class Block:
 class Preset:
     """A named run.
 
-    Fewer requests for each place and more rounds would take longer for the same number
-    of measured tokens: while places fill and empty, one and a half for each of them
-    pass unmeasured, of 3 as of 4. A round is shortened where most of it goes, in
-    drifting cells: before the change, which only has to find a settled policy, there
-    are as many requests as in a steady cell. The steps after it stay as many, and the
-    policies compared too: recovery is judged by them.
+    While places fill and empty, one and a half requests for each of them pass
+    unmeasured: of 3 for each place, 4 in flight leave a policy of long drafts 8 steps.
+    So there are rather more requests than rounds. A round is shortened where most of it
+    goes, in drifting cells: before the change, which only has to find a settled policy,
+    there are as many requests as in a steady cell. The steps after it stay as many, and
+    the policies compared too: recovery is judged by them.
 
     Attributes:
         summary: What it is for.
@@ -92,8 +92,8 @@ class Preset:
     sweep_policies: tuple[str, ...] = ()
     rounds: int = 5
     max_tokens: int = 128
-    min_requests: int = 12
-    requests_per_slot: int = 4
+    min_requests: int = 16
+    requests_per_slot: int = 5
     drift_requests_per_slot: int = DRIFT_REQUESTS_PER_SLOT
     planning_at: int | None = None
     target_parameters: int | None = 100_000_000
@@ -135,6 +135,7 @@ PRESETS: dict[str, Preset] = {
             Block(("drift-neighbour",), (0.0,), _BESIDE_NEIGHBOUR),
             Block(("mixed",), (1.0,), _FEW),
         ),
+        rounds=3,
         planning_at=64,
     ),
     "readme": Preset(
