@@ -39,6 +39,14 @@ def predict_acceptance(
     slope: float,
     effect: NDArray[np.float64],
 ) -> NDArray[np.float64]:
+    """Do what `ConfidenceCalibration.predict` does.
+
+    Args:
+        confidence: `[num_reqs, depth]`.
+        intercept: `[max_depth]`, no shorter than a draft.
+        slope: Of the log-odds.
+        effect: `[num_reqs]`.
+    """
     num_reqs, depth = confidence.shape
     acceptance = np.empty((num_reqs, depth))
     for row in range(num_reqs):

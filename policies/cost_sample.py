@@ -65,12 +65,11 @@ class Shape(NamedTuple):
 
 
 @compiled
-def _price_extra(
-    drift: Drift, usual_extra: float, first_ms: float, extra: float
+def price_extra(
+    slope: float, usual_extra: float, first_ms: float, extra: float
 ) -> float:
     """Do what `CostTable.extra_ms` does; `first_ms` is the price of a count of 1."""
-    added = drift.slope * (extra - usual_extra)
-    return max(added, -MAX_EXTRA_SAVING * first_ms)
+    return max(slope * (extra - usual_extra), -MAX_EXTRA_SAVING * first_ms)
 
 
 @compiled
@@ -112,12 +111,14 @@ def learn_sample(
     right, share = locate(xs, count)
     value, level_before = read_between(value_ys, right, share), drift.level
     predicted_ms = level_before * value
-    predicted_ms += _price_extra(drift, usual_extra, level_before * first_ms, extra)
+    predicted_ms += price_extra(
+        drift.slope, usual_extra, level_before * first_ms, extra
+    )
     known_ms, typical_residual = _limit_outlier(
         measured_ms, max(predicted_ms, 1e-4), shape.typical_residual
     )
     drift = fit_drift(drift, value, known_ms, extra, usual_extra, shape.scatter)
-    extra_ms = _price_extra(drift, usual_extra, drift.level * first_ms, extra)
+    extra_ms = price_extra(drift.slope, usual_extra, drift.level * first_ms, extra)
     plain_ms = max(known_ms - extra_ms, 1e-4)
     usual_extra += USUAL_RATE * (extra - usual_extra)
     # The trend is bent by the sample itself, entries by the sample without drift.
@@ -156,7 +157,7 @@ def follow_sample(
         extra: Of the step.
     """
     predicted_ms = drift.level * value
-    predicted_ms += _price_extra(drift, shape.usual_extra, first_ms, extra)
+    predicted_ms += price_extra(drift.slope, shape.usual_extra, first_ms, extra)
     limit = min(OUTLIER_FACTOR * shape.typical_residual, 0.9)
     relative = ms / predicted_ms - 1.0
     known_ms = predicted_ms * (1.0 + min(max(relative, -limit), limit))

@@ -15,6 +15,7 @@ from policies.cost_sample import (
     follow_sample,
     learn_sample,
     make_monotone,
+    price_extra,
 )
 from policies.curves import (
     draw_through,
@@ -102,8 +103,8 @@ class CostTable:
 
         Never so much below that a step would be free.
         """
-        added = self._drift.slope * (extra - self._shape.usual_extra)
-        return added if added >= 0.0 else max(added, -MAX_EXTRA_SAVING * self.at(1.0))
+        slope, usual_extra = self._drift.slope, self._shape.usual_extra
+        return price_extra(slope, usual_extra, self.at(1.0), float(extra))
 
     def extras_ms(self, extras: NDArray[np.float64]) -> NDArray[np.float64]:
         """Do what `extra_ms` does, for many."""

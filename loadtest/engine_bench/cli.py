@@ -278,7 +278,7 @@ def _make_settings(
                 [cell for cell in cells if not is_planning(cell)]
             ),
             planning_kv_cache_memory_bytes=size_kv_cache(
-                list(filter(is_planning, cells))
+                [cell for cell in cells if is_planning(cell)]
             ),
         ),
         cpus=options.cpus or tuple(sorted(os.sched_getaffinity(0))),
