@@ -93,7 +93,14 @@ class DraftWatch:
         Args:
             confidence: `[num_reqs]`, 0-1, of the position just drafted.
             ended: Rows that nothing can follow: they drew a stop token.
+
+        Raises:
+            ValueError: If there is not one confidence for each request.
         """
+        if len(confidence) != self.worth.size:
+            raise ValueError(
+                f"{len(confidence)} confidences for {self.worth.size} requests"
+            )
         stop, position = self.stop, self.num_passes
         self.num_passes += 1
         if self.num_passes >= stop.max_depth:

@@ -44,6 +44,12 @@ def test_survival_falls_from_pass_to_pass():
     assert not watch.pays_to_go_on([0.3])
 
 
+def test_a_pass_that_is_not_about_these_requests_is_refused():
+    watch = make_stop().follow(("a", "b", "c"))
+    with pytest.raises(ValueError, match="2 confidences for 3 requests"):
+        watch.pays_to_go_on([0.5, 0.5])
+
+
 def test_no_pass_after_the_deepest():
     watch = make_stop(max_depth=2, pass_price=0.0, token_price=0.0).follow(("a",))
     assert watch.pays_to_go_on([0.99])
