@@ -80,11 +80,6 @@ class PlannerHost:
             padded_sizes=_find_padded_sizes(self.vllm_config),
         )
         self._planner = build_planner(spec, limits)
-        started_s = time.perf_counter()
-        rehearse(spec, limits)
-        logger.info(
-            "Planner %s compiled in %.1f s", spec.name, time.perf_counter() - started_s
-        )
         self._classes = RequestClasses.read(self.vllm_config)
         self._limits = BatchLimits(self)
         self._pace = RequestPace()
@@ -94,6 +89,11 @@ class PlannerHost:
             max_depth=speculative.num_speculative_tokens,
         )
         self._guard = FaultGuard(self.counters)
+        started_s = time.perf_counter()
+        self._guard.ask(rehearse, spec, limits)
+        logger.info(
+            "Planner %s compiled in %.1f s", spec.name, time.perf_counter() - started_s
+        )
         self._ageing = Ageing(self, self._classes, self.counters)
         self.board = BoardRecorder()
         return spec
