@@ -70,6 +70,9 @@ def up(settings: Settings) -> int:
                 exit_code = _drain(settings) if ready else 0
             except StartupError as error:
                 _explain(error, ray_instance)
+    except KeyboardInterrupt:
+        # A second one came before the first was dealt with.
+        exit_code = _EXIT_FORCED
     finally:
         with _uninterruptible():
             ray_instance.stop()
