@@ -131,14 +131,12 @@ def choose_prefill_tokens(
     has_target = latency_target_ms is not None or own_ms is not None
     if load.num_decode_tokens == 0 or not has_target:
         return max_tokens
-    knots = cost.prefill.knots
-    counts = np.concatenate(([0.0], knots))
-    step_ms = cost.prefill.predict(counts) + cost.host_ms(load.num_running)
-    step_ms += cost.target_ms(
-        float(load.num_decode_tokens), 0.0, load.num_context_tokens
-    )
+    counts = np.concatenate(([0.0], cost.target.counts))
+    num_tokens = load.num_decode_tokens + counts
+    step_ms = cost.target_ms(num_tokens, load.num_context_tokens)
+    step_ms += cost.host_ms(load.num_running)
     if num_passes > 0:
-        step_ms += cost.draft_first.predict(load.num_decode_tokens + counts)
+        step_ms += cost.draft_first.predict(num_tokens)
         step_ms += cost.draft_next_ms(load.num_running, num_passes)
     targets_ms = [] if latency_target_ms is None else [latency_target_ms]
     if own_ms is not None and step_ms[0] <= own_ms:

@@ -75,10 +75,6 @@ class CostProfile:
     drafts_in_one_pass: bool = False
 
 
-PREFILL_DOUBT = 2.0
-"""How much less certain the price of prompt tokens is than that of decoding: prompts
-come in all lengths, and most steps carry few."""
-
 MIN_STEPS_TO_TEACH = 100
 """Measured steps from which on what was learnt is worth more to a new replica than its
 own start-up profile."""
@@ -88,9 +84,13 @@ own start-up profile."""
 class StepCost:
     """Predicts what a step costs, part by part, and how wrong it was lately.
 
-        step = target(decode tokens) + prefill(prompt tokens) + context * KV positions
+        step = target(all tokens) + context * KV positions
              + draft_first(all tokens) + (depth - 1) * draft_next(num_reqs)
              + host(num_reqs)
+
+    A pass does the same to a prompt's token as to any other. With a price of their own
+    prompts take part of what decoding costs wherever every step carries one, and hide
+    how dear a verified token is.
 
     The parts are told apart by the worker's own timestamps: at a constant depth their
     sum alone would not identify them.
@@ -109,7 +109,6 @@ class StepCost:
     max_reqs: int
     padded_sizes: tuple[int, ...] = ()
     target: CostTable = field(init=False)
-    prefill: CostTable = field(init=False)
     draft_first: CostTable = field(init=False)
     draft_next: CostTable = field(init=False)
     host: CostTable = field(init=False)
@@ -126,8 +125,8 @@ class StepCost:
             first_ms=20.0,
             per_unit_ms=0.5,
             padded_sizes=self.padded_sizes,
+            has_extra=True,
         )
-        self.prefill = CostTable(self.max_tokens, first_ms=1.0, per_unit_ms=0.3)
         self.draft_first = CostTable(
             self.max_tokens,
             first_ms=2.0,
@@ -146,14 +145,12 @@ class StepCost:
             num_reqs: `[num_sizes]`, rising.
             context_per_req: KV positions of each; 0 where it is not known.
         """
-        step_ms = self.target.predict(num_reqs)
-        if context_per_req > 0.0:
-            step_ms = step_ms + self.target.extras_ms(context_per_req * num_reqs)
-        return step_ms
+        context_ms = self.context_ms(context_per_req) * num_reqs
+        return self.target.predict(num_reqs) + context_ms
 
     def context_ms(self, num_context_tokens: float) -> float:
-        """Price KV positions attended to, against the usual number."""
-        return self.target.extra_ms(num_context_tokens)
+        """Price KV positions attended to."""
+        return self.target.slope_ms * num_context_tokens
 
     def fit_profile(self, profile: CostProfile) -> None:
         """Replace the priors by what was timed at start-up.
@@ -165,9 +162,6 @@ class StepCost:
             return
         counts, target_ms = profile.num_tokens, profile.target_ms
         self.target.fit_profile(counts, target_ms)
-        # What prompt tokens add to a step: the pass without its fixed part.
-        added_ms = [max(ms - target_ms[0], 0.01) for ms in target_ms]
-        self.prefill.fit_profile(counts, added_ms)
         # A drafter without passes is next to free until a step shows otherwise; left at
         # the priors, which nothing would ever correct, it would hardly be used.
         nothing = (0.0,) * len(counts)
@@ -177,17 +171,10 @@ class StepCost:
         self.draft_next.fit_profile(counts, next_ms)
 
     def target_ms(
-        self,
-        num_decode_tokens: NDArray[np.float64] | float,
-        num_prefill_tokens: float,
-        num_context_tokens: float,
+        self, num_tokens: NDArray[np.float64] | float, num_context_tokens: float
     ) -> NDArray[np.float64]:
-        """Price the target's forward pass, for one or many decode token counts."""
-        return (
-            self.target.predict(num_decode_tokens)
-            + self.prefill.predict(num_prefill_tokens)
-            + self.context_ms(num_context_tokens)
-        )
+        """Price the target's forward pass, for one or many token counts."""
+        return self.target.predict(num_tokens) + self.context_ms(num_context_tokens)
 
     def draft_next_ms(
         self, num_reqs: int, depth: NDArray[np.int64] | NDArray[np.float64] | int
@@ -203,8 +190,7 @@ class StepCost:
     def predict_ms(self, timing: StepTiming) -> float:
         """Predict the whole of a step that has been measured."""
         return (
-            self.target.at(timing.num_decode_tokens)
-            + self.prefill.at(timing.num_prefill_tokens)
+            self.target.at(timing.num_tokens)
             + self.context_ms(timing.num_context_tokens)
             + self._predict_draft_ms(timing)
             + self.host_ms(timing.num_reqs)
@@ -229,7 +215,9 @@ class StepCost:
         self.num_steps += 1
         rate = max(0.02, 1.0 / self.num_steps)
         self._error += rate * (min(error, 1.0) - self._error)
-        drift = self._learn_target(timing)
+        drift = self.target.observe(
+            timing.num_tokens, timing.target_ms, timing.num_context_tokens
+        )
         self.draft_first.observe(timing.num_caught_up, timing.catch_up_ms)
         # What did not run in this step drifts with what did: a stolen core slows both
         # models down, and a drafter believed slow would never be tried again.
@@ -263,7 +251,6 @@ class StepCost:
         """Return everything learnt as plain values."""
         return {
             "target": self.target.export_state(),
-            "prefill": self.prefill.export_state(),
             "draft_first": self.draft_first.export_state(),
             "draft_next": self.draft_next.export_state(),
             "host": self.host.export_state(),
@@ -271,41 +258,6 @@ class StepCost:
 
     def import_state(self, state: dict[str, Any]) -> None:
         """Start from another engine's `export_state`."""
-        for name in ("target", "prefill", "draft_first", "draft_next", "host"):
+        for name in ("target", "draft_first", "draft_next", "host"):
             getattr(self, name).import_state(state[name])
         self._is_warm = True
-
-    def _learn_target(self, timing: StepTiming) -> float:
-        """Learn decoding from steps without prompts, and both from mixed steps.
-
-        A mixed step does not tell its parts apart. What it took beyond the prediction
-        is shared out by how much of it each part may be wrong by; decoding takes its
-        share as drift alone, so that its shape rests on steps of its own. Under steady
-        arrivals every step is mixed, and a stolen core would otherwise be booked as
-        dear prompts.
-
-        Returns:
-            The change of price seen in decoding.
-        """
-        context = float(timing.num_context_tokens)
-        if timing.num_prefill_tokens == 0:
-            return self.target.observe(
-                timing.num_decode_tokens, timing.target_ms, context
-            )
-        decode_ms = 0.0
-        if timing.num_decode_tokens > 0:
-            decode_ms = self.target.at(timing.num_decode_tokens)
-            decode_ms += self.context_ms(context)
-        prefill_ms = self.prefill.at(timing.num_prefill_tokens)
-        surprise_ms = timing.target_ms - decode_ms - prefill_ms
-        doubt = decode_ms**2 + (PREFILL_DOUBT * prefill_ms) ** 2
-        share = decode_ms**2 / doubt if doubt > 0.0 else 0.0
-        self.prefill.observe(
-            timing.num_prefill_tokens,
-            max(prefill_ms + (1.0 - share) * surprise_ms, 1e-3),
-        )
-        if timing.num_decode_tokens == 0:
-            return 1.0
-        return self.target.follow(
-            timing.num_decode_tokens, decode_ms + share * surprise_ms, context
-        )

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.cost_fits import Drift, Trend, rescale_drift
-from policies.cost_sample import (
-    MAX_EXTRA_SAVING,
-    Shape,
-    follow_sample,
+from policies.cost_filter import (
+    EXTRA_DOUBT,
+    LEVEL_DOUBT,
+    LEVEL_WANDER,
+    Clock,
+    apply_deviations,
+    doubt_about,
     learn_sample,
-    make_monotone,
-    price_extra,
 )
 from policies.curves import (
     draw_through,
@@ -31,42 +31,30 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def make_knots(
-    max_value: int, padded_sizes: tuple[int, ...] = ()
-) -> NDArray[np.float64]:
-    """Return table positions: every count to 16, then ever wider, up to `max_value`.
+def make_knots(max_value: int) -> NDArray[np.float64]:
+    """Return counts with a deviation of their own, up to `max_value`.
 
     Small counts come dense because batched decoding lives there and kernels change
-    their tiling there. Where they are padded, only the padded sizes come up.
+    their tiling there: every one to 16, then four, past 64 two, to a doubling.
     """
-    knots = list(range(1, 17))
-    step = 4
+    knots = [*range(1, 17), *range(20, 33, 4), *range(40, 65, 8)]
     while knots[-1] < max_value:
-        for _ in range(8):
-            knots.append(knots[-1] + step)
-        step *= 2
-    clipped = {min(knot, max(1, max_value)) for knot in knots}
-    if padded_sizes:
-        beyond = (knot for knot in clipped if knot > padded_sizes[-1])
-        clipped = {*padded_sizes, *beyond}
-    return np.array(sorted(clipped), dtype=np.float64)
+        knots += [knots[-1] * 3 // 2, knots[-1] * 2]
+    return np.array(
+        sorted({min(knot, max(1, max_value)) for knot in knots}), dtype=np.float64
+    )
 
 
 @dataclass(slots=True)
 class CostTable:
     """Milliseconds by count (tokens or requests), monotone, learnt online.
 
-        price = drift * trend(count) * (1 + deviation[count])
-              + slope * (extra - usual extra)
+        price = level * (base[count] * deviation[count] + slope * extra)
 
-    Four layers, from slow to fast, each learning what the ones before leave over:
-    the start-up profile (or a prior) gives the shape; the trend bends it in level and
-    per-count price, so that counts never visited follow the others; every knot has a
-    deviation of its own, believed in proportion to its visits (a staircase shows here);
-    drift and the slope of `extra` (context length) follow the last 10 samples. The
-    slope prices deviations from the usual extra alone: what a constant context costs is
-    part of the table. Linear between knots and, with the last slope, beyond them; a
-    count that the engine pads is priced, and learnt from, as what it is padded to.
+    The start-up profile (or a prior) is the base; level, deviations and the slope of
+    `extra` (context length) are learnt together (`cost_filter`). Linear between points
+    and, with the last slope, beyond them; a count that the engine pads is priced, and
+    learnt from, as what it is padded to.
 
     Source: ours; vLLM's cost tables are profiled once and never updated.
     """
@@ -75,54 +63,57 @@ class CostTable:
     first_ms: float
     per_unit_ms: float
     padded_sizes: tuple[int, ...] = ()
-    knots: NDArray[np.float64] = field(init=False)
+    has_extra: bool = False
+    _counts: NDArray[np.float64] = field(init=False)
     _sizes: NDArray[np.float64] = field(init=False)
+    _knots: NDArray[np.float64] = field(init=False)
+    _knot_xs: NDArray[np.float64] = field(init=False)
     _xs: NDArray[np.float64] = field(init=False)
     _base_ys: NDArray[np.float64] = field(init=False)
     _value_ys: NDArray[np.float64] = field(init=False)
-    _deviation: NDArray[np.float64] = field(init=False)
-    _num_visits: NDArray[np.float64] = field(init=False)
-    _shape: Shape = field(init=False, default=Shape())
-    _trend: Trend = field(init=False)
-    _drift: Drift = field(init=False)
+    _mean: NDArray[np.float64] = field(init=False)
+    _doubt: NDArray[np.float64] = field(init=False)
+    _first_doubt: NDArray[np.float64] = field(init=False)
+    _level: float = field(init=False, default=1.0)
+    _clock: Clock = field(init=False, default=Clock())
 
     def __post_init__(self) -> None:
-        """Lay out the knots and the prior."""
-        self.knots = make_knots(self.max_count, self.padded_sizes)
+        """Lay out the points and the prior."""
+        self._knots = make_knots(self.max_count)
+        self._knot_xs = place_points(self._knots)
         self._sizes = np.array(self.padded_sizes, dtype=np.float64)
-        self._xs = place_points(self.knots)
-        self._set(self.first_ms + self.per_unit_ms * (self.knots - 1.0))
+        # Between two padded sizes nothing runs.
+        beyond = self._knots[self._knots > max(self.padded_sizes, default=0)]
+        self._counts = np.concatenate((self._sizes, beyond))
+        self._xs = place_points(self._counts)
+        prior_ms = self.first_ms + self.per_unit_ms * (self._counts - 1.0)
+        self._begin(prior_ms, profiled=False)
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """Counts between which prices are linear, `[num_points]`, rising."""
+        return self._counts
 
     @property
     def slope_ms(self) -> float:
-        """Milliseconds per unit of `extra`."""
-        return self._drift.slope
-
-    def extra_ms(self, extra: float) -> float:
-        """Return what `extra` adds to the price, negative below the usual.
-
-        Never so much below that a step would be free.
-        """
-        slope, usual_extra = self._drift.slope, self._shape.usual_extra
-        return price_extra(slope, usual_extra, self.at(1.0), float(extra))
-
-    def extras_ms(self, extras: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Do what `extra_ms` does, for many."""
-        added = self._drift.slope * (extras - self._shape.usual_extra)
-        return np.maximum(added, -MAX_EXTRA_SAVING * self.at(1.0))
+        """Milliseconds per unit of `extra`, >= 0."""
+        return self._level * float(self._mean[-1])
 
     def predict(self, count: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Return milliseconds for one or many counts; 0 where the count is <= 0."""
+        """Return milliseconds for one or many counts; 0 where the count is <= 0.
+
+        `extra`, which has a price of its own, is no part of it.
+        """
         counts = np.asarray(count, dtype=np.float64)
         prices = price_counts(
-            self._xs, self._value_ys, self._sizes, self._drift.level, counts.ravel()
+            self._xs, self._value_ys, self._sizes, self._level, counts.ravel()
         )
         return prices.reshape(counts.shape)
 
     def at(self, count: float) -> float:
         """Return milliseconds for one count, as `predict` does."""
         return price_count(
-            self._xs, self._value_ys, self._sizes, self._drift.level, float(count)
+            self._xs, self._value_ys, self._sizes, self._level, float(count)
         )
 
     def fit_profile(self, counts: Sequence[int], measured_ms: Sequence[float]) -> None:
@@ -136,12 +127,13 @@ class CostTable:
         ys = np.maximum.accumulate(np.asarray(measured_ms, dtype=np.float64)[order])
         if xs.size == 0:
             return
-        values = np.interp(self.knots, xs, ys)
+        values = np.interp(self._counts, xs, ys)
         if xs.size > 1:
             slope = max(0.0, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
-            beyond = self.knots > xs[-1]
-            values[beyond] = ys[-1] + slope * (self.knots[beyond] - xs[-1])
-        self._set(values)
+            beyond = self._counts > xs[-1]
+            values[beyond] = ys[-1] + slope * (self._counts[beyond] - xs[-1])
+        # All zeros stand for what was not timed.
+        self._begin(values, profiled=bool(ys[-1] > 0.0))
 
     def observe(self, count: float, measured_ms: float, extra: float = 0.0) -> float:
         """Learn from one sample; non-positive counts and times are ignored.
@@ -149,79 +141,68 @@ class CostTable:
         Args:
             count: Tokens or requests.
             measured_ms: What they took.
-            extra: What the slope is multiplied with.
+            extra: What the slope is multiplied with, >= 0.
 
         Returns:
-            The factor by which the price of this count moved, 1 if nothing was learnt.
+            The factor by which the level moved, 1 if nothing was learnt.
         """
         if count <= 0 or not math.isfinite(measured_ms) or measured_ms <= 0.0:
             return 1.0
-        self._shape, self._trend, self._drift, moved = learn_sample(
-            self._shape,
-            self._trend,
-            self._drift,
+        before = self._level
+        self._clock = learn_sample(
+            self._mean,
+            self._doubt,
+            self._first_doubt,
+            self._clock,
+            self._knot_xs,
             self._xs,
             self._base_ys,
-            self._value_ys,
-            self._deviation,
-            self._num_visits,
             pad_count(self._sizes, float(count)),
             float(measured_ms),
-            float(extra),
+            float(extra) if self.has_extra else 0.0,
         )
-        return moved
-
-    def follow(self, count: float, measured_ms: float, extra: float = 0.0) -> float:
-        """Learn drift alone from a sample that others had a part in.
-
-        Args:
-            count: Tokens or requests, > 0.
-            measured_ms: What is believed to be this table's part.
-            extra: What the slope is multiplied with.
-
-        Returns:
-            As `observe`.
-        """
-        if not math.isfinite(measured_ms):
-            return 1.0
-        level_before = self._drift.level
-        self._drift = follow_sample(
-            self._shape,
-            self._drift,
-            self.at(count) / level_before,
-            self.at(1.0),
-            float(measured_ms),
-            float(extra),
-        )
-        return self._drift.level / level_before
+        self._level = math.exp(self._mean[0])
+        self._draw()
+        return self._level / before
 
     def rescale(self, factor: float) -> None:
-        """Follow a drift that was measured elsewhere on the same device."""
-        self._drift = rescale_drift(self._drift, factor)
+        """Follow a level that was measured elsewhere on the same device."""
+        self._mean[0] += math.log(factor)
+        self._level = math.exp(self._mean[0])
+        if self._doubt[0, 0] < LEVEL_DOUBT**2:
+            self._doubt[0, 0] += (LEVEL_WANDER * self._clock.noise) ** 2
 
     def export_state(self) -> dict[str, Any]:
         """Return the table as plain values."""
         return {
-            "knots": self.knots.tolist(),
-            "value_ms": self.predict(self.knots).tolist(),
+            "knots": self._counts.tolist(),
+            "value_ms": self.predict(self._counts).tolist(),
             "slope_ms": self.slope_ms,
-            "usual_extra": self._shape.usual_extra,
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start from what another engine's table says of this one's knots."""
+        """Start from what another engine's table says of this one's counts."""
         xs = place_points(np.array(state["knots"], dtype=np.float64))
         ys = np.empty_like(xs)
         draw_through(xs, ys, np.array(state["value_ms"], dtype=np.float64))
-        self._set(np.interp(self.knots, xs, ys))
-        self._drift = self._drift._replace(slope=float(state["slope_ms"]))
-        self._shape = self._shape._replace(usual_extra=float(state["usual_extra"]))
+        self._begin(np.interp(self._counts, xs, ys), profiled=True)
+        self._mean[-1] = float(state["slope_ms"])
 
-    def _set(self, values: NDArray[np.float64]) -> None:
+    def _begin(self, values: NDArray[np.float64], *, profiled: bool) -> None:
         base_ms = np.maximum(values, 1e-4)
-        self._deviation = np.zeros(self.knots.size)
-        self._num_visits = np.zeros(self.knots.size)
-        self._trend, self._drift = Trend(), Drift()
         self._base_ys, self._value_ys = np.empty_like(self._xs), np.empty_like(self._xs)
         draw_through(self._xs, self._base_ys, base_ms)
-        draw_through(self._xs, self._value_ys, make_monotone(base_ms))
+        self._mean = np.zeros(self._knots.size + 2)
+        extra_doubt = EXTRA_DOUBT * float(base_ms[0]) if self.has_extra else 0.0
+        self._first_doubt = doubt_about(
+            self._knots, profiled=profiled, extra_doubt=extra_doubt
+        )
+        self._doubt = self._first_doubt.copy()
+        self._level, self._clock = 1.0, Clock()
+        self._draw()
+
+    def _draw(self) -> None:
+        prices = apply_deviations(
+            self._mean, self._doubt, self._knot_xs, self._xs, self._base_ys
+        )
+        draw_through(self._xs, self._value_ys, prices)

@@ -36,12 +36,13 @@ class DraftPrices:
     ) -> NDArray[np.float64]:
         """Price the parts of a step that grow with its verified tokens.
 
-        The drafter's first pass runs over every token of the step, rejected ones
-        included; its further passes, the host and the context do not depend on them.
+        The target's pass and the drafter's first run over every token of the step,
+        prompts and rejected drafts included; further passes, the host and the context
+        do not depend on them.
         """
-        return self.cost.target.predict(
-            num_decode_tokens
-        ) + self.cost.draft_first.predict(num_decode_tokens + num_prefill_tokens)
+        num_tokens = num_decode_tokens + num_prefill_tokens
+        cost = self.cost
+        return cost.target.predict(num_tokens) + cost.draft_first.predict(num_tokens)
 
     def outlook_ms(
         self,

@@ -79,9 +79,7 @@ class DynamicPlanner(PlannerDefaults):
         tokens = num_reqs * np.cumsum(rate**lengths)
         num_target_tokens: NDArray[np.float64] = num_reqs * (1.0 + lengths)
         step_ms = (
-            self.cost.target_ms(
-                num_target_tokens, 0.0, self._context_per_req * num_reqs
-            )
+            self.cost.target_ms(num_target_tokens, self._context_per_req * num_reqs)
             + self.cost.draft_first.predict(num_target_tokens) * drafting
             + np.maximum(lengths - 1, 0) * self.cost.draft_next.predict(float(num_reqs))
             + self.cost.host_ms(num_reqs)

@@ -51,7 +51,7 @@ def _take_steps(spec: PolicySpec, limits: EngineLimits, batch: DraftBatch) -> No
     planner.fit_profile(CostProfile((1, 8), (10.0, 11.0), (1.0, 1.1)))
     target_ms = None if batch.latency_targets_ms is None else TARGET_MS
     load = EngineLoad(2, 4, 20, np.array([8, 8], dtype=np.int64), 16, target_ms)
-    for step in range(NUM_STEPS):
+    for _ in range(NUM_STEPS):
         selection = planner.select(batch)
         planner.plan_batch(load)
         planner.choose_depth(2, target_ms)
@@ -62,8 +62,4 @@ def _take_steps(spec: PolicySpec, limits: EngineLimits, batch: DraftBatch) -> No
         accepted = np.minimum(selection.num_admitted, 1)
         outcome = VerificationOutcome(selection.num_admitted, accepted, batch.req_ids)
         planner.observe(outcome)
-        # Every other step carries a prompt, whose share in its time is told apart.
-        prompt = 16 * (step % 2)
-        planner.observe_timing(
-            StepTiming(2, 4, prompt, 20, 2, 10.0, 1.0, 1.0, 1.0, 1.0, 4)
-        )
+        planner.observe_timing(StepTiming(2, 4, 16, 20, 2, 10.0, 1.0, 1.0, 1.0, 1.0, 4))

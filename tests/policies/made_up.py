@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
-from policies.cost import StepTiming
+from policies.cost import CostProfile, StepTiming
 from policies.goodput import GoodputPlanner
 from policies.planner import Planner
 
@@ -45,6 +45,15 @@ class MadeUpEngine:
         confidence = 1 / (1 + np.exp(-odds))
         acceptance = 1 / (1 + np.exp(-(1.1 * odds - 0.4)))
         return confidence.clip(0.02, 0.999), acceptance, rng.random(odds.shape)
+
+    def profile(self) -> CostProfile:
+        """Return what passes take, as an engine times them at its start."""
+        counts = (1, 64, 512)
+        return CostProfile(
+            counts,
+            tuple(self.base_ms + self.token_ms * count for count in counts),
+            tuple(1 + self.draft_token_ms * count for count in counts),
+        )
 
     def run(self, planner: Planner, num_steps: int, *, sampled: bool = False) -> float:
         """Run some steps; return tokens per second."""

@@ -46,7 +46,7 @@ def test_a_trend_that_falls_does_not_make_large_steps_free_and_then_endless():
 def test_knots_are_dense_where_batches_live_and_end_at_the_limit():
     knots = make_knots(1000)
     assert knots[:16].tolist() == list(range(1, 17))
-    assert knots[-1] == 1000
+    assert knots[-3:].tolist() == [512, 768, 1000]
     assert (np.diff(knots) > 0).all()
     assert make_knots(1).tolist() == [1]
 
@@ -65,6 +65,7 @@ def test_nothing_costs_nothing():
 
 def test_one_outlier_moves_a_settled_table_little():
     table = CostTable(64, first_ms=10, per_unit_ms=1)
+    table.fit_profile((1, 64), (13.0, 76.0))
     for _ in range(200):
         table.observe(8, 20.0)
     table.observe(8, 2000.0)
@@ -94,7 +95,7 @@ def test_parts_are_told_apart():
     cost = StepCost(max_tokens=256, max_reqs=64)
     learn(cost, np.random.default_rng(3), 600)
     # With the context that batches of this size had: the two grow together here.
-    assert float(cost.target_ms(16.0, 0, 800)) == pytest.approx(24.8, rel=0.08)
+    assert float(cost.target_ms(16.0, 800)) == pytest.approx(24.8, rel=0.08)
     assert float(cost.draft_next_ms(16, 4)) == pytest.approx(7.2, rel=0.08)
     assert float(cost.draft_next_ms(16, 1)) == 0.0
 
@@ -130,7 +131,7 @@ def test_a_stolen_core_is_noticed_where_every_step_carries_a_prompt():
     def serve(steps: int, speed: float) -> None:
         for _ in range(steps):
             verified, prompt = int(rng.integers(8, 30)), int(rng.integers(8, 64))
-            target_ms = (15.0 + 0.5 * verified + 0.2 * prompt) / speed
+            target_ms = (15.0 + 0.5 * (verified + prompt)) / speed
             target_ms *= rng.lognormal(0, 0.03)
             cost.observe(
                 StepTiming(9, verified, prompt, 800, 0, target_ms, 0.0, 0.0, 1.0)
@@ -149,6 +150,7 @@ def test_a_stolen_core_is_noticed_where_every_step_carries_a_prompt():
 
 def test_a_sudden_slowdown_is_not_taken_for_the_price_of_context():
     cost = StepCost(max_tokens=256, max_reqs=64)
+    cost.fit_profile(CostProfile((1, 256), (12.5, 140.0)))
     rng = np.random.default_rng(3)
     for step in range(400):
         # Well above the usual for a while when the core is lost.
@@ -185,13 +187,44 @@ def test_longer_contexts_cost_more_once_seen():
     assert cost.context_ms(8800) - cost.context_ms(800) == pytest.approx(16, rel=0.2)
 
 
-def test_prompt_tokens_are_priced_apart_from_decoding():
+def test_a_token_of_a_prompt_costs_what_any_token_costs():
     cost = StepCost(max_tokens=512, max_reqs=64)
+    plain, mixed = (
+        StepTiming(9, decode, prompt, 800, 0, 50.0, 0.0, 0.0, 1.0)
+        for decode, prompt in ((136, 0), (8, 128))
+    )
+    assert cost.predict_ms(plain) == cost.predict_ms(mixed)
     for _ in range(200):
-        cost.observe(StepTiming(8, 8, 0, 800, 0, 20.0, 0.0, 0.0, 1.0))
-        cost.observe(StepTiming(9, 8, 128, 800, 0, 60.0, 0.0, 0.0, 1.0))
-    assert float(cost.target.predict(8.0)) == pytest.approx(20, rel=0.1)
-    assert float(cost.prefill.predict(128.0)) == pytest.approx(40, rel=0.15)
+        cost.observe(mixed)
+    assert cost.target.at(136) == pytest.approx(50.0, rel=0.05)
+
+
+def test_growing_contexts_do_not_take_the_price_of_tokens():
+    """A load that fills up: more requests, longer contexts and more drafts at once."""
+    rng = np.random.default_rng(11)
+
+    def measure(num_tokens: float, num_context: float) -> float:
+        exact = 30.0 + 1.3 * num_tokens + 0.003 * num_context
+        return float(exact * rng.lognormal(0, 0.1))
+
+    cost = StepCost(max_tokens=2048, max_reqs=64)
+    counts = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    cost.fit_profile(CostProfile(counts, tuple(30.0 + 1.3 * n for n in counts)))
+    for load in (2, 8, 32, 4, 32, 32):
+        for step in range(60):
+            num_reqs = min(load, 1 + step // 2)
+            context = num_reqs * (30 + 2 * min(step, 20) + int(rng.integers(0, 20)))
+            decode = num_reqs + int(rng.integers(3, 6)) * num_reqs
+            prompt = 30 * int(rng.integers(0, 3))
+            target_ms = measure(decode + prompt, context)
+            cost.observe(
+                StepTiming(
+                    num_reqs, decode, prompt, context, 0, target_ms, 0.0, 0.0, 1.0
+                )
+            )
+    price = (cost.target.at(192) - cost.target.at(64)) / 128
+    assert price == pytest.approx(1.3, rel=0.25)
+    assert cost.context_ms(2000) < 25.0
 
 
 def test_a_start_up_profile_replaces_the_priors():

