@@ -29,7 +29,7 @@ the KV cache of a batch takes seconds."""
 EXPLORE_DEPTH = 2
 """Depth of an exploring step: enough to see how acceptance falls with position."""
 
-PROBE_EVERY = 128
+PROBE_EVERY = 512
 """While drafting, one step in this many verifies nothing: the price of a plain step is
 what every draft is compared with, and an old or guessed one would confirm itself."""
 

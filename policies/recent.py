@@ -31,8 +31,10 @@ MAX_UNREAD = 16
 class RecentDrafts:
     """A ring of predicted acceptances, `[num_remembered, max_depth]`.
 
-    Depths that were not drafted lately are filled in by what is typical of their
-    position.
+    Positions that a draft did not have are filled in from those that recent drafts
+    had, verified or not, drawn from all of them. A mean would not do: what is verified
+    is the good part of a wide spread. Nor would what was verified alone: a draft that
+    ended because nothing more was to be gained would look as if it had been the best.
 
     Source: ours.
     """
@@ -40,6 +42,7 @@ class RecentDrafts:
     max_depth: int
     _acceptance: NDArray[np.float64] = field(init=False)
     _weights: NDArray[np.float64] = field(init=False)
+    _draws: NDArray[np.int64] = field(init=False)
     _num_seen: int = field(init=False, default=0)
     _unread: list[_Drafts] = field(init=False, default_factory=list)
 
@@ -48,6 +51,11 @@ class RecentDrafts:
         # NaN past what a draft had.
         self._acceptance = np.full((NUM_REMEMBERED_DRAFTS, self.max_depth), np.nan)
         self._weights = np.ones(NUM_REMEMBERED_DRAFTS)
+        # Kronecker sequences, one to a position: even and unlike each other, and
+        # always the same, for a plan depends on what was seen, not on luck.
+        rows, positions = np.ogrid[1 : NUM_REMEMBERED_DRAFTS + 1, : self.max_depth]
+        evenly = (rows * np.sqrt(positions + 2.5)) % 1.0
+        self._draws = (NUM_SAMPLES * evenly).astype(np.int64)
 
     def remember(
         self,
@@ -83,7 +91,7 @@ class RecentDrafts:
         """Return expected tokens and drafts by depth and threshold.
 
         Args:
-            typical: `[max_depth]`, 0-1, acceptance where a draft had no position.
+            typical: `[max_depth]`, 0-1, acceptance while there is no recent draft.
         """
         filled = self._fill(typical)
         return foresee_depths(filled, self._weights[: self._num_rows])
@@ -119,7 +127,11 @@ class RecentDrafts:
     def _fill(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
         self._read()
         recent = self._acceptance[: self._num_rows]
-        return np.where(np.isnan(recent), typical, recent)
+        drawn = np.broadcast_to(typical, recent.shape)
+        sample = self.sample_acceptance()
+        if sample.size == NUM_SAMPLES:
+            drawn = sample[self._draws[: self._num_rows]]
+        return np.where(np.isnan(recent), drawn, recent)
 
 
 _NO_WEIGHTS = np.empty(0)

@@ -10,7 +10,7 @@ import numpy as np
 from policies.batch import EngineLimits
 from policies.calibration import ConfidenceCalibration
 from policies.cost import StepCost, StepTiming
-from policies.exploration import Exploration
+from policies.exploration import FIRST_PROBES, Exploration
 from policies.goodput import GoodputPlanner
 from policies.request_effects import RequestEffects
 
@@ -55,6 +55,8 @@ def play_online(
     """
     planner = GoodputPlanner(max_depth, engine_limits(steps))
     planner.import_state(state)
+    # An engine has its first probes behind it when a measurement begins.
+    planner._exploration._steps_selected = max(FIRST_PROBES)
     play_planner(steps, planner, prices)
     return play_planner(steps, planner, prices)
 

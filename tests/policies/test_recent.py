@@ -1,0 +1,49 @@
+"""What recent drafts say of positions that they did not have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.recent import RecentDrafts
+
+MAX_DEPTH = 4
+
+
+def remember(recent: RecentDrafts, acceptance: np.ndarray) -> None:
+    lengths = np.full(acceptance.shape[0], acceptance.shape[1])
+    recent.remember(acceptance, lengths, None)
+
+
+def test_the_first_drafts_go_on_as_is_typical():
+    recent = RecentDrafts(MAX_DEPTH)
+    remember(recent, np.array([[0.5]]))
+    typical = np.full(MAX_DEPTH, 0.8)
+    tokens = recent.tokens_by_depth(typical)
+    assert tokens == pytest.approx([1.0, 1.5, 1.9, 2.22, 2.476])
+
+
+def test_drafts_that_ended_early_are_not_believed_to_go_on_at_their_best():
+    """Half are hopeless: nothing was drafted on for, and the rest is typical."""
+    recent = RecentDrafts(MAX_DEPTH)
+    for _ in range(8):
+        remember(recent, np.array([[0.95], [0.05]] * 6))
+    outlook = recent.foresee(np.full(MAX_DEPTH, 0.95))
+    # The same drafts, every position of which is as likely to be the one or the other.
+    rng = np.random.default_rng(0)
+    seen = RecentDrafts(MAX_DEPTH)
+    for _ in range(8):
+        remember(seen, rng.choice([0.95, 0.05], (12, MAX_DEPTH)))
+    expected = seen.foresee(np.full(MAX_DEPTH, 0.95))
+    gained, in_full = outlook.gained[:, -1], expected.gained[:, -1]
+    assert gained == pytest.approx(in_full, rel=0.25)
+    assert gained[MAX_DEPTH] < 1.2
+
+
+def test_the_same_drafts_are_always_continued_alike():
+    outlooks = []
+    for _ in range(2):
+        recent = RecentDrafts(MAX_DEPTH)
+        remember(recent, np.linspace(0.1, 0.9, 16)[:, None])
+        outlooks.append(recent.foresee(np.full(MAX_DEPTH, 0.7)).gained)
+    assert (outlooks[0] == outlooks[1]).all()
