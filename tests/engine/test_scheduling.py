@@ -196,7 +196,8 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(
         assert steps == sorted(steps)
     # Several run at a time all the same.
     assert max(num_side_by_side) >= 3
-    assert (num_preempted > 0) == (policy != "goodput")
+    # How long outputs get is an estimate: now and then one does not fit after all.
+    assert num_preempted <= 2 if policy == "goodput" else num_preempted >= 10
 
 
 def time_steps(
