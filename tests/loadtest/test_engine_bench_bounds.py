@@ -25,6 +25,7 @@ from loadtest.engine_bench.replay import (
 from loadtest.engine_bench.report import write_results
 from loadtest.engine_bench.store import Store
 from loadtest.engine_bench.traces import RecordedTrace
+from policies.exploration import PROBE_EVERY
 from policies.planner import FixedPlanner
 from policies.stopping import DraftStop
 from tests.loadtest.test_engine_bench import ENVIRONMENT, measured
@@ -316,7 +317,7 @@ def test_hindsight_does_what_the_policy_does_and_knows_what_it_learns(
 
 
 def test_who_knows_all_prices_verifies_in_every_step() -> None:
-    trace = make_trace(2)
+    trace = make_trace(2, num_steps=PROBE_EVERY)
     trace.arrays["draft_confidence"][:] = 0.99
     trace.arrays["draft_num_accepted"][:] = 2
     steps = read_steps(trace, 2)
