@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -131,20 +132,24 @@ def choose_prefill_tokens(
     has_target = latency_target_ms is not None or own_ms is not None
     if load.num_decode_tokens == 0 or not has_target:
         return max_tokens
-    counts = np.concatenate(([0.0], cost.target.counts))
-    num_tokens = load.num_decode_tokens + counts
-    step_ms = cost.target_ms(num_tokens, load.num_context_tokens)
-    step_ms += cost.host_ms(load.num_running)
+    fixed_ms = cost.context_ms(load.num_context_tokens)
+    fixed_ms += cost.host_ms(load.num_running)
     if num_passes > 0:
-        step_ms += cost.draft_first.predict(num_tokens)
-        step_ms += cost.draft_next_ms(load.num_running, num_passes)
+        fixed_ms += float(cost.draft_next_ms(load.num_running, num_passes))
+
+    def step_ms(num_prefill_tokens: int) -> float:
+        num_tokens = load.num_decode_tokens + num_prefill_tokens
+        first_ms = cost.draft_first.at(num_tokens) if num_passes > 0 else 0.0
+        return fixed_ms + cost.target.at(num_tokens) + first_ms
+
     targets_ms = [] if latency_target_ms is None else [latency_target_ms]
-    if own_ms is not None and step_ms[0] <= own_ms:
+    if own_ms is not None and step_ms(0) <= own_ms:
         targets_ms.append(own_ms)
     if not targets_ms:
         return max_tokens
-    most = float(counts[step_ms <= min(targets_ms)][-1:].sum())
-    return int(np.clip(most, MIN_PREFILL_TOKENS, max(max_tokens, MIN_PREFILL_TOKENS)))
+    # More tokens never take less time.
+    most = bisect_right(range(max_tokens + 1), min(targets_ms), key=step_ms) - 1
+    return max(MIN_PREFILL_TOKENS, most)
 
 
 def reserve_blocks(load: EngineLoad) -> int:

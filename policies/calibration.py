@@ -168,11 +168,9 @@ class ConfidenceCalibration:
         return float(np.abs(predicted - happened).sum() / total)
 
     def mean_acceptance(self, depth: int) -> NDArray[np.float64]:
-        """Return the acceptance of a middling draft per position, `[depth]`.
+        """Return the acceptance at log-odds of 1, a confidence of .73, `[depth]`.
 
-        Used to extend survival past the depth that was last drafted. Log-odds of 1, a
-        confidence of .73, is less than most drafts have: a position that nobody looked
-        at lately must not look better than those that somebody did.
+        Stands for drafts while hardly any were made: less than most of them have.
         """
         return to_probability(self._intercept[:depth] + self._slope)
 

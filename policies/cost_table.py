@@ -90,11 +90,6 @@ class CostTable:
         self._begin(prior_ms, profiled=False)
 
     @property
-    def counts(self) -> NDArray[np.float64]:
-        """Counts between which prices are linear, `[num_points]`, rising."""
-        return self._counts
-
-    @property
     def slope_ms(self) -> float:
         """Milliseconds per unit of `extra`, >= 0."""
         return self._level * float(self._mean[-1])

@@ -48,7 +48,7 @@ def test_a_profile_is_kept_as_it_was_measured_at_every_size():
     table.fit_profile(SIZES, measured_ms)
     assert table.predict(np.array(SIZES, dtype=float)) == pytest.approx(measured_ms)
     assert table.at(57) == pytest.approx(measured_ms[SIZES.index(64)])
-    assert table.counts.tolist() == [*SIZES, 300]
+    assert table.export_state()["knots"] == [*SIZES, 300]
 
 
 @pytest.mark.parametrize("planner_class", [DynamicPlanner, GoodputPlanner])
