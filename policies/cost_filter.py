@@ -1,14 +1,19 @@
 """How one sample moves what is known about prices: an extended Kalman filter.
 
     log(sample) = level + noise
-                + log(base[count] * exp(deviation[count]) + slope * extra)
+                + log(base[count] * exp(deviation[count]) + slope * extra + constant)
 
-Base prices come from the start-up profile. Level, deviations and slope are learnt
-together, and what is not known about them apart is known as such: a sample that several
-could explain moves each by its share of the doubt. Fitted one after the other they take
-each other's part. While the load grows, batches and contexts grow as one, and the price
-of tokens was booked as that of context: 40 times too much of it, and tokens all but
-free.
+Base prices come from the start-up profile. Level, deviations, slope and constant are
+learnt together, and what is not known about them apart is known as such: a sample that
+several could explain moves each by its share of the doubt. Fitted one after the other
+they take each other's part. While the load grows, batches and contexts grow as one, and
+the price of tokens was booked as that of context: 40 times too much of it, and tokens
+all but free.
+
+The constant is 0 until a sudden shift, which may be of either kind. A throttled clock
+makes every price a multiple. A neighbour on a core makes every parallel region wait for
+a time slice: on two cores a pass over 4 tokens went from 40 to 420 ms, one over 28 from
+75 to 480. Taken for a multiple, verifying looks four times as dear as it is.
 
 Source: ours; the filter is the textbook's (Jazwinski 1970), strong tracking as in Zhou
 and Frank (1996).
@@ -66,6 +71,9 @@ SHIFT_SAMPLES = 2
 """Outliers in a row to the same side that are a new level after all."""
 
 
+SLOPE, CONSTANT = -2, -1
+"""Where these two stand, behind the level (0) and the deviations."""
+
 LEAST_VARIANCE = 1e-6
 """Of a price, in logarithms: below it two are known equally well."""
 
@@ -85,7 +93,9 @@ class Clock(NamedTuple):
 def doubt_about(
     knots: NDArray[np.float64], *, profiled: bool, extra_doubt: float
 ) -> NDArray[np.float64]:
-    """Return the covariance before the first sample, `[num_knots + 2, num_knots + 2]`.
+    """Return the covariance before the first sample, `[num_knots + 3, num_knots + 3]`.
+
+    Its rows are those of `learn_sample`'s `mean`.
 
     Args:
         knots: `[num_knots]`, > 0, counts with a deviation.
@@ -98,10 +108,10 @@ def doubt_about(
         level, shape = PRIOR_LEVEL_DOUBT, PRIOR_SHAPE_DOUBT
     doublings = np.log2(knots)
     distance = np.abs(doublings[:, None] - doublings[None, :])
-    doubt = np.zeros((size + 2, size + 2))
+    doubt = np.zeros((size + 3, size + 3))
     doubt[0, 0] = level**2
-    doubt[1:-1, 1:-1] = shape**2 * np.exp(-distance) + OWN_DOUBT**2 * np.eye(size)
-    doubt[-1, -1] = extra_doubt**2
+    doubt[1:-2, 1:-2] = shape**2 * np.exp(-distance) + OWN_DOUBT**2 * np.eye(size)
+    doubt[SLOPE, SLOPE] = extra_doubt**2
     return doubt
 
 
@@ -121,8 +131,8 @@ def learn_sample(
     """Learn from one sample; the first two arrays change in place.
 
     Args:
-        mean: `[num_knots + 2]`: level, deviations, slope.
-        doubt: `[num_knots + 2, num_knots + 2]`, their covariance.
+        mean: `[num_knots + 3]`: level, deviations, slope, constant.
+        doubt: `[num_knots + 3, num_knots + 3]`, their covariance.
         first_doubt: Same shape, from `doubt_about`.
         clock: Of the samples.
         knot_xs: `[num_knots + 3]`, from `curves.place_points`.
@@ -137,18 +147,16 @@ def learn_sample(
     """
     size = mean.size
     left, share = weigh(knot_xs, count)
-    right = min(left + 1, size - 3)
+    right = min(left + 1, size - 4)
     deviation = (1.0 - share) * mean[1 + left] + share * mean[1 + right]
     plain = read_between(base_ys, *locate(xs, count)) * math.exp(deviation)
-    whole = plain + mean[size - 1] * extra
-    # How the logarithm of a sample moves with level, two deviations, and slope.
-    by_deviation, by_slope = plain / whole, extra / whole
+    whole = plain + mean[SLOPE] * extra + mean[CONSTANT]
     _forget(doubt, first_doubt)
     doubt[0, 0] += (LEVEL_WANDER * clock.noise) ** 2
     miss = math.log(measured_ms / whole) - mean[0]
     along = np.empty(size)
     variance = _look_along(
-        doubt, left, right, share, by_deviation, by_slope, clock.noise, along
+        doubt, left, right, share, plain, extra, whole, clock.noise, along
     )
     num_outliers = 0
     if abs(miss) > OUTLIER * math.sqrt(variance):
@@ -157,24 +165,62 @@ def learn_sample(
             num_outliers = min(clock.num_outliers, 0) - 1
         if abs(num_outliers) >= SHIFT_SAMPLES:
             # Everything at once, as when a core is lost: no matter of counts or extra.
-            mean[0] += miss
+            whole = _shift(mean, doubt, whole, miss)
             miss = 0.0
+            variance = _look_along(
+                doubt, left, right, share, plain, extra, whole, clock.noise, along
+            )
     limit = OUTLIER * math.sqrt(variance)
     step = min(max(miss, -limit), limit) / variance
     for row in range(size):
         mean[row] += along[row] * step
         for column in range(size):
             doubt[row, column] -= along[row] * along[column] / variance
-    if mean[size - 1] < 0.0:
-        # More context never makes a step faster; the rest is as if that were known.
-        excess = mean[size - 1] / doubt[size - 1, size - 1]
-        for row in range(size):
-            mean[row] -= excess * doubt[row, size - 1]
+    # More context never makes a step faster; the rest is as if that were known.
+    for index in (size + SLOPE, size + CONSTANT):
+        if mean[index] < 0.0:
+            excess = mean[index] / doubt[index, index]
+            for row in range(size):
+                mean[row] -= excess * doubt[row, index]
+            mean[index] = 0.0
     # The mean of a deviation's size is .8 of the standard deviation.
     scatter = 1.25 * min(abs(miss), 4.0 * clock.noise)
     noise = clock.noise + NOISE_RATE * (scatter - clock.noise)
     least, most = NOISE_RANGE
     return Clock(min(max(noise, least), most), num_outliers)
+
+
+@compiled
+def _shift(
+    mean: NDArray[np.float64], doubt: NDArray[np.float64], whole: float, miss: float
+) -> float:
+    """Follow a sudden shift, in part as a multiple and in part as a constant.
+
+    What this count costs now is known, the parts are not: the next counts tell. A large
+    shift is half of each at first. A small one, as chance makes them too, is next to
+    all multiple, which no curve loses its shape by.
+
+    Args:
+        mean: As in `learn_sample`.
+        doubt: Same.
+        whole: The price without the level, > 0.
+        miss: By how much the logarithm of the price shifted.
+
+    Returns:
+        The price without the level after the shift.
+    """
+    share = 0.5 * miss * min(1.0, abs(miss))
+    change = whole * (math.exp(share) - 1.0)
+    if mean[CONSTANT] + change < 0.0:
+        change = -mean[CONSTANT]
+    mean[CONSTANT] += change
+    mean[0] += miss - math.log1p(change / whole)
+    whole += change
+    doubt[0, 0] += share**2
+    doubt[CONSTANT, CONSTANT] += (share * whole) ** 2
+    doubt[0, CONSTANT] -= share**2 * whole
+    doubt[CONSTANT, 0] -= share**2 * whole
+    return whole
 
 
 @compiled
@@ -213,9 +259,9 @@ def apply_deviations(
     num_pools = 0
     for index in range(num_prices):
         left, share = weigh(knot_xs, xs[FIRST_KNOT + index])
-        right = min(left + 1, mean.size - 3)
+        right = min(left + 1, mean.size - 4)
         deviation = (1.0 - share) * mean[1 + left] + share * mean[1 + right]
-        price = base_ys[FIRST_KNOT + index] * math.exp(deviation)
+        price = base_ys[FIRST_KNOT + index] * math.exp(deviation) + mean[CONSTANT]
         knot = 1 + (right if share > 0.5 else left)
         variance = doubt[0, 0] + 2.0 * doubt[0, knot] + doubt[knot, knot]
         weight, size = 1.0 / max(variance, LEAST_VARIANCE), 1
@@ -251,17 +297,20 @@ def _look_along(
     left: int,
     right: int,
     share: float,
-    by_deviation: float,
-    by_slope: float,
+    plain: float,
+    extra: float,
+    whole: float,
     noise: float,
     along: NDArray[np.float64],
 ) -> float:
     """Return the variance of a sample; `along` becomes its covariance with the rest."""
-    last = along.size - 1
+    # How the logarithm of a sample moves with two deviations, slope and constant.
+    by_deviation, by_slope, by_constant = plain / whole, extra / whole, 1.0 / whole
     for row in range(along.size):
         between = (1.0 - share) * doubt[row, 1 + left] + share * doubt[row, 1 + right]
         along[row] = doubt[row, 0] + by_deviation * between
-        along[row] += by_slope * doubt[row, last]
+        along[row] += by_slope * doubt[row, SLOPE] + by_constant * doubt[row, CONSTANT]
     between = (1.0 - share) * along[1 + left] + share * along[1 + right]
-    variance: float = along[0] + by_deviation * between + by_slope * along[last]
+    variance: float = along[0] + by_deviation * between
+    variance += by_slope * along[SLOPE] + by_constant * along[CONSTANT]
     return variance + noise * noise

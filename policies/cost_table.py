@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.cost_filter import (
+    CONSTANT,
     EXTRA_DOUBT,
     LEVEL_DOUBT,
     LEVEL_WANDER,
+    SLOPE,
     Clock,
     apply_deviations,
     doubt_about,
@@ -49,12 +51,12 @@ def make_knots(max_value: int) -> NDArray[np.float64]:
 class CostTable:
     """Milliseconds by count (tokens or requests), monotone, learnt online.
 
-        price = level * (base[count] * deviation[count] + slope * extra)
+        price = level * (base[count] * deviation[count] + slope * extra + constant)
 
-    The start-up profile (or a prior) is the base; level, deviations and the slope of
-    `extra` (context length) are learnt together (`cost_filter`). Linear between points
-    and, with the last slope, beyond them; a count that the engine pads is priced, and
-    learnt from, as what it is padded to.
+    The start-up profile (or a prior) is the base; level, deviations, the slope of
+    `extra` (context length) and the constant are learnt together (`cost_filter`).
+    Linear between points and, with the last slope, beyond them; a count that the engine
+    pads is priced, and learnt from, as what it is padded to.
 
     Source: ours; vLLM's cost tables are profiled once and never updated.
     """
@@ -92,7 +94,7 @@ class CostTable:
     @property
     def slope_ms(self) -> float:
         """Milliseconds per unit of `extra`, >= 0."""
-        return self._level * float(self._mean[-1])
+        return self._level * float(self._mean[SLOPE])
 
     def predict(self, count: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Return milliseconds for one or many counts; 0 where the count is <= 0.
@@ -139,11 +141,12 @@ class CostTable:
             extra: What the slope is multiplied with, >= 0.
 
         Returns:
-            The factor by which the level moved, 1 if nothing was learnt.
+            The factor by which level and constant moved the price of that count, 1 if
+            nothing was learnt.
         """
         if count <= 0 or not math.isfinite(measured_ms) or measured_ms <= 0.0:
             return 1.0
-        before = self._level
+        before, constant, price = self._level, self._mean[CONSTANT], self.at(count)
         self._clock = learn_sample(
             self._mean,
             self._doubt,
@@ -158,7 +161,8 @@ class CostTable:
         )
         self._level = math.exp(self._mean[0])
         self._draw()
-        return self._level / before
+        added = before * (self._mean[CONSTANT] - constant) / price
+        return float(self._level / before * (1.0 + added))
 
     def rescale(self, factor: float) -> None:
         """Follow a level that was measured elsewhere on the same device."""
@@ -181,13 +185,13 @@ class CostTable:
         ys = np.empty_like(xs)
         draw_through(xs, ys, np.array(state["value_ms"], dtype=np.float64))
         self._begin(np.interp(self._counts, xs, ys), profiled=True)
-        self._mean[-1] = float(state["slope_ms"])
+        self._mean[SLOPE] = float(state["slope_ms"])
 
     def _begin(self, values: NDArray[np.float64], *, profiled: bool) -> None:
         base_ms = np.maximum(values, 1e-4)
         self._base_ys, self._value_ys = np.empty_like(self._xs), np.empty_like(self._xs)
         draw_through(self._xs, self._base_ys, base_ms)
-        self._mean = np.zeros(self._knots.size + 2)
+        self._mean = np.zeros(self._knots.size + 3)
         extra_doubt = EXTRA_DOUBT * float(base_ms[0]) if self.has_extra else 0.0
         self._first_doubt = doubt_about(
             self._knots, profiled=profiled, extra_doubt=extra_doubt

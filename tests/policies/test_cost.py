@@ -148,6 +148,37 @@ def test_a_stolen_core_is_noticed_where_every_step_carries_a_prompt():
     assert after - float(cost.target.predict(10.0)) > 1.6 * marginal
 
 
+@pytest.mark.parametrize(
+    ("factor", "constant_ms"), [(1.0, 380.0), (8.0, 0.0)], ids=["constant", "multiple"]
+)
+def test_what_a_token_costs_beside_a_neighbour_is_learnt(factor, constant_ms):
+    """A lost core delays every pass or slows every token; 50 steps tell which.
+
+    The one taken for the other would be seven times off.
+    """
+    rng = np.random.default_rng(5)
+    table = CostTable(256, first_ms=20.0, per_unit_ms=0.5)
+    table.fit_profile([1, 64, 256], [40.0, 120.0, 360.0])
+
+    def run(count: int) -> float:
+        return float(np.interp(count, [1, 64, 256], [40.0, 120.0, 360.0]))
+
+    for step in range(400):
+        count = int(rng.integers(4, 33))
+        price = run(count)
+        if step >= 350:
+            price = factor * price + constant_ms
+        table.observe(count, price * rng.lognormal(0.0, 0.05))
+    ratio = (table.at(60) - table.at(4)) / (factor * (run(60) - run(4)))
+    assert 0.4 < ratio < 2.5
+    assert table.at(18) == pytest.approx(factor * run(18) + constant_ms, rel=0.1)
+    for _ in range(20):
+        count = int(rng.integers(4, 33))
+        table.observe(count, run(count) * rng.lognormal(0.0, 0.05))
+    for count in (4, 18, 60):
+        assert table.at(count) == pytest.approx(run(count), rel=0.1)
+
+
 def test_a_sudden_slowdown_is_not_taken_for_the_price_of_context():
     cost = StepCost(max_tokens=256, max_reqs=64)
     cost.fit_profile(CostProfile((1, 256), (12.5, 140.0)))
