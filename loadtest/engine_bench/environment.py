@@ -42,6 +42,7 @@ _MEASURING = (
     "trace.py",
     "worker.py",
     "workloads.py",
+    "yardstick.py",
 )
 
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from .arm_process import ArmProcess
 from .arms import Arm
 from .preload import engine_env
 from .settings import BenchSettings
+from .yardstick import Yardstick
 
 START_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 1800.0
@@ -27,10 +28,29 @@ _REPO = Path(loadtest.__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a worker measured, and how long its turns took in all."""
+    """What a worker measured, and how its turns went.
+
+    Attributes:
+        result: What it measured.
+        spent_s: How long its turns took in all.
+        num_turns: How many they were.
+        num_disturbed: In how many the machine was not itself.
+        waited_s: How long they waited for it to be.
+    """
 
     result: dict[str, Any]
     spent_s: float
+    num_turns: int
+    num_disturbed: int
+    waited_s: float
+
+
+@dataclass(slots=True)
+class _Turns:
+    spent_s: float = 0.0
+    num_turns: int = 0
+    num_disturbed: int = 0
+    waited_s: float = 0.0
 
 
 class Pool:
@@ -40,16 +60,20 @@ class Pool:
     kernel ends them.
     """
 
-    def __init__(self, log_folder: Path, cpus: Sequence[int]) -> None:
+    def __init__(
+        self, log_folder: Path, cpus: Sequence[int], yardstick: Yardstick | None = None
+    ) -> None:
         """Start nothing yet.
 
         Args:
             log_folder: Where the processes' standard error goes; created.
             cpus: Cores of the engines; the neighbour takes the last one.
+            yardstick: Looks at the machine between turns; nobody does without.
         """
         log_folder.mkdir(parents=True, exist_ok=True)
         self._log_folder = log_folder
         self._cpus = cpus
+        self._yardstick = yardstick
         self._env = engine_env(os.environ, cpus, _REPO)
         self._arms: dict[Arm, ArmProcess] = {}
         self._neighbour: ArmProcess | None = None
@@ -138,15 +162,15 @@ class Pool:
         waiting = deque(
             (arm, {"do": "run", **message}) for arm, message in messages.items()
         )
-        spent_s = dict.fromkeys(messages, 0.0)
+        turns = {arm: _Turns() for arm in messages}
         has_neighbour: set[Arm] = set()
         finished: dict[Arm, Finished] = {}
         while waiting:
             arm, message = waiting.popleft()
             if on_turn is not None:
                 on_turn(arm)
-            began_s = time.monotonic()
-            with self._turn(arm, with_neighbour=arm in has_neighbour) as process:
+            own = turns[arm]
+            with self._turn(arm, own, with_neighbour=arm in has_neighbour) as process:
                 process.send(message)
                 answer = process.receive(RUN_TIMEOUT_S)
                 while answer["event"] == "switch":
@@ -154,20 +178,27 @@ class Pool:
                         has_neighbour.add(arm)
                         self._neighbour.resume()
                     answer = process.receive(RUN_TIMEOUT_S)
-            spent_s[arm] += time.monotonic() - began_s
             if answer["event"] == "pause":
                 waiting.append((arm, {"do": "continue"}))
             else:
-                finished[arm] = Finished(answer["result"], spent_s[arm])
+                finished[arm] = Finished(answer["result"], **asdict(own))
         return finished
 
     @contextmanager
-    def _turn(self, arm: Arm, *, with_neighbour: bool) -> Iterator[ArmProcess]:
+    def _turn(
+        self, arm: Arm, turns: _Turns, *, with_neighbour: bool
+    ) -> Iterator[ArmProcess]:
         """Let one arm's process run, and stop it and the neighbour afterwards."""
         process = self._arms[arm]
         for other in self._processes():
             if other is not process and not other.is_stopped():
                 other.stop()
+        is_calm = True
+        if self._yardstick is not None:
+            look = self._yardstick.before_turn()
+            is_calm = look.is_calm
+            turns.waited_s += look.waited_s
+        began_s = time.monotonic()
         process.resume()
         if with_neighbour and self._neighbour is not None:
             self._neighbour.resume()
@@ -175,6 +206,11 @@ class Pool:
         if self._neighbour is not None:
             self._neighbour.stop()
         process.stop()
+        turns.spent_s += time.monotonic() - began_s
+        if self._yardstick is not None:
+            is_calm &= self._yardstick.after_turn()
+        turns.num_turns += 1
+        turns.num_disturbed += not is_calm
 
     def _spawn(
         self, name: str, log_name: str, module: str, arguments: Sequence[str]

@@ -30,6 +30,7 @@ from .rows import find_differing
 from .settings import BenchSettings
 from .store import LOG_FOLDER, Store
 from .workloads import RequestMaker, Requests, is_drifting
+from .yardstick import Yardstick
 
 WARM_UP_TOKENS = 24
 """Reply length while warming up: enough for every batch size to occur."""
@@ -100,7 +101,8 @@ class Bench:
         for cell, untraced in traces:
             progress.expect(cell.name, len(untraced))
         logs = self._store.folder / LOG_FOLDER
-        with interruptible(), Pool(logs, self._settings.cpus) as pool:
+        cpus = self._settings.cpus
+        with interruptible(), Pool(logs, cpus, Yardstick()) as pool:
             self._start(pool, arms, progress)
             for number, cell in groups:
                 if time.monotonic() > deadline_s:
@@ -208,7 +210,14 @@ class Bench:
         for arm in arms_in_cell:
             result = finished[arm].result
             measurements.append(
-                {"policy": arm.name, "round": number} | cell.as_dict() | result
+                {"policy": arm.name, "round": number}
+                | cell.as_dict()
+                | result
+                | {
+                    "num_turns": finished[arm].num_turns,
+                    "num_disturbed_turns": finished[arm].num_disturbed,
+                    "waited_s": finished[arm].waited_s,
+                }
             )
             progress.advance(
                 cell.name,

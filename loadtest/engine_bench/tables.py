@@ -8,6 +8,7 @@ from typing import Any
 from .judged_tables import bound_section, calibration_section, verdict_section
 from .markdown import format_value, make_table
 from .recovery import HOLD_STEPS, WINDOW_STEPS
+from .yardstick import OUT_OF_LINE, STOLEN_SHARE
 
 Row = Mapping[str, Any]
 
@@ -208,6 +209,14 @@ def _checks(rows: Sequence[Row]) -> str:
         lines.append(
             f"- Other processes used at most {share:.1%} of the machine in any round."
         )
+    num_turns = sum(row["num_turns"] for row in rows)
+    disturbed = sum(row["num_disturbed_turns"] for row in rows)
+    lines.append(
+        f"- The machine was not itself in {disturbed} of {num_turns} turns (a fixed "
+        f"computation before or after took over {OUT_OF_LINE} times its usual time, or "
+        f"the host took over {STOLEN_SHARE:.0%} of the machine away); turns waited "
+        f"{sum(row['waited_s'] for row in rows):.0f} s for it to be."
+    )
     return "\n".join(lines)
 
 
