@@ -180,7 +180,7 @@ def test_a_machine_that_stays_slow_is_waited_for_once() -> None:
 
 @pytest.mark.parametrize(
     ("stolen_s", "speed", "is_calm"),
-    [(0.0, 0.011, True), (0.0, 0.014, False), (0.2, 0.01, False)],
+    [(0.0, 0.015, True), (0.0, 0.018, False), (0.2, 0.01, False)],
 )
 def test_a_turn_is_disturbed_by_what_slows_its_end_or_is_stolen(
     stolen_s: float, speed: float, is_calm: bool
