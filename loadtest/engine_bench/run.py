@@ -32,8 +32,9 @@ from .store import LOG_FOLDER, Store
 from .workloads import RequestMaker, Requests, is_drifting
 from .yardstick import Yardstick
 
-WARM_UP_TOKENS = 24
-"""Reply length while warming up: enough for every batch size to occur."""
+WARM_UP_TOKENS = 72
+"""Reply length while warming up: enough for the numbers of tokens that steps carry to
+occur, for each of which oneDNN compiles its products once."""
 
 ENGINE_BYTES = 800 << 20
 """Memory of a vLLM process before weights and KV cache."""
