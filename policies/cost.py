@@ -10,6 +10,8 @@ import numpy as np
 from policies.cost_table import CostTable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -209,12 +211,27 @@ class StepCost:
         Returns:
             The relative error of the prediction made before learning, >= 0.
         """
+        error = self._note_error(timing)
+        self._learn(timing)
+        return error
+
+    def learn(self, timings: Sequence[StepTiming]) -> None:
+        """Learn from steps in a row: all are predicted first, which is faster."""
+        for timing in timings:
+            self._note_error(timing)
+        for timing in timings:
+            self._learn(timing)
+
+    def _note_error(self, timing: StepTiming) -> float:
         predicted = self.predict_ms(timing)
         self._predicted_ms, self._measured_ms = predicted, timing.total_ms
         error = abs(predicted - timing.total_ms) / max(timing.total_ms, 1e-6)
         self.num_steps += 1
         rate = max(0.02, 1.0 / self.num_steps)
         self._error += rate * (min(error, 1.0) - self._error)
+        return error
+
+    def _learn(self, timing: StepTiming) -> None:
         drift = self.target.observe(
             timing.num_tokens, timing.target_ms, timing.num_context_tokens
         )
@@ -232,7 +249,6 @@ class StepCost:
         else:
             self.draft_next.rescale(drift)
         self.host.observe(timing.num_reqs, timing.host_ms)
-        return error
 
     def prediction_error(self) -> float:
         """Return the recent mean relative error of whole-step predictions."""

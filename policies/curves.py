@@ -105,6 +105,20 @@ def price_count(
 
 
 @compiled
+def price_range(
+    prices: NDArray[np.float64],
+    xs: NDArray[np.float64],
+    ys: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    level: float,
+    first: int,
+) -> None:
+    """Add a curve's values at `first`, `first + 1`, ... to `prices`, in place."""
+    for index in range(prices.size):
+        prices[index] += price_count(xs, ys, sizes, level, float(first + index))
+
+
+@compiled
 def price_counts(
     xs: NDArray[np.float64],
     ys: NDArray[np.float64],

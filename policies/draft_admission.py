@@ -110,8 +110,7 @@ def admit_best(
         values = np.where(np.arange(values.shape[1]) < claimed[:, None], np.inf, values)
     least = count_decodes(batch) + num_claimed
     num_open = int(lengths.sum()) - num_claimed
-    counts = np.arange(least, least + num_open + 1, dtype=np.float64)
-    step_ms = prices.verify_ms(counts, batch.num_prefill_tokens)
+    step_ms = prices.verify_range_ms(least, num_open + 1, batch.num_prefill_tokens)
 
     def choose(max_step_ms: float) -> tuple[NDArray[np.int64], int]:
         tokens_per_ms = prices.plan.tokens_per_ms

@@ -44,6 +44,15 @@ class DraftPrices:
         cost = self.cost
         return cost.target.predict(num_tokens) + cost.draft_first.predict(num_tokens)
 
+    def verify_range_ms(
+        self, first: int, num_counts: int, num_prefill_tokens: int
+    ) -> NDArray[np.float64]:
+        """Price `first`, `first + 1`, ... decoded tokens, as `verify_ms` does."""
+        prices = np.zeros(num_counts)
+        self.cost.target.add_range(prices, first + num_prefill_tokens)
+        self.cost.draft_first.add_range(prices, first + num_prefill_tokens)
+        return prices
+
     def outlook_ms(
         self,
         outlook: DepthOutlook,

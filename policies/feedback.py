@@ -49,16 +49,26 @@ class DraftFeedback:
                 )
             )
             return
-        if batch is None or batch.confidence is None or not outcome.req_ids:
+        if batch is None or batch.confidence is None:
+            return
+        if not (batch.req_ids and outcome.req_ids):
             return
         req_ids, confidence = outcome.req_ids, batch.confidence
         num_verified, num_accepted = outcome.num_verified, outcome.num_accepted
         if req_ids != batch.req_ids:
+            # In the order of the batch; of what was not verified nothing is learnt.
             row_of = {req_id: row for row, req_id in enumerate(batch.req_ids)}
-            kept = [i for i, req_id in enumerate(req_ids) if req_id in row_of]
-            req_ids = tuple(req_ids[i] for i in kept)
-            confidence = confidence[[row_of[req_id] for req_id in req_ids]]
-            num_verified, num_accepted = num_verified[kept], num_accepted[kept]
+            verified, accepted = [0] * len(row_of), [0] * len(row_of)
+            outcomes = zip(
+                req_ids, num_verified.tolist(), num_accepted.tolist(), strict=True
+            )
+            for req_id, own_verified, own_accepted in outcomes:
+                row = row_of.get(req_id)
+                if row is not None:
+                    verified[row], accepted[row] = own_verified, own_accepted
+            req_ids = batch.req_ids
+            num_verified = np.array(verified, dtype=np.int64)
+            num_accepted = np.array(accepted, dtype=np.int64)
         self._outcomes.append(
             _StepOutcome(req_ids, confidence, num_verified, num_accepted)
         )

@@ -25,7 +25,7 @@ from policies.exploration import EXPLORE_DEPTH, Exploration
 from policies.feedback import DraftFeedback
 from policies.priors import prior_of
 from policies.recent import RecentDrafts
-from policies.selection import sum_prefixes
+from policies.selection import count_admitted
 from policies.stopping import DraftStop
 
 if TYPE_CHECKING:
@@ -184,10 +184,11 @@ class GoodputPlanner:
         self._recent.remember(acceptance, batch.num_draft_tokens, weights)
         self._has_drafted = True
         self._feedback.note(batch)
+        draft_budget, expected_accepted = count_admitted(survival, num_admitted)
         return DraftSelection(
             num_admitted=num_admitted,
-            draft_budget=int(num_admitted.sum()),
-            expected_accepted=float(sum_prefixes(survival, num_admitted).sum()),
+            draft_budget=draft_budget,
+            expected_accepted=expected_accepted,
             num_cut_by_latency=num_late,
             is_probe=is_probe,
         )
@@ -372,8 +373,10 @@ class GoodputPlanner:
     def _look_ahead(self) -> None:
         """Let recent drafts stand for the next ones; too dear for every step."""
         self._has_drafted = False
-        self._outlook = self._recent.foresee(self._typical_acceptance())
         self._next_acceptance = self._recent.sample_acceptance()
+        self._outlook = self._recent.foresee(
+            self._typical_acceptance(), self._next_acceptance
+        )
 
     def _plan_depth(self, num_reqs: int, latency_target_ms: float | None) -> DepthPlan:
         """Compare all depths at the present load, by recent drafts and costs."""
@@ -419,8 +422,8 @@ class GoodputPlanner:
         )
 
     def _learn_costs(self) -> None:
+        self.cost.learn(self._pending_timings)
         for timing in self._pending_timings:
-            self.cost.observe(timing)
             self._exploration.note_passes(timing.depth)
             self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
             if self.limits.skips_drafter:

@@ -87,13 +87,16 @@ class RecentDrafts:
             )
         self._unread.clear()
 
-    def foresee(self, typical: NDArray[np.float64]) -> DepthOutlook:
+    def foresee(
+        self, typical: NDArray[np.float64], sample: NDArray[np.float64] | None = None
+    ) -> DepthOutlook:
         """Return expected tokens and drafts by depth and threshold.
 
         Args:
             typical: `[max_depth]`, 0-1, acceptance while there is no recent draft.
+            sample: What `sample_acceptance` returns, by whoever has it.
         """
-        filled = self._fill(typical)
+        filled = self._fill(typical, sample)
         return foresee_depths(filled, self._weights[: self._num_rows])
 
     def tokens_by_depth(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -124,11 +127,14 @@ class RecentDrafts:
     def _num_rows(self) -> int:
         return max(1, min(self._num_seen, NUM_REMEMBERED_DRAFTS))
 
-    def _fill(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _fill(
+        self, typical: NDArray[np.float64], sample: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
         self._read()
+        if sample is None:
+            sample = self.sample_acceptance()
         recent = self._acceptance[: self._num_rows]
         drawn = np.broadcast_to(typical, recent.shape)
-        sample = self.sample_acceptance()
         if sample.size == NUM_SAMPLES:
             drawn = sample[self._draws[: self._num_rows]]
         return np.where(np.isnan(recent), drawn, recent)

@@ -11,7 +11,7 @@ from policies.admission import EngineLoad
 from policies.batch import DraftBatch, VerificationOutcome
 from policies.cost import CostProfile, StepTiming
 from policies.planner import build_planner
-from policies.selection import select_drafts
+from policies.selection import blank_past, select_drafts
 
 if TYPE_CHECKING:
     from policies.batch import EngineLimits, PolicySpec
@@ -40,6 +40,7 @@ def rehearse(spec: PolicySpec, limits: EngineLimits) -> None:
     )
     # Engines trim drafts to the room there is, whatever their policy.
     select_drafts(np.full((2, 2), 0.5), np.array([2, 2]), 1)
+    blank_past(np.full((2, 2), 0.5), np.array([2, 1]))
     targets_ms = np.array([TARGET_MS, np.inf])
     urgent = replace(plain, weights=np.array([2.0, 1.0]), latency_targets_ms=targets_ms)
     for batch in (plain, urgent, replace(urgent, drafts_are_sampled=True)):

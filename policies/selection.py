@@ -167,6 +167,48 @@ def sum_prefixes(
     return totals
 
 
+@compiled
+def blank_past(
+    confidence: NDArray[np.float64], num_draft_tokens: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], bool]:
+    """Put 0 past what each request offers, and tell whether the rest is finite.
+
+    Args:
+        confidence: `[num_reqs, depth]`.
+        num_draft_tokens: `[num_reqs]`, 0..depth.
+
+    Returns:
+        A copy, and whether no NaN and no infinity is in it.
+    """
+    blanked = np.zeros(confidence.shape)
+    is_finite = True
+    for row in range(num_draft_tokens.size):
+        for position in range(num_draft_tokens[row]):
+            value = confidence[row, position]
+            blanked[row, position] = value
+            # Neither NaN nor an infinity gives 0.
+            is_finite = is_finite and value - value == 0.0
+    return blanked, is_finite
+
+
+@compiled
+def count_admitted(
+    survival: NDArray[np.float64], num_admitted: NDArray[np.int64]
+) -> tuple[int, float]:
+    """Count the admitted drafts, and how many of them may be expected accepted.
+
+    Args:
+        survival: `[num_reqs, max_depth]`.
+        num_admitted: `[num_reqs]`, 0..max_depth.
+    """
+    count, expected = 0, 0.0
+    for row in range(num_admitted.size):
+        count += num_admitted[row]
+        for position in range(num_admitted[row]):
+            expected += survival[row, position]
+    return count, expected
+
+
 def _validate(
     survival: NDArray[np.float64],
     num_draft_tokens: NDArray[np.int64],

@@ -56,17 +56,19 @@ class DraftStop:
 
     def follow(self, req_ids: tuple[Hashable, ...]) -> DraftWatch:
         """Begin a draft of these requests, in the order of the drafter's batch."""
-        effect, weights = self.scale.effect, self.weights
-        if weights is None:
-            weights = np.ones(effect.size)
-        if req_ids == self.req_ids:
-            return DraftWatch(self, effect, weights.copy())
-        row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
-        rows = [row_of.get(req_id, -1) for req_id in req_ids]
-        # One more entry stands for the others.
-        return DraftWatch(
-            self, np.append(effect, 0.0)[rows], np.append(weights, 0)[rows]
-        )
+        # Lists: of a few requests each operation on arrays takes longer than all this.
+        effects = self.scale.effect.tolist()
+        weights = [1.0] * len(effects)
+        if self.weights is not None:
+            weights = self.weights.tolist()
+        if req_ids != self.req_ids:
+            row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
+            rows = [row_of.get(req_id, -1) for req_id in req_ids]
+            # One more entry stands for the others.
+            effects, weights = [*effects, 0.0], [*weights, 0.0]
+            effects = [effects[row] for row in rows]
+            weights = [weights[row] for row in rows]
+        return DraftWatch(self, np.array(effects), np.array(weights))
 
 
 @dataclass(slots=True)

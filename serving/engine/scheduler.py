@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.batch import DraftBatch, DraftSelection, VerificationOutcome
+from policies.selection import blank_past
 from serving.engine.compat import Scheduler
 from serving.engine.draft_room import DraftRooms
 from serving.engine.drafts import ScoredDraftTokenIds
@@ -235,10 +236,13 @@ class TetrisScheduler(PlannerHost, Scheduler):
     def _make_batch(self, requests: list[Request]) -> DraftBatch | None:
         """Describe the drafts; None if a confidence is due and unusable."""
         lengths = [len(request.spec_token_ids) for request in requests]
+        num_draft_tokens = np.array(lengths, dtype=np.int64)
         req_ids = [request.request_id for request in requests]
         confidence = None
         if self._reports_confidence:
-            confidence = self._gather_confidence(req_ids, lengths)
+            confidence = self._gather_confidence(
+                req_ids, num_draft_tokens, max(lengths)
+            )
             if confidence is None:
                 return None
         num_decodes = num_prefill_tokens = num_context_tokens = 0
@@ -251,7 +255,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             elif num_uncomputed > 1:
                 num_prefill_tokens += num_uncomputed
         return DraftBatch(
-            num_draft_tokens=np.array(lengths, dtype=np.int64),
+            num_draft_tokens=num_draft_tokens,
             confidence=confidence,
             req_ids=tuple(req_ids),
             num_decodes=num_decodes,
@@ -263,7 +267,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         )
 
     def _gather_confidence(
-        self, req_ids: list[str], lengths: list[int]
+        self, req_ids: list[str], num_draft_tokens: NDArray[np.int64], depth: int
     ) -> NDArray[np.float64] | None:
         """Return one row per request, 0 past its drafts; None if one is missing.
 
@@ -271,9 +275,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
         10 us, whatever its size: there are as few of them as can be.
 
         Returns:
-            `[num_reqs, depth]`, not to be written to: often it is the worker's own.
+            `[num_reqs, depth]`.
         """
-        depth = max(lengths)
         pending = [self._pending[req_id] for req_id in req_ids]
         first = pending[0][0]
         if first is None:
@@ -295,14 +298,11 @@ class TetrisScheduler(PlannerHost, Scheduler):
             gathered = first
         else:
             gathered = first[:, :depth].take(rows, axis=0)
-        if min(lengths) < depth:
-            is_offered = np.arange(depth) < np.array(lengths)[:, None]
-            gathered = np.where(is_offered, gathered, 0.0)
-        # A sum is finite only where all it adds up is.
-        if not math.isfinite(gathered.sum()):
+        confidence, is_finite = blank_past(gathered, num_draft_tokens)
+        if not is_finite:
             self._guard.note("confidence_invalid")
             return None
-        return gathered
+        return confidence
 
     def _count_dropped(
         self, offered: list[tuple[Request, int]], output: SchedulerOutput

@@ -326,3 +326,31 @@ def test_a_larger_engine_prices_large_steps_as_the_smaller_one_would():
     assert larger.target.predict(counts) == pytest.approx(expected, rel=0.01)
     assert larger.host.at(128) > 1.2 * larger.host.at(64)
     assert larger.target.at(2048) > 4 * larger.target.at(256)
+
+
+@pytest.mark.parametrize("padded_sizes", [(), (8, 16, 32)])
+def test_a_range_of_counts_is_priced_like_each_of_them(padded_sizes):
+    rng = np.random.default_rng(4)
+    table = CostTable(64, first_ms=20.0, per_unit_ms=0.5, padded_sizes=padded_sizes)
+    for count in rng.integers(1, 65, 40):
+        table.observe(int(count), 10.0 + 0.3 * float(count))
+
+    prices = np.ones(30)
+    table.add_range(prices, 5)
+
+    assert prices == pytest.approx(1.0 + table.predict(np.arange(5.0, 35.0)))
+
+
+def test_steps_learnt_together_teach_what_they_teach_one_by_one():
+    rng = np.random.default_rng(3)
+    timings = [make_timing(rng) for _ in range(40)]
+    together, alone = StepCost(512, 64), StepCost(512, 64)
+
+    for first in range(0, 40, 4):
+        together.learn(timings[first : first + 4])
+    for timing in timings:
+        alone.observe(timing)
+
+    assert together.num_steps == alone.num_steps == 40
+    for timing in timings:
+        assert together.predict_ms(timing) == pytest.approx(alone.predict_ms(timing))

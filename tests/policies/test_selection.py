@@ -7,7 +7,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from policies.selection import compute_survival, select_drafts
+from policies.selection import (
+    blank_past,
+    compute_survival,
+    count_admitted,
+    select_drafts,
+    sum_prefixes,
+)
 
 SEEDS = range(40)
 
@@ -227,3 +233,25 @@ def test_survival_leaves_acceptance_as_it_was():
     acceptance = np.array([[0.5, np.nan]])
     compute_survival(acceptance)
     np.testing.assert_array_equal(acceptance, [[0.5, np.nan]])
+
+
+def test_what_is_admitted_and_expected_adds_up():
+    rng = np.random.default_rng(5)
+    survival = compute_survival(rng.random((6, 4)))
+    num_admitted = rng.integers(0, 5, 6)
+
+    count, expected = count_admitted(survival, num_admitted)
+
+    assert count == num_admitted.sum()
+    assert expected == pytest.approx(sum_prefixes(survival, num_admitted).sum())
+
+
+@pytest.mark.parametrize("unusable", [np.nan, np.inf, -np.inf])
+def test_what_lies_past_a_draft_is_blanked_and_not_judged(unusable):
+    confidence = np.array([[0.5, unusable], [0.25, 0.75]])
+
+    blanked, is_finite = blank_past(confidence, np.array([1, 2]))
+    assert is_finite
+    assert blanked.tolist() == [[0.5, 0.0], [0.25, 0.75]]
+    assert not blank_past(confidence, np.array([2, 2]))[1]
+    assert confidence[1].tolist() == [0.25, 0.75]

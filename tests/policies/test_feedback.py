@@ -1,0 +1,44 @@
+"""Which drafts an outcome is about."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.batch import DraftBatch, VerificationOutcome
+from policies.calibration import ConfidenceCalibration
+from policies.feedback import DraftFeedback
+
+IDS = ("a", "b", "c")
+CONFIDENCE = np.array([[0.9, 0.8], [0.6, 0.5], [0.7, 0.2]])
+
+
+def teach(num_verified: list[int], num_accepted: list[int], req_ids: tuple[str, ...]):
+    """Return what a calibration learnt from one step of three requests."""
+    feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
+    lengths = np.full(3, 2, dtype=np.int64)
+    feedback.note(DraftBatch(lengths, CONFIDENCE, IDS, num_decodes=3))
+    outcome = VerificationOutcome(
+        np.array(num_verified, dtype=np.int64),
+        np.array(num_accepted, dtype=np.int64),
+        req_ids,
+    )
+    feedback.observe(outcome)
+    feedback.teach(calibration)
+    return calibration.predict(CONFIDENCE, IDS)
+
+
+def test_outcomes_find_their_drafts_in_any_order_and_number():
+    whole = teach([2, 0, 1], [1, 0, 1], IDS)
+
+    assert teach([1, 2], [1, 1], ("c", "a")) == pytest.approx(whole)
+    # Requests that nothing is known about teach nothing.
+    assert teach([1, 2, 2], [1, 1, 2], ("c", "a", "new")) == pytest.approx(whole)
+    assert teach([2, 1], [1, 1], ("c", "a")) != pytest.approx(whole)
+
+
+def test_outcomes_without_a_batch_teach_nothing():
+    untaught = ConfidenceCalibration(2).predict(CONFIDENCE, IDS)
+
+    assert teach([2], [2], ("new",)) == pytest.approx(untaught)
+    assert teach([], [], ()) == pytest.approx(untaught)
