@@ -142,6 +142,9 @@ class _KnownCost:
     def observe(self, _timing: StepTiming) -> float:
         return 0.0
 
+    def learn(self, _timings: Sequence[StepTiming]) -> None:
+        """Know everything already."""
+
 
 class _KnownTable:
     """A price curve in the place of a learnt table."""
@@ -151,6 +154,9 @@ class _KnownTable:
 
     def predict(self, count: Any) -> Array:
         return np.where(np.asarray(count) > 0, self._curve.at(count), 0.0)
+
+    def add_range(self, prices: Array, first: int) -> None:
+        prices += self.predict(first + np.arange(prices.size))
 
     def at(self, count: float) -> float:
         return float(self.predict(count))
