@@ -7,8 +7,9 @@ engine in a process of its own; the processes take turns, and all but one are st
     What is compared, on which cells, under which conditions.
 ``cli``, ``run``, ``progress``
     The command, and the controller that goes through rounds, cells and arms.
-``pool``, ``arm_process``, ``neighbour``, ``lifetime``
-    Processes that run one at a time and end with the controller.
+``pool``, ``arm_process``, ``neighbour``, ``lifetime``, ``yardstick``
+    Processes that run one at a time, while the machine is itself, and end with the
+    controller.
 ``worker``, ``engine``, ``closed_loop``, ``measurement``, ``held_depth``
     What happens inside an arm's process.
 ``telemetry``, ``step_errors``, ``acceptance_errors``, ``trace``

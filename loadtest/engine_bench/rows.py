@@ -120,9 +120,11 @@ def _make_row(
         "fallbacks": dict(_add_up(own, "num_fallbacks")),
         "cut_tokens": dict(_add_up(own, "num_cut_tokens")),
         "max_other_cpu_share": max(m["other_cpu_share"] for m in own),
-        "num_turns": sum(m["num_turns"] for m in own),
-        "num_disturbed_turns": sum(m["num_disturbed_turns"] for m in own),
-        "waited_s": sum(m["waited_s"] for m in own),
+        **{
+            # Not in measurements of before they were counted.
+            name: sum(m.get(name, 0) for m in own)
+            for name in ("num_turns", "num_disturbed_turns", "waited_s")
+        },
     }
     phases = [m["phases"] for m in own if m["phases"]]
     if phases:
