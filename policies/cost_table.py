@@ -155,7 +155,10 @@ class CostTable:
         """
         if count <= 0 or not math.isfinite(measured_ms) or measured_ms <= 0.0:
             return 1.0
-        before, constant = self._level, self._mean[CONSTANT]
+        before, constant = self._level, float(self._mean[CONSTANT])
+        if constant > 0.0:
+            # Whose share of the price it may lose: that must be the latest price.
+            self._values()
         self._clock = learn_sample(
             self._mean,
             self._doubt,

@@ -354,3 +354,16 @@ def test_steps_learnt_together_teach_what_they_teach_one_by_one():
     assert together.num_steps == alone.num_steps == 40
     for timing in timings:
         assert together.predict_ms(timing) == pytest.approx(alone.predict_ms(timing))
+
+
+def test_what_did_not_run_follows_a_shift_that_ends_before_anybody_reads_prices():
+    table = CostTable(64, first_ms=20.0, per_unit_ms=0.5)
+    for _ in range(50):
+        table.observe(8, 20.0)
+
+    # Up by a hundred, in part as a constant, and back: nothing is read in between.
+    factors = [table.observe(8, ms) for ms in (2000.0,) * 3 + (20.0,) * 4]
+
+    assert all(factor > 0.0 for factor in factors)
+    assert max(factors) > 2.0
+    assert float(table.predict(8.0)) == pytest.approx(20.0, rel=0.2)
