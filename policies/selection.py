@@ -183,7 +183,8 @@ def blank_past(
     blanked = np.zeros(confidence.shape)
     is_finite = True
     for row in range(num_draft_tokens.size):
-        for position in range(num_draft_tokens[row]):
+        # No further than there is anything: compiled loops do not look where they read.
+        for position in range(min(num_draft_tokens[row], confidence.shape[1])):
             value = confidence[row, position]
             blanked[row, position] = value
             # Neither NaN nor an infinity gives 0.
@@ -201,12 +202,7 @@ def count_admitted(
         survival: `[num_reqs, max_depth]`.
         num_admitted: `[num_reqs]`, 0..max_depth.
     """
-    count, expected = 0, 0.0
-    for row in range(num_admitted.size):
-        count += num_admitted[row]
-        for position in range(num_admitted[row]):
-            expected += survival[row, position]
-    return count, expected
+    return num_admitted.sum(), sum_prefixes(survival, num_admitted).sum()
 
 
 def _validate(

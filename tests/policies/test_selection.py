@@ -255,3 +255,10 @@ def test_what_lies_past_a_draft_is_blanked_and_not_judged(unusable):
     assert blanked.tolist() == [[0.5, 0.0], [0.25, 0.75]]
     assert not blank_past(confidence, np.array([2, 2]))[1]
     assert confidence[1].tolist() == [0.25, 0.75]
+
+
+def test_confidences_that_are_missing_are_not_read():
+    blanked, is_finite = blank_past(np.array([[0.5], [0.25]]), np.array([3, 1]))
+
+    assert is_finite
+    assert blanked.tolist() == [[0.5], [0.25]]
