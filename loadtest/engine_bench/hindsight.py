@@ -139,9 +139,6 @@ class _KnownCost:
     def context_ms(self, num_context_tokens: float) -> float:
         return float(self._prices.context.at(num_context_tokens))
 
-    def observe(self, _timing: StepTiming) -> float:
-        return 0.0
-
     def learn(self, _timings: Sequence[StepTiming]) -> None:
         """Know everything already."""
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +26,19 @@ EXIT_TIMEOUT_S = 15.0
 _REPO = Path(loadtest.__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     """What a worker measured, and how its turns went.
 
     Attributes:
-        result: What it measured.
+        result: What it measured; empty before its last turn.
         spent_s: How long its turns took in all.
         num_turns: How many they were.
         num_disturbed: In how many the machine was not itself.
         waited_s: How long they waited for it to be.
     """
 
-    result: dict[str, Any]
-    spent_s: float
-    num_turns: int
-    num_disturbed: int
-    waited_s: float
-
-
-@dataclass(slots=True)
-class _Turns:
+    result: dict[str, Any] = field(default_factory=dict)
     spent_s: float = 0.0
     num_turns: int = 0
     num_disturbed: int = 0
@@ -162,14 +154,13 @@ class Pool:
         waiting = deque(
             (arm, {"do": "run", **message}) for arm, message in messages.items()
         )
-        turns = {arm: _Turns() for arm in messages}
+        finished = {arm: Finished() for arm in messages}
         has_neighbour: set[Arm] = set()
-        finished: dict[Arm, Finished] = {}
         while waiting:
             arm, message = waiting.popleft()
             if on_turn is not None:
                 on_turn(arm)
-            own = turns[arm]
+            own = finished[arm]
             with self._turn(arm, own, with_neighbour=arm in has_neighbour) as process:
                 process.send(message)
                 answer = process.receive(RUN_TIMEOUT_S)
@@ -181,12 +172,12 @@ class Pool:
             if answer["event"] == "pause":
                 waiting.append((arm, {"do": "continue"}))
             else:
-                finished[arm] = Finished(answer["result"], **asdict(own))
+                own.result = answer["result"]
         return finished
 
     @contextmanager
     def _turn(
-        self, arm: Arm, turns: _Turns, *, with_neighbour: bool
+        self, arm: Arm, own: Finished, *, with_neighbour: bool
     ) -> Iterator[ArmProcess]:
         """Let one arm's process run, and stop it and the neighbour afterwards."""
         process = self._arms[arm]
@@ -197,7 +188,7 @@ class Pool:
         if self._yardstick is not None:
             look = self._yardstick.before_turn()
             is_calm = look.is_calm
-            turns.waited_s += look.waited_s
+            own.waited_s += look.waited_s
         began_s = time.monotonic()
         process.resume()
         if with_neighbour and self._neighbour is not None:
@@ -206,11 +197,11 @@ class Pool:
         if self._neighbour is not None:
             self._neighbour.stop()
         process.stop()
-        turns.spent_s += time.monotonic() - began_s
+        own.spent_s += time.monotonic() - began_s
         if self._yardstick is not None:
             is_calm &= self._yardstick.after_turn()
-        turns.num_turns += 1
-        turns.num_disturbed += not is_calm
+        own.num_turns += 1
+        own.num_disturbed += not is_calm
 
     def _spawn(
         self, name: str, log_name: str, module: str, arguments: Sequence[str]
