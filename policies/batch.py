@@ -165,9 +165,10 @@ class EngineLimits:
         stops_drafts: The engine asks `draft_stop` between drafter passes and may end a
             draft short of the depth it was given.
         method: vLLM's name of the drafting method, for priors.
-        padded_sizes: Token counts, rising, to the next of which the engine pads a
-            forward pass, as replaying a captured graph does; larger passes are not
-            padded. Empty where none is.
+        padded_sizes: Token counts, rising, to the next of which a forward pass is
+            priced: the engine pads it, as replaying a captured graph does, or has
+            kernels for that size at hand. Larger passes are priced as they are; all
+            are where empty.
     """
 
     max_tokens: int = 8192

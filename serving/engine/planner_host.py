@@ -58,11 +58,16 @@ class PlannerHost:
     get_kv_cache_usage: Callable[[], float]
 
     def _host_planner(
-        self, *, skips_drafter: bool, stops_drafts: bool = False
+        self,
+        *,
+        padded_sizes: tuple[int, ...],
+        skips_drafter: bool,
+        stops_drafts: bool = False,
     ) -> PolicySpec:
         """Build the planner the engine's configuration names, and what it needs.
 
         Args:
+            padded_sizes: As `EngineLimits.padded_sizes`.
             skips_drafter: Whether depth 0 leaves the drafter out altogether.
             stops_drafts: Whether a draft can end between two of the drafter's passes.
 
@@ -77,7 +82,7 @@ class PlannerHost:
             skips_drafter=skips_drafter,
             stops_drafts=stops_drafts,
             method=speculative.method,
-            padded_sizes=_find_padded_sizes(self.vllm_config),
+            padded_sizes=padded_sizes,
         )
         self._planner = build_planner(spec, limits)
         self._classes = RequestClasses.read(self.vllm_config)
@@ -215,20 +220,3 @@ class PlannerHost:
         return super()._free_request(  # type: ignore[misc]  # vLLM's scheduler follows
             request, *args, **kwargs
         )
-
-
-def _find_padded_sizes(vllm_config: Any) -> tuple[int, ...]:
-    """Return the token counts to which passes are padded; none where nothing is.
-
-    Assumed of vLLM 0.32's V2 runner (`cudagraph_utils.py`): a pass replays the graph of
-    the next captured size, whole or piecewise, and larger ones run unpadded. With
-    trimmed drafts that holds for every batch that decodes alone: its graphs take any
-    mix of lengths. Not followed: without piecewise graphs, steps with prompts are not
-    padded; where drafts cannot be trimmed, graphs of equal lengths round on to
-    multiples of those; a draft model of its own runs unpadded, but takes a GPU about as
-    long for so few tokens more. Eager engines and CPUs capture nothing.
-    """
-    compilation = vllm_config.compilation_config
-    if not compilation.cudagraph_mode:
-        return ()
-    return tuple(sorted(compilation.cudagraph_capture_sizes or ()))

@@ -18,6 +18,7 @@ from serving.engine.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.planner_host import PlannerHost
 from serving.engine.step_clock import StepClock
 from serving.engine.step_messages import STOP_ATTRIBUTE
+from serving.engine.step_sizes import CPU_STEP_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,6 +67,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             or speculative.parallel_drafting
         )
         self._host_planner(
+            padded_sizes=CPU_STEP_SIZES,
             # One that drafts all tokens in a single pass has no record of its own, and
             # is never skipped.
             skips_drafter=speculative.uses_draft_model()

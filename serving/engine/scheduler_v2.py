@@ -24,6 +24,7 @@ from serving.engine.step_messages import (
     StepReport,
     VerificationOrder,
 )
+from serving.engine.step_sizes import find_captured_sizes
 
 if TYPE_CHECKING:
     from serving.engine.compat import (
@@ -68,7 +69,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 "remove engine.extra.async_scheduling (and whatever vLLM's log says "
                 "turned it off), or set engine.adapter: off with policy.name: fixed"
             )
-        self._spec = self._host_planner(skips_drafter=False)
+        self._spec = self._host_planner(
+            padded_sizes=find_captured_sizes(self.vllm_config), skips_drafter=False
+        )
         self._plain_reason = find_plain_reason(self.vllm_config)
         self._confidence = StaleConfidence(
             self.num_spec_tokens, self.scheduler_config.max_num_seqs
