@@ -1,4 +1,4 @@
-"""The CPU's kernels: repairs of those that stand in for Triton, and room to keep more.
+"""Repairs of the C++ kernels that stand in for Triton on the CPU.
 
 vLLM 0.32 rewrites the per-request temperature, top-k and top-p of a batch to one value
 per draft token with a kernel whose CPU stand-in writes into a temporary copy: the
@@ -11,8 +11,6 @@ a prompt's, by looking for the largest k among none: an error that ends the engi
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from serving.engine.compat_cpu import (
@@ -20,10 +18,6 @@ from serving.engine.compat_cpu import (
     apply_top_k_top_p,
     rejection_sampler,
 )
-
-NUM_KEPT_KERNELS = 2048
-
-_CAPACITY = "PRIMITIVE_CACHE_CAPACITY"
 
 
 def expand_to_tokens(
@@ -74,15 +68,3 @@ def repair_kernels() -> None:
     if launcher.kernel.func is not expand_to_tokens:
         launcher.kernel = KernelOverride(launcher.kernel, expand_to_tokens)
     rejection_sampler.apply_top_k_top_p = mask_rows
-
-
-def keep_kernels() -> None:
-    """Let oneDNN keep the kernels of twice as many shapes as it would; idempotent.
-
-    It compiles a matrix product for each number of rows, and forgets all but the latest
-    1024: about 100 sizes of step, as two models have ten kinds of layers, where those a
-    policy chooses and what prompts add to them are more. Takes effect before the first
-    product; what the environment says stays. Each kept one takes about .8 MB.
-    """
-    if not any(f"{prefix}_{_CAPACITY}" in os.environ for prefix in ("ONEDNN", "DNNL")):
-        os.environ[f"ONEDNN_{_CAPACITY}"] = str(NUM_KEPT_KERNELS)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from serving.engine.compat_cpu import CPUWorker
-from serving.engine.cpu_kernels import keep_kernels, repair_kernels
+from serving.engine.cpu_kernels import repair_kernels
 from serving.engine.drafts import ScoredDraftTokenIds, WorkerTimes
 from serving.engine.profile import profile_passes
 from serving.engine.runner_v1 import ConfidenceDrafter, adopt_drafter, adopt_runner
@@ -21,7 +21,6 @@ class TetrisCPUWorker(CPUWorker):
 
     def load_model(self, **kwargs: Any) -> None:
         """Load both models, then let runner and drafter record."""
-        keep_kernels()
         super().load_model(**kwargs)
         repair_kernels()
         adopt_runner(self.model_runner)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,47 +61,3 @@ def test_the_repair_is_still_needed() -> None:
     _expand_kernel_impl(output, TEMPERATURE, CU_NUM_TOKENS, 0, 1)
 
     assert output.isnan().all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("set_before", "num_kept"),
-    [
-        pytest.param({}, 1500, id="ours"),
-        pytest.param({"DNNL_PRIMITIVE_CACHE_CAPACITY": "100"}, 0, id="the-operator's"),
-    ],
-)
-def test_kernels_of_many_sizes_are_kept(
-    set_before: dict[str, str], num_kept: int
-) -> None:
-    """By oneDNN's own word, which keeps 1024 unless told otherwise."""
-    program = (
-        "import torch; import vllm._custom_ops as ops\n"
-        "from serving.engine.cpu_kernels import keep_kernels\n"
-        "from vllm.platforms import current_platform\n"
-        "current_platform.import_kernels()\n"
-        "keep_kernels()\n"
-        "weight = torch.zeros(16, 16, dtype=torch.float32)\n"
-        "for again in (False, True):\n"
-        "    # Keeps one itself.\n"
-        "    product = ops.create_onednn_mm(weight.t(), 1)\n"
-        "    print('again' if again else 'first', flush=True)\n"
-        "    for rows in range(1, 1501):\n"
-        "        x = torch.zeros(rows, 16, dtype=torch.float32)\n"
-        "        ops.onednn_mm(product, x, None)\n"
-    )
-    environ = {
-        name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environ | set_before | {"ONEDNN_VERBOSE": "profile_create"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    first, _, again = done.stdout.partition("again\n")
-    assert first.count("create:cache_miss") >= 1500
-    assert again.count("create:cache_hit") == num_kept

@@ -30,7 +30,7 @@ from tests.engine.checks import (
     watch,
 )
 from tests.engine.conftest import run_engine
-from tests.engine.made_up import make_up_costs
+from tests.engine.made_up import make_up_beliefs, make_up_costs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,6 +198,41 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(
     assert max(num_side_by_side) >= 3
     # How long outputs get is an estimate: now and then one does not fit after all.
     assert num_preempted <= 2 if policy == "goodput" else num_preempted >= 10
+
+
+def test_decoding_steps_keep_to_sizes_whose_kernels_are_at_hand(
+    tiny_pair: tuple[Path, Path],
+) -> None:
+    """Wherever drafts are left over: those up to the next size cost nothing more."""
+    from serving.engine.step_sizes import CPU_STEP_SIZES
+
+    sizes: Counter[int] = Counter()
+    with run_engine(
+        *tiny_pair, policy="goodput", draft_tokens=4, max_num_seqs=24
+    ) as engine:
+        make_up_beliefs(engine)
+        schedule = engine.scheduler.schedule
+
+        def spy_on_schedule(*args: Any) -> Any:
+            num_cut = engine.scheduler.counters.num_cut_tokens
+            before = num_cut["budget"]
+            output = schedule(*args)
+            drafts = output.scheduled_spec_decode_tokens
+            decodes = all(
+                num_tokens == 1 + len(drafts.get(req_id, ()))
+                for req_id, num_tokens in output.num_scheduled_tokens.items()
+            )
+            if decodes and num_cut["budget"] > before:
+                sizes[output.total_num_scheduled_tokens] += 1
+            return output
+
+        engine.scheduler.schedule = spy_on_schedule
+        prompts = [draw_prompt(n, 20) for n in range(24)]
+        # Fewer and fewer of them.
+        complete(engine, prompts, [greedy(10 + 3 * n) for n in range(24)])
+    assert sizes.total() >= 10
+    assert len(sizes) >= 3
+    assert sizes.keys() <= set(CPU_STEP_SIZES)
 
 
 def time_steps(
