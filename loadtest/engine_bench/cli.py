@@ -137,7 +137,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--min-requests",
         type=read_positive,
         metavar="N",
-        help="fewest requests of a cell",
+        help="fewest requests of a cell, of a drifting one after the change",
     )
     group.add_argument(
         "--requests-per-slot",

@@ -77,7 +77,7 @@ class Preset:
         sweep_policies: Those of `policies` that take part in the sweep alone.
         rounds: Measured rounds.
         max_tokens: Longest reply.
-        min_requests: Requests of a cell at concurrency 1.
+        min_requests: Fewest requests of a cell; in drifting cells after the change.
         requests_per_slot: Requests of a cell for each one in flight.
         drift_requests_per_slot: The same after a change of conditions; before it there
             are `requests_per_slot`.
@@ -136,6 +136,8 @@ PRESETS: dict[str, Preset] = {
             Block(("mixed",), (1.0,), _FEW),
         ),
         rounds=3,
+        # Of 20 requests, 4 in flight leave 27 steps and two to four prompts among them.
+        min_requests=24,
         planning_at=64,
     ),
     "readme": Preset(

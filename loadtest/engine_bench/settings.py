@@ -94,7 +94,7 @@ class BenchSettings:
         cpus: Cores the engines are bound to.
         max_tokens: Longest reply.
         seed: Of the requests.
-        min_requests: Fewest requests of a cell.
+        min_requests: Fewest requests of a cell; in drifting cells after the change.
         requests_per_slot: Requests of a cell for each one in flight; in drifting cells
             before the change of conditions.
         drift_requests_per_slot: The same after the change.

@@ -61,7 +61,7 @@ class RequestMaker:
         render: Chat messages to token ids.
         eos_token_id: Ends a turn.
         seed: Of all lists.
-        min_requests: Fewest requests of a list.
+        min_requests: Fewest requests of a list; in drifting cells after the change.
         requests_per_slot: Requests for each one in flight; in drifting cells before the
             change of conditions.
         drift_requests_per_slot: The same after the change.
@@ -101,10 +101,11 @@ class RequestMaker:
 
     def count(self, cell: Cell) -> int:
         """Return how many requests a cell has."""
+        num_requests = self.requests_per_slot * cell.concurrency
         if is_drifting(cell.workload):
-            per_slot = self.requests_per_slot + self.drift_requests_per_slot
-            return per_slot * cell.concurrency
-        return max(self.min_requests, self.requests_per_slot * cell.concurrency)
+            num_after = self.drift_requests_per_slot * cell.concurrency
+            return num_requests + max(self.min_requests, num_after)
+        return max(self.min_requests, num_requests)
 
     def _prompt(
         self, workload: str, rng: random.Random, *, is_long: bool = False
