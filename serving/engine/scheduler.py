@@ -10,6 +10,7 @@ import numpy as np
 
 from policies.batch import DraftBatch, DraftSelection, VerificationOutcome
 from policies.selection import blank_past
+from serving.engine.coming_prompts import count_coming_prompt_tokens
 from serving.engine.compat import Scheduler
 from serving.engine.draft_room import DraftRooms
 from serving.engine.drafts import ScoredDraftTokenIds
@@ -256,6 +257,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
                 num_decodes += 1
             elif num_uncomputed > 1:
                 num_prefill_tokens += num_uncomputed
+        if self.waiting:
+            num_prefill_tokens += count_coming_prompt_tokens(self)
         return DraftBatch(
             num_draft_tokens=num_draft_tokens,
             confidence=confidence,

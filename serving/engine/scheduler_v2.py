@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from policies.batch import DraftBatch, DraftSelection, VerificationOutcome
 from policies.selection import select_drafts
+from serving.engine.coming_prompts import count_coming_prompt_tokens
 from serving.engine.compat import AsyncScheduler
 from serving.engine.device_clock import StepLoads
 from serving.engine.faults import check_selection
@@ -206,7 +208,13 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
 
     def _consult(self, requests: list[Request]) -> DraftSelection:
         batch = self._make_batch(requests)
-        selection = check_selection(self._planner.select(batch), batch)
+        joined = batch
+        if self.waiting:
+            num_coming = count_coming_prompt_tokens(self)
+            joined = replace(
+                batch, num_prefill_tokens=batch.num_prefill_tokens + num_coming
+            )
+        selection = check_selection(self._planner.select(joined), joined)
         self._trim_offers(requests, batch, selection)
         return selection
 
