@@ -7,6 +7,7 @@ repeat the request's own content, nor the server's internals.
 """
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,9 @@ _TYPES: Final = {
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
 _ECHO = re.compile(r" \(parameter=.*\)$", re.DOTALL)
 """What vLLM appends to some messages: the field again, and the client's own input."""
+
+_STREAMED_ERROR = re.compile(r'^data: (\{"error": .*\})$', re.MULTILINE)
+"""How vLLM says in the middle of a stream that it broke off."""
 
 _GRAMMAR = re.compile(r"grammar|schema", re.IGNORECASE)
 _GRAMMAR_FIELDS: Final = ("response_format", "structured_outputs", "tools")
@@ -156,6 +160,27 @@ def _cause(error: BaseException) -> BaseException:
     return cause or error
 
 
+def reword_streamed_errors(events: str) -> str:
+    """Keep a server's internals out of what vLLM says when a stream breaks off.
+
+    Args:
+        events: Server-sent events, whole ones.
+    """
+    if '"error"' not in events:
+        return events
+    return _STREAMED_ERROR.sub(_reword, events)
+
+
+def _reword(event: re.Match[str]) -> str:
+    error = json.loads(event[1])["error"]
+    if error["code"] < 500:
+        return event[0]
+    logger.error("A stream broke off: %s", error["message"])
+    died = error["message"] == str(EngineDeadError())
+    known = describe(EngineDeadError() if died else RuntimeError())
+    return f"data: {json.dumps(error_body(known))}"
+
+
 def from_engine(response: ErrorResponse, body: BaseModel) -> ApiError:
     """Take over a refusal that vLLM has worded, naming the field if it did not.
 
@@ -166,6 +191,9 @@ def from_engine(response: ErrorResponse, body: BaseModel) -> ApiError:
     error = response.error
     status = 400 if error.code == 422 else int(error.code)
     message = _ECHO.sub("", error.message)
+    if status == 500:
+        logger.error("The engine failed: %s", message)
+        return describe(RuntimeError())
     if status != 400:
         return ApiError(status, message, error.param)
     return ApiError(status, message, _request_field(error.param, message, body))

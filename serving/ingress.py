@@ -60,6 +60,7 @@ from serving.errors import (
     error_body,
     from_engine,
     lost_its_engine,
+    reword_streamed_errors,
 )
 
 logger = logging.getLogger("ray.serve")
@@ -257,7 +258,7 @@ async def _events(
 
     try:
         async for event in _openai_json_wrapper(all_chunks()):
-            yield event
+            yield reword_streamed_errors(event)
     except Exception as error:
         logger.exception("A stream broke off")
         yield f"data: {json.dumps(error_body(describe(error)))}\n\n"

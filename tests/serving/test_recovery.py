@@ -2,9 +2,11 @@
 
 import contextlib
 import re
+import threading
 import time
 from pathlib import Path
 
+import openai
 import psutil
 import pytest
 
@@ -19,6 +21,8 @@ from tests.serving.conftest import (
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
+
+NUM_STREAMS = 4
 
 LEAVES_WITHIN_S = 5.0
 """Less than Serve's own three failed health checks, 2 s apart, take."""
@@ -57,6 +61,53 @@ def test_requests_that_got_no_answer_from_a_dead_engine_get_it_from_another(
         victim.kill()
         wait_until(lambda: len(statuses) >= num_before + 32, 300)
     assert set(statuses) == {200}
+
+
+def test_a_stream_whose_engine_dies_ends_with_an_error_object(server: Server) -> None:
+    """One that says what to do, and nothing of the server's inside."""
+    wait_until(lambda: num_replicas(server) == 2, START_TIMEOUT_S)
+    engines = engine_processes(server)
+    begun: list[int] = []
+    ends: list[str] = []
+    errors: list[openai.APIError] = []
+
+    def read() -> None:
+        stream = server.client().completions.create(
+            model=MODEL,
+            prompt="one two three",
+            max_tokens=900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        try:
+            for number, chunk in enumerate(stream):
+                if number == 0:
+                    begun.append(number)
+                end = chunk.choices[0].finish_reason
+            ends.append(str(end))
+        except openai.APIError as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(NUM_STREAMS)]
+    for reader in readers:
+        reader.start()
+    wait_until(lambda: len(begun) == NUM_STREAMS, 300, period_s=0.01)
+    for engine in engines:
+        engine.kill()
+    for reader in readers:
+        reader.join(300)
+    assert len(ends) + len(errors) == NUM_STREAMS
+    assert set(ends) <= {"length"}
+    assert errors
+    for error in errors:
+        assert error.body == {
+            "message": "The engine is not available at the moment; retry.",
+            "type": "ServiceUnavailableError",
+            "param": None,
+            "code": 503,
+        }
+    wait_until(lambda: len(engine_processes(server) - engines) == 2, START_TIMEOUT_S)
+    wait_until(server.is_healthy, START_TIMEOUT_S)
 
 
 def test_a_dead_engine_is_replaced_and_its_requests_get_an_error_object(
