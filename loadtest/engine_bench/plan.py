@@ -63,12 +63,12 @@ class Block:
 class Preset:
     """A named run.
 
-    While places fill and empty, one and a half requests for each of them pass
-    unmeasured: of 3 for each place, 4 in flight leave a policy of long drafts 8 steps.
-    So there are rather more requests than rounds. A round is shortened where most of it
-    goes, in drifting cells: before the change, which only has to find a settled policy,
-    there are as many requests as in a steady cell. The steps after it stay as many, and
-    the policies compared too: recovery is judged by them.
+    The last request of each place passes unmeasured, and those of few places are over
+    in few steps of long drafts. So there are rather more requests than rounds. A round
+    is shortened where most of it goes, in drifting cells: before the change, which only
+    has to find a settled policy, there are as many requests as in a steady cell. The
+    steps after it stay as many, and the policies compared too: recovery is judged by
+    them.
 
     Attributes:
         summary: What it is for.
@@ -136,7 +136,7 @@ PRESETS: dict[str, Preset] = {
             Block(("mixed",), (1.0,), _FEW),
         ),
         rounds=3,
-        # Of 20 requests, 4 in flight leave 27 steps and two to four prompts among them.
+        # Fewer would leave 4 in flight some 30 steps.
         min_requests=24,
         planning_at=64,
     ),

@@ -252,7 +252,7 @@ def test_exactly_the_asked_number_of_requests_is_in_flight_while_steady() -> Non
 
 
 def test_faster_engines_are_measured_over_the_same_requests() -> None:
-    lengths = [4] * 12
+    lengths = [8] * 12
     finished = []
     for per_step in (1, 2, 4):
         record = run_fake(FakeEngine(lengths, per_step), 2)
@@ -265,8 +265,22 @@ def test_faster_engines_are_measured_over_the_same_requests() -> None:
             )
         )
 
-    # Two end at a time here, so the first pair has gone when one would suffice.
-    assert finished == [10, 10, 10]
+    assert finished == [12, 12, 12]
+
+
+def test_the_same_prompts_are_measured_whoever_ends_together() -> None:
+    """Two requests that end in the same step are replaced in one step, too."""
+    prompts = []
+    for first in ([3, 3, 9, 9], [3, 5, 9, 9], [1, 1, 1, 9]):
+        record = run_fake(FakeEngine([*first, *[4] * 8]), 4)
+        before = {
+            delivery.index
+            for step in record.steps
+            if step.end_s <= record.start_s
+            for delivery in step.deliveries
+        }
+        prompts.append(sorted(before))
+    assert prompts == [[0, 1, 2, 3]] * 3
 
 
 def test_conditions_change_before_the_request_is_admitted() -> None:
