@@ -175,10 +175,14 @@ def _reword(event: re.Match[str]) -> str:
     error = json.loads(event[1])["error"]
     if error["code"] < 500:
         return event[0]
-    logger.error("A stream broke off: %s", error["message"])
-    died = error["message"] == str(EngineDeadError())
-    known = describe(EngineDeadError() if died else RuntimeError())
-    return f"data: {json.dumps(error_body(known))}"
+    return f"data: {json.dumps(error_body(_conceal(error['message'])))}"
+
+
+def _conceal(message: str) -> ApiError:
+    """Log what vLLM says of a failure of its own; return what a client may know."""
+    logger.error("The engine failed: %s", message)
+    died = message == str(EngineDeadError())
+    return describe(EngineDeadError() if died else RuntimeError())
 
 
 def from_engine(response: ErrorResponse, body: BaseModel) -> ApiError:
@@ -192,8 +196,7 @@ def from_engine(response: ErrorResponse, body: BaseModel) -> ApiError:
     status = 400 if error.code == 422 else int(error.code)
     message = _ECHO.sub("", error.message)
     if status == 500:
-        logger.error("The engine failed: %s", message)
-        return describe(RuntimeError())
+        return _conceal(message)
     if status != 400:
         return ApiError(status, message, error.param)
     return ApiError(status, message, _request_field(error.param, message, body))

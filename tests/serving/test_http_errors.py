@@ -1,5 +1,6 @@
 """Bad input: an OpenAI error object that names the field, and nobody else disturbed."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -186,3 +187,33 @@ def test_bad_requests_disturb_no_good_one(server: Server) -> None:
     # The same tokens up to bf16 near-ties, which other batch shapes settle otherwise.
     assert all(text[:8] == expected[:8] for _, text in good_results)
     assert all(400 <= s < 500 for i, (s, _) in enumerate(results) if i % 4)
+
+
+# Torch and Ray warn about themselves while they are imported.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_streams_keep_vllms_own_failures_to_the_log() -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    from serving.errors import reword_streamed_errors
+
+    def event(code: int, message: str) -> str:
+        kind = {"message": message, "type": "Any", "param": None, "code": code}
+        return f"data: {json.dumps({'error': kind})}\n\n"
+
+    def read(events: str) -> list[tuple[int, str]]:
+        bodies = [json.loads(line[6:]) for line in events.splitlines() if line]
+        return [(body["error"]["code"], body["error"]["message"]) for body in bodies]
+
+    internal = reword_streamed_errors(event(500, "CUDA error in /opt/x.cu"))
+    assert read(internal) == [(500, "Internal server error.")]
+    dead = reword_streamed_errors(event(500, str(EngineDeadError())))
+    ((code, message),) = read(dead)
+    assert code == 503
+    assert "retry" in message
+    refused = event(400, "Too long.")
+    choice = {"text": '{"error": 1}'}
+    text = f"data: {json.dumps({'choices': [choice]})}\n\n"
+    assert reword_streamed_errors(text + refused) == text + refused
+    # What arrives together is reworded one by one.
+    assert reword_streamed_errors(text + event(500, "x") + refused).startswith(text)
+    assert reword_streamed_errors(event(500, "x") + refused).endswith(refused)
