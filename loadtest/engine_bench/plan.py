@@ -115,7 +115,7 @@ class Preset:
 
 
 _FIXED = ("none", *(f"fixed:{k}" for k in range(1, 7)))
-_TETRIS = tuple(f"tetris:{k}+2" for k in range(1, 5))
+_TETRIS = tuple(f"tetris:{k}+2" for k in range(2, 5))
 _ALL = (*_FIXED, "dynamic:6", *_TETRIS, "goodput:8")
 _FEW = (1, 4, 16)
 _FEWER = (1, 2, 4)
@@ -127,7 +127,7 @@ PRESETS: dict[str, Preset] = {
     "full": Preset(
         summary="every policy; mixed requests at six concurrencies, the rest at three",
         policies=_ALL,
-        sweep_policies=("tetris:1+2", "tetris:4+2"),
+        sweep_policies=("tetris:4+2",),
         blocks=(
             Block(("mixed",), (0.0,), (1, 2, 4, 8, 16, 32)),
             Block(("easy", "hard"), (0.0,), _FEW),
