@@ -1,0 +1,75 @@
+"""At temperature 0 the runner emits what vLLM's own emits without speculation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.engine.runner_v2 import TetrisGPUModelRunner
+from serving.engine.verification_v2 import PlannedVerification
+from tests.engine.checks import (
+    Arrival,
+    check_counters,
+    draw_prompts,
+    drive,
+    greedy,
+    summarize,
+)
+from tests.gpu_adapter.interpreted.engines import make_up_costs, run_interpreted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm import RequestOutput
+
+NUM_REQUESTS = 12
+
+POLICIES: dict[str, dict[str, int]] = {
+    "fixed": {"draft_tokens": 3},
+    "tetris": {"draft_tokens": 2, "extra_draft_tokens": 2},
+    "dynamic": {"draft_tokens": 4},
+    "goodput": {"draft_tokens": 4},
+}
+
+
+def make_arrivals() -> list[Arrival]:
+    """Make requests that join one after the other, more than run at once."""
+    return [
+        Arrival(str(number), prompt, greedy(10 + 3 * (number % 4)), step=number // 2)
+        for number, prompt in enumerate(draw_prompts(NUM_REQUESTS))
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(pair: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
+    """What vLLM's V2 runner answers without drafts."""
+    with run_interpreted(pair[0]) as plain:
+        return summarize_by_name(drive(plain, make_arrivals()))
+
+
+def summarize_by_name(
+    outputs: dict[str, RequestOutput],
+) -> dict[str, tuple[Any, ...]]:
+    return {name: summarize(output.outputs[0]) for name, output in outputs.items()}
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_tokens_are_those_without_speculation(
+    policy: str, pair: tuple[Path, Path], expected: dict[str, tuple[Any, ...]]
+) -> None:
+    with run_interpreted(*pair, policy=policy, **POLICIES[policy]) as engine:
+        if policy in ("dynamic", "goodput"):
+            make_up_costs(engine)
+        assert isinstance(engine.runner, TetrisGPUModelRunner)
+        assert isinstance(engine.runner.adaptive_verification, PlannedVerification)
+        outputs = drive(engine, make_arrivals())
+        counters = engine.scheduler.counters
+        graphs = engine.runner.cudagraph_manager.graphs.values()
+        num_replays = sum(graph.num_replays for graph in graphs)
+
+    assert summarize_by_name(outputs) == expected
+    check_counters(counters)
+    assert counters.num_accepted_tokens > NUM_REQUESTS
+    assert (counters.num_cut_tokens["budget"] > 0) == (policy in ("tetris", "goodput"))
+    assert num_replays > 0

@@ -1,0 +1,80 @@
+"""Lets vLLM's V2 model runner work on the CPU: Triton's interpreter runs its kernels.
+
+Loaded with `pytest -p`, before anything imports vLLM. vLLM 0.32 itself runs this runner
+on CPUs for which Triton has a back end (`vllm/v1/worker/cpu`); the interpreter takes
+the place of that back end, which no package index has.
+
+Real are the runner, its kernels, drafters and samplers, the asynchronous scheduler and
+everything of ours. Stood in for are streams (by vLLM: work is done when it is asked
+for), events (`HostEvent`) and CUDA graphs (`graphs`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+os.environ.update(
+    TRITON_INTERPRET="1",
+    # Functions that vLLM compiles run as they are.
+    TORCHDYNAMO_DISABLE="1",
+    VLLM_USE_V2_MODEL_RUNNER="1",
+)
+
+import torch
+from triton.backends import Backend, backends
+
+backends["cpu"] = Backend(compiler=None, driver=None)
+
+import vllm.v1.worker.cpu_worker  # noqa: F401 - replaces parts of torch.cuda
+from vllm.config import CUDAGraphMode
+from vllm.platforms.cpu import CpuPlatform
+
+from tests.gpu_adapter.interpreted.graphs import CAPTURED_TOKENS, stand_in_for_graphs
+
+OUR_SCHEDULER = "serving.engine.scheduler_v2.TetrisAsyncScheduler"
+
+
+class HostEvent:
+    """A mark that is passed when it is made, timed by the host's clock."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._time_s = 0.0
+
+    def record(self, *args: Any) -> None:
+        self._time_s = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def wait(self, *args: Any) -> None:
+        """Return at once."""
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 1e3 * (end._time_s - self._time_s)
+
+
+torch.cuda.Event = HostEvent  # type: ignore[misc,assignment]  # as vLLM does
+
+resolve_for_cpu = CpuPlatform.check_and_update_config
+
+
+def resolve_as_for_gpu(vllm_config: Any) -> None:
+    """Keep what a GPU's platform leaves on and the CPU's turns off."""
+    resolve_for_cpu(vllm_config)
+    if vllm_config.scheduler_config.scheduler_cls == OUR_SCHEDULER:
+        vllm_config.scheduler_config.async_scheduling = True
+        compilation = vllm_config.compilation_config
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+        compilation.cudagraph_capture_sizes = list(CAPTURED_TOKENS)
+        compilation.max_cudagraph_capture_size = CAPTURED_TOKENS[-1]
+
+
+CpuPlatform.check_and_update_config = staticmethod(  # type: ignore[method-assign]
+    resolve_as_for_gpu
+)
+stand_in_for_graphs()
