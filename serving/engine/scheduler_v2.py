@@ -389,11 +389,18 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 req_ids=tuple(req_ids[index] for index in known),
                 confidence=verification.confidence[rows[known]].astype(np.float64),
             )
-        self.counters.count_verification(num_verified, num_accepted)
         self._count_left_out(scheduler_output, sum(num_drafts) - sum(num_verified))
-        for index, req_id in enumerate(req_ids if invalid else ()):
-            num_invalid = min(invalid.get(req_id, 0), num_verified[index])
-            self._count_cut("grammar", num_invalid)
+        if invalid:
+            # What a grammar forbids is the end of a draft, as is what was left out.
+            num_valid = [
+                min(verified, drafts - invalid.get(req_id, 0))
+                for req_id, drafts, verified in zip(
+                    req_ids, num_drafts, num_verified, strict=True
+                )
+            ]
+            self._count_cut("grammar", sum(num_verified) - sum(num_valid))
+            num_verified = num_valid
+        self.counters.count_verification(num_verified, num_accepted)
         self._guard.ask(self._planner.observe, outcome)
 
     def _count_left_out(self, scheduler_output: SchedulerOutput, num_cut: int) -> None:

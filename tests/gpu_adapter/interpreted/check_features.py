@@ -15,7 +15,7 @@ from tests.engine.checks import (
     summarize_all,
 )
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
-from tests.gpu_adapter.interpreted import plugin
+from tests.gpu_adapter.interpreted import graphs
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def test_an_attention_back_end_without_graphs_verifies_everything(
 ) -> None:
     """The CPU's has none: left as it is, vLLM refuses what we ask for."""
     monkeypatch.setattr(
-        plugin.CPUAttentionMetadataBuilder,
+        graphs.CPUAttentionMetadataBuilder,
         "_cudagraph_support",
-        plugin.AttentionCGSupport.NEVER,
+        graphs.AttentionCGSupport.NEVER,
     )
     params = greedy(16)
     with run_interpreted(pair[0]) as plain:

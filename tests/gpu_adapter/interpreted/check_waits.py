@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 OURS = Path(serving.__file__).parents[1]
 
 READS = {
+    torch.ops.aten.item.default,
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.is_nonzero.default,
     torch.ops.aten.equal.default,
@@ -51,9 +52,16 @@ class Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         self.num_operations += 1
-        if func in READS and (place := find_reader()):
+        if (func in READS or has_mask(func, args)) and (place := find_reader()):
             self.places.add(place)
         return func(*args, **(kwargs or {}))
+
+
+def has_mask(func: Any, args: Any) -> bool:
+    """Whether this is an index with a mask, whose result has as many rows as it says."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return any(one is not None and one.dtype == torch.bool for one in args[1])
 
 
 def find_reader() -> str | None:
@@ -93,7 +101,7 @@ def watch_steps(engine: Engine) -> Iterator[Watch]:
 
 def run_steps(pair: tuple[Path, Path]) -> Watch:
     with (
-        run_interpreted(*pair, policy="goodput") as engine,
+        run_interpreted(*pair, policy="tetris") as engine,
         watch_steps(engine) as watch,
     ):
         complete(engine, draw_prompts(4), greedy(16))

@@ -49,6 +49,8 @@ def write_dflash_head(folder: Path, target: Path) -> Path:
     finder = torch.outer(direction.repeat(NUM_HEADS), side)
     weights = _make_backbone()
     weights |= {
+        # Nothing of the context: it would lie on both sides.
+        "fc.weight": torch.zeros_like(weights["fc.weight"]),
         "embed_tokens.weight": embedding,
         "layers.0.self_attn.q_proj.weight": -finder,
         "layers.0.self_attn.k_proj.weight": finder,

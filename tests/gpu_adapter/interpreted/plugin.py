@@ -27,6 +27,7 @@ from triton.backends import Backend, backends
 
 backends["cpu"] = Backend(compiler=None, driver=None)
 
+import vllm.v1.sample.ops.topk_topp_sampler as top_k_top_p
 import vllm.v1.worker.cpu_worker  # noqa: F401 - replaces parts of torch.cuda
 from vllm.config import CUDAGraphMode
 from vllm.platforms.cpu import CpuPlatform
@@ -78,3 +79,6 @@ CpuPlatform.check_and_update_config = staticmethod(  # type: ignore[method-assig
     resolve_as_for_gpu
 )
 stand_in_for_graphs()
+
+# The interpreter cannot run this one kernel; vLLM has the same without Triton.
+top_k_top_p.HAS_TRITON = False
