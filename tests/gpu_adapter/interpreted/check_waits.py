@@ -58,7 +58,7 @@ class Watch(TorchDispatchMode):
 
 
 def has_mask(func: Any, args: Any) -> bool:
-    """Whether this is an index with a mask, whose result has as many rows as it says."""
+    """Whether this is an index with a mask: how many rows it takes, only it knows."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return any(one is not None and one.dtype == torch.bool for one in args[1])

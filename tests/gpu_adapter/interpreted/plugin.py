@@ -9,6 +9,8 @@ everything of ours. Stood in for are streams (by vLLM: work is done when it is a
 for), events (`HostEvent`) and CUDA graphs (`graphs`).
 """
 
+# ruff: noqa: E402 - the order is the point
+
 from __future__ import annotations
 
 import os
@@ -23,7 +25,9 @@ os.environ.update(
 )
 
 import torch
+import triton.language as tl
 from triton.backends import Backend, backends
+from triton.language.extra import libdevice
 
 backends["cpu"] = Backend(compiler=None, driver=None)
 
@@ -82,3 +86,12 @@ stand_in_for_graphs()
 
 # The interpreter cannot run this one kernel; vLLM has the same without Triton.
 top_k_top_p.HAS_TRITON = False
+
+
+def log1p(x: Any) -> Any:
+    """Return log(1 + x), also of small numbers: NVIDIA's is not for the interpreter."""
+    sum_ = 1.0 + x
+    return tl.where(sum_ == 1.0, x, tl.log(sum_) * x / (sum_ - 1.0))
+
+
+libdevice.log1p = log1p
