@@ -74,7 +74,7 @@ def find_reader() -> str | None:
                 OURS / "policies"
             )
             return f"{path.stem}.{frame.f_code.co_name}" if is_ours else None
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

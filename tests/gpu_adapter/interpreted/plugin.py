@@ -63,7 +63,7 @@ class HostEvent:
         return 1e3 * (end._time_s - self._time_s)
 
 
-torch.cuda.Event = HostEvent  # type: ignore[misc,assignment]  # as vLLM does
+torch.cuda.Event = HostEvent
 
 resolve_for_cpu = CpuPlatform.check_and_update_config
 
@@ -79,9 +79,7 @@ def resolve_as_for_gpu(vllm_config: Any) -> None:
         compilation.max_cudagraph_capture_size = CAPTURED_TOKENS[-1]
 
 
-CpuPlatform.check_and_update_config = staticmethod(  # type: ignore[method-assign]
-    resolve_as_for_gpu
-)
+CpuPlatform.check_and_update_config = staticmethod(resolve_as_for_gpu)
 stand_in_for_graphs()
 
 # The interpreter cannot run this one kernel; vLLM has the same without Triton.
