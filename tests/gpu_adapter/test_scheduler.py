@@ -281,6 +281,33 @@ def test_what_is_left_out_is_counted_for_the_reason_it_was(
     assert cut["budget"] == pytest.approx(2 * cut["probe"], rel=0.25)
 
 
+@pytest.mark.parametrize(("num_invalid", "num_verified"), [(2, 2), (3, 1), (4, 0)])
+def test_a_draft_that_a_grammar_forbids_is_counted_once(
+    num_invalid: int, num_verified: int, make_scheduler: Callable[..., Any]
+) -> None:
+    """Of 4 drafts a step the budget leaves 2; a grammar forbids the last ones."""
+    scheduler = make_scheduler(policy="tetris")
+    update = scheduler.update_from_output
+
+    def forbid(output: Any, result: Any) -> Any:
+        drafts = output.scheduled_spec_decode_tokens
+        output.num_invalid_spec_tokens = {
+            req_id: num_invalid for req_id in drafts if len(drafts[req_id]) == DEPTH
+        }
+        return update(output, result)
+
+    scheduler.update_from_output = forbid
+    add(scheduler, 1, max_tokens=30)
+    drive(scheduler, make_worker(1, 0.0))
+    counters = scheduler.counters
+    num_steps = counters.num_cut_tokens["budget"] // (DEPTH - 2)
+    assert num_steps > 20
+    assert counters.num_cut_tokens["grammar"] >= (2 - num_verified) * (num_steps - 3)
+    assert counters.num_cut_tokens["grammar"] <= (2 - num_verified) * num_steps
+    num_cut = counters.num_cut_tokens.total() - counters.num_cut_tokens["depth"]
+    assert counters.num_verified_tokens + num_cut <= counters.num_proposed_tokens
+
+
 def test_a_request_that_opts_out_has_no_drafts_verified(
     make_scheduler: Callable[..., Any],
 ) -> None:
