@@ -8,7 +8,6 @@ Where it cannot be had, the tests that need it say so and skip.
 
 import argparse
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -57,10 +56,10 @@ def find_version() -> str:
 
 def unpack(python: Path, version: str, folder: Path) -> str:
     """Download the wheel and unpack it; return why not, or an empty string."""
-    if platform.machine() not in {"x86_64", "aarch64"}:
-        return f"There is no wheel for {platform.machine()}."
+    if not python.exists():
+        return "There is no environment yet: run .ci/bootstrap.py --dev first."
     with tempfile.TemporaryDirectory() as name:
-        command = [str(python), "-m", "pip", "download", "--quiet", "--no-deps"]
+        command = [str(python), "-Im", "pip", "download", "--quiet", "--no-deps"]
         command += ["--only-binary", ":all:", "--dest", name, f"triton=={version}"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from policies.goodput import GoodputPlanner
 from tests.engine.checks import (
     check_counters,
     complete,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from policies.cost import CostProfile
     from tests.engine.conftest import Engine
 
 PROMPTS = draw_prompts(6)
@@ -123,12 +125,25 @@ def test_an_attention_back_end_without_graphs_verifies_everything(
     assert counters.num_cut_tokens["budget"] == 0
 
 
-def test_times_and_profile_reach_the_planner(pair: tuple[Path, Path]) -> None:
-    with run_interpreted(*pair, policy="goodput") as engine:
+def test_times_and_profile_reach_the_planner(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = []
+    fit = GoodputPlanner.fit_profile
+
+    def spy(planner: GoodputPlanner, profile: CostProfile) -> None:
+        profiles.append(profile)
+        fit(planner, profile)
+
+    monkeypatch.setattr(GoodputPlanner, "fit_profile", spy)
+    with run_interpreted(*pair, policy="goodput", draft_tokens=4) as engine:
+        profiles.clear()  # Of the planner's rehearsal.
         cost = engine.scheduler._planner.cost
         complete(engine, PROMPTS, greedy(32))
         report = engine.scheduler.snapshot()["planner"]
 
+    assert len(profiles) == 1
+    # Every captured size, and some beyond.
+    assert set(graphs.CAPTURED_TOKENS) < set(profiles[0].num_tokens)
     assert cost.num_steps > 10
     assert report["calibration_error"] >= 0
-    assert report["warm_depth0_ms"] > 0
