@@ -28,6 +28,9 @@ _ROLES = (
     ("vllm serve", "server"),
 )
 _OTHER = "other"
+_SPAWNED = "multiprocessing.spawn"
+_ROLE_BELOW = {"dashboard": "dashboard", "engine": "worker"}
+"""Roles of spawned processes without a title, by that of their parent."""
 PASSING_ROLES = ("idle Ray worker",)
 """Ray starts and ends them as it likes."""
 
@@ -38,7 +41,12 @@ def role_of(command: str) -> str:
 
 
 def find_processes(pid: int) -> Iterator[tuple[str, psutil.Process]]:
-    """Yield role and process of everything that descends from a process."""
+    """Yield role and process of everything that descends from a process.
+
+    An engine may lack its title: setproctitle writes over the arguments, and finds them
+    by the first variable of the environment, which may have been set anew before; Ray
+    hands its workers the environment in any order. What is left then is the parent.
+    """
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]
@@ -46,9 +54,18 @@ def find_processes(pid: int) -> Iterator[tuple[str, psutil.Process]]:
         return
     for process in family:
         try:
-            yield role_of(" ".join(process.cmdline())), process
+            yield _find_role(process), process
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
+
+
+def _find_role(process: psutil.Process | None) -> str:
+    if process is None:
+        return _OTHER
+    command = " ".join(process.cmdline())
+    if _SPAWNED in command:
+        return _ROLE_BELOW.get(_find_role(process.parent()), "engine")
+    return role_of(command)
 
 
 class ProcessSampler:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadtest.http_bench.growth import MEASURES, find_leftovers, fit_all, fit_growth
-from loadtest.http_bench.processes import role_of, sample
+from loadtest.http_bench.processes import find_processes, role_of, sample
 from loadtest.http_bench.report import judge_soak
 from loadtest.http_bench.results import over_time, to_csv
 
@@ -217,6 +217,38 @@ def test_half_an_hour_of_samples_fits_into_a_small_table():
 )
 def test_processes_are_told_apart_by_their_titles(title, role):
     assert role_of(title) == role
+
+
+UNTITLED = """
+import multiprocessing, os, time
+
+def run():
+    os.environ["FIRST"] = "Elsewhere in memory from now on."
+    import setproctitle
+    setproctitle.setproctitle("VLLM::EngineCore")
+    print("started", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=run, daemon=True).start()
+    time.sleep(600)
+"""
+
+
+def test_an_engine_that_could_not_take_its_title_is_found(tmp_path):
+    script = tmp_path / "server.py"
+    script.write_text(UNTITLED)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env={"FIRST": "1"}
+    ) as process:
+        assert process.stdout.readline() == b"started\n"
+        family = list(find_processes(process.pid))
+        engines = [found for role, found in family if role == "engine"]
+        titles = [" ".join(found.cmdline()) for _, found in family]
+        for _, found in family:
+            found.kill()
+    assert len(engines) == 1
+    assert not any("EngineCore" in title for title in titles)
 
 
 def test_a_sample_counts_what_a_process_holds():
