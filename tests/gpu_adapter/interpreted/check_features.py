@@ -16,7 +16,7 @@ from tests.engine.checks import (
     summarize_all,
 )
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
-from tests.gpu_adapter.interpreted import graphs
+from tests.gpu_adapter.interpreted import graphs, plugin
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
 if TYPE_CHECKING:
@@ -102,25 +102,31 @@ def test_other_settings_change_no_token(engines: tuple[Engine, Engine]) -> None:
     assert counters.num_cut_tokens["length"] > 0
 
 
-def test_an_attention_back_end_without_graphs_verifies_everything(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reason", ["attention_backend", "eager", "lora"])
+def test_what_stands_in_the_way_leads_to_plain_verification(
+    reason: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CPU's has none: left as it is, vLLM refuses what we ask for."""
-    monkeypatch.setattr(
-        graphs.CPUAttentionMetadataBuilder,
-        "_cudagraph_support",
-        graphs.AttentionCGSupport.NEVER,
-    )
+    """Not to a refusal to start, as vLLM's own adaptive verification does."""
+    args: dict[str, Any] = {}
+    if reason == "attention_backend":
+        # The CPU's has no graphs, left as it is.
+        builder = graphs.CPUAttentionMetadataBuilder
+        never = graphs.AttentionCGSupport.NEVER
+        monkeypatch.setattr(builder, "_cudagraph_support", never)
+    elif reason == "eager":
+        monkeypatch.setattr(plugin, "graphs_wanted", graphs.CUDAGraphMode.NONE)
+    else:
+        args |= {"enable_lora": True, "max_lora_rank": 8}
     params = greedy(16)
     with run_interpreted(pair[0]) as plain:
         expected = summarize_all(complete(plain, PROMPTS, params))
-    with run_interpreted(*pair, policy="tetris") as engine:
+    with run_interpreted(*pair, policy="tetris", **args) as engine:
         assert engine.runner.adaptive_verification is None
         outputs = summarize_all(complete(engine, PROMPTS, params))
         counters = engine.scheduler.counters
 
     assert outputs == expected
-    assert counters.num_fallbacks["plain_attention_backend"] > 0
+    assert counters.num_fallbacks[f"plain_{reason}"] > 0
     assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["budget"] == 0
 

@@ -65,6 +65,9 @@ class HostEvent:
 
 torch.cuda.Event = HostEvent
 
+graphs_wanted = CUDAGraphMode.FULL_DECODE_ONLY
+"""What a GPU's platform would resolve; tests may ask for none, as `enforce_eager`."""
+
 resolve_for_cpu = CpuPlatform.check_and_update_config
 
 
@@ -74,9 +77,10 @@ def resolve_as_for_gpu(vllm_config: Any) -> None:
     if vllm_config.scheduler_config.scheduler_cls == OUR_SCHEDULER:
         vllm_config.scheduler_config.async_scheduling = True
         compilation = vllm_config.compilation_config
-        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
-        compilation.cudagraph_capture_sizes = list(CAPTURED_TOKENS)
-        compilation.max_cudagraph_capture_size = CAPTURED_TOKENS[-1]
+        compilation.cudagraph_mode = graphs_wanted
+        if graphs_wanted != CUDAGraphMode.NONE:
+            compilation.cudagraph_capture_sizes = list(CAPTURED_TOKENS)
+            compilation.max_cudagraph_capture_size = CAPTURED_TOKENS[-1]
 
 
 CpuPlatform.check_and_update_config = staticmethod(resolve_as_for_gpu)

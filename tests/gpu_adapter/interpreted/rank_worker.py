@@ -1,0 +1,65 @@
+"""A worker of a tensor-parallel group that tells what its rank decided."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed import get_tp_group
+
+from tests.gpu_adapter.interpreted.worker import InterpretedWorker
+
+if TYPE_CHECKING:
+    from serving.engine.verification_v2 import PlannedVerification
+
+DECISIONS_FOLDER = "TETRIS_TEST_DECISIONS"
+"""Variable with the folder into which every rank writes what it admitted."""
+
+DEVIATION = 0.3
+"""By up to how much a second rank's own confidences are too small."""
+
+
+class RankWorker(InterpretedWorker):
+    """Its confidences differ from rank 0's: rounding may do the same on GPUs."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load, then listen to the verification."""
+        super().load_model(*args, **kwargs)
+        rank = get_tp_group().rank_in_group
+        verification = self.model_runner.adaptive_verification
+        if rank:
+            deviate(verification)
+        keep_decisions(verification, Path(os.environ[DECISIONS_FOLDER], str(rank)))
+
+
+def deviate(verification: PlannedVerification) -> None:
+    """Make the confidences differ before they are shared."""
+    record = verification.record_confidences
+    generator = torch.Generator().manual_seed(0)
+
+    def record_other(confidence: torch.Tensor, input_batch: Any) -> None:
+        noise = torch.rand(confidence.shape, generator=generator)
+        confidence.mul_(1 - DEVIATION * noise)
+        record(confidence, input_batch)
+
+    verification.record_confidences = record_other  # type: ignore[method-assign]
+
+
+def keep_decisions(verification: PlannedVerification, file: Path) -> None:
+    """Write a line for every step: how many drafts of each request stay."""
+    reallocate = verification.reallocate_drafts
+
+    def reallocate_and_tell(req_ids: list[str], *args: Any) -> Any:
+        batch = verification._batch_budget
+        assert batch is not None
+        offered = [batch[0][req_id] for req_id in req_ids]
+        result = reallocate(req_ids, *args)
+        admitted = verification._batch_draft_capacity[: len(req_ids)].tolist()
+        with file.open("a") as lines:
+            lines.write(json.dumps([req_ids, offered, admitted]) + "\n")
+        return result
+
+    verification.reallocate_drafts = reallocate_and_tell  # type: ignore[method-assign]
