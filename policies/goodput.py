@@ -46,8 +46,11 @@ REPLAN_EVERY = 8
 """Steps between two looks at recent drafts, and between two choices of the depth at an
 unchanged load."""
 
+REPLAN_RESTING_EVERY = 16
+"""The same while nothing is drafted: all that moves then is what a step costs."""
+
 LEARN_EVERY = 4
-"""Steps whose costs are learnt together."""
+"""Timed steps whose costs are learnt together."""
 
 TEACH_EVERY = range(2, 9)
 """Steps whose outcomes are learnt together, much cheaper than one by one: the fewest,
@@ -105,7 +108,6 @@ class GoodputPlanner:
     _feedback: DraftFeedback = field(init=False)
     _exploration: Exploration = field(init=False, default_factory=Exploration)
     _forgotten: list[Hashable] = field(init=False, default_factory=list)
-    _steps_observed: int = field(init=False, default=0)
     _steps_untaught: int = field(init=False, default=0)
     _steps_planned: int = field(init=False, default=0)
     _rebatch_at: int = field(init=False, default=0)
@@ -203,7 +205,8 @@ class GoodputPlanner:
         if num_reqs < 1:
             return self.plan.depth
         self._steps_planned += 1
-        is_due = self._steps_planned % REPLAN_EVERY == 0
+        replan_every = REPLAN_EVERY if self.plan.depth else REPLAN_RESTING_EVERY
+        is_due = self._steps_planned % replan_every == 0
         if (is_due and self._has_drafted) or self._outlook is None:
             self._look_ahead()
         if is_due or self._has_changed(num_reqs, latency_target_ms):
@@ -277,8 +280,7 @@ class GoodputPlanner:
         if self._uses_positions:
             self._positions.observe(outcome)
         self._feedback.observe(outcome)
-        self._steps_observed += 1
-        if self._steps_observed % LEARN_EVERY == 0:
+        if len(self._pending_timings) >= LEARN_EVERY:
             self._learn_costs()
         self._steps_untaught += 1
         teach_after = max(TEACH_EVERY[0], outcome.num_verified.size // 2)

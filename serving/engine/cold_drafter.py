@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,39 @@ from serving.engine.compat_cpu import (
 from serving.engine.drafter_cache import DrafterCache, MissingSpan, split_spans
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from serving.engine.compat import SchedulerOutput
     from serving.engine.compat_cpu import CommonAttentionMetadata, GPUModelRunner
+
+
+TELL_EVERY = 4
+"""Steps without the drafter of which one is timed: to tell and to learn what each took
+would cost a small model a hundredth of its speed."""
+
+TELL_ALL = 16
+"""So many are all timed first, while the planner may still have to find its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Steps without the drafter in which the same requests get a token each.
+
+    Attributes:
+        starts: Position of each request in the first of them, in the order of rows.
+    """
+
+    starts: dict[str, int]
+
+    def goes_on(self, output: SchedulerOutput) -> bool:
+        """Whether a step is another one of these."""
+        num_tokens = output.num_scheduled_tokens
+        return (
+            output.total_num_scheduled_tokens == len(self.starts)
+            and not output.finished_req_ids
+            and not output.scheduled_cached_reqs.resumed_req_ids
+            and num_tokens.keys() == self.starts.keys()
+        )
 
 
 class ColdDrafter:
@@ -32,6 +63,8 @@ class ColdDrafter:
         """Attach to a runner whose models are loaded."""
         self._runner = runner
         self._cache: DrafterCache | None = None
+        self._stretch: _Stretch | None = None
+        self._num_steps = 0
         self.num_caught_up = 0
         self.catch_up_ms = 0.0
 
@@ -40,24 +73,47 @@ class ColdDrafter:
         """Whether the runner's drafter can be skipped without losing anything."""
         return isinstance(getattr(runner, "drafter", None), DraftModelProposer)
 
-    def skip(
-        self, output: SchedulerOutput, metadata: CommonAttentionMetadata
-    ) -> torch.Tensor:
-        """Note what this step leaves out, and return no drafts, `[num_reqs, 0]`."""
+    def look(self, output: SchedulerOutput) -> None:
+        """Look at a step before the runner takes it in, whatever becomes of it.
+
+        While the same requests go on, a token at a time and without the drafter, there
+        is nothing to note but where that began. Their rows are read when it ends: with
+        the next step they may be gone.
+        """
+        stretch = self._stretch
+        if stretch is None or (
+            output.num_spec_tokens_to_schedule == 0 and stretch.goes_on(output)
+        ):
+            return
+        self._stretch = None
+        batch = self._runner.input_batch
+        ends = batch.num_computed_tokens_cpu.tolist()
+        blocks = self._blocks()
+        assert self._cache is not None
+        for row, (req_id, start) in enumerate(stretch.starts.items()):
+            self._cache.skip(req_id, start, ends[row] + 1 - start, blocks[row])
+
+    @property
+    def is_time_due(self) -> bool:
+        """Whether what this step took is worth telling: later ones are much alike."""
+        return self._num_steps <= TELL_ALL or self._num_steps % TELL_EVERY == 0
+
+    def skip(self, output: SchedulerOutput) -> None:
+        """Note what this step leaves out."""
         self.num_caught_up = 0
         self.catch_up_ms = 0.0
-        cache = self._prepare(output, metadata)
+        self._num_steps += 1
+        if self._stretch is not None:
+            return
+        cache = self._prepare(output)
         req_ids = self._runner.input_batch.req_ids
-        num_reqs = len(req_ids)
-        starts = self._runner.input_batch.num_computed_tokens_cpu[:num_reqs]
-        blocks = metadata.block_table_tensor.numpy()
-        if output.total_num_scheduled_tokens == num_reqs:
-            cache.skip_one_each(req_ids, starts, blocks)
-        else:
-            counts = output.num_scheduled_tokens
-            for row, req_id in enumerate(req_ids):
-                cache.skip(req_id, int(starts[row]), counts[req_id], blocks[row])
-        return torch.empty(num_reqs, 0, dtype=torch.int64, device=self._runner.device)
+        starts = self._runner.input_batch.num_computed_tokens_cpu.tolist()
+        if output.total_num_scheduled_tokens == len(req_ids):
+            self._stretch = _Stretch(dict(zip(req_ids, starts, strict=False)))
+            return
+        blocks, counts = self._blocks(), output.num_scheduled_tokens
+        for row, req_id in enumerate(req_ids):
+            cache.skip(req_id, starts[row], counts[req_id], blocks[row])
 
     def catch_up(
         self, output: SchedulerOutput, metadata: CommonAttentionMetadata
@@ -65,7 +121,8 @@ class ColdDrafter:
         """Fill what earlier skips left out, in as few passes as fit the buffers."""
         self.num_caught_up = 0
         self.catch_up_ms = 0.0
-        cache = self._prepare(output, metadata)
+        self._num_steps = 0
+        cache = self._prepare(output)
         if cache.is_complete:
             return
         req_ids = self._runner.input_batch.req_ids
@@ -73,8 +130,7 @@ class ColdDrafter:
         starts = self._runner.input_batch.num_computed_tokens_cpu[:num_reqs]
         scheduled = output.num_scheduled_tokens
         counts = np.fromiter((scheduled[req_id] for req_id in req_ids), int, num_reqs)
-        blocks = metadata.block_table_tensor.numpy()
-        firsts = cache.fill(req_ids, starts, counts, blocks)
+        firsts = cache.fill(req_ids, starts, counts, self._blocks())
         # Past its context the drafter has no rotation to compute with.
         limit = self._runner.drafter._context_limit
         spans = [
@@ -87,9 +143,14 @@ class ColdDrafter:
             self._run_pass(batch, metadata)
         self.catch_up_ms = 1e3 * (time.perf_counter() - begin_s)
 
-    def _prepare(
-        self, output: SchedulerOutput, metadata: CommonAttentionMetadata
-    ) -> DrafterCache:
+    def _blocks(self) -> NDArray[np.int32]:
+        """Return the block ids by row of the batch, `[max_num_reqs, max_blocks]`."""
+        blocks: NDArray[np.int32] = self._runner.input_batch.block_table[
+            _DRAFTER_GROUP
+        ].get_numpy_array()
+        return blocks
+
+    def _prepare(self, output: SchedulerOutput) -> DrafterCache:
         """Create the bookkeeping on first use; take in new and resumed requests."""
         if self._cache is None:
             self._cache = DrafterCache(self._runner.drafter.block_size)
@@ -102,7 +163,7 @@ class ColdDrafter:
                 self._cache.admit(
                     req_id,
                     int(batch.num_computed_tokens_cpu[row]),
-                    metadata.block_table_tensor[row].numpy(),
+                    self._blocks()[row],
                 )
         self._cache.prune(self._runner.requests)
         return self._cache
@@ -162,6 +223,9 @@ class ColdDrafter:
                 inputs_embeds=None,
             )
 
+
+_DRAFTER_GROUP = 0
+"""KV cache group by whose blocks vLLM lets a draft model write."""
 
 _UNSET_METADATA: dict[str, Any] = {
     "positions": None,

@@ -71,25 +71,6 @@ class DrafterCache:
         self._missing_from.setdefault(req_id, start)
         self._incomplete_blocks.update(self._touched(start, num_tokens, blocks))
 
-    def skip_one_each(
-        self,
-        req_ids: Sequence[str],
-        starts: NDArray[np.int32],
-        blocks: NDArray[np.int32],
-    ) -> None:
-        """Note what `skip` does, for a step of one position per request.
-
-        Args:
-            req_ids: The requests.
-            starts: `[num_reqs]`, the position of each.
-            blocks: `[num_reqs, max_blocks]`, their block ids.
-        """
-        for req_id, start in zip(req_ids, starts.tolist(), strict=True):
-            self._missing_from.setdefault(req_id, start)
-        rows = np.arange(starts.size)
-        touched: list[int] = blocks[rows, starts // self.block_size].tolist()
-        self._incomplete_blocks.update(touched)
-
     def fill(
         self,
         req_ids: Sequence[str],

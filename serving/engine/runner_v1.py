@@ -21,6 +21,8 @@ from serving.engine.reclass import reclass
 from serving.engine.step_messages import STOP_ATTRIBUTE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -246,13 +248,62 @@ class UninterruptedRunner(GPUModelRunner):
     scheduler drops the drafts of the request in question.
 
     A step that verifies nothing is prepared and sampled as if there were no drafter.
+    One after which nothing is drafted either is vLLM's own step without speculation.
     """
 
     _drafter_skipped: bool
     _cold: ColdDrafter | None
     _plain: PlainSteps
+    speculative_config: Any
+    _no_drafts: torch.Tensor
+    _can_run_alone: bool
+    ran_alone: bool
+    """Whether the latest step left the drafter out from its beginning."""
     draft_span_s: tuple[float, float]
     """When drafting last began and ended."""
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run the target, alone where nothing is verified nor to be drafted."""
+        if self._cold is not None:
+            self._cold.look(scheduler_output)
+        self.ran_alone = (
+            self._cold is not None
+            and self._can_run_alone
+            and scheduler_output.num_spec_tokens_to_schedule == 0
+            and not scheduler_output.scheduled_spec_decode_tokens
+            and scheduler_output.total_num_scheduled_tokens > 0
+        )
+        execute = super().execute_model
+        return self._run(execute, scheduler_output, *args, **kwargs)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """Sample, and draft unless the step is the target's alone."""
+        return self._run(super().sample_tokens, *args, **kwargs)
+
+    def _run(self, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a part of a step; of the target's alone, vLLM sees no drafter.
+
+        What vLLM does for speculation in every step, found nothing to verify and
+        nothing to draft, took as long as a hundredth of a small model's step.
+        """
+        if not self.ran_alone:
+            return part(*args, **kwargs)
+        config, self.speculative_config = self.speculative_config, None
+        try:
+            return part(*args, **kwargs)
+        finally:
+            self.speculative_config = config
+
+    def _bookkeeping_sync(
+        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.ran_alone:
+            self.drafter.note_skipped()
+            assert self._cold is not None
+            self._cold.skip(scheduler_output)
+        return super()._bookkeeping_sync(scheduler_output, *args, **kwargs)
 
     def _calc_spec_decode_metadata(
         self,
@@ -295,11 +346,11 @@ class UninterruptedRunner(GPUModelRunner):
         """
         if isinstance(self.drafter, ConfidenceDrafter):
             if self._cold is not None:
-                metadata = args[_METADATA_ARGUMENT]
                 if scheduler_output.num_spec_tokens_to_schedule == 0:
                     self.drafter.note_skipped()
-                    return self._cold.skip(scheduler_output, metadata)
-                self._cold.catch_up(scheduler_output, metadata)
+                    self._cold.skip(scheduler_output)
+                    return self._no_drafts[: self.input_batch.num_reqs]
+                self._cold.catch_up(scheduler_output, args[_METADATA_ARGUMENT])
             self.drafter._grammar_rows = self._find_grammar_rows()
             stop: DraftStop | None = getattr(scheduler_output, STOP_ATTRIBUTE, None)
             if stop is not None:
@@ -331,9 +382,19 @@ def adopt_runner(runner: GPUModelRunner) -> None:
     """
     if reclass(runner, UninterruptedRunner):
         runner._drafter_skipped = False
+        runner.ran_alone = False
+        runner._no_drafts = torch.empty(
+            runner.max_num_reqs, 0, dtype=torch.int64, device=runner.device
+        )
         runner.draft_span_s = 0.0, 0.0
         runner._plain = PlainSteps(runner.max_num_reqs, runner.device)
         runner._cold = ColdDrafter(runner) if ColdDrafter.supports(runner) else None
+        # Recurrent layers read their state by what speculation did to it, in every
+        # step; a drafter of a single pass keeps no clock.
+        runner._can_run_alone = not (
+            runner.model_config.is_hybrid
+            or runner.vllm_config.speculative_config.parallel_drafting
+        )
 
 
 def adopt_drafter(runner: GPUModelRunner) -> bool:

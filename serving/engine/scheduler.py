@@ -113,14 +113,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
         num_drafting = num_proposed = num_offered = 0
         requests, pending, room_of = self.requests, self._pending, self._rooms.of
         proposed = draft_token_ids.draft_token_ids
-        for row, req_id in enumerate(draft_token_ids.req_ids):
+        for row, req_id in enumerate(draft_token_ids.req_ids if depth else ()):
             request = requests.get(req_id)
             if request is None or request.is_prefill_chunk or request.is_finished():
                 continue
             room = room_of(request)
             num_drafting += not room.opted_out
-            if depth == 0:
-                continue
             drafts = request.spec_token_ids
             num_valid = len(drafts)
             num_proposed += len(proposed[row])
@@ -139,9 +137,13 @@ class TetrisScheduler(PlannerHost, Scheduler):
             pending[req_id] = (confidence, row)
         self.counters.num_proposed_tokens += num_proposed
         self._count_cut("grammar", num_proposed - num_offered)
+        if depth > 0:
+            self._count_undrafted(num_drafting, self.num_spec_tokens - depth)
+
+    def _count_undrafted(self, num_drafting: int, num_tokens: int) -> None:
+        """Count what each of these requests' drafts would have had if deeper."""
         if self._method in _CONFIDENCE_METHODS:
-            # What a deeper draft would have had.
-            self._count_cut("depth", (self.num_spec_tokens - depth) * num_drafting)
+            self._count_cut("depth", num_tokens * num_drafting)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
@@ -175,6 +177,14 @@ class TetrisScheduler(PlannerHost, Scheduler):
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
+        if scheduler_output.num_spec_tokens_to_schedule == 0:
+            # Here, for a step that leaves the drafter out need not be heard of again.
+            room_of = self._rooms.of
+            is_drafting = [
+                not (request.is_prefill_chunk or room_of(request).opted_out)
+                for request in self.running
+            ]
+            self._count_undrafted(sum(is_drafting), self.num_spec_tokens)
         return outputs
 
     def _read_confidence(

@@ -43,20 +43,22 @@ class TetrisCPUWorker(CPUWorker):
         Called once after every step, so a record never outlives its step.
         """
         drafts = super().take_draft_token_ids()
-        drafter = getattr(self.model_runner, "drafter", None)
+        runner = self.model_runner
+        if drafts is None and not (runner.ran_alone and runner._cold.is_time_due):
+            return None
+        drafter = getattr(runner, "drafter", None)
         confidence = None
         if isinstance(drafter, ConfidenceDrafter):
             confidence = drafter.take_confidence()
-            times = drafter.take_times(self._step_start_s, self.model_runner._cold)
+            times = drafter.take_times(self._step_start_s, runner._cold)
         else:
             times = self._time_drafting(drafts)
-        if drafts is None:
-            return None
         return ScoredDraftTokenIds(
-            req_ids=drafts.req_ids,
-            draft_token_ids=drafts.draft_token_ids,
+            # A step of the target alone has nothing but its times to tell.
+            req_ids=[] if drafts is None else drafts.req_ids,
+            draft_token_ids=[] if drafts is None else drafts.draft_token_ids,
             confidence=confidence,
-            drafter_skipped=self.model_runner._drafter_skipped,
+            drafter_skipped=runner._drafter_skipped,
             times=times,
             profile=self._take_profile(),
         )

@@ -151,7 +151,8 @@ def continue_what_was_made_without_the_drafter(
         planner.switch(0)
         cold = generate(engine, prompts)
         num_cold = sum(timing.depth == 0 for timing in planner.timings)
-        assert num_cold >= 50
+        # After 16 one in four is timed.
+        assert num_cold >= 16 + (50 - 16) // 4
         # Every token but the last of a request could have been followed by a draft.
         num_undrafted = engine.scheduler.counters.num_cut_tokens["depth"]
         assert num_undrafted == DEPTH * sum(len(tokens) - 1 for tokens in cold)
@@ -263,22 +264,6 @@ def test_skipped_positions_are_missing_from_the_first_one_on():
     cache.skip("a", 6, 1, blocks)
     assert fill_one(cache, "a", 7, 1, blocks) == 5
     assert fill_one(cache, "a", 8, 1, blocks) is None
-
-
-def test_a_step_of_one_position_each_is_noted_as_one_by_one():
-    req_ids, starts = ["a", "b", "c"], np.array([3, 4, 11], dtype=np.int32)
-    blocks = np.array([[5, 0, 0], [6, 7, 0], [8, 9, 10]], dtype=np.int32)
-    together, single = DrafterCache(block_size=4), DrafterCache(block_size=4)
-    for _ in range(3):
-        together.skip_one_each(req_ids, starts, blocks)
-        for row, req_id in enumerate(req_ids):
-            single.skip(req_id, int(starts[row]), 1, blocks[row])
-        starts = starts + 1
-        # "a" enters a block in the second step that the table knows by then.
-        blocks[0, 1], blocks[2, :] = 11, (8, 9, 10)
-        starts[2] = 11
-    assert together == single
-    assert single._incomplete_blocks == {5, 7, 10, 11}
 
 
 def test_nothing_is_missing_where_nothing_was_skipped():
