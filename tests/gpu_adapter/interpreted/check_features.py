@@ -102,25 +102,22 @@ def test_other_settings_change_no_token(engines: tuple[Engine, Engine]) -> None:
     assert counters.num_cut_tokens["length"] > 0
 
 
-@pytest.mark.parametrize("reason", ["attention_backend", "eager", "lora"])
+@pytest.mark.parametrize("reason", ["attention_backend", "eager"])
 def test_what_stands_in_the_way_leads_to_plain_verification(
     reason: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not to a refusal to start, as vLLM's own adaptive verification does."""
-    args: dict[str, Any] = {}
     if reason == "attention_backend":
         # The CPU's has no graphs, left as it is.
         builder = graphs.CPUAttentionMetadataBuilder
         never = graphs.AttentionCGSupport.NEVER
         monkeypatch.setattr(builder, "_cudagraph_support", never)
-    elif reason == "eager":
-        monkeypatch.setattr(plugin, "graphs_wanted", graphs.CUDAGraphMode.NONE)
     else:
-        args |= {"enable_lora": True, "max_lora_rank": 8}
+        monkeypatch.setattr(plugin, "graphs_wanted", graphs.CUDAGraphMode.NONE)
     params = greedy(16)
     with run_interpreted(pair[0]) as plain:
         expected = summarize_all(complete(plain, PROMPTS, params))
-    with run_interpreted(*pair, policy="tetris", **args) as engine:
+    with run_interpreted(*pair, policy="tetris") as engine:
         assert engine.runner.adaptive_verification is None
         outputs = summarize_all(complete(engine, PROMPTS, params))
         counters = engine.scheduler.counters

@@ -25,14 +25,15 @@ DEVIATION = 0.3
 class RankWorker(InterpretedWorker):
     """Its confidences differ from rank 0's: rounding may do the same on GPUs."""
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load, then listen to the verification."""
-        super().load_model(*args, **kwargs)
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm up, then listen to the verification."""
+        times = super().compile_or_warm_up_model()
         rank = get_tp_group().rank_in_group
         verification = self.model_runner.adaptive_verification
         if rank:
             deviate(verification)
         keep_decisions(verification, Path(os.environ[DECISIONS_FOLDER], str(rank)))
+        return times
 
 
 def deviate(verification: PlannedVerification) -> None:
