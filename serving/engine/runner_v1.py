@@ -393,6 +393,7 @@ def adopt_runner(runner: GPUModelRunner) -> None:
         # step; a drafter of a single pass keeps no clock.
         runner._can_run_alone = not (
             runner.model_config.is_hybrid
+            or runner.model_config.is_attention_free
             or runner.vllm_config.speculative_config.parallel_drafting
         )
 

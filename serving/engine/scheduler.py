@@ -137,13 +137,20 @@ class TetrisScheduler(PlannerHost, Scheduler):
             pending[req_id] = (confidence, row)
         self.counters.num_proposed_tokens += num_proposed
         self._count_cut("grammar", num_proposed - num_offered)
-        if depth > 0:
-            self._count_undrafted(num_drafting, self.num_spec_tokens - depth)
+        if depth > 0 and self._method in _CONFIDENCE_METHODS:
+            # What a deeper draft would have had.
+            self._count_cut("depth", (self.num_spec_tokens - depth) * num_drafting)
 
-    def _count_undrafted(self, num_drafting: int, num_tokens: int) -> None:
-        """Count what each of these requests' drafts would have had if deeper."""
-        if self._method in _CONFIDENCE_METHODS:
-            self._count_cut("depth", num_tokens * num_drafting)
+    def _count_skipped(self) -> None:
+        """Count, after a step at depth 0, what drafts would have had."""
+        if self._method not in _CONFIDENCE_METHODS:
+            return
+        room_of = self._rooms.of
+        is_drafting = [
+            not (request.is_prefill_chunk or room_of(request).opted_out)
+            for request in self.running
+        ]
+        self._count_cut("depth", self.num_spec_tokens * sum(is_drafting))
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
@@ -179,12 +186,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
         )
         if scheduler_output.num_spec_tokens_to_schedule == 0:
             # Here, for a step that leaves the drafter out need not be heard of again.
-            room_of = self._rooms.of
-            is_drafting = [
-                not (request.is_prefill_chunk or room_of(request).opted_out)
-                for request in self.running
-            ]
-            self._count_undrafted(sum(is_drafting), self.num_spec_tokens)
+            started_s = time.perf_counter()
+            self._count_skipped()
+            self._count_planning(started_s)
         return outputs
 
     def _read_confidence(

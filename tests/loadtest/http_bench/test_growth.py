@@ -241,12 +241,14 @@ def test_an_engine_that_could_not_take_its_title_is_found(tmp_path):
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, env={"FIRST": "1"}
     ) as process:
-        assert process.stdout.readline() == b"started\n"
-        family = list(find_processes(process.pid))
-        engines = [found for role, found in family if role == "engine"]
-        titles = [" ".join(found.cmdline()) for _, found in family]
-        for _, found in family:
-            found.kill()
+        try:
+            assert process.stdout.readline() == b"started\n"
+            family = list(find_processes(process.pid))
+            engines = [found for role, found in family if role == "engine"]
+            titles = [" ".join(found.cmdline()) for _, found in family]
+        finally:
+            for _, found in find_processes(process.pid):
+                found.kill()
     assert len(engines) == 1
     assert not any("EngineCore" in title for title in titles)
 
