@@ -192,6 +192,13 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         help="begin nothing new after this long; exits with 3 if work is left",
     )
     group.add_argument(
+        "--rounds-per-start",
+        type=read_positive,
+        metavar="N",
+        help="start all engines anew after every N rounds: what differs from start to "
+        "start then shows in the intervals (default: the preset's; most start once)",
+    )
+    group.add_argument(
         "--restart", action="store_true", help="discard what the folder holds"
     )
     group.add_argument(
@@ -288,6 +295,7 @@ def _make_settings(
         requests_per_slot=requests.requests_per_slot,
         drift_requests_per_slot=requests.drift_requests_per_slot,
         trace=preset.trace if options.trace is None else options.trace,
+        rounds_per_start=options.rounds_per_start or preset.rounds_per_start,
         sweep_arms=frozenset() if options.policies else preset.sweep_arms(),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -50,6 +51,12 @@ would show what it costs to wake an engine up."""
 _TRACED_ROUND = 0
 """Requests of the traced round; measured rounds count from 1."""
 
+_Group = tuple[int, Cell]
+"""A round's number and a cell, measured on all arms."""
+
+_Untraced = tuple[Cell, list[Arm]]
+"""A cell and the arms that are still to be traced in it."""
+
 
 class Bench:
     """One invocation on one output folder."""
@@ -91,8 +98,7 @@ class Bench:
         num_traces = sum(len(arms) for _, arms in traces)
         if not groups and not traces:
             return True
-        arms = self._needed_arms(groups, traces)
-        _check_memory(self._settings, arms)
+        _check_memory(self._settings, self._needed_arms(groups, traces))
         self._store.write_environment(self._environment)
         deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
         counts = [(cell, len(self._settings.arms_in(cell))) for _, cell in groups]
@@ -101,10 +107,40 @@ class Bench:
             progress.expect(cell.name, count)
         for cell, untraced in traces:
             progress.expect(cell.name, len(untraced))
+        with interruptible():
+            return all(
+                self._measure_between_starts(*span, deadline_s, progress)
+                for span in self._split_by_starts(groups, traces)
+            )
+
+    def _split_by_starts(
+        self, groups: Sequence[_Group], traces: Sequence[_Untraced]
+    ) -> list[tuple[Sequence[_Group], Sequence[_Untraced]]]:
+        """Return what is measured on the same engines, from one start to the next."""
+        rounds = self._settings.rounds_per_start
+        if rounds is None or not groups:
+            return [(groups, traces)]
+        spans = [
+            list(span)
+            for _, span in itertools.groupby(
+                groups, key=lambda group: (group[0] - 1) // rounds
+            )
+        ]
+        return [*((span, ()) for span in spans[:-1]), (spans[-1], traces)]
+
+    def _measure_between_starts(
+        self,
+        groups: Sequence[_Group],
+        traces: Sequence[_Untraced],
+        deadline_s: float,
+        progress: Progress,
+    ) -> bool:
+        """Start engines and measure on them; return whether there was time for all."""
+        if time.monotonic() > deadline_s:
+            return False
         logs = self._store.folder / LOG_FOLDER
-        cpus = self._settings.cpus
-        with interruptible(), Pool(logs, cpus, Yardstick()) as pool:
-            self._start(pool, arms, progress)
+        with Pool(logs, self._settings.cpus, Yardstick()) as pool:
+            self._start(pool, self._needed_arms(groups, traces), progress)
             for number, cell in groups:
                 if time.monotonic() > deadline_s:
                     return False
@@ -118,7 +154,7 @@ class Bench:
                 self._trace(pool, cell, untraced, progress)
         return True
 
-    def _missing_groups(self) -> list[tuple[int, Cell]]:
+    def _missing_groups(self) -> list[_Group]:
         done = self._store.done()
         return [
             (number, cell)
@@ -127,7 +163,7 @@ class Bench:
             if (number, cell) not in done
         ]
 
-    def _missing_traces(self) -> list[tuple[Cell, list[Arm]]]:
+    def _missing_traces(self) -> list[_Untraced]:
         if not self._settings.trace:
             return []
         missing = [
@@ -153,8 +189,8 @@ class Bench:
 
     def _needed_arms(
         self,
-        groups: Sequence[tuple[int, Cell]],
-        traces: Sequence[tuple[Cell, Sequence[Arm]]],
+        groups: Sequence[_Group],
+        traces: Sequence[_Untraced],
     ) -> tuple[Arm, ...]:
         """Return the arms of what is missing, in the order of the tables."""
         needed = {arm for _, cell in groups for arm in self._settings.arms_in(cell)}

@@ -99,6 +99,9 @@ class BenchSettings:
             before the change of conditions.
         drift_requests_per_slot: The same after the change.
         trace: Whether a traced round follows.
+        rounds_per_start: Rounds that are measured before all engines start anew; None
+            for all. Two engines of one kind differ by up to 2 % from start to start,
+            which more rounds on the same engines do not average out.
         sweep_arms: Arms that take part in the sweep over loads alone.
     """
 
@@ -113,6 +116,7 @@ class BenchSettings:
     requests_per_slot: int
     drift_requests_per_slot: int
     trace: bool
+    rounds_per_start: int | None = None
     sweep_arms: frozenset[Arm] = frozenset()
 
     def arms_in(self, cell: Cell) -> tuple[Arm, ...]:
@@ -149,4 +153,5 @@ class BenchSettings:
             "min_requests": self.min_requests,
             "requests_per_slot": self.requests_per_slot,
             "drift_requests_per_slot": self.drift_requests_per_slot,
+            "rounds_per_start": self.rounds_per_start,
         }

@@ -166,6 +166,12 @@ def _describe(results: Mapping[str, Any]) -> str:
     machine, models = environment["machine"], environment["models"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items())
     dates = [piece["started"][:10] for piece in environment["pieces"]]
+    # Results of before there was a choice do not name it.
+    per_start = conditions.get("rounds_per_start")
+    starts = ""
+    if per_start:
+        each = "round" if per_start == 1 else f"{per_start} rounds"
+        starts = f" All engines start anew for every {each}."
     return (
         f"{machine['cpu']}, {len(conditions['cpus'])} of {machine['cores']} cores; "
         f"target {models['target']['parameters'] / 1e6:.1f} M parameters, "
@@ -173,8 +179,9 @@ def _describe(results: Mapping[str, Any]) -> str:
         f"replies up to {conditions['max_tokens']} tokens; {versions}; "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}.\n\n"
         "Medians over rounds. Requests in flight are constant (closed loop), arms take "
-        "turns on the same requests, all other engines are stopped meanwhile. Ratios "
-        "are geometric means of the ratios within a round, with 95 % t-intervals. "
+        f"turns on the same requests, all other engines are stopped meanwhile.{starts} "
+        "Ratios are geometric means of the ratios within a round, with 95 % "
+        "t-intervals. "
         "Calibration errors are of acceptance as it was predicted in the steady parts, "
         "the outcomes of all rounds in ten equal bins; by chance: what exact "
         "predictions would show over as many outcomes."

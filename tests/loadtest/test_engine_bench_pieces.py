@@ -107,6 +107,32 @@ def test_only_engines_that_something_is_missing_of_are_started(
     assert bench._needed_arms([(1, SWEEP)], [(SWEEP, [LENDER])]) == (*ARMS, LENDER)
 
 
+def test_engines_start_anew_after_every_few_rounds(
+    make_bench: Callable[[BenchSettings], Bench],
+) -> None:
+    settings = make_settings(rounds=5, rounds_per_start=2)
+    bench = make_bench(settings)
+    groups, traces = bench._missing_groups(), bench._missing_traces()
+
+    # The first round is there already: its engines are started for the second alone.
+    spans = bench._split_by_starts(groups[len(settings.cells) :], traces)
+
+    assert [{number for number, _ in span} for span, _ in spans] == [{2}, {3, 4}, {5}]
+    assert [group for span, _ in spans for group in span] == groups[3:]
+    assert [one for _, one in spans] == [(), (), traces]
+    assert bench._split_by_starts([], traces) == [([], traces)]
+
+
+def test_one_start_serves_all_rounds_unless_asked_otherwise(
+    make_bench: Callable[[BenchSettings], Bench],
+) -> None:
+    bench = make_bench(make_settings(rounds=3))
+    groups = bench._missing_groups()
+
+    assert bench._split_by_starts(groups, ()) == [(groups, ())]
+    assert [name for name, one in PRESETS.items() if one.rounds_per_start] == ["cold"]
+
+
 def test_a_drift_leaves_a_hundred_steps_to_recover_in() -> None:
     full = PRESETS["full"]
     requests = RequestMaker(

@@ -119,10 +119,16 @@ def test_an_engine_held_at_depth_0_answers_without_a_draft(
     random_pair: Path, tmp_path: Path, form: str
 ) -> None:
     policies = (f"{form}:2", "none")
-    with bench(random_pair, tmp_path, policies=policies, workloads="mixed") as run:
+    anew = ("--rounds-per-start", "1")
+    with bench(
+        random_pair, tmp_path, *anew, policies=policies, workloads="mixed"
+    ) as run:
         message = run.communicate(timeout=RUN_TIMEOUT_S)[1]
 
     assert run.returncode == 0, message
+    # Two rounds, and the traced one on the engines of the last.
+    assert message.count("starting 2 engines") == 2
+    assert "start anew for every round." in (tmp_path / "results.md").read_text()
     results = json.loads((tmp_path / "results.json").read_text())
     held, none = results["rows"]
     assert (held["policy"], none["policy"]) == policies
