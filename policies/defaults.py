@@ -42,6 +42,9 @@ class PlannerDefaults:
         """Draft to the depth."""
         return None
 
+    def rest(self, num_steps: int) -> None:
+        """Count no steps."""
+
     def forget(self, req_id: Hashable) -> None:
         """Know nothing about single requests."""
 

@@ -115,6 +115,10 @@ class DynamicPlanner(PlannerDefaults):
             self._catch_up.note(timing)
         self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
 
+    def rest(self, num_steps: int) -> None:
+        """Count steps at depth 0 that nobody asked about."""
+        self._exploration.rest(num_steps)
+
     def fit_profile(self, profile: CostProfile) -> None:
         """Start from forward passes timed at start-up instead of from priors."""
         self.cost.fit_profile(profile)

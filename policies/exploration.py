@@ -84,6 +84,10 @@ class Exploration:
         if self._num_explored == 0:
             self._interval = min(self._interval, MAX_EXPLORE_INTERVAL)
 
+    def rest(self, num_steps: int) -> None:
+        """Count steps at depth 0 for which no depth was asked."""
+        self._steps_at_zero += num_steps
+
     def adjust_depth(self, depth: int, max_depth: int) -> int:
         """Return the depth to draft: the planned one, or now and then more than 0."""
         self.exploring = False

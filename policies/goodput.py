@@ -110,6 +110,7 @@ class GoodputPlanner:
     _forgotten: list[Hashable] = field(init=False, default_factory=list)
     _steps_untaught: int = field(init=False, default=0)
     _steps_planned: int = field(init=False, default=0)
+    _replanned_at: int = field(init=False, default=0)
     _rebatch_at: int = field(init=False, default=0)
     _max_running: int = field(init=False, default=0)
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
@@ -206,7 +207,9 @@ class GoodputPlanner:
             return self.plan.depth
         self._steps_planned += 1
         replan_every = REPLAN_EVERY if self.plan.depth else REPLAN_RESTING_EVERY
-        is_due = self._steps_planned % replan_every == 0
+        is_due = self._steps_planned >= self._replanned_at + replan_every
+        if is_due:
+            self._replanned_at = self._steps_planned
         if (is_due and self._has_drafted) or self._outlook is None:
             self._look_ahead()
         if is_due or self._has_changed(num_reqs, latency_target_ms):
@@ -304,6 +307,11 @@ class GoodputPlanner:
     def acceptance_scale(self, req_ids: Sequence[Hashable]) -> AcceptanceScale:
         """Return the calibration as numbers for these requests."""
         return self.calibration.scale(req_ids)
+
+    def rest(self, num_steps: int) -> None:
+        """Count steps at depth 0 that nobody asked about."""
+        self._steps_planned += num_steps
+        self._exploration.rest(num_steps)
 
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""

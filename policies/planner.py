@@ -79,6 +79,14 @@ class Planner(Protocol):
         """
         ...
 
+    def rest(self, num_steps: int) -> None:
+        """Count steps at depth 0 that nobody asked about.
+
+        Engines that can leave their drafter out go on at depth 0 for some steps while
+        the same requests run, and say here how many they were before they ask again.
+        """
+        ...
+
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""
         ...

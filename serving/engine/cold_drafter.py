@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from serving.engine.compat_cpu import CommonAttentionMetadata, GPUModelRunner
 
 
-TELL_EVERY = 4
-"""Steps without the drafter of which one is timed: to tell and to learn what each took
-would cost a small model a hundredth of its speed."""
-
-TELL_ALL = 16
-"""So many are all timed first, while the planner may still have to find its way."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Stretch:
     """Steps without the drafter in which the same requests get a token each.
@@ -64,7 +56,6 @@ class ColdDrafter:
         self._runner = runner
         self._cache: DrafterCache | None = None
         self._stretch: _Stretch | None = None
-        self._num_steps = 0
         self.num_caught_up = 0
         self.catch_up_ms = 0.0
 
@@ -93,16 +84,10 @@ class ColdDrafter:
         for row, (req_id, start) in enumerate(stretch.starts.items()):
             self._cache.skip(req_id, start, ends[row] + 1 - start, blocks[row])
 
-    @property
-    def is_time_due(self) -> bool:
-        """Whether what this step took is worth telling: later ones are much alike."""
-        return self._num_steps <= TELL_ALL or self._num_steps % TELL_EVERY == 0
-
     def skip(self, output: SchedulerOutput) -> None:
         """Note what this step leaves out."""
         self.num_caught_up = 0
         self.catch_up_ms = 0.0
-        self._num_steps += 1
         if self._stretch is not None:
             return
         cache = self._prepare(output)
@@ -121,7 +106,6 @@ class ColdDrafter:
         """Fill what earlier skips left out, in as few passes as fit the buffers."""
         self.num_caught_up = 0
         self.catch_up_ms = 0.0
-        self._num_steps = 0
         cache = self._prepare(output)
         if cache.is_complete:
             return

@@ -255,6 +255,7 @@ class UninterruptedRunner(GPUModelRunner):
     _cold: ColdDrafter | None
     _plain: PlainSteps
     speculative_config: Any
+    attn_groups: list[list[Any]]
     _no_drafts: torch.Tensor
     _can_run_alone: bool
     ran_alone: bool
@@ -290,11 +291,17 @@ class UninterruptedRunner(GPUModelRunner):
         """
         if not self.ran_alone:
             return part(*args, **kwargs)
+        drafters = self.drafter._draft_attn_layer_names
+        target_groups = [
+            [one for one in groups if not drafters.issuperset(one.layer_names)]
+            for groups in self.attn_groups
+        ]
         config, self.speculative_config = self.speculative_config, None
+        all_groups, self.attn_groups = self.attn_groups, target_groups
         try:
             return part(*args, **kwargs)
         finally:
-            self.speculative_config = config
+            self.speculative_config, self.attn_groups = config, all_groups
 
     def _bookkeeping_sync(
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any

@@ -17,8 +17,9 @@ from serving.engine.drafts import ScoredDraftTokenIds
 from serving.engine.faults import check_selection
 from serving.engine.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.planner_host import PlannerHost
+from serving.engine.rest import Rest
 from serving.engine.step_clock import StepClock
-from serving.engine.step_messages import STOP_ATTRIBUTE
+from serving.engine.step_messages import QUIET_ATTRIBUTE, STOP_ATTRIBUTE
 from serving.engine.step_sizes import CPU_STEP_SIZES
 
 if TYPE_CHECKING:
@@ -67,12 +68,15 @@ class TetrisScheduler(PlannerHost, Scheduler):
             or speculative.use_heterogeneous_vocab
             or speculative.parallel_drafting
         )
+        # One that drafts all tokens in a single pass has no record of its own, and is
+        # never skipped.
+        skips_drafter = (
+            speculative.uses_draft_model() and not speculative.parallel_drafting
+        )
+        self._rest = Rest(can_rest=skips_drafter)
         self._host_planner(
             padded_sizes=CPU_STEP_SIZES,
-            # One that drafts all tokens in a single pass has no record of its own, and
-            # is never skipped.
-            skips_drafter=speculative.uses_draft_model()
-            and not speculative.parallel_drafting,
+            skips_drafter=skips_drafter,
             stops_drafts=self._reports_confidence
             and self._method in _STOPPING_METHODS
             and self.vllm_config.parallel_config.tensor_parallel_size == 1,
@@ -155,8 +159,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
         now_s = time.perf_counter()
+        if self._rests():
+            return self._schedule_rested(now_s, *args, **kwargs)
         if self.board.is_watched:
             self.board.start_step()
+        if self._rest.num_rested:
+            self._count_rested(self._rest.num_rested)
         self._learn_timing(now_s)
         self._select()
         self._plan_batch()
@@ -166,9 +174,37 @@ class TetrisScheduler(PlannerHost, Scheduler):
         started_s = time.perf_counter()
         self._count_dropped(offered, output)
         self._set_depth(output)
-        self._clock.start(now_s, output, self._count_context())
+        self._rest.note_planned(
+            output.num_spec_tokens_to_schedule,
+            output.total_num_scheduled_tokens,
+            len(output.num_scheduled_tokens),
+            len(self.running),
+        )
+        self._start_clock(now_s, output)
         self._count_planning(started_s)
         return output
+
+    def _rests(self) -> bool:
+        """Whether the coming step has nothing to plan."""
+        return not self.board.is_watched and self._rest.goes_on(
+            *self.get_request_counts()
+        )
+
+    def _schedule_rested(
+        self, now_s: float, *args: Any, **kwargs: Any
+    ) -> SchedulerOutput:
+        """Schedule as vLLM does for the requests of the step before, at depth 0."""
+        output = super().schedule(*args, **kwargs)
+        output.num_spec_tokens_to_schedule = 0
+        self._rest.count()
+        self._start_clock(now_s, output)
+        return output
+
+    def _start_clock(self, now_s: float, output: SchedulerOutput) -> None:
+        if self._rest.is_quiet and not self.board.is_watched:
+            setattr(output, QUIET_ATTRIBUTE, True)
+        else:
+            self._clock.start(now_s, output, self._count_context())
 
     def update_from_output(
         self,
@@ -176,14 +212,19 @@ class TetrisScheduler(PlannerHost, Scheduler):
         model_runner_output: ModelRunnerOutput,
     ) -> dict[int, EngineCoreOutputs]:
         """Learn from raw sampled tokens, before stop strings or limits cut them."""
+        outputs: dict[int, EngineCoreOutputs]
+        if getattr(scheduler_output, QUIET_ATTRIBUTE, False):
+            # There is nothing to learn, nor anybody who watches.
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
+            self.counters.num_steps += 1
+            self._count_skipped()
+            return outputs
         started_s = time.perf_counter()
         self._observe(scheduler_output, model_runner_output)
         self._count_planning(started_s)
         if self.board.is_watched:
             self._guard.ask(self._show, scheduler_output, model_runner_output)
-        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
-            scheduler_output, model_runner_output
-        )
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_spec_tokens_to_schedule == 0:
             # Here, for a step that leaves the drafter out need not be heard of again.
             started_s = time.perf_counter()

@@ -19,6 +19,9 @@ between processes keeps and vLLM does not look at."""
 STOP_ATTRIBUTE = "tetris_stop"
 """Where a `SchedulerOutput` carries the rule that ends its draft early, likewise."""
 
+QUIET_ATTRIBUTE = "tetris_quiet"
+"""Where a `SchedulerOutput` says that nobody asks what the step took, likewise."""
+
 REPORT_ATTRIBUTE = "tetris_report"
 """Where a `ModelRunnerOutput` carries its report, likewise."""
 

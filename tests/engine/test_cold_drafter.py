@@ -9,6 +9,7 @@ import pytest
 
 from policies.planner import FixedPlanner
 from serving.engine.drafter_cache import DrafterCache, MissingSpan, split_spans
+from serving.engine.rest import TELL_ALL, TELL_EVERY
 from tests.engine.checks import draw_prompt
 from tests.engine.conftest import run_engine
 
@@ -151,8 +152,7 @@ def continue_what_was_made_without_the_drafter(
         planner.switch(0)
         cold = generate(engine, prompts)
         num_cold = sum(timing.depth == 0 for timing in planner.timings)
-        # After 16 one in four is timed.
-        assert num_cold >= 16 + (50 - 16) // 4
+        assert num_cold >= TELL_ALL + (50 - TELL_ALL) // TELL_EVERY
         # Every token but the last of a request could have been followed by a draft.
         num_undrafted = engine.scheduler.counters.num_cut_tokens["depth"]
         assert num_undrafted == DEPTH * sum(len(tokens) - 1 for tokens in cold)

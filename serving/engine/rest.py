@@ -1,0 +1,74 @@
+"""Steps at depth 0 in which there is nothing to plan: they cost what vLLM's own do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TELL_ALL = 16
+"""Steps in a row at depth 0 that are all planned and timed first, while the planner may
+still have to find its way and has outcomes to learn from."""
+
+TELL_EVERY = 8
+"""Of those that follow, one in this many is timed, and the next one planned, while the
+same requests go on. To plan and to learn in every step would take a hundredth of a
+small model's step and more, and lead to the same."""
+
+
+@dataclass(slots=True)
+class Rest:
+    """Counts steps in a row at depth 0, where the drafter can be left out altogether.
+
+    A step is *rested* if its requests are those of the step before, each of which got
+    one token then: it is scheduled as vLLM does, and drafts nothing. A step is *quiet*
+    if nobody is told what it took.
+
+    Attributes:
+        can_rest: Whether the engine leaves its drafter out at depth 0; else no step is
+            either.
+        num_rested: Rested steps since the planner was last asked.
+    """
+
+    can_rest: bool
+    num_rested: int = 0
+    _num_at_zero: int = field(init=False, default=0)
+    _num_reqs: int = field(init=False, default=0)
+
+    def goes_on(self, num_running: int, num_waiting: int) -> bool:
+        """Whether the coming step is a rested one.
+
+        Whoever joins has to wait before, if only for this step.
+        """
+        return (
+            num_running == self._num_reqs
+            and num_waiting == 0
+            and num_running > 0
+            and self._num_at_zero % TELL_EVERY != 0
+        )
+
+    def count(self) -> None:
+        """Count a rested step."""
+        self.num_rested += 1
+        self._num_at_zero += 1
+
+    def note_planned(
+        self, depth: int, num_tokens: int, num_scheduled: int, num_running: int
+    ) -> None:
+        """Take in a step that was planned.
+
+        Args:
+            depth: To which it drafts.
+            num_tokens: Tokens in the step.
+            num_scheduled: Requests in the step.
+            num_running: Requests that run, in the step or not.
+        """
+        self.num_rested = 0
+        is_skipped = self.can_rest and depth == 0
+        self._num_at_zero = self._num_at_zero + 1 if is_skipped else 0
+        is_settled = self._num_at_zero >= TELL_ALL
+        same = num_tokens == num_scheduled == num_running
+        self._num_reqs = num_running if is_settled and same else 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody is told what the latest step took."""
+        return self._num_at_zero > TELL_ALL and self._num_at_zero % TELL_EVERY != 0

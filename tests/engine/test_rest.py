@@ -1,0 +1,171 @@
+"""Steps at depth 0 in which there is nothing to plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from policies.planner import FixedPlanner
+from serving.engine.batch_limits import RequestPace
+from serving.engine.rest import TELL_ALL, TELL_EVERY, Rest
+from tests.engine.checks import complete, draw_prompts, greedy, summarize_all
+from tests.engine.conftest import run_engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from policies.cost import StepTiming
+
+NUM_REQS = 4
+
+
+def plan(rest: Rest, depth: int = 0, **other: int) -> None:
+    """Plan a step in which every running request gets a token, but for `other`."""
+    sizes = {"num_tokens": NUM_REQS, "num_scheduled": NUM_REQS, "num_running": NUM_REQS}
+    rest.note_planned(depth, **(sizes | other))
+
+
+def settle(**how: Any) -> Rest:
+    """Return the state after so many planned steps that the next may be rested."""
+    rest = Rest(**({"can_rest": True} | how))
+    for _ in range(TELL_ALL + 1):
+        plan(rest)
+    return rest
+
+
+def test_the_first_steps_at_depth_0_are_all_planned_and_timed() -> None:
+    rest = Rest(can_rest=True)
+    for _ in range(TELL_ALL):
+        assert not rest.goes_on(NUM_REQS, 0)
+        plan(rest)
+        assert not rest.is_quiet
+
+
+def test_then_one_of_many_is_timed_and_the_next_one_planned() -> None:
+    rest = settle()
+    planned, timed = [], []
+    for step in range(TELL_ALL + 2, TELL_ALL + 2 + 3 * TELL_EVERY):
+        if rest.goes_on(NUM_REQS, 0):
+            rest.count()
+        else:
+            planned.append(step)
+            plan(rest)
+        if not rest.is_quiet:
+            timed.append(step)
+
+    assert timed == [TELL_ALL + TELL_EVERY * n for n in (1, 2, 3)]
+    assert planned == [step + 1 for step in timed]
+
+
+def test_rested_steps_are_counted_until_the_planner_is_asked_again() -> None:
+    rest = settle()
+    while rest.goes_on(NUM_REQS, 0):
+        rest.count()
+
+    assert rest.num_rested == TELL_EVERY - 1
+    plan(rest)
+    assert rest.num_rested == 0
+
+
+@pytest.mark.parametrize(
+    ("num_running", "num_waiting"), [(NUM_REQS - 1, 0), (NUM_REQS, 1), (0, 0)]
+)
+def test_whoever_leaves_or_waits_ends_it(num_running: int, num_waiting: int) -> None:
+    rest = settle()
+    assert rest.goes_on(NUM_REQS, 0)
+    assert not rest.goes_on(num_running, num_waiting)
+
+
+@pytest.mark.parametrize(
+    "other", [{"num_tokens": 9}, {"num_scheduled": 3, "num_tokens": 3}, {"depth": 1}]
+)
+def test_only_the_same_requests_with_a_token_each_may_go_on(
+    other: dict[str, int],
+) -> None:
+    rest = settle()
+    plan(rest, **other)
+    assert not rest.goes_on(NUM_REQS, 0)
+
+
+def test_drafting_starts_the_count_anew() -> None:
+    rest = settle()
+    plan(rest, depth=2)
+    plan(rest)
+    assert not rest.is_quiet
+    assert not rest.goes_on(NUM_REQS, 0)
+
+
+def test_an_engine_that_runs_its_drafter_at_depth_0_plans_every_step() -> None:
+    rest = settle(can_rest=False)
+    assert not rest.goes_on(NUM_REQS, 0)
+    assert not rest.is_quiet
+
+
+def test_a_rest_weighs_on_the_pace_as_its_steps_would() -> None:
+    step_by_step, at_once = RequestPace(), RequestPace()
+    for pace in (step_by_step, at_once):
+        pace.note(30, 10)
+    for _ in range(7):
+        step_by_step.note(30, 10)
+    at_once.rest(7)
+
+    assert at_once.tokens_per_step > 1.0
+    assert at_once.tokens_per_step == pytest.approx(step_by_step.tokens_per_step)
+
+
+class NeverDrafting(FixedPlanner):
+    """Depth 0, and a record of what was asked and told."""
+
+    __slots__ = ("num_asked", "num_rested", "timings")
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        for name, value in (("num_asked", 0), ("num_rested", 0), ("timings", [])):
+            object.__setattr__(self, name, value)
+
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
+        object.__setattr__(self, "num_asked", self.num_asked + 1)
+        return 0
+
+    def rest(self, num_steps: int) -> None:
+        object.__setattr__(self, "num_rested", self.num_rested + num_steps)
+
+    def observe_timing(self, timing: StepTiming) -> None:
+        self.timings.append(timing)
+
+
+@pytest.mark.vllm
+def test_an_engine_rests_between_arrivals_and_ends(
+    tiny_pair: tuple[Path, Path],
+) -> None:
+    target, draft = tiny_pair
+    prompts = draw_prompts(6)
+    # They end one after the other.
+    params = [greedy(30 + 20 * index) for index in range(len(prompts))]
+    with run_engine(target) as plain:
+        expected = summarize_all(complete(plain, prompts, params))
+    with run_engine(target, draft, policy="fixed", draft_tokens=3) as engine:
+        planner = engine.scheduler._planner = NeverDrafting()
+        outputs = summarize_all(complete(engine, prompts, params))
+        counters = engine.scheduler.counters
+        num_steps = counters.num_steps
+        last_rest = engine.scheduler._rest.num_rested
+
+        assert outputs == expected
+        # Every step is known of, and in most of them nobody was asked.
+        assert planner.num_asked + planner.num_rested + last_rest == num_steps
+        assert planner.num_rested > planner.num_asked
+        assert len(planner.timings) < num_steps / 2
+        assert all(timing.depth == 0 for timing in planner.timings)
+        num_tokens = sum(30 + 20 * index for index in range(len(prompts)))
+        # What drafts would have had, but for the last token of each.
+        assert counters.num_cut_tokens["depth"] == 3 * (num_tokens - len(prompts))
+
+        # Who watches sees every step.
+        engine.scheduler.board.watch(0)
+        num_rested = planner.num_rested + last_rest
+        complete(engine, prompts, params)
+        assert planner.num_rested == num_rested
