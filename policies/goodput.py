@@ -59,6 +59,9 @@ for a request or two, whose last tokens say most about its next, to the most."""
 SAME_LOAD = 16
 """A change by fewer than one request in this many is no reason to plan anew."""
 
+SAME_LOAD_RESTING = 8
+"""The same while nothing is drafted."""
+
 REBATCH_EVERY = 16
 """Fewest steps between two choices of how many requests may run."""
 
@@ -376,8 +379,9 @@ class GoodputPlanner:
     def _has_changed(self, num_reqs: int, latency_target_ms: float | None) -> bool:
         planned_reqs, planned_target_ms = self._planned_for
         change = abs(num_reqs - planned_reqs)
+        same_load = SAME_LOAD if self.plan.depth else SAME_LOAD_RESTING
         return latency_target_ms != planned_target_ms or (
-            change > 0 and change * SAME_LOAD >= planned_reqs
+            change > 0 and change * same_load >= planned_reqs
         )
 
     def _look_ahead(self) -> None:

@@ -64,18 +64,21 @@ class ColdDrafter:
         """Whether the runner's drafter can be skipped without losing anything."""
         return isinstance(getattr(runner, "drafter", None), DraftModelProposer)
 
-    def look(self, output: SchedulerOutput) -> None:
+    def look(self, output: SchedulerOutput) -> bool:
         """Look at a step before the runner takes it in, whatever becomes of it.
 
         While the same requests go on, a token at a time and without the drafter, there
         is nothing to note but where that began. Their rows are read when it ends: with
         the next step they may be gone.
+
+        Returns:
+            Whether they do, so that this step needs no `skip` if it is one.
         """
         stretch = self._stretch
-        if stretch is None or (
-            output.num_spec_tokens_to_schedule == 0 and stretch.goes_on(output)
-        ):
-            return
+        if stretch is None:
+            return False
+        if output.num_spec_tokens_to_schedule == 0 and stretch.goes_on(output):
+            return True
         self._stretch = None
         batch = self._runner.input_batch
         ends = batch.num_computed_tokens_cpu.tolist()
@@ -83,6 +86,7 @@ class ColdDrafter:
         assert self._cache is not None
         for row, (req_id, start) in enumerate(stretch.starts.items()):
             self._cache.skip(req_id, start, ends[row] + 1 - start, blocks[row])
+        return False
 
     def skip(self, output: SchedulerOutput) -> None:
         """Note what this step leaves out."""

@@ -154,11 +154,6 @@ class PlannerHost:
             self._limits.lift()
         self._count_cut("kv", self._guard.ask(trim_to_free_blocks, self) or 0)
 
-    def _count_rested(self, num_steps: int) -> None:
-        """Catch up on steps at depth 0 in which nobody was asked."""
-        self._guard.ask(self._planner.rest, num_steps)
-        self._pace.rest(num_steps)
-
     def _limit_batch(self) -> bool:
         target_ms = self._classes.tightest_target_ms(self.running)
         if target_ms is not None:

@@ -26,10 +26,14 @@ class Rest:
         can_rest: Whether the engine leaves its drafter out at depth 0; else no step is
             either.
         num_rested: Rested steps since the planner was last asked.
+        num_uncounted: Those of them that are in no counter yet.
+        num_drafting: Requests that would have drafted in each of these.
     """
 
     can_rest: bool
     num_rested: int = 0
+    num_uncounted: int = 0
+    num_drafting: int = 0
     _num_at_zero: int = field(init=False, default=0)
     _num_reqs: int = field(init=False, default=0)
 
@@ -44,6 +48,10 @@ class Rest:
             and num_running > 0
             and self._num_at_zero % TELL_EVERY != 0
         )
+
+    def is_unchanged(self, num_running: int) -> bool:
+        """Whether the latest step was a rested one that nobody left."""
+        return self.num_rested > 0 and num_running == self._num_reqs
 
     def count(self) -> None:
         """Count a rested step."""

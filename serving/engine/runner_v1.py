@@ -18,7 +18,7 @@ from serving.engine.drafts import WorkerTimes
 from serving.engine.options import find_stop_token_ids
 from serving.engine.plain_steps import PlainSteps
 from serving.engine.reclass import reclass
-from serving.engine.step_messages import STOP_ATTRIBUTE
+from serving.engine.step_messages import QUIET_ATTRIBUTE, STOP_ATTRIBUTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -260,6 +260,8 @@ class UninterruptedRunner(GPUModelRunner):
     _can_run_alone: bool
     ran_alone: bool
     """Whether the latest step left the drafter out from its beginning."""
+    _notes_step: bool
+    """Whether there is something to note of such a step: most of many are alike."""
     draft_span_s: tuple[float, float]
     """When drafting last began and ended."""
 
@@ -267,8 +269,7 @@ class UninterruptedRunner(GPUModelRunner):
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
         """Run the target, alone where nothing is verified nor to be drafted."""
-        if self._cold is not None:
-            self._cold.look(scheduler_output)
+        goes_on = self._cold is not None and self._cold.look(scheduler_output)
         self.ran_alone = (
             self._cold is not None
             and self._can_run_alone
@@ -276,39 +277,48 @@ class UninterruptedRunner(GPUModelRunner):
             and not scheduler_output.scheduled_spec_decode_tokens
             and scheduler_output.total_num_scheduled_tokens > 0
         )
+        self._notes_step = self.ran_alone and not (
+            goes_on and getattr(scheduler_output, QUIET_ATTRIBUTE, False)
+        )
         execute = super().execute_model
-        return self._run(execute, scheduler_output, *args, **kwargs)
+        if not self.ran_alone:
+            return execute(scheduler_output, *args, **kwargs)
+        drafters = self.drafter._draft_attn_layer_names
+        groups = self.attn_groups
+        self.attn_groups = [
+            [one for one in group if not drafters.issuperset(one.layer_names)]
+            for group in groups
+        ]
+        try:
+            return self._hide_drafter(execute, scheduler_output, *args, **kwargs)
+        finally:
+            self.attn_groups = groups
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """Sample, and draft unless the step is the target's alone."""
-        return self._run(super().sample_tokens, *args, **kwargs)
-
-    def _run(self, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a part of a step; of the target's alone, vLLM sees no drafter.
-
-        What vLLM does for speculation in every step, found nothing to verify and
-        nothing to draft, took as long as a hundredth of a small model's step.
-        """
+        sample = super().sample_tokens
         if not self.ran_alone:
-            return part(*args, **kwargs)
-        drafters = self.drafter._draft_attn_layer_names
-        target_groups = [
-            [one for one in groups if not drafters.issuperset(one.layer_names)]
-            for groups in self.attn_groups
-        ]
+            return sample(*args, **kwargs)
+        return self._hide_drafter(sample, *args, **kwargs)
+
+    def _hide_drafter(self, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a part of a step in which vLLM is to see no drafter.
+
+        What it does for speculation in every step, found nothing to verify and nothing
+        to draft, took as long as a hundredth of a small model's step.
+        """
         config, self.speculative_config = self.speculative_config, None
-        all_groups, self.attn_groups = self.attn_groups, target_groups
         try:
             return part(*args, **kwargs)
         finally:
-            self.speculative_config, self.attn_groups = config, all_groups
+            self.speculative_config = config
 
     def _bookkeeping_sync(
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
-        if self.ran_alone:
-            self.drafter.note_skipped()
+        if self._notes_step:
             assert self._cold is not None
+            self.drafter.note_skipped()
             self._cold.skip(scheduler_output)
         return super()._bookkeeping_sync(scheduler_output, *args, **kwargs)
 
@@ -389,7 +399,7 @@ def adopt_runner(runner: GPUModelRunner) -> None:
     """
     if reclass(runner, UninterruptedRunner):
         runner._drafter_skipped = False
-        runner.ran_alone = False
+        runner.ran_alone = runner._notes_step = False
         runner._no_drafts = torch.empty(
             runner.max_num_reqs, 0, dtype=torch.int64, device=runner.device
         )

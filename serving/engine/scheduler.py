@@ -149,12 +149,14 @@ class TetrisScheduler(PlannerHost, Scheduler):
         """Count, after a step at depth 0, what drafts would have had."""
         if self._method not in _CONFIDENCE_METHODS:
             return
+        self._count_uncounted()
         room_of = self._rooms.of
         is_drafting = [
             not (request.is_prefill_chunk or room_of(request).opted_out)
             for request in self.running
         ]
-        self._count_cut("depth", self.num_spec_tokens * sum(is_drafting))
+        self._rest.num_drafting = sum(is_drafting)
+        self._count_cut("depth", self.num_spec_tokens * self._rest.num_drafting)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
@@ -164,7 +166,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if self.board.is_watched:
             self.board.start_step()
         if self._rest.num_rested:
-            self._count_rested(self._rest.num_rested)
+            self._count_rested()
         self._learn_timing(now_s)
         self._select()
         self._plan_batch()
@@ -200,6 +202,26 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self._start_clock(now_s, output)
         return output
 
+    def _count_rested(self) -> None:
+        """Tell the planner, and all who take part, of the steps since it was asked."""
+        num_rested, self._rest.num_rested = self._rest.num_rested, 0
+        self._guard.ask(self._planner.rest, num_rested)
+        self._pace.rest(num_rested)
+        self._count_uncounted()
+
+    def _count_uncounted(self) -> None:
+        """Count rested steps, whose requests were those of the step before them."""
+        num_steps, self._rest.num_uncounted = self._rest.num_uncounted, 0
+        self.counters.num_steps += num_steps
+        num_drafting = num_steps * self._rest.num_drafting
+        self._count_cut("depth", self.num_spec_tokens * num_drafting)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return counters, the queue and the planner's gauges as plain values."""
+        self._count_uncounted()
+        snapshot: dict[str, Any] = super().snapshot()
+        return snapshot
+
     def _start_clock(self, now_s: float, output: SchedulerOutput) -> None:
         if self._rest.is_quiet and not self.board.is_watched:
             setattr(output, QUIET_ATTRIBUTE, True)
@@ -216,8 +238,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if getattr(scheduler_output, QUIET_ATTRIBUTE, False):
             # There is nothing to learn, nor anybody who watches.
             outputs = super().update_from_output(scheduler_output, model_runner_output)
-            self.counters.num_steps += 1
-            self._count_skipped()
+            if self._rest.is_unchanged(len(self.running)):
+                # Counted with others: after a forward pass counters are far away.
+                self._rest.num_uncounted += 1
+            else:
+                self.counters.num_steps += 1
+                self._count_skipped()
             return outputs
         started_s = time.perf_counter()
         self._observe(scheduler_output, model_runner_output)

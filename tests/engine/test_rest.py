@@ -64,8 +64,11 @@ def test_rested_steps_are_counted_until_the_planner_is_asked_again() -> None:
         rest.count()
 
     assert rest.num_rested == TELL_EVERY - 1
+    assert rest.is_unchanged(NUM_REQS)
+    assert not rest.is_unchanged(NUM_REQS - 1)
     plan(rest)
     assert rest.num_rested == 0
+    assert not rest.is_unchanged(NUM_REQS)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,9 @@ def test_a_held_engine_plans_and_drafts_nothing(form: str) -> None:
     depths = {scheduler._planner.choose_depth(4, None) for _ in range(200)}
 
     assert depths == {0}
-    # The planner would have drafted: it has planned, and its time is part of the price.
-    assert planner.plan.depth > 0
+    # It has planned, which is part of the price, and believes that it chose depth 0.
+    assert planner.plan.tokens_per_ms > 0
+    assert planner.plan.depth == 0
     assert scheduler._planner.report() == planner.report()
     assert (runner._cold is None) == (form == "warm")
 
