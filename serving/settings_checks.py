@@ -122,6 +122,14 @@ def _engine_disagreements(settings: "Settings") -> Iterator[str]:
             "engine.extra.data_parallel_size: must be 1, because vLLM drops its "
             "draft-depth hook under data parallelism; raise replicas.max instead"
         )
+    policy, stages = settings.policy, engine.extra.get("pipeline_parallel_size", 1)
+    if stages != 1 and policy.name != "none" and policy.method == "draft_model":
+        yield (
+            f"engine.extra.pipeline_parallel_size: must be 1 (got {stages}) with "
+            "policy.method: draft_model, because vLLM 0.32 cannot run a whole model "
+            "on a last stage; set engine.extra.tensor_parallel_size, or draft with a "
+            "head such as eagle3"
+        )
 
 
 def _extra_disagreements(settings: "Settings") -> Iterator[str]:

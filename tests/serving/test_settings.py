@@ -134,6 +134,10 @@ def test_a_file_that_is_no_mapping_is_refused(data: object) -> None:
             "engine.extra.data_parallel_size: must be 1",
         ),
         (
+            {"engine": {"extra": {"pipeline_parallel_size": 2}}},
+            "engine.extra.pipeline_parallel_size: must be 1 (got 2) with",
+        ),
+        (
             {"engine": {"max_num_batched_tokens": 4}},
             "engine.max_num_batched_tokens: must be ≥ engine.max_num_seqs",
         ),
