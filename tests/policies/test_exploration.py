@@ -9,6 +9,7 @@ from policies.batch import EngineLimits, VerificationOutcome
 from policies.dynamic import DynamicPlanner
 from policies.exploration import (
     EXPLORE_EVERY,
+    MAX_CATCH_UP_INTERVAL,
     MAX_EXPLORE_INTERVAL,
     TIME_PASS_EVERY,
     Exploration,
@@ -37,6 +38,33 @@ def test_drafting_stops_where_it_does_not_pay_and_is_tried_again_now_and_then():
         planner.observe(NOTHING)
     num_tries = np.count_nonzero(depths)
     assert 2 <= num_tries <= 2 * MAX_EXPLORE_INTERVAL / EXPLORE_EVERY
+
+
+@pytest.mark.parametrize("name", ["goodput", "dynamic"])
+def test_steps_that_nobody_asked_about_count_towards_the_next_try(name: str):
+    planner: Planner = (
+        make_goodput() if name == "goodput" else DynamicPlanner(MAX_DEPTH, LIMITS)
+    )
+    engine = MadeUpEngine(48, token_ms=5.0)
+    planner.fit_profile(engine.profile())
+    engine.run(planner, 200)
+    while planner.choose_depth(48) == 0:
+        pass
+    # It has just been tried.
+    assert planner.choose_depth(48) == 0
+    planner.rest(MAX_CATCH_UP_INTERVAL + MAX_EXPLORE_INTERVAL)
+    assert planner.choose_depth(48) > 0
+
+
+def test_a_rest_counts_as_its_steps_do():
+    by_step, at_once = Exploration(), Exploration()
+    for _ in range(EXPLORE_EVERY - 8):
+        assert by_step.adjust_depth(0, MAX_DEPTH) == 0
+    at_once.rest(EXPLORE_EVERY - 8)
+    for _ in range(7):
+        assert by_step.adjust_depth(0, MAX_DEPTH) == 0
+        assert at_once.adjust_depth(0, MAX_DEPTH) == 0
+    assert by_step.adjust_depth(0, MAX_DEPTH) == at_once.adjust_depth(0, MAX_DEPTH) > 0
 
 
 class DearDrafter:
