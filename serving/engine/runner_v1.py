@@ -260,6 +260,8 @@ class UninterruptedRunner(GPUModelRunner):
     _can_run_alone: bool
     ran_alone: bool
     """Whether the latest step left the drafter out from its beginning."""
+    ran_quietly: bool
+    """Whether nobody asks what such a step took."""
     _notes_step: bool
     """Whether there is something to note of such a step: most of many are alike."""
     draft_span_s: tuple[float, float]
@@ -277,9 +279,10 @@ class UninterruptedRunner(GPUModelRunner):
             and not scheduler_output.scheduled_spec_decode_tokens
             and scheduler_output.total_num_scheduled_tokens > 0
         )
-        self._notes_step = self.ran_alone and not (
-            goes_on and getattr(scheduler_output, QUIET_ATTRIBUTE, False)
+        self.ran_quietly = self.ran_alone and getattr(
+            scheduler_output, QUIET_ATTRIBUTE, False
         )
+        self._notes_step = self.ran_alone and not (goes_on and self.ran_quietly)
         execute = super().execute_model
         if not self.ran_alone:
             return execute(scheduler_output, *args, **kwargs)
@@ -399,7 +402,7 @@ def adopt_runner(runner: GPUModelRunner) -> None:
     """
     if reclass(runner, UninterruptedRunner):
         runner._drafter_skipped = False
-        runner.ran_alone = runner._notes_step = False
+        runner.ran_alone = runner.ran_quietly = runner._notes_step = False
         runner._no_drafts = torch.empty(
             runner.max_num_reqs, 0, dtype=torch.int64, device=runner.device
         )

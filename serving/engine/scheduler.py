@@ -50,7 +50,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
         `update_draft_token_ids`: keeps the confidences; drops drafts that cannot be
             used (opt-out, past the request's or the drafter's end).
         `schedule`: trims drafts to the selection first, sets the next draft depth
-            after, and when the draft may end short of it.
+            after, and when the draft may end short of it. While nothing is drafted
+            and the same requests go on, most steps are left to vLLM (`rest`).
         `update_from_output`: counts and learns from what the target accepted.
     A fault in a policy, or a confidence that is missing or not a number, verifies
     everything drafted in that step and teaches nothing; the engine goes on.
@@ -204,7 +205,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _count_rested(self) -> None:
         """Tell the planner, and all who take part, of the steps since it was asked."""
-        num_rested, self._rest.num_rested = self._rest.num_rested, 0
+        num_rested = self._rest.num_rested
         self._guard.ask(self._planner.rest, num_rested)
         self._pace.rest(num_rested)
         self._count_uncounted()

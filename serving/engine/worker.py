@@ -10,17 +10,14 @@ from serving.engine.cpu_kernels import repair_kernels
 from serving.engine.drafts import ScoredDraftTokenIds, WorkerTimes
 from serving.engine.profile import profile_passes
 from serving.engine.runner_v1 import ConfidenceDrafter, adopt_drafter, adopt_runner
-from serving.engine.step_messages import QUIET_ATTRIBUTE
 
 if TYPE_CHECKING:
     from policies.cost import CostProfile
-    from serving.engine.compat import DraftTokenIds, SchedulerOutput
+    from serving.engine.compat import DraftTokenIds
 
 
 class TetrisCPUWorker(CPUWorker):
     """A CPU worker whose draft tokens carry the drafter's confidence."""
-
-    _is_quiet = False
 
     def load_model(self, **kwargs: Any) -> None:
         """Load both models, then let runner and drafter record."""
@@ -35,13 +32,10 @@ class TetrisCPUWorker(CPUWorker):
         self._profile: CostProfile | None = profile_passes(self.model_runner)
         return times
 
-    def execute_model(
-        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
-    ) -> Any:
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         """Run the target, noting when the step began."""
         self._step_start_s = time.perf_counter()
-        self._is_quiet = getattr(scheduler_output, QUIET_ATTRIBUTE, False)
-        return super().execute_model(scheduler_output, *args, **kwargs)
+        return super().execute_model(*args, **kwargs)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Return this step's drafts with their confidences.
@@ -49,7 +43,7 @@ class TetrisCPUWorker(CPUWorker):
         Called once after every step, so a record never outlives its step.
         """
         runner = self.model_runner
-        if self._is_quiet and runner.ran_alone:
+        if runner.ran_quietly:
             return None
         drafts = super().take_draft_token_ids()
         if drafts is None and not runner.ran_alone:
