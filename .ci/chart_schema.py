@@ -1,7 +1,8 @@
 """Put the schema of our settings into the Helm chart's (`make chart`).
 
 The chart's `config` is a deployment file, so its part of values.schema.json is
-generated from serving.settings; everything else there is written by hand and kept.
+generated from serving.settings.model; everything else there is written by hand and
+kept.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def merged(schema: dict[str, Any]) -> str:
     """Return the chart's schema with the present settings in it."""
     # Run as a script, this file's own folder is the first that imports are taken from.
     sys.path.insert(0, str(ROOT))
-    from serving.settings import Settings
+    from serving.settings.model import Settings
 
     settings = Settings.model_json_schema(ref_template=f"#/$defs/{PREFIX}{{model}}")
     generated = {PREFIX + name: part for name, part in settings.pop("$defs").items()}

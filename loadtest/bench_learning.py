@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
-from policies.cost import CostProfile, StepTiming
+from policies.estimators.step_cost import CostProfile, StepTiming
 from policies.goodput import GoodputPlanner
+from policies.types import DraftBatch, EngineLimits, VerificationOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.admission import EngineLoad
-from policies.batch import DraftBatch, EngineLimits, PolicySpec, VerificationOutcome
-from policies.cost import StepTiming
+from policies.decisions.batching import EngineLoad
+from policies.estimators.step_cost import StepTiming
 from policies.planner import build_planner
+from policies.types import DraftBatch, EngineLimits, PolicySpec, VerificationOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

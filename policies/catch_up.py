@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from policies.cost import StepCost, StepTiming
+    from policies.estimators.step_cost import StepCost, StepTiming
 
 RESUME_HORIZON_STEPS = 40
 """Steps over which catching up after cold depth 0 is paid off: as long as the load that

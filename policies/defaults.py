@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from policies.admission import BatchPlan, EngineLoad
-    from policies.batch import AcceptanceScale
-    from policies.cost import CostProfile, StepTiming
-    from policies.stopping import DraftStop
+    from policies.decisions.batching import BatchPlan, EngineLoad
+    from policies.decisions.early_exit import DraftStop
+    from policies.estimators.step_cost import CostProfile, StepTiming
+    from policies.types import AcceptanceScale
 
 
 class PlannerDefaults:

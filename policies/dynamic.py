@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.batch import DraftSelection
 from policies.catch_up import CatchUp
-from policies.cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.defaults import PlannerDefaults
+from policies.estimators.step_cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.exploration import Exploration
+from policies.types import DraftSelection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from policies.batch import (
+    from policies.estimators.step_cost import CostProfile, StepTiming
+    from policies.types import (
         DraftBatch,
         EngineLimits,
         VerificationOutcome,
     )
-    from policies.cost import CostProfile, StepTiming
 
 PRIOR_ACCEPTANCE_RATE = 0.7
 """Start of the moving average, as in the reference implementation."""

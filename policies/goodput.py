@@ -7,40 +7,40 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.acceptance import PositionAcceptance
-from policies.admission import (
+from policies.catch_up import CatchUp
+from policies.decisions.admission import admit_above_threshold, admit_best, claim
+from policies.decisions.batching import (
     BatchPlan,
     choose_max_running,
     choose_prefill_tokens,
     reserve_blocks,
 )
-from policies.batch import DraftSelection
-from policies.budget import DepthOutlook, DepthPlan, plan_depth
-from policies.calibration import ConfidenceCalibration
-from policies.catch_up import CatchUp
-from policies.cost import MIN_STEPS_TO_TEACH, StepCost
-from policies.draft_admission import admit_above_threshold, admit_best, claim
-from policies.draft_prices import DraftPrices
+from policies.decisions.budget import DepthOutlook, DepthPlan, plan_depth
+from policies.decisions.draft_costs import DraftPrices
+from policies.decisions.early_exit import DraftStop
+from policies.decisions.recent_drafts import RecentDrafts
+from policies.decisions.select import count_admitted
+from policies.estimators.acceptance import PositionAcceptance
+from policies.estimators.calibration import ConfidenceCalibration
+from policies.estimators.feedback import DraftFeedback
+from policies.estimators.priors import prior_of
+from policies.estimators.step_cost import MIN_STEPS_TO_TEACH, StepCost
 from policies.exploration import EXPLORE_DEPTH, Exploration
-from policies.feedback import DraftFeedback
-from policies.priors import prior_of
-from policies.recent import RecentDrafts
-from policies.selection import count_admitted
-from policies.stopping import DraftStop
+from policies.types import DraftSelection
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
 
-    from policies.admission import EngineLoad
-    from policies.batch import (
+    from policies.decisions.batching import EngineLoad
+    from policies.estimators.step_cost import CostProfile, StepTiming
+    from policies.types import (
         AcceptanceScale,
         DraftBatch,
         EngineLimits,
         VerificationOutcome,
     )
-    from policies.cost import CostProfile, StepTiming
 
 REPLAN_EVERY = 8
 """Steps between two looks at recent drafts, and between two choices of the depth at an

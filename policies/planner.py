@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from policies.acceptance import PositionAcceptance
-from policies.batch import (
+from policies.decisions.select import compute_survival, select_drafts
+from policies.defaults import PlannerDefaults
+from policies.dynamic import DynamicPlanner
+from policies.estimators.acceptance import PositionAcceptance
+from policies.goodput import GoodputPlanner
+from policies.types import (
     AcceptanceScale,
     DraftBatch,
     DraftSelection,
@@ -16,19 +20,15 @@ from policies.batch import (
     PolicySpec,
     VerificationOutcome,
 )
-from policies.defaults import PlannerDefaults
-from policies.dynamic import DynamicPlanner
-from policies.goodput import GoodputPlanner
-from policies.selection import compute_survival, select_drafts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from numpy.typing import NDArray
 
-    from policies.admission import BatchPlan, EngineLoad
-    from policies.cost import CostProfile, StepTiming
-    from policies.stopping import DraftStop
+    from policies.decisions.batching import BatchPlan, EngineLoad
+    from policies.decisions.early_exit import DraftStop
+    from policies.estimators.step_cost import CostProfile, StepTiming
 
 
 class Planner(Protocol):

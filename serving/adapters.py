@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from serving.engine.plain_verification import METHODS_V2
-from serving.settings import Settings
+from serving.engine.gpu.plain_verification import METHODS_V2
+from serving.settings.model import Settings
 
 _CLASSES: Final = {
     "cpu": {
-        "scheduler_cls": "serving.engine.scheduler.TetrisScheduler",
-        "worker_cls": "serving.engine.worker.TetrisCPUWorker",
+        "scheduler_cls": "serving.engine.cpu.scheduler.TetrisScheduler",
+        "worker_cls": "serving.engine.cpu.worker.TetrisCPUWorker",
     },
     "gpu": {
-        "scheduler_cls": "serving.engine.scheduler_v2.TetrisAsyncScheduler",
-        "worker_cls": "serving.engine.worker_gpu.TetrisGPUWorker",
+        "scheduler_cls": "serving.engine.gpu.scheduler.TetrisAsyncScheduler",
+        "worker_cls": "serving.engine.gpu.worker.TetrisGPUWorker",
     },
 }
 """Import paths by device; both of a pair or neither."""

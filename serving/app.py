@@ -11,14 +11,14 @@ from serving.adapters import (
     has_adapter,
     policy_config_of,
 )
-from serving.model_pair import check_models
-from serving.settings import (
+from serving.settings.model import (
     Settings,
     SettingsError,
     is_local_path,
     load_settings,
     parse_settings,
 )
+from serving.settings.model_pair import check_models
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -86,8 +86,8 @@ def build_app(settings: Settings) -> "Application":
     from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
     from ray.llm._internal.serve.core.server.builder import build_llm_deployment
 
-    from serving.ingress import BOARD_ENDPOINTS, ENDPOINTS, TetrisIngress, build_api
-    from serving.server import TetrisServer
+    from serving.front.app import BOARD_ENDPOINTS, ENDPOINTS, TetrisIngress, build_api
+    from serving.replica.server import TetrisServer
 
     llm_config = llm_config_of(settings)
     engines = build_llm_deployment(
@@ -300,7 +300,11 @@ def preload_libraries() -> list[Path]:
 def _download_options(settings: Settings) -> dict[str, Any]:
     if not is_local_path(settings.model.target):
         return {}
-    return {"callback_config": {"callback_class": "serving.server.SkipLocalDownload"}}
+    return {
+        "callback_config": {
+            "callback_class": "serving.replica.server.SkipLocalDownload"
+        }
+    }
 
 
 def _engine_deployment_options(settings: Settings) -> dict[str, Any]:

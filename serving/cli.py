@@ -7,7 +7,7 @@ from typing import Any
 
 from serving.commands.bench import add_bench_command
 from serving.commands.drain import add_drain_command
-from serving.settings import (
+from serving.settings.model import (
     Environment,
     Settings,
     SettingsError,
@@ -169,7 +169,7 @@ def _vllm(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from serving.doctor import doctor
+    from serving.commands.doctor import doctor
 
     return doctor(_load(args))
 

@@ -44,9 +44,9 @@ COMPAT, COMPAT_CPU = "serving/engine/compat.py", "serving/engine/compat_cpu.py"
 ON_CPU = {
     COMPAT_CPU,
     *(
-        f"serving/engine/{name}.py"
+        f"serving/engine/cpu/{name}.py"
         for name in (
-            *("cold_drafter", "cpu_kernels", "plain_steps", "profile", "runner_v1"),
+            *("cold_drafter", "kernels", "plain_steps", "profile", "runner"),
             "worker",
         )
     ),
@@ -129,7 +129,7 @@ def test_policies_draw_only_from_a_generator_passed_to_them(path):
 
 
 def test_value_types_shared_by_policies_depend_on_no_other_policy():
-    imported = imported_names("policies/batch.py")
+    imported = imported_names("policies/types.py")
     assert not [name for name in imported if name.startswith("policies")]
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from policies.acceptance import split_observed
-from policies.batch import AcceptanceScale
-from policies.logit import to_log_odds, to_probability
+from policies.estimators.acceptance import split_observed
+from policies.estimators.logit import to_log_odds, to_probability
+from policies.types import AcceptanceScale
 
 from .outcome_bins import Array, OutcomeBins, sum_outcomes
 

@@ -117,7 +117,7 @@ def digest_code() -> dict[str, str]:
     demo_pair = here.parent / "demo_pair"
     files += [demo_pair / "tokenizer.py", *sorted((demo_pair / "tasks").glob("*.py"))]
     folders = (_package_folder("policies"), _package_folder("serving") / "engine")
-    files += sorted(file for folder in folders for file in folder.glob("*.py"))
+    files += sorted(file for folder in folders for file in folder.rglob("*.py"))
     return {
         _name_in_repo(file): hashlib.sha256(file.read_bytes()).hexdigest()[:12]
         for file in files

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from policies.batch import EngineLimits
-from policies.calibration import ConfidenceCalibration
-from policies.cost import StepCost, StepTiming
+from policies.estimators.calibration import ConfidenceCalibration
+from policies.estimators.request_effects import RequestEffects
+from policies.estimators.step_cost import StepCost, StepTiming
 from policies.exploration import FIRST_PROBES, Exploration
 from policies.goodput import GoodputPlanner
-from policies.request_effects import RequestEffects
+from policies.types import EngineLimits
 
 from .offline_fit import fit_offline
 from .outcome_bins import Array

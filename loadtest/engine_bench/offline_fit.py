@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.acceptance import split_observed
-from policies.calibration import ConfidenceCalibration
-from policies.logit import to_log_odds, to_probability
-from policies.request_effects import PRIOR_TOKENS
+from policies.estimators.acceptance import split_observed
+from policies.estimators.calibration import ConfidenceCalibration
+from policies.estimators.logit import to_log_odds, to_probability
+from policies.estimators.request_effects import PRIOR_TOKENS
 
 from .outcome_bins import Array
 from .replay import ReplayStep

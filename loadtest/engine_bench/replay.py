@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.batch import DraftBatch, VerificationOutcome
-from policies.cost import StepTiming
+from policies.estimators.step_cost import StepTiming
 from policies.planner import Planner
+from policies.types import DraftBatch, VerificationOutcome
 
 from .outcome_bins import Array
 from .prices import StepPrices

@@ -9,8 +9,8 @@ from typing import Any
 from .arms import Arm, lend_drafts
 from .plan import Cell, is_planning, is_sweep
 
-SCHEDULER_CLS = "serving.engine.scheduler.TetrisScheduler"
-WORKER_CLS = "serving.engine.worker.TetrisCPUWorker"
+SCHEDULER_CLS = "serving.engine.cpu.scheduler.TetrisScheduler"
+WORKER_CLS = "serving.engine.cpu.worker.TetrisCPUWorker"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from loadtest.engine_bench.plan import Cell
 
-SCHEDULER_CLS = "serving.engine.scheduler_v2.TetrisAsyncScheduler"
-WORKER_CLS = "serving.engine.worker_gpu.TetrisGPUWorker"
+SCHEDULER_CLS = "serving.engine.gpu.scheduler.TetrisAsyncScheduler"
+WORKER_CLS = "serving.engine.gpu.worker.TetrisGPUWorker"
 
 DEPTH = 6
 """Deepest draft of the arms that choose; also the deepest fixed one."""

@@ -2,9 +2,9 @@
 
 from serving.app import engine_kwargs_of
 from serving.commands.console import Console
-from serving.doctor import report
-from serving.model_pair import check_models
-from serving.settings import Settings
+from serving.commands.doctor import report
+from serving.settings.model import Settings
+from serving.settings.model_pair import check_models
 
 
 def check(source: str, settings: Settings) -> int:

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Final, NoReturn
 
-from serving import ports
 from serving.app import build_app, check_servable
 from serving.commands.console import Console, complain
-from serving.doctor import check_memory
-from serving.local_ray import LocalRay, prepare_environment, token_file
-from serving.settings import Environment, Settings, SettingsError
-from serving.startup import (
+from serving.commands.doctor import check_memory
+from serving.local import ports
+from serving.local.local_ray import LocalRay, prepare_environment, token_file
+from serving.local.startup import (
     StartupError,
     find_root_causes,
     wait_until_answering,
     wait_until_running,
 )
+from serving.settings.model import Environment, Settings, SettingsError
 
 APP_NAME: Final = "tetris"
 
@@ -235,8 +235,8 @@ def _base_url(settings: Settings) -> str:
 
 def _import_application() -> None:
     """Import what takes seconds, while Ray's processes start."""
-    import serving.ingress
-    import serving.server  # noqa: F401 - imported for the time it takes
+    import serving.front.app
+    import serving.replica.server  # noqa: F401 - imported for the time it takes
 
 
 @contextlib.contextmanager

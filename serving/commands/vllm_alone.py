@@ -4,8 +4,8 @@ import os
 import shlex
 
 from serving.commands.console import Console
-from serving.plain_vllm import leave_to_vllm, plain_command_of, plain_env_of
-from serving.settings import Settings
+from serving.local.plain_vllm import leave_to_vllm, plain_command_of, plain_env_of
+from serving.settings.model import Settings
 
 
 def serve_with_vllm(settings: Settings, *, only_print: bool) -> int:

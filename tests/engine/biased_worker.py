@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.engine.runner_v1 import ConfidenceDrafter
-from serving.engine.worker import TetrisCPUWorker
+from serving.engine.cpu.runner import ConfidenceDrafter
+from serving.engine.cpu.worker import TetrisCPUWorker
 
 if TYPE_CHECKING:
     import torch

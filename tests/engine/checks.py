@@ -13,7 +13,7 @@ from tests.engine.tiny_models import VOCAB_SIZE
 if TYPE_CHECKING:
     from vllm import CompletionOutput, RequestOutput, SamplingParams
 
-    from serving.engine.counters import SpeculationCounters
+    from serving.engine.shared.counters import SpeculationCounters
     from tests.engine.conftest import Engine
 
 FIRST_ORDINARY_TOKEN = 3

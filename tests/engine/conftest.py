@@ -112,8 +112,8 @@ def run_engine(
         if draft is not None:
             config["model"] = str(draft)
         args = {
-            "scheduler_cls": "serving.engine.scheduler.TetrisScheduler",
-            "worker_cls": "serving.engine.worker.TetrisCPUWorker",
+            "scheduler_cls": "serving.engine.cpu.scheduler.TetrisScheduler",
+            "worker_cls": "serving.engine.cpu.worker.TetrisCPUWorker",
             "additional_config": {
                 "tetris": {
                     "policy": policy,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from policies.cost import CostProfile
-from policies.feedback import DraftFeedback
+from policies.estimators.feedback import DraftFeedback
+from policies.estimators.step_cost import CostProfile
 
 if TYPE_CHECKING:
-    from policies.calibration import ConfidenceCalibration
+    from policies.estimators.calibration import ConfidenceCalibration
     from tests.engine.conftest import Engine
 
 

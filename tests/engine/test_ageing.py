@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine.ageing import MAX_WAIT_S, Ageing
-from serving.engine.counters import SpeculationCounters
-from serving.engine.request_classes import RequestClasses
+from serving.engine.shared.ageing import MAX_WAIT_S, Ageing
+from serving.engine.shared.counters import SpeculationCounters
+from serving.engine.shared.request_classes import RequestClasses
 from tests.engine.checks import check_counters, draw_prompt, greedy
 from tests.engine.conftest import run_engine
 

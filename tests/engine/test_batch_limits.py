@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.admission import BatchPlan
-from serving.engine.batch_limits import (
+from policies.decisions.batching import BatchPlan
+from serving.engine.shared.batch_limits import (
     PRIOR_OUTPUT_TOKENS,
     BatchLimits,
     RequestPace,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving.engine.board import MAX_STEPS, WATCH_S, BoardRecorder
+from serving.engine.shared.board import MAX_STEPS, WATCH_S, BoardRecorder
 
 
 class Clock:

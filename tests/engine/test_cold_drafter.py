@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from policies.planner import FixedPlanner
-from serving.engine.drafter_cache import DrafterCache, MissingSpan, split_spans
-from serving.engine.rest import TELL_ALL, TELL_EVERY
+from serving.engine.cpu.drafter_cache import DrafterCache, MissingSpan, split_spans
+from serving.engine.cpu.rest import TELL_ALL, TELL_EVERY
 from tests.engine.checks import draw_prompt
 from tests.engine.conftest import run_engine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from policies.cost import StepTiming
+    from policies.estimators.step_cost import StepTiming
     from tests.engine.conftest import Engine
 
 DEPTH = 3
@@ -195,7 +195,7 @@ def test_without_catching_up_acceptance_would_fall(
 ):
     target, _ = tiny_pair
     monkeypatch.setattr(
-        "serving.engine.cold_drafter.ColdDrafter._run_pass", lambda *args: None
+        "serving.engine.cpu.cold_drafter.ColdDrafter._run_pass", lambda *args: None
     )
     with run_engine(target, target, policy="fixed", draft_tokens=DEPTH) as engine:
         engine.scheduler._planner = Alternating(3, 7)

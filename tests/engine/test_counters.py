@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving.engine.counters import SpeculationCounters
+from serving.engine.shared.counters import SpeculationCounters
 
 
 def test_blocks_counted_together_are_counted_as_one_by_one() -> None:

@@ -21,7 +21,7 @@ PER_TOKEN = torch.tensor([0.7, 0.7, 1.0, 0.3, 0.3])
 
 
 def test_each_value_is_repeated_once_per_token() -> None:
-    from serving.engine.cpu_kernels import expand_to_tokens
+    from serving.engine.cpu.kernels import expand_to_tokens
 
     output = torch.full((5,), torch.nan)
     expand_to_tokens(output, TEMPERATURE, CU_NUM_TOKENS, 0, 1)
@@ -30,7 +30,7 @@ def test_each_value_is_repeated_once_per_token() -> None:
 
 
 def test_integer_values_keep_their_type() -> None:
-    from serving.engine.cpu_kernels import expand_to_tokens
+    from serving.engine.cpu.kernels import expand_to_tokens
 
     output = torch.full((5,), -1, dtype=torch.int32)
     top_k = torch.tensor([8, 3, 5, 2], dtype=torch.int32)
@@ -52,7 +52,7 @@ def test_an_engine_of_ours_expands_temperatures_correctly(
 
 
 def test_the_repair_is_still_needed() -> None:
-    """Fails once vLLM writes its output: then drop `cpu_kernels`."""
+    """Fails once vLLM writes its output: then drop `kernels`."""
     from vllm.platforms import current_platform
     from vllm.utils.cpu_triton_utils import _expand_kernel_impl
 

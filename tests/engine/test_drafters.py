@@ -154,7 +154,7 @@ def check_confidence(
 def test_drafters_with_logits_are_selected_by_their_confidence(
     method: str, models: Models
 ) -> None:
-    from serving.engine.runner_v1 import ConfidenceDrafter
+    from serving.engine.cpu.runner import ConfidenceDrafter
 
     expected = models.expect(method)
     with (
@@ -310,7 +310,7 @@ def test_ngram_drafts_are_selected_by_learnt_acceptance(
 def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(
     models: Models,
 ) -> None:
-    from policies.cost import MIN_STEPS_TO_TEACH
+    from policies.estimators.step_cost import MIN_STEPS_TO_TEACH
 
     with run_engine(
         models.target["ngram"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from policies.batch import DraftSelection
+from policies.types import DraftSelection
 from tests.engine.checks import (
     Arrival,
     complete,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from policies.batch import DraftBatch
+    from policies.types import DraftBatch
     from tests.engine.conftest import Engine
 
 pytestmark = pytest.mark.vllm
@@ -126,11 +126,11 @@ def test_a_policy_that_cannot_select_verifies_everything(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine.scheduler._planner = Broken(engine.scheduler._planner, "select", misbehave)
-    with caplog.at_level(logging.WARNING, logger="serving.engine.faults"):
+    with caplog.at_level(logging.WARNING, logger="serving.engine.shared.faults"):
         check_everything_was_verified(engine, expected)
     faults = engine.scheduler.counters.num_fallbacks
     assert faults["policy_error"] > 1
-    messages = [r for r in caplog.records if r.name == "serving.engine.faults"]
+    messages = [r for r in caplog.records if r.name == "serving.engine.shared.faults"]
     assert len(messages) == 1
     assert "policy_error; verifying what was drafted" in messages[0].getMessage()
 
@@ -210,11 +210,14 @@ def test_confidence_that_cannot_be_trusted_verifies_everything(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     damage_confidence(engine, monkeypatch, damage)
-    with caplog.at_level(logging.WARNING, logger="serving.engine.faults"):
+    with caplog.at_level(logging.WARNING, logger="serving.engine.shared.faults"):
         check_everything_was_verified(engine, expected)
     assert set(engine.scheduler.counters.num_fallbacks) == {fault}
     assert engine.scheduler.counters.num_fallbacks[fault] > 1
-    assert len([r for r in caplog.records if r.name == "serving.engine.faults"]) == 1
+    assert (
+        len([r for r in caplog.records if r.name == "serving.engine.shared.faults"])
+        == 1
+    )
 
 
 def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine import planner_host
-from serving.engine.kv_shortage import trim_to_free_blocks
+from serving.engine.shared import planner_host
+from serving.engine.shared.kv_shortage import trim_to_free_blocks
 from tests.engine.checks import (
     check_counters,
     complete,

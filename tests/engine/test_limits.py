@@ -318,7 +318,7 @@ def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
     """Far from every limit a request's drafts pass at once."""
     from vllm import SamplingParams
 
-    from serving.engine.draft_room import DraftRooms
+    from serving.engine.cpu.draft_room import DraftRooms
 
     num_passed = 0
     cases = itertools.product((0, 1, 9), (None, [7]), (12, 40), (16, 30, 64), (20, 64))

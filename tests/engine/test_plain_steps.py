@@ -46,7 +46,7 @@ def test_a_step_without_drafts_is_described_as_vllm_does(
     cu_num_tokens: list[int],
 ) -> None:
     from serving.engine.compat_cpu import GPUModelRunner
-    from serving.engine.plain_steps import PlainSteps
+    from serving.engine.cpu.plain_steps import PlainSteps
 
     # Stands in for what vLLM's own description of a step reads of its runner.
     runner: Any = SimpleNamespace(

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from serving import plugin
-from serving.engine import version
-from serving.engine.options import opts_out, read_policy
+from serving.engine.shared import version
+from serving.engine.shared.options import opts_out, read_policy
 from tests.engine.conftest import run_engine
 
 if TYPE_CHECKING:
@@ -211,7 +211,11 @@ import sys, torch
 stream, pin_memory = torch.cuda.Stream, torch.Tensor.pin_memory
 from serving import plugin
 plugin.register()
-from serving.engine import compat, runner_v2, scheduler, scheduler_v2, worker_gpu
+from serving.engine import compat
+from serving.engine.gpu import runner as runner_v2
+from serving.engine.gpu import scheduler as scheduler_v2
+from serving.engine.gpu import worker as worker_gpu
+from serving.engine.cpu import scheduler
 plugin.register()
 from vllm.utils import torch_utils
 assert "vllm.v1.worker.cpu.shm" not in sys.modules, "the CPU worker's patches"
@@ -226,10 +230,10 @@ ON_THE_CPU = """
 import sys
 from serving import plugin
 plugin.register()
-import serving.engine.scheduler
+import serving.engine.cpu.scheduler
 early = [name for name in sys.modules if name.startswith("vllm.v1.worker.gpu")]
 assert not early, early
-import serving.engine.worker
+import serving.engine.cpu.worker
 from vllm.v1.sample import rejection_sampler, thinking_budget_state
 from vllm.v1.spec_decode import llm_base_proposer
 from vllm.v1.worker import gpu_model_runner

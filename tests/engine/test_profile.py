@@ -21,7 +21,7 @@ MOST_TOKENS = 64
 def test_passes_are_timed_at_every_count_a_step_can_carry(
     tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serving.engine.profile import profile_passes
+    from serving.engine.cpu.profile import profile_passes
 
     with run_engine(
         *tiny_pair, policy="goodput", max_num_batched_tokens=MOST_TOKENS
@@ -44,8 +44,8 @@ def test_one_pass_of_the_drafter_is_priced_however_many_it_makes(
     in_one_pass: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clock that passes alone move: 10 ms a target's, 2 ms a drafter's."""
-    from serving.engine import profile
     from serving.engine.compat_cpu import SpecDecodeBaseProposer
+    from serving.engine.cpu import profile
 
     now_s = 0.0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from serving.engine.request_classes import RequestClasses
+from serving.engine.shared.request_classes import RequestClasses
 from tests.engine.checks import complete, draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs

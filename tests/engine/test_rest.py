@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from policies.planner import FixedPlanner
-from serving.engine.batch_limits import RequestPace
-from serving.engine.rest import TELL_ALL, TELL_EVERY, Rest
+from serving.engine.cpu.rest import TELL_ALL, TELL_EVERY, Rest
+from serving.engine.shared.batch_limits import RequestPace
 from tests.engine.checks import complete, draw_prompts, greedy, summarize_all
 from tests.engine.conftest import run_engine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from policies.cost import StepTiming
+    from policies.estimators.step_cost import StepTiming
 
 NUM_REQS = 4
 

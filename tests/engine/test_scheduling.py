@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from policies.batch import DraftSelection
-from serving.engine.counters import SpeculationCounters
+from policies.types import DraftSelection
+from serving.engine.shared.counters import SpeculationCounters
 from tests.engine.checks import (
     Arrival,
     check_counters,
@@ -204,7 +204,7 @@ def test_steps_keep_to_sizes_whose_kernels_are_at_hand(
     tiny_pair: tuple[Path, Path],
 ) -> None:
     """Wherever drafts are left over, also in steps that prompts join."""
-    from serving.engine.step_sizes import CPU_STEP_SIZES
+    from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
 
     sizes: Counter[int] = Counter()
     num_joined = 0
@@ -292,7 +292,7 @@ def test_planning_is_timed_whole_and_takes_little_of_a_step(
 
 
 def test_cut_tokens_are_counted_by_what_cut_them() -> None:
-    from serving.engine.scheduler import TetrisScheduler
+    from serving.engine.cpu.scheduler import TetrisScheduler
 
     def count(**selection: Any) -> dict[str, int]:
         host = SimpleNamespace(

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.vllm
 
 
 def test_a_pause_of_the_engine_is_no_cost_of_the_step_before() -> None:
-    from serving.engine.drafts import WorkerTimes
-    from serving.engine.step_clock import StepClock
+    from serving.engine.cpu.drafts import WorkerTimes
+    from serving.engine.cpu.step_clock import StepClock
 
     output: Any = SimpleNamespace(
         scheduled_spec_decode_tokens={},
@@ -34,7 +34,7 @@ def test_a_pause_of_the_engine_is_no_cost_of_the_step_before() -> None:
 
 
 def test_a_drafter_without_a_clock_is_timed_from_outside() -> None:
-    from serving.engine.worker import TetrisCPUWorker
+    from serving.engine.cpu.worker import TetrisCPUWorker
 
     worker: Any = object.__new__(TetrisCPUWorker)
     worker._step_start_s = 5.0

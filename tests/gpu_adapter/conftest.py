@@ -15,9 +15,9 @@ import pytest
 with warnings.catch_warnings():
     # Marks do not reach what is warned about while modules are imported.
     warnings.simplefilter("ignore")
-    import serving.engine.runner_v2
-    import serving.engine.worker_gpu  # noqa: F401 - the import is what is wanted
-    from serving.engine.scheduler_v2 import TetrisAsyncScheduler
+    import serving.engine.gpu.runner
+    import serving.engine.gpu.worker  # noqa: F401 - the import is what is wanted
+    from serving.engine.gpu.scheduler import TetrisAsyncScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

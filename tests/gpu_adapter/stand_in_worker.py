@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from policies.cost import CostProfile
+from policies.estimators.step_cost import CostProfile
 from serving.engine.compat import ModelRunnerOutput, StepTimingSample
-from serving.engine.device_clock import DeviceClock
-from serving.engine.step_messages import (
+from serving.engine.cpu.step_messages import (
     ORDER_ATTRIBUTE,
     REPORT_ATTRIBUTE,
     StepReport,
     VerificationReport,
 )
-from serving.engine.verification_v2 import make_profile
+from serving.engine.gpu.clock import DeviceClock
+from serving.engine.gpu.verification import make_profile
 from tests.gpu_adapter.stand_ins import StandInDevice, make_verification
 
 

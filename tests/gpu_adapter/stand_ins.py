@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from serving.engine.device_copy import DeviceReader
-from serving.engine.verification_v2 import PlannedVerification
+from serving.engine.gpu.copy import DeviceReader
+from serving.engine.gpu.verification import PlannedVerification
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine.ageing import Ageing
+from serving.engine.shared.ageing import Ageing
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
 

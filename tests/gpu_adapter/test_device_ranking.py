@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.calibration import ConfidenceCalibration
-from policies.selection import compute_survival
-from policies.selection import select_drafts as reference
-from serving.engine.device_ranking import predict_acceptance, select_drafts
+from policies.decisions.select import compute_survival
+from policies.decisions.select import select_drafts as reference
+from policies.estimators.calibration import ConfidenceCalibration
+from serving.engine.gpu.ranking import predict_acceptance, select_drafts
 
 # Few distinct values, so that ties are common; products of powers of two are exact in
 # any order and any width.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine import planner_host
+from serving.engine.shared import planner_host
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
 

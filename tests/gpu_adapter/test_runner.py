@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from serving.engine import runner_v2, worker_gpu
 from serving.engine.compat import (
     AsyncModelRunnerOutput,
     GPUModelRunnerV2,
@@ -21,21 +20,23 @@ from serving.engine.compat import (
     StepTimingSample,
     TargetDependentARSpeculator,
 )
-from serving.engine.device_clock import DeviceClock
-from serving.engine.plain_verification import find_plain_reason, find_unfit_backend
-from serving.engine.runner_v2 import TetrisGPUModelRunner
-from serving.engine.speculators_v2 import (
-    PacedStandalone,
-    adopt_speculator,
-    use_raw_confidence,
-)
-from serving.engine.step_messages import (
+from serving.engine.cpu.step_messages import (
     ORDER_ATTRIBUTE,
     REPORT_ATTRIBUTE,
     VerificationOrder,
 )
-from serving.engine.verification_v2 import PlannedVerification
-from serving.engine.worker_gpu import TetrisGPUWorker
+from serving.engine.gpu import runner as runner_v2
+from serving.engine.gpu import worker as worker_gpu
+from serving.engine.gpu.clock import DeviceClock
+from serving.engine.gpu.plain_verification import find_plain_reason, find_unfit_backend
+from serving.engine.gpu.runner import TetrisGPUModelRunner
+from serving.engine.gpu.speculators import (
+    PacedStandalone,
+    adopt_speculator,
+    use_raw_confidence,
+)
+from serving.engine.gpu.verification import PlannedVerification
+from serving.engine.gpu.worker import TetrisGPUWorker
 from tests.gpu_adapter.stand_ins import (
     CPU,
     StandInDevice,
@@ -458,12 +459,12 @@ def test_vllms_own_runner_is_used_where_it_insists_on_v1(
 
 
 STEP_PATH = [
-    "device_clock",
-    "device_copy",
-    "device_ranking",
-    "runner_v2",
-    "speculators_v2",
-    "verification_v2",
+    "clock",
+    "copy",
+    "ranking",
+    "runner",
+    "speculators",
+    "verification",
 ]
 WAITS = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "nonzero"})
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.engine.compat import AsyncScheduler
-from serving.engine.plain_verification import find_plain_reason
-from serving.engine.scheduler_v2 import TetrisAsyncScheduler
+from serving.engine.gpu.plain_verification import find_plain_reason
+from serving.engine.gpu.scheduler import TetrisAsyncScheduler
 from tests.gpu_adapter.conftest import DEPTH, MAX_TOKENS
 from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
 
@@ -240,7 +240,7 @@ def test_prompts_get_the_room_of_drafts_that_are_not_verified(
             order = scheduler._update_after_schedule
 
             def with_order(output: Any, order: Any = order) -> None:
-                from serving.engine.step_messages import VerificationOrder
+                from serving.engine.cpu.step_messages import VerificationOrder
 
                 output.tetris_order = VerificationOrder(1, 7)
                 order(output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving.engine.stale_confidence import UNKNOWN, StaleConfidence
+from serving.engine.gpu.stale_confidence import UNKNOWN, StaleConfidence
 
 
 def note(kept: StaleConfidence, req_id: str, values: list[float]) -> None:

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine import compat, plain_verification, planner_host
-from serving.engine.runner_v2 import _REFUSAL, TetrisGPUModelRunner
-from serving.engine.scheduler_v2 import TetrisAsyncScheduler
-from serving.engine.speculators_v2 import (
+from serving.engine import compat
+from serving.engine.cpu.step_messages import ORDER_ATTRIBUTE, VerificationOrder
+from serving.engine.gpu import plain_verification
+from serving.engine.gpu.runner import _REFUSAL, TetrisGPUModelRunner
+from serving.engine.gpu.scheduler import TetrisAsyncScheduler
+from serving.engine.gpu.speculators import (
     PacedStandalone,
     PacedTargetDependent,
     RawConfidence,
 )
-from serving.engine.step_messages import ORDER_ATTRIBUTE, VerificationOrder
-from serving.engine.verification_v2 import PlannedVerification
-from serving.engine.worker_gpu import TetrisGPUWorker
+from serving.engine.gpu.verification import PlannedVerification
+from serving.engine.gpu.worker import TetrisGPUWorker
+from serving.engine.shared import planner_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -334,7 +336,7 @@ def test_rays_executor_hands_over_outputs_as_the_local_one_does() -> None:
 
 
 def test_both_schedulers_host_their_planner_in_the_same_way() -> None:
-    from serving.engine.scheduler import TetrisScheduler
+    from serving.engine.cpu.scheduler import TetrisScheduler
 
     for scheduler in (TetrisScheduler, TetrisAsyncScheduler):
         assert scheduler.__mro__[1] is planner_host.PlannerHost

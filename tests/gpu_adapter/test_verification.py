@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from policies.batch import AcceptanceScale
+from policies.types import AcceptanceScale
 from serving.engine.compat import AdaptiveVerificationManager, StepTimingSample
-from serving.engine.step_messages import VerificationOrder
-from serving.engine.verification_v2 import PlannedVerification, make_profile
+from serving.engine.cpu.step_messages import VerificationOrder
+from serving.engine.gpu.verification import PlannedVerification, make_profile
 from tests.gpu_adapter.stand_ins import (
     StandInGroup,
     make_verification,

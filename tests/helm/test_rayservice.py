@@ -225,7 +225,7 @@ def test_streams_pass_the_ingress_unbuffered_and_bodies_as_large_as_served():
     prefix = "nginx.ingress.kubernetes.io"
     assert annotations[f"{prefix}/proxy-buffering"] == "off"
     assert annotations[f"{prefix}/proxy-read-timeout"] == "3600"
-    # serving.settings.HttpSettings.max_body_bytes
+    # serving.settings.model.HttpSettings.max_body_bytes
     assert annotations[f"{prefix}/proxy-body-size"] == str(4 << 20)
     path = ingress["spec"]["rules"][0]["http"]["paths"][0]
     assert path["backend"]["service"] == {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.settings import Settings, parse_settings
+from serving.settings.model import Settings, parse_settings
 from tests.helm.conftest import (
     CHART,
     EXAMPLES,

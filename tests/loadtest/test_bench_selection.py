@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from loadtest.bench_selection import main, time_planning
-from policies.batch import EngineLimits, PolicySpec
 from policies.planner import build_planner
+from policies.types import EngineLimits, PolicySpec
 
 
 @pytest.mark.parametrize("has_classes", [False, True])

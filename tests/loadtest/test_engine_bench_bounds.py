@@ -25,9 +25,9 @@ from loadtest.engine_bench.replay import (
 from loadtest.engine_bench.report import write_results
 from loadtest.engine_bench.store import Store
 from loadtest.engine_bench.traces import RecordedTrace
+from policies.decisions.early_exit import DraftStop
 from policies.exploration import PROBE_EVERY
 from policies.planner import FixedPlanner
-from policies.stopping import DraftStop
 from tests.loadtest.test_engine_bench import ENVIRONMENT, measured
 
 MAX_DEPTH = 5
@@ -223,7 +223,7 @@ class StoppingPlanner(FixedPlanner):
         object.__setattr__(self, "pass_price", pass_price)
 
     def draft_stop(self, req_ids: Any, weights: Any = None) -> DraftStop:
-        from policies.calibration import ConfidenceCalibration
+        from policies.estimators.calibration import ConfidenceCalibration
 
         return DraftStop(
             req_ids=tuple(req_ids),

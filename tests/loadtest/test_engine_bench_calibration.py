@@ -12,9 +12,9 @@ from loadtest.engine_bench.acceptance_errors import AcceptanceErrors, watch_acce
 from loadtest.engine_bench.arms import parse_arm
 from loadtest.engine_bench.outcome_bins import add_up_bins, bin_outcomes, sum_outcomes
 from loadtest.engine_bench.rows import make_rows
-from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
-from policies.calibration import ConfidenceCalibration
+from policies.estimators.calibration import ConfidenceCalibration
 from policies.goodput import GoodputPlanner
+from policies.types import DraftBatch, EngineLimits, VerificationOutcome
 from tests.loadtest.test_engine_bench import CELL, measured
 
 DEPTH = 3

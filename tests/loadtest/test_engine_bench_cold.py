@@ -14,8 +14,8 @@ from loadtest.engine_bench.plan import PRESETS, Cell
 from loadtest.engine_bench.rows import make_rows
 from loadtest.engine_bench.settings import EngineSettings
 from loadtest.engine_bench.verdicts import judge_all
-from policies.batch import EngineLimits
 from policies.goodput import GoodputPlanner
+from policies.types import EngineLimits
 from tests.loadtest.test_engine_bench import measured
 
 CELL = Cell("mixed", 0.0, 4)

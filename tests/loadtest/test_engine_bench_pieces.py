@@ -175,7 +175,7 @@ def test_code_is_compared_file_by_file_under_its_name_in_the_repository() -> Non
 
     assert {
         "policies/goodput.py",
-        "serving/engine/scheduler.py",
+        "serving/engine/cpu/scheduler.py",
         "loadtest/engine_bench/closed_loop.py",
         # Turns, cells and presets, the models' room, and the prompts.
         "loadtest/engine_bench/arm_process.py",
@@ -195,10 +195,11 @@ def test_a_run_that_cannot_go_on_says_which_file_differs_and_no_other(
     bench._store.append_group([measured("none", 1, 100.0)])
     make_bench(make_settings(rounds=9))  # More rounds are no other conditions.
 
-    changed = digest_code() | {"policies/cost.py": "0000"}
+    changed = digest_code() | {"policies/estimators/step_cost.py": "0000"}
     monkeypatch.setattr(environment, "digest_code", lambda: changed)
 
-    with pytest.raises(BenchError, match=r"code of policies/cost\.py") as refusal:
+    named = r"code of policies/estimators/step_cost\.py"
+    with pytest.raises(BenchError, match=named) as refusal:
         make_bench(make_settings())
     lines = [line for line in str(refusal.value).splitlines() if "was " in line]
     assert len(lines) == 1

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.batch import DraftBatch, EngineLimits, VerificationOutcome
-from policies.cost import CostProfile, StepTiming
+from policies.estimators.step_cost import CostProfile, StepTiming
 from policies.goodput import GoodputPlanner
 from policies.planner import Planner
+from policies.types import DraftBatch, EngineLimits, VerificationOutcome
 
 MAX_DEPTH = 5
 LIMITS = EngineLimits(max_tokens=512, max_reqs=64, skips_drafter=True)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.acceptance import FORGETTING, PRIOR_ACCEPTANCE, PositionAcceptance
-from policies.batch import VerificationOutcome
+from policies.estimators.acceptance import (
+    FORGETTING,
+    PRIOR_ACCEPTANCE,
+    PositionAcceptance,
+)
+from policies.types import VerificationOutcome
 
 
 def outcome(*pairs: tuple[int, int]) -> VerificationOutcome:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.admission import (
+from policies.decisions.batching import (
     MIN_PREFILL_TOKENS,
     EngineLoad,
     choose_max_running,
     choose_prefill_tokens,
     reserve_blocks,
 )
-from policies.cost import CostProfile, StepCost
+from policies.estimators.step_cost import CostProfile, StepCost
 
 
 def make_cost() -> StepCost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.budget import (
+from policies.decisions.budget import (
     choose_draft_budget,
     foresee_depths,
     plan_depth,

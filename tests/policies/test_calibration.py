@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.calibration import ConfidenceCalibration
+from policies.estimators.calibration import ConfidenceCalibration
 
 MAX_DEPTH = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.claims import claim_drafts, latest_step_ms
+from policies.decisions.latency import claim_drafts, latest_step_ms
 
 SURVIVAL = np.array([[0.9, 0.8, 0.7, 0.6]])
 FOUR = np.array([4])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.cost import CostProfile, StepCost, StepTiming
-from policies.cost_table import CostTable, make_knots
+from policies.estimators.cost_table import CostTable, make_knots
+from policies.estimators.step_cost import CostProfile, StepCost, StepTiming
 
 
 def make_timing(rng: np.random.Generator, *, speed: float = 1.0) -> StepTiming:

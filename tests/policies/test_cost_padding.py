@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.batch import DraftBatch, EngineLimits
-from policies.cost import CostProfile
-from policies.cost_table import CostTable
 from policies.dynamic import DynamicPlanner
+from policies.estimators.cost_table import CostTable
+from policies.estimators.step_cost import CostProfile
 from policies.goodput import GoodputPlanner
+from policies.types import DraftBatch, EngineLimits
 
 SIZES = (*range(8, 257, 8),)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.batch import EngineLimits, VerificationOutcome
 from policies.dynamic import DynamicPlanner
 from policies.exploration import (
     EXPLORE_EVERY,
@@ -16,6 +15,7 @@ from policies.exploration import (
 )
 from policies.goodput import REPLAN_EVERY, GoodputPlanner
 from policies.planner import Planner
+from policies.types import EngineLimits, VerificationOutcome
 from tests.policies.made_up import (
     LIMITS,
     MAX_DEPTH,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.batch import DraftBatch, VerificationOutcome
-from policies.calibration import ConfidenceCalibration
-from policies.feedback import DraftFeedback
+from policies.estimators.calibration import ConfidenceCalibration
+from policies.estimators.feedback import DraftFeedback
+from policies.types import DraftBatch, VerificationOutcome
 
 IDS = ("a", "b", "c")
 CONFIDENCE = np.array([[0.9, 0.8], [0.6, 0.5], [0.7, 0.2]])

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.admission import EngineLoad
-from policies.batch import (
+from policies.decisions.batching import EngineLoad
+from policies.dynamic import DynamicPlanner
+from policies.estimators.step_cost import CostProfile
+from policies.goodput import LEARN_EVERY, GoodputPlanner
+from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
+from policies.types import (
     DraftBatch,
     EngineLimits,
     PolicySpec,
     VerificationOutcome,
 )
-from policies.cost import CostProfile
-from policies.dynamic import DynamicPlanner
-from policies.goodput import LEARN_EVERY, GoodputPlanner
-from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
 from tests.policies.made_up import (
     LIMITS,
     MAX_DEPTH,

@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from policies.batch import DraftBatch
 from policies.exploration import Exploration
 from policies.goodput import REPLAN_EVERY
+from policies.types import DraftBatch
 from tests.policies.test_goodput import MadeUpEngine, make_goodput
 
 

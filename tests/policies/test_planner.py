@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.batch import DraftBatch, PolicySpec, VerificationOutcome
 from policies.planner import POLICY_NAMES, Planner, build_planner
+from policies.types import DraftBatch, PolicySpec, VerificationOutcome
 
 
 def make_batch(

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from policies.batch import DraftBatch
+from policies.estimators.priors import prior_of
 from policies.goodput import GoodputPlanner
-from policies.priors import prior_of
+from policies.types import DraftBatch
 from tests.policies.test_goodput import LIMITS
 
 METHODS = ("draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.recent import RecentDrafts
+from policies.decisions.recent_drafts import RecentDrafts
 
 MAX_DEPTH = 4
 

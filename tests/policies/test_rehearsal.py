@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from loadtest.bench_selection import time_planning
-from policies.batch import DraftBatch, EngineLimits, PolicySpec
+from policies.decisions.select import select_drafts
 from policies.planner import POLICY_NAMES, build_planner
-from policies.rehearsal import rehearse
-from policies.selection import select_drafts
+from policies.types import DraftBatch, EngineLimits, PolicySpec
+from policies.warmup import rehearse
 from tests.policies.made_up import MAX_DEPTH, MadeUpEngine
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from policies.selection import (
+from policies.decisions.select import (
     blank_past,
     compute_survival,
     count_admitted,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.batch import AcceptanceScale
-from policies.logit import to_log_odds, to_probability
-from policies.stopping import DraftStop
+from policies.decisions.early_exit import DraftStop
+from policies.estimators.logit import to_log_odds, to_probability
+from policies.types import AcceptanceScale
 
 PLAIN = AcceptanceScale(1.0, np.zeros(4), np.zeros(3), 8.0)
 """Confidence is acceptance."""

@@ -11,7 +11,7 @@ from serving.app import (
     replica_env_of,
     settings_from_args,
 )
-from serving.settings import SettingsError, parse_settings, parse_value
+from serving.settings.model import SettingsError, parse_settings, parse_value
 from tests.serving.test_settings import minimal
 
 pytestmark = pytest.mark.filterwarnings(
@@ -50,8 +50,8 @@ def test_tetris_drafts_deeper_than_it_verifies() -> None:
         "latency_target_ms": None,
         "classes": {},
     }
-    assert kwargs["scheduler_cls"] == "serving.engine.scheduler.TetrisScheduler"
-    assert kwargs["worker_cls"] == "serving.engine.worker.TetrisCPUWorker"
+    assert kwargs["scheduler_cls"] == "serving.engine.cpu.scheduler.TetrisScheduler"
+    assert kwargs["worker_cls"] == "serving.engine.cpu.worker.TetrisCPUWorker"
 
 
 def test_classes_reach_the_engine_and_their_priorities_its_queue() -> None:
@@ -96,7 +96,7 @@ def on_gpu(engine: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any
 def test_on_a_gpu_fixed_is_left_to_vllm_unless_the_adapter_is_asked_for() -> None:
     assert "scheduler_cls" not in engine_kwargs(**on_gpu(name="fixed"))
     kwargs = engine_kwargs(**on_gpu({"adapter": "on"}, name="fixed"))
-    assert kwargs["scheduler_cls"].endswith("scheduler_v2.TetrisAsyncScheduler")
+    assert kwargs["scheduler_cls"].endswith("gpu.scheduler.TetrisAsyncScheduler")
 
 
 @pytest.mark.parametrize("name", ["tetris", "dynamic", "goodput"])
@@ -104,8 +104,8 @@ def test_on_a_gpu_other_policies_run_on_the_adapter_for_the_v2_runner(
     name: str,
 ) -> None:
     kwargs = engine_kwargs(**on_gpu(name=name))
-    assert kwargs["scheduler_cls"].endswith("scheduler_v2.TetrisAsyncScheduler")
-    assert kwargs["worker_cls"].endswith("worker_gpu.TetrisGPUWorker")
+    assert kwargs["scheduler_cls"].endswith("gpu.scheduler.TetrisAsyncScheduler")
+    assert kwargs["worker_cls"].endswith("gpu.worker.TetrisGPUWorker")
     # The worker switches it on where it works; asked for here, vLLM would refuse to
     # start where it does not.
     assert "enable_adaptive_verification" not in kwargs["speculative_config"]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from loadtest.browser import find_chromium, open_page
-from serving.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
+from serving.front.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
 from tests.serving.conftest import MODEL, Server
 
 PATIENCE_S = 120

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from serving.capacity import (
+from serving.replica.capacity import (
     RETRY_PERIOD_S,
     CapacityReader,
     CpuProbe,
@@ -84,7 +84,8 @@ def test_a_probe_that_fails_takes_no_other_along_and_is_tried_now_and_then(
     tries: list[float] = []
     logged: list[str] = []
     monkeypatch.setattr(
-        "serving.capacity.logger.warning", lambda _, name, *__: logged.append(name)
+        "serving.replica.capacity.logger.warning",
+        lambda _, name, *__: logged.append(name),
     )
 
     def impossible() -> Any:
@@ -172,7 +173,8 @@ def test_a_signal_that_nvml_cannot_tell_is_left_out_and_logged_once(
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     logged: list[str] = []
     monkeypatch.setattr(
-        "serving.capacity.logger.warning", lambda _, name, *__: logged.append(name)
+        "serving.replica.capacity.logger.warning",
+        lambda _, name, *__: logged.append(name),
     )
     probe = NvmlProbe()
     expected = {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 0.5}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from serving import ports
-from serving.cpu_formats import lacks_bfloat16
-from serving.doctor import doctor, examine
-from serving.model_pair import Finding, check_models
-from serving.settings import Settings, parse_settings
+from serving.commands.doctor import doctor, examine
+from serving.local import ports
+from serving.settings.cpu_formats import lacks_bfloat16
+from serving.settings.model import Settings, parse_settings
+from serving.settings.model_pair import Finding, check_models
 from tests.serving.test_settings import minimal
 
 
@@ -75,7 +75,7 @@ def test_a_cpu_that_converts_bfloat16_is_told_of_float32(
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text(f"model name\t: made up\nflags\t\t: {flags}\n")
     monkeypatch.setattr(
-        "serving.model_pair.lacks_bfloat16", lambda: lacks_bfloat16(cpu_info)
+        "serving.settings.model_pair.lacks_bfloat16", lambda: lacks_bfloat16(cpu_info)
     )
     target = write_model(tmp_path / "target", dtype="bfloat16")
 

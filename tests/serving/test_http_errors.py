@@ -194,7 +194,7 @@ def test_bad_requests_disturb_no_good_one(server: Server) -> None:
 def test_streams_keep_vllms_own_failures_to_the_log() -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from serving.errors import reword_streamed_errors
+    from serving.front.errors import reword_streamed_errors
 
     def event(code: int, message: str) -> str:
         kind = {"message": message, "type": "Any", "param": None, "code": code}

@@ -26,7 +26,7 @@ def snapshot(**figures: Any) -> dict[str, Any]:
 
 
 def test_growth_is_the_difference_of_two_snapshots() -> None:
-    from serving.metrics import growth
+    from serving.replica.metrics import growth
 
     grown = growth(
         snapshot(num_steps=4, num_verified_tokens=10),
@@ -37,7 +37,7 @@ def test_growth_is_the_difference_of_two_snapshots() -> None:
 
 
 def test_positions_and_reasons_that_appear_later_start_at_zero() -> None:
-    from serving.metrics import growth
+    from serving.replica.metrics import growth
 
     grown = growth(
         snapshot(num_steps=1, num_verified_tokens_per_pos=[5]),
@@ -52,7 +52,7 @@ def test_positions_and_reasons_that_appear_later_start_at_zero() -> None:
 
 
 def test_a_restarted_engine_counts_from_zero_and_nothing_falls() -> None:
-    from serving.metrics import growth
+    from serving.replica.metrics import growth
 
     grown = growth(
         snapshot(num_steps=100, num_verified_tokens=50),
@@ -63,7 +63,7 @@ def test_a_restarted_engine_counts_from_zero_and_nothing_falls() -> None:
 
 
 def test_figures_the_engine_does_not_report_are_left_out() -> None:
-    from serving.metrics import growth
+    from serving.replica.metrics import growth
 
     assert "selection_seconds_total" not in growth({}, snapshot())
 
@@ -71,7 +71,7 @@ def test_figures_the_engine_does_not_report_are_left_out() -> None:
 def test_failing_snapshots_are_counted_logged_once_and_survived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from serving import metrics
+    from serving.replica import metrics
 
     class Recorder:
         failures = 0

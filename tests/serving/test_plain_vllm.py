@@ -13,13 +13,13 @@ import pytest
 
 from serving.app import engine_kwargs_of
 from serving.cli import main
-from serving.plain_vllm import (
+from serving.local.plain_vllm import (
     flags_of,
     leave_to_vllm,
     plain_command_of,
     plain_env_of,
 )
-from serving.settings import Settings, SettingsError, parse_settings
+from serving.settings.model import Settings, SettingsError, parse_settings
 from tests.serving.conftest import (
     BIN,
     DEMO_CONFIG,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serving.engine import request_classes
-from serving.request_class import (
+from serving.engine.shared import request_classes
+from serving.replica.request_class import (
     REQUEST_CLASS_XARG,
     find_unknown_class,
     set_priority,

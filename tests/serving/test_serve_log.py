@@ -11,7 +11,7 @@ REPLICA = """
 import logging, sys
 from logging.config import dictConfig
 from logging.handlers import MemoryHandler
-from serving.serve_log import keep_serve_log
+from serving.replica.serve_log import keep_serve_log
 
 logger = logging.getLogger("ray.serve")
 buffer = MemoryHandler(capacity=1, target=logging.FileHandler(sys.argv[1]))

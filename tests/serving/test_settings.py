@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from policies.planner import POLICY_NAMES
-from serving.settings import (
+from serving.settings.model import (
     Environment,
     PolicyName,
     Settings,

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from serving.stream_pacing import pace
+from serving.replica.stream_pacing import pace
 
 INTERVAL_S = 0.2
 Gaps = Sequence[float]

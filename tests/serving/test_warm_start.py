@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serving.app import planner_key_of
-from serving.settings import parse_settings
+from serving.settings.model import parse_settings
 from tests.serving.conftest import START_TIMEOUT_S, start_up_command, wait_until
 from tests.serving.test_autoscaling import load, num_replicas
 from tests.serving.test_settings import minimal
@@ -39,7 +39,7 @@ class FakePeers:
 
 
 def start(peers: FakePeers, refuses: bool = False) -> tuple[str, list[dict[str, Any]]]:
-    from serving.warm_start import start_warm
+    from serving.replica.warm_start import start_warm
 
     taken: list[dict[str, Any]] = []
 
@@ -52,7 +52,7 @@ def start(peers: FakePeers, refuses: bool = False) -> tuple[str, list[dict[str, 
 
 
 def package(state: dict[str, Any], key: str = "ours") -> dict[str, Any]:
-    from serving.warm_start import package_state
+    from serving.replica.warm_start import package_state
 
     return package_state(key, state)
 

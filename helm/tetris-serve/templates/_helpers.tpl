@@ -70,7 +70,7 @@ annotations:
 {{- end -}}
 
 {{/*
-One setting of `config`, with the default of serving/settings.py where it is left out:
+One setting of `config`, with the default of serving/settings/model.py where it is left out:
 (list . "section" "name" default). Tests compare the defaults with the schema's.
 */}}
 {{- define "tetris-serve.setting" -}}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine.runner_v2 import TetrisGPUModelRunner
-from serving.engine.verification_v2 import PlannedVerification
+from serving.engine.gpu.runner import TetrisGPUModelRunner
+from serving.engine.gpu.verification import PlannedVerification
 from tests.engine.checks import (
     Arrival,
     check_counters,

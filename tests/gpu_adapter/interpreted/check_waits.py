@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import serving
-from serving.engine import verification_v2
+from serving.engine.gpu import verification as verification_v2
 from tests.engine.checks import complete, draw_prompts, greedy
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
@@ -130,4 +130,4 @@ def test_a_step_that_does_is_found(
         raising=True,
     )
     monkeypatch.setattr(verification_v2, "_write_totals", write_and_read)
-    assert run_steps(pair).places == {"verification_v2.write_and_read"}
+    assert run_steps(pair).places == {"verification.write_and_read"}

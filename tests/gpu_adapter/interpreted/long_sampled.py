@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from transformers import LlamaForCausalLM
 
+from serving.engine.gpu.speculators import PacedStandalone
 from serving.engine.reclass import reclass
-from serving.engine.speculators_v2 import PacedStandalone
 from tests.engine.statistics import (
     chi_square,
     chi_square_p_value,

@@ -38,7 +38,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from tests.gpu_adapter.interpreted.graphs import CAPTURED_TOKENS, stand_in_for_graphs
 
-OUR_SCHEDULER = "serving.engine.scheduler_v2.TetrisAsyncScheduler"
+OUR_SCHEDULER = "serving.engine.gpu.scheduler.TetrisAsyncScheduler"
 
 
 class HostEvent:

@@ -13,7 +13,7 @@ from vllm.distributed import get_tp_group
 from tests.gpu_adapter.interpreted.worker import InterpretedWorker
 
 if TYPE_CHECKING:
-    from serving.engine.verification_v2 import PlannedVerification
+    from serving.engine.gpu.verification import PlannedVerification
 
 DECISIONS_FOLDER = "TETRIS_TEST_DECISIONS"
 """Variable with the folder into which every rank writes what it admitted."""

@@ -10,7 +10,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import _num_workspace_lanes
 from vllm.v1.worker.workspace import init_workspace_manager
 
-from serving.engine.worker_gpu import TetrisGPUWorker
+from serving.engine.gpu.worker import TetrisGPUWorker
 
 # Of the dummy steps that are timed; interpreted ones are slow.
 upstream._PROFILE_REPLAYS = 1

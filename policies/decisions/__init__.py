@@ -1,0 +1,1 @@
+"""What a planner decides, one decision a file."""

@@ -1,0 +1,162 @@
+"""The dynamic batcher: how many sequences run, how much prompt joins a step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from policies.estimators.step_cost import StepCost
+
+GOODPUT_TOLERANCE = 0.98
+"""More sequences are let in while goodput stays within 2 % of its best: step costs are
+known to about that, and a longer queue is worse than a slightly fuller batch."""
+
+MIN_PREFILL_TOKENS = 16
+"""Prompt tokens that may always join a step, so that a latency target that even an
+empty batch misses slows waiting requests down but never starves them."""
+
+GROWTH_SHARE = 0.5
+"""Share of the expected growth of running requests for which KV blocks are held back:
+while some grow others end and return theirs. A floor under the need that the engine's
+adapter foresees, which rests on expected lengths: where outputs differ much, that need
+alone is too little, and requests are preempted."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine is doing when a step is planned.
+
+    Attributes:
+        num_running: Requests that hold KV blocks.
+        num_decode_tokens: Decode and draft tokens of the coming step.
+        num_context_tokens: KV positions attended to, summed over requests.
+        tokens_to_grow: `[num_running]`, int64, positions each is expected to take up
+            still.
+        block_size: Positions per KV block.
+        latency_target_ms: Longest step that the most latency-bound running request
+            bears, or None.
+    """
+
+    num_running: int
+    num_decode_tokens: int
+    num_context_tokens: int
+    tokens_to_grow: NDArray[np.int64]
+    block_size: int
+    latency_target_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Limits for the coming step.
+
+    Attributes:
+        max_running: Sequences that may run; those that run already go on.
+        max_prefill_tokens: Prompt tokens that may join.
+        reserved_blocks: KV blocks kept for the growth of what is running.
+    """
+
+    max_running: int
+    max_prefill_tokens: int
+    reserved_blocks: int
+
+
+def choose_max_running(
+    cost: StepCost,
+    context_per_req: float,
+    max_reqs: int,
+    latency_target_ms: float | None,
+    *,
+    runs_drafter: bool = False,
+) -> int:
+    """Return the largest batch that loses no goodput and meets the latency target.
+
+    Prices plain decoding: what speculation adds is fitted into the rest by the draft
+    budget, which knows the target too.
+
+    Args:
+        cost: The learnt step cost.
+        context_per_req: Mean KV positions per request; 0 where it is not known yet.
+        max_reqs: The engine's own limit, >= 1.
+        latency_target_ms: Longest step wanted, or None.
+        runs_drafter: The drafter's first pass is part of every step, also of one
+            that drafts nothing.
+
+    Returns:
+        1..max_reqs; 1 if no batch meets the target.
+    """
+    sizes = np.arange(1, max_reqs + 1, dtype=np.float64)
+    step_ms = cost.batch_ms(sizes, context_per_req) + cost.host.predict(sizes)
+    if runs_drafter:
+        step_ms = step_ms + cost.draft_first.predict(sizes)
+    goodput = sizes / np.maximum(step_ms, 1e-3)
+    allowed = goodput >= GOODPUT_TOLERANCE * goodput.max()
+    if latency_target_ms is not None:
+        meets = step_ms <= latency_target_ms
+        if not meets.any():
+            return 1
+        allowed = meets & (goodput >= GOODPUT_TOLERANCE * goodput[meets].max())
+    return int(sizes[allowed][-1])
+
+
+def choose_prefill_tokens(
+    cost: StepCost,
+    load: EngineLoad,
+    max_tokens: int,
+    latency_target_ms: float | None,
+    *,
+    num_passes: int = 0,
+) -> int:
+    """Return the prompt tokens that fit into a step beside its decoding requests.
+
+    Without a target, or with nobody decoding, prompts may fill the step: finishing
+    them sooner only lets more requests decode. A request's own target counts while a
+    step without prompts meets it; beyond that, waiting would gain nobody anything.
+
+    Args:
+        cost: The learnt step cost.
+        load: What the step carries already.
+        max_tokens: The engine's own limit.
+        latency_target_ms: Longest step wanted, or None.
+        num_passes: Drafter passes of the step; the first runs over the prompts too.
+
+    Returns:
+        `MIN_PREFILL_TOKENS..max_tokens`.
+    """
+    own_ms = load.latency_target_ms
+    has_target = latency_target_ms is not None or own_ms is not None
+    if load.num_decode_tokens == 0 or not has_target:
+        return max_tokens
+    fixed_ms = cost.context_ms(load.num_context_tokens)
+    fixed_ms += cost.host_ms(load.num_running)
+    if num_passes > 0:
+        fixed_ms += float(cost.draft_next_ms(load.num_running, num_passes))
+
+    def step_ms(num_prefill_tokens: int) -> float:
+        num_tokens = load.num_decode_tokens + num_prefill_tokens
+        first_ms = cost.draft_first.at(num_tokens) if num_passes > 0 else 0.0
+        return fixed_ms + cost.target.at(num_tokens) + first_ms
+
+    targets_ms = [] if latency_target_ms is None else [latency_target_ms]
+    if own_ms is not None and step_ms(0) <= own_ms:
+        targets_ms.append(own_ms)
+    if not targets_ms:
+        return max_tokens
+    # More tokens never take less time.
+    most = bisect_right(range(max_tokens + 1), min(targets_ms), key=step_ms) - 1
+    return max(MIN_PREFILL_TOKENS, most)
+
+
+def reserve_blocks(load: EngineLoad) -> int:
+    """Return the KV blocks to keep free for the growth of running requests.
+
+    A newcomer that takes the last block makes vLLM preempt a running request a few
+    steps later and compute it all over again.
+    """
+    growth = load.tokens_to_grow.astype(np.float64)
+    return int(np.ceil(GROWTH_SHARE * growth.sum() / load.block_size))

@@ -1,0 +1,129 @@
+"""What drafting and verifying cost, in milliseconds and in tokens, under a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.decisions.budget import survival_threshold
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from policies.decisions.budget import DepthOutlook, DepthPlan
+    from policies.estimators.step_cost import StepCost
+    from policies.types import DraftBatch
+
+
+@dataclass(slots=True)
+class DraftPrices:
+    """Prices by learnt step costs; a plan's goodput turns time into tokens.
+
+    Attributes:
+        cost: Learnt from every step.
+        plan: The latest; its goodput is what a millisecond is worth.
+
+    Source: ours.
+    """
+
+    cost: StepCost
+    plan: DepthPlan
+
+    def verify_ms(
+        self, num_decode_tokens: NDArray[np.float64], num_prefill_tokens: int = 0
+    ) -> NDArray[np.float64]:
+        """Price the parts of a step that grow with its verified tokens.
+
+        The target's pass and the drafter's first run over every token of the step,
+        prompts and rejected drafts included; further passes, the host and the context
+        do not depend on them.
+        """
+        num_tokens = num_decode_tokens + num_prefill_tokens
+        cost = self.cost
+        return cost.target.predict(num_tokens) + cost.draft_first.predict(num_tokens)
+
+    def verify_range_ms(
+        self, first: int, num_counts: int, num_prefill_tokens: int
+    ) -> NDArray[np.float64]:
+        """Price `first`, `first + 1`, ... decoded tokens, as `verify_ms` does."""
+        prices = np.zeros(num_counts)
+        self.cost.target.add_range(prices, first + num_prefill_tokens)
+        self.cost.draft_first.add_range(prices, first + num_prefill_tokens)
+        return prices
+
+    def outlook_ms(
+        self,
+        outlook: DepthOutlook,
+        num_reqs: int,
+        context_per_req: float,
+        *,
+        skips_drafter: bool,
+    ) -> NDArray[np.float64]:
+        """Price whole steps of `num_reqs` requests, by depth and survival threshold.
+
+        Args:
+            outlook: From `budget.foresee_depths`.
+            num_reqs: Requests that decode.
+            context_per_req: KV positions of each; 0 where it is not known.
+            skips_drafter: At depth 0 no drafter pass runs at all.
+
+        Returns:
+            `[max_depth + 1, num_thresholds]`, as the outlook's arrays, > 0.
+        """
+        num_tokens = num_reqs * (1.0 + outlook.verified)
+        step_ms = self.verify_ms(num_tokens)
+        step_ms += self.cost.host_ms(num_reqs)
+        if context_per_req > 0.0:
+            step_ms += self.cost.context_ms(context_per_req * num_reqs)
+        depths = np.arange(outlook.verified.shape[0])
+        step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
+        if skips_drafter:
+            step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
+        return step_ms
+
+    def plain_ms(
+        self, num_reqs: int, context_per_req: float, *, skips_drafter: bool
+    ) -> float:
+        """Price a step of `num_reqs` requests at depth 0."""
+        step_ms = self.cost.target.at(num_reqs) + self.cost.host_ms(num_reqs)
+        step_ms += self.cost.context_ms(context_per_req * num_reqs)
+        if not skips_drafter:
+            step_ms += self.cost.draft_first.at(num_reqs)
+        return step_ms
+
+    def explore_ms(self, num_reqs: int, depth: int, *, skips_drafter: bool) -> float:
+        """Price what drafting adds to such a step if half the requests verify one."""
+        target = self.cost.target
+        extra_ms = target.at(1.5 * num_reqs + 1) - target.at(num_reqs)
+        extra_ms += float(self.cost.draft_next_ms(num_reqs, depth))
+        return extra_ms + (self.cost.draft_first.at(num_reqs) if skips_drafter else 0.0)
+
+    def fixed_ms(self, batch: DraftBatch) -> float:
+        """Price the parts of a step that do not depend on what is verified."""
+        fixed = self.cost.host_ms(batch.num_reqs)
+        fixed += self.cost.context_ms(batch.num_context_tokens)
+        return fixed + float(self.cost.draft_next_ms(batch.num_reqs, self.plan.depth))
+
+    def expect_width(self, num_decodes: int) -> float:
+        """Return twice the drafts that the plan verifies for so many requests."""
+        return max(1.0, 2.0 * self.plan.budget_per_req * num_decodes)
+
+    def token_price(self, num_decodes: int) -> float:
+        """Return what a draft must promise to be verified, in tokens.
+
+        Known before the block is drawn: it depends on the plan and the load alone.
+        """
+        width = self.expect_width(num_decodes)
+        ends = np.array([num_decodes, num_decodes + width])
+        return survival_threshold(self.verify_ms(ends), width, self.plan.tokens_per_ms)
+
+    def pass_price(self, num_reqs: int) -> float:
+        """Return what a drafter pass after the first must promise, in tokens."""
+        return self.plan.tokens_per_ms * self.cost.draft_next.at(num_reqs)
+
+
+def count_decodes(batch: DraftBatch) -> int:
+    """Return the requests of a step that decode, with or without drafts."""
+    return max(batch.num_decodes, batch.num_reqs)

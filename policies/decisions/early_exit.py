@@ -1,0 +1,141 @@
+"""When to end a draft: after a pass that leaves too little worth drafting on for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from policies.compiled import compiled
+from policies.estimators.logit import log_odds_of, probability_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+    from policies.types import AcceptanceScale
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStop:
+    """What a further drafter pass must promise; asked between passes by the engine.
+
+    The depth plan looks at recent drafts; this looks at the very ones being drawn. A
+    pass drafts for the whole batch, so it is worth the sum of what each request may
+    still gain. Survival never rises along a request: once a pass does not pay, no
+    later one will.
+
+    It reads confidences of positions already drafted, never of the next: whether a
+    position is drafted depends on its prefix alone, and sampled drafts stay lossless.
+
+    Attributes:
+        req_ids: `[num_reqs]`, whose drafts can be of use, and whom `scale.effect` and
+            `weights` are about; others in the drafter's batch gain nothing.
+        scale: How confidence becomes acceptance.
+        max_depth: Passes there can be.
+        next_acceptance: `[num_samples]`, 0-1, what the acceptance of the next position
+            may turn out to be. A sample, not its mean: a draft that turns out badly
+            is not verified, so that only the good outcomes count.
+        pass_price: Tokens that pay for the time of one more pass.
+        token_price: Tokens that pay for the time of verifying one.
+        weights: `[num_reqs]`, mean 1, what a token of each is worth; None for all 1.
+
+    Source: ours. Stopping rules on the drafter's confidence are known for single
+    requests (arXiv 2405.04304); the price of a pass over a batch is not theirs.
+    """
+
+    req_ids: tuple[Hashable, ...]
+    scale: AcceptanceScale
+    max_depth: int
+    next_acceptance: NDArray[np.float64]
+    pass_price: float
+    token_price: float
+    weights: NDArray[np.float64] | None = None
+
+    def follow(self, req_ids: tuple[Hashable, ...]) -> DraftWatch:
+        """Begin a draft of these requests, in the order of the drafter's batch."""
+        # Lists: of a few requests each operation on arrays takes longer than all this.
+        effects = self.scale.effect.tolist()
+        weights = [1.0] * len(effects)
+        if self.weights is not None:
+            weights = self.weights.tolist()
+        if req_ids != self.req_ids:
+            row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
+            rows = [row_of.get(req_id, -1) for req_id in req_ids]
+            # One more entry stands for the others.
+            effects, weights = [*effects, 0.0], [*weights, 0.0]
+            effects = [effects[row] for row in rows]
+            weights = [weights[row] for row in rows]
+        return DraftWatch(self, np.array(effects), np.array(weights))
+
+
+@dataclass(slots=True)
+class DraftWatch:
+    """One draft of a batch, pass by pass.
+
+    Attributes:
+        stop: The rule.
+        effect: `[num_reqs]`, log-odds of each request's own.
+        worth: `[num_reqs]`, weight times predicted survival of the latest position.
+        num_passes: Seen so far.
+    """
+
+    stop: DraftStop
+    effect: NDArray[np.float64]
+    worth: NDArray[np.float64]
+    num_passes: int = 0
+
+    def pays_to_go_on(
+        self, confidence: list[float], ended: list[int] | None = None
+    ) -> bool:
+        """Take in a pass and tell whether the next one is worth its time.
+
+        Args:
+            confidence: `[num_reqs]`, 0-1, of the position just drafted.
+            ended: Rows that nothing can follow: they drew a stop token.
+
+        Raises:
+            ValueError: If there is not one confidence for each request.
+        """
+        if len(confidence) != self.worth.size:
+            raise ValueError(
+                f"{len(confidence)} confidences for {self.worth.size} requests"
+            )
+        stop, position = self.stop, self.num_passes
+        self.num_passes += 1
+        if self.num_passes >= stop.max_depth:
+            return False
+        for row in ended or ():
+            self.worth[row] = 0.0
+        gained = _take_in_pass(
+            self.worth,
+            np.array(confidence),
+            self.effect,
+            stop.scale.slope,
+            stop.scale.intercept[position],
+            stop.next_acceptance,
+            stop.token_price,
+        )
+        return bool(gained > stop.pass_price)
+
+
+@compiled
+def _take_in_pass(
+    worth: NDArray[np.float64],
+    confidence: NDArray[np.float64],
+    effect: NDArray[np.float64],
+    slope: float,
+    intercept: float,
+    next_acceptance: NDArray[np.float64],
+    token_price: float,
+) -> float:
+    """Lower every request's worth, in place; return what the next pass may gain."""
+    gained = 0.0
+    for row in range(worth.size):
+        log_odds = slope * log_odds_of(confidence[row]) + intercept + effect[row]
+        worth[row] *= probability_of(log_odds)
+        for acceptance in next_acceptance:
+            gained += max(worth[row] * acceptance - token_price, 0.0)
+    return gained / next_acceptance.size

@@ -1,0 +1,1 @@
+"""What a planner learns: acceptance and step costs."""

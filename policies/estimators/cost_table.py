@@ -1,0 +1,232 @@
+"""One part of a step's time by the count it depends on, learnt online."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.estimators.cost_filter import (
+    CONSTANT,
+    EXTRA_DOUBT,
+    LEVEL_DOUBT,
+    LEVEL_WANDER,
+    SLOPE,
+    Clock,
+    apply_deviations,
+    doubt_about,
+    learn_sample,
+)
+from policies.estimators.curves import (
+    draw_through,
+    pad_count,
+    place_points,
+    price_count,
+    price_counts,
+    price_range,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+def make_knots(max_value: int) -> NDArray[np.float64]:
+    """Return counts with a deviation of their own, up to `max_value`.
+
+    Small counts come dense because batched decoding lives there and kernels change
+    their tiling there: every one to 16, then four, past 64 two, to a doubling.
+    """
+    knots = [*range(1, 17), *range(20, 33, 4), *range(40, 65, 8)]
+    while knots[-1] < max_value:
+        knots += [knots[-1] * 3 // 2, knots[-1] * 2]
+    return np.array(
+        sorted({min(knot, max(1, max_value)) for knot in knots}), dtype=np.float64
+    )
+
+
+@dataclass(slots=True)
+class CostTable:
+    """Milliseconds by count (tokens or requests), monotone, learnt online.
+
+        price = level * (base[count] * deviation[count] + slope * extra + constant)
+
+    The start-up profile (or a prior) is the base; level, deviations, the slope of
+    `extra` (context length) and the constant are learnt together (`cost_filter`).
+    Linear between points and, with the last slope, beyond them; a count that the engine
+    pads is priced, and learnt from, as what it is padded to.
+
+    Source: ours; vLLM's cost tables are profiled once and never updated.
+    """
+
+    max_count: int
+    first_ms: float
+    per_unit_ms: float
+    padded_sizes: tuple[int, ...] = ()
+    has_extra: bool = False
+    _counts: NDArray[np.float64] = field(init=False)
+    _sizes: NDArray[np.float64] = field(init=False)
+    _knots: NDArray[np.float64] = field(init=False)
+    _knot_xs: NDArray[np.float64] = field(init=False)
+    _xs: NDArray[np.float64] = field(init=False)
+    _base_ys: NDArray[np.float64] = field(init=False)
+    _value_ys: NDArray[np.float64] = field(init=False)
+    _mean: NDArray[np.float64] = field(init=False)
+    _doubt: NDArray[np.float64] = field(init=False)
+    _first_doubt: NDArray[np.float64] = field(init=False)
+    _is_drawn: bool = field(init=False, default=False)
+    _level: float = field(init=False, default=1.0)
+    _clock: Clock = field(init=False, default=Clock())
+
+    def __post_init__(self) -> None:
+        """Lay out the points and the prior."""
+        self._knots = make_knots(self.max_count)
+        self._knot_xs = place_points(self._knots)
+        self._sizes = np.array(self.padded_sizes, dtype=np.float64)
+        # Between two padded sizes nothing runs.
+        beyond = self._knots[self._knots > max(self.padded_sizes, default=0)]
+        self._counts = np.concatenate((self._sizes, beyond))
+        self._xs = place_points(self._counts)
+        prior_ms = self.first_ms + self.per_unit_ms * (self._counts - 1.0)
+        self._begin(prior_ms, profiled=False)
+
+    @property
+    def slope_ms(self) -> float:
+        """Milliseconds per unit of `extra`, >= 0."""
+        return self._level * float(self._mean[SLOPE])
+
+    def predict(self, count: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Return milliseconds for one or many counts; 0 where the count is <= 0.
+
+        `extra`, which has a price of its own, is no part of it.
+        """
+        counts = np.asarray(count, dtype=np.float64)
+        prices = price_counts(
+            self._xs, self._values(), self._sizes, self._level, counts.ravel()
+        )
+        return prices.reshape(counts.shape)
+
+    def add_range(self, prices: NDArray[np.float64], first: int) -> None:
+        """Add the prices of `first`, `first + 1`, ... to an array, in place.
+
+        As `predict` does, in a fraction of the time.
+        """
+        price_range(prices, self._xs, self._values(), self._sizes, self._level, first)
+
+    def at(self, count: float) -> float:
+        """Return milliseconds for one count, as `predict` does."""
+        return price_count(
+            self._xs, self._values(), self._sizes, self._level, float(count)
+        )
+
+    def fit_profile(self, counts: Sequence[int], measured_ms: Sequence[float]) -> None:
+        """Replace the prior by a start-up profile.
+
+        Between profiled counts the shape is linear; below the first it keeps the level
+        and beyond the last the mean slope, which one bad timing moves least.
+        """
+        order = np.argsort(np.asarray(counts))
+        xs = np.asarray(counts, dtype=np.float64)[order]
+        ys = np.maximum.accumulate(np.asarray(measured_ms, dtype=np.float64)[order])
+        if xs.size == 0:
+            return
+        values = np.interp(self._counts, xs, ys)
+        if xs.size > 1:
+            slope = max(0.0, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
+            beyond = self._counts > xs[-1]
+            values[beyond] = ys[-1] + slope * (self._counts[beyond] - xs[-1])
+        # All zeros stand for what was not timed.
+        self._begin(values, profiled=bool(ys[-1] > 0.0))
+
+    def observe(self, count: float, measured_ms: float, extra: float = 0.0) -> float:
+        """Learn from one sample; non-positive counts and times are ignored.
+
+        Args:
+            count: Tokens or requests.
+            measured_ms: What they took.
+            extra: What the slope is multiplied with, >= 0.
+
+        Returns:
+            The factor by which level and constant moved the price of that count, 1 if
+            nothing was learnt.
+        """
+        if count <= 0 or not math.isfinite(measured_ms) or measured_ms <= 0.0:
+            return 1.0
+        before, constant = self._level, float(self._mean[CONSTANT])
+        if constant > 0.0:
+            # Whose share of the price it may lose: that must be the latest price.
+            self._values()
+        self._clock = learn_sample(
+            self._mean,
+            self._doubt,
+            self._first_doubt,
+            self._clock,
+            self._knot_xs,
+            self._xs,
+            self._base_ys,
+            pad_count(self._sizes, float(count)),
+            float(measured_ms),
+            float(extra) if self.has_extra else 0.0,
+        )
+        self._level = math.exp(self._mean[0])
+        self._is_drawn = False
+        factor = self._level / before
+        change = float(self._mean[CONSTANT] - constant)
+        if change != 0.0:
+            price = price_count(
+                self._xs, self._value_ys, self._sizes, before, float(count)
+            )
+            factor *= 1.0 + before * change / price
+        return factor
+
+    def rescale(self, factor: float) -> None:
+        """Follow a level that was measured elsewhere on the same device."""
+        self._mean[0] += math.log(factor)
+        self._level = math.exp(self._mean[0])
+        if self._doubt[0, 0] < LEVEL_DOUBT**2:
+            self._doubt[0, 0] += (LEVEL_WANDER * self._clock.noise) ** 2
+
+    def export_state(self) -> dict[str, Any]:
+        """Return the table as plain values."""
+        return {
+            "knots": self._counts.tolist(),
+            "value_ms": self.predict(self._counts).tolist(),
+            "slope_ms": self.slope_ms,
+        }
+
+    def import_state(self, state: dict[str, Any]) -> None:
+        """Start from what another engine's table says of this one's counts."""
+        xs = place_points(np.array(state["knots"], dtype=np.float64))
+        ys = np.empty_like(xs)
+        draw_through(xs, ys, np.array(state["value_ms"], dtype=np.float64))
+        self._begin(np.interp(self._counts, xs, ys), profiled=True)
+        self._mean[SLOPE] = float(state["slope_ms"])
+
+    def _begin(self, values: NDArray[np.float64], *, profiled: bool) -> None:
+        base_ms = np.maximum(values, 1e-4)
+        self._base_ys, self._value_ys = np.empty_like(self._xs), np.empty_like(self._xs)
+        draw_through(self._xs, self._base_ys, base_ms)
+        self._mean = np.zeros(self._knots.size + 3)
+        extra_doubt = EXTRA_DOUBT * float(base_ms[0]) if self.has_extra else 0.0
+        self._first_doubt = doubt_about(
+            self._knots, profiled=profiled, extra_doubt=extra_doubt
+        )
+        self._doubt = self._first_doubt.copy()
+        self._level, self._clock = 1.0, Clock()
+        self._draw()
+
+    def _values(self) -> NDArray[np.float64]:
+        """Return the curve; drawn when somebody asks, not after every sample."""
+        if not self._is_drawn:
+            self._draw()
+        return self._value_ys
+
+    def _draw(self) -> None:
+        self._is_drawn = True
+        prices = apply_deviations(
+            self._mean, self._doubt, self._knot_xs, self._xs, self._base_ys
+        )
+        draw_through(self._xs, self._value_ys, prices)

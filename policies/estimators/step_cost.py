@@ -1,0 +1,279 @@
+"""Step time as a function of what the step carries, learnt from every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.estimators.cost_table import CostTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One measured engine step and what it carried.
+
+    Attributes:
+        num_reqs: Requests in the step.
+        num_decode_tokens: Tokens of decoding requests in the target's forward pass:
+            one per request and the verified drafts.
+        num_prefill_tokens: Prompt tokens in the same pass.
+        num_context_tokens: KV positions attended to, summed over requests.
+        depth: Draft tokens per request made after verification; 0 if none.
+        target_ms: Target forward pass and sampling.
+        draft_first_ms: The drafter's first pass, over every token of the step, or all
+            of its work if it makes no passes; 0 if it was skipped.
+        draft_next_ms: All further draft passes together, `depth - 1` of them.
+        host_ms: The rest of the step: scheduling, bookkeeping, output.
+        catch_up_ms: Filling the drafter's KV cache after it had been skipped; not part
+            of the step's own cost.
+        num_caught_up: Positions filled then.
+    """
+
+    num_reqs: int
+    num_decode_tokens: int
+    num_prefill_tokens: int
+    num_context_tokens: int
+    depth: int
+    target_ms: float
+    draft_first_ms: float
+    draft_next_ms: float
+    host_ms: float
+    catch_up_ms: float = 0.0
+    num_caught_up: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens of the target's forward pass."""
+        return self.num_decode_tokens + self.num_prefill_tokens
+
+    @property
+    def total_ms(self) -> float:
+        """Wall time of the step, without catching up."""
+        return self.target_ms + self.draft_first_ms + self.draft_next_ms + self.host_ms
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """Forward passes timed at start-up, before there is anything to learn from.
+
+    Attributes:
+        num_tokens: `[num_samples]`, rising.
+        target_ms: `[num_samples]`, the target's pass over that many tokens.
+        draft_ms: `[num_samples]`, one pass of the drafter; empty if it makes none, as a
+            look-up in the text so far (ngram, suffix) does not.
+        drafts_in_one_pass: All tokens of a draft come from that one pass.
+    """
+
+    num_tokens: tuple[int, ...]
+    target_ms: tuple[float, ...]
+    draft_ms: tuple[float, ...] = ()
+    drafts_in_one_pass: bool = False
+
+
+MIN_STEPS_TO_TEACH = 100
+"""Measured steps from which on what was learnt is worth more to a new replica than its
+own start-up profile."""
+
+
+@dataclass(slots=True)
+class StepCost:
+    """Predicts what a step costs, part by part, and how wrong it was lately.
+
+        step = target(all tokens) + context * KV positions
+             + draft_first(all tokens) + (depth - 1) * draft_next(num_reqs)
+             + host(num_reqs)
+
+    A pass does the same to a prompt's token as to any other. With a price of their own
+    prompts take part of what decoding costs wherever every step carries one, and hide
+    how dear a verified token is.
+
+    The parts are told apart by the worker's own timestamps: at a constant depth their
+    sum alone would not identify them.
+
+    Attributes:
+        max_tokens: Most tokens a step can carry.
+        max_reqs: Most requests a step can carry.
+        padded_sizes: As `EngineLimits.padded_sizes`: both models' passes over the
+            tokens of a step cost what the next of these costs.
+        num_steps: Steps observed so far.
+
+    Source: ours.
+    """
+
+    max_tokens: int
+    max_reqs: int
+    padded_sizes: tuple[int, ...] = ()
+    target: CostTable = field(init=False)
+    draft_first: CostTable = field(init=False)
+    draft_next: CostTable = field(init=False)
+    host: CostTable = field(init=False)
+    num_steps: int = field(init=False, default=0)
+    _is_warm: bool = field(init=False, default=False)
+    _error: float = field(init=False, default=0.0)
+    _predicted_ms: float = field(init=False, default=0.0)
+    _measured_ms: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        """Create the tables with priors of a mid-sized model on a busy machine."""
+        self.target = CostTable(
+            self.max_tokens,
+            first_ms=20.0,
+            per_unit_ms=0.5,
+            padded_sizes=self.padded_sizes,
+            has_extra=True,
+        )
+        self.draft_first = CostTable(
+            self.max_tokens,
+            first_ms=2.0,
+            per_unit_ms=0.05,
+            padded_sizes=self.padded_sizes,
+        )
+        self.draft_next = CostTable(self.max_reqs, first_ms=2.0, per_unit_ms=0.05)
+        self.host = CostTable(self.max_reqs, first_ms=1.0, per_unit_ms=0.05)
+
+    def batch_ms(
+        self, num_reqs: NDArray[np.float64], context_per_req: float
+    ) -> NDArray[np.float64]:
+        """Price the target's pass for batches that decode one token per request.
+
+        Args:
+            num_reqs: `[num_sizes]`, rising.
+            context_per_req: KV positions of each; 0 where it is not known.
+        """
+        context_ms = self.context_ms(context_per_req) * num_reqs
+        return self.target.predict(num_reqs) + context_ms
+
+    def context_ms(self, num_context_tokens: float) -> float:
+        """Price KV positions attended to."""
+        return self.target.slope_ms * num_context_tokens
+
+    def fit_profile(self, profile: CostProfile) -> None:
+        """Replace the priors by what was timed at start-up.
+
+        Nothing changes after `import_state`: real steps of another engine say more than
+        dummy passes of this one.
+        """
+        if not profile.num_tokens or self._is_warm:
+            return
+        counts, target_ms = profile.num_tokens, profile.target_ms
+        self.target.fit_profile(counts, target_ms)
+        # A drafter without passes is next to free until a step shows otherwise; left at
+        # the priors, which nothing would ever correct, it would hardly be used.
+        nothing = (0.0,) * len(counts)
+        first_ms = profile.draft_ms or nothing
+        next_ms = nothing if profile.drafts_in_one_pass else first_ms
+        self.draft_first.fit_profile(counts, first_ms)
+        self.draft_next.fit_profile(counts, next_ms)
+
+    def target_ms(
+        self, num_tokens: NDArray[np.float64] | float, num_context_tokens: float
+    ) -> NDArray[np.float64]:
+        """Price the target's forward pass, for one or many token counts."""
+        return self.target.predict(num_tokens) + self.context_ms(num_context_tokens)
+
+    def draft_next_ms(
+        self, num_reqs: int, depth: NDArray[np.int64] | NDArray[np.float64] | int
+    ) -> NDArray[np.float64]:
+        """Price the draft passes after the first, for one or many depths."""
+        passes = np.maximum(np.asarray(depth, dtype=np.float64) - 1.0, 0.0)
+        return passes * self.draft_next.at(num_reqs)
+
+    def host_ms(self, num_reqs: int) -> float:
+        """Price the rest of the step."""
+        return self.host.at(num_reqs)
+
+    def predict_ms(self, timing: StepTiming) -> float:
+        """Predict the whole of a step that has been measured."""
+        return (
+            self.target.at(timing.num_tokens)
+            + self.context_ms(timing.num_context_tokens)
+            + self._predict_draft_ms(timing)
+            + self.host_ms(timing.num_reqs)
+        )
+
+    def _predict_draft_ms(self, timing: StepTiming) -> float:
+        if timing.draft_first_ms <= 0:
+            return 0.0
+        return self.draft_first.at(timing.num_tokens) + (
+            max(timing.depth - 1, 0) * self.draft_next.at(timing.num_reqs)
+        )
+
+    def observe(self, timing: StepTiming) -> float:
+        """Learn from one step.
+
+        Returns:
+            The relative error of the prediction made before learning, >= 0.
+        """
+        error = self._note_error(timing)
+        self._learn(timing)
+        return error
+
+    def learn(self, timings: Sequence[StepTiming]) -> None:
+        """Learn from steps in a row: all are predicted first, which is faster."""
+        for timing in timings:
+            self._note_error(timing)
+        for timing in timings:
+            self._learn(timing)
+
+    def _note_error(self, timing: StepTiming) -> float:
+        predicted = self.predict_ms(timing)
+        self._predicted_ms, self._measured_ms = predicted, timing.total_ms
+        error = abs(predicted - timing.total_ms) / max(timing.total_ms, 1e-6)
+        self.num_steps += 1
+        rate = max(0.02, 1.0 / self.num_steps)
+        self._error += rate * (min(error, 1.0) - self._error)
+        return error
+
+    def _learn(self, timing: StepTiming) -> None:
+        drift = self.target.observe(
+            timing.num_tokens, timing.target_ms, timing.num_context_tokens
+        )
+        self.draft_first.observe(timing.num_caught_up, timing.catch_up_ms)
+        # What did not run in this step drifts with what did: a stolen core slows both
+        # models down, and a drafter believed slow would never be tried again.
+        if timing.draft_first_ms > 0:
+            self.draft_first.observe(timing.num_tokens, timing.draft_first_ms)
+        else:
+            self.draft_first.rescale(drift)
+        if timing.depth > 1 and timing.draft_next_ms > 0:
+            self.draft_next.observe(
+                timing.num_reqs, timing.draft_next_ms / (timing.depth - 1)
+            )
+        else:
+            self.draft_next.rescale(drift)
+        self.host.observe(timing.num_reqs, timing.host_ms)
+
+    def prediction_error(self) -> float:
+        """Return the recent mean relative error of whole-step predictions."""
+        return self._error
+
+    def report(self) -> dict[str, float]:
+        """Return gauges for telemetry."""
+        return {
+            "predicted_step_ms": self._predicted_ms,
+            "measured_step_ms": self._measured_ms,
+            "step_time_error": self._error,
+            "context_ms_per_token": self.target.slope_ms,
+        }
+
+    def export_state(self) -> dict[str, Any]:
+        """Return everything learnt as plain values."""
+        return {
+            "target": self.target.export_state(),
+            "draft_first": self.draft_first.export_state(),
+            "draft_next": self.draft_next.export_state(),
+            "host": self.host.export_state(),
+        }
+
+    def import_state(self, state: dict[str, Any]) -> None:
+        """Start from another engine's `export_state`."""
+        for name in ("target", "draft_first", "draft_next", "host"):
+            getattr(self, name).import_state(state[name])
+        self._is_warm = True

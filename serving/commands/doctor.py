@@ -1,0 +1,271 @@
+"""Check this machine and a deployment's models before anything is started."""
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from serving.app import preload_libraries
+from serving.commands.console import Console
+from serving.engine.shared.version import find_vllm_mismatch
+from serving.local import ports
+from serving.settings.model import Environment, Settings, is_local_path
+from serving.settings.model_pair import Finding, check_models
+
+_PYTHON: Final = ((3, 11), (3, 14))
+_RAY: Final = "2.60.0"
+_REPLICA_BYTES: Final = 3 << 30
+"""Memory of one replica's three processes beside weights and KV cache, measured."""
+
+_RAY_BYTES: Final = 2 << 30
+"""Memory of Ray's and Serve's own processes on the head node, measured."""
+
+_SHARED_MEMORY_BYTES: Final = 256 << 20
+_CUDA_COMPANIONS: Final = ("torchvision", "torchaudio", "torchcodec")
+
+
+def doctor(settings: Settings) -> int:
+    """Print one line per check.
+
+    Returns:
+        The exit code: 1 if something would keep the deployment from working.
+    """
+    return report(examine(settings))
+
+
+def report(findings: list[Finding]) -> int:
+    """Print findings, one line each.
+
+    Returns:
+        The exit code: 1 if any finding is an error.
+    """
+    console = Console()
+    for finding in findings:
+        console.say(f"{finding.severity:<8} {finding}")
+    num_errors = sum(finding.severity == "error" for finding in findings)
+    console.say(f"{num_errors} error(s)" if num_errors else "No errors.")
+    return 1 if num_errors else 0
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Run every check.
+
+    Args:
+        settings: The deployment to check for.
+
+    Returns:
+        Findings, machine first, models last.
+    """
+    return [
+        *_check_python(),
+        *_check_packages(),
+        *_check_device(settings),
+        *check_memory(settings),
+        *_check_ports(settings),
+        *check_models(settings),
+        *_check_token(settings),
+    ]
+
+
+def _check_python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    lowest, beyond = (".".join(map(str, bound)) for bound in _PYTHON)
+    if _PYTHON[0] <= sys.version_info[:2] < _PYTHON[1]:
+        yield Finding("ok", "python", version)
+    else:
+        yield Finding(
+            "error", "python", f"{version}; install {lowest} or newer, below {beyond}"
+        )
+
+
+def _check_packages() -> Iterator[Finding]:
+    mismatch = find_vllm_mismatch()
+    if mismatch is not None:
+        yield Finding("error", "vllm", mismatch)
+    else:
+        yield Finding("ok", "vllm", "the supported version")
+    ray = _version("ray")
+    if ray == _RAY:
+        yield Finding("ok", "ray", ray)
+    else:
+        yield Finding("error", "ray", f"{ray or 'missing'}; install ray[serve]=={_RAY}")
+    torch = _version("torch")
+    yield Finding("ok" if torch else "error", "torch", torch or "missing; run `make`")
+    if torch is not None and "+cpu" in torch:
+        for package in _CUDA_COMPANIONS:
+            if _version(package) is not None:
+                yield Finding(
+                    "error",
+                    package,
+                    "is built for CUDA and breaks transformers beside a CPU torch; "
+                    f"run `pip uninstall {package}`",
+                )
+    plugins = importlib.metadata.entry_points(group="vllm.general_plugins")
+    if "tetris" in plugins.names:
+        yield Finding("ok", "plugin", "registered with vLLM")
+    else:
+        yield Finding(
+            "error",
+            "plugin",
+            "vLLM does not know this package; install it with `pip install -e .`",
+        )
+
+
+def _check_device(settings: Settings) -> Iterator[Finding]:
+    if settings.engine.device == "gpu":
+        yield from _check_gpus(settings)
+        return
+    num_cores = len(os.sched_getaffinity(0))
+    wanted = settings.replicas.num_cpus * settings.replicas.max
+    if wanted > num_cores:
+        yield Finding(
+            "error",
+            "replicas.max",
+            f"{settings.replicas.max} replicas want {wanted:g} CPUs, this machine has "
+            f"{num_cores}; lower replicas.max or replicas.num_cpus",
+        )
+    else:
+        yield Finding("ok", "device", f"CPU, {num_cores} cores")
+    libraries = {library.name for library in preload_libraries()}
+    if "libiomp5.so" in libraries:
+        yield Finding("ok", "libiomp5", "will be preloaded")
+    else:
+        yield Finding(
+            "warning",
+            "libiomp5",
+            "missing: drafting will be slow; run `pip install intel-openmp`",
+        )
+    if not any("tcmalloc" in library for library in libraries):
+        yield Finding(
+            "note", "tcmalloc", "missing; `apt install libtcmalloc-minimal4` may help"
+        )
+
+
+def _check_gpus(settings: Settings) -> Iterator[Finding]:
+    wanted = settings.engine.tensor_parallel_size * settings.replicas.num_gpus
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        num_gpus = pynvml.nvmlDeviceGetCount()
+    except Exception as error:  # NVML raises whatever the driver's state suggests.
+        yield Finding(
+            "error",
+            "engine.device",
+            f"no GPU found ({error}); install the driver, or set engine.device: cpu",
+        )
+        return
+    if wanted > num_gpus:
+        yield Finding(
+            "error",
+            "engine.tensor_parallel_size",
+            f"one replica wants {wanted:g} GPUs, this machine has {num_gpus}",
+        )
+    else:
+        yield Finding("ok", "device", f"{num_gpus} GPU(s)")
+
+
+def check_memory(settings: Settings) -> Iterator[Finding]:
+    """Compare what the replicas will take with what this machine has left.
+
+    Args:
+        settings: The deployment.
+
+    Yields:
+        Findings; an error only if not even `replicas.min` fit.
+    """
+    shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None
+    if shared is not None and shared < _SHARED_MEMORY_BYTES:
+        yield Finding(
+            "error",
+            "/dev/shm",
+            f"{_gib(shared)} free, Ray needs {_gib(_SHARED_MEMORY_BYTES)}; in a "
+            "container raise its shm size",
+        )
+    if settings.engine.device == "gpu":
+        return
+    replica = (
+        (settings.engine.kv_cache_memory_bytes or 0)
+        + _weight_bytes(settings)
+        + _REPLICA_BYTES
+    )
+    available = psutil.virtual_memory().available
+    wanted = _RAY_BYTES + replica * settings.replicas.max
+    text = f"{_gib(available)} available, {_gib(wanted)} wanted by {{}} replica(s)"
+    if wanted <= available:
+        yield Finding("ok", "memory", text.format(settings.replicas.max))
+    elif _RAY_BYTES + replica * settings.replicas.min <= available:
+        yield Finding(
+            "warning",
+            "memory",
+            text.format(settings.replicas.max) + "; lower replicas.max",
+        )
+    else:
+        yield Finding(
+            "error",
+            "memory",
+            text.format(settings.replicas.max)
+            + "; lower engine.kv_cache_memory_bytes or use a smaller model",
+        )
+
+
+def _check_ports(settings: Settings) -> Iterator[Finding]:
+    http = settings.http
+    port = Environment.read().port or http.port
+    try:
+        free = ports.is_free(http.host, port)
+    except ValueError as error:
+        yield Finding("error", "http.host", f"{error}; set 127.0.0.1")
+        return
+    if free:
+        yield Finding("ok", "http.port", f"{port} is free")
+    else:
+        owner = ports.owner_of(port)
+        yield Finding(
+            "error",
+            "http.port",
+            f"{port} is in use{f' by {owner}' if owner else ''}; choose another one "
+            "with --port",
+        )
+    for name, port in (
+        ("dashboard_port", http.dashboard_port),
+        ("metrics_port", http.metrics_port),
+    ):
+        free = ports.is_free("127.0.0.1", port)
+        message = f"{port} is free" if free else f"{port} is in use, the next is taken"
+        yield Finding("ok" if free else "note", f"http.{name}", message)
+
+
+def _check_token(settings: Settings) -> Iterator[Finding]:
+    models = (settings.model.target, settings.model.draft)
+    from_hub = any(model and not is_local_path(model) for model in models)
+    if from_hub and not Environment.read().has_hf_token:
+        yield Finding(
+            "note", "HF_TOKEN", "not set; gated models cannot be downloaded without it"
+        )
+
+
+def _weight_bytes(settings: Settings) -> int:
+    models = (settings.model.target, settings.model.draft)
+    return sum(
+        file.stat().st_size
+        for model in models
+        if model is not None and is_local_path(model)
+        for file in Path(model).glob("*.safetensors")
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"

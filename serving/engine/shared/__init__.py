@@ -1,0 +1,1 @@
+"""What both adapters share: the planner's host, classes, limits, counters."""

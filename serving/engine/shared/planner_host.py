@@ -1,0 +1,222 @@
+"""What both schedulers do alike, wherever the drafts are: host a planner."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+from policies.estimators.step_cost import StepCost
+from policies.planner import build_planner
+from policies.types import EngineLimits
+from policies.warmup import rehearse
+from serving.engine.shared.ageing import Ageing
+from serving.engine.shared.batch_limits import BatchLimits, RequestPace
+from serving.engine.shared.board import BoardRecorder
+from serving.engine.shared.counters import SpeculationCounters
+from serving.engine.shared.faults import FaultGuard
+from serving.engine.shared.kv_shortage import trim_to_free_blocks
+from serving.engine.shared.options import read_policy
+from serving.engine.shared.request_classes import RequestClasses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from policies.planner import Planner
+    from policies.types import PolicySpec
+    from serving.engine.compat import ModelRunnerOutput, Request, SchedulerOutput
+
+logger = init_logger(__name__)
+
+
+class PlannerHost:
+    """Mixin in front of one of vLLM's schedulers.
+
+    Attributes:
+        counters: Cumulative figures of the engine.
+        board: What the engine does step by step, while somebody watches.
+    """
+
+    counters: SpeculationCounters
+    board: BoardRecorder
+    _planner: Planner
+    _classes: RequestClasses
+    _ageing: Ageing
+    _limits: BatchLimits
+    _pace: RequestPace
+    _guard: FaultGuard
+    # vLLM's scheduler brings these.
+    vllm_config: Any
+    scheduler_config: Any
+    running: list[Request]
+    waiting: Any
+    max_model_len: int
+    num_spec_tokens: int
+    get_request_counts: Callable[[], tuple[int, int]]
+    get_kv_cache_usage: Callable[[], float]
+
+    def _host_planner(
+        self,
+        *,
+        padded_sizes: tuple[int, ...],
+        skips_drafter: bool,
+        stops_drafts: bool = False,
+    ) -> PolicySpec:
+        """Build the planner the engine's configuration names, and what it needs.
+
+        Args:
+            padded_sizes: As `EngineLimits.padded_sizes`.
+            skips_drafter: Whether depth 0 leaves the drafter out altogether.
+            stops_drafts: Whether a draft can end between two of the drafter's passes.
+
+        Raises:
+            ValueError: If the configuration cannot work.
+        """
+        spec = read_policy(self.vllm_config)
+        speculative = self.vllm_config.speculative_config
+        limits = EngineLimits(
+            max_tokens=self.scheduler_config.max_num_batched_tokens,
+            max_reqs=self.scheduler_config.max_num_seqs,
+            skips_drafter=skips_drafter,
+            stops_drafts=stops_drafts,
+            method=speculative.method,
+            padded_sizes=padded_sizes,
+        )
+        self._planner = build_planner(spec, limits)
+        self._classes = RequestClasses.read(self.vllm_config)
+        self._limits = BatchLimits(self)
+        self._pace = RequestPace()
+        self.counters = SpeculationCounters(
+            policy=spec.name,
+            method=speculative.method,
+            max_depth=speculative.num_speculative_tokens,
+        )
+        self._guard = FaultGuard(self.counters)
+        started_s = time.perf_counter()
+        self._guard.ask(rehearse, spec, limits)
+        logger.info(
+            "Planner %s compiled in %.1f s", spec.name, time.perf_counter() - started_s
+        )
+        self._ageing = Ageing(self, self._classes, self.counters)
+        self.board = BoardRecorder()
+        return spec
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return counters, the queue and the planner's gauges as plain values."""
+        num_running, num_waiting = self.get_request_counts()
+        report = self._guard.ask(self._report, num_running) or {}
+        return {
+            **self.counters.snapshot(),
+            "num_running": num_running,
+            "num_waiting": num_waiting,
+            "kv_cache_usage": float(self.get_kv_cache_usage()),
+            "planner": report,
+        }
+
+    def _report(self, num_running: int) -> dict[str, float]:
+        report = self._planner.report()
+        cost = getattr(self._planner, "cost", None)
+        if isinstance(cost, StepCost):
+            # Where nothing is verified, the pass runs over a token of each request.
+            first_ms = cost.draft_first.at(max(1, num_running))
+            report = report | {"warm_depth0_ms": first_ms}
+        return report
+
+    def export_state(self) -> dict[str, Any]:
+        """Return what the planner learnt, for a new replica to start from."""
+        return self._planner.export_state()
+
+    def import_state(self, state: dict[str, Any]) -> None:
+        """Start from what another replica's planner learnt.
+
+        Raises:
+            Exception: Whatever is wrong with the state; nothing has changed then.
+        """
+        planner = copy.deepcopy(self._planner)
+        planner.import_state(state)
+        self._planner = planner
+
+    def _plan_batch(self) -> None:
+        """Set the limits of the coming step; vLLM's own where nothing asks for less.
+
+        The queue is put into order before, for they are made for its head; drafts for
+        which no KV blocks are left are cut after.
+        """
+        self._guard.ask(self._ageing.look)
+        num_chunks = sum([request.is_prefill_chunk for request in self.running])
+        num_decodes = len(self.running) - num_chunks
+        self._pace.note(self.counters.num_accepted_tokens, num_decodes)
+        # There is something to limit: a queue, or a prompt under way.
+        is_needed = bool(num_chunks or self.waiting)
+        if not (is_needed and self._guard.ask(self._limit_batch)):
+            self._limits.lift()
+        self._count_cut("kv", self._guard.ask(trim_to_free_blocks, self) or 0)
+
+    def _limit_batch(self) -> bool:
+        target_ms = self._classes.tightest_target_ms(self.running)
+        if target_ms is not None:
+            # A target is per token; a step brings a request more than one.
+            target_ms *= max(1.0, self._pace.tokens_per_step)
+        load = self._limits.measure_load(target_ms)
+        plan = self._planner.plan_batch(load)
+        if plan is None:
+            return False
+        self._limits.apply(plan, load)
+        return True
+
+    def _choose_depth(self, num_reqs: int) -> int | None:
+        """Ask for the next depth, within the engine's; None if the planner fails."""
+        depth: int | None = self._guard.ask(self._ask_depth, num_reqs)
+        return None if depth is None else max(0, min(depth, self.num_spec_tokens))
+
+    def _ask_depth(self, num_reqs: int) -> int:
+        target_ms = self._classes.tightest_target_ms(self.running)
+        return int(self._planner.choose_depth(num_reqs, target_ms))
+
+    def _count_planning(self, started_s: float) -> None:
+        """Count the time since then as time spent on planning."""
+        self.counters.planning_seconds_total += time.perf_counter() - started_s
+
+    def _count_context(self) -> int:
+        return sum([request.num_computed_tokens for request in self.running])
+
+    def _count_cut(self, reason: str, num_tokens: int) -> None:
+        if num_tokens:
+            self.counters.num_cut_tokens[reason] += num_tokens
+
+    def _show(
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: ModelRunnerOutput,
+    ) -> None:
+        """Put a step on the board."""
+        sampled = model_runner_output.sampled_token_ids
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        emitted = [
+            (
+                req_id,
+                max(0, len(sampled[row]) - 1) if drafts.get(req_id) else 0,
+                len(sampled[row]),
+            )
+            for req_id, row in model_runner_output.req_id_to_index.items()
+            if row < len(sampled) and sampled[row]
+        ]
+        self.board.note_outcome(
+            emitted,
+            budget=self.counters.last_draft_budget,
+            depth=self.counters.draft_depth,
+            running=[request.request_id for request in self.running],
+            waiting=len(self.waiting),
+        )
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        started_s = time.perf_counter()
+        self._guard.ask(self._planner.forget, request.request_id)
+        self._classes.forget(request.request_id)
+        self._limits.note_finished(request)
+        self._count_planning(started_s)
+        return super()._free_request(  # type: ignore[misc]  # vLLM's scheduler follows
+            request, *args, **kwargs
+        )

@@ -1,0 +1,1 @@
+"""What clients talk to: HTTP, errors, the board."""

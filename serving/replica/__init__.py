@@ -1,0 +1,1 @@
+"""One engine's actor: server, metrics, capacity, warm start."""

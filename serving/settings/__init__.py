@@ -1,0 +1,1 @@
+"""Settings of one deployment: the model, its checks, the report."""
