@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine.cpu.coming_prompts import count_coming_prompt_tokens
+from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from tests.engine.checks import complete, draw_prompt, greedy
 from tests.engine.conftest import run_engine
 

@@ -12,13 +12,13 @@ import torch
 
 from policies.estimators.step_cost import CostProfile
 from serving.engine.compat import ModelRunnerOutput, StepTimingSample
-from serving.engine.cpu.step_messages import (
+from serving.engine.gpu.clock import DeviceClock
+from serving.engine.gpu.step_messages import (
     ORDER_ATTRIBUTE,
     REPORT_ATTRIBUTE,
     StepReport,
     VerificationReport,
 )
-from serving.engine.gpu.clock import DeviceClock
 from serving.engine.gpu.verification import make_profile
 from tests.gpu_adapter.stand_ins import StandInDevice, make_verification
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serving.engine.cpu.step_messages import DeviceTimes
 from serving.engine.gpu.clock import MAX_UNREAD_STEPS, DeviceClock, StepLoads
+from serving.engine.gpu.step_messages import DeviceTimes
 from tests.gpu_adapter.stand_ins import StandInDevice
 
 

@@ -20,11 +20,6 @@ from serving.engine.compat import (
     StepTimingSample,
     TargetDependentARSpeculator,
 )
-from serving.engine.cpu.step_messages import (
-    ORDER_ATTRIBUTE,
-    REPORT_ATTRIBUTE,
-    VerificationOrder,
-)
 from serving.engine.gpu import runner as runner_v2
 from serving.engine.gpu import worker as worker_gpu
 from serving.engine.gpu.clock import DeviceClock
@@ -34,6 +29,11 @@ from serving.engine.gpu.speculators import (
     PacedStandalone,
     adopt_speculator,
     use_raw_confidence,
+)
+from serving.engine.gpu.step_messages import (
+    ORDER_ATTRIBUTE,
+    REPORT_ATTRIBUTE,
+    VerificationOrder,
 )
 from serving.engine.gpu.verification import PlannedVerification
 from serving.engine.gpu.worker import TetrisGPUWorker

@@ -240,7 +240,7 @@ def test_prompts_get_the_room_of_drafts_that_are_not_verified(
             order = scheduler._update_after_schedule
 
             def with_order(output: Any, order: Any = order) -> None:
-                from serving.engine.cpu.step_messages import VerificationOrder
+                from serving.engine.gpu.step_messages import VerificationOrder
 
                 output.tetris_order = VerificationOrder(1, 7)
                 order(output)

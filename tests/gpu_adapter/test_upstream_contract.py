@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.engine import compat
-from serving.engine.cpu.step_messages import ORDER_ATTRIBUTE, VerificationOrder
 from serving.engine.gpu import plain_verification
 from serving.engine.gpu.runner import _REFUSAL, TetrisGPUModelRunner
 from serving.engine.gpu.scheduler import TetrisAsyncScheduler
@@ -25,6 +24,7 @@ from serving.engine.gpu.speculators import (
     PacedTargetDependent,
     RawConfidence,
 )
+from serving.engine.gpu.step_messages import ORDER_ATTRIBUTE, VerificationOrder
 from serving.engine.gpu.verification import PlannedVerification
 from serving.engine.gpu.worker import TetrisGPUWorker
 from serving.engine.shared import planner_host

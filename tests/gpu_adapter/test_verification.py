@@ -11,7 +11,7 @@ import torch
 
 from policies.types import AcceptanceScale
 from serving.engine.compat import AdaptiveVerificationManager, StepTimingSample
-from serving.engine.cpu.step_messages import VerificationOrder
+from serving.engine.gpu.step_messages import VerificationOrder
 from serving.engine.gpu.verification import PlannedVerification, make_profile
 from tests.gpu_adapter.stand_ins import (
     StandInGroup,

@@ -11,15 +11,15 @@ import numpy as np
 from policies.decisions.select import blank_past
 from policies.types import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.compat import Scheduler
-from serving.engine.cpu.coming_prompts import count_coming_prompt_tokens
 from serving.engine.cpu.draft_room import DraftRooms
 from serving.engine.cpu.drafts import ScoredDraftTokenIds
-from serving.engine.cpu.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.cpu.rest import Rest
 from serving.engine.cpu.step_clock import StepClock
 from serving.engine.cpu.step_messages import QUIET_ATTRIBUTE, STOP_ATTRIBUTE
 from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
+from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from serving.engine.shared.faults import check_selection
+from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
 
 if TYPE_CHECKING:

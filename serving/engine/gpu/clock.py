@@ -10,7 +10,7 @@ import torch
 
 from policies.estimators.step_cost import StepTiming
 from serving.engine.compat import StepTimingCollector
-from serving.engine.cpu.step_messages import DeviceTimes
+from serving.engine.gpu.step_messages import DeviceTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,12 +11,6 @@ from serving.engine.compat import (
     GPUModelRunnerV2,
     get_tp_group,
 )
-from serving.engine.cpu.step_messages import (
-    ORDER_ATTRIBUTE,
-    REPORT_ATTRIBUTE,
-    StepReport,
-    VerificationReport,
-)
 from serving.engine.gpu.clock import DeviceClock, LiveStepTiming
 from serving.engine.gpu.copy import DeviceReader
 from serving.engine.gpu.plain_verification import (
@@ -27,12 +21,18 @@ from serving.engine.gpu.plain_verification import (
     find_unfit_backend,
 )
 from serving.engine.gpu.speculators import adopt_speculator, use_raw_confidence
+from serving.engine.gpu.step_messages import (
+    ORDER_ATTRIBUTE,
+    REPORT_ATTRIBUTE,
+    StepReport,
+    VerificationReport,
+)
 from serving.engine.gpu.verification import PlannedVerification
 
 if TYPE_CHECKING:
     from policies.estimators.step_cost import CostProfile
     from serving.engine.compat import ModelRunnerOutput, SchedulerOutput
-    from serving.engine.cpu.step_messages import DeviceTimes, VerificationOrder
+    from serving.engine.gpu.step_messages import DeviceTimes, VerificationOrder
     from serving.engine.gpu.verification import VerifiedDrafts
 
 logger = init_logger(__name__)

@@ -12,20 +12,20 @@ import numpy as np
 from policies.decisions.select import select_drafts
 from policies.types import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.compat import AsyncScheduler
-from serving.engine.cpu.coming_prompts import count_coming_prompt_tokens
-from serving.engine.cpu.outcomes import NOTHING_VERIFIED, read_outcomes
-from serving.engine.cpu.step_messages import (
+from serving.engine.gpu.clock import StepLoads
+from serving.engine.gpu.plain_verification import find_plain_reason
+from serving.engine.gpu.stale_confidence import StaleConfidence
+from serving.engine.gpu.step_messages import (
     ORDER_ATTRIBUTE,
     REPORT_ATTRIBUTE,
     StepReport,
     VerificationOrder,
 )
-from serving.engine.cpu.step_sizes import find_captured_sizes
-from serving.engine.gpu.clock import StepLoads
-from serving.engine.gpu.plain_verification import find_plain_reason
-from serving.engine.gpu.stale_confidence import StaleConfidence
+from serving.engine.gpu.step_sizes import find_captured_sizes
+from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from serving.engine.shared.faults import check_selection
 from serving.engine.shared.options import opts_out
+from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
 
 if TYPE_CHECKING:

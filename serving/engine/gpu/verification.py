@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from serving.engine.compat import StepTimingSample
-    from serving.engine.cpu.step_messages import VerificationOrder
+    from serving.engine.gpu.step_messages import VerificationOrder
 
 
 class VerifiedDrafts(NamedTuple):
