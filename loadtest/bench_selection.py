@@ -19,7 +19,7 @@ import numpy as np
 
 from policies.decisions.batching import EngineLoad
 from policies.estimators.step_cost import StepTiming
-from policies.planner import build_planner
+from policies.registry import build_planner
 from policies.types import DraftBatch, EngineLimits, PolicySpec, VerificationOutcome
 
 if TYPE_CHECKING:

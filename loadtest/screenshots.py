@@ -105,7 +105,6 @@ def _take_dashboard(executable: str, url: str, token: str, path: Path) -> None:
 
 def _ask(url: str, number: int, stop: threading.Event) -> None:
     """Keep one request running."""
-
     rng = random.Random(number)
     tasks = [task for task in TASKS.values() if not task.name.startswith("tool_")]
     while not stop.is_set():

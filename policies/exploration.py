@@ -1,4 +1,4 @@
-"""Steps that are not the best guess, so that estimates stay alive."""
+"""Steps that are not the best guess, and what resuming a skipped drafter takes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from policies.estimators.step_cost import StepCost, StepTiming
 
 EXPLORE_EVERY = 48
 """At depth 0 one step in this many drafts anyway, for fresh confidence when the load
@@ -133,3 +135,39 @@ class Exploration:
             self._steps_selected in FIRST_PROBES
             or self._steps_selected % PROBE_EVERY == 0
         )
+
+
+RESUME_HORIZON_STEPS = 40
+"""Steps over which catching up after cold depth 0 is paid off: as long as the load that
+made drafting worthwhile is expected to last."""
+
+
+@dataclass(slots=True)
+class DrafterBacklog:
+    """Positions of the running requests that lack the drafter's KV.
+
+    Only where the engine skips the drafter at depth 0; elsewhere nothing is missing.
+
+    Attributes:
+        num_positions: Positions over all running requests.
+    """
+
+    num_positions: int = 0
+
+    def note(self, timing: StepTiming) -> None:
+        """Take in a step of an engine that skips its drafter at depth 0."""
+        if timing.depth > 0:
+            self.num_positions = 0
+            return
+        # Requests that end take their share of the missing positions along.
+        self.num_positions = min(
+            self.num_positions + timing.num_tokens, timing.num_context_tokens
+        )
+
+    def fill_ms(self, cost: StepCost) -> float:
+        """Return what filling all of them at once takes, in the first drafting step."""
+        return cost.draft_first.at(self.num_positions)
+
+    def share_ms(self, cost: StepCost) -> float:
+        """Return the same as a share of each of the steps that pay it off."""
+        return self.fill_ms(cost) / RESUME_HORIZON_STEPS

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.catch_up import CatchUp
 from policies.decisions.admission import admit_above_threshold, admit_best, claim
 from policies.decisions.batching import (
     BatchPlan,
@@ -25,7 +24,8 @@ from policies.estimators.calibration import ConfidenceCalibration
 from policies.estimators.feedback import DraftFeedback
 from policies.estimators.priors import prior_of
 from policies.estimators.step_cost import MIN_STEPS_TO_TEACH, StepCost
-from policies.exploration import EXPLORE_DEPTH, Exploration
+from policies.exploration import EXPLORE_DEPTH, DrafterBacklog, Exploration
+from policies.planner import Planner
 from policies.types import DraftSelection
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ cent from step to step, and flapping has a price."""
 
 
 @dataclass(slots=True)
-class GoodputPlanner:
+class GoodputPlanner(Planner):
     """Verify a draft token when it is worth the time it costs.
 
     Each step
@@ -118,7 +118,7 @@ class GoodputPlanner:
     _max_running: int = field(init=False, default=0)
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
-    _catch_up: CatchUp = field(init=False, default_factory=CatchUp)
+    _backlog: DrafterBacklog = field(init=False, default_factory=DrafterBacklog)
     _outlook: DepthOutlook | None = field(init=False, default=None)
     _has_drafted: bool = field(init=False, default=False)
     _ends_early: bool = field(init=False, default=False)
@@ -197,6 +197,7 @@ class GoodputPlanner:
             expected_accepted=expected_accepted,
             num_cut_by_latency=num_late,
             is_probe=is_probe,
+            may_reallocate=True,
         )
 
     def choose_depth(
@@ -403,7 +404,7 @@ class GoodputPlanner:
             skips_drafter=self.limits.skips_drafter,
         )
         if self.limits.skips_drafter and self.plan.depth == 0:
-            step_ms[1:] += self._catch_up.share_ms(self.cost)
+            step_ms[1:] += self._backlog.share_ms(self.cost)
         max_step_ms: float | NDArray[np.float64] | None = self.latency_target_ms
         if latency_target_ms is not None:
             tokens = self._recent.tokens_by_depth(self._typical_acceptance())
@@ -431,7 +432,7 @@ class GoodputPlanner:
             step_ms=prices.plain_ms(
                 num_reqs, self._context_per_req, skips_drafter=skips_drafter
             ),
-            catch_up_ms=self._catch_up.price_ms(self.cost),
+            catch_up_ms=self._backlog.fill_ms(self.cost),
             max_step_ms=min((ms for ms in targets_ms if ms is not None), default=None),
         )
 
@@ -441,7 +442,7 @@ class GoodputPlanner:
             self._exploration.note_passes(timing.depth)
             self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
             if self.limits.skips_drafter:
-                self._catch_up.note(timing)
+                self._backlog.note(timing)
         self._pending_timings.clear()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from numpy.typing import NDArray
 
@@ -71,6 +71,8 @@ class DraftSelection:
             opinion.
         num_cut_by_latency: Drafts that would have been admitted without any target.
         is_probe: Drafts were left out to see what a step costs without them.
+        may_reallocate: An engine that selects before it knows the drafts may give the
+            budget to other drafts of the batch, by fresher confidences.
     """
 
     num_admitted: NDArray[np.int64]
@@ -78,6 +80,7 @@ class DraftSelection:
     expected_accepted: float = float("nan")
     num_cut_by_latency: int = 0
     is_probe: bool = False
+    may_reallocate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +133,23 @@ class PolicySpec:
 
     Attributes:
         name: `fixed`, `tetris`, `dynamic` or `goodput` (`none` never reaches an engine
-            with a drafter).
+            with a drafter), or somebody's own planner as `module:Class`.
         draft_tokens: k. For `fixed` the drafts every request verifies; for `tetris`
-            the verification capacity per request; for `dynamic` and `goodput` the
+            the verification capacity per request; for all others the
             deepest draft they may choose. >= 1.
         extra_draft_tokens: For `tetris`, how much deeper than k every request
             drafts so that there is something to choose from. >= 0.
         latency_target_ms: For `goodput`, the longest time wanted between two steps of
             a request, or None.
+        params: For a planner of somebody's own: what its class takes beside the depth
+            and the limits, by name.
     """
 
     name: str
     draft_tokens: int
     extra_draft_tokens: int = 0
     latency_target_ms: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def max_depth(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from policies.decisions.batching import EngineLoad
 from policies.decisions.select import blank_past, select_drafts
 from policies.estimators.step_cost import CostProfile, StepTiming
-from policies.planner import build_planner
+from policies.registry import build_planner
 from policies.types import DraftBatch, VerificationOutcome
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def rehearse(spec: PolicySpec, limits: EngineLimits) -> None:
     Compiling takes seconds where nothing is on disk yet: no request should wait for it.
 
     Args:
-        spec: As for `planner.build_planner`.
+        spec: As for `registry.build_planner`.
         limits: Likewise.
     """
     depth = spec.max_depth

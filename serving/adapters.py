@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from policies.registry import load_planner_class
 from serving.engine.gpu.plain_verification import METHODS_V2
 from serving.settings.model import Settings
 
@@ -53,7 +54,7 @@ def depth_schedule_of(settings: Settings) -> list[list[int]]:
         settings.policy.num_speculative_tokens,
         settings.engine.max_num_seqs,
     )
-    varies = settings.policy.name in {"dynamic", "goodput"}
+    varies = settings.policy.name not in {"fixed", "tetris"}
     if settings.engine.device == "cpu" or not varies:
         return [[1, max_num_seqs, depth]]
     first = max(1, depth - max_num_seqs + 1)
@@ -66,6 +67,11 @@ def depth_schedule_of(settings: Settings) -> list[list[int]]:
 def find_adapter_problems(settings: Settings) -> Iterator[str]:
     """Yield every reason why these settings cannot be served, as `setting: reason`."""
     policy, engine = settings.policy, settings.engine
+    if ":" in policy.name:
+        try:
+            load_planner_class(policy.name)
+        except ValueError as error:
+            yield f"policy.name: {error}"
     if engine.adapter == "off" and policy.name not in PLAIN_POLICIES:
         yield (
             f"engine.adapter: off leaves the engine to vLLM, which has no policy "
@@ -99,5 +105,6 @@ def policy_config_of(settings: Settings) -> dict[str, Any]:
         "draft_tokens": policy.draft_tokens,
         "extra_draft_tokens": policy.extra_draft_tokens,
         "latency_target_ms": policy.latency_target_ms,
+        "params": policy.params,
         "classes": {name: one.model_dump() for name, one in policy.classes.items()},
     }

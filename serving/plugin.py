@@ -18,7 +18,7 @@ def register() -> None:
     them is all it takes. Engines whose vLLM this release does not know are left alone:
     plugins run in every vLLM on the machine, not only in ours.
     """
-    from serving.engine.shared.version import find_vllm_mismatch
+    from serving.engine.version import find_vllm_mismatch
 
     if find_vllm_mismatch() is not None:
         return

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.planner import POLICY_NAMES
+from policies.registry import POLICY_NAMES
 
 DEFAULT_DRAFT_TOKENS = {"fixed": 3, "tetris": 2, "dynamic": 5, "goodput": 5}
 DEFAULT_EXTRA_DRAFT_TOKENS = 2

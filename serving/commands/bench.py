@@ -1,7 +1,12 @@
-"""`tetris-serve bench`: hands its arguments on to the benchmarks in `loadtest`."""
+"""`tetris-serve bench`: hands its arguments on to whatever benchmarks are installed."""
 
 import argparse
-from typing import Any
+import functools
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+BENCHMARKS: Final = "tetris_serve.benchmarks"
+"""Entry points `name = "module:main"`, called with the arguments and a program name."""
 
 _NO_PREFIX = "\0"
 
@@ -18,30 +23,19 @@ def add_bench_command(commands: Any) -> None:
         description="Measure policies against each other.",
     )
     kinds = bench.add_subparsers(required=True, metavar="WHAT")
-    for name, where, run in (
-        ("engine", "on the real engine, offline", _bench_engine),
-        ("http", "over HTTP, under load", _bench_http),
-    ):
+    for benchmark in sorted(entry_points(group=BENCHMARKS)):
         kind = kinds.add_parser(
-            name,
-            help=f"{where} ({name} --help lists the options)",
+            benchmark.name,
+            help=f"{benchmark.name} --help says what it measures",
             # Options are the benchmark's own business: here nothing starts with a
             # prefix.
             prefix_chars=_NO_PREFIX,
             add_help=False,
         )
         kind.add_argument("arguments", nargs="*")
-        kind.set_defaults(run=run)
+        kind.set_defaults(run=functools.partial(_run, benchmark))
 
 
-def _bench_engine(args: argparse.Namespace) -> int:
-    # Only here, because serving does without loadtest.
-    from loadtest.engine_bench.cli import main
-
-    return main(args.arguments, prog="tetris-serve bench engine")
-
-
-def _bench_http(args: argparse.Namespace) -> int:
-    from loadtest.http_bench.cli import main
-
-    return main(args.arguments, prog="tetris-serve bench http")
+def _run(benchmark: EntryPoint, args: argparse.Namespace) -> int:
+    main = benchmark.load()
+    return int(main(args.arguments, prog=f"tetris-serve bench {benchmark.name}"))

@@ -12,7 +12,7 @@ import psutil
 
 from serving.app import preload_libraries
 from serving.commands.console import Console
-from serving.engine.shared.version import find_vllm_mismatch
+from serving.engine.version import find_vllm_mismatch
 from serving.local import ports
 from serving.settings.model import Environment, Settings, is_local_path
 from serving.settings.model_pair import Finding, check_models

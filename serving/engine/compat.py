@@ -10,7 +10,7 @@ CPU worker, whose import replaces parts of `torch.cuda`, are in `compat_cpu`.
 from importlib import import_module
 from typing import Any
 
-from serving.engine.shared.version import find_vllm_mismatch
+from serving.engine.version import find_vllm_mismatch
 
 
 def check_version() -> None:

@@ -7,25 +7,50 @@ sections: `model` (the pair), `policy` (what is verified), `engine` (vLLM), `rep
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
 from serving.settings.checks import find_disagreements, read_switch
 from serving.settings.report import describe
 
-PolicyName = Literal["none", "fixed", "tetris", "dynamic", "goodput"]
-"""Every policy an engine can run; `policies.planner` builds the same names."""
+POLICIES: Final = ("none", "fixed", "tetris", "dynamic", "goodput")
+"""The policies that come with this package; `policies.registry` builds the same."""
+
+_OWN_POLICY: Final = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+"""A planner of somebody's own, as `module:Class`."""
+
+
+def _check_policy(name: str) -> str:
+    if name in POLICIES or re.fullmatch(_OWN_POLICY, name):
+        return name
+    known = ", ".join(map(repr, POLICIES))
+    raise ValueError(
+        f"must be one of {known}, or a planner of your own as module:Class "
+        f"(got {name!r})"
+    )
+
+
+PolicyName = Annotated[
+    str,
+    AfterValidator(_check_policy),
+    WithJsonSchema(
+        {"anyOf": [{"enum": list(POLICIES)}, {"pattern": f"^{_OWN_POLICY}$"}]}
+    ),
+]
 
 DraftMethod = Literal[
     "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "ngram", "suffix"
@@ -99,7 +124,8 @@ class PolicySettings(_Section):
     `none` starts the engine without a drafter; `fixed` verifies `draft_tokens` of every
     request; `tetris` verifies as many in total, but the best ones of drafts that are
     `extra_draft_tokens` deeper; `dynamic` and `goodput` choose how many from measured
-    costs, with drafts of at most `draft_tokens`.
+    costs, with drafts of at most `draft_tokens`. `module:Class` names a planner of your
+    own (`policies.planner`); its class is built with `params`.
     """
 
     name: Annotated[PolicyName, Field(description="the verification policy")] = "tetris"
@@ -118,6 +144,10 @@ class PolicySettings(_Section):
         float | None,
         Field(gt=0, description="longest time between two steps; goodput keeps to it"),
     ] = None
+    params: Annotated[
+        dict[str, Any],
+        Field(description="what a policy of your own (module:Class) is built with"),
+    ] = {}
     draft_sampling: Annotated[
         Literal["greedy", "probabilistic"],
         Field(description="how the draft model picks its tokens"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from policies.planner import FixedPlanner
+from policies.baselines import FixedPlanner
 from serving.engine.cpu.drafter_cache import DrafterCache, MissingSpan, split_spans
 from serving.engine.cpu.rest import TELL_ALL, TELL_EVERY
 from tests.engine.checks import draw_prompt

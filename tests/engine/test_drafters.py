@@ -216,7 +216,7 @@ def test_sampled_drafts_report_the_distribution_they_are_drawn_from(
 def test_a_grammar_makes_sampled_drafts_take_the_likeliest_token(
     models: Models,
 ) -> None:
-    """vLLM cuts a draft at the first token the grammar forbids.
+    """VLLM cuts a draft at the first token the grammar forbids.
 
     Cutting by the drawn token would bias the output; the likeliest token depends on
     the prefix alone.

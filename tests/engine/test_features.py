@@ -316,7 +316,7 @@ def test_acceptance_is_reported_request_by_request(pair: Pair) -> None:
 
 
 def read_metrics(engine: Engine) -> dict[str, float]:
-    """vLLM's counters by name."""
+    """VLLM's counters by name."""
     return {
         metric.name: metric.value
         for metric in engine.llm.get_metrics()

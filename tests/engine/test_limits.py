@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from policies.planner import FixedPlanner
+from policies.baselines import FixedPlanner
 from tests.engine.checks import (
     Arrival,
     check_counters,

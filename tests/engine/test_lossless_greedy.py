@@ -193,7 +193,7 @@ def test_float32_token_ids_equal_those_without_speculation(
 def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(
     tiny_pair: tuple[Path, Path],
 ) -> None:
-    """vLLM bars stop tokens from the bonus token by where its block starts."""
+    """VLLM bars stop tokens from the bonus token by where its block starts."""
     from vllm import SamplingParams
 
     target = tiny_pair[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from policies.planner import FixedPlanner
+from policies.baselines import FixedPlanner
 from tests.engine.checks import draw_prompt, summarize_all
 from tests.engine.conftest import run_engine
 

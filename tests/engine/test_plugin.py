@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from serving import plugin
-from serving.engine.shared import version
+from serving.engine import version
 from serving.engine.shared.options import opts_out, read_policy
 from tests.engine.conftest import run_engine
 
@@ -92,7 +92,7 @@ def test_an_engine_without_a_drafter_is_pointed_to_the_policy_none() -> None:
 def test_data_parallelism_inside_an_engine_is_refused_at_start_up(
     tiny_pair: tuple[Path, Path],
 ) -> None:
-    """vLLM itself drops the depth hook then, which alone would not be noticed."""
+    """VLLM itself drops the depth hook then, which alone would not be noticed."""
     from vllm import EngineArgs
 
     target, draft = map(str, tiny_pair)
@@ -264,7 +264,7 @@ def test_only_the_cpu_worker_replaces_parts_of_torch_and_it_does_so_first(
 
 @pytest.fixture
 def bare_engine_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    """vLLM's engine core without our utilities."""
+    """VLLM's engine core without our utilities."""
     from vllm.v1.engine.core import EngineCore
 
     for name in UTILITIES:
@@ -364,7 +364,7 @@ def test_figures_come_back_from_an_engine_in_another_process(
 
 
 def test_an_engine_can_start_where_numba_is_loaded():
-    """vLLM's CPU platform reads the `__dict__` of every object in every module."""
+    """VLLM's CPU platform reads the `__dict__` of every object in every module."""
     import numba  # noqa: F401 - that it is loaded is the point
     from vllm.triton_utils import dispatcher
 

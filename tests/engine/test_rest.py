@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from policies.planner import FixedPlanner
+from policies.baselines import FixedPlanner
 from serving.engine.cpu.rest import TELL_ALL, TELL_EVERY, Rest
 from serving.engine.shared.batch_limits import RequestPace
 from tests.engine.checks import complete, draw_prompts, greedy, summarize_all

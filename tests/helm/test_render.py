@@ -248,7 +248,7 @@ def test_names_stay_what_they_are(example):
 
 
 def test_the_notes_say_how_to_reach_the_service(tmp_path):
-    """helm shows notes only with a cluster at hand; here they become a manifest."""
+    """Helm shows notes only with a cluster at hand; here they become a manifest."""
     chart = tmp_path / "chart"
     shutil.copytree(CHART, chart)
     notes = (chart / "templates" / "NOTES.txt").read_text("utf-8")

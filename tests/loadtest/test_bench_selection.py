@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loadtest.bench_selection import main, time_planning
-from policies.planner import build_planner
+from policies.registry import build_planner
 from policies.types import EngineLimits, PolicySpec
 
 

@@ -25,9 +25,9 @@ from loadtest.engine_bench.replay import (
 from loadtest.engine_bench.report import write_results
 from loadtest.engine_bench.store import Store
 from loadtest.engine_bench.traces import RecordedTrace
+from policies.baselines import FixedPlanner
 from policies.decisions.early_exit import DraftStop
 from policies.exploration import PROBE_EVERY
-from policies.planner import FixedPlanner
 from tests.loadtest.test_engine_bench import ENVIRONMENT, measured
 
 MAX_DEPTH = 5

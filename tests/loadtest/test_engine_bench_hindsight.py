@@ -19,9 +19,9 @@ from loadtest.engine_bench.replay import (
     play_planner,
     read_steps,
 )
+from policies.baselines import FixedPlanner
 from policies.estimators.logit import to_log_odds, to_probability
 from policies.estimators.step_cost import StepTiming
-from policies.planner import FixedPlanner
 from tests.loadtest.test_engine_bench_bounds import NUM_REQS, PRICES, make_trace
 
 DEPTH = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.dynamic import DynamicPlanner
+from policies.baselines import DynamicPlanner
 from policies.estimators.cost_table import CostTable
 from policies.estimators.step_cost import CostProfile
 from policies.goodput import GoodputPlanner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.dynamic import DynamicPlanner
+from policies.baselines import DynamicPlanner
 from policies.exploration import (
     EXPLORE_EVERY,
     MAX_CATCH_UP_INTERVAL,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from policies.baselines import DynamicPlanner, FixedPlanner, TetrisPlanner
 from policies.decisions.batching import EngineLoad
-from policies.dynamic import DynamicPlanner
 from policies.estimators.step_cost import CostProfile
 from policies.goodput import LEARN_EVERY, GoodputPlanner
-from policies.planner import FixedPlanner, Planner, TetrisPlanner, build_planner
+from policies.planner import Planner
+from policies.registry import build_planner
 from policies.types import (
     DraftBatch,
     EngineLimits,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.planner import POLICY_NAMES, Planner, build_planner
+from policies.planner import Planner
+from policies.registry import POLICY_NAMES, build_planner
 from policies.types import DraftBatch, PolicySpec, VerificationOutcome
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.bench_selection import time_planning
 from policies.decisions.select import select_drafts
-from policies.planner import POLICY_NAMES, build_planner
+from policies.registry import POLICY_NAMES, build_planner
 from policies.types import DraftBatch, EngineLimits, PolicySpec
 from policies.warmup import rehearse
 from tests.policies.made_up import MAX_DEPTH, MadeUpEngine

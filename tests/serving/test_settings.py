@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from policies.planner import POLICY_NAMES
+from policies.registry import POLICY_NAMES
 from serving.settings.model import (
     Environment,
     PolicyName,

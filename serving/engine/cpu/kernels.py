@@ -26,7 +26,7 @@ def expand_to_tokens(
     cu_num_tokens: torch.Tensor,
     replace_from: float,
     replace_to: float,
-    max_num_tokens: int | None = None,  # noqa: ARG001 - the Triton kernel's tile size
+    max_num_tokens: int | None = None,  # noqa: ARG001 - vLLM passes it
 ) -> None:
     """Repeat each request's value once per token, into `output`.
 
@@ -36,6 +36,7 @@ def expand_to_tokens(
         cu_num_tokens: `[num_reqs]`, integer. Running total of tokens per request.
         replace_from: Value to be replaced where it occurs (temperature 0).
         replace_to: What replaces it.
+        max_num_tokens: Ignored: the Triton kernel's tile size.
     """
     num_tokens = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     replaced = values.masked_fill(values == replace_from, replace_to)

@@ -29,6 +29,8 @@ from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from serving.engine.compat import (
         EngineCoreOutputs,
         ModelRunnerOutput,
@@ -215,7 +217,10 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 batch, num_prefill_tokens=batch.num_prefill_tokens + num_coming
             )
         selection = check_selection(self._planner.select(joined), joined)
-        self._trim_offers(requests, batch, selection)
+        if selection.may_reallocate:
+            self._trim_offers(requests, batch, selection)
+        else:
+            self._offer(requests, selection.num_admitted)
         return selection
 
     def _make_batch(self, requests: list[Request]) -> DraftBatch:
@@ -268,7 +273,12 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         )
         survival = batch.confidence.cumprod(axis=1)
         room = max(selection.draft_budget, limit - num_others - num_waiting)
-        offers = select_drafts(survival, offers, min(room, int(offers.sum())))
+        self._offer(
+            requests, select_drafts(survival, offers, min(room, int(offers.sum())))
+        )
+
+    def _offer(self, requests: list[Request], offers: NDArray[np.int64]) -> None:
+        """Let each request have no more drafts verified than this."""
         for request, num_offers in zip(requests, offers.tolist(), strict=True):
             num_dropped = len(request.spec_token_ids) - num_offers
             if num_dropped > 0:
@@ -305,7 +315,8 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         num_drafts = sum(map(len, drafts.values()))
         selection, draft_budget = self._selection, num_drafts
         if selection is not None:
-            draft_budget = min(selection.draft_budget, num_drafts)
+            if selection.may_reallocate:
+                draft_budget = min(selection.draft_budget, num_drafts)
             if not math.isnan(selection.expected_accepted):
                 self.counters.num_expected_accepted += selection.expected_accepted
         self._step_id += 1

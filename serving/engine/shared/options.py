@@ -42,6 +42,7 @@ def read_policy(vllm_config: VllmConfig) -> PolicySpec:
             draft_tokens=int(section["draft_tokens"]),
             extra_draft_tokens=int(section.get("extra_draft_tokens", 0)),
             latency_target_ms=section.get("latency_target_ms"),
+            params=section.get("params") or {},
         )
     except KeyError as error:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 
 from policies.estimators.step_cost import StepCost
-from policies.planner import build_planner
+from policies.registry import build_planner
 from policies.types import EngineLimits
 from policies.warmup import rehearse
 from serving.engine.shared.ageing import Ageing

@@ -41,7 +41,7 @@ def pair_with_text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
 
 @pytest.fixture(scope="module")
 def engines(pair_with_text: tuple[Path, Path]) -> Iterator[tuple[Engine, Engine]]:
-    """vLLM's V2 runner without drafts, and ours."""
+    """VLLM's V2 runner without drafts, and ours."""
     target, draft = pair_with_text
     args: dict[str, Any] = {"skip_tokenizer_init": False}
     with (

@@ -1,4 +1,4 @@
-"""Baseline: one draft length per batch, from goodput."""
+"""The policies that `goodput` is compared with: fixed, tetris, dynamic."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.catch_up import CatchUp
-from policies.defaults import PlannerDefaults
+from policies.decisions.select import compute_survival, select_drafts
+from policies.estimators.acceptance import PositionAcceptance
 from policies.estimators.step_cost import MIN_STEPS_TO_TEACH, StepCost
-from policies.exploration import Exploration
+from policies.exploration import DrafterBacklog, Exploration
+from policies.planner import Planner
 from policies.types import DraftSelection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.estimators.step_cost import CostProfile, StepTiming
-    from policies.types import (
-        DraftBatch,
-        EngineLimits,
-        VerificationOutcome,
-    )
+    from policies.types import DraftBatch, EngineLimits, VerificationOutcome
 
 PRIOR_ACCEPTANCE_RATE = 0.7
 """Start of the moving average, as in the reference implementation."""
@@ -30,8 +27,92 @@ SMOOTHING = 0.15
 """Weight of the newest step in the moving average."""
 
 
+@dataclass(frozen=True, slots=True)
+class FixedPlanner(Planner):
+    """Verify everything that was drafted: plain speculative decoding.
+
+    The baseline every other policy is compared with, and what they fall back to.
+    """
+
+    draft_tokens: int
+
+    def select(self, batch: DraftBatch) -> DraftSelection:
+        """Admit every draft."""
+        return DraftSelection(
+            num_admitted=batch.num_draft_tokens,
+            draft_budget=int(batch.num_draft_tokens.sum()),
+        )
+
+    def choose_depth(
+        self,
+        num_reqs: int,  # noqa: ARG002 - as in Planner
+        latency_target_ms: float | None = None,  # noqa: ARG002 - likewise
+    ) -> int:
+        """Return the constant draft length."""
+        return self.draft_tokens
+
+    def observe(self, outcome: VerificationOutcome) -> None:
+        """Learn nothing."""
+
+
 @dataclass(slots=True)
-class DynamicPlanner(PlannerDefaults):
+class TetrisPlanner(Planner):
+    """Constant capacity per request, spent where survival is largest.
+
+    The budget of a step is `draft_tokens` times the requests with drafts, exactly
+    what `fixed` would verify; drafting goes `extra_draft_tokens` deeper.
+
+    Source: arXiv 2502.15197, section 4. Ours: confidence is the largest probability
+    of the draft distribution instead of the drawn token's, which keeps sampled
+    drafts lossless and is the same number for argmax drafts; drafts without
+    confidence use a learnt per-position estimate.
+    """
+
+    draft_tokens: int
+    extra_draft_tokens: int
+    _positions: PositionAcceptance = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Create the estimator for drafts without confidence."""
+        self._positions = PositionAcceptance(
+            max(1, self.draft_tokens + self.extra_draft_tokens)
+        )
+
+    def select(self, batch: DraftBatch) -> DraftSelection:
+        """Admit the `draft_tokens * num_reqs` drafts most likely to survive."""
+        num_drafting = int(np.count_nonzero(batch.num_draft_tokens))
+        draft_budget = self.draft_tokens * num_drafting
+        return DraftSelection(
+            num_admitted=select_drafts(
+                self._survival(batch), batch.num_draft_tokens, draft_budget
+            ),
+            draft_budget=draft_budget,
+            may_reallocate=True,
+        )
+
+    def choose_depth(
+        self,
+        num_reqs: int,  # noqa: ARG002 - as in Planner
+        latency_target_ms: float | None = None,  # noqa: ARG002 - likewise
+    ) -> int:
+        """Return capacity plus the extra draft tokens."""
+        return self.draft_tokens + self.extra_draft_tokens
+
+    def observe(self, outcome: VerificationOutcome) -> None:
+        """Update the per-position acceptance estimate."""
+        self._positions.observe(outcome)
+
+    def _survival(self, batch: DraftBatch) -> NDArray[np.float64]:
+        if batch.confidence is not None:
+            return compute_survival(batch.confidence)
+        per_position = self._positions.estimate()[None, : batch.max_depth]
+        return np.broadcast_to(
+            compute_survival(per_position), (batch.num_reqs, per_position.shape[1])
+        )
+
+
+@dataclass(slots=True)
+class DynamicPlanner(Planner):
     """Draft and verify the same k for every request; k follows load and acceptance.
 
     Expected tokens per request at length k with acceptance rate a are
@@ -49,7 +130,7 @@ class DynamicPlanner(PlannerDefaults):
     _acceptance_rate: float = field(init=False, default=PRIOR_ACCEPTANCE_RATE)
     _depth: int = field(init=False, default=1)
     _exploration: Exploration = field(init=False, default_factory=Exploration)
-    _catch_up: CatchUp = field(init=False, default_factory=CatchUp)
+    _backlog: DrafterBacklog = field(init=False, default_factory=DrafterBacklog)
     _context_per_req: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
@@ -68,7 +149,7 @@ class DynamicPlanner(PlannerDefaults):
     def choose_depth(
         self,
         num_reqs: int,
-        latency_target_ms: float | None = None,  # noqa: ARG002 - Planner protocol
+        latency_target_ms: float | None = None,  # noqa: ARG002 - as in Planner
     ) -> int:
         """Return the length with the best expected goodput for `num_reqs` requests."""
         if num_reqs < 1:
@@ -88,9 +169,9 @@ class DynamicPlanner(PlannerDefaults):
             self._exploration.set_price(
                 float(step_ms[1] - step_ms[0]),
                 float(step_ms[0]),
-                self._catch_up.price_ms(self.cost),
+                self._backlog.fill_ms(self.cost),
             )
-            step_ms[1:] += self._catch_up.share_ms(self.cost)
+            step_ms[1:] += self._backlog.share_ms(self.cost)
         self._depth = int(np.argmax(tokens / step_ms))
         return self._exploration.adjust_depth(self._depth, max_depth=1)
 
@@ -112,7 +193,7 @@ class DynamicPlanner(PlannerDefaults):
         """Learn step costs at once; the length looks at no draft."""
         self.cost.observe(timing)
         if self.limits.skips_drafter:
-            self._catch_up.note(timing)
+            self._backlog.note(timing)
         self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
 
     def rest(self, num_steps: int) -> None:
