@@ -6,8 +6,11 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+from policies.planner import Planner
+from policies.types import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.compat import AsyncScheduler
 from serving.engine.gpu.plain_verification import find_plain_reason
 from serving.engine.gpu.scheduler import TetrisAsyncScheduler
@@ -413,3 +416,44 @@ def test_synchronous_scheduling_is_refused_with_its_remedy(
         ValueError, match=r"needs vLLM's asynchronous .* engine\.adapter"
     ):
         make_scheduler(is_async=False)
+
+
+class EveryOther(Planner):
+    """Verifies two drafts of every second request, whatever they look like."""
+
+    may_reallocate = False
+
+    def select(self, batch: DraftBatch) -> DraftSelection:
+        """Choose by row alone."""
+        admitted = np.minimum(batch.num_draft_tokens, 2)
+        admitted[::2] = 0
+        return DraftSelection(
+            admitted, int(admitted.sum()), may_reallocate=self.may_reallocate
+        )
+
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
+        """Draft as deep as the engine can."""
+        return DEPTH
+
+    def observe(self, outcome: VerificationOutcome) -> None:
+        """Learn nothing."""
+
+
+@pytest.mark.parametrize("may_reallocate", [False, True])
+def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
+    may_reallocate: bool, make_scheduler: Callable[..., Any]
+) -> None:
+    scheduler = make_scheduler()
+    scheduler._planner = EveryOther()
+    scheduler._planner.may_reallocate = may_reallocate
+    add(scheduler, 4)
+    worker = make_worker(4)
+    drive(scheduler, worker, max_steps=10)
+    busy = [step for step in worker.steps if step.num_verified]
+    assert busy
+    for step in busy:
+        assert step.num_verified == step.order.draft_budget == 4
+        # The device has a choice only among what is offered.
+        assert step.num_offered == (4 * DEPTH if may_reallocate else 4)

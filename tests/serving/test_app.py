@@ -48,6 +48,7 @@ def test_tetris_drafts_deeper_than_it_verifies() -> None:
         "draft_tokens": 2,
         "extra_draft_tokens": 3,
         "latency_target_ms": None,
+        "params": {},
         "classes": {},
     }
     assert kwargs["scheduler_cls"] == "serving.engine.cpu.scheduler.TetrisScheduler"

@@ -1,15 +1,15 @@
 """Deployment files: what is accepted, and how everything else is explained."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
 
 from policies.registry import POLICY_NAMES
 from serving.settings.model import (
+    POLICIES,
     Environment,
-    PolicyName,
     Settings,
     SettingsError,
     load_settings,
@@ -239,7 +239,17 @@ def test_the_draft_depth_follows_the_policy(policy: dict[str, Any], depth: int) 
 
 
 def test_settings_and_planner_know_the_same_policies() -> None:
-    assert get_args(PolicyName) == POLICY_NAMES
+    assert POLICIES == POLICY_NAMES
+
+
+def test_a_policy_is_one_of_ours_or_a_class_of_somebody_elses() -> None:
+    own = parse_settings(
+        minimal(), overrides={"policy.name": "my.own:Planner", "policy.params.x": 1}
+    )
+    assert (own.policy.name, own.policy.params) == ("my.own:Planner", {"x": 1})
+    for name in ("tetriss", "my.own", "my own:Planner", ":Planner"):
+        with pytest.raises(SettingsError, match=r"policy\.name.*'goodput', or a plan"):
+            parse_settings(minimal(), overrides={"policy.name": name})
 
 
 def test_the_port_variable_is_read_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
