@@ -42,6 +42,7 @@ lint:
 	@$(SET_UP) --dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 format:
