@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numba
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
+
+
+def _digest_package() -> str:
+    """Return a digest of the source of everything that may be compiled in."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+_PACKAGE_DIGEST = _digest_package()
+
+
+class _PackageCache(FunctionCache):  # type: ignore[misc]  # numba is not typed
+    """Numba's cache on disk, anew whenever any module of this package changes.
+
+    Numba's own looks at the file that defines a function. The functions and constants
+    of other modules are compiled into it all the same, and kept their old values.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__(function)
+        stamp = (self._impl.locator.get_source_stamp(), _PACKAGE_DIGEST)
+        self._cache_file = IndexDataCacheFile(
+            self.cache_path, self._impl.filename_base, stamp
+        )
 
 
 def compiled(function: _Function) -> _Function:
@@ -27,9 +58,7 @@ def compiled(function: _Function) -> _Function:
     Arguments of another type or memory layout compile again, for seconds: callers pass
     C-contiguous arrays of float64 and int64.
     """
-    options = {"error_model": "numpy"}
-    try:
-        wrapper: _Function = numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        wrapper = numba.njit(**options)(function)
+    wrapper: _Function = numba.njit(error_model="numpy")(function)
+    with suppress(RuntimeError):
+        wrapper._cache = _PackageCache(function)  # type: ignore[attr-defined]  # numba's
     return wrapper

@@ -437,13 +437,14 @@ class GoodputPlanner(Planner):
         )
 
     def _learn_costs(self) -> None:
-        self.cost.learn(self._pending_timings)
-        for timing in self._pending_timings:
+        # Before anything can fail, or one malformed timing would stop all learning.
+        timings, self._pending_timings = self._pending_timings, []
+        self.cost.learn(timings)
+        for timing in timings:
             self._exploration.note_passes(timing.depth)
             self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
             if self.limits.skips_drafter:
                 self._backlog.note(timing)
-        self._pending_timings.clear()
 
 
 def _normalise(weights: NDArray[np.float64] | None) -> NDArray[np.float64] | None:

@@ -76,7 +76,8 @@ class RecentDrafts:
             self._read()
 
     def _read(self) -> None:
-        for acceptance, num_draft_tokens, weights in self._unread:
+        unread, self._unread = self._unread, []
+        for acceptance, num_draft_tokens, weights in unread:
             self._num_seen = _file(
                 self._acceptance,
                 self._weights,
@@ -85,7 +86,6 @@ class RecentDrafts:
                 num_draft_tokens,
                 _NO_WEIGHTS if weights is None else weights,
             )
-        self._unread.clear()
 
     def foresee(
         self, typical: NDArray[np.float64], sample: NDArray[np.float64] | None = None

@@ -77,6 +77,17 @@ SLOPE, CONSTANT = -2, -1
 LEAST_VARIANCE = 1e-6
 """Of a price, in logarithms: below it two are known equally well."""
 
+LEAST_MS, MOST_MS = 1e-4, 1e7
+"""What a sample can be, three hours at most. A clock that says otherwise is taken for
+the nearer of the two."""
+
+LEAST_SPREAD = 1e-9
+"""Share of a variance that must be left, once something else is known, for there to be
+anything to learn from it: less is rounding."""
+
+MOST_CHANGE = 2.0 * math.log(MOST_MS / LEAST_MS)
+"""Of level and deviations, in logarithms: past it a price makes no sense."""
+
 
 class Clock(NamedTuple):
     """What is known about the samples themselves.
@@ -127,7 +138,7 @@ def learn_sample(
     count: float,
     measured_ms: float,
     extra: float,
-) -> Clock:
+) -> tuple[Clock, bool]:
     """Learn from one sample; the first two arrays change in place.
 
     Args:
@@ -143,9 +154,11 @@ def learn_sample(
         extra: >= 0.
 
     Returns:
-        The clock anew.
+        The clock anew, and whether what is known makes sense; if not, nothing that was
+        learnt can be used any more.
     """
     size = mean.size
+    measured_ms = min(max(measured_ms, LEAST_MS), MOST_MS)
     left, share = weigh(knot_xs, count)
     right = min(left + 1, size - 4)
     deviation = (1.0 - share) * mean[1 + left] + share * mean[1 + right]
@@ -176,18 +189,59 @@ def learn_sample(
         mean[row] += along[row] * step
         for column in range(size):
             doubt[row, column] -= along[row] * along[column] / variance
-    # More context never makes a step faster; the rest is as if that were known.
-    for index in (size + SLOPE, size + CONSTANT):
-        if mean[index] < 0.0:
-            excess = mean[index] / doubt[index, index]
-            for row in range(size):
-                mean[row] -= excess * doubt[row, index]
-            mean[index] = 0.0
+    _keep_positive(mean, doubt)
     # The mean of a deviation's size is .8 of the standard deviation.
     scatter = 1.25 * min(abs(miss), 4.0 * clock.noise)
     noise = clock.noise + NOISE_RATE * (scatter - clock.noise)
     least, most = NOISE_RANGE
-    return Clock(min(max(noise, least), most), num_outliers)
+    noise = min(max(noise, least), most)
+    return Clock(noise, num_outliers), _makes_sense(mean, doubt)
+
+
+@compiled
+def _keep_positive(mean: NDArray[np.float64], doubt: NDArray[np.float64]) -> None:
+    """Move to the likeliest state whose slope and constant are not below 0.
+
+    More context never makes a step faster, and nor does a neighbour. The rest is as if
+    what stands at 0 were known: both together, for the one moves the other.
+    """
+    slope, constant = mean.size + SLOPE, mean.size + CONSTANT
+    if mean[slope] >= 0.0 and mean[constant] >= 0.0:
+        return
+    for held, other in ((slope, constant), (constant, slope)):
+        if mean[held] < 0.0:
+            excess = mean[held] / doubt[held, held]
+            if mean[other] >= excess * doubt[other, held]:
+                for row in range(mean.size):
+                    mean[row] -= excess * doubt[row, held]
+                mean[held] = 0.0
+                # Rounding, if anything.
+                mean[other] = max(mean[other], 0.0)
+                return
+    held, other = (slope, constant) if mean[slope] < 0.0 else (constant, slope)
+    excess, share = (
+        mean[held] / doubt[held, held],
+        doubt[other, held] / doubt[held, held],
+    )
+    # What is left of the other once the one is known.
+    variance = doubt[other, other] - share * doubt[other, held]
+    rest = mean[other] - excess * doubt[other, held]
+    rest /= max(variance, LEAST_SPREAD * doubt[other, other])
+    for row in range(mean.size):
+        along = doubt[row, other] - share * doubt[row, held]
+        mean[row] -= excess * doubt[row, held] + rest * along
+    mean[slope] = mean[constant] = 0.0
+
+
+@compiled
+def _makes_sense(mean: NDArray[np.float64], doubt: NDArray[np.float64]) -> bool:
+    """Tell whether means are finite and in range, and no variance is below 0."""
+    for index in range(mean.size):
+        limit = MOST_CHANGE if index < mean.size + SLOPE else MOST_MS
+        # A comparison with NaN is false.
+        if not (abs(mean[index]) <= limit and 0.0 <= doubt[index, index] < np.inf):
+            return False
+    return True
 
 
 @compiled
@@ -284,8 +338,15 @@ def apply_deviations(
 
 @compiled
 def _forget(doubt: NDArray[np.float64], first_doubt: NDArray[np.float64]) -> None:
-    """Let some doubt return; that about the level has a pace of its own."""
+    """Let some doubt return; that about the level has a pace of its own.
+
+    What it shares with the rest shrinks as the rest does: else a covariance outgrows
+    its variances.
+    """
+    keep = math.sqrt(1.0 - FORGET)
     for row in range(1, doubt.shape[0]):
+        doubt[row, 0] *= keep
+        doubt[0, row] *= keep
         for column in range(1, doubt.shape[1]):
             lost = first_doubt[row, column] - doubt[row, column]
             doubt[row, column] += FORGET * lost

@@ -11,8 +11,11 @@ import numpy as np
 from policies.estimators.cost_filter import (
     CONSTANT,
     EXTRA_DOUBT,
+    LEAST_MS,
     LEVEL_DOUBT,
     LEVEL_WANDER,
+    MOST_CHANGE,
+    MOST_MS,
     SLOPE,
     Clock,
     apply_deviations,
@@ -20,6 +23,7 @@ from policies.estimators.cost_filter import (
     learn_sample,
 )
 from policies.estimators.curves import (
+    FIRST_KNOT,
     draw_through,
     pad_count,
     place_points,
@@ -59,6 +63,15 @@ class CostTable:
     Linear between points and, with the last slope, beyond them; a count that the engine
     pads is priced, and learnt from, as what it is padded to.
 
+    Attributes:
+        max_count: Largest count.
+        first_ms: Prior price of a count of 1.
+        per_unit_ms: Prior price of one more.
+        padded_sizes: As `EngineLimits.padded_sizes`.
+        has_extra: Samples come with an extra.
+        num_resets: How often what was learnt had lost all sense and was dropped for
+            the base prices; a sign of a clock that cannot be trusted.
+
     Source: ours; vLLM's cost tables are profiled once and never updated.
     """
 
@@ -67,6 +80,7 @@ class CostTable:
     per_unit_ms: float
     padded_sizes: tuple[int, ...] = ()
     has_extra: bool = False
+    num_resets: int = field(init=False, default=0)
     _counts: NDArray[np.float64] = field(init=False)
     _sizes: NDArray[np.float64] = field(init=False)
     _knots: NDArray[np.float64] = field(init=False)
@@ -77,6 +91,7 @@ class CostTable:
     _mean: NDArray[np.float64] = field(init=False)
     _doubt: NDArray[np.float64] = field(init=False)
     _first_doubt: NDArray[np.float64] = field(init=False)
+    _is_profiled: bool = field(init=False, default=False)
     _is_drawn: bool = field(init=False, default=False)
     _level: float = field(init=False, default=1.0)
     _clock: Clock = field(init=False, default=Clock())
@@ -159,7 +174,7 @@ class CostTable:
         if constant > 0.0:
             # Whose share of the price it may lose: that must be the latest price.
             self._values()
-        self._clock = learn_sample(
+        self._clock, makes_sense = learn_sample(
             self._mean,
             self._doubt,
             self._first_doubt,
@@ -171,6 +186,10 @@ class CostTable:
             float(measured_ms),
             float(extra) if self.has_extra else 0.0,
         )
+        if not makes_sense:
+            self.num_resets += 1
+            self._begin(self._base_ys[FIRST_KNOT:-1], profiled=self._is_profiled)
+            return 1.0
         self._level = math.exp(self._mean[0])
         self._is_drawn = False
         factor = self._level / before
@@ -184,7 +203,8 @@ class CostTable:
 
     def rescale(self, factor: float) -> None:
         """Follow a level that was measured elsewhere on the same device."""
-        self._mean[0] += math.log(factor)
+        level = self._mean[0] + math.log(factor)
+        self._mean[0] = min(max(level, -MOST_CHANGE), MOST_CHANGE)
         self._level = math.exp(self._mean[0])
         if self._doubt[0, 0] < LEVEL_DOUBT**2:
             self._doubt[0, 0] += (LEVEL_WANDER * self._clock.noise) ** 2
@@ -206,7 +226,8 @@ class CostTable:
         self._mean[SLOPE] = float(state["slope_ms"])
 
     def _begin(self, values: NDArray[np.float64], *, profiled: bool) -> None:
-        base_ms = np.maximum(values, 1e-4)
+        base_ms = np.clip(values, LEAST_MS, MOST_MS)
+        self._is_profiled = profiled
         self._base_ys, self._value_ys = np.empty_like(self._xs), np.empty_like(self._xs)
         draw_through(self._xs, self._base_ys, base_ms)
         self._mean = np.zeros(self._knots.size + 3)

@@ -77,7 +77,8 @@ class DraftFeedback:
         """Let the calibration learn from all outcomes since the last time."""
         if not self._outcomes:
             return
-        outcomes = self._outcomes
+        # Before anything can fail, or one malformed outcome would stop all learning.
+        outcomes, self._outcomes = self._outcomes, []
         req_ids = [req_id for outcome in outcomes for req_id in outcome.req_ids]
         confidence = np.zeros((len(req_ids), self.max_depth))
         start = 0
@@ -91,4 +92,3 @@ class DraftFeedback:
             np.concatenate([outcome.num_verified for outcome in outcomes]),
             np.concatenate([outcome.num_accepted for outcome in outcomes]),
         )
-        outcomes.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,18 @@ class StepTiming:
         """Wall time of the step, without catching up."""
         return self.target_ms + self.draft_first_ms + self.draft_next_ms + self.host_ms
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether a clock that works can have measured this."""
+        # NaN compares false; of negative parts the sum alone might hide one.
+        return (
+            0.0 <= self.target_ms < math.inf
+            and 0.0 <= self.draft_first_ms < math.inf
+            and 0.0 <= self.draft_next_ms < math.inf
+            and 0.0 <= self.host_ms < math.inf
+            and 0.0 <= self.catch_up_ms < math.inf
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
@@ -103,6 +116,8 @@ class StepCost:
         padded_sizes: As `EngineLimits.padded_sizes`: both models' passes over the
             tokens of a step cost what the next of these costs.
         num_steps: Steps observed so far.
+        num_dropped_timings: Steps whose clock readings were impossible; nothing was
+            learnt from them.
 
     Source: ours.
     """
@@ -115,6 +130,7 @@ class StepCost:
     draft_next: CostTable = field(init=False)
     host: CostTable = field(init=False)
     num_steps: int = field(init=False, default=0)
+    num_dropped_timings: int = field(init=False, default=0)
     _is_warm: bool = field(init=False, default=False)
     _error: float = field(init=False, default=0.0)
     _predicted_ms: float = field(init=False, default=0.0)
@@ -137,6 +153,10 @@ class StepCost:
         )
         self.draft_next = CostTable(self.max_reqs, first_ms=2.0, per_unit_ms=0.05)
         self.host = CostTable(self.max_reqs, first_ms=1.0, per_unit_ms=0.05)
+
+    @property
+    def _tables(self) -> tuple[CostTable, ...]:
+        return (self.target, self.draft_first, self.draft_next, self.host)
 
     def batch_ms(
         self, num_reqs: NDArray[np.float64], context_per_req: float
@@ -206,20 +226,26 @@ class StepCost:
         )
 
     def observe(self, timing: StepTiming) -> float:
-        """Learn from one step.
+        """Learn from one step; one that cannot be true is dropped and counted.
 
         Returns:
-            The relative error of the prediction made before learning, >= 0.
+            The relative error of the prediction made before learning, >= 0; NaN if
+            the timing was dropped.
         """
+        if not timing.is_possible:
+            self.num_dropped_timings += 1
+            return math.nan
         error = self._note_error(timing)
         self._learn(timing)
         return error
 
     def learn(self, timings: Sequence[StepTiming]) -> None:
         """Learn from steps in a row: all are predicted first, which is faster."""
-        for timing in timings:
+        possible = [timing for timing in timings if timing.is_possible]
+        self.num_dropped_timings += len(timings) - len(possible)
+        for timing in possible:
             self._note_error(timing)
-        for timing in timings:
+        for timing in possible:
             self._learn(timing)
 
     def _note_error(self, timing: StepTiming) -> float:
@@ -261,6 +287,8 @@ class StepCost:
             "measured_step_ms": self._measured_ms,
             "step_time_error": self._error,
             "context_ms_per_token": self.target.slope_ms,
+            "num_dropped_timings": self.num_dropped_timings,
+            "num_cost_resets": sum(table.num_resets for table in self._tables),
         }
 
     def export_state(self) -> dict[str, Any]:

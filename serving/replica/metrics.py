@@ -66,6 +66,17 @@ _COUNTERS: Final = {
         "Requests that became as urgent as any by waiting.",
     ),
 }
+_PLANNER_COUNTERS: Final = {
+    "num_dropped_timings": (
+        "tetris_dropped_timings_total",
+        "Step timings that no working clock gives; nothing was learnt from them.",
+    ),
+    "num_cost_resets": (
+        "tetris_cost_resets_total",
+        "Learnt prices that lost all sense and were dropped for the start-up profile.",
+    ),
+}
+"""Counted by policies that learn, and part of their report."""
 _COUNTERS_BY_POSITION: Final = {
     "num_verified_tokens_per_pos": (
         "tetris_draft_tokens_verified_by_position_total",
@@ -154,6 +165,10 @@ def growth(
     for name in _COUNTERS:
         if name in after:
             grown[name] = max(0, after[name] - before.get(name, 0))
+    reported, reported_before = after.get("planner", {}), before.get("planner", {})
+    for name in _PLANNER_COUNTERS:
+        if name in reported:
+            grown[name] = max(0, reported[name] - reported_before.get(name, 0))
     for name in _COUNTERS_BY_POSITION:
         now, then = after.get(name, []), before.get(name, [])
         then = [*then, *[0] * (len(now) - len(then))]
@@ -217,11 +232,13 @@ class SpeculationMetrics:
         """Register the metrics, labelled with the policy's name."""
         self._labels = {"policy": policy}
         self._before: Mapping[str, Any] = {}
-        plain = _COUNTERS | {
+        plain = {
+            **_COUNTERS,
+            **_PLANNER_COUNTERS,
             "snapshot_failures": (
                 _SNAPSHOT_FAILURES,
                 "Snapshots of the engine that failed or came too late.",
-            )
+            ),
         }
         self._counters = _make_counters(plain)
         self._by_position = _make_counters(_COUNTERS_BY_POSITION, "position")

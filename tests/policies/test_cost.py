@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -367,3 +369,22 @@ def test_what_did_not_run_follows_a_shift_that_ends_before_anybody_reads_prices(
     assert all(factor > 0.0 for factor in factors)
     assert max(factors) > 2.0
     assert float(table.predict(8.0)) == pytest.approx(20.0, rel=0.2)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("part", ["target_ms", "draft_next_ms", "host_ms"])
+def test_a_step_that_no_clock_can_have_measured_is_dropped_and_counted(
+    part: str, bad: float
+):
+    cost, untouched = StepCost(256, 64), StepCost(256, 64)
+    timing = make_timing(np.random.default_rng(1))
+    for one in (cost, untouched):
+        one.observe(timing)
+
+    cost.observe(replace(timing, **{part: bad}))
+    cost.learn([replace(timing, **{part: bad}), timing])
+    untouched.learn([timing])
+
+    assert cost.report() == untouched.report() | {"num_dropped_timings": 2}
+    assert cost.export_state() == untouched.export_state()
+    assert cost.num_steps == untouched.num_steps == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,3 +44,18 @@ def test_outcomes_without_a_batch_teach_nothing():
 
     assert teach([2], [2], ("new",)) == pytest.approx(untaught)
     assert teach([], [], ()) == pytest.approx(untaught)
+
+
+def test_a_malformed_outcome_is_lost_and_the_next_ones_teach():
+    feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
+    good = VerificationOutcome(np.array([2]), np.array([2]), ("a",), CONFIDENCE[:1])
+    untaught = calibration.predict(CONFIDENCE, IDS)
+    feedback.observe(replace(good, num_accepted=np.array([2, 1])))
+    with pytest.raises(ValueError, match="outcomes of 1 requests"):
+        feedback.teach(calibration)
+    assert calibration.predict(CONFIDENCE, IDS) == pytest.approx(untaught)
+
+    feedback.observe(good)
+    feedback.teach(calibration)
+
+    assert (calibration.predict(CONFIDENCE, IDS)[0] > untaught[0]).all()

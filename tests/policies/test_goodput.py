@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,22 @@ def test_clock_readings_of_the_drafting_step_do_not_decide_about_its_drafts():
     for _ in range(LEARN_EVERY):
         planner.observe(VerificationOutcome(np.array([1]), np.array([1]), ("0",)))
     assert planner.cost.export_state() != before
+
+
+def test_a_malformed_timing_is_lost_and_the_next_ones_are_learnt_from():
+    planner = make_goodput()
+    engine = MadeUpEngine(8)
+    engine.run(planner, 101)
+    num_steps = planner.cost.num_steps
+    for _ in range(LEARN_EVERY):
+        planner.observe_timing(replace(engine.time(0, 2), num_context_tokens=None))
+    with pytest.raises(TypeError):
+        planner.observe(VerificationOutcome(np.array([1]), np.array([1]), ("0",)))
+
+    engine.run(planner, 100)
+
+    assert planner.cost.num_steps > num_steps + 90
+    assert len(planner._pending_timings) <= LEARN_EVERY
 
 
 def test_it_drafts_again_when_the_load_falls():

@@ -47,3 +47,15 @@ def test_the_same_drafts_are_always_continued_alike():
         remember(recent, np.linspace(0.1, 0.9, 16)[:, None])
         outlooks.append(recent.foresee(np.full(MAX_DEPTH, 0.7)).gained)
     assert (outlooks[0] == outlooks[1]).all()
+
+
+def test_malformed_drafts_are_lost_and_the_next_ones_are_remembered():
+    recent = RecentDrafts(MAX_DEPTH)
+    drafts = np.full((1, MAX_DEPTH), 0.9)
+    recent.remember([[0.9], [0.9, 0.8]], np.array([1, 2]), None)
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        recent.sample_acceptance()
+
+    remember(recent, drafts)
+
+    assert recent.sample_acceptance() == pytest.approx([0.9] * MAX_DEPTH)

@@ -62,6 +62,17 @@ def test_a_restarted_engine_counts_from_zero_and_nothing_falls() -> None:
     assert grown["num_verified_tokens"] == 60
 
 
+def test_what_a_policy_counts_itself_grows_as_the_engines_own_figures() -> None:
+    from serving.replica.metrics import growth
+
+    grown = growth(
+        snapshot(num_steps=1, planner={"num_cost_resets": 1, "step_time_error": 0.1}),
+        snapshot(num_steps=2, planner={"num_cost_resets": 3, "step_time_error": 0.2}),
+    )
+    assert grown["num_cost_resets"] == 2
+    assert "step_time_error" not in grown
+
+
 def test_figures_the_engine_does_not_report_are_left_out() -> None:
     from serving.replica.metrics import growth
 
