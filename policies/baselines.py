@@ -159,6 +159,7 @@ class DynamicPlanner(Planner):
         rate = self._acceptance_rate
         tokens = num_reqs * np.cumsum(rate**lengths)
         num_target_tokens: NDArray[np.float64] = num_reqs * (1.0 + lengths)
+        num_target_tokens += self.cost.usual_prefill_tokens
         step_ms = (
             self.cost.target_ms(num_target_tokens, self._context_per_req * num_reqs)
             + self.cost.draft_first.predict(num_target_tokens) * drafting
@@ -199,6 +200,7 @@ class DynamicPlanner(Planner):
     def rest(self, num_steps: int) -> None:
         """Count steps at depth 0 that nobody asked about."""
         self._exploration.rest(num_steps)
+        self.cost.rest(num_steps)
 
     def fit_profile(self, profile: CostProfile) -> None:
         """Start from forward passes timed at start-up instead of from priors."""

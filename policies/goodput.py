@@ -316,6 +316,7 @@ class GoodputPlanner(Planner):
         """Count steps at depth 0 that nobody asked about."""
         self._steps_planned += num_steps
         self._exploration.rest(num_steps)
+        self.cost.rest(num_steps)
 
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""
@@ -405,14 +406,13 @@ class GoodputPlanner(Planner):
         )
         if self.limits.skips_drafter and self.plan.depth == 0:
             step_ms[1:] += self._backlog.share_ms(self.cost)
-        max_step_ms: float | NDArray[np.float64] | None = self.latency_target_ms
-        if latency_target_ms is not None:
-            tokens = self._recent.tokens_by_depth(self._typical_acceptance())
-            own = latency_target_ms * tokens[:, None]
-            both = own if max_step_ms is None else np.minimum(own, max_step_ms)
-            # A target that no depth can meet must not cost the others theirs.
-            if (step_ms <= both).any():
-                max_step_ms = both
+        max_step_ms = None
+        if not (self.latency_target_ms is None and latency_target_ms is None):
+            # Prompts are fitted into what a target leaves (`choose_prefill_tokens`): as
+            # a reason to draft less they would get ever more of it.
+            prompt_ms = self._prices.prompt_ms(outlook, num_reqs)
+            limit_ms = self._limit_ms(step_ms - prompt_ms, latency_target_ms)
+            max_step_ms = limit_ms + prompt_ms
         return plan_depth(
             outlook,
             step_ms,
@@ -421,6 +421,18 @@ class GoodputPlanner(Planner):
             keep_gain=KEEP_DEPTH_GAIN,
             max_step_ms=max_step_ms,
         )
+
+    def _limit_ms(
+        self, step_ms: NDArray[np.float64], latency_target_ms: float | None
+    ) -> NDArray[np.float64] | float:
+        """Return the longest step that the targets bear, by depth or for all."""
+        limit_ms = np.inf if self.latency_target_ms is None else self.latency_target_ms
+        if latency_target_ms is None:
+            return limit_ms
+        tokens = self._recent.tokens_by_depth(self._typical_acceptance())
+        both_ms = np.minimum(latency_target_ms * tokens[:, None], limit_ms)
+        # A target that no depth can meet must not cost the others theirs.
+        return both_ms if (step_ms <= both_ms).any() else limit_ms
 
     def _price_exploring(self, num_reqs: int, latency_target_ms: float | None) -> None:
         prices, skips_drafter = self._prices, self.limits.skips_drafter

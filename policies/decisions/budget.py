@@ -232,8 +232,8 @@ def plan_depth(
         current: The depth now, which keeps its place unless another promises
             `keep_gain` times as much.
         keep_gain: >= 1.
-        max_step_ms: Latency target, one for all or `[max_depth + 1, 1]`; combinations
-            that miss it count only if none meets it.
+        max_step_ms: Latency target, one for all or of a shape that broadcasts to that
+            of `step_ms`; combinations that miss it count only if none meets it.
 
     Returns:
         The plan; among equals the smaller depth.

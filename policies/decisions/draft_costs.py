@@ -32,7 +32,7 @@ class DraftPrices:
     plan: DepthPlan
 
     def verify_ms(
-        self, num_decode_tokens: NDArray[np.float64], num_prefill_tokens: int = 0
+        self, num_decode_tokens: NDArray[np.float64], num_prefill_tokens: float = 0.0
     ) -> NDArray[np.float64]:
         """Price the parts of a step that grow with its verified tokens.
 
@@ -63,6 +63,9 @@ class DraftPrices:
     ) -> NDArray[np.float64]:
         """Price whole steps of `num_reqs` requests, by depth and survival threshold.
 
+        With the prompts that a step usually carries: they take time that verifies
+        nothing, and the pass over them is where padding ends.
+
         Args:
             outlook: From `budget.foresee_depths`.
             num_reqs: Requests that decode.
@@ -73,6 +76,7 @@ class DraftPrices:
             `[max_depth + 1, num_thresholds]`, as the outlook's arrays, > 0.
         """
         num_tokens = num_reqs * (1.0 + outlook.verified)
+        num_tokens += self.cost.usual_prefill_tokens
         step_ms = self.verify_ms(num_tokens)
         step_ms += self.cost.host_ms(num_reqs)
         if context_per_req > 0.0:
@@ -83,22 +87,30 @@ class DraftPrices:
             step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
         return step_ms
 
+    def prompt_ms(self, outlook: DepthOutlook, num_reqs: int) -> NDArray[np.float64]:
+        """Price what the usual prompts add to `outlook_ms`, same shape."""
+        num_tokens = num_reqs * (1.0 + outlook.verified)
+        with_prompts = self.verify_ms(num_tokens, self.cost.usual_prefill_tokens)
+        return with_prompts - self.verify_ms(num_tokens)
+
     def plain_ms(
         self, num_reqs: int, context_per_req: float, *, skips_drafter: bool
     ) -> float:
-        """Price a step of `num_reqs` requests at depth 0."""
-        step_ms = self.cost.target.at(num_reqs) + self.cost.host_ms(num_reqs)
+        """Price a step of `num_reqs` requests and the usual prompts at depth 0."""
+        num_tokens = num_reqs + self.cost.usual_prefill_tokens
+        step_ms = self.cost.target.at(num_tokens) + self.cost.host_ms(num_reqs)
         step_ms += self.cost.context_ms(context_per_req * num_reqs)
         if not skips_drafter:
-            step_ms += self.cost.draft_first.at(num_reqs)
+            step_ms += self.cost.draft_first.at(num_tokens)
         return step_ms
 
     def explore_ms(self, num_reqs: int, depth: int, *, skips_drafter: bool) -> float:
         """Price what drafting adds to such a step if half the requests verify one."""
-        target = self.cost.target
-        extra_ms = target.at(1.5 * num_reqs + 1) - target.at(num_reqs)
+        target, num_tokens = self.cost.target, num_reqs + self.cost.usual_prefill_tokens
+        extra_ms = target.at(num_tokens + 0.5 * num_reqs + 1) - target.at(num_tokens)
         extra_ms += float(self.cost.draft_next_ms(num_reqs, depth))
-        return extra_ms + (self.cost.draft_first.at(num_reqs) if skips_drafter else 0.0)
+        first_ms = self.cost.draft_first.at(num_tokens)
+        return extra_ms + (first_ms if skips_drafter else 0.0)
 
     def fixed_ms(self, batch: DraftBatch) -> float:
         """Price the parts of a step that do not depend on what is verified."""
@@ -113,11 +125,13 @@ class DraftPrices:
     def token_price(self, num_decodes: int) -> float:
         """Return what a draft must promise to be verified, in tokens.
 
-        Known before the block is drawn: it depends on the plan and the load alone.
+        Known before the block is drawn: it depends on the plan and the load alone, with
+        the prompts that a step usually carries.
         """
         width = self.expect_width(num_decodes)
         ends = np.array([num_decodes, num_decodes + width])
-        return survival_threshold(self.verify_ms(ends), width, self.plan.tokens_per_ms)
+        ends_ms = self.verify_ms(ends, self.cost.usual_prefill_tokens)
+        return survival_threshold(ends_ms, width, self.plan.tokens_per_ms)
 
     def pass_price(self, num_reqs: int) -> float:
         """Return what a drafter pass after the first must promise, in tokens."""

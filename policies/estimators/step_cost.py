@@ -95,6 +95,11 @@ MIN_STEPS_TO_TEACH = 100
 own start-up profile."""
 
 
+PROMPT_SMOOTHING = 1 / 32
+"""Weight of the newest step in the mean of prompt tokens: a prompt comes in a few steps
+of a hundred, and what counts is their share of all."""
+
+
 @dataclass(slots=True)
 class StepCost:
     """Predicts what a step costs, part by part, and how wrong it was lately.
@@ -115,6 +120,8 @@ class StepCost:
         max_reqs: Most requests a step can carry.
         padded_sizes: As `EngineLimits.padded_sizes`: both models' passes over the
             tokens of a step cost what the next of these costs.
+        usual_prefill_tokens: Prompt tokens that a step carries, by the mean of recent
+            ones; what a coming step is expected to carry.
         num_steps: Steps observed so far.
         num_dropped_timings: Steps whose clock readings were impossible; nothing was
             learnt from them.
@@ -129,6 +136,7 @@ class StepCost:
     draft_first: CostTable = field(init=False)
     draft_next: CostTable = field(init=False)
     host: CostTable = field(init=False)
+    usual_prefill_tokens: float = field(init=False, default=0.0)
     num_steps: int = field(init=False, default=0)
     num_dropped_timings: int = field(init=False, default=0)
     _is_warm: bool = field(init=False, default=False)
@@ -255,6 +263,8 @@ class StepCost:
         self.num_steps += 1
         rate = max(0.02, 1.0 / self.num_steps)
         self._error += rate * (min(error, 1.0) - self._error)
+        change = timing.num_prefill_tokens - self.usual_prefill_tokens
+        self.usual_prefill_tokens += PROMPT_SMOOTHING * change
         return error
 
     def _learn(self, timing: StepTiming) -> None:
@@ -275,6 +285,10 @@ class StepCost:
         else:
             self.draft_next.rescale(drift)
         self.host.observe(timing.num_reqs, timing.host_ms)
+
+    def rest(self, num_steps: int) -> None:
+        """Count steps that carried no prompt and were not observed."""
+        self.usual_prefill_tokens *= (1.0 - PROMPT_SMOOTHING) ** num_steps
 
     def prediction_error(self) -> float:
         """Return the recent mean relative error of whole-step predictions."""

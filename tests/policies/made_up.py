@@ -29,10 +29,12 @@ class MadeUpEngine:
         base_ms: float = 13,
         token_ms: float = 0.85,
         draft_token_ms: float = 0.05,
+        num_prefill_tokens: int = 0,
     ) -> None:
         self.num_reqs = num_reqs
         self.base_ms, self.token_ms = base_ms, token_ms
         self.draft_token_ms = draft_token_ms
+        self.num_prefill_tokens = num_prefill_tokens
         self.speed = 1.0
         self.step = 0
         self.num_missing = 0
@@ -69,6 +71,7 @@ class MadeUpEngine:
                     confidence=confidence[:, :depth],
                     req_ids=req_ids,
                     num_decodes=self.num_reqs,
+                    num_prefill_tokens=self.num_prefill_tokens,
                     num_context_tokens=100 * self.num_reqs,
                     drafts_are_sampled=sampled,
                 )
@@ -100,12 +103,13 @@ class MadeUpEngine:
         )
 
     def time(self, num_verified: int, depth: int) -> StepTiming:
-        num_tokens = self.num_reqs + int(num_verified)
+        num_decode_tokens = self.num_reqs + int(num_verified)
+        num_tokens = num_decode_tokens + self.num_prefill_tokens
         first_ms = 1 + self.draft_token_ms * num_tokens
         return StepTiming(
             num_reqs=self.num_reqs,
-            num_decode_tokens=num_tokens,
-            num_prefill_tokens=0,
+            num_decode_tokens=num_decode_tokens,
+            num_prefill_tokens=self.num_prefill_tokens,
             num_context_tokens=100 * self.num_reqs,
             depth=depth,
             target_ms=self.speed * (self.base_ms + self.token_ms * num_tokens),

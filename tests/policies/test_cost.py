@@ -388,3 +388,13 @@ def test_a_step_that_no_clock_can_have_measured_is_dropped_and_counted(
     assert cost.report() == untouched.report() | {"num_dropped_timings": 2}
     assert cost.export_state() == untouched.export_state()
     assert cost.num_steps == untouched.num_steps == 2
+
+
+def test_the_prompts_of_a_step_are_expected_as_recent_steps_had_them():
+    cost = StepCost(256, 64)
+    timing = make_timing(np.random.default_rng(1))
+    for step in range(400):
+        cost.observe(replace(timing, num_prefill_tokens=100 if step % 4 == 0 else 0))
+    assert cost.usual_prefill_tokens == pytest.approx(25, rel=0.1)
+    cost.rest(200)
+    assert cost.usual_prefill_tokens < 0.1

@@ -273,6 +273,31 @@ def test_the_scale_holds_all_that_acceptance_is_predicted_from():
     np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected)
 
 
+@pytest.mark.parametrize("num_prefill_tokens", [0, 64, 256])
+def test_the_goodput_it_expects_is_what_comes_where_prompts_fill_the_steps(
+    num_prefill_tokens: int,
+):
+    planner = make_goodput()
+    engine = MadeUpEngine(8, num_prefill_tokens=num_prefill_tokens)
+    planner.fit_profile(engine.profile())
+    engine.run(planner, 200)
+    measured = engine.run(planner, 200)
+    assert planner.report()["expected_goodput_per_s"] == pytest.approx(
+        measured, rel=0.1
+    )
+
+
+def test_prompts_that_fill_what_a_target_leaves_do_not_end_drafting():
+    alone, beside_prompts = (make_goodput(latency_target_ms=35.0) for _ in range(2))
+    for planner, num_prefill_tokens in ((alone, 0), (beside_prompts, 16)):
+        engine = MadeUpEngine(8, num_prefill_tokens=num_prefill_tokens)
+        planner.fit_profile(engine.profile())
+        engine.run(planner, 200)
+    assert alone.plan.depth > 0
+    assert beside_prompts.plan.depth >= alone.plan.depth
+    assert beside_prompts.plan.budget_per_req > 0.9 * alone.plan.budget_per_req
+
+
 def test_reports_name_what_operators_look_for():
     planner = make_goodput()
     MadeUpEngine(4).run(planner, 50)
