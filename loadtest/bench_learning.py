@@ -152,7 +152,7 @@ def make_planner(noise: Noise | None) -> GoodputPlanner:
     """Build a planner with the profile that such a clock leaves it."""
     slope = 1.0 if noise is None else noise.profile_slope
     planner = GoodputPlanner(
-        MAX_DEPTH, EngineLimits(2048, 64, skips_drafter=True, stops_drafts=True)
+        MAX_DEPTH, EngineLimits(2048, 64, skips_drafter=True, exits_early=True)
     )
     planner.fit_profile(
         CostProfile(
@@ -270,12 +270,12 @@ def _draft(
 ) -> int:
     """Return how deep a planner lets these requests draft."""
     depth = planner.choose_depth(num_reqs)
-    stop = planner.draft_stop(ids) if ids and depth > 0 else None
+    stop = planner.early_exit(ids) if ids and depth > 0 else None
     if stop is None:
         return depth
-    watch = stop.follow(ids)
+    watch = stop.start(ids)
     for num_passes in range(1, depth):
-        if not watch.pays_to_go_on(confidence[:, num_passes - 1].tolist()):
+        if not watch.should_continue(confidence[:, num_passes - 1].tolist()):
             return num_passes
     return depth
 

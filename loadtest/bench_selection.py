@@ -152,12 +152,12 @@ def time_planning(
 
 def watch_draft(planner: Planner, step: MadeUpStep) -> None:
     """Look at a draft after each of the drafter's passes, as a worker does."""
-    stop = planner.draft_stop(step.req_ids, step.weights)
+    stop = planner.early_exit(step.req_ids, step.weights)
     if stop is None:
         return
-    watch = stop.follow(step.req_ids)
+    watch = stop.start(step.req_ids)
     for confidence in step.confidence_by_pass:
-        if not watch.pays_to_go_on(confidence):
+        if not watch.should_continue(confidence):
             return
 
 
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     spec = PolicySpec("goodput", args.depth)
     if args.policy == "tetris":
         spec = PolicySpec("tetris", args.draft_tokens, args.depth - args.draft_tokens)
-    planner = build_planner(spec, EngineLimits(skips_drafter=True, stops_drafts=True))
+    planner = build_planner(spec, EngineLimits(skips_drafter=True, exits_early=True))
     timings = time_planning(
         planner, args.requests, args.depth, args.repeats, has_classes=args.classes
     )

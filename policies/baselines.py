@@ -9,7 +9,7 @@ import numpy as np
 
 from policies.decisions.select import compute_survival, select_drafts
 from policies.estimators.acceptance import PositionAcceptance
-from policies.estimators.step_cost import MIN_STEPS_TO_TEACH, StepCost
+from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT, StepCost
 from policies.exploration import DrafterBacklog, Exploration
 from policies.planner import Planner
 from policies.types import DraftSelection
@@ -167,7 +167,7 @@ class DynamicPlanner(Planner):
             + self.cost.host_ms(num_reqs)
         )
         if self._depth == 0:
-            self._exploration.set_price(
+            self._exploration.set_cost(
                 float(step_ms[1] - step_ms[0]),
                 float(step_ms[0]),
                 self._backlog.fill_ms(self.cost),
@@ -197,10 +197,10 @@ class DynamicPlanner(Planner):
             self._backlog.note(timing)
         self._context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
 
-    def rest(self, num_steps: int) -> None:
+    def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps at depth 0 that nobody asked about."""
-        self._exploration.rest(num_steps)
-        self.cost.rest(num_steps)
+        self._exploration.note_skipped_steps(num_steps)
+        self.cost.note_skipped_steps(num_steps)
 
     def fit_profile(self, profile: CostProfile) -> None:
         """Start from forward passes timed at start-up instead of from priors."""
@@ -212,7 +212,7 @@ class DynamicPlanner(Planner):
 
     def export_state(self) -> dict[str, Any]:
         """Return what a new replica of the same pair can start from."""
-        if self.cost.num_steps < MIN_STEPS_TO_TEACH:
+        if self.cost.num_steps < MIN_STEPS_TO_EXPORT:
             return {}
         return {
             "acceptance_rate": self._acceptance_rate,

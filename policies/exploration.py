@@ -60,7 +60,7 @@ class Exploration:
     _steps_at_zero: int = field(init=False, default=0)
     _steps_selected: int = field(init=False, default=0)
 
-    def set_price(
+    def set_cost(
         self,
         explore_ms: float,
         step_ms: float,
@@ -86,7 +86,7 @@ class Exploration:
         if self._num_explored == 0:
             self._interval = min(self._interval, MAX_EXPLORE_INTERVAL)
 
-    def rest(self, num_steps: int) -> None:
+    def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps at depth 0 for which no depth was asked."""
         self._steps_at_zero += num_steps
 

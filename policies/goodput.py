@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.decisions.admission import admit_above_threshold, admit_best, claim
+from policies.decisions.admission import admit_above_threshold, admit_best, reserve
 from policies.decisions.batching import (
     BatchPlan,
     choose_max_running,
     choose_prefill_tokens,
     reserve_blocks,
 )
-from policies.decisions.budget import DepthOutlook, DepthPlan, plan_depth
-from policies.decisions.draft_costs import DraftPrices
-from policies.decisions.early_exit import DraftStop
+from policies.decisions.depth import DepthEstimate, DepthPlan, plan_depth
+from policies.decisions.draft_costs import DraftCosts
+from policies.decisions.early_exit import EarlyExitRule
 from policies.decisions.recent_drafts import RecentDrafts
 from policies.decisions.select import count_admitted
 from policies.estimators.acceptance import PositionAcceptance
 from policies.estimators.calibration import ConfidenceCalibration
 from policies.estimators.feedback import DraftFeedback
 from policies.estimators.priors import prior_of
-from policies.estimators.step_cost import MIN_STEPS_TO_TEACH, StepCost
+from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT, StepCost
 from policies.exploration import EXPLORE_DEPTH, DrafterBacklog, Exploration
 from policies.planner import Planner
 from policies.types import DraftSelection
@@ -52,7 +52,7 @@ REPLAN_RESTING_EVERY = 16
 LEARN_EVERY = 4
 """Timed steps whose costs are learnt together."""
 
-TEACH_EVERY = range(2, 9)
+FLUSH_EVERY = range(2, 9)
 """Steps whose outcomes are learnt together, much cheaper than one by one: the fewest,
 for a request or two, whose last tokens say most about its next, to the most."""
 
@@ -78,10 +78,10 @@ class GoodputPlanner(Planner):
 
     1. predicts, for every depth, the best goodput at this load from recent drafts and
        learnt costs; the best depth is drafted next, its goodput is the price of a
-       millisecond (`budget.plan_depth`);
+       millisecond (`depth.plan_depth`);
     2. where the engine can, ends the draft after the pass that leaves less to gain
-       than the next one costs (`stopping.DraftStop`), however deep that is;
-    3. verifies, after what latency-bound requests claim (`claims.claim_drafts`), the
+       than the next one costs (`early_exit.EarlyExitRule`), however deep that is;
+    3. verifies, after what latency-bound requests claim (`latency.reserve_drafts`), the
        top drafts by survival times weight up to the count where tokens minus priced
        time is largest (`budget.choose_draft_budget`).
 
@@ -104,7 +104,7 @@ class GoodputPlanner(Planner):
     latency_target_ms: float | None = None
     calibration: ConfidenceCalibration = field(init=False)
     cost: StepCost = field(init=False)
-    _prices: DraftPrices = field(init=False)
+    _prices: DraftCosts = field(init=False)
     _positions: PositionAcceptance = field(init=False)
     _uses_positions: bool = field(init=False, default=False)
     _recent: RecentDrafts = field(init=False)
@@ -119,7 +119,7 @@ class GoodputPlanner(Planner):
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
     _context_per_req: float = field(init=False, default=0.0)
     _backlog: DrafterBacklog = field(init=False, default_factory=DrafterBacklog)
-    _outlook: DepthOutlook | None = field(init=False, default=None)
+    _estimate: DepthEstimate | None = field(init=False, default=None)
     _has_drafted: bool = field(init=False, default=False)
     _ends_early: bool = field(init=False, default=False)
     _next_acceptance: NDArray[np.float64] = field(init=False)
@@ -136,7 +136,7 @@ class GoodputPlanner(Planner):
         self.cost = StepCost(
             self.limits.max_tokens, self.limits.max_reqs, self.limits.padded_sizes
         )
-        self._prices = DraftPrices(
+        self._prices = DraftCosts(
             self.cost, DepthPlan(depth=1, tokens_per_ms=0.0, budget_per_req=0.0)
         )
         self._positions = PositionAcceptance(self.max_depth, prior.acceptance)
@@ -165,13 +165,13 @@ class GoodputPlanner(Planner):
         is_probe = self._exploration.is_probing()
         if not is_probe:
             values = survival if weights is None else survival * weights[:, None]
-            claimed = claim(batch, survival, self._prices)
+            reserved = reserve(batch, survival, self._prices)
             if batch.drafts_are_sampled:
                 exploration = self._exploration
                 num_admitted, num_late = admit_above_threshold(
                     batch,
                     values,
-                    claimed,
+                    reserved,
                     self._prices,
                     explored=exploration.pick_rows(batch.num_reqs)
                     if exploration.exploring
@@ -182,7 +182,7 @@ class GoodputPlanner(Planner):
                     batch,
                     survival,
                     values,
-                    claimed,
+                    reserved,
                     self._prices,
                     latency_target_ms=self.latency_target_ms,
                     explore=self._exploration.exploring,
@@ -214,7 +214,7 @@ class GoodputPlanner(Planner):
         is_due = self._steps_planned >= self._replanned_at + replan_every
         if is_due:
             self._replanned_at = self._steps_planned
-        if (is_due and self._has_drafted) or self._outlook is None:
+        if (is_due and self._has_drafted) or self._estimate is None:
             self._look_ahead()
         if is_due or self._has_changed(num_reqs, latency_target_ms):
             self._planned_for = (num_reqs, latency_target_ms)
@@ -227,7 +227,7 @@ class GoodputPlanner(Planner):
         if self._exploration.exploring:
             self.calibration.age()
         self._ends_early = (
-            self.limits.stops_drafts and depth > 0 and not self._exploration.exploring
+            self.limits.exits_early and depth > 0 and not self._exploration.exploring
         )
         has_target = not (latency_target_ms is None and self.latency_target_ms is None)
         # Without a sample of acceptances nothing would end the draft.
@@ -238,17 +238,17 @@ class GoodputPlanner(Planner):
             return min(2, self.max_depth)
         return depth
 
-    def draft_stop(
+    def early_exit(
         self,
         req_ids: Sequence[Hashable],
         weights: NDArray[np.float64] | None = None,
-    ) -> DraftStop | None:
+    ) -> EarlyExitRule | None:
         """Return the price of drafting on, by the latest plan."""
         if not self._ends_early or not self._next_acceptance.size:
             return None
         # A pass that was not timed of late might be cheaper than is believed.
         is_due = self._exploration.is_pass_due()
-        return DraftStop(
+        return EarlyExitRule(
             req_ids=tuple(req_ids),
             scale=self.calibration.scale(req_ids),
             max_depth=min(2, self.max_depth) if is_due else self.max_depth,
@@ -290,10 +290,10 @@ class GoodputPlanner(Planner):
         if len(self._pending_timings) >= LEARN_EVERY:
             self._learn_costs()
         self._steps_untaught += 1
-        teach_after = max(TEACH_EVERY[0], outcome.num_verified.size // 2)
-        if self._steps_untaught >= min(teach_after, TEACH_EVERY[-1]):
+        teach_after = max(FLUSH_EVERY[0], outcome.num_verified.size // 2)
+        if self._steps_untaught >= min(teach_after, FLUSH_EVERY[-1]):
             self._steps_untaught = 0
-            self._feedback.teach(self.calibration)
+            self._feedback.flush(self.calibration)
             self._forget_again()
 
     def observe_timing(self, timing: StepTiming) -> None:
@@ -312,11 +312,11 @@ class GoodputPlanner(Planner):
         """Return the calibration as numbers for these requests."""
         return self.calibration.scale(req_ids)
 
-    def rest(self, num_steps: int) -> None:
+    def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps at depth 0 that nobody asked about."""
         self._steps_planned += num_steps
-        self._exploration.rest(num_steps)
-        self.cost.rest(num_steps)
+        self._exploration.note_skipped_steps(num_steps)
+        self.cost.note_skipped_steps(num_steps)
 
     def forget(self, req_id: Hashable) -> None:
         """Drop what is known about a finished request."""
@@ -338,7 +338,7 @@ class GoodputPlanner(Planner):
 
     def export_state(self) -> dict[str, Any]:
         """Return what a new replica of the same pair can start from."""
-        if self.cost.num_steps < MIN_STEPS_TO_TEACH:
+        if self.cost.num_steps < MIN_STEPS_TO_EXPORT:
             return {}
         return {
             "calibration": self.calibration.export_state(),
@@ -390,16 +390,16 @@ class GoodputPlanner(Planner):
         """Let recent drafts stand for the next ones; too dear for every step."""
         self._has_drafted = False
         self._next_acceptance = self._recent.sample_acceptance()
-        self._outlook = self._recent.foresee(
+        self._estimate = self._recent.estimate_depths(
             self._typical_acceptance(), self._next_acceptance
         )
 
     def _plan_depth(self, num_reqs: int, latency_target_ms: float | None) -> DepthPlan:
         """Compare all depths at the present load, by recent drafts and costs."""
-        outlook = self._outlook
-        assert outlook is not None
-        step_ms = self._prices.outlook_ms(
-            outlook,
+        estimate = self._estimate
+        assert estimate is not None
+        step_ms = self._prices.estimate_ms(
+            estimate,
             num_reqs,
             self._context_per_req,
             skips_drafter=self.limits.skips_drafter,
@@ -410,11 +410,11 @@ class GoodputPlanner(Planner):
         if not (self.latency_target_ms is None and latency_target_ms is None):
             # Prompts are fitted into what a target leaves (`choose_prefill_tokens`): as
             # a reason to draft less they would get ever more of it.
-            prompt_ms = self._prices.prompt_ms(outlook, num_reqs)
+            prompt_ms = self._prices.prompt_ms(estimate, num_reqs)
             limit_ms = self._limit_ms(step_ms - prompt_ms, latency_target_ms)
             max_step_ms = limit_ms + prompt_ms
         return plan_depth(
-            outlook,
+            estimate,
             step_ms,
             num_reqs,
             self.plan.depth,
@@ -437,7 +437,7 @@ class GoodputPlanner(Planner):
     def _price_exploring(self, num_reqs: int, latency_target_ms: float | None) -> None:
         prices, skips_drafter = self._prices, self.limits.skips_drafter
         targets_ms = (self.latency_target_ms, latency_target_ms)
-        self._exploration.set_price(
+        self._exploration.set_cost(
             explore_ms=prices.explore_ms(
                 num_reqs, EXPLORE_DEPTH, skips_drafter=skips_drafter
             ),

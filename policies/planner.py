@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.decisions.batching import BatchPlan, EngineLoad
-    from policies.decisions.early_exit import DraftStop
+    from policies.decisions.early_exit import EarlyExitRule
     from policies.estimators.step_cost import CostProfile, StepTiming
     from policies.types import (
         AcceptanceScale,
@@ -35,8 +35,8 @@ class Planner(ABC):
     2. `select`, if any running request has drafts,
     3. `plan_batch`, before the engine looks at its queue,
     4. `choose_depth` for the drafting after this step's verification; then
-       `draft_stop`, from engines that can end a draft between two passes
-       (`EngineLimits.stops_drafts`), or `acceptance_scale`, from engines that rank
+       `early_exit`, from engines that can end a draft between two passes
+       (`EngineLimits.exits_early`), or `acceptance_scale`, from engines that rank
        drafts on the device,
     5. `observe`, once the target has judged the drafts.
 
@@ -99,11 +99,11 @@ class Planner(ABC):
         """Return how confidence becomes acceptance; None ranks by confidence itself."""
         return None
 
-    def draft_stop(
+    def early_exit(
         self,
         req_ids: Sequence[Hashable],  # noqa: ARG002 - for those who override it
         weights: NDArray[np.float64] | None = None,  # noqa: ARG002 - likewise
-    ) -> DraftStop | None:
+    ) -> EarlyExitRule | None:
         """Return when the coming draft may end early; None drafts to its depth.
 
         Args:
@@ -112,7 +112,7 @@ class Planner(ABC):
         """
         return None
 
-    def rest(self, num_steps: int) -> None:
+    def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps at depth 0 that nobody asked about. Default: do not.
 
         Engines that can leave their drafter out go on at depth 0 for some steps while

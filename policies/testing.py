@@ -158,7 +158,7 @@ def _take_step(
         assert isinstance(depth, int), f"choose_depth returned {depth!r}"
         assert 0 <= depth <= max_depth, f"depth {depth} is not within 0..{max_depth}"
     planner.acceptance_scale(batch.req_ids)
-    planner.draft_stop(batch.req_ids)
+    planner.early_exit(batch.req_ids)
     verified = np.asarray(selection.num_admitted, dtype=np.int64)
     accepted = np.minimum(verified, rng.geometric(0.4, num_reqs) - 1)
     planner.observe(VerificationOutcome(verified, accepted, batch.req_ids))
@@ -178,7 +178,7 @@ def _take_step(
             0.5,
         )
     )
-    planner.rest(1)
+    planner.note_skipped_steps(1)
     planner.forget(batch.req_ids[0])
 
 

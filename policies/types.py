@@ -168,7 +168,7 @@ class EngineLimits:
         skips_drafter: At depth 0 the engine does not run the drafter at all (cold) and
             fills its KV cache when drafting resumes; otherwise the drafter's first
             pass runs in every step (warm).
-        stops_drafts: The engine asks `draft_stop` between drafter passes and may end a
+        exits_early: The engine asks `early_exit` between drafter passes and may end a
             draft short of the depth it was given.
         method: vLLM's name of the drafting method, for priors.
         padded_sizes: Token counts, rising, to the next of which a forward pass is
@@ -180,6 +180,6 @@ class EngineLimits:
     max_tokens: int = 8192
     max_reqs: int = 256
     skips_drafter: bool = False
-    stops_drafts: bool = False
+    exits_early: bool = False
     method: str = "draft_model"
     padded_sizes: tuple[int, ...] = ()

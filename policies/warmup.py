@@ -22,7 +22,7 @@ NUM_STEPS = 9
 TARGET_MS = 50.0
 
 
-def rehearse(spec: PolicySpec, limits: EngineLimits) -> None:
+def warm_up(spec: PolicySpec, limits: EngineLimits) -> None:
     """Take a planner like the engine's, and throw it away, through all it can be asked.
 
     Compiling takes seconds where nothing is on disk yet: no request should wait for it.
@@ -57,9 +57,9 @@ def _take_steps(spec: PolicySpec, limits: EngineLimits, batch: DraftBatch) -> No
         planner.plan_batch(load)
         planner.choose_depth(2, target_ms)
         planner.acceptance_scale(batch.req_ids)
-        stop = planner.draft_stop(batch.req_ids, batch.weights)
+        stop = planner.early_exit(batch.req_ids, batch.weights)
         if stop is not None:
-            stop.follow(batch.req_ids).pays_to_go_on([0.5, 0.5])
+            stop.start(batch.req_ids).should_continue([0.5, 0.5])
         accepted = np.minimum(selection.num_admitted, 1)
         outcome = VerificationOutcome(selection.num_admitted, accepted, batch.req_ids)
         planner.observe(outcome)

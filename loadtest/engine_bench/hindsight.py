@@ -66,7 +66,7 @@ def engine_limits(steps: Sequence[ReplayStep]) -> EngineLimits:
     return EngineLimits(
         max_reqs=max(step.num_reqs for step in steps),
         skips_drafter=True,
-        stops_drafts=True,
+        exits_early=True,
     )
 
 

@@ -239,14 +239,14 @@ def _outcome(step: ReplayStep, admitted: NDArray[np.int64]) -> VerificationOutco
 def _draft(planner: Planner, step: ReplayStep, depth: int) -> int:
     """Return after how many passes the draft of a step ends."""
     depth = min(depth, step.confidence.shape[1])
-    stop = planner.draft_stop(step.req_ids) if depth > 1 else None
+    stop = planner.early_exit(step.req_ids) if depth > 1 else None
     if stop is None:
         return depth
-    watch = stop.follow(step.req_ids)
+    watch = stop.start(step.req_ids)
     for num_passes in range(1, depth):
         latest = step.confidence[:, num_passes - 1].tolist()
         ended = np.flatnonzero(step.num_offered <= num_passes).tolist()
-        if not watch.pays_to_go_on(latest, ended):
+        if not watch.should_continue(latest, ended):
             return num_passes
     return depth
 

@@ -9,18 +9,18 @@ import numpy as np
 from policies.compiled import compiled
 from policies.decisions.budget import find_budget
 from policies.decisions.draft_costs import count_decodes
-from policies.decisions.latency import claim_drafts, latest_step_ms
+from policies.decisions.latency import latest_step_ms, reserve_drafts
 from policies.decisions.select import admit_from, sum_prefixes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from policies.decisions.draft_costs import DraftPrices
+    from policies.decisions.draft_costs import DraftCosts
     from policies.types import DraftBatch
 
 
-def claim(
-    batch: DraftBatch, survival: NDArray[np.float64], prices: DraftPrices
+def reserve(
+    batch: DraftBatch, survival: NDArray[np.float64], prices: DraftCosts
 ) -> NDArray[np.int64] | None:
     """Count what latency-bound requests get first, by what was known before.
 
@@ -33,7 +33,7 @@ def claim(
     width = prices.expect_width(num_decodes)
     ends = np.array([num_decodes, num_decodes + width / 2, num_decodes + width])
     plain_ms, usual_ms, wide_ms = prices.verify_ms(ends, batch.num_prefill_tokens)
-    return claim_drafts(
+    return reserve_drafts(
         survival,
         batch.num_draft_tokens,
         batch.latency_targets_ms,
@@ -45,8 +45,8 @@ def claim(
 def admit_above_threshold(
     batch: DraftBatch,
     values: NDArray[np.float64],
-    claimed: NDArray[np.int64] | None,
-    prices: DraftPrices,
+    reserved: NDArray[np.int64] | None,
+    prices: DraftCosts,
     *,
     explored: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], int]:
@@ -57,7 +57,7 @@ def admit_above_threshold(
     Args:
         batch: The drafts.
         values: `[num_reqs, max_depth]`, survival times weight.
-        claimed: `[num_reqs]`, admitted in any case, or None.
+        reserved: `[num_reqs]`, admitted in any case, or None.
         prices: By the plan that was current when the block was drawn.
         explored: Rows whose first draft is verified in any case, chosen without a look
             at the drafts.
@@ -66,14 +66,14 @@ def admit_above_threshold(
         `[num_reqs]`, and how many more without any latency target.
     """
     lengths, price = batch.num_draft_tokens, prices.token_price(count_decodes(batch))
-    least_value = max(price, prices.plan.least_value)
-    worthwhile: NDArray[np.int64] = (values >= least_value).sum(axis=1)
+    min_value = max(price, prices.plan.min_value)
+    worthwhile: NDArray[np.int64] = (values >= min_value).sum(axis=1)
     if explored is not None:
         worthwhile[explored] = np.maximum(worthwhile[explored], 1)
     admitted = np.minimum(worthwhile, lengths)
-    if claimed is not None:
-        admitted = np.maximum(admitted, claimed)
-    if least_value == price:
+    if reserved is not None:
+        admitted = np.maximum(admitted, reserved)
+    if min_value == price:
         return admitted, 0
     unlimited = np.minimum((values >= price).sum(axis=1), lengths)
     return admitted, int(np.maximum(unlimited - admitted, 0).sum())
@@ -83,8 +83,8 @@ def admit_best(
     batch: DraftBatch,
     survival: NDArray[np.float64],
     values: NDArray[np.float64],
-    claimed: NDArray[np.int64] | None,
-    prices: DraftPrices,
+    reserved: NDArray[np.int64] | None,
+    prices: DraftCosts,
     *,
     latency_target_ms: float | None = None,
     explore: bool = False,
@@ -95,7 +95,7 @@ def admit_best(
         batch: The drafts.
         survival: `[num_reqs, max_depth]`.
         values: Same shape, survival times weight.
-        claimed: `[num_reqs]`, admitted in any case, or None.
+        reserved: `[num_reqs]`, admitted in any case, or None.
         prices: By the latest plan.
         latency_target_ms: Longest step, or None.
         explore: Verify a few drafts even if none is worth it.
@@ -104,18 +104,20 @@ def admit_best(
         `[num_reqs]`, and how many more without any latency target.
     """
     lengths = batch.num_draft_tokens
-    num_claimed = 0
-    if claimed is not None:
-        num_claimed = int(claimed.sum())
-        values = np.where(np.arange(values.shape[1]) < claimed[:, None], np.inf, values)
-    least = count_decodes(batch) + num_claimed
-    num_open = int(lengths.sum()) - num_claimed
+    num_reserved = 0
+    if reserved is not None:
+        num_reserved = int(reserved.sum())
+        values = np.where(
+            np.arange(values.shape[1]) < reserved[:, None], np.inf, values
+        )
+    least = count_decodes(batch) + num_reserved
+    num_open = int(lengths.sum()) - num_reserved
     step_ms = prices.verify_range_ms(least, num_open + 1, batch.num_prefill_tokens)
 
     def choose(max_step_ms: float) -> tuple[NDArray[np.int64], int]:
         tokens_per_ms = prices.plan.tokens_per_ms
         return _admit_best(
-            values, lengths, num_claimed, step_ms, tokens_per_ms, max_step_ms, explore
+            values, lengths, num_reserved, step_ms, tokens_per_ms, max_step_ms, explore
         )
 
     room_ms = np.inf
@@ -123,17 +125,17 @@ def admit_best(
         room_ms = latency_target_ms - prices.fixed_ms(batch)
     num_admitted, num_cut = choose(room_ms)
     targets_ms = batch.latency_targets_ms
-    if claimed is None or targets_ms is None:
+    if reserved is None or targets_ms is None:
         return num_admitted, num_cut
     # Drafts of the others must not make a request miss its target; with its own
     # admitted drafts it bears longer steps.
     fixed_ms = prices.fixed_ms(batch)
     fastest_ms = fixed_ms + float(step_ms[0])
-    chosen_ms = fixed_ms + float(step_ms[int(num_admitted.sum()) - num_claimed])
+    chosen_ms = fixed_ms + float(step_ms[int(num_admitted.sum()) - num_reserved])
     tokens = 1.0 + sum_prefixes(survival, num_admitted)
     if chosen_ms <= latest_step_ms(tokens, targets_ms, fastest_ms):
         return num_admitted, num_cut
-    tokens = 1.0 + sum_prefixes(survival, claimed)
+    tokens = 1.0 + sum_prefixes(survival, reserved)
     latest_ms = latest_step_ms(tokens, targets_ms, fastest_ms) - fixed_ms
     return choose(min(latest_ms, room_ms))
 
@@ -142,7 +144,7 @@ def admit_best(
 def _admit_best(
     values: NDArray[np.float64],
     lengths: NDArray[np.int64],
-    num_claimed: int,
+    num_reserved: int,
     step_ms: NDArray[np.float64],
     tokens_per_ms: float,
     max_step_ms: float,
@@ -154,7 +156,7 @@ def _admit_best(
         values: `[num_reqs, max_depth]`, non-increasing along a request; inf for what
             is admitted in any case.
         lengths: `[num_reqs]`.
-        num_claimed: Drafts that are admitted in any case.
+        num_reserved: Drafts that are admitted in any case.
         step_ms: `[drafts that are not + 1]`, of the step with 0, 1, ... of these.
         tokens_per_ms: Price of a millisecond.
         max_step_ms: Latest `step_ms`; inf for no target.
@@ -163,7 +165,7 @@ def _admit_best(
     Returns:
         `[num_reqs]`, and how many more without a target.
     """
-    num_drafts = num_claimed + step_ms.size - 1
+    num_drafts = num_reserved + step_ms.size - 1
     falling = np.empty(num_drafts)
     count = 0
     for row in range(lengths.size):
@@ -174,11 +176,11 @@ def _admit_best(
     for index in range(num_drafts):
         falling[index] = -falling[index]
     budget, num_cut = find_budget(
-        falling[num_claimed:], step_ms, tokens_per_ms, max_step_ms
+        falling[num_reserved:], step_ms, tokens_per_ms, max_step_ms
     )
     if explore:
         budget, num_cut = max(budget, 1 + num_drafts // 4), 0
-    num_admitted = min(num_claimed + budget, num_drafts)
+    num_admitted = min(num_reserved + budget, num_drafts)
     if num_admitted == 0:
         return np.zeros_like(lengths), num_cut
     least = falling[num_admitted - 1]

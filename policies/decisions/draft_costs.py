@@ -12,13 +12,13 @@ from policies.decisions.budget import survival_threshold
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from policies.decisions.budget import DepthOutlook, DepthPlan
+    from policies.decisions.depth import DepthEstimate, DepthPlan
     from policies.estimators.step_cost import StepCost
     from policies.types import DraftBatch
 
 
 @dataclass(slots=True)
-class DraftPrices:
+class DraftCosts:
     """Prices by learnt step costs; a plan's goodput turns time into tokens.
 
     Attributes:
@@ -53,9 +53,9 @@ class DraftPrices:
         self.cost.draft_first.add_range(prices, first + num_prefill_tokens)
         return prices
 
-    def outlook_ms(
+    def estimate_ms(
         self,
-        outlook: DepthOutlook,
+        estimate: DepthEstimate,
         num_reqs: int,
         context_per_req: float,
         *,
@@ -67,29 +67,29 @@ class DraftPrices:
         nothing, and the pass over them is where padding ends.
 
         Args:
-            outlook: From `budget.foresee_depths`.
+            estimate: From `depth.estimate_depths`.
             num_reqs: Requests that decode.
             context_per_req: KV positions of each; 0 where it is not known.
             skips_drafter: At depth 0 no drafter pass runs at all.
 
         Returns:
-            `[max_depth + 1, num_thresholds]`, as the outlook's arrays, > 0.
+            `[max_depth + 1, num_thresholds]`, as the estimate's arrays, > 0.
         """
-        num_tokens = num_reqs * (1.0 + outlook.verified)
+        num_tokens = num_reqs * (1.0 + estimate.verified)
         num_tokens += self.cost.usual_prefill_tokens
         step_ms = self.verify_ms(num_tokens)
         step_ms += self.cost.host_ms(num_reqs)
         if context_per_req > 0.0:
             step_ms += self.cost.context_ms(context_per_req * num_reqs)
-        depths = np.arange(outlook.verified.shape[0])
+        depths = np.arange(estimate.verified.shape[0])
         step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
         if skips_drafter:
             step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
         return step_ms
 
-    def prompt_ms(self, outlook: DepthOutlook, num_reqs: int) -> NDArray[np.float64]:
-        """Price what the usual prompts add to `outlook_ms`, same shape."""
-        num_tokens = num_reqs * (1.0 + outlook.verified)
+    def prompt_ms(self, estimate: DepthEstimate, num_reqs: int) -> NDArray[np.float64]:
+        """Price what the usual prompts add to `estimate_ms`, same shape."""
+        num_tokens = num_reqs * (1.0 + estimate.verified)
         with_prompts = self.verify_ms(num_tokens, self.cost.usual_prefill_tokens)
         return with_prompts - self.verify_ms(num_tokens)
 

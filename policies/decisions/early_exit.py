@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftStop:
+class EarlyExitRule:
     """What a further drafter pass must promise; asked between passes by the engine.
 
     The depth plan looks at recent drafts; this looks at the very ones being drawn. A
@@ -54,7 +54,7 @@ class DraftStop:
     token_price: float
     weights: NDArray[np.float64] | None = None
 
-    def follow(self, req_ids: tuple[Hashable, ...]) -> DraftWatch:
+    def start(self, req_ids: tuple[Hashable, ...]) -> EarlyExit:
         """Begin a draft of these requests, in the order of the drafter's batch."""
         # Lists: of a few requests each operation on arrays takes longer than all this.
         effects = self.scale.effect.tolist()
@@ -68,26 +68,27 @@ class DraftStop:
             effects, weights = [*effects, 0.0], [*weights, 0.0]
             effects = [effects[row] for row in rows]
             weights = [weights[row] for row in rows]
-        return DraftWatch(self, np.array(effects), np.array(weights))
+        return EarlyExit(self, np.array(effects), np.array(weights))
 
 
 @dataclass(slots=True)
-class DraftWatch:
+class EarlyExit:
     """One draft of a batch, pass by pass.
 
     Attributes:
-        stop: The rule.
+        rule: When to end it.
         effect: `[num_reqs]`, log-odds of each request's own.
-        worth: `[num_reqs]`, weight times predicted survival of the latest position.
+        weighted_survival: `[num_reqs]`, weight times predicted survival of the latest
+            position.
         num_passes: Seen so far.
     """
 
-    stop: DraftStop
+    rule: EarlyExitRule
     effect: NDArray[np.float64]
-    worth: NDArray[np.float64]
+    weighted_survival: NDArray[np.float64]
     num_passes: int = 0
 
-    def pays_to_go_on(
+    def should_continue(
         self, confidence: list[float], ended: list[int] | None = None
     ) -> bool:
         """Take in a pass and tell whether the next one is worth its time.
@@ -99,31 +100,32 @@ class DraftWatch:
         Raises:
             ValueError: If there is not one confidence for each request.
         """
-        if len(confidence) != self.worth.size:
+        if len(confidence) != self.weighted_survival.size:
             raise ValueError(
-                f"{len(confidence)} confidences for {self.worth.size} requests"
+                f"{len(confidence)} confidences for "
+                f"{self.weighted_survival.size} requests"
             )
-        stop, position = self.stop, self.num_passes
+        rule, position = self.rule, self.num_passes
         self.num_passes += 1
-        if self.num_passes >= stop.max_depth:
+        if self.num_passes >= rule.max_depth:
             return False
         for row in ended or ():
-            self.worth[row] = 0.0
+            self.weighted_survival[row] = 0.0
         gained = _take_in_pass(
-            self.worth,
+            self.weighted_survival,
             np.array(confidence),
             self.effect,
-            stop.scale.slope,
-            stop.scale.intercept[position],
-            stop.next_acceptance,
-            stop.token_price,
+            rule.scale.slope,
+            rule.scale.intercept[position],
+            rule.next_acceptance,
+            rule.token_price,
         )
-        return bool(gained > stop.pass_price)
+        return bool(gained > rule.pass_price)
 
 
 @compiled
 def _take_in_pass(
-    worth: NDArray[np.float64],
+    weighted_survival: NDArray[np.float64],
     confidence: NDArray[np.float64],
     effect: NDArray[np.float64],
     slope: float,
@@ -131,11 +133,11 @@ def _take_in_pass(
     next_acceptance: NDArray[np.float64],
     token_price: float,
 ) -> float:
-    """Lower every request's worth, in place; return what the next pass may gain."""
+    """Take a pass into the survivals, in place; return what the next may gain."""
     gained = 0.0
-    for row in range(worth.size):
+    for row in range(weighted_survival.size):
         log_odds = slope * log_odds_of(confidence[row]) + intercept + effect[row]
-        worth[row] *= probability_of(log_odds)
+        weighted_survival[row] *= probability_of(log_odds)
         for acceptance in next_acceptance:
-            gained += max(worth[row] * acceptance - token_price, 0.0)
+            gained += max(weighted_survival[row] * acceptance - token_price, 0.0)
     return gained / next_acceptance.size

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def claim_drafts(
+def reserve_drafts(
     survival: NDArray[np.float64],
     num_draft_tokens: NDArray[np.int64],
     targets_ms: NDArray[np.float64],
@@ -20,12 +20,12 @@ def claim_drafts(
     """Count the drafts each request needs so as not to miss its latency target.
 
     A step of T ms that brings a request 1 + E tokens costs it T / (1 + E) ms a token.
-    It claims drafts, in order, while that is more than its target and the next draft
+    It reserves drafts, in order, while that is more than its target and the next draft
     lowers it: survival / (1 + E) above the draft's share of the step's time.
 
-    Whether position j is claimed depends on survival up to j alone, so that claims stay
-    lossless for sampled drafts too, given that `step_ms` was fixed before they were
-    drawn.
+    Whether position j is reserved depends on survival up to j alone, so that
+    this is lossless for sampled drafts too, given that `step_ms` was fixed before they
+    were drawn.
 
     Args:
         survival: `[num_reqs, max_depth]`, 0-1, non-increasing along a request.
@@ -40,17 +40,17 @@ def claim_drafts(
     Source: ours; two phases, first what latency needs and then what throughput gains,
     as in AdaServe (arXiv 2501.12162, section 4).
     """
-    claimed = np.zeros(survival.shape[0], dtype=np.int64)
+    reserved = np.zeros(survival.shape[0], dtype=np.int64)
     bound = np.flatnonzero((step_ms > targets_ms) & (num_draft_tokens > 0))
     if bound.size == 0:
-        return claimed
+        return reserved
     own = survival[bound]
     tokens_before = 1.0 + np.cumsum(own, axis=1) - own
     wanted = tokens_before * targets_ms[bound, None] < step_ms
     wanted &= own * step_ms > ms_per_draft * tokens_before
     wanted &= np.arange(own.shape[1]) < num_draft_tokens[bound, None]
-    claimed[bound] = np.logical_and.accumulate(wanted, axis=1).sum(axis=1)
-    return claimed
+    reserved[bound] = np.logical_and.accumulate(wanted, axis=1).sum(axis=1)
+    return reserved
 
 
 def latest_step_ms(
@@ -64,7 +64,7 @@ def latest_step_ms(
     Args:
         tokens: `[num_reqs]`, tokens each request may expect, >= 1.
         targets_ms: `[num_reqs]`, longest time per token wanted; inf for none.
-        fastest_ms: The step with nothing but claimed drafts.
+        fastest_ms: The step with nothing but reserved drafts.
 
     Returns:
         Milliseconds; inf if nothing limits the step.

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.compiled import compiled
-from policies.decisions.budget import foresee_depths
+from policies.decisions.depth import estimate_depths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from policies.decisions.budget import DepthOutlook
+    from policies.decisions.depth import DepthEstimate
 
     _Drafts = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64] | None]
 
@@ -78,7 +78,7 @@ class RecentDrafts:
     def _read(self) -> None:
         unread, self._unread = self._unread, []
         for acceptance, num_draft_tokens, weights in unread:
-            self._num_seen = _file(
+            self._num_seen = _append(
                 self._acceptance,
                 self._weights,
                 self._num_seen,
@@ -87,9 +87,9 @@ class RecentDrafts:
                 _NO_WEIGHTS if weights is None else weights,
             )
 
-    def foresee(
+    def estimate_depths(
         self, typical: NDArray[np.float64], sample: NDArray[np.float64] | None = None
-    ) -> DepthOutlook:
+    ) -> DepthEstimate:
         """Return expected tokens and drafts by depth and threshold.
 
         Args:
@@ -97,7 +97,7 @@ class RecentDrafts:
             sample: What `sample_acceptance` returns, by whoever has it.
         """
         filled = self._fill(typical, sample)
-        return foresee_depths(filled, self._weights[: self._num_rows])
+        return estimate_depths(filled, self._weights[: self._num_rows])
 
     def tokens_by_depth(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return tokens per step of a request all of whose drafts are verified.
@@ -144,7 +144,7 @@ _NO_WEIGHTS = np.empty(0)
 
 
 @compiled
-def _file(
+def _append(
     ring: NDArray[np.float64],
     ring_weights: NDArray[np.float64],
     num_seen: int,

@@ -10,26 +10,26 @@ import numpy as np
 
 from policies.estimators.cost_filter import (
     CONSTANT,
-    EXTRA_DOUBT,
+    CONTEXT_STD,
     LEAST_MS,
-    LEVEL_DOUBT,
-    LEVEL_WANDER,
+    LEVEL_PROCESS_NOISE,
+    LEVEL_STD,
     MOST_CHANGE,
     MOST_MS,
     SLOPE,
-    Clock,
+    NoiseState,
     apply_deviations,
-    doubt_about,
+    initial_covariance,
     learn_sample,
 )
 from policies.estimators.curves import (
     FIRST_KNOT,
+    cost_at,
+    costs_at,
+    costs_from,
     draw_through,
     pad_count,
     place_points,
-    price_count,
-    price_counts,
-    price_range,
 )
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def make_knots(max_value: int) -> NDArray[np.float64]:
 class CostTable:
     """Milliseconds by count (tokens or requests), monotone, learnt online.
 
-        price = level * (base[count] * deviation[count] + slope * extra + constant)
+        price = level * (base[count] * deviation[count] + slope * context + constant)
 
-    The start-up profile (or a prior) is the base; level, deviations, the slope of
-    `extra` (context length) and the constant are learnt together (`cost_filter`).
+    The start-up profile (or a prior) is the base; level, deviations, the slope of the
+    context (tokens attended to) and the constant are learnt together (`cost_filter`).
     Linear between points and, with the last slope, beyond them; a count that the engine
     pads is priced, and learnt from, as what it is padded to.
 
@@ -68,7 +68,7 @@ class CostTable:
         first_ms: Prior price of a count of 1.
         per_unit_ms: Prior price of one more.
         padded_sizes: As `EngineLimits.padded_sizes`.
-        has_extra: Samples come with an extra.
+        has_context: Samples say how many tokens they attended to.
         num_resets: How often what was learnt had lost all sense and was dropped for
             the base prices; a sign of a clock that cannot be trusted.
 
@@ -79,7 +79,7 @@ class CostTable:
     first_ms: float
     per_unit_ms: float
     padded_sizes: tuple[int, ...] = ()
-    has_extra: bool = False
+    has_context: bool = False
     num_resets: int = field(init=False, default=0)
     _counts: NDArray[np.float64] = field(init=False)
     _sizes: NDArray[np.float64] = field(init=False)
@@ -89,12 +89,12 @@ class CostTable:
     _base_ys: NDArray[np.float64] = field(init=False)
     _value_ys: NDArray[np.float64] = field(init=False)
     _mean: NDArray[np.float64] = field(init=False)
-    _doubt: NDArray[np.float64] = field(init=False)
-    _first_doubt: NDArray[np.float64] = field(init=False)
+    _covariance: NDArray[np.float64] = field(init=False)
+    _first_covariance: NDArray[np.float64] = field(init=False)
     _is_profiled: bool = field(init=False, default=False)
     _is_drawn: bool = field(init=False, default=False)
     _level: float = field(init=False, default=1.0)
-    _clock: Clock = field(init=False, default=Clock())
+    _noise_state: NoiseState = field(init=False, default=NoiseState())
 
     def __post_init__(self) -> None:
         """Lay out the points and the prior."""
@@ -110,16 +110,16 @@ class CostTable:
 
     @property
     def slope_ms(self) -> float:
-        """Milliseconds per unit of `extra`, >= 0."""
+        """Milliseconds per token attended to, >= 0."""
         return self._level * float(self._mean[SLOPE])
 
     def predict(self, count: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Return milliseconds for one or many counts; 0 where the count is <= 0.
 
-        `extra`, which has a price of its own, is no part of it.
+        The context, which has a price of its own, is no part of it.
         """
         counts = np.asarray(count, dtype=np.float64)
-        prices = price_counts(
+        prices = costs_at(
             self._xs, self._values(), self._sizes, self._level, counts.ravel()
         )
         return prices.reshape(counts.shape)
@@ -129,13 +129,11 @@ class CostTable:
 
         As `predict` does, in a fraction of the time.
         """
-        price_range(prices, self._xs, self._values(), self._sizes, self._level, first)
+        costs_from(prices, self._xs, self._values(), self._sizes, self._level, first)
 
     def at(self, count: float) -> float:
         """Return milliseconds for one count, as `predict` does."""
-        return price_count(
-            self._xs, self._values(), self._sizes, self._level, float(count)
-        )
+        return cost_at(self._xs, self._values(), self._sizes, self._level, float(count))
 
     def fit_profile(self, counts: Sequence[int], measured_ms: Sequence[float]) -> None:
         """Replace the prior by a start-up profile.
@@ -156,13 +154,15 @@ class CostTable:
         # All zeros stand for what was not timed.
         self._begin(values, profiled=bool(ys[-1] > 0.0))
 
-    def observe(self, count: float, measured_ms: float, extra: float = 0.0) -> float:
+    def observe(
+        self, count: float, measured_ms: float, num_context_tokens: float = 0.0
+    ) -> float:
         """Learn from one sample; non-positive counts and times are ignored.
 
         Args:
             count: Tokens or requests.
             measured_ms: What they took.
-            extra: What the slope is multiplied with, >= 0.
+            num_context_tokens: Attended to, >= 0.
 
         Returns:
             The factor by which level and constant moved the price of that count, 1 if
@@ -174,17 +174,17 @@ class CostTable:
         if constant > 0.0:
             # Whose share of the price it may lose: that must be the latest price.
             self._values()
-        self._clock, makes_sense = learn_sample(
+        self._noise_state, makes_sense = learn_sample(
             self._mean,
-            self._doubt,
-            self._first_doubt,
-            self._clock,
+            self._covariance,
+            self._first_covariance,
+            self._noise_state,
             self._knot_xs,
             self._xs,
             self._base_ys,
             pad_count(self._sizes, float(count)),
             float(measured_ms),
-            float(extra) if self.has_extra else 0.0,
+            float(num_context_tokens) if self.has_context else 0.0,
         )
         if not makes_sense:
             self.num_resets += 1
@@ -195,9 +195,7 @@ class CostTable:
         factor = self._level / before
         change = float(self._mean[CONSTANT] - constant)
         if change != 0.0:
-            price = price_count(
-                self._xs, self._value_ys, self._sizes, before, float(count)
-            )
+            price = cost_at(self._xs, self._value_ys, self._sizes, before, float(count))
             factor *= 1.0 + before * change / price
         return factor
 
@@ -206,8 +204,10 @@ class CostTable:
         level = self._mean[0] + math.log(factor)
         self._mean[0] = min(max(level, -MOST_CHANGE), MOST_CHANGE)
         self._level = math.exp(self._mean[0])
-        if self._doubt[0, 0] < LEVEL_DOUBT**2:
-            self._doubt[0, 0] += (LEVEL_WANDER * self._clock.noise) ** 2
+        if self._covariance[0, 0] < LEVEL_STD**2:
+            self._covariance[0, 0] += (
+                LEVEL_PROCESS_NOISE * self._noise_state.noise
+            ) ** 2
 
     def export_state(self) -> dict[str, Any]:
         """Return the table as plain values."""
@@ -231,12 +231,12 @@ class CostTable:
         self._base_ys, self._value_ys = np.empty_like(self._xs), np.empty_like(self._xs)
         draw_through(self._xs, self._base_ys, base_ms)
         self._mean = np.zeros(self._knots.size + 3)
-        extra_doubt = EXTRA_DOUBT * float(base_ms[0]) if self.has_extra else 0.0
-        self._first_doubt = doubt_about(
-            self._knots, profiled=profiled, extra_doubt=extra_doubt
+        context_std = CONTEXT_STD * float(base_ms[0]) if self.has_context else 0.0
+        self._first_covariance = initial_covariance(
+            self._knots, profiled=profiled, context_std=context_std
         )
-        self._doubt = self._first_doubt.copy()
-        self._level, self._clock = 1.0, Clock()
+        self._covariance = self._first_covariance.copy()
+        self._level, self._noise_state = 1.0, NoiseState()
         self._draw()
 
     def _values(self) -> NDArray[np.float64]:
@@ -248,6 +248,6 @@ class CostTable:
     def _draw(self) -> None:
         self._is_drawn = True
         prices = apply_deviations(
-            self._mean, self._doubt, self._knot_xs, self._xs, self._base_ys
+            self._mean, self._covariance, self._knot_xs, self._xs, self._base_ys
         )
         draw_through(self._xs, self._value_ys, prices)

@@ -48,7 +48,7 @@ def draw_through(
 
 
 @compiled
-def find_place(rising: NDArray[np.float64], value: float) -> int:
+def bisect(rising: NDArray[np.float64], value: float) -> int:
     """Return the first place of something no smaller; the last place if none is."""
     low, high = 0, rising.size - 1
     while low < high:
@@ -70,42 +70,42 @@ def pad_count(sizes: NDArray[np.float64], count: float) -> float:
     """
     if sizes.size == 0 or count > sizes[-1]:
         return count
-    padded: float = sizes[find_place(sizes, count)]
+    padded: float = sizes[bisect(sizes, count)]
     return padded
 
 
 @compiled
 def locate(xs: NDArray[np.float64], x: float) -> tuple[int, float]:
     """Return where 0 < x < 1e9 lies: the point to its right, and how near it is."""
-    right = find_place(xs, x)
+    right = bisect(xs, x)
     low = xs[right - 1]
     return right, (x - low) / (xs[right] - low)
 
 
 @compiled
-def read_between(ys: NDArray[np.float64], right: int, share: float) -> float:
+def interpolate(ys: NDArray[np.float64], right: int, share: float) -> float:
     """Return a curve's value at a place that `locate` found."""
     value: float = ys[right - 1] * (1.0 - share) + ys[right] * share
     return value
 
 
 @compiled
-def price_count(
+def cost_at(
     xs: NDArray[np.float64],
     ys: NDArray[np.float64],
     sizes: NDArray[np.float64],
     level: float,
     count: float,
 ) -> float:
-    """Read a curve at one count, as `price_counts` does."""
+    """Read a curve at one count, as `costs_at` does."""
     if count <= 0.0:
         return 0.0
     right, share = locate(xs, pad_count(sizes, count))
-    return level * read_between(ys, right, share)
+    return level * interpolate(ys, right, share)
 
 
 @compiled
-def price_range(
+def costs_from(
     prices: NDArray[np.float64],
     xs: NDArray[np.float64],
     ys: NDArray[np.float64],
@@ -115,11 +115,11 @@ def price_range(
 ) -> None:
     """Add a curve's values at `first`, `first + 1`, ... to `prices`, in place."""
     for index in range(prices.size):
-        prices[index] += price_count(xs, ys, sizes, level, float(first + index))
+        prices[index] += cost_at(xs, ys, sizes, level, float(first + index))
 
 
 @compiled
-def price_counts(
+def costs_at(
     xs: NDArray[np.float64],
     ys: NDArray[np.float64],
     sizes: NDArray[np.float64],
@@ -140,5 +140,5 @@ def price_counts(
     """
     prices = np.empty(counts.size)
     for index in range(counts.size):
-        prices[index] = price_count(xs, ys, sizes, level, counts[index])
+        prices[index] = cost_at(xs, ys, sizes, level, counts[index])
     return prices

@@ -73,7 +73,7 @@ class DraftFeedback:
             _StepOutcome(req_ids, confidence, num_verified, num_accepted)
         )
 
-    def teach(self, calibration: ConfidenceCalibration) -> None:
+    def flush(self, calibration: ConfidenceCalibration) -> None:
         """Let the calibration learn from all outcomes since the last time."""
         if not self._outcomes:
             return

@@ -90,7 +90,7 @@ class CostProfile:
     drafts_in_one_pass: bool = False
 
 
-MIN_STEPS_TO_TEACH = 100
+MIN_STEPS_TO_EXPORT = 100
 """Measured steps from which on what was learnt is worth more to a new replica than its
 own start-up profile."""
 
@@ -286,7 +286,7 @@ class StepCost:
             self.draft_next.rescale(drift)
         self.host.observe(timing.num_reqs, timing.host_ms)
 
-    def rest(self, num_steps: int) -> None:
+    def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps that carried no prompt and were not observed."""
         self.usual_prefill_tokens *= (1.0 - PROMPT_SMOOTHING) ** num_steps
 

@@ -310,7 +310,7 @@ def test_ngram_drafts_are_selected_by_learnt_acceptance(
 def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(
     models: Models,
 ) -> None:
-    from policies.estimators.step_cost import MIN_STEPS_TO_TEACH
+    from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT
 
     with run_engine(
         models.target["ngram"],
@@ -325,7 +325,7 @@ def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(
         for _ in range(20):
             complete(engine, PROMPTS, PARAMS)
         check_counters(engine.scheduler.counters)
-        assert cost.num_steps >= MIN_STEPS_TO_TEACH
+        assert cost.num_steps >= MIN_STEPS_TO_EXPORT
         assert planner.export_state()
         report = planner.report()
         assert report["measured_step_ms"] > 0.0

@@ -26,7 +26,7 @@ from loadtest.engine_bench.report import write_results
 from loadtest.engine_bench.store import Store
 from loadtest.engine_bench.traces import RecordedTrace
 from policies.baselines import FixedPlanner
-from policies.decisions.early_exit import DraftStop
+from policies.decisions.early_exit import EarlyExitRule
 from policies.exploration import PROBE_EVERY
 from tests.loadtest.test_engine_bench import ENVIRONMENT, measured
 
@@ -222,10 +222,10 @@ class StoppingPlanner(FixedPlanner):
         super().__init__(draft_tokens)
         object.__setattr__(self, "pass_price", pass_price)
 
-    def draft_stop(self, req_ids: Any, weights: Any = None) -> DraftStop:
+    def early_exit(self, req_ids: Any, weights: Any = None) -> EarlyExitRule:
         from policies.estimators.calibration import ConfidenceCalibration
 
-        return DraftStop(
+        return EarlyExitRule(
             req_ids=tuple(req_ids),
             scale=ConfidenceCalibration(4, 0.0, 1.0).scale(req_ids),
             max_depth=4,

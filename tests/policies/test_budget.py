@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.decisions.budget import (
-    choose_draft_budget,
-    foresee_depths,
-    plan_depth,
-    survival_threshold,
-)
+from policies.decisions.budget import choose_draft_budget, survival_threshold
+from policies.decisions.depth import estimate_depths, plan_depth
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -88,13 +84,13 @@ def test_the_depth_is_close_to_the_best_of_all_depths_and_thresholds(seed: int):
     acceptance = rng.beta(3, 1.5, (40, 4))
     num_reqs = int(rng.integers(1, 40))
     per_token, per_pass = rng.uniform(0.05, 1.0), rng.uniform(0.1, 3.0)
-    outlook = foresee_depths(acceptance)
+    estimate = estimate_depths(acceptance)
     step_ms = (
         10
-        + per_token * num_reqs * (1 + outlook.verified)
+        + per_token * num_reqs * (1 + estimate.verified)
         + per_pass * np.arange(5)[:, None]
     )
-    plan = plan_depth(outlook, step_ms, num_reqs, current=0)
+    plan = plan_depth(estimate, step_ms, num_reqs, current=0)
     best = max(
         brute_force_goodput(acceptance, depth, num_reqs, per_token, per_pass)
         for depth in range(5)
@@ -105,36 +101,36 @@ def test_the_depth_is_close_to_the_best_of_all_depths_and_thresholds(seed: int):
 
 
 def test_a_depth_is_kept_unless_another_promises_enough_more():
-    outlook = foresee_depths(np.full((8, 2), 0.5))
-    step_ms = np.full(outlook.gained.shape, 10.0)
-    deepest = plan_depth(outlook, step_ms, 4, current=1)
-    kept = plan_depth(outlook, step_ms, 4, current=1, keep_gain=2.0)
+    estimate = estimate_depths(np.full((8, 2), 0.5))
+    step_ms = np.full(estimate.gained.shape, 10.0)
+    deepest = plan_depth(estimate, step_ms, 4, current=1)
+    kept = plan_depth(estimate, step_ms, 4, current=1, keep_gain=2.0)
     assert (deepest.depth, kept.depth) == (2, 1)
 
 
 def test_useless_drafts_are_not_made():
-    outlook = foresee_depths(np.full((8, 3), 1e-4))
-    step_ms = 10 + outlook.verified + np.arange(4)[:, None]
-    assert plan_depth(outlook, step_ms, 4, current=3).depth == 0
+    estimate = estimate_depths(np.full((8, 3), 1e-4))
+    step_ms = 10 + estimate.verified + np.arange(4)[:, None]
+    assert plan_depth(estimate, step_ms, 4, current=3).depth == 0
 
 
 def test_the_latency_target_limits_the_depth():
-    outlook = foresee_depths(np.full((8, 3), 0.95))
-    step_ms = np.broadcast_to(10.0 + 5 * np.arange(4)[:, None], outlook.gained.shape)
-    assert plan_depth(outlook, step_ms, 4, current=0).depth == 3
-    assert plan_depth(outlook, step_ms, 4, current=0, max_step_ms=16.0).depth == 1
+    estimate = estimate_depths(np.full((8, 3), 0.95))
+    step_ms = np.broadcast_to(10.0 + 5 * np.arange(4)[:, None], estimate.gained.shape)
+    assert plan_depth(estimate, step_ms, 4, current=0).depth == 3
+    assert plan_depth(estimate, step_ms, 4, current=0, max_step_ms=16.0).depth == 1
 
 
 def test_a_latency_target_draws_the_line_between_drafts():
     acceptance = np.random.default_rng(0).uniform(0.2, 0.99, (64, 3))
-    outlook = foresee_depths(acceptance)
-    step_ms = 20.0 + 8.0 * outlook.verified
-    free = plan_depth(outlook, step_ms, 8, current=0)
-    bound = plan_depth(outlook, step_ms, 8, current=0, max_step_ms=24.0)
-    assert free.least_value == 0.0
+    estimate = estimate_depths(acceptance)
+    step_ms = 20.0 + 8.0 * estimate.verified
+    free = plan_depth(estimate, step_ms, 8, current=0)
+    bound = plan_depth(estimate, step_ms, 8, current=0, max_step_ms=24.0)
+    assert free.min_value == 0.0
     survival = np.cumprod(acceptance[:, : bound.depth], axis=1)
-    verified = (survival >= bound.least_value).sum() / 64
+    verified = (survival >= bound.min_value).sum() / 64
     assert verified == pytest.approx(bound.budget_per_req)
     assert verified <= 0.5 < free.budget_per_req
-    none = plan_depth(outlook, step_ms, 8, current=0, max_step_ms=20.0)
+    none = plan_depth(estimate, step_ms, 8, current=0, max_step_ms=20.0)
     assert (none.depth, none.budget_per_req) == (0, 0.0)

@@ -22,16 +22,16 @@ def check(table: CostTable) -> None:
     # Rounding between two equal knots moves the last digit.
     assert (np.diff(prices) >= -1e-12 * prices[1:]).all()
     assert 0.0 <= table.slope_ms < math.inf
-    doubt = table._doubt
-    assert (doubt == doubt.T).all()
+    covariance = table._covariance
+    assert (covariance == covariance.T).all()
     # As correlations, for variances differ by twenty orders of magnitude.
-    scale = np.sqrt(doubt.diagonal())
+    scale = np.sqrt(covariance.diagonal())
     scale[scale == 0.0] = 1.0
-    assert np.linalg.eigvalsh(doubt / np.outer(scale, scale)).min() > -1e-6
+    assert np.linalg.eigvalsh(covariance / np.outer(scale, scale)).min() > -1e-6
 
 
-def make_table(*, has_profile: bool, has_extra: bool) -> CostTable:
-    table = CostTable(256, first_ms=20.0, per_unit_ms=0.5, has_extra=has_extra)
+def make_table(*, has_profile: bool, has_context: bool) -> CostTable:
+    table = CostTable(256, first_ms=20.0, per_unit_ms=0.5, has_context=has_context)
     if has_profile:
         table.fit_profile((1, 64, 256), (12.0, 40.0, 130.0))
     return table
@@ -47,16 +47,16 @@ def make_table(*, has_profile: bool, has_extra: bool) -> CostTable:
         max_size=60,
     ),
     has_profile=st.booleans(),
-    has_extra=st.booleans(),
+    has_context=st.booleans(),
 )
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_no_timings_in_any_order_break_the_filter(
-    samples: list[tuple[int, float, int]], has_profile: bool, has_extra: bool
+    samples: list[tuple[int, float, int]], has_profile: bool, has_context: bool
 ):
-    table = make_table(has_profile=has_profile, has_extra=has_extra)
+    table = make_table(has_profile=has_profile, has_context=has_context)
     other = CostTable(64, first_ms=2.0, per_unit_ms=0.05)
-    for count, measured_ms, extra in samples:
-        other.rescale(table.observe(count, measured_ms, extra))
+    for count, measured_ms, num_context_tokens in samples:
+        other.rescale(table.observe(count, measured_ms, num_context_tokens))
         check(table)
     check(other)
 
@@ -65,7 +65,7 @@ def test_no_timings_in_any_order_break_the_filter(
 @pytest.mark.parametrize("seed", [98, 185, 289, 290, 292, 312])
 def test_a_neighbour_that_comes_and_goes_leaves_prices_that_make_sense(seed: int):
     rng = np.random.default_rng(seed)
-    table = make_table(has_profile=bool(rng.random() < 0.6), has_extra=True)
+    table = make_table(has_profile=bool(rng.random() < 0.6), has_context=True)
     first_ms, token_ms = rng.uniform(1.0, 60.0), rng.uniform(0.01, 2.0)
     context_ms = rng.choice([0.0, 1e-4, 1e-3, 5e-3])
     neighbour_ms, is_there = rng.uniform(15.0, 380.0), False
@@ -84,7 +84,7 @@ def test_a_neighbour_that_comes_and_goes_leaves_prices_that_make_sense(seed: int
 
 
 def test_prices_that_lost_all_sense_are_dropped_for_the_profile_and_counted():
-    table = make_table(has_profile=True, has_extra=True)
+    table = make_table(has_profile=True, has_context=True)
     for count in (4, 16, 64):
         table.observe(count, 100.0, 1000)
     table._mean[5] = math.nan
@@ -92,7 +92,7 @@ def test_prices_that_lost_all_sense_are_dropped_for_the_profile_and_counted():
     assert table.observe(16, 100.0, 1000) == 1.0
 
     assert table.num_resets == 1
-    profiled = make_table(has_profile=True, has_extra=True)
+    profiled = make_table(has_profile=True, has_context=True)
     assert table.export_state() == profiled.export_state()
     table.observe(16, 19.0, 1000)
     check(table)

@@ -52,7 +52,7 @@ def test_steps_that_nobody_asked_about_count_towards_the_next_try(name: str):
         pass
     # It has just been tried.
     assert planner.choose_depth(48) == 0
-    planner.rest(MAX_CATCH_UP_INTERVAL + MAX_EXPLORE_INTERVAL)
+    planner.note_skipped_steps(MAX_CATCH_UP_INTERVAL + MAX_EXPLORE_INTERVAL)
     assert planner.choose_depth(48) > 0
 
 
@@ -113,7 +113,7 @@ def test_exploring_does_not_break_a_latency_target_that_is_met_without():
 def test_a_pass_that_was_not_timed_for_long_is_tried_again():
     """A second pass believed too dear is never run, and its price never corrected."""
     limits = EngineLimits(
-        max_tokens=512, max_reqs=64, skips_drafter=True, stops_drafts=True
+        max_tokens=512, max_reqs=64, skips_drafter=True, exits_early=True
     )
     planner = GoodputPlanner(MAX_DEPTH, limits)
     engine = MadeUpEngine(1)
@@ -124,7 +124,7 @@ def test_a_pass_that_was_not_timed_for_long_is_tried_again():
     stops = []
     for _ in range(3 * TIME_PASS_EVERY):
         planner.choose_depth(1)
-        stops.append(planner.draft_stop(("0",)))
+        stops.append(planner.early_exit(("0",)))
         planner.observe(outcome_of("0", 0.9, 1))
         planner.observe_timing(timing)
     assert stops[2 * REPLAN_EVERY].pass_price > 1.0

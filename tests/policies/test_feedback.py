@@ -26,7 +26,7 @@ def teach(num_verified: list[int], num_accepted: list[int], req_ids: tuple[str, 
         req_ids,
     )
     feedback.observe(outcome)
-    feedback.teach(calibration)
+    feedback.flush(calibration)
     return calibration.predict(CONFIDENCE, IDS)
 
 
@@ -52,10 +52,10 @@ def test_a_malformed_outcome_is_lost_and_the_next_ones_teach():
     untaught = calibration.predict(CONFIDENCE, IDS)
     feedback.observe(replace(good, num_accepted=np.array([2, 1])))
     with pytest.raises(ValueError, match="outcomes of 1 requests"):
-        feedback.teach(calibration)
+        feedback.flush(calibration)
     assert calibration.predict(CONFIDENCE, IDS) == pytest.approx(untaught)
 
     feedback.observe(good)
-    feedback.teach(calibration)
+    feedback.flush(calibration)
 
     assert (calibration.predict(CONFIDENCE, IDS)[0] > untaught[0]).all()

@@ -330,10 +330,10 @@ def test_every_policy_answers_the_whole_protocol(name: str):
 
 
 def test_a_novice_drafts_no_deeper_than_its_plan_while_nothing_ends_the_draft():
-    limits = EngineLimits(max_tokens=512, max_reqs=64, stops_drafts=True)
+    limits = EngineLimits(max_tokens=512, max_reqs=64, exits_early=True)
     planner = GoodputPlanner(MAX_DEPTH, limits)
     assert planner.choose_depth(4) == planner.plan.depth < MAX_DEPTH
-    assert planner.draft_stop(tuple("abcd")) is None
+    assert planner.early_exit(tuple("abcd")) is None
 
 
 def test_the_latency_target_limits_sampled_drafts_too():

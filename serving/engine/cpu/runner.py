@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from policies.decisions.early_exit import DraftStop, DraftWatch
+    from policies.decisions.early_exit import EarlyExit, EarlyExitRule
     from serving.engine.compat import SchedulerOutput
     from serving.engine.compat_cpu import (
         CommonAttentionMetadata,
@@ -49,14 +49,14 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
     _first_pass_end_s: float
     _draft_end_s: float
     _num_drafted: int
-    _watch: DraftWatch | None
+    _watch: EarlyExit | None
     _stop_token_ids: list[set[int | None]]
     _drawn: list[tuple[torch.Tensor, torch.Tensor | None]]
     draft_start_s: float
 
     def watch(
         self,
-        watch: DraftWatch,
+        watch: EarlyExit,
         stop_token_ids: list[set[int | None]],
     ) -> None:
         """Let the coming draft end early.
@@ -147,7 +147,7 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             drawn = self._drawn[-1][0].tolist()
             stops = zip(drawn, self._stop_token_ids, strict=True)
             ended = [row for row, (token, ends) in enumerate(stops) if token in ends]
-            if not self._watch.pays_to_go_on(self._confidences[-1].tolist(), ended):
+            if not self._watch.should_continue(self._confidences[-1].tolist(), ended):
                 raise _EndOfDraftError
         # vLLM's own count on the host, give or take the tokens of this draft.
         longest = common_attn_metadata.max_seq_len + self.num_speculative_tokens + 1
@@ -372,14 +372,14 @@ class UninterruptedRunner(GPUModelRunner):
                     return self._no_drafts[: self.input_batch.num_reqs]
                 self._cold.catch_up(scheduler_output, args[_METADATA_ARGUMENT])
             self.drafter._grammar_rows = self._find_grammar_rows()
-            stop: DraftStop | None = getattr(scheduler_output, STOP_ATTRIBUTE, None)
+            stop: EarlyExitRule | None = getattr(scheduler_output, STOP_ATTRIBUTE, None)
             if stop is not None:
                 req_ids = self.input_batch.req_ids
                 ends = [
                     find_stop_token_ids(self.requests[r].sampling_params)
                     for r in req_ids
                 ]
-                self.drafter.watch(stop.follow(tuple(req_ids)), ends)
+                self.drafter.watch(stop.start(tuple(req_ids)), ends)
         begin_s = time.perf_counter()
         drafts = super().propose_draft_token_ids(scheduler_output, *args, **kwargs)
         self.draft_span_s = begin_s, time.perf_counter()

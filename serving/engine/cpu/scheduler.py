@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from policies.decisions.early_exit import DraftStop
+    from policies.decisions.early_exit import EarlyExitRule
     from serving.engine.compat import (
         DraftTokenIds,
         EngineCoreOutputs,
@@ -78,7 +78,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self._host_planner(
             padded_sizes=CPU_STEP_SIZES,
             skips_drafter=skips_drafter,
-            stops_drafts=self._reports_confidence
+            exits_early=self._reports_confidence
             and self._method in _STOPPING_METHODS
             and self.vllm_config.parallel_config.tensor_parallel_size == 1,
         )
@@ -206,8 +206,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
     def _count_rested(self) -> None:
         """Tell the planner, and all who take part, of the steps since it was asked."""
         num_rested = self._rest.num_rested
-        self._guard.ask(self._planner.rest, num_rested)
-        self._pace.rest(num_rested)
+        self._guard.ask(self._planner.note_skipped_steps, num_rested)
+        self._pace.note_skipped_steps(num_rested)
         self._count_uncounted()
 
     def _count_uncounted(self) -> None:
@@ -422,7 +422,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             stop = self._guard.ask(self._ask_stop, output.num_scheduled_tokens)
             setattr(output, STOP_ATTRIBUTE, stop)
 
-    def _ask_stop(self, req_ids: Iterable[str]) -> DraftStop | None:
+    def _ask_stop(self, req_ids: Iterable[str]) -> EarlyExitRule | None:
         requests, room_of = self.requests, self._rooms.of
         drafting, drafting_ids = [], []
         for req_id in req_ids:
@@ -430,7 +430,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             if not (request.is_prefill_chunk or room_of(request).opted_out):
                 drafting.append(request)
                 drafting_ids.append(req_id)
-        return self._planner.draft_stop(
+        return self._planner.early_exit(
             tuple(drafting_ids), self._classes.weigh(drafting)
         )
 

@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from policies.estimators.step_cost import StepCost
 from policies.registry import build_planner
 from policies.types import EngineLimits
-from policies.warmup import rehearse
+from policies.warmup import warm_up
 from serving.engine.shared.ageing import Ageing
 from serving.engine.shared.batch_limits import BatchLimits, RequestPace
 from serving.engine.shared.board import BoardRecorder
@@ -62,14 +62,14 @@ class PlannerHost:
         *,
         padded_sizes: tuple[int, ...],
         skips_drafter: bool,
-        stops_drafts: bool = False,
+        exits_early: bool = False,
     ) -> PolicySpec:
         """Build the planner the engine's configuration names, and what it needs.
 
         Args:
             padded_sizes: As `EngineLimits.padded_sizes`.
             skips_drafter: Whether depth 0 leaves the drafter out altogether.
-            stops_drafts: Whether a draft can end between two of the drafter's passes.
+            exits_early: Whether a draft can end between two of the drafter's passes.
 
         Raises:
             ValueError: If the configuration cannot work.
@@ -80,7 +80,7 @@ class PlannerHost:
             max_tokens=self.scheduler_config.max_num_batched_tokens,
             max_reqs=self.scheduler_config.max_num_seqs,
             skips_drafter=skips_drafter,
-            stops_drafts=stops_drafts,
+            exits_early=exits_early,
             method=speculative.method,
             padded_sizes=padded_sizes,
         )
@@ -95,7 +95,7 @@ class PlannerHost:
         )
         self._guard = FaultGuard(self.counters)
         started_s = time.perf_counter()
-        self._guard.ask(rehearse, spec, limits)
+        self._guard.ask(warm_up, spec, limits)
         logger.info(
             "Planner %s compiled in %.1f s", spec.name, time.perf_counter() - started_s
         )

@@ -396,5 +396,5 @@ def test_the_prompts_of_a_step_are_expected_as_recent_steps_had_them():
     for step in range(400):
         cost.observe(replace(timing, num_prefill_tokens=100 if step % 4 == 0 else 0))
     assert cost.usual_prefill_tokens == pytest.approx(25, rel=0.1)
-    cost.rest(200)
+    cost.note_skipped_steps(200)
     assert cost.usual_prefill_tokens < 0.1

@@ -28,25 +28,25 @@ def test_drafts_that_ended_early_are_not_believed_to_go_on_at_their_best():
     recent = RecentDrafts(MAX_DEPTH)
     for _ in range(8):
         remember(recent, np.array([[0.95], [0.05]] * 6))
-    outlook = recent.foresee(np.full(MAX_DEPTH, 0.95))
+    estimate = recent.estimate_depths(np.full(MAX_DEPTH, 0.95))
     # The same drafts, every position of which is as likely to be the one or the other.
     rng = np.random.default_rng(0)
     seen = RecentDrafts(MAX_DEPTH)
     for _ in range(8):
         remember(seen, rng.choice([0.95, 0.05], (12, MAX_DEPTH)))
-    expected = seen.foresee(np.full(MAX_DEPTH, 0.95))
-    gained, in_full = outlook.gained[:, -1], expected.gained[:, -1]
+    expected = seen.estimate_depths(np.full(MAX_DEPTH, 0.95))
+    gained, in_full = estimate.gained[:, -1], expected.gained[:, -1]
     assert gained == pytest.approx(in_full, rel=0.25)
     assert gained[MAX_DEPTH] < 1.2
 
 
 def test_the_same_drafts_are_always_continued_alike():
-    outlooks = []
+    estimates = []
     for _ in range(2):
         recent = RecentDrafts(MAX_DEPTH)
         remember(recent, np.linspace(0.1, 0.9, 16)[:, None])
-        outlooks.append(recent.foresee(np.full(MAX_DEPTH, 0.7)).gained)
-    assert (outlooks[0] == outlooks[1]).all()
+        estimates.append(recent.estimate_depths(np.full(MAX_DEPTH, 0.7)).gained)
+    assert (estimates[0] == estimates[1]).all()
 
 
 def test_malformed_drafts_are_lost_and_the_next_ones_are_remembered():

@@ -1,4 +1,4 @@
-"""Whether the rehearsal leaves nothing to compile while requests wait."""
+"""Whether the warm-up leaves nothing to compile while requests wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.bench_selection import time_planning
 from policies.decisions.select import select_drafts
 from policies.registry import POLICY_NAMES, build_planner
 from policies.types import DraftBatch, EngineLimits, PolicySpec
-from policies.warmup import rehearse
+from policies.warmup import warm_up
 from tests.policies.made_up import MAX_DEPTH, MadeUpEngine
 
 
@@ -35,10 +35,10 @@ def test_nothing_is_left_to_compile(policy: str, padded_sizes: tuple[int, ...]):
         max_tokens=512,
         max_reqs=64,
         skips_drafter=True,
-        stops_drafts=True,
+        exits_early=True,
         padded_sizes=padded_sizes,
     )
-    rehearse(spec, limits)
+    warm_up(spec, limits)
     before = count_compiled()
     assert sum(before.values()) > 0
     for sampled in (False, True):
