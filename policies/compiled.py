@@ -28,6 +28,18 @@ def _digest_package() -> str:
 _PACKAGE_DIGEST = _digest_package()
 
 
+class _PackageIndex(IndexDataCacheFile):  # type: ignore[misc]  # numba is not typed
+    """Numba's index of a cache, empty where it cannot be read."""
+
+    def _load_index(self) -> dict[object, object]:
+        try:
+            index: dict[object, object] = super()._load_index()
+        except Exception:
+            # It was pickled by other code, with classes that are gone; or it is torn.
+            return {}
+        return index
+
+
 class _PackageCache(FunctionCache):  # type: ignore[misc]  # numba is not typed
     """Numba's cache on disk, anew whenever any module of this package changes.
 
@@ -38,7 +50,7 @@ class _PackageCache(FunctionCache):  # type: ignore[misc]  # numba is not typed
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__(function)
         stamp = (self._impl.locator.get_source_stamp(), _PACKAGE_DIGEST)
-        self._cache_file = IndexDataCacheFile(
+        self._cache_file = _PackageIndex(
             self.cache_path, self._impl.filename_base, stamp
         )
 

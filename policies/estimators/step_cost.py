@@ -151,7 +151,7 @@ class StepCost:
             first_ms=20.0,
             per_unit_ms=0.5,
             padded_sizes=self.padded_sizes,
-            has_extra=True,
+            has_context=True,
         )
         self.draft_first = CostTable(
             self.max_tokens,

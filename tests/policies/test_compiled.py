@@ -26,6 +26,18 @@ worth, nothing = np.ones(1), np.zeros(1)
 _take_in_pass(worth, np.ones(1), nothing, 1.0, 0.0, nothing, 0.0)
 print(worth[0])
 """
+    return float(run(program, folder))
+
+
+def copy_package(folder: Path) -> Path:
+    """Copy the package, without anything compiled."""
+    copy = folder / "policies"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def run(program: str, folder: Path) -> str:
+    """Run a program on the package copied to a folder, and return what it prints."""
     environment = {
         key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ
     }
@@ -37,14 +49,13 @@ print(worth[0])
         text=True,
         check=True,
     )
-    return float(done.stdout)
+    return done.stdout
 
 
 def test_a_constant_changed_in_one_module_reaches_what_another_compiled(
     tmp_path: Path,
 ):
-    copy = tmp_path / "policies"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = copy_package(tmp_path)
     assert survival_of_a_sure_token(tmp_path) > 0.99
     assert list((tmp_path / "cache").rglob("*.nbc"))
 
@@ -54,6 +65,27 @@ def test_a_constant_changed_in_one_module_reaches_what_another_compiled(
     )
 
     assert survival_of_a_sure_token(tmp_path) == 0.5
+
+
+def price_after_a_sample(folder: Path) -> float:
+    """Return, in a process of its own, what a cost table made of one sample."""
+    program = """
+from policies.estimators.cost_table import CostTable
+table = CostTable(8, first_ms=10.0, per_unit_ms=1.0)
+table.observe(4, 20.0)
+print(table.at(4))
+"""
+    return float(run(program, folder))
+
+
+def test_what_was_compiled_for_a_class_that_is_gone_is_compiled_anew(tmp_path: Path):
+    copy = copy_package(tmp_path)
+    before = price_after_a_sample(tmp_path)
+    for name in ("cost_filter", "cost_table"):
+        module = copy / "estimators" / f"{name}.py"
+        module.write_text(module.read_text().replace("NoiseState", "StateOfNoise"))
+
+    assert price_after_a_sample(tmp_path) == before
 
 
 def double(number: float) -> float:
