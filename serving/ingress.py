@@ -11,10 +11,11 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import WrapValidator
 from ray import serve
 from ray.llm._internal.serve.constants import DEFAULT_LLM_ROUTER_HTTP_TIMEOUT
 from ray.llm._internal.serve.core.configs.openai_api_models import (
@@ -62,6 +63,7 @@ from serving.errors import (
     lost_its_engine,
     reword_streamed_errors,
 )
+from serving.request_body import check_body
 
 logger = logging.getLogger("ray.serve")
 
@@ -150,23 +152,39 @@ class TetrisIngress(OpenAiIngress):
         """Describe one model."""
         return JSONResponse(self._describe(await self._get_model_id(model)))
 
-    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+    async def completions(
+        self,
+        body: Annotated[CompletionRequest, WrapValidator(check_body)],
+        request: Request,
+    ) -> Response:
         """Complete a prompt, streaming or not."""
         return await self._process_llm_request(body, "completions", request)
 
-    async def chat(self, body: ChatCompletionRequest, request: Request) -> Response:
+    async def chat(
+        self,
+        body: Annotated[ChatCompletionRequest, WrapValidator(check_body)],
+        request: Request,
+    ) -> Response:
         """Answer a conversation, streaming or not."""
         if not body.messages:
             raise ApiError(400, "messages: must hold at least one message", "messages")
         return await self._process_llm_request(body, "chat", request)
 
     async def tokenize(
-        self, body: TokenizeCompletionRequest | TokenizeChatRequest, request: Request
+        self,
+        body: Annotated[
+            TokenizeCompletionRequest | TokenizeChatRequest, WrapValidator(check_body)
+        ],
+        request: Request,
     ) -> Response:
         """Turn a prompt or a conversation into token ids."""
         return await self._answer_once(body, "tokenize", request)
 
-    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+    async def detokenize(
+        self,
+        body: Annotated[DetokenizeRequest, WrapValidator(check_body)],
+        request: Request,
+    ) -> Response:
         """Turn token ids into text."""
         return await self._answer_once(body, "detokenize", request)
 
