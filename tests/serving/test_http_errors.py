@@ -1,6 +1,8 @@
 """Bad input: an OpenAI error object that names the field, and nobody else disturbed."""
 
+import asyncio
 import json
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -205,6 +207,37 @@ def test_the_stock_client_raises_its_own_exceptions(client: openai.OpenAI) -> No
     with pytest.raises(openai.BadRequestError) as negative:
         client.chat.completions.create(model=MODEL, messages=[USER], max_tokens=-1)
     assert negative.value.param == "max_tokens"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever its type: libraries raise ValueError for their own faults too."""
+    from serving.ingress import build_api
+
+    api = build_api(max_body_bytes=1024)
+
+    @api.get("/fails")
+    def fail() -> None:
+        raise ValueError("no key in /opt/secret.py")
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(api)
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.get("http://server/fails")
+
+    # Ray's logger hands nothing on to the root's, where pytest listens.
+    logger = logging.getLogger("ray.serve")
+    logger.addHandler(caplog.handler)
+    try:
+        response = asyncio.run(ask())
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "Internal server error."
+    assert_is_openai_error(response.json(), 500, None)
+    assert "secret" in caplog.text
 
 
 def test_bad_requests_disturb_no_good_one(server: Server) -> None:
