@@ -52,6 +52,9 @@ _UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 """Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
 
 
+_SUM_UP_PERIOD_S: Final = 10.0
+"""As vLLM's own server does."""
+
 _ENGINE_CHECK_S: Final = 0.2
 _LAST_WORDS_S: Final = 1.0
 """Time to tell the requests that ended with the engine."""
@@ -106,6 +109,10 @@ class TetrisEngine(VLLMEngine):
     def is_dead(self) -> bool:
         """Whether the engine's process ended or failed for good."""
         return bool(self._engine_client.errored)
+
+    async def sum_up_stats(self) -> None:
+        """Have vLLM log its figures; until then it keeps some of every step."""
+        await self._engine_client.do_log_stats()
 
     async def take_snapshot(self) -> dict[str, Any]:
         """Fetch the scheduler's cumulative figures from the engine's process.
@@ -219,6 +226,7 @@ class TetrisServer(LLMServer):
             )
             self._poll(self.engine.take_snapshot, SpeculationMetrics(self._policy_name))
         self._background.append(asyncio.create_task(self._follow_engine()))
+        self._background.append(asyncio.create_task(self._sum_up_stats()))
         reader = capacity_reader(self._device, [str(one) for one in ray.get_gpu_ids()])
         self._poll(
             lambda: asyncio.to_thread(reader.read), CapacityMetrics(), CAPACITY_PERIOD_S
@@ -232,6 +240,14 @@ class TetrisServer(LLMServer):
     ) -> None:
         polling = poll_snapshots(take, recorder, period_s)
         self._background.append(asyncio.create_task(polling))
+
+    async def _sum_up_stats(self) -> None:
+        while True:
+            await asyncio.sleep(_SUM_UP_PERIOD_S)
+            try:
+                await self.engine.sum_up_stats()
+            except Exception:
+                logger.exception("vLLM's figures of every step are kept for longer")
 
     async def _follow_engine(self) -> None:
         """End this process when its engine has died.

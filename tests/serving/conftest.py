@@ -237,6 +237,13 @@ def load(
             thread.join(300)
 
 
+def read_logs(server: Server) -> str:
+    """Return all that the deployment's processes have logged so far."""
+    (folder,) = re.findall(r"^  logs +(/.*)$", server.command.output, re.MULTILINE)
+    files = sorted(Path(folder).rglob("*.log"))
+    return "\n".join(file.read_text(errors="replace") for file in files)
+
+
 def start_up_command(
     output_file: Path, settings: dict[str, Any] | None = None, port: int | None = None
 ) -> Server:
