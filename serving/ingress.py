@@ -32,9 +32,11 @@ from ray.llm._internal.serve.core.ingress.utils import (
     NON_STREAMING_RESPONSE_TYPES,
     _openai_json_wrapper,
 )
+from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.llm._internal.serve.observability.metrics.fast_api_metrics import (
     metrics_lifespan,
 )
+from ray.serve._private.http_util import session_id_from_headers
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 from starlette.responses import (
@@ -201,6 +203,26 @@ class TetrisIngress(OpenAiIngress):
     ) -> Response:
         _, answer = await self._first_answer(body, call_method, raw_request)
         return JSONResponse(answer.model_dump())
+
+    async def _get_response(
+        self, *, body: Any, call_method: str, raw_request: Request | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Ask a replica; whoever leaves early ends the generation too."""
+        handle = self._get_configured_serve_handle(await self._get_model_id(body.model))
+        about = None
+        if raw_request is not None:
+            session_id = session_id_from_headers(raw_request.headers)
+            if session_id:
+                handle = handle.options(session_id=session_id)
+            about = RawRequestInfo.from_starlette_request(raw_request)
+        response = getattr(handle, call_method).remote(body, about)
+        try:
+            async for part in response:
+                yield part
+        except (asyncio.CancelledError, GeneratorExit):
+            # Cut by a timeout, Serve's call would go on and hold its place.
+            response.cancel()
+            raise
 
     async def _first_answer(
         self, body: Any, call_method: str, raw_request: Request | None

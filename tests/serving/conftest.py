@@ -245,7 +245,10 @@ def read_logs(server: Server) -> str:
 
 
 def start_up_command(
-    output_file: Path, settings: dict[str, Any] | None = None, port: int | None = None
+    output_file: Path,
+    settings: dict[str, Any] | None = None,
+    port: int | None = None,
+    **env: str,
 ) -> Server:
     """Run `tetris-serve up` on the demo pair and wait until it is ready."""
     free_port, dashboard_port, metrics_port = find_free_ports(3)
@@ -265,6 +268,7 @@ def start_up_command(
             *overrides,
         ],
         output_file,
+        **env,
     )
     try:
         command.wait_for("Ctrl-C stops everything")
