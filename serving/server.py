@@ -32,7 +32,7 @@ from serving.metrics import (
 )
 from serving.request_class import find_unknown_class, set_priority
 from serving.serve_log import keep_serve_log
-from serving.stream_pacing import pace
+from serving.stream_pacing import pace_streams
 from serving.warm_start import (
     ServePeers,
     count_warm_start,
@@ -187,6 +187,7 @@ class TetrisServer(LLMServer):
         has_snapshots: bool,
         planner_key: str,
         class_priorities: Mapping[str, int | None],
+        stream_interval_s: float,
         board_text: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -201,6 +202,7 @@ class TetrisServer(LLMServer):
                 state.
             class_priorities: vLLM priority by name of request class, None for a class
                 without one.
+            stream_interval_s: Least time between two chunks of a stream, seconds.
             board_text: Whether the board may show draft tokens as text.
             **kwargs: For Ray's server.
         """
@@ -211,6 +213,7 @@ class TetrisServer(LLMServer):
         self._planner_key = planner_key
         self._has_snapshots = has_snapshots
         self._background: list[asyncio.Task[None]] = []
+        pace_streams(stream_interval_s)
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
@@ -297,11 +300,6 @@ class TetrisServer(LLMServer):
             request, engine_method=engine_method, **kwargs
         )
         return stream
-
-    def _batch_output_stream(
-        self, generator: AsyncGenerator[Any, None]
-    ) -> AsyncGenerator[list[Any], None]:
-        return pace(generator, 1e-3 * self._get_batch_interval_ms())
 
     def _refuse(self, request: Any) -> ErrorResponse | None:
         unknown = find_unknown_class(request, self._class_priorities)

@@ -29,6 +29,9 @@ MODEL = "demo"
 
 T = TypeVar("T")
 
+STREAM_INTERVAL_S = 0.1
+"""Of the shared deployment: several steps, even of the demo pair."""
+
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 180
 
@@ -296,6 +299,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "replicas.upscale_delay_s": 1,
             "replicas.downscale_delay_s": 3600,
             "http.board": "true",
+            "http.stream_interval_ms": 1e3 * STREAM_INTERVAL_S,
         },
     )
     yield running
