@@ -6,7 +6,6 @@ re-packs streamed chunks.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -65,6 +64,7 @@ from serving.errors import (
     lost_its_engine,
     reword_streamed_errors,
 )
+from serving.replica_count import ReplicaCount
 from serving.request_body import check_body
 
 logger = logging.getLogger("ray.serve")
@@ -84,8 +84,6 @@ BOARD_ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
     "board_events": lambda app: app.get("/board/events", include_in_schema=False),
 }
 
-_HEALTH_CACHE_S: Final = 1.0
-_HEALTH_TIMEOUT_S: Final = 5.0
 _BOARD_TIMEOUT_S: Final = 5.0
 _ASK_AGAIN_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
 """A replica whose engine died is gone before the last."""
@@ -114,22 +112,27 @@ class TetrisIngress(OpenAiIngress):
         """Keep the handles of the engine deployments."""
         super().__init__(*args, **kwargs)
         self._started_s = int(time.time())
-        self._health_checked_s = -_HEALTH_CACHE_S
-        self._num_running = 0
+        app_name = serve.get_replica_context().app_name
+        self._replicas = ReplicaCount(lambda: _count_engines(app_name))
         self._feed = BoardFeed(self._watch_replicas)
 
     async def health(self) -> Response:
-        """Answer 200 while at least one engine replica runs, 503 otherwise."""
-        if time.monotonic() - self._health_checked_s >= _HEALTH_CACHE_S:
-            name = serve.get_replica_context().app_name
-            # Serve's controller may be restarting; replicas serve on without it.
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-                    self._num_running = await asyncio.to_thread(_count_engines, name)
-            self._health_checked_s = time.monotonic()
-        if not self._num_running:
-            raise ApiError(503, "No engine replica is running; retry.")
-        return JSONResponse({"status": "ok", "running_replicas": self._num_running})
+        """Answer 200 while at least one engine replica runs, 503 otherwise.
+
+        Serve's controller may be away; replicas serve on without it. Then the answer
+        is the last one known, and says how old it is.
+        """
+        await self._replicas.refresh()
+        count, age_s = self._replicas.num_running, self._replicas.age_s
+        if count is None:
+            raise ApiError(503, "Ray Serve does not tell what is running; retry.")
+        if not count:
+            when = f"was running {age_s:.0f} s ago" if age_s else "is running"
+            raise ApiError(503, f"No engine replica {when}; retry.")
+        body: dict[str, Any] = {"status": "ok", "running_replicas": count}
+        if age_s:
+            body |= {"status": "stale", "age_s": round(age_s, 1)}
+        return JSONResponse(body)
 
     async def board(self) -> Response:
         """Show the live board."""

@@ -302,6 +302,33 @@ def test_the_health_routes_answer(server: Server) -> None:
     assert serve_health.status_code == 200
 
 
+def test_health_says_so_when_its_count_is_old(server: Server) -> None:
+    """Serve's controller counts the replicas; they serve on without it."""
+
+    def ask() -> dict[str, Any]:
+        response = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
+        assert response.status_code == 200
+        return dict(response.json())
+
+    count = ask()["running_replicas"]
+    [controller] = (
+        process
+        for role, process in find_processes(server.command.process.pid)
+        if role == "controller"
+    )
+    controller.suspend()
+    try:
+        stale = wait_until(lambda: (e := ask())["status"] == "stale" and e, 30)
+        assert stale["running_replicas"] == count
+        assert stale["age_s"] > 0
+        assert server.client().completions.create(model=MODEL, prompt="one").choices
+        assert ask()["age_s"] > stale["age_s"]
+    finally:
+        controller.resume()
+    fresh = wait_until(lambda: (e := ask())["status"] == "ok" and e, 60)
+    assert "age_s" not in fresh
+
+
 def test_the_dashboard_is_up(server: Server) -> None:
     line = next(x for x in server.command.output.splitlines() if "dashboard" in x)
     url = next(word for word in line.split() if word.startswith("http"))
