@@ -101,6 +101,8 @@ def build_app(settings: Settings) -> "Application":
             "class_priorities": {
                 name: one.priority for name, one in settings.policy.classes.items()
             },
+            "hang_timeout_s": settings.replicas.engine_hang_timeout_s,
+            "load_timeout_s": settings.replicas.start_timeout_s,
             "stream_interval_s": 1e-3 * settings.http.stream_interval_ms,
             "board_text": settings.http.board_text,
         },
