@@ -101,6 +101,9 @@ def build_app(settings: Settings) -> "Application":
             "class_priorities": {
                 name: one.priority for name, one in settings.policy.classes.items()
             },
+            "hang_timeout_s": settings.replicas.engine_hang_timeout_s,
+            "load_timeout_s": settings.replicas.start_timeout_s,
+            "stream_interval_s": 1e-3 * settings.http.stream_interval_ms,
             "board_text": settings.http.board_text,
         },
     )
@@ -152,9 +155,8 @@ def llm_config_of(settings: Settings) -> "LLMConfig":
         placement_group_config={
             "bundle_per_worker": {"CPU": 0, "GPU": replicas.num_gpus}
         },
-        experimental_configs={
-            "stream_batching_interval_ms": settings.http.stream_interval_ms
-        },
+        # Streams are paced where the engine hands them out.
+        experimental_configs={"stream_batching_interval_ms": 0},
         runtime_env={"env_vars": replica_env_of(settings)},
         log_engine_metrics=True,
         **_download_options(settings),

@@ -66,6 +66,8 @@ def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         module, original = _RENAMED[name]
         return getattr(import_module(module), original)
+    if name == "async_llm":  # The engine's client: an engine core never imports it.
+        return import_module("vllm.v1.engine.async_llm")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

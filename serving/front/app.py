@@ -6,15 +6,15 @@ re-packs streamed chunks.
 """
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import WrapValidator
 from ray import serve
 from ray.llm._internal.serve.constants import DEFAULT_LLM_ROUTER_HTTP_TIMEOUT
 from ray.llm._internal.serve.core.configs.openai_api_models import (
@@ -31,9 +31,11 @@ from ray.llm._internal.serve.core.ingress.utils import (
     NON_STREAMING_RESPONSE_TYPES,
     _openai_json_wrapper,
 )
+from ray.llm._internal.serve.core.protocol import RawRequestInfo
 from ray.llm._internal.serve.observability.metrics.fast_api_metrics import (
     metrics_lifespan,
 )
+from ray.serve._private.http_util import session_id_from_headers
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 from starlette.responses import (
@@ -62,6 +64,8 @@ from serving.front.errors import (
     lost_its_engine,
     reword_streamed_errors,
 )
+from serving.front.replica_count import ReplicaCount
+from serving.front.request_body import check_body
 
 logger = logging.getLogger("ray.serve")
 
@@ -80,8 +84,6 @@ BOARD_ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
     "board_events": lambda app: app.get("/board/events", include_in_schema=False),
 }
 
-_HEALTH_CACHE_S: Final = 1.0
-_HEALTH_TIMEOUT_S: Final = 5.0
 _BOARD_TIMEOUT_S: Final = 5.0
 _ASK_AGAIN_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
 """A replica whose engine died is gone before the last."""
@@ -110,22 +112,27 @@ class TetrisIngress(OpenAiIngress):
         """Keep the handles of the engine deployments."""
         super().__init__(*args, **kwargs)
         self._started_s = int(time.time())
-        self._health_checked_s = -_HEALTH_CACHE_S
-        self._num_running = 0
+        app_name = serve.get_replica_context().app_name
+        self._replicas = ReplicaCount(lambda: _count_engines(app_name))
         self._feed = BoardFeed(self._watch_replicas)
 
     async def health(self) -> Response:
-        """Answer 200 while at least one engine replica runs, 503 otherwise."""
-        if time.monotonic() - self._health_checked_s >= _HEALTH_CACHE_S:
-            name = serve.get_replica_context().app_name
-            # Serve's controller may be restarting; replicas serve on without it.
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(_HEALTH_TIMEOUT_S):
-                    self._num_running = await asyncio.to_thread(_count_engines, name)
-            self._health_checked_s = time.monotonic()
-        if not self._num_running:
-            raise ApiError(503, "No engine replica is running; retry.")
-        return JSONResponse({"status": "ok", "running_replicas": self._num_running})
+        """Answer 200 while at least one engine replica runs, 503 otherwise.
+
+        Serve's controller may be away; replicas serve on without it. Then the answer
+        is the last one known, and says how old it is.
+        """
+        await self._replicas.refresh()
+        count, age_s = self._replicas.num_running, self._replicas.age_s
+        if count is None:
+            raise ApiError(503, "Ray Serve does not tell what is running; retry.")
+        if not count:
+            when = f"was running {age_s:.0f} s ago" if age_s else "is running"
+            raise ApiError(503, f"No engine replica {when}; retry.")
+        body: dict[str, Any] = {"status": "ok", "running_replicas": count}
+        if age_s:
+            body |= {"status": "stale", "age_s": round(age_s, 1)}
+        return JSONResponse(body)
 
     async def board(self) -> Response:
         """Show the live board."""
@@ -150,23 +157,39 @@ class TetrisIngress(OpenAiIngress):
         """Describe one model."""
         return JSONResponse(self._describe(await self._get_model_id(model)))
 
-    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+    async def completions(
+        self,
+        body: Annotated[CompletionRequest, WrapValidator(check_body)],
+        request: Request,
+    ) -> Response:
         """Complete a prompt, streaming or not."""
         return await self._process_llm_request(body, "completions", request)
 
-    async def chat(self, body: ChatCompletionRequest, request: Request) -> Response:
+    async def chat(
+        self,
+        body: Annotated[ChatCompletionRequest, WrapValidator(check_body)],
+        request: Request,
+    ) -> Response:
         """Answer a conversation, streaming or not."""
         if not body.messages:
             raise ApiError(400, "messages: must hold at least one message", "messages")
         return await self._process_llm_request(body, "chat", request)
 
     async def tokenize(
-        self, body: TokenizeCompletionRequest | TokenizeChatRequest, request: Request
+        self,
+        body: Annotated[
+            TokenizeCompletionRequest | TokenizeChatRequest, WrapValidator(check_body)
+        ],
+        request: Request,
     ) -> Response:
         """Turn a prompt or a conversation into token ids."""
         return await self._answer_once(body, "tokenize", request)
 
-    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+    async def detokenize(
+        self,
+        body: Annotated[DetokenizeRequest, WrapValidator(check_body)],
+        request: Request,
+    ) -> Response:
         """Turn token ids into text."""
         return await self._answer_once(body, "detokenize", request)
 
@@ -183,6 +206,26 @@ class TetrisIngress(OpenAiIngress):
     ) -> Response:
         _, answer = await self._first_answer(body, call_method, raw_request)
         return JSONResponse(answer.model_dump())
+
+    async def _get_response(
+        self, *, body: Any, call_method: str, raw_request: Request | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Ask a replica; whoever leaves early ends the generation too."""
+        handle = self._get_configured_serve_handle(await self._get_model_id(body.model))
+        about = None
+        if raw_request is not None:
+            session_id = session_id_from_headers(raw_request.headers)
+            if session_id:
+                handle = handle.options(session_id=session_id)
+            about = RawRequestInfo.from_starlette_request(raw_request)
+        response = getattr(handle, call_method).remote(body, about)
+        try:
+            async for part in response:
+                yield part
+        except (asyncio.CancelledError, GeneratorExit):
+            # Cut by a timeout, Serve's call would go on and hold its place.
+            response.cancel()
+            raise
 
     async def _first_answer(
         self, body: Any, call_method: str, raw_request: Request | None

@@ -122,7 +122,7 @@ def describe(error: BaseException) -> ApiError:
             | DeploymentUnavailableError()
         ):
             return ApiError(503, "The engine is not available at the moment; retry.")
-        case VLLMClientError() | ValueError():
+        case VLLMClientError():
             message = str(error.args[0]) if error.args else "Invalid request."
             return ApiError(400, message, getattr(error, "parameter", None))
         case asyncio.TimeoutError():

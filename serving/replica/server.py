@@ -1,11 +1,13 @@
 """The engine replica: Ray Serve's LLM server with speculation metrics and checks."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
 import ray
 from ray import serve
 from ray.llm._internal.common.callbacks.base import CallbackBase
@@ -32,13 +34,14 @@ from serving.replica.metrics import (
 )
 from serving.replica.request_class import find_unknown_class, set_priority
 from serving.replica.serve_log import keep_serve_log
-from serving.replica.stream_pacing import pace
+from serving.replica.stream_pacing import pace_streams
 from serving.replica.warm_start import (
     ServePeers,
     count_warm_start,
     package_state,
     start_warm,
 )
+from serving.replica.watchdog import EngineWatch
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -51,6 +54,9 @@ logger = logging.getLogger("ray.serve")
 _UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 """Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
 
+
+_SUM_UP_PERIOD_S: Final = 10.0
+"""As vLLM's own server does."""
 
 _ENGINE_CHECK_S: Final = 0.2
 _LAST_WORDS_S: Final = 1.0
@@ -106,6 +112,14 @@ class TetrisEngine(VLLMEngine):
     def is_dead(self) -> bool:
         """Whether the engine's process ended or failed for good."""
         return bool(self._engine_client.errored)
+
+    async def answer(self) -> None:
+        """Return once the engine's process has answered anything."""
+        await self._engine_client.is_sleeping()
+
+    async def sum_up_stats(self) -> None:
+        """Have vLLM log its figures; until then it keeps some of every step."""
+        await self._engine_client.do_log_stats()
 
     async def take_snapshot(self) -> dict[str, Any]:
         """Fetch the scheduler's cumulative figures from the engine's process.
@@ -165,8 +179,9 @@ class TetrisServer(LLMServer):
         engine's speculation counters, about once a second, and what other processes
         leave of the device.
         Requests that speculation cannot serve are refused with the field's name.
-        Streams are handed on by `pace`, at once unless chunks come too often.
-        A replica ends soon after its engine (`_follow_engine`).
+        vLLM is asked to log its figures, without which they grow.
+        Streams are handed on at once, unless tokens come too often (`pace_streams`).
+        A replica ends soon after its engine, dead or hung (`_follow_engine`).
     """
 
     _default_engine_cls = TetrisEngine
@@ -180,6 +195,9 @@ class TetrisServer(LLMServer):
         has_snapshots: bool,
         planner_key: str,
         class_priorities: Mapping[str, int | None],
+        hang_timeout_s: float,
+        load_timeout_s: float,
+        stream_interval_s: float,
         board_text: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -194,6 +212,9 @@ class TetrisServer(LLMServer):
                 state.
             class_priorities: vLLM priority by name of request class, None for a class
                 without one.
+            hang_timeout_s: Longest silence of an engine that works, seconds.
+            load_timeout_s: Longest silence of one that loads, seconds.
+            stream_interval_s: Least time between two chunks of a stream, seconds.
             board_text: Whether the board may show draft tokens as text.
             **kwargs: For Ray's server.
         """
@@ -204,6 +225,9 @@ class TetrisServer(LLMServer):
         self._planner_key = planner_key
         self._has_snapshots = has_snapshots
         self._background: list[asyncio.Task[None]] = []
+        self._watch = EngineWatch(hang_timeout_s, load_timeout_s)
+        self._is_ending = False
+        pace_streams(stream_interval_s)
         await super().__init__(llm_config, **kwargs)
 
     async def start(self) -> None:
@@ -219,6 +243,7 @@ class TetrisServer(LLMServer):
             )
             self._poll(self.engine.take_snapshot, SpeculationMetrics(self._policy_name))
         self._background.append(asyncio.create_task(self._follow_engine()))
+        self._background.append(asyncio.create_task(self._sum_up_stats()))
         reader = capacity_reader(self._device, [str(one) for one in ray.get_gpu_ids()])
         self._poll(
             lambda: asyncio.to_thread(reader.read), CapacityMetrics(), CAPACITY_PERIOD_S
@@ -233,20 +258,52 @@ class TetrisServer(LLMServer):
         polling = poll_snapshots(take, recorder, period_s)
         self._background.append(asyncio.create_task(polling))
 
+    async def _sum_up_stats(self) -> None:
+        while True:
+            await asyncio.sleep(_SUM_UP_PERIOD_S)
+            try:
+                await self.engine.sum_up_stats()
+            except Exception:
+                logger.exception("vLLM's figures of every step are kept for longer")
+
     async def _follow_engine(self) -> None:
-        """End this process when its engine has died.
+        """End this process, and all below it, when its engine has died or hangs.
 
         Serve would find out by three failed health checks in a row. Until then a
         replica that refuses at once looks like the least busy one and draws every
-        request. Of a process that has ended, Serve's routers hear at once.
+        request; and for as long as a drain may take, it would wait for requests that
+        a hung engine never finishes, and the next one for the device that it holds.
+        Of a process that has ended, Serve's routers hear at once.
         """
-        while not self.engine.is_dead:
+        hanging = asyncio.create_task(self._watch.wait_until_hung(self.engine.answer))
+        while not (self.engine.is_dead or hanging.done()):
             await asyncio.sleep(_ENGINE_CHECK_S)
-        logger.error("The engine died; this replica ends, and Serve starts another")
+        self._is_ending = True
+        what = f"is silent for {hanging.result():.0f} s" if hanging.done() else "died"
+        logger.error(f"The engine {what}; this replica ends, and Serve starts another")
         await asyncio.sleep(_LAST_WORDS_S)
         for handler in logger.handlers:
             handler.flush()
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         os._exit(1)
+
+    async def sleep(self, **kwargs: Any) -> None:
+        """Put the engine to sleep, however long it takes to move its weights."""
+        with self._watch.loading():
+            await super().sleep(**kwargs)
+
+    async def wakeup(self, **kwargs: Any) -> None:
+        """Wake the engine, however long it takes to load its weights."""
+        with self._watch.loading():
+            await super().wakeup(**kwargs)
+
+    async def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call every worker, which may be to load weights."""
+        with self._watch.loading():
+            results: list[Any] = await super().collective_rpc(*args, **kwargs)
+        return results
 
     async def export_planner_state(self) -> dict[str, Any]:
         """Return what this replica's planner learnt, for a new one."""
@@ -271,7 +328,7 @@ class TetrisServer(LLMServer):
     async def _run_request(
         self, request: Any, *, engine_method: str, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        if self.engine.is_dead:
+        if self._is_ending or self.engine.is_dead:
             raise EngineGoneError
         refusal = self._refuse(request)
         if refusal is not None:
@@ -281,11 +338,6 @@ class TetrisServer(LLMServer):
             request, engine_method=engine_method, **kwargs
         )
         return stream
-
-    def _batch_output_stream(
-        self, generator: AsyncGenerator[Any, None]
-    ) -> AsyncGenerator[list[Any], None]:
-        return pace(generator, 1e-3 * self._get_batch_interval_ms())
 
     def _refuse(self, request: Any) -> ErrorResponse | None:
         unknown = find_unknown_class(request, self._class_priorities)

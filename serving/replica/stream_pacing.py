@@ -2,61 +2,65 @@
 
 import asyncio
 import contextlib
+import functools
 import math
-from collections.abc import AsyncGenerator, AsyncIterable
-from typing import TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from serving.engine.compat import async_llm
 
 
-async def pace(
-    stream: AsyncIterable[T], interval_s: float
-) -> AsyncGenerator[list[T], None]:
-    """Yield what has come, in order, in lists.
+class PacedCollector(async_llm.RequestOutputCollector):
+    """vLLM's collector of one request's outputs, which it hands on in good time.
 
-    The first item and the last go out at once. In between, items wait until
-    `interval_s` have passed since the last list, so that an engine with short steps
-    does not pay Serve's price of a message for every token. Nothing wakes up while
-    nothing comes: Ray's own batcher looks every interval, for every stream, and holds
-    back the first token for up to one.
+    The first output and the last go out at once. In between the reader waits until an
+    interval has passed, and vLLM merges what comes meanwhile: an engine with short
+    steps does not pay for a chunk encoded and sent in each. An exception goes out at
+    once too and, as is vLLM's way, in place of what has not been read.
+    """
+
+    def __init__(self, output_kind: Any, request_id: str, *, interval_s: float) -> None:
+        """Collect for one request.
+
+        Args:
+            output_kind: vLLM's; only deltas come more than once.
+            request_id: vLLM's own.
+            interval_s: Seconds, >= 0.
+        """
+        super().__init__(output_kind, request_id)
+        self._interval_s = interval_s
+        self._due_s = -math.inf
+        self._ended = asyncio.Event()
+
+    def put(self, output: Any) -> None:
+        """Add an output to what waits."""
+        super().put(output)
+        if isinstance(output, Exception) or output.finished:
+            self._ended.set()
+
+    async def get(self) -> Any:
+        """Wait for an output and until it may go."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._due_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._due_s):
+                    await self._ended.wait()
+        output = await super().get()
+        self._due_s = loop.time() + self._interval_s
+        return output
+
+    def get_nowait(self) -> Any:
+        """Leave everything to `get`: what is here may have to wait."""
+        return None
+
+
+def pace_streams(interval_s: float) -> None:
+    """Have the engines of this process hand streams on at most once an interval.
+
+    A patch: `AsyncLLM` makes its collectors by a name of its module.
 
     Args:
-        stream: Read as fast as it gives.
         interval_s: Seconds, >= 0.
-
-    Raises:
-        Exception: What `stream` raises, after everything that came before it.
     """
-    loop = asyncio.get_running_loop()
-    arrived: list[T] = []
-    news, ended = asyncio.Event(), asyncio.Event()
-
-    async def read() -> None:
-        try:
-            async for item in stream:
-                arrived.append(item)
-                news.set()
-        finally:
-            ended.set()
-            news.set()
-
-    reader = asyncio.create_task(read())
-    # A failure that nobody waits for any more is looked at here, or asyncio complains.
-    reader.add_done_callback(lambda task: task.cancelled() or task.exception())
-    due_s = -math.inf
-    try:
-        while not (ended.is_set() and not arrived):
-            await news.wait()
-            wait_s = due_s - loop.time()
-            if wait_s > 0:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), wait_s)
-            news.clear()
-            items = arrived.copy()
-            arrived.clear()
-            if items:
-                due_s = loop.time() + interval_s
-                yield items
-        await reader
-    finally:
-        reader.cancel()
+    async_llm.RequestOutputCollector = functools.partial(
+        PacedCollector, interval_s=interval_s
+    )

@@ -273,6 +273,14 @@ class ReplicaSettings(_Section):
     health_check_timeout_s: Annotated[
         float, Field(gt=0, description="seconds a health check may take")
     ] = 10
+    engine_hang_timeout_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="seconds without an answer after which an engine counts as "
+            "hung and its replica is replaced; more than its longest step takes",
+        ),
+    ] = 20
     drain_timeout_s: Annotated[
         float, Field(ge=0, description="seconds running requests get to finish")
     ] = 120

@@ -29,6 +29,9 @@ MODEL = "demo"
 
 T = TypeVar("T")
 
+STREAM_INTERVAL_S = 0.1
+"""Of the shared deployment: several steps, even of the demo pair."""
+
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 180
 
@@ -237,8 +240,18 @@ def load(
             thread.join(300)
 
 
+def read_logs(server: Server) -> str:
+    """Return all that the deployment's processes have logged so far."""
+    (folder,) = re.findall(r"^  logs +(/.*)$", server.command.output, re.MULTILINE)
+    files = sorted(Path(folder).rglob("*.log"))
+    return "\n".join(file.read_text(errors="replace") for file in files)
+
+
 def start_up_command(
-    output_file: Path, settings: dict[str, Any] | None = None, port: int | None = None
+    output_file: Path,
+    settings: dict[str, Any] | None = None,
+    port: int | None = None,
+    **env: str,
 ) -> Server:
     """Run `tetris-serve up` on the demo pair and wait until it is ready."""
     free_port, dashboard_port, metrics_port = find_free_ports(3)
@@ -258,6 +271,7 @@ def start_up_command(
             *overrides,
         ],
         output_file,
+        **env,
     )
     try:
         command.wait_for("Ctrl-C stops everything")
@@ -285,6 +299,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "replicas.upscale_delay_s": 1,
             "replicas.downscale_delay_s": 3600,
             "http.board": "true",
+            "http.stream_interval_ms": 1e3 * STREAM_INTERVAL_S,
         },
     )
     yield running

@@ -1,9 +1,12 @@
 """Bad input: an OpenAI error object that names the field, and nobody else disturbed."""
 
+import asyncio
 import json
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -94,9 +97,42 @@ BAD_REQUESTS: list[tuple[str, str, dict[str, Any], int, str | None]] = [
         400,
         "logit_bias",
     ),
+    ("messages that are null", CHAT, chat(messages=None), 400, None),
+    (
+        "messages that are null and a prompt",
+        CHAT,
+        chat(messages=None, prompt=""),
+        400,
+        None,
+    ),
+    ("messages that hold null", CHAT, chat(messages=[None]), 400, "messages.0"),
+    (
+        "content parts that are none",
+        CHAT,
+        chat(messages=[{"role": "user", "content": [[None, None]]}]),
+        400,
+        "messages.0.content",
+    ),
+    (
+        "content parts that are none, to tokenize",
+        "/tokenize",
+        {"messages": [{"role": "user", "content": [[None, None]]}]},
+        400,
+        "messages.0.content",
+    ),
+    ("half a surrogate pair", COMPLETIONS, prompt(prompt="a\ud800"), 400, None),
+    ("half a pair, to tokenize", "/tokenize", {"prompt": "\ud800"}, 400, None),
+    ("half a pair as a name", "/detokenize", {"tokens": [1], "\ud800": 1}, 400, None),
+    ("tools that are a number", CHAT, chat(tools=5), 400, "tools"),
     ("tokens that are text", "/detokenize", {"tokens": ["a"]}, 400, "tokens.0"),
     ("an unknown route", "/v1/nothing", {}, 404, None),
 ]
+
+
+def send(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
+    """Post a body; httpx itself could not write half a surrogate pair."""
+    headers = {"content-type": "application/json"}
+    return server.post(path, content=json.dumps(body).encode(), headers=headers)
 
 
 def assert_is_openai_error(
@@ -117,7 +153,7 @@ def assert_is_openai_error(
 def test_bad_input_is_refused_with_the_fields_name(
     server: Server, path: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
-    response = server.post(path, json=body)
+    response = send(server, path, body)
     assert response.status_code == status
     assert_is_openai_error(response.json(), status, param)
 
@@ -152,6 +188,10 @@ def test_a_wrong_method_is_refused_in_the_same_form(server: Server) -> None:
 
 def test_unknown_fields_are_ignored_as_vllm_does(server: Server) -> None:
     assert server.post(CHAT, json=chat(wibble=1)).status_code == 200
+    for messages in (None, 5):
+        assert server.post(COMPLETIONS, json=prompt(messages=messages)).is_success
+        body = {"prompt": "one", "messages": messages}
+        assert server.post("/tokenize", json=body).is_success
 
 
 def test_messages_do_not_repeat_the_clients_input(server: Server) -> None:
@@ -169,19 +209,50 @@ def test_the_stock_client_raises_its_own_exceptions(client: openai.OpenAI) -> No
     assert negative.value.param == "max_tokens"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever its type: libraries raise ValueError for their own faults too."""
+    from serving.front.app import build_api
+
+    api = build_api(max_body_bytes=1024)
+
+    @api.get("/fails")
+    def fail() -> None:
+        raise ValueError("no key in /opt/secret.py")
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(api)
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await client.get("http://server/fails")
+
+    # Ray's logger hands nothing on to the root's, where pytest listens.
+    logger = logging.getLogger("ray.serve")
+    logger.addHandler(caplog.handler)
+    try:
+        response = asyncio.run(ask())
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "Internal server error."
+    assert_is_openai_error(response.json(), 500, None)
+    assert "secret" in caplog.text
+
+
 def test_bad_requests_disturb_no_good_one(server: Server) -> None:
     good = prompt(max_tokens=32, temperature=0)
     expected = server.post(COMPLETIONS, json=good).json()["choices"][0]["text"]
 
-    def send(case: int) -> tuple[int, str]:
+    def ask(case: int) -> tuple[int, str]:
         if case % 4 == 0:
             response = server.post(COMPLETIONS, json=good)
             return response.status_code, response.json()["choices"][0]["text"]
         _, path, body, *_ = BAD_REQUESTS[case % len(BAD_REQUESTS)]
-        return server.post(path, json=body).status_code, ""
+        return send(server, path, body).status_code, ""
 
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(send, range(48)))
+        results = list(pool.map(ask, range(48)))
     good_results = results[::4]
     assert all(status == 200 for status, _ in good_results)
     # The same tokens up to bf16 near-ties, which other batch shapes settle otherwise.

@@ -1,6 +1,7 @@
 """The OpenAI API, spoken by the stock client."""
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -8,7 +9,8 @@ import openai
 import pytest
 
 from loadtest.demo_pair.tasks import TOOLS
-from tests.serving.conftest import MODEL, Server
+from loadtest.http_bench.processes import find_processes
+from tests.serving.conftest import MODEL, STREAM_INTERVAL_S, Server, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -81,6 +83,29 @@ def test_the_usage_tells_what_the_prefix_cache_supplied(
     cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
     assert cached[0] == 0
     assert 0 < max(cached) < usages[0].prompt_tokens
+
+
+def test_a_stream_comes_in_chunks_of_what_an_interval_brought(
+    client: openai.OpenAI,
+) -> None:
+    """However short the engine's steps are, a client is not sent each by itself."""
+    began_s = time.monotonic()
+    chunks = list(
+        client.completions.create(
+            model=MODEL,
+            prompt=PROMPT,
+            max_tokens=300,
+            temperature=0,
+            stream=True,
+            logprobs=1,
+            extra_body={"ignore_eos": True},
+        )
+    )
+    took_s = time.monotonic() - began_s
+    tokens = [chunk.choices[0].logprobs.tokens for chunk in chunks]
+    assert sum(map(len, tokens)) == 300
+    # The first and the last two (the end has one of its own) do not wait.
+    assert len(chunks) <= took_s / STREAM_INTERVAL_S + 3
 
 
 def test_a_stream_ends_with_done(server: Server) -> None:
@@ -275,6 +300,33 @@ def test_the_health_routes_answer(server: Server) -> None:
     assert health.json()["running_replicas"] >= 1
     serve_health = httpx.get(f"{server.url}/-/healthz", timeout=60, trust_env=False)
     assert serve_health.status_code == 200
+
+
+def test_health_says_so_when_its_count_is_old(server: Server) -> None:
+    """Serve's controller counts the replicas; they serve on without it."""
+
+    def ask() -> dict[str, Any]:
+        response = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
+        assert response.status_code == 200
+        return dict(response.json())
+
+    count = ask()["running_replicas"]
+    [controller] = (
+        process
+        for role, process in find_processes(server.command.process.pid)
+        if role == "controller"
+    )
+    controller.suspend()
+    try:
+        stale = wait_until(lambda: (e := ask())["status"] == "stale" and e, 30)
+        assert stale["running_replicas"] == count
+        assert stale["age_s"] > 0
+        assert server.client().completions.create(model=MODEL, prompt="one").choices
+        assert ask()["age_s"] > stale["age_s"]
+    finally:
+        controller.resume()
+    fresh = wait_until(lambda: (e := ask())["status"] == "ok" and e, 60)
+    assert "age_s" not in fresh
 
 
 def test_the_dashboard_is_up(server: Server) -> None:

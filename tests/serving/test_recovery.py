@@ -1,9 +1,9 @@
 """What happens when an engine dies; named to run last on the shared deployment."""
 
-import re
+import contextlib
+import signal
 import threading
 import time
-from pathlib import Path
 
 import openai
 import psutil
@@ -16,6 +16,7 @@ from tests.serving.conftest import (
     Server,
     load,
     num_replicas,
+    read_logs,
     wait_until,
 )
 
@@ -23,6 +24,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 NUM_STREAMS = 4
+
+HANG_IS_SEEN_WITHIN_S = 60.0
+"""Three times `replicas.engine_hang_timeout_s`."""
 
 LEAVES_WITHIN_S = 5.0
 """Less than Serve's own three failed health checks, 2 s apart, take."""
@@ -42,9 +46,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 def count_goodbyes(server: Server) -> int:
     """Count the replicas that said in their logs that they end by themselves."""
-    (folder,) = re.findall(r"^  logs +(/.*)$", server.command.output, re.MULTILINE)
-    texts = (file.read_text(errors="replace") for file in Path(folder).rglob("*.log"))
-    return sum(text.count("this replica ends, and Serve starts") for text in texts)
+    return read_logs(server).count("this replica ends, and Serve starts")
 
 
 def test_requests_that_got_no_answer_from_a_dead_engine_get_it_from_another(
@@ -104,6 +106,28 @@ def test_a_stream_whose_engine_dies_ends_with_an_error_object(server: Server) ->
         }
     wait_until(lambda: len(engine_processes(server) - engines) == 2, START_TIMEOUT_S)
     wait_until(server.is_healthy, START_TIMEOUT_S)
+
+
+def test_a_hung_engine_is_replaced_and_its_requests_are_answered_by_another(
+    server: Server,
+) -> None:
+    with load(server, num_clients=8, max_tokens=60) as statuses:
+        wait_until(lambda: num_replicas(server) == 2, START_TIMEOUT_S)
+        before = engine_processes(server)
+        victim = min(before, key=lambda process: process.pid)
+        victim.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: num_replicas(server) == 1, HANG_IS_SEEN_WITHIN_S)
+            # What it holds, a GPU above all, must be free for the next.
+            wait_until(lambda: not is_alive(victim), 10)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        num_before = len(statuses)
+        wait_until(lambda: len(statuses) >= num_before + 16, 300)
+    assert set(statuses) == {200}
+    wait_until(lambda: num_replicas(server) == 2, START_TIMEOUT_S)
+    assert len(engine_processes(server) - before) == 1
 
 
 def test_a_dead_engine_is_replaced_and_its_requests_get_an_error_object(

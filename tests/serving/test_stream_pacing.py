@@ -2,14 +2,19 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from serving.replica.stream_pacing import pace
+# Torch warns about itself while it is imported.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
 
 INTERVAL_S = 0.2
 Gaps = Sequence[float]
+Given = list[tuple[float, list[int]]]
 
 
 class MadeUpClockLoop(asyncio.SelectorEventLoop):
@@ -31,85 +36,92 @@ class MadeUpClockLoop(asyncio.SelectorEventLoop):
         return self._look(0)
 
 
-async def produce(gaps_s: Gaps, ended: list[bool]) -> AsyncGenerator[int, None]:
-    """Give a number after each gap, and take down how the stream was left."""
-    try:
-        for number, gap_s in enumerate(gaps_s):
+def delta(token: int, is_last: bool) -> Any:
+    """One step's output of a request, as vLLM's output processor makes it."""
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+    output = CompletionOutput(
+        index=0,
+        text=str(token),
+        token_ids=[token],
+        cumulative_logprob=None,
+        logprobs=None,
+        finish_reason="length" if is_last else None,
+    )
+    return RequestOutput("r", None, [0], None, [output], finished=is_last)
+
+
+async def collect(gaps_s: Gaps, interval_s: float, error: Exception | None) -> Given:
+    """Return every output's tokens with the seconds after which it was given.
+
+    One token comes after each gap, and after the last one the error, if any.
+    """
+    from vllm.sampling_params import RequestOutputKind
+
+    from serving.replica.stream_pacing import PacedCollector
+
+    collector = PacedCollector(RequestOutputKind.DELTA, "r", interval_s=interval_s)
+    loop = asyncio.get_running_loop()
+
+    async def produce() -> None:
+        for token, gap_s in enumerate(gaps_s):
             if gap_s:
                 await asyncio.sleep(gap_s)
-            yield number
-    finally:
-        ended.append(True)
+            collector.put(delta(token, error is None and token == len(gaps_s) - 1))
+        if error is not None:
+            await asyncio.sleep(interval_s / 2)
+            collector.put(error)
+
+    given: Given = []
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(produce())
+        finished = False
+        while not finished:
+            # As `AsyncLLM.generate` reads.
+            output = collector.get_nowait() or await collector.get()
+            finished = output.finished
+            given.append((loop.time(), list(output.outputs[0].token_ids)))
+            text = "".join(map(str, given[-1][1]))
+            assert output.outputs[0].text == text
+    return given
 
 
-async def collect(gaps_s: Gaps, interval_s: float) -> list[tuple[float, list[int]]]:
-    """Return every list with the seconds after which it came."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    stream = pace(produce(gaps_s, []), interval_s)
-    return [(loop.time() - began_s, items) async for items in stream]
-
-
-def collect_now(gaps_s: Gaps, interval_s: float) -> list[tuple[float, list[int]]]:
+def collect_now(
+    gaps_s: Gaps, interval_s: float, error: Exception | None = None
+) -> Given:
     with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
-        return runner.run(collect(gaps_s, interval_s))
+        return runner.run(collect(gaps_s, interval_s, error))
 
 
 def test_the_first_and_the_last_go_out_at_once():
-    [first, last] = collect_now([0.0, 0.0, INTERVAL_S / 4, 0.0], INTERVAL_S)
+    [first, last] = collect_now([0.0, 0.01, INTERVAL_S / 4, 0.01], INTERVAL_S)
     assert first[1] + last[1] == [0, 1, 2, 3]
-    assert first[0] < INTERVAL_S / 4
-    assert last[0] < INTERVAL_S / 2
+    assert first[0] == 0.0
+    assert last[0] == pytest.approx(INTERVAL_S / 4 + 0.02)
 
 
-def test_in_between_lists_keep_their_distance_and_lose_nothing():
-    lists = collect_now([INTERVAL_S / 8] * 40, INTERVAL_S)
-    assert [item for _, items in lists for item in items] == list(range(40))
-    times = [at_s for at_s, _ in lists]
+def test_in_between_outputs_keep_their_distance_and_lose_nothing():
+    given = collect_now([INTERVAL_S / 8] * 40, INTERVAL_S)
+    assert [token for _, tokens in given for token in tokens] == list(range(40))
+    times = [at_s for at_s, _ in given]
     apart = [b - a for a, b in itertools.pairwise(times)]
-    assert len(lists) > 3
+    assert len(given) > 3
     assert min(apart[:-1]) >= 0.95 * INTERVAL_S
 
 
-def test_slow_items_are_not_held_back():
-    lists = collect_now([0.05] * 6, 0.01)
-    assert [items for _, items in lists] == [[n] for n in range(6)]
+def test_slow_outputs_are_not_held_back():
+    given = collect_now([0.05] * 6, 0.01)
+    assert [tokens for _, tokens in given] == [[n] for n in range(6)]
+    times = [at_s for at_s, _ in given]
+    assert times == pytest.approx([0.05 * n for n in range(1, 7)])
 
 
 def test_without_an_interval_everything_goes_out_as_it_comes():
-    lists = collect_now([0.01] * 5, 0.0)
-    assert [items for _, items in lists] == [[n] for n in range(5)]
+    given = collect_now([0.01] * 5, 0.0)
+    assert [tokens for _, tokens in given] == [[n] for n in range(5)]
 
 
-def test_an_empty_stream_ends():
-    assert collect_now([], INTERVAL_S) == []
-
-
-def test_a_failure_comes_after_what_came_before_it():
-    async def fail() -> AsyncGenerator[int, None]:
-        yield 1
-        yield 2
-        raise RuntimeError("engine died")
-
-    got: list[int] = []
-
-    async def read() -> None:
-        async for items in pace(fail(), INTERVAL_S):
-            got.extend(items)
-
-    with pytest.raises(RuntimeError, match="engine died"):
-        asyncio.run(read())
-    assert got == [1, 2]
-
-
-def test_a_reader_that_leaves_ends_the_source():
-    ended: list[bool] = []
-
-    async def read() -> None:
-        stream = pace(produce([0.0, 60.0], ended), INTERVAL_S)
-        assert await anext(stream) == [0]
-        await stream.aclose()
-        await asyncio.sleep(0)
-        assert ended == [True]
-
-    asyncio.run(read())
+def test_a_failure_goes_out_at_once():
+    with pytest.raises(ExceptionGroup) as caught:
+        collect_now([0.0], 1000.0, RuntimeError("engine died"))
+    assert "engine died" in str(caught.value.exceptions)

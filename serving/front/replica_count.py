@@ -1,0 +1,57 @@
+"""How many engine replicas run, as Ray Serve's controller last said."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+logger = logging.getLogger("ray.serve")
+
+_PERIOD_S: Final = 1.0
+"""A count as young as that is taken for the present one."""
+
+_WAIT_S: Final = 2.0
+"""Longest wait for the controller; replicas serve on without it."""
+
+
+class ReplicaCount:
+    """The newest count there is, and its age.
+
+    Attributes:
+        num_running: Running replicas when they were last counted; None before.
+    """
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        """Know nothing yet.
+
+        Args:
+            count: Asks the controller, in a thread; may block while that is away.
+        """
+        self._count = count
+        self._look: asyncio.Task[None] | None = None
+        self._looked_s = self._counted_s = -_PERIOD_S
+        self.num_running: int | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the count was true; 0 while it is taken for the present one."""
+        age_s = time.monotonic() - self._counted_s
+        return age_s if age_s > _PERIOD_S else 0.0
+
+    async def refresh(self) -> None:
+        """Count again unless that was just done; gives up soon and never fails."""
+        if self._look is None and time.monotonic() - self._looked_s >= _PERIOD_S:
+            self._look = asyncio.create_task(self._take())
+        if self._look is not None:
+            await asyncio.wait({self._look}, timeout=_WAIT_S)
+
+    async def _take(self) -> None:
+        self._looked_s = time.monotonic()
+        try:
+            self.num_running = await asyncio.to_thread(self._count)
+            self._counted_s = time.monotonic()
+        except Exception:
+            logger.warning("Ray Serve's controller tells no states", exc_info=True)
+        finally:
+            self._look = None

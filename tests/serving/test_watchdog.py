@@ -1,0 +1,79 @@
+"""When an engine counts as hung; a real one is in test_recovery."""
+
+import asyncio
+import time
+
+from serving.replica.watchdog import EngineWatch
+from tests.serving.test_stream_pacing import MadeUpClockLoop
+
+HANG_S, LOAD_S = 20.0, 600.0
+
+
+class FakeEngine:
+    """Answers until it is told to be silent for some seconds."""
+
+    def __init__(self) -> None:
+        self.silent_s = 0.0
+        self.num_asked = 0
+
+    async def answer(self) -> None:
+        self.num_asked += 1
+        await asyncio.sleep(self.silent_s)
+        if self.silent_s:
+            raise RuntimeError("an answer that does not matter")
+
+
+def watch(silent_s: float, *, loading: bool = False) -> float:
+    """Return when an engine that falls silent counts as hung; inf for never.
+
+    One that loads does so once, and then answers at once again.
+    """
+
+    async def follow() -> float:
+        engine, watch = FakeEngine(), EngineWatch(HANG_S, LOAD_S)
+        loop = asyncio.get_running_loop()
+        following = asyncio.create_task(watch.wait_until_hung(engine.answer))
+        await asyncio.sleep(100)
+        assert engine.num_asked > 10
+        engine.silent_s = silent_s
+        began_s = loop.time()
+        if loading:
+            with watch.loading():
+                await asyncio.sleep(5)
+                engine.silent_s = 0
+                await asyncio.wait({following}, timeout=LOAD_S)
+        await asyncio.wait({following}, timeout=3600)
+        if not following.done():
+            following.cancel()
+            return float("inf")
+        assert following.result() >= HANG_S
+        return loop.time() - began_s
+
+    with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
+        return runner.run(follow())
+
+
+def test_an_engine_that_answers_in_time_never_hangs():
+    assert watch(HANG_S - 2) == float("inf")
+
+
+def test_one_that_does_not_is_found_out_in_time():
+    assert HANG_S <= watch(float(10**6)) <= HANG_S + 3
+
+
+def test_one_that_loads_gets_longer():
+    assert watch(LOAD_S - 8, loading=True) == float("inf")
+    assert LOAD_S <= watch(float(10**6), loading=True) <= LOAD_S + 3
+
+
+def test_time_in_which_the_watcher_itself_stood_still_does_not_count():
+    async def follow() -> bool:
+        engine, watch = FakeEngine(), EngineWatch(2.0, 2.0)
+        engine.silent_s = 0.1
+        following = asyncio.create_task(watch.wait_until_hung(engine.answer))
+        await asyncio.sleep(0)
+        time.sleep(3.0)
+        await asyncio.sleep(0.5)
+        return following.done()
+
+    assert asyncio.run(follow()) is False
