@@ -97,7 +97,9 @@ class RecentDrafts:
             sample: What `sample_acceptance` returns, by whoever has it.
         """
         filled = self._fill(typical, sample)
-        return estimate_depths(filled, self._weights[: self._num_rows])
+        # A batch's mean was 1, of its requests without drafts too: theirs are not here.
+        weights = self._weights[: self._num_rows]
+        return estimate_depths(filled, weights / weights.mean())
 
     def tokens_by_depth(self, typical: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return tokens per step of a request all of whose drafts are verified.

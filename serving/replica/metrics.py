@@ -8,7 +8,7 @@ metrics, which the node's metrics agent exports with a `ray_` prefix and the lab
 Useful ratios (PromQL, over any window):
     acceptance rate       rate(accepted) / rate(verified)
     share verified        rate(verified) / rate(proposed)
-    budget use            rate(budget_used_tokens) / rate(budget_tokens)
+    budget use            rate(verified) / rate(budget_tokens)
     selection time        rate(selection_seconds) / rate(selections)
     planning time         rate(planning_seconds) / rate(engine_steps)
 """
@@ -47,10 +47,6 @@ _COUNTERS: Final = {
     "draft_budget_total": (
         "tetris_draft_budget_tokens_total",
         "Draft tokens that could have been verified, summed over steps.",
-    ),
-    "draft_budget_used_total": (
-        "tetris_draft_budget_used_tokens_total",
-        "Part of the budget that was used.",
     ),
     "num_selections": ("tetris_selections_total", "Selections of draft tokens."),
     "selection_seconds_total": (

@@ -59,3 +59,17 @@ def test_malformed_drafts_are_lost_and_the_next_ones_are_remembered():
     remember(recent, drafts)
 
     assert recent.sample_acceptance() == pytest.approx([0.9] * MAX_DEPTH)
+
+
+def test_requests_without_drafts_leave_the_worth_of_the_others_as_it_is():
+    alike, apart = RecentDrafts(MAX_DEPTH), RecentDrafts(MAX_DEPTH)
+    drafts, lengths = np.full((2, MAX_DEPTH), 0.6), np.array([MAX_DEPTH, 0])
+    alike.remember(drafts, lengths, None)
+    apart.remember(drafts, lengths, np.array([1.8, 0.2]))
+
+    expected, seen = (
+        r.estimate_depths(np.full(MAX_DEPTH, 0.5)) for r in (alike, apart)
+    )
+
+    assert seen.gained == pytest.approx(expected.gained)
+    assert seen.thresholds == pytest.approx(expected.thresholds)

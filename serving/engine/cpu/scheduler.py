@@ -316,7 +316,6 @@ class TetrisScheduler(PlannerHost, Scheduler):
         counters = self.counters
         counters.last_draft_budget = selection.draft_budget
         counters.draft_budget_total += selection.draft_budget
-        counters.draft_budget_used_total += sum(num_admitted)
 
     def _make_batch(self, requests: list[Request]) -> DraftBatch | None:
         """Describe the drafts; None if a confidence is due and unusable."""

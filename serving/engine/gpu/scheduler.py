@@ -334,7 +334,6 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         counters = self.counters
         counters.last_draft_budget = draft_budget
         counters.draft_budget_total += draft_budget
-        counters.draft_budget_used_total += draft_budget
         self._loads.note(
             self._step_id,
             output,

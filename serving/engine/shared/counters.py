@@ -37,8 +37,8 @@ class SpeculationCounters:
         num_verified_tokens: Draft tokens the target scored.
         num_accepted_tokens: Verified draft tokens that were accepted.
         num_drafts: Requests x steps with at least one verified draft.
-        draft_budget_total: Sum over steps of the budget.
-        draft_budget_used_total: Sum over steps of what was admitted under it.
+        draft_budget_total: Sum over steps of the budget. What was not verified of it
+            found no drafts, as `tetris`'s may, or was cut for another reason later.
         num_expected_accepted: Sum of the survival probabilities of admitted drafts;
             beside `num_accepted_tokens` it shows how well acceptance is predicted. 0
             for policies that predict nothing.
@@ -60,7 +60,6 @@ class SpeculationCounters:
     num_verified_tokens_per_pos: list[int] = field(default_factory=list)
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     draft_budget_total: int = 0
-    draft_budget_used_total: int = 0
     last_draft_budget: int = 0
     num_expected_accepted: float = 0.0
     draft_depth: int = 0
