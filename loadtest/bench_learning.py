@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.estimators.step_cost import CostProfile, StepTiming
 from policies.goodput import GoodputPlanner
-from policies.types import DraftBatch, EngineLimits, VerificationOutcome
+from policies.types import (
+    CostProfile,
+    DraftBatch,
+    EngineLimits,
+    StepTiming,
+    VerificationOutcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,7 +156,7 @@ def price_target(num_tokens: float) -> float:
 def make_planner(noise: Noise | None) -> GoodputPlanner:
     """Build a planner with the profile that such a clock leaves it."""
     slope = 1.0 if noise is None else noise.profile_slope
-    planner = GoodputPlanner(
+    planner = GoodputPlanner.build(
         MAX_DEPTH, EngineLimits(2048, 64, skips_drafter=True, exits_early=True)
     )
     planner.fit_profile(

@@ -18,9 +18,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.decisions.batching import EngineLoad
-from policies.estimators.step_cost import StepTiming
 from policies.registry import build_planner
-from policies.types import DraftBatch, EngineLimits, PolicySpec, VerificationOutcome
+from policies.types import (
+    DraftBatch,
+    EngineLimits,
+    PolicySpec,
+    StepTiming,
+    VerificationOutcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

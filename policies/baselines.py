@@ -17,8 +17,13 @@ from policies.types import DraftSelection
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from policies.estimators.step_cost import CostProfile, StepTiming
-    from policies.types import DraftBatch, EngineLimits, VerificationOutcome
+    from policies.types import (
+        CostProfile,
+        DraftBatch,
+        EngineLimits,
+        StepTiming,
+        VerificationOutcome,
+    )
 
 PRIOR_ACCEPTANCE_RATE = 0.7
 """Start of the moving average, as in the reference implementation."""

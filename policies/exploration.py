@@ -10,7 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from policies.estimators.step_cost import StepCost, StepTiming
+    from policies.estimators.step_cost import StepCost
+    from policies.types import StepTiming
 
 EXPLORE_EVERY = 48
 """At depth 0 one step in this many drafts anyway, for fresh confidence when the load

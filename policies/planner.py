@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
     from policies.decisions.batching import BatchPlan, EngineLoad
     from policies.decisions.early_exit import EarlyExitRule
-    from policies.estimators.step_cost import CostProfile, StepTiming
     from policies.types import (
         AcceptanceScale,
+        CostProfile,
         DraftBatch,
         DraftSelection,
+        StepTiming,
         VerificationOutcome,
     )
 

@@ -19,7 +19,7 @@ _BUILDERS: dict[str, Callable[[PolicySpec, EngineLimits], Planner]] = {
     "fixed": lambda spec, _: FixedPlanner(spec.draft_tokens),
     "tetris": lambda spec, _: TetrisPlanner(spec.draft_tokens, spec.extra_draft_tokens),
     "dynamic": lambda spec, limits: DynamicPlanner(spec.draft_tokens, limits),
-    "goodput": lambda spec, limits: GoodputPlanner(
+    "goodput": lambda spec, limits: GoodputPlanner.build(
         spec.draft_tokens, limits, spec.latency_target_ms
     ),
 }

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.decisions.batching import EngineLoad
-from policies.estimators.step_cost import CostProfile, StepTiming
-from policies.types import DraftBatch, EngineLimits, VerificationOutcome
+from policies.types import (
+    CostProfile,
+    DraftBatch,
+    EngineLimits,
+    StepTiming,
+    VerificationOutcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

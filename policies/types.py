@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -183,3 +184,77 @@ class EngineLimits:
     exits_early: bool = False
     method: str = "draft_model"
     padded_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One measured engine step and what it carried.
+
+    Attributes:
+        num_reqs: Requests in the step.
+        num_decode_tokens: Tokens of decoding requests in the target's forward pass:
+            one per request and the verified drafts.
+        num_prefill_tokens: Prompt tokens in the same pass.
+        num_context_tokens: KV positions attended to, summed over requests.
+        depth: Draft tokens per request made after verification; 0 if none.
+        target_ms: Target forward pass and sampling.
+        draft_first_ms: The drafter's first pass, over every token of the step, or all
+            of its work if it makes no passes; 0 if it was skipped.
+        draft_next_ms: All further draft passes together, `depth - 1` of them.
+        host_ms: The rest of the step: scheduling, bookkeeping, output.
+        catch_up_ms: Filling the drafter's KV cache after it had been skipped; not part
+            of the step's own cost.
+        num_caught_up: Positions filled then.
+    """
+
+    num_reqs: int
+    num_decode_tokens: int
+    num_prefill_tokens: int
+    num_context_tokens: int
+    depth: int
+    target_ms: float
+    draft_first_ms: float
+    draft_next_ms: float
+    host_ms: float
+    catch_up_ms: float = 0.0
+    num_caught_up: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens of the target's forward pass."""
+        return self.num_decode_tokens + self.num_prefill_tokens
+
+    @property
+    def total_ms(self) -> float:
+        """Wall time of the step, without catching up."""
+        return self.target_ms + self.draft_first_ms + self.draft_next_ms + self.host_ms
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a clock that works can have measured this."""
+        # NaN compares false; of negative parts the sum alone might hide one.
+        return (
+            0.0 <= self.target_ms < math.inf
+            and 0.0 <= self.draft_first_ms < math.inf
+            and 0.0 <= self.draft_next_ms < math.inf
+            and 0.0 <= self.host_ms < math.inf
+            and 0.0 <= self.catch_up_ms < math.inf
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """Forward passes timed at start-up, before there is anything to learn from.
+
+    Attributes:
+        num_tokens: `[num_samples]`, rising.
+        target_ms: `[num_samples]`, the target's pass over that many tokens.
+        draft_ms: `[num_samples]`, one pass of the drafter; empty if it makes none, as a
+            look-up in the text so far (ngram, suffix) does not.
+        drafts_in_one_pass: All tokens of a draft come from that one pass.
+    """
+
+    num_tokens: tuple[int, ...]
+    target_ms: tuple[float, ...]
+    draft_ms: tuple[float, ...] = ()
+    drafts_in_one_pass: bool = False

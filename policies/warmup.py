@@ -9,15 +9,14 @@ import numpy as np
 
 from policies.decisions.batching import EngineLoad
 from policies.decisions.select import blank_past, select_drafts
-from policies.estimators.step_cost import CostProfile, StepTiming
 from policies.registry import build_planner
-from policies.types import DraftBatch, VerificationOutcome
+from policies.types import CostProfile, DraftBatch, StepTiming, VerificationOutcome
 
 if TYPE_CHECKING:
     from policies.types import EngineLimits, PolicySpec
 
 NUM_STEPS = 9
-"""Enough for everything that is due every few steps (`goodput.REPLAN_EVERY`)."""
+"""Enough for everything that is due every few steps (`depth_control.REPLAN_EVERY`)."""
 
 TARGET_MS = 50.0
 

@@ -58,7 +58,7 @@ class AcceptanceErrors:
         """Note what was accepted, and by which calibration it was predicted."""
         batch, self._batch = self._batch, None
         if self._is_steady and len(outcome.req_ids):
-            scale = self._planner.calibration.scale(outcome.req_ids)
+            scale = self._planner.acceptance.calibration.scale(outcome.req_ids)
             self._notes.append(_Note(batch, outcome, scale))
         self._planner.observe(outcome)
 

@@ -26,7 +26,7 @@ class HeldDepth:
     def choose_depth(self, *args: Any, **kwargs: Any) -> int:
         """Let the planner choose, and return 0."""
         self._planner.choose_depth(*args, **kwargs)
-        prices = self._planner._prices
+        prices = self._planner.depth.costs
         if prices.plan.depth > 0:
             prices.plan = replace(prices.plan, depth=0)
         return 0

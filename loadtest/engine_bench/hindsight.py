@@ -8,11 +8,12 @@ from typing import Any, cast
 import numpy as np
 
 from policies.estimators.calibration import ConfidenceCalibration
+from policies.estimators.draft_acceptance import DraftAcceptance
 from policies.estimators.request_effects import RequestEffects
-from policies.estimators.step_cost import StepCost, StepTiming
+from policies.estimators.step_cost import StepCost
 from policies.exploration import FIRST_PROBES, Exploration
 from policies.goodput import GoodputPlanner
-from policies.types import EngineLimits
+from policies.types import EngineLimits, StepTiming
 
 from .offline_fit import fit_offline
 from .outcome_bins import Array
@@ -29,12 +30,17 @@ def play_hindsight(
     in an engine, save learning and exploring: it knows what it would learn. What it
     keeps of recent drafts comes from a first time through all steps.
     """
-    planner = GoodputPlanner(max_depth, engine_limits(steps))
-    planner.calibration = fit_calibration(steps, max_depth)
-    # Its interface is all the planner looks at.
-    planner.cost = cast(StepCost, _KnownCost(prices))
-    planner._prices.cost = planner.cost
-    planner._exploration = _NoExploration()
+    limits = engine_limits(steps)
+    acceptance = DraftAcceptance.from_prior(max_depth, limits.method)
+    acceptance.calibration = fit_calibration(steps, max_depth)
+    planner = GoodputPlanner.build(
+        max_depth,
+        limits,
+        acceptance=acceptance,
+        # Its interface is all the planner looks at.
+        cost=cast(StepCost, _KnownCost(prices)),
+        exploration=_NoExploration(),
+    )
     play_planner(steps, planner, prices)
     return play_planner(steps, planner, prices)
 
@@ -53,10 +59,10 @@ def play_online(
         max_depth: Deepest draft.
         state: What it had learnt when the trace began; {} starts from its priors.
     """
-    planner = GoodputPlanner(max_depth, engine_limits(steps))
+    planner = GoodputPlanner.build(max_depth, engine_limits(steps))
     planner.import_state(state)
     # An engine has its first probes behind it when a measurement begins.
-    planner._exploration._steps_selected = max(FIRST_PROBES)
+    planner.depth.exploration._steps_selected = max(FIRST_PROBES)
     play_planner(steps, planner, prices)
     return play_planner(steps, planner, prices)
 
@@ -120,8 +126,12 @@ class _KnownEffects:
 class _KnownCost:
     """Prices in the place of a learnt cost model."""
 
+    context_per_req = 0.0
+    usual_prefill_tokens = 0.0
+
     def __init__(self, prices: StepPrices) -> None:
         self._prices = prices
+        self._noted: list[StepTiming] = []
         self.target = _KnownTable(prices.target)
         self.draft_first = _KnownTable(prices.draft_first)
         ends = np.array([1.0, 2.0])
@@ -139,8 +149,17 @@ class _KnownCost:
     def context_ms(self, num_context_tokens: float) -> float:
         return float(self._prices.context.at(num_context_tokens))
 
-    def learn(self, _timings: Sequence[StepTiming]) -> None:
+    def note(self, timing: StepTiming) -> None:
+        self._noted.append(timing)
+
+    def learn_noted(self, at_least: int) -> Sequence[StepTiming]:
         """Know everything already."""
+        if len(self._noted) < at_least:
+            return ()
+        timings, self._noted = self._noted, []
+        latest = timings[-1]
+        self.context_per_req = latest.num_context_tokens / max(latest.num_reqs, 1)
+        return timings
 
 
 class _KnownTable:

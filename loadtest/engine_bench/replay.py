@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.estimators.step_cost import StepTiming
 from policies.planner import Planner
-from policies.types import DraftBatch, VerificationOutcome
+from policies.types import DraftBatch, StepTiming, VerificationOutcome
 
 from .outcome_bins import Array
 from .prices import StepPrices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +20,60 @@ if TYPE_CHECKING:
     from policies.types import DraftBatch
 
 
+@dataclass(frozen=True, slots=True)
+class DraftAdmission:
+    """Says which drafts of a batch are verified.
+
+    First what latency-bound requests need, then what is worth its time: argmax drafts
+    by the budget with the largest surplus, sampled ones above a threshold that was
+    fixed before they were drawn.
+
+    Attributes:
+        costs: Under the latest plan.
+        latency_target_ms: Longest step, or None.
+    """
+
+    costs: DraftCosts
+    latency_target_ms: float | None = None
+
+    def admit(
+        self,
+        batch: DraftBatch,
+        survival: NDArray[np.float64],
+        weights: NDArray[np.float64] | None,
+        explored: NDArray[np.int64] | None = None,
+    ) -> tuple[NDArray[np.int64], int]:
+        """Count the drafts each request has verified.
+
+        Args:
+            batch: The drafts.
+            survival: `[num_reqs, max_depth]`.
+            weights: `[num_reqs]`, mean 1; None where all are alike.
+            explored: Rows that verify a draft in any case, chosen without a look at the
+                drafts; None in a step that does not explore.
+
+        Returns:
+            `[num_reqs]`, and how many more without any latency target.
+        """
+        values = survival if weights is None else survival * weights[:, None]
+        reserved = reserve(batch, survival, self.costs)
+        if batch.drafts_are_sampled:
+            return admit_above_threshold(
+                batch, values, reserved, self.costs, explored=explored
+            )
+        return admit_best(
+            batch,
+            survival,
+            values,
+            reserved,
+            self.costs,
+            latency_target_ms=self.latency_target_ms,
+            explore=explored is not None,
+        )
+
+
 def reserve(
-    batch: DraftBatch, survival: NDArray[np.float64], prices: DraftCosts
+    batch: DraftBatch, survival: NDArray[np.float64], costs: DraftCosts
 ) -> NDArray[np.int64] | None:
     """Count what latency-bound requests get first, by what was known before.
 
@@ -30,14 +83,14 @@ def reserve(
     if batch.latency_targets_ms is None:
         return None
     num_decodes = count_decodes(batch)
-    width = prices.expect_width(num_decodes)
+    width = costs.expect_width(num_decodes)
     ends = np.array([num_decodes, num_decodes + width / 2, num_decodes + width])
-    plain_ms, usual_ms, wide_ms = prices.verify_ms(ends, batch.num_prefill_tokens)
+    plain_ms, usual_ms, wide_ms = costs.verify_ms(ends, batch.num_prefill_tokens)
     return reserve_drafts(
         survival,
         batch.num_draft_tokens,
         batch.latency_targets_ms,
-        float(usual_ms) + prices.fixed_ms(batch),
+        float(usual_ms) + costs.fixed_ms(batch),
         float(wide_ms - plain_ms) / width,
     )
 
@@ -46,7 +99,7 @@ def admit_above_threshold(
     batch: DraftBatch,
     values: NDArray[np.float64],
     reserved: NDArray[np.int64] | None,
-    prices: DraftCosts,
+    costs: DraftCosts,
     *,
     explored: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], int]:
@@ -58,15 +111,15 @@ def admit_above_threshold(
         batch: The drafts.
         values: `[num_reqs, max_depth]`, survival times weight.
         reserved: `[num_reqs]`, admitted in any case, or None.
-        prices: By the plan that was current when the block was drawn.
+        costs: By the plan that was current when the block was drawn.
         explored: Rows whose first draft is verified in any case, chosen without a look
             at the drafts.
 
     Returns:
         `[num_reqs]`, and how many more without any latency target.
     """
-    lengths, price = batch.num_draft_tokens, prices.token_price(count_decodes(batch))
-    min_value = max(price, prices.plan.min_value)
+    lengths, price = batch.num_draft_tokens, costs.token_price(count_decodes(batch))
+    min_value = max(price, costs.plan.min_value)
     worthwhile: NDArray[np.int64] = (values >= min_value).sum(axis=1)
     if explored is not None:
         worthwhile[explored] = np.maximum(worthwhile[explored], 1)
@@ -84,7 +137,7 @@ def admit_best(
     survival: NDArray[np.float64],
     values: NDArray[np.float64],
     reserved: NDArray[np.int64] | None,
-    prices: DraftCosts,
+    costs: DraftCosts,
     *,
     latency_target_ms: float | None = None,
     explore: bool = False,
@@ -96,7 +149,7 @@ def admit_best(
         survival: `[num_reqs, max_depth]`.
         values: Same shape, survival times weight.
         reserved: `[num_reqs]`, admitted in any case, or None.
-        prices: By the latest plan.
+        costs: By the latest plan.
         latency_target_ms: Longest step, or None.
         explore: Verify a few drafts even if none is worth it.
 
@@ -112,24 +165,24 @@ def admit_best(
         )
     least = count_decodes(batch) + num_reserved
     num_open = int(lengths.sum()) - num_reserved
-    step_ms = prices.verify_range_ms(least, num_open + 1, batch.num_prefill_tokens)
+    step_ms = costs.verify_range_ms(least, num_open + 1, batch.num_prefill_tokens)
 
     def choose(max_step_ms: float) -> tuple[NDArray[np.int64], int]:
-        tokens_per_ms = prices.plan.tokens_per_ms
+        tokens_per_ms = costs.plan.tokens_per_ms
         return _admit_best(
             values, lengths, num_reserved, step_ms, tokens_per_ms, max_step_ms, explore
         )
 
     room_ms = np.inf
     if latency_target_ms is not None:
-        room_ms = latency_target_ms - prices.fixed_ms(batch)
+        room_ms = latency_target_ms - costs.fixed_ms(batch)
     num_admitted, num_cut = choose(room_ms)
     targets_ms = batch.latency_targets_ms
     if reserved is None or targets_ms is None:
         return num_admitted, num_cut
     # Drafts of the others must not make a request miss its target; with its own
     # admitted drafts it bears longer steps.
-    fixed_ms = prices.fixed_ms(batch)
+    fixed_ms = costs.fixed_ms(batch)
     fastest_ms = fixed_ms + float(step_ms[0])
     chosen_ms = fixed_ms + float(step_ms[int(num_admitted.sum()) - num_reserved])
     tokens = 1.0 + sum_prefixes(survival, num_admitted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.estimators.step_cost import StepCost
+    from policies.types import EngineLimits
 
 GOODPUT_TOLERANCE = 0.98
 """More sequences are let in while goodput stays within 2 % of its best: step costs are
@@ -26,6 +27,10 @@ GROWTH_SHARE = 0.5
 while some grow others end and return theirs. A floor under the need that the engine's
 adapter foresees, which rests on expected lengths: where outputs differ much, that need
 alone is too little, and requests are preempted."""
+
+
+REBATCH_EVERY = 16
+"""Fewest steps between two choices of how many requests may run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,53 @@ class BatchPlan:
     reserved_blocks: int
 
 
+@dataclass(slots=True)
+class BatchControl:
+    """Chooses how many requests run and how much prompt joins a step.
+
+    Attributes:
+        cost: The learnt step cost.
+        limits: The engine's.
+        latency_target_ms: Longest step, or None.
+    """
+
+    cost: StepCost
+    limits: EngineLimits
+    latency_target_ms: float | None = None
+    _next_choice: int = field(init=False, default=0)
+    _max_running: int = field(init=False, default=0)
+
+    def plan(self, load: EngineLoad, *, num_steps: int, depth: int) -> BatchPlan:
+        """Plan a step.
+
+        Args:
+            load: What the engine is doing.
+            num_steps: Steps so far.
+            depth: To which is drafted; at 0 some engines run no drafter.
+        """
+        if num_steps >= self._next_choice:
+            self._next_choice = num_steps + REBATCH_EVERY
+            self._max_running = choose_max_running(
+                self.cost,
+                self.cost.context_per_req,
+                self.limits.max_reqs,
+                self.latency_target_ms,
+                runs_drafter=not self.limits.skips_drafter,
+            )
+        is_cold = self.limits.skips_drafter and depth == 0
+        return BatchPlan(
+            max_running=self._max_running,
+            max_prefill_tokens=choose_prefill_tokens(
+                self.cost,
+                load,
+                self.limits.max_tokens,
+                self.latency_target_ms,
+                num_passes=0 if is_cold else max(1, depth),
+            ),
+            reserved_blocks=reserve_blocks(load),
+        )
+
+
 def choose_max_running(
     cost: StepCost,
     context_per_req: float,
@@ -76,7 +128,7 @@ def choose_max_running(
 ) -> int:
     """Return the largest batch that loses no goodput and meets the latency target.
 
-    Prices plain decoding: what speculation adds is fitted into the rest by the draft
+    By plain decoding: what speculation adds is fitted into the rest by the draft
     budget, which knows the target too.
 
     Args:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DraftCosts:
-    """Prices by learnt step costs; a plan's goodput turns time into tokens.
+    """What drafts cost, by learnt step costs; a plan's goodput makes time tokens.
 
     Attributes:
         cost: Learnt from every step.
@@ -34,7 +34,7 @@ class DraftCosts:
     def verify_ms(
         self, num_decode_tokens: NDArray[np.float64], num_prefill_tokens: float = 0.0
     ) -> NDArray[np.float64]:
-        """Price the parts of a step that grow with its verified tokens.
+        """Return the time of the parts of a step that grow with its verified tokens.
 
         The target's pass and the drafter's first run over every token of the step,
         prompts and rejected drafts included; further passes, the host and the context
@@ -47,7 +47,7 @@ class DraftCosts:
     def verify_range_ms(
         self, first: int, num_counts: int, num_prefill_tokens: int
     ) -> NDArray[np.float64]:
-        """Price `first`, `first + 1`, ... decoded tokens, as `verify_ms` does."""
+        """Do as `verify_ms` for `first`, `first + 1`, ... decoded tokens."""
         prices = np.zeros(num_counts)
         self.cost.target.add_range(prices, first + num_prefill_tokens)
         self.cost.draft_first.add_range(prices, first + num_prefill_tokens)
@@ -57,11 +57,10 @@ class DraftCosts:
         self,
         estimate: DepthEstimate,
         num_reqs: int,
-        context_per_req: float,
         *,
         skips_drafter: bool,
     ) -> NDArray[np.float64]:
-        """Price whole steps of `num_reqs` requests, by depth and survival threshold.
+        """Return the time of whole steps, by depth and survival threshold.
 
         With the prompts that a step usually carries: they take time that verifies
         nothing, and the pass over them is where padding ends.
@@ -69,7 +68,6 @@ class DraftCosts:
         Args:
             estimate: From `depth.estimate_depths`.
             num_reqs: Requests that decode.
-            context_per_req: KV positions of each; 0 where it is not known.
             skips_drafter: At depth 0 no drafter pass runs at all.
 
         Returns:
@@ -79,8 +77,8 @@ class DraftCosts:
         num_tokens += self.cost.usual_prefill_tokens
         step_ms = self.verify_ms(num_tokens)
         step_ms += self.cost.host_ms(num_reqs)
-        if context_per_req > 0.0:
-            step_ms += self.cost.context_ms(context_per_req * num_reqs)
+        if self.cost.context_per_req > 0.0:
+            step_ms += self.cost.context_ms(self.cost.context_per_req * num_reqs)
         depths = np.arange(estimate.verified.shape[0])
         step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
         if skips_drafter:
@@ -88,24 +86,22 @@ class DraftCosts:
         return step_ms
 
     def prompt_ms(self, estimate: DepthEstimate, num_reqs: int) -> NDArray[np.float64]:
-        """Price what the usual prompts add to `estimate_ms`, same shape."""
+        """Return what the usual prompts add to `estimate_ms`, same shape."""
         num_tokens = num_reqs * (1.0 + estimate.verified)
         with_prompts = self.verify_ms(num_tokens, self.cost.usual_prefill_tokens)
         return with_prompts - self.verify_ms(num_tokens)
 
-    def plain_ms(
-        self, num_reqs: int, context_per_req: float, *, skips_drafter: bool
-    ) -> float:
-        """Price a step of `num_reqs` requests and the usual prompts at depth 0."""
+    def plain_ms(self, num_reqs: int, *, skips_drafter: bool) -> float:
+        """Return the time of a step at depth 0, with the usual prompts."""
         num_tokens = num_reqs + self.cost.usual_prefill_tokens
         step_ms = self.cost.target.at(num_tokens) + self.cost.host_ms(num_reqs)
-        step_ms += self.cost.context_ms(context_per_req * num_reqs)
+        step_ms += self.cost.context_ms(self.cost.context_per_req * num_reqs)
         if not skips_drafter:
             step_ms += self.cost.draft_first.at(num_tokens)
         return step_ms
 
     def explore_ms(self, num_reqs: int, depth: int, *, skips_drafter: bool) -> float:
-        """Price what drafting adds to such a step if half the requests verify one."""
+        """Return what drafting adds to such a step if half the requests verify one."""
         target, num_tokens = self.cost.target, num_reqs + self.cost.usual_prefill_tokens
         extra_ms = target.at(num_tokens + 0.5 * num_reqs + 1) - target.at(num_tokens)
         extra_ms += float(self.cost.draft_next_ms(num_reqs, depth))
@@ -113,7 +109,7 @@ class DraftCosts:
         return extra_ms + (first_ms if skips_drafter else 0.0)
 
     def fixed_ms(self, batch: DraftBatch) -> float:
-        """Price the parts of a step that do not depend on what is verified."""
+        """Return the time of the parts that do not depend on what is verified."""
         fixed = self.cost.host_ms(batch.num_reqs)
         fixed += self.cost.context_ms(batch.num_context_tokens)
         return fixed + float(self.cost.draft_next_ms(batch.num_reqs, self.plan.depth))

@@ -74,9 +74,6 @@ SHIFT_SAMPLES = 2
 SLOPE, CONSTANT = -2, -1
 """Where these two stand, behind the level (0) and the deviations."""
 
-LEAST_VARIANCE = 1e-6
-"""Of a price, in logarithms: below it two are known equally well."""
-
 LEAST_MS, MOST_MS = 1e-4, 1e7
 """What a sample can be, three hours at most. A clock that says otherwise is taken for
 the nearer of the two."""
@@ -307,52 +304,6 @@ def weigh(knot_xs: NDArray[np.float64], count: float) -> tuple[int, float]:
     if left >= num_knots - 1:
         return num_knots - 1, 0.0
     return left, share
-
-
-@compiled
-def apply_deviations(
-    mean: NDArray[np.float64],
-    covariance: NDArray[np.float64],
-    knot_xs: NDArray[np.float64],
-    xs: NDArray[np.float64],
-    base_ys: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Return the prices at a curve's knots, never falling, without the level.
-
-    Isotonic regression (pool adjacent violators): what is known well gives way the
-    least.
-
-    Returns:
-        `[num_points - 3]`.
-    """
-    num_prices = xs.size - 3
-    # Pools of neighbours: their mean price, weight, and number.
-    pooled, weights = np.empty(num_prices), np.empty(num_prices)
-    sizes = np.empty(num_prices, dtype=np.int64)
-    num_pools = 0
-    for index in range(num_prices):
-        left, share = weigh(knot_xs, xs[FIRST_KNOT + index])
-        right = min(left + 1, mean.size - 4)
-        deviation = (1.0 - share) * mean[1 + left] + share * mean[1 + right]
-        price = base_ys[FIRST_KNOT + index] * math.exp(deviation) + mean[CONSTANT]
-        knot = 1 + (right if share > 0.5 else left)
-        variance = covariance[0, 0] + 2.0 * covariance[0, knot] + covariance[knot, knot]
-        weight, size = 1.0 / max(variance, LEAST_VARIANCE), 1
-        while num_pools > 0 and pooled[num_pools - 1] > price:
-            num_pools -= 1
-            both = weights[num_pools] + weight
-            price = (weights[num_pools] * pooled[num_pools] + weight * price) / both
-            weight, size = both, size + sizes[num_pools]
-        pooled[num_pools], weights[num_pools] = price, weight
-        sizes[num_pools] = size
-        num_pools += 1
-    prices = np.empty(num_prices)
-    index = 0
-    for pool in range(num_pools):
-        for _ in range(sizes[pool]):
-            prices[index] = pooled[pool]
-            index += 1
-    return prices
 
 
 @compiled

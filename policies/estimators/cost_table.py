@@ -18,7 +18,6 @@ from policies.estimators.cost_filter import (
     MOST_MS,
     SLOPE,
     NoiseState,
-    apply_deviations,
     initial_covariance,
     learn_sample,
 )
@@ -31,6 +30,7 @@ from policies.estimators.curves import (
     pad_count,
     place_points,
 )
+from policies.estimators.monotone import apply_deviations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,79 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """One measured engine step and what it carried.
-
-    Attributes:
-        num_reqs: Requests in the step.
-        num_decode_tokens: Tokens of decoding requests in the target's forward pass:
-            one per request and the verified drafts.
-        num_prefill_tokens: Prompt tokens in the same pass.
-        num_context_tokens: KV positions attended to, summed over requests.
-        depth: Draft tokens per request made after verification; 0 if none.
-        target_ms: Target forward pass and sampling.
-        draft_first_ms: The drafter's first pass, over every token of the step, or all
-            of its work if it makes no passes; 0 if it was skipped.
-        draft_next_ms: All further draft passes together, `depth - 1` of them.
-        host_ms: The rest of the step: scheduling, bookkeeping, output.
-        catch_up_ms: Filling the drafter's KV cache after it had been skipped; not part
-            of the step's own cost.
-        num_caught_up: Positions filled then.
-    """
-
-    num_reqs: int
-    num_decode_tokens: int
-    num_prefill_tokens: int
-    num_context_tokens: int
-    depth: int
-    target_ms: float
-    draft_first_ms: float
-    draft_next_ms: float
-    host_ms: float
-    catch_up_ms: float = 0.0
-    num_caught_up: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """All tokens of the target's forward pass."""
-        return self.num_decode_tokens + self.num_prefill_tokens
-
-    @property
-    def total_ms(self) -> float:
-        """Wall time of the step, without catching up."""
-        return self.target_ms + self.draft_first_ms + self.draft_next_ms + self.host_ms
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether a clock that works can have measured this."""
-        # NaN compares false; of negative parts the sum alone might hide one.
-        return (
-            0.0 <= self.target_ms < math.inf
-            and 0.0 <= self.draft_first_ms < math.inf
-            and 0.0 <= self.draft_next_ms < math.inf
-            and 0.0 <= self.host_ms < math.inf
-            and 0.0 <= self.catch_up_ms < math.inf
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CostProfile:
-    """Forward passes timed at start-up, before there is anything to learn from.
-
-    Attributes:
-        num_tokens: `[num_samples]`, rising.
-        target_ms: `[num_samples]`, the target's pass over that many tokens.
-        draft_ms: `[num_samples]`, one pass of the drafter; empty if it makes none, as a
-            look-up in the text so far (ngram, suffix) does not.
-        drafts_in_one_pass: All tokens of a draft come from that one pass.
-    """
-
-    num_tokens: tuple[int, ...]
-    target_ms: tuple[float, ...]
-    draft_ms: tuple[float, ...] = ()
-    drafts_in_one_pass: bool = False
+    from policies.types import CostProfile, StepTiming
 
 
 MIN_STEPS_TO_EXPORT = 100
@@ -120,6 +48,8 @@ class StepCost:
         max_reqs: Most requests a step can carry.
         padded_sizes: As `EngineLimits.padded_sizes`: both models' passes over the
             tokens of a step cost what the next of these costs.
+        context_per_req: KV positions of a request in the latest step; 0 where it is not
+            known.
         usual_prefill_tokens: Prompt tokens that a step carries, by the mean of recent
             ones; what a coming step is expected to carry.
         num_steps: Steps observed so far.
@@ -136,9 +66,11 @@ class StepCost:
     draft_first: CostTable = field(init=False)
     draft_next: CostTable = field(init=False)
     host: CostTable = field(init=False)
+    context_per_req: float = field(init=False, default=0.0)
     usual_prefill_tokens: float = field(init=False, default=0.0)
     num_steps: int = field(init=False, default=0)
     num_dropped_timings: int = field(init=False, default=0)
+    _noted: list[StepTiming] = field(init=False, default_factory=list)
     _is_warm: bool = field(init=False, default=False)
     _error: float = field(init=False, default=0.0)
     _predicted_ms: float = field(init=False, default=0.0)
@@ -169,7 +101,7 @@ class StepCost:
     def batch_ms(
         self, num_reqs: NDArray[np.float64], context_per_req: float
     ) -> NDArray[np.float64]:
-        """Price the target's pass for batches that decode one token per request.
+        """Return the time of the target's pass over one token per request.
 
         Args:
             num_reqs: `[num_sizes]`, rising.
@@ -179,7 +111,7 @@ class StepCost:
         return self.target.predict(num_reqs) + context_ms
 
     def context_ms(self, num_context_tokens: float) -> float:
-        """Price KV positions attended to."""
+        """Return the time that KV positions attended to add."""
         return self.target.slope_ms * num_context_tokens
 
     def fit_profile(self, profile: CostProfile) -> None:
@@ -203,18 +135,18 @@ class StepCost:
     def target_ms(
         self, num_tokens: NDArray[np.float64] | float, num_context_tokens: float
     ) -> NDArray[np.float64]:
-        """Price the target's forward pass, for one or many token counts."""
+        """Return the time of the target's pass, for one or many token counts."""
         return self.target.predict(num_tokens) + self.context_ms(num_context_tokens)
 
     def draft_next_ms(
         self, num_reqs: int, depth: NDArray[np.int64] | NDArray[np.float64] | int
     ) -> NDArray[np.float64]:
-        """Price the draft passes after the first, for one or many depths."""
+        """Return the time of the passes after the first, for one or many depths."""
         passes = np.maximum(np.asarray(depth, dtype=np.float64) - 1.0, 0.0)
         return passes * self.draft_next.at(num_reqs)
 
     def host_ms(self, num_reqs: int) -> float:
-        """Price the rest of the step."""
+        """Return the time of the rest of the step."""
         return self.host.at(num_reqs)
 
     def predict_ms(self, timing: StepTiming) -> float:
@@ -247,6 +179,19 @@ class StepCost:
         self._learn(timing)
         return error
 
+    def note(self, timing: StepTiming) -> None:
+        """Keep a step's timing until `learn_noted`."""
+        self._noted.append(timing)
+
+    def learn_noted(self, at_least: int) -> Sequence[StepTiming]:
+        """Learn from what was noted, once there are so many; return what was learnt."""
+        if len(self._noted) < at_least:
+            return ()
+        # Before anything can fail, or one malformed timing would stop all learning.
+        timings, self._noted = self._noted, []
+        self.learn(timings)
+        return timings
+
     def learn(self, timings: Sequence[StepTiming]) -> None:
         """Learn from steps in a row: all are predicted first, which is faster."""
         possible = [timing for timing in timings if timing.is_possible]
@@ -263,6 +208,7 @@ class StepCost:
         self.num_steps += 1
         rate = max(0.02, 1.0 / self.num_steps)
         self._error += rate * (min(error, 1.0) - self._error)
+        self.context_per_req = timing.num_context_tokens / max(timing.num_reqs, 1)
         change = timing.num_prefill_tokens - self.usual_prefill_tokens
         self.usual_prefill_tokens += PROMPT_SMOOTHING * change
         return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from policies.estimators.feedback import DraftFeedback
-from policies.estimators.step_cost import CostProfile
+from policies.types import CostProfile
 
 if TYPE_CHECKING:
     from policies.estimators.calibration import ConfidenceCalibration
@@ -44,4 +44,4 @@ def make_up_beliefs(engine: Engine, draft_ms: tuple[float, float] = (0.4, 4.0)) 
     """
     make_up_costs(engine, draft_ms)
     planner = engine.scheduler._planner
-    planner._feedback = DeafFeedback(planner.max_depth)
+    planner.acceptance.feedback = DeafFeedback(planner.depth.max_depth)

@@ -16,7 +16,7 @@ from tests.engine.conftest import run_engine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from policies.estimators.step_cost import StepTiming
+    from policies.types import StepTiming
     from tests.engine.conftest import Engine
 
 DEPTH = 3

@@ -15,7 +15,7 @@ from tests.engine.conftest import run_engine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from policies.estimators.step_cost import StepTiming
+    from policies.types import StepTiming
 
 NUM_REQS = 4
 
@@ -111,7 +111,7 @@ def test_a_rest_weighs_on_the_pace_as_its_steps_would() -> None:
         pace.note(30, 10)
     for _ in range(7):
         step_by_step.note(30, 10)
-    at_once.rest(7)
+    at_once.note_skipped_steps(7)
 
     assert at_once.tokens_per_step > 1.0
     assert at_once.tokens_per_step == pytest.approx(step_by_step.tokens_per_step)

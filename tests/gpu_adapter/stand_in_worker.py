@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from policies.estimators.step_cost import CostProfile
+from policies.types import CostProfile
 from serving.engine.compat import ModelRunnerOutput, StepTimingSample
 from serving.engine.gpu.clock import DeviceClock
 from serving.engine.gpu.step_messages import (

@@ -85,7 +85,7 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(
     assert not scheduler._safe_until
     assert not scheduler._selections
     if policy == "goodput":
-        assert len(scheduler._planner.calibration._requests) <= 1
+        assert len(scheduler._planner.acceptance.calibration._requests) <= 1
 
 
 @pytest.mark.parametrize("policy", ["fixed", "tetris", "goodput"])

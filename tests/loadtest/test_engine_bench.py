@@ -55,7 +55,7 @@ from loadtest.engine_bench.workloads import (
     MAX_LONG_TOKENS,
     RequestMaker,
 )
-from policies.estimators.step_cost import StepTiming
+from policies.types import StepTiming
 
 CELL = Cell("mixed", 0.0, 4)
 

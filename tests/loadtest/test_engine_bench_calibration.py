@@ -41,7 +41,7 @@ def run_steps(planner: Any, num_steps: int, *, num_accepted: int) -> None:
 
 
 def test_the_error_is_that_of_the_steady_part_alone() -> None:
-    planner = GoodputPlanner(DEPTH, EngineLimits())
+    planner = GoodputPlanner.build(DEPTH, EngineLimits())
     scheduler = SimpleNamespace(_planner=planner)
     # What the cell before and this one's ramp leave behind is in the planner's gauge.
     run_steps(planner, 50, num_accepted=0)

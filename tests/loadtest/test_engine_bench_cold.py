@@ -58,7 +58,7 @@ def test_their_engine_is_that_of_goodput() -> None:
 
 @pytest.mark.parametrize("form", ["cold", "warm"])
 def test_a_held_engine_plans_and_drafts_nothing(form: str) -> None:
-    planner = GoodputPlanner(8, EngineLimits(skips_drafter=True))
+    planner = GoodputPlanner.build(8, EngineLimits(skips_drafter=True))
     scheduler = SimpleNamespace(_planner=planner)
     runner = SimpleNamespace(_cold="what skips the drafter")
     hold_depth(scheduler, runner, form)

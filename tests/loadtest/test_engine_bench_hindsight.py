@@ -21,7 +21,7 @@ from loadtest.engine_bench.replay import (
 )
 from policies.baselines import FixedPlanner
 from policies.estimators.logit import to_log_odds, to_probability
-from policies.estimators.step_cost import StepTiming
+from policies.types import StepTiming
 from tests.loadtest.test_engine_bench_bounds import NUM_REQS, PRICES, make_trace
 
 DEPTH = 3

@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.estimators.step_cost import CostProfile, StepTiming
 from policies.goodput import GoodputPlanner
 from policies.planner import Planner
-from policies.types import DraftBatch, EngineLimits, VerificationOutcome
+from policies.types import (
+    CostProfile,
+    DraftBatch,
+    EngineLimits,
+    StepTiming,
+    VerificationOutcome,
+)
 
 MAX_DEPTH = 5
 LIMITS = EngineLimits(max_tokens=512, max_reqs=64, skips_drafter=True)
@@ -120,7 +125,7 @@ class MadeUpEngine:
 
 
 def make_goodput(**kw: float) -> GoodputPlanner:
-    return GoodputPlanner(MAX_DEPTH, LIMITS, **kw)
+    return GoodputPlanner.build(MAX_DEPTH, LIMITS, **kw)
 
 
 def outcome_of(req_id: str, confidence: float, num_accepted: int):

@@ -11,7 +11,8 @@ from policies.decisions.batching import (
     choose_prefill_tokens,
     reserve_blocks,
 )
-from policies.estimators.step_cost import CostProfile, StepCost
+from policies.estimators.step_cost import StepCost
+from policies.types import CostProfile
 
 
 def make_cost() -> StepCost:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.baselines import DynamicPlanner
 from policies.estimators.cost_table import CostTable
-from policies.estimators.step_cost import CostProfile
 from policies.goodput import GoodputPlanner
-from policies.types import DraftBatch, EngineLimits
+from policies.registry import build_planner
+from policies.types import CostProfile, DraftBatch, EngineLimits, PolicySpec
 
 SIZES = (*range(8, 257, 8),)
 
@@ -51,10 +50,10 @@ def test_a_profile_is_kept_as_it_was_measured_at_every_size():
     assert table.export_state()["knots"] == [*SIZES, 300]
 
 
-@pytest.mark.parametrize("planner_class", [DynamicPlanner, GoodputPlanner])
-def test_planners_price_padded_what_is_padded(planner_class: type):
+@pytest.mark.parametrize("policy", ["dynamic", "goodput"])
+def test_planners_price_padded_what_is_padded(policy: str):
     limits = EngineLimits(max_tokens=512, max_reqs=64, padded_sizes=SIZES)
-    cost = planner_class(4, limits).cost
+    cost = build_planner(PolicySpec(policy, 4), limits).cost
     for table in (cost.target, cost.draft_first):
         assert table.at(57) == table.at(64) < table.at(65)
     # Counts of requests.
@@ -64,7 +63,7 @@ def test_planners_price_padded_what_is_padded(planner_class: type):
 
 def test_drafts_fill_a_stair_and_do_not_begin_one():
     limits = EngineLimits(max_tokens=512, max_reqs=64, padded_sizes=SIZES)
-    planner = GoodputPlanner(1, limits)
+    planner = GoodputPlanner.build(1, limits)
     target_ms = tuple(10.0 + 0.5 * size for size in SIZES)
     planner.fit_profile(CostProfile(SIZES, target_ms, (0.5,) * len(SIZES)))
     num_reqs = 61

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from policies.baselines import DynamicPlanner
+from policies.depth_control import REPLAN_EVERY
 from policies.exploration import (
     EXPLORE_EVERY,
     MAX_CATCH_UP_INTERVAL,
@@ -13,7 +14,7 @@ from policies.exploration import (
     TIME_PASS_EVERY,
     Exploration,
 )
-from policies.goodput import REPLAN_EVERY, GoodputPlanner
+from policies.goodput import GoodputPlanner
 from policies.planner import Planner
 from policies.types import EngineLimits, VerificationOutcome
 from tests.policies.made_up import (
@@ -56,11 +57,11 @@ def test_steps_that_nobody_asked_about_count_towards_the_next_try(name: str):
     assert planner.choose_depth(48) > 0
 
 
-def test_a_rest_counts_as_its_steps_do():
+def test_skipped_steps_count_as_planned_ones_do():
     by_step, at_once = Exploration(), Exploration()
     for _ in range(EXPLORE_EVERY - 8):
         assert by_step.adjust_depth(0, MAX_DEPTH) == 0
-    at_once.rest(EXPLORE_EVERY - 8)
+    at_once.note_skipped_steps(EXPLORE_EVERY - 8)
     for _ in range(7):
         assert by_step.adjust_depth(0, MAX_DEPTH) == 0
         assert at_once.adjust_depth(0, MAX_DEPTH) == 0
@@ -115,7 +116,7 @@ def test_a_pass_that_was_not_timed_for_long_is_tried_again():
     limits = EngineLimits(
         max_tokens=512, max_reqs=64, skips_drafter=True, exits_early=True
     )
-    planner = GoodputPlanner(MAX_DEPTH, limits)
+    planner = GoodputPlanner.build(MAX_DEPTH, limits)
     engine = MadeUpEngine(1)
     # Of its last passes all but one are learnt.
     engine.run(planner, 97)
@@ -155,7 +156,7 @@ def test_drafts_believed_hopeless_are_verified_now_and_then(sampled: bool):
     planner = make_goodput()
     engine.run(planner, 200, sampled=sampled)
     for _ in range(16):
-        planner.calibration._intercept[:] = -5.0
+        planner.acceptance.calibration._intercept[:] = -5.0
         engine.run(planner, REPLAN_EVERY, sampled=sampled)
     assert planner.plan.depth == 0
     engine.run(planner, 30 * MAX_EXPLORE_INTERVAL, sampled=sampled)

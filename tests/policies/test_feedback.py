@@ -15,7 +15,7 @@ IDS = ("a", "b", "c")
 CONFIDENCE = np.array([[0.9, 0.8], [0.6, 0.5], [0.7, 0.2]])
 
 
-def flush(num_verified: list[int], num_accepted: list[int], req_ids: tuple[str, ...]):
+def teach(num_verified: list[int], num_accepted: list[int], req_ids: tuple[str, ...]):
     """Return what a calibration learnt from one step of three requests."""
     feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
     lengths = np.full(3, 2, dtype=np.int64)

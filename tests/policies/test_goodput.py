@@ -9,11 +9,11 @@ import pytest
 
 from policies.baselines import DynamicPlanner, FixedPlanner, TetrisPlanner
 from policies.decisions.batching import EngineLoad
-from policies.estimators.step_cost import CostProfile
 from policies.goodput import LEARN_EVERY, GoodputPlanner
 from policies.planner import Planner
 from policies.registry import build_planner
 from policies.types import (
+    CostProfile,
     DraftBatch,
     EngineLimits,
     PolicySpec,
@@ -106,7 +106,7 @@ def test_a_malformed_timing_is_lost_and_the_next_ones_are_learnt_from():
     engine.run(planner, 100)
 
     assert planner.cost.num_steps > num_steps + 90
-    assert len(planner._pending_timings) <= LEARN_EVERY
+    assert len(planner.cost._noted) <= LEARN_EVERY
 
 
 def test_it_drafts_again_when_the_load_falls():
@@ -224,7 +224,7 @@ def test_finished_requests_leave_nothing_behind():
     MadeUpEngine(16).run(planner, 50)
     for index in range(16):
         planner.forget(str(index))
-    assert len(planner.calibration._requests) == 0
+    assert len(planner.acceptance.calibration._requests) == 0
 
 
 def test_a_request_that_ended_before_its_last_outcome_was_learnt_is_forgotten():
@@ -233,7 +233,7 @@ def test_a_request_that_ended_before_its_last_outcome_was_learnt_is_forgotten():
     planner.forget("0")
     for _ in range(LEARN_EVERY):
         planner.observe(outcome_of("1", 0.5, 1))
-    assert len(planner.calibration._requests) == 1
+    assert len(planner.acceptance.calibration._requests) == 1
 
 
 def test_an_outcome_with_its_own_confidence_is_learnt_by_that_one():
@@ -255,7 +255,9 @@ def test_an_outcome_with_its_own_confidence_is_learnt_by_that_one():
                 confidence=np.array([[0.95, 0.95], [0.05, 0.05]]),
             )
         )
-    sure, unsure = planner.calibration.predict(np.array([[0.95], [0.05]]), ["a", "b"])
+    sure, unsure = planner.acceptance.calibration.predict(
+        np.array([[0.95], [0.05]]), ["a", "b"]
+    )
     assert sure[0] > 0.9
     assert unsure[0] < 0.1
 
@@ -269,7 +271,7 @@ def test_the_scale_holds_all_that_acceptance_is_predicted_from():
     odds = np.log(confidence / (1 - confidence)).clip(-8, 8)
     assert scale.max_log_odds == 8
     odds = scale.slope * odds + scale.intercept[:2] + scale.effect[:, None]
-    expected = planner.calibration.predict(confidence, req_ids)
+    expected = planner.acceptance.calibration.predict(confidence, req_ids)
     np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected)
 
 
@@ -331,7 +333,7 @@ def test_every_policy_answers_the_whole_protocol(name: str):
 
 def test_a_novice_drafts_no_deeper_than_its_plan_while_nothing_ends_the_draft():
     limits = EngineLimits(max_tokens=512, max_reqs=64, exits_early=True)
-    planner = GoodputPlanner(MAX_DEPTH, limits)
+    planner = GoodputPlanner.build(MAX_DEPTH, limits)
     assert planner.choose_depth(4) == planner.plan.depth < MAX_DEPTH
     assert planner.early_exit(tuple("abcd")) is None
 

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from policies.depth_control import REPLAN_EVERY
 from policies.exploration import Exploration
-from policies.goodput import REPLAN_EVERY
 from policies.types import DraftBatch
 from tests.policies.test_goodput import MadeUpEngine, make_goodput
 
@@ -35,7 +35,7 @@ def trained(num_reqs: int, token_ms: float = 3.0, **kw: float):
     planner.cost.target.fit_profile(
         counts, [engine.base_ms + token_ms * count for count in counts]
     )
-    planner._exploration = Exploration()
+    planner.depth.exploration = Exploration()
     planner.choose_depth(num_reqs)
     return planner
 
@@ -46,13 +46,15 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed:
     planner = trained(4)
     confidence, weights = rng.uniform(0.3, 0.99, (4, 3)), rng.uniform(0.5, 4.0, 4)
     batch = make_batch(confidence, weights=weights)
-    survival = np.cumprod(planner.calibration.predict(confidence, range(4)), axis=1)
+    survival = np.cumprod(
+        planner.acceptance.calibration.predict(confidence, range(4)), axis=1
+    )
     worth = survival * (weights / weights.mean())[:, None]
     price = planner.plan.tokens_per_ms
 
     def surplus(admitted: tuple[int, ...]) -> float:
         num_tokens = np.array([4.0 + sum(admitted)])
-        cost_ms = float(planner._prices.verify_ms(num_tokens)[0])
+        cost_ms = float(planner.depth.costs.verify_ms(num_tokens)[0])
         gained = sum(worth[i, :count].sum() for i, count in enumerate(admitted))
         return gained - price * cost_ms
 
@@ -107,8 +109,8 @@ def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
     planner = trained(8, token_ms=0.85)
     free = planner.select(make_batch(confidence))
     # Eight tokens take about 20 ms with the drafter's first pass.
-    fixed_ms = planner._prices.fixed_ms(make_batch(confidence))
-    base_ms = fixed_ms + float(planner._prices.verify_ms(np.array([8.0]))[0])
+    fixed_ms = planner.depth.costs.fixed_ms(make_batch(confidence))
+    base_ms = fixed_ms + float(planner.depth.costs.verify_ms(np.array([8.0]))[0])
     targets_ms = late([np.inf] * 7 + [1.3 * base_ms])
     bound = planner.select(make_batch(confidence, latency_targets_ms=targets_ms))
     assert (
@@ -116,7 +118,7 @@ def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
     )
     assert 0 < bound.num_admitted.sum() < free.num_admitted.sum()
     num_tokens = np.array([8.0 + bound.num_admitted.sum()])
-    step_ms = fixed_ms + float(planner._prices.verify_ms(num_tokens)[0])
+    step_ms = fixed_ms + float(planner.depth.costs.verify_ms(num_tokens)[0])
     assert step_ms <= 1.3 * base_ms
 
 
@@ -133,7 +135,7 @@ def test_a_target_out_of_reach_does_not_take_the_others_drafts_away():
 def test_sampled_drafts_stay_judged_by_what_was_known_before_them():
     planner = make_goodput()
     MadeUpEngine(16).run(planner, 200, sampled=True)
-    planner._exploration = Exploration()
+    planner.depth.exploration = Exploration()
     rng = np.random.default_rng(3)
     more = {
         "weights": np.array([1.0, 5.0, 1.0, 2.0, 1.0, 1.0]),
@@ -159,6 +161,6 @@ def test_the_depth_follows_the_tightest_target_that_can_be_met():
     for _ in range(REPLAN_EVERY):
         assert planner.choose_depth(8) in (0, 1)
     assert planner.choose_depth(8) == 0
-    plain_ms = float(planner._prices.verify_ms(np.array([8.0]))[0])
+    plain_ms = float(planner.depth.costs.verify_ms(np.array([8.0]))[0])
     assert planner.choose_depth(8, 0.01 * plain_ms) == 0
     assert planner.choose_depth(8, 0.8 * plain_ms) > 0

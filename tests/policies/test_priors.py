@@ -17,9 +17,9 @@ METHODS = ("draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_drafter_is_believed_more_than_it_says(method: str):
-    planner = GoodputPlanner(3, replace(LIMITS, method=method))
+    planner = GoodputPlanner.build(3, replace(LIMITS, method=method))
     confidence = np.array([[0.6, 0.8, 0.99]])
-    predicted = planner.calibration.predict(confidence, ["new"])
+    predicted = planner.acceptance.calibration.predict(confidence, ["new"])
     assert (predicted < confidence).all()
 
 
@@ -31,8 +31,8 @@ def test_drafts_without_confidence_start_from_their_methods_prior():
     batch = DraftBatch(np.array([2, 2]), None, ("a", "b"), 2)
 
     def expected(method: str) -> float:
-        planner = GoodputPlanner(3, replace(LIMITS, method=method))
-        return float(planner._predict_acceptance(batch)[0, 0])
+        planner = GoodputPlanner.build(3, replace(LIMITS, method=method))
+        return float(planner.acceptance.predict(batch)[0, 0])
 
     assert expected("ngram") == pytest.approx(0.3)
     assert expected("suffix") == pytest.approx(0.5)

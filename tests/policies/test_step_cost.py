@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from policies.estimators.cost_table import CostTable, make_knots
-from policies.estimators.step_cost import CostProfile, StepCost, StepTiming
+from policies.estimators.step_cost import StepCost
+from policies.types import CostProfile, StepTiming
 
 
 def make_timing(rng: np.random.Generator, *, speed: float = 1.0) -> StepTiming:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from policies.estimators.step_cost import CostProfile
+    from policies.types import CostProfile
 
 
 @dataclass(frozen=True, slots=True)

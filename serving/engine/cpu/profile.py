@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.logger import init_logger
 
-from policies.estimators.step_cost import CostProfile
+from policies.types import CostProfile
 from serving.engine.compat_cpu import SpecDecodeBaseProposer
 
 if TYPE_CHECKING:

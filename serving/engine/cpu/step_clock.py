@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from policies.estimators.step_cost import StepTiming
+from policies.types import StepTiming
 
 if TYPE_CHECKING:
     from serving.engine.compat import SchedulerOutput

@@ -12,7 +12,7 @@ from serving.engine.cpu.profile import profile_passes
 from serving.engine.cpu.runner import ConfidenceDrafter, adopt_drafter, adopt_runner
 
 if TYPE_CHECKING:
-    from policies.estimators.step_cost import CostProfile
+    from policies.types import CostProfile
     from serving.engine.compat import DraftTokenIds
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from policies.estimators.step_cost import StepTiming
+from policies.types import StepTiming
 from serving.engine.compat import StepTimingCollector
 from serving.engine.gpu.step_messages import DeviceTimes
 

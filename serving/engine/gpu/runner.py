@@ -30,7 +30,7 @@ from serving.engine.gpu.step_messages import (
 from serving.engine.gpu.verification import PlannedVerification
 
 if TYPE_CHECKING:
-    from policies.estimators.step_cost import CostProfile
+    from policies.types import CostProfile
     from serving.engine.compat import ModelRunnerOutput, SchedulerOutput
     from serving.engine.gpu.step_messages import DeviceTimes, VerificationOrder
     from serving.engine.gpu.verification import VerifiedDrafts

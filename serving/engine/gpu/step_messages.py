@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from policies.estimators.step_cost import CostProfile
-    from policies.types import AcceptanceScale
+    from policies.types import AcceptanceScale, CostProfile
 
 ORDER_ATTRIBUTE = "tetris_order"
 """Where a `SchedulerOutput` carries its order: an attribute of its own, which pickling

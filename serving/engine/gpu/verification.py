@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from policies.estimators.step_cost import CostProfile
+from policies.types import CostProfile
 from serving.engine.compat import AdaptiveVerificationManager, async_tensor_h2d
 from serving.engine.gpu.copy import DeviceReader, PendingCopy
 from serving.engine.gpu.ranking import predict_acceptance, select_drafts

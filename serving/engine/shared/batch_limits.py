@@ -62,7 +62,7 @@ class RequestPace:
             tokens = 1.0 + newly / num_decodes
             self.tokens_per_step += PACE_RATE * (tokens - self.tokens_per_step)
 
-    def rest(self, num_steps: int) -> None:
+    def note_skipped_steps(self, num_steps: int) -> None:
         """Take in steps that brought every request a token and nothing else."""
         self.tokens_per_step = 1.0 + (self.tokens_per_step - 1.0) * (
             (1.0 - PACE_RATE) ** num_steps

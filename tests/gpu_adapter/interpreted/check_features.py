@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from policies.estimators.step_cost import CostProfile
+    from policies.types import CostProfile
     from tests.engine.conftest import Engine
 
 PROMPTS = draw_prompts(6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from policies.estimators.step_cost import CostProfile
+from policies.types import CostProfile
 from tests.engine.conftest import Engine, run_engine
 from tests.gpu_adapter.interpreted.plugin import OUR_SCHEDULER
 
