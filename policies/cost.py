@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.cost_table import CostTable
+from policies.state import read_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -315,7 +316,11 @@ class StepCost:
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start from another engine's `export_state`."""
+        """Start from another engine's `export_state`.
+
+        Raises:
+            ValueError: It cannot be true; some tables may have changed then.
+        """
         for name in ("target", "draft_first", "draft_next", "host"):
-            getattr(self, name).import_state(state[name])
+            getattr(self, name).import_state(read_part(state, name))
         self._is_warm = True

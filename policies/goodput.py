@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from policies.feedback import DraftFeedback
 from policies.priors import prior_of
 from policies.recent import RecentDrafts
 from policies.selection import count_admitted
+from policies.state import STATE_VERSION, check_version, read_part
 from policies.stopping import DraftStop
 
 if TYPE_CHECKING:
@@ -340,6 +342,7 @@ class GoodputPlanner:
         if self.cost.num_steps < MIN_STEPS_TO_TEACH:
             return {}
         return {
+            "version": STATE_VERSION,
             "calibration": self.calibration.export_state(),
             "positions": self._positions.export_state(),
             "cost": self.cost.export_state(),
@@ -349,14 +352,21 @@ class GoodputPlanner:
         """Start warm from another planner's `export_state`; {} changes nothing.
 
         Raises:
-            ValueError: If it was learnt at another depth.
+            ValueError: If it was learnt at another depth or by other code, or cannot
+                be true; nothing has changed then.
         """
         if not state:
             return
-        self.calibration.import_state(state["calibration"])
-        if "positions" in state:
-            self._positions.import_state(state["positions"])
-        self.cost.import_state(state["cost"])
+        check_version(state)
+        # Into copies: a state that is refused half-way must leave nothing behind.
+        calibration, positions, cost = copy.deepcopy(
+            (self.calibration, self._positions, self.cost)
+        )
+        calibration.import_state(read_part(state, "calibration"))
+        positions.import_state(read_part(state, "positions"))
+        cost.import_state(read_part(state, "cost"))
+        self.calibration, self._positions = calibration, positions
+        self.cost = self._prices.cost = cost
 
     def _forget_again(self) -> None:
         """Drop requests whose last outcomes were learnt after they had ended."""
