@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,12 @@ import numpy as np
 
 from policies.decisions.select import compute_survival, select_drafts
 from policies.estimators.acceptance import PositionAcceptance
+from policies.estimators.state import (
+    STATE_VERSION,
+    check_version,
+    read_number,
+    read_part,
+)
 from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT, StepCost
 from policies.exploration import DrafterBacklog, Exploration
 from policies.planner import Planner
@@ -30,6 +37,8 @@ PRIOR_ACCEPTANCE_RATE = 0.7
 
 SMOOTHING = 0.15
 """Weight of the newest step in the moving average."""
+
+ACCEPTANCE_RANGE = (0.01, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +202,8 @@ class DynamicPlanner(Planner):
             return
         rate = accepted / (accepted + rejected)
         self._acceptance_rate += SMOOTHING * (rate - self._acceptance_rate)
-        self._acceptance_rate = min(max(self._acceptance_rate, 0.01), 0.99)
+        least, most = ACCEPTANCE_RANGE
+        self._acceptance_rate = min(max(self._acceptance_rate, least), most)
 
     def observe_timing(self, timing: StepTiming) -> None:
         """Learn step costs at once; the length looks at no draft."""
@@ -220,13 +230,24 @@ class DynamicPlanner(Planner):
         if self.cost.num_steps < MIN_STEPS_TO_EXPORT:
             return {}
         return {
+            "version": STATE_VERSION,
             "acceptance_rate": self._acceptance_rate,
             "cost": self.cost.export_state(),
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start warm from another planner's `export_state`; {} changes nothing."""
+        """Start warm from another planner's `export_state`; {} changes nothing.
+
+        Raises:
+            ValueError: If it was learnt by other code or cannot be true; nothing has
+                changed then.
+        """
         if not state:
             return
-        self._acceptance_rate = float(state["acceptance_rate"])
-        self.cost.import_state(state["cost"])
+        check_version(state)
+        least, most = ACCEPTANCE_RANGE
+        rate = read_number(state, "acceptance_rate", least=least, most=most)
+        # Into a copy: a state that is refused half-way must leave nothing behind.
+        cost = copy.deepcopy(self.cost)
+        cost.import_state(read_part(state, "cost"))
+        self._acceptance_rate, self.cost = rate, cost

@@ -16,6 +16,7 @@ from policies.decisions.recent_drafts import RecentDrafts
 from policies.decisions.select import count_admitted
 from policies.depth_control import Cadence, DepthControl
 from policies.estimators.draft_acceptance import DraftAcceptance
+from policies.estimators.state import STATE_VERSION, check_version, read_part
 from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT, StepCost
 from policies.exploration import DrafterBacklog, Exploration
 from policies.planner import Planner
@@ -229,23 +230,29 @@ class GoodputPlanner(Planner):
         """Return what a new replica of the same pair can start from."""
         if self.cost.num_steps < MIN_STEPS_TO_EXPORT:
             return {}
-        return {**self.acceptance.export_state(), "cost": self.cost.export_state()}
+        return {
+            "version": STATE_VERSION,
+            **self.acceptance.export_state(),
+            "cost": self.cost.export_state(),
+        }
 
     def import_state(self, state: dict[str, Any]) -> None:
         """Start warm from another planner's `export_state`; {} changes nothing.
 
         Raises:
-            ValueError: If it was learnt at another depth.
+            ValueError: If it was learnt at another depth or by other code, or cannot
+                be true; nothing has changed then.
         """
         if not state:
             return
+        check_version(state)
         # Copies first: a state that is refused half-way must leave nothing behind.
         for acceptance, cost in (
             copy.deepcopy((self.acceptance, self.cost)),
             (self.acceptance, self.cost),
         ):
             acceptance.import_state(state)
-            cost.import_state(state["cost"])
+            cost.import_state(read_part(state, "cost"))
 
 
 def _normalise(weights: NDArray[np.float64] | None) -> NDArray[np.float64] | None:

@@ -79,9 +79,16 @@ def _export_state(engine_core: Any) -> dict[str, Any]:
     return to_plain(export()) if callable(export) else {}
 
 
-def _import_state(engine_core: Any, state: dict[str, Any]) -> None:
-    """Let the planner start from another engine's exported state."""
-    engine_core.scheduler.import_state(state)
+def _import_state(engine_core: Any, state: dict[str, Any]) -> str:
+    """Let the planner start from another engine's state; say why if it refuses.
+
+    Of an exception nothing but its text would leave the engine's process.
+    """
+    try:
+        engine_core.scheduler.import_state(state)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _watch_board(engine_core: Any, after: int, with_ids: bool) -> dict[str, Any]:

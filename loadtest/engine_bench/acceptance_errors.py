@@ -58,7 +58,7 @@ class AcceptanceErrors:
         """Note what was accepted, and by which calibration it was predicted."""
         batch, self._batch = self._batch, None
         if self._is_steady and len(outcome.req_ids):
-            scale = self._planner.acceptance.calibration.scale(outcome.req_ids)
+            scale = self._planner.acceptance_scale(outcome.req_ids)
             self._notes.append(_Note(batch, outcome, scale))
         self._planner.observe(outcome)
 
@@ -102,7 +102,7 @@ def watch_acceptance(scheduler: Any) -> Iterator[AcceptanceErrors | None]:
         The record; None where no acceptance is predicted.
     """
     planner = getattr(scheduler, "_planner", None)
-    if not callable(getattr(getattr(planner, "calibration", None), "scale", None)):
+    if planner is None or planner.acceptance_scale(()) is None:
         yield None
         return
     errors = AcceptanceErrors(planner)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from policies.estimators.state import read_array
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -19,6 +21,9 @@ from deciding everything, few enough to be overruled within one batch."""
 
 FORGETTING = 0.995
 """Per-step decay of old outcomes: a memory of about 200 steps that verify."""
+
+MOST_TOKENS = 1e7
+"""Observed at a position within that memory, by more requests than any engine runs."""
 
 
 @dataclass(slots=True)
@@ -70,15 +75,15 @@ class PositionAcceptance:
         """Start from another engine's `export_state`.
 
         Raises:
-            ValueError: If it was learnt at another depth.
+            ValueError: If it was learnt at another depth, or cannot be true; nothing
+                has changed then.
         """
-        if len(state["observed"]) != self.max_depth:
-            raise ValueError(
-                f"acceptance state has depth {len(state['observed'])}, this engine "
-                f"drafts {self.max_depth}: export it from an engine with the same depth"
-            )
-        self._accepted = np.array(state["accepted"], dtype=np.float64)
-        self._observed = np.array(state["observed"], dtype=np.float64)
+        depth = self.max_depth
+        accepted = read_array(state, "accepted", size=depth, most=MOST_TOKENS)
+        observed = read_array(state, "observed", size=depth, most=MOST_TOKENS)
+        if (accepted > observed).any():
+            raise ValueError("state's 'accepted' must not exceed 'observed'")
+        self._accepted, self._observed = accepted, observed
 
     def observe(self, outcome: VerificationOutcome) -> None:
         """Learn from one step; positions behind the first rejection teach nothing.

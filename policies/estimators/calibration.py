@@ -14,12 +14,17 @@ from policies.estimators.calibration_fit import (
 )
 from policies.estimators.logit import MAX_LOG_ODDS, to_probability
 from policies.estimators.request_effects import RequestEffects
+from policies.estimators.state import read_array, read_number
 from policies.types import AcceptanceScale
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
+
+MOST_LOG_ODDS, MOST_INFORMATION = 100.0, 1e6
+"""Of coefficients that were learnt, and of what is remembered about them: a tenth of
+the one and a twentieth of the other is out of reach."""
 
 AGED_KEEP = 0.8
 """What is kept of the evidence each time that drafts are verified only to see whether
@@ -188,18 +193,25 @@ class ConfidenceCalibration:
         """Start from another engine's `export_state`.
 
         Raises:
-            ValueError: If it was learnt at another depth.
+            ValueError: If it was learnt at another depth, or cannot be true; nothing
+                has changed then.
         """
-        if len(state["intercept"]) != self.max_depth:
+        depth, most = self.max_depth, MOST_INFORMATION
+        intercept = read_array(
+            state, "intercept", size=depth, least=-MOST_LOG_ODDS, most=MOST_LOG_ODDS
+        )
+        slope = read_number(state, "slope", most=MOST_LOG_ODDS)
+        info_intercept = read_array(state, "info_intercept", size=depth, most=most)
+        info_cross = read_array(state, "info_cross", size=depth, least=-most, most=most)
+        info_slope = read_number(state, "info_slope", most=most)
+        if (info_cross**2 > (1.0 + 1e-6) * info_intercept * info_slope).any():
             raise ValueError(
-                f"calibration state has depth {len(state['intercept'])}, this engine "
-                f"drafts {self.max_depth}: export it from an engine with the same depth"
+                "state's 'info_cross' is more than 'info_intercept' and 'info_slope' "
+                "allow: no outcomes have such moments"
             )
-        self._intercept = np.array(state["intercept"], dtype=np.float64)
-        self._slope = float(state["slope"])
-        self._info_intercept = np.array(state["info_intercept"], dtype=np.float64)
-        self._info_cross = np.array(state["info_cross"], dtype=np.float64)
-        self._info_slope = float(state["info_slope"])
+        self._intercept, self._slope = intercept, slope
+        self._info_intercept, self._info_cross = info_intercept, info_cross
+        self._info_slope = info_slope
 
     def _check(self, confidence: NDArray[np.float64], num_reqs: int) -> None:
         """Refuse what a compiled loop would read past the end of."""

@@ -31,11 +31,16 @@ from policies.estimators.curves import (
     place_points,
 )
 from policies.estimators.monotone import apply_deviations
+from policies.estimators.state import read_array, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+
+MOST_COUNT = 1e8
+"""Of tokens or requests, far beyond any step's."""
 
 
 def make_knots(max_value: int) -> NDArray[np.float64]:
@@ -218,12 +223,24 @@ class CostTable:
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start from what another engine's table says of this one's counts."""
-        xs = place_points(np.array(state["knots"], dtype=np.float64))
+        """Start from what another engine's table says of this one's counts.
+
+        Raises:
+            ValueError: It cannot be true; nothing has changed then.
+        """
+        knots = read_array(state, "knots", least=1.0, most=MOST_COUNT)
+        value_ms = read_array(state, "value_ms", size=knots.size, most=MOST_MS)
+        slope_ms = read_number(state, "slope_ms", most=MOST_MS)
+        if (np.diff(knots) <= 0.0).any():
+            raise ValueError("state's 'knots' must rise")
+        # Rounding between two equal knots moves the last digit.
+        if (np.diff(value_ms) < -1e-9 * value_ms[1:]).any():
+            raise ValueError("state's 'value_ms' must not fall")
+        xs = place_points(knots)
         ys = np.empty_like(xs)
-        draw_through(xs, ys, np.array(state["value_ms"], dtype=np.float64))
+        draw_through(xs, ys, np.maximum.accumulate(value_ms))
         self._begin(np.interp(self._counts, xs, ys), profiled=True)
-        self._mean[SLOPE] = float(state["slope_ms"])
+        self._mean[SLOPE] = slope_ms if self.has_context else 0.0
 
     def _begin(self, values: NDArray[np.float64], *, profiled: bool) -> None:
         base_ms = np.clip(values, LEAST_MS, MOST_MS)

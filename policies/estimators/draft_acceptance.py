@@ -11,6 +11,7 @@ from policies.estimators.acceptance import PositionAcceptance
 from policies.estimators.calibration import ConfidenceCalibration
 from policies.estimators.feedback import DraftFeedback
 from policies.estimators.priors import prior_of
+from policies.estimators.state import read_part
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -117,8 +118,8 @@ class DraftAcceptance:
         """Start from another engine's `export_state`.
 
         Raises:
-            ValueError: If it was learnt at another depth.
+            ValueError: If it was learnt at another depth, or cannot be true; one half
+                may have changed then.
         """
-        self.calibration.import_state(state["calibration"])
-        if "positions" in state:
-            self.positions.import_state(state["positions"])
+        self.calibration.import_state(read_part(state, "calibration"))
+        self.positions.import_state(read_part(state, "positions"))

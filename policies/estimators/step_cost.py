@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from policies.estimators.cost_table import CostTable
+from policies.estimators.state import read_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,8 +54,8 @@ class StepCost:
         usual_prefill_tokens: Prompt tokens that a step carries, by the mean of recent
             ones; what a coming step is expected to carry.
         num_steps: Steps observed so far.
-        num_dropped_timings: Steps whose clock readings were impossible; nothing was
-            learnt from them.
+        num_dropped_timings: Steps and profiles whose clock readings were impossible;
+            nothing was learnt from them.
 
     Source: ours.
     """
@@ -118,9 +119,13 @@ class StepCost:
         """Replace the priors by what was timed at start-up.
 
         Nothing changes after `import_state`: real steps of another engine say more than
-        dummy passes of this one.
+        dummy passes of this one. A profile that no working clock gives is dropped and
+        counted.
         """
         if not profile.num_tokens or self._is_warm:
+            return
+        if not all(0.0 <= ms < math.inf for ms in profile.target_ms + profile.draft_ms):
+            self.num_dropped_timings += 1
             return
         counts, target_ms = profile.num_tokens, profile.target_ms
         self.target.fit_profile(counts, target_ms)
@@ -261,7 +266,11 @@ class StepCost:
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Start from another engine's `export_state`."""
+        """Start from another engine's `export_state`.
+
+        Raises:
+            ValueError: It cannot be true; some tables may have changed then.
+        """
         for name in ("target", "draft_first", "draft_next", "host"):
-            getattr(self, name).import_state(state[name])
+            getattr(self, name).import_state(read_part(state, name))
         self._is_warm = True

@@ -143,10 +143,12 @@ class TetrisEngine(VLLMEngine):
         """Let the planner start from another engine's state.
 
         Raises:
-            Exception: It is none of this planner's, which goes on unchanged.
+            ValueError: The planner refuses it and goes on unchanged.
         """
         core = self._engine_client.engine_core
-        await core.call_utility_async("tetris_import_state", state)
+        refusal: str = await core.call_utility_async("tetris_import_state", state)
+        if refusal:
+            raise ValueError(refusal)
 
     async def watch_board(self, after: int, *, with_text: bool) -> dict[str, Any]:
         """Fetch the newest steps, and keep the engine recording.

@@ -22,9 +22,12 @@ logger = logging.getLogger("ray.serve")
 WARM_START_TIMEOUT_S: Final = 5.0
 """A newcomer is needed soon; a peer that takes longer has no time for it."""
 
-Outcome = Literal["warm", "no_peer", "nothing_learnt", "other_policy", "failed"]
+Outcome = Literal[
+    "warm", "no_peer", "nothing_learnt", "other_policy", "refused", "failed"
+]
 """`no_peer`: no replica is running yet; `other_policy`: it runs another policy or pair,
-as during an update."""
+as during an update; `refused`: what it has learnt cannot be true, or was learnt by
+other code."""
 
 
 class Peers(Protocol):
@@ -80,7 +83,7 @@ async def start_warm(
 
     Args:
         peers: Whom to ask.
-        import_state: Hands a state to this replica's planner.
+        import_state: Hands a state to this replica's planner; a ValueError refuses it.
         planner_key: Policy, models and device; a state of another key is not taken.
         timeout_s: Longest time that all of it may take.
 
@@ -96,8 +99,7 @@ async def start_warm(
                 return "other_policy"
             if not package["state"]:
                 return "nothing_learnt"
-            await import_state(package["state"])
-            return "warm"
+            return await _hand_over(package["state"], import_state)
     except Exception as error:
         logger.warning(
             "No warm start, step costs are learnt anew (%s: %s)",
@@ -105,6 +107,17 @@ async def start_warm(
             error,
         )
         return "failed"
+
+
+async def _hand_over(
+    state: dict[str, Any], import_state: Callable[[dict[str, Any]], Awaitable[None]]
+) -> Outcome:
+    try:
+        await import_state(state)
+    except ValueError as error:
+        logger.warning("No warm start, a running replica's state is refused: %s", error)
+        return "refused"
+    return "warm"
 
 
 def count_warm_start(policy: str, outcome: Outcome) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import PackageNotFoundError, entry_points
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from policies.planner import build_planner
+from policies.types import PolicySpec
 from serving import plugin
 from serving.engine import version
 from serving.engine.shared.options import opts_out, read_policy
@@ -318,6 +321,27 @@ def test_what_leaves_the_engine_s_process_is_what_vllm_can_encode(
     with pytest.raises(TypeError, match="float64"):
         MsgpackEncoder().encode(state["a"])
     assert MsgpackDecoder().decode(MsgpackEncoder().encode(plain)) == plain
+
+
+@pytest.mark.vllm
+def test_a_refused_state_leaves_its_reason_and_the_planner_as_it_was(
+    bare_engine_core: Any,
+) -> None:
+    from serving.engine.shared.planner_host import PlannerHost
+
+    plugin.register()
+    planner = build_planner(PolicySpec("goodput", 3))
+    host = SimpleNamespace(_planner=planner)
+    scheduler = SimpleNamespace(import_state=partial(PlannerHost.import_state, host))
+    engine_core = SimpleNamespace(scheduler=scheduler)
+    before = planner.report()
+
+    reason = bare_engine_core.tetris_import_state(engine_core, {"version": 0})
+
+    assert reason == "state of version 0, this planner reads 1"
+    assert host._planner is planner
+    assert planner.report() == before
+    assert bare_engine_core.tetris_import_state(engine_core, {}) == ""
 
 
 @pytest.mark.vllm

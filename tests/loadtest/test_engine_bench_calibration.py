@@ -12,6 +12,7 @@ from loadtest.engine_bench.acceptance_errors import AcceptanceErrors, watch_acce
 from loadtest.engine_bench.arms import parse_arm
 from loadtest.engine_bench.outcome_bins import add_up_bins, bin_outcomes, sum_outcomes
 from loadtest.engine_bench.rows import make_rows
+from policies.baselines import FixedPlanner
 from policies.estimators.calibration import ConfidenceCalibration
 from policies.goodput import GoodputPlanner
 from policies.types import DraftBatch, EngineLimits, VerificationOutcome
@@ -63,7 +64,7 @@ def test_the_error_is_that_of_the_steady_part_alone() -> None:
 
 def make_stub(calibration: ConfidenceCalibration, observe: Any = None) -> Any:
     return SimpleNamespace(
-        calibration=calibration,
+        acceptance_scale=calibration.scale,
         select=lambda batch: None,
         observe=observe or (lambda outcome: None),
     )
@@ -120,7 +121,7 @@ def test_drafts_without_confidence_and_policies_without_calibration_have_none() 
     errors.select(SimpleNamespace(confidence=None, req_ids=("a",)))
     errors.observe(VerificationOutcome(np.array([1]), np.array([1]), ("a",)))
     assert errors.bins().curve() is None
-    with watch_acceptance(SimpleNamespace(_planner=SimpleNamespace())) as nothing:
+    with watch_acceptance(SimpleNamespace(_planner=FixedPlanner(2))) as nothing:
         assert nothing is None
     with watch_acceptance(SimpleNamespace()) as nothing:
         assert nothing is None

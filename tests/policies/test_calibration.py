@@ -131,5 +131,5 @@ def test_exported_state_predicts_the_same_elsewhere():
 
 def test_state_of_another_depth_is_refused_with_both_depths_named():
     state = ConfidenceCalibration(3).export_state()
-    with pytest.raises(ValueError, match=r"has depth 3, this engine drafts 4"):
+    with pytest.raises(ValueError, match=r"'intercept' holds 3 numbers, not 4"):
         ConfidenceCalibration(4).import_state(state)

@@ -399,3 +399,12 @@ def test_the_prompts_of_a_step_are_expected_as_recent_steps_had_them():
     assert cost.usual_prefill_tokens == pytest.approx(25, rel=0.1)
     cost.note_skipped_steps(200)
     assert cost.usual_prefill_tokens < 0.1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_a_profile_that_no_clock_can_have_measured_is_dropped_and_counted(bad: float):
+    cost, untouched = StepCost(256, 64), StepCost(256, 64)
+    cost.fit_profile(CostProfile((1, 16), (8.0, bad), (1.0, 1.5)))
+    cost.fit_profile(CostProfile((1, 16), (8.0, 9.0), (bad, 1.5)))
+    assert cost.num_dropped_timings == 2
+    assert cost.export_state() == untouched.export_state()

@@ -79,8 +79,8 @@ def test_without_a_fitting_state_the_replica_starts_on_its_own(
     assert start(peers) == (outcome, [])
 
 
-def test_a_state_that_the_planner_refuses_is_a_failure_and_no_more() -> None:
-    assert start(FakePeers(package({"cost": 1})), refuses=True) == ("failed", [])
+def test_a_state_that_the_planner_refuses_is_a_cold_start_counted_as_such() -> None:
+    assert start(FakePeers(package({"cost": 1})), refuses=True) == ("refused", [])
 
 
 def test_replicas_share_only_what_was_learnt_about_the_same_work() -> None:

@@ -132,7 +132,8 @@ class PlannerHost:
         """Start from what another replica's planner learnt.
 
         Raises:
-            Exception: Whatever is wrong with the state; nothing has changed then.
+            ValueError: It cannot be true, or was learnt elsewhere; nothing has changed
+                then, whatever the policy.
         """
         planner = copy.deepcopy(self._planner)
         planner.import_state(state)
