@@ -196,6 +196,8 @@ def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
         pytest.param(lambda c: None, "confidence_missing", id="none"),
         pytest.param(put(np.nan), "confidence_invalid", id="NaN"),
         pytest.param(put(np.inf), "confidence_invalid", id="infinity"),
+        pytest.param(put(1.5), "confidence_invalid", id="above 1"),
+        pytest.param(put(-0.5), "confidence_invalid", id="below 0"),
         pytest.param(lambda c: c[:-1], "confidence_invalid", id="a row too few"),
         pytest.param(lambda c: c[:, :-1], "confidence_invalid", id="too shallow"),
         pytest.param(lambda c: c.ravel(), "confidence_invalid", id="flat"),

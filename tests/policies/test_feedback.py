@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,3 +44,27 @@ def test_outcomes_without_a_batch_teach_nothing():
 
     assert teach([2], [2], ("new",)) == pytest.approx(untaught)
     assert teach([], [], ()) == pytest.approx(untaught)
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        {"num_accepted": np.array([1])},
+        {"num_verified": np.array([1])},
+        {"req_ids": ("a",)},
+        {"confidence": np.array([[0.9, 0.8]])},
+        {"confidence": np.array([0.9, 0.8])},
+    ],
+)
+def test_an_outcome_of_another_shape_is_refused_and_spoils_no_other(malformed):
+    feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
+    outcome = VerificationOutcome(
+        np.array([2, 2]), np.array([1, 2]), ("a", "b"), confidence=CONFIDENCE[:2]
+    )
+    feedback.observe(outcome)
+
+    with pytest.raises(ValueError, match="outcomes"):
+        feedback.observe(replace(outcome, **malformed))
+
+    feedback.teach(calibration)
+    assert calibration.export_state() != ConfidenceCalibration(2).export_state()

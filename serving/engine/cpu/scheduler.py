@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.decisions.select import blank_past
 from policies.types import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.compat import Scheduler
 from serving.engine.cpu.draft_room import DraftRooms
@@ -18,7 +17,7 @@ from serving.engine.cpu.step_clock import StepClock
 from serving.engine.cpu.step_messages import QUIET_ATTRIBUTE, STOP_ATTRIBUTE
 from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
-from serving.engine.shared.faults import check_selection
+from serving.engine.shared.faults import check_selection, screen_confidence
 from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
 
@@ -53,7 +52,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             after, and when the draft may end short of it. While nothing is drafted
             and the same requests go on, most steps are left to vLLM (`rest`).
         `update_from_output`: counts and learns from what the target accepted.
-    A fault in a policy, or a confidence that is missing or not a number, verifies
+    A fault in a policy, or a confidence that is missing or no probability, verifies
     everything drafted in that step and teaches nothing; the engine goes on.
     """
 
@@ -385,11 +384,10 @@ class TetrisScheduler(PlannerHost, Scheduler):
             gathered = first
         else:
             gathered = first[:, :depth].take(rows, axis=0)
-        confidence, is_finite = blank_past(gathered, num_draft_tokens)
-        if not is_finite:
-            self._guard.note("confidence_invalid")
-            return None
-        return confidence
+        confidence, is_usable = screen_confidence(
+            gathered, num_draft_tokens, self._guard
+        )
+        return confidence if all(is_usable) else None
 
     def _count_dropped(
         self, offered: list[tuple[Request, int]], output: SchedulerOutput

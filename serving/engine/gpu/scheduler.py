@@ -23,7 +23,7 @@ from serving.engine.gpu.step_messages import (
 )
 from serving.engine.gpu.step_sizes import find_captured_sizes
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
-from serving.engine.shared.faults import check_selection
+from serving.engine.shared.faults import check_selection, screen_confidence
 from serving.engine.shared.options import opts_out
 from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
@@ -386,19 +386,25 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             # A request that has ended was forgotten, though a step was in flight.
             is_known = [req_id in self.requests for req_id in req_ids]
             known = np.flatnonzero(is_reported & is_known)
-            self._confidence.note(
-                [req_ids[index] for index in known],
-                verification.confidence[rows[known]],
+            confidence, is_usable = screen_confidence(
+                verification.confidence[rows[known]].astype(np.float64),
                 drafts[known],
+                self._guard,
+            )
+            if not all(is_usable):
+                known, confidence = known[is_usable], confidence[is_usable]
+            self._confidence.note(
+                [req_ids[index] for index in known], confidence, drafts[known]
             )
             if invalid:
                 # A draft that a grammar forbade says nothing about the drafter.
-                known = np.array([i for i in known if req_ids[i] not in invalid], int)
+                is_valid = [req_ids[index] not in invalid for index in known]
+                known, confidence = known[is_valid], confidence[is_valid]
             outcome = VerificationOutcome(
                 num_verified=verified[known],
                 num_accepted=np.array(num_accepted, dtype=np.int64)[known],
                 req_ids=tuple(req_ids[index] for index in known),
-                confidence=verification.confidence[rows[known]].astype(np.float64),
+                confidence=confidence,
             )
         self._count_left_out(scheduler_output, sum(num_drafts) - sum(num_verified))
         if invalid:

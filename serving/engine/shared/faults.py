@@ -1,4 +1,4 @@
-"""Keeps a policy's faults away from the engine that asks it."""
+"""Keeps faults of policies and drafters away from the engine between them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.logger import init_logger
 
+from policies.decisions.select import blank_past
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from policies.types import DraftBatch, DraftSelection
     from serving.engine.shared.counters import SpeculationCounters
@@ -70,3 +74,27 @@ def check_selection(selection: DraftSelection, batch: DraftBatch) -> DraftSelect
     if admitted is selection.num_admitted:
         return selection
     return replace(selection, num_admitted=admitted)
+
+
+def screen_confidence(
+    confidence: NDArray[np.float64],
+    num_draft_tokens: NDArray[np.int64],
+    guard: FaultGuard,
+) -> tuple[NDArray[np.float64], list[bool]]:
+    """Let through what a drafter may say of its drafts; every adapter asks here.
+
+    One number that is no probability would stay in all that is learnt.
+
+    Args:
+        confidence: `[num_reqs, depth]`, C-contiguous.
+        num_draft_tokens: `[num_reqs]`, how many of them count.
+        guard: Counts a step with anything else.
+
+    Returns:
+        The confidences, 0 past what counts, and `[num_reqs]`, whose may be used.
+    """
+    blanked, is_usable = blank_past(confidence, num_draft_tokens)
+    usable: list[bool] = is_usable.tolist()
+    if not all(usable):
+        guard.note("confidence_invalid")
+    return blanked, usable
