@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from operator import gt
+from operator import gt, index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +24,23 @@ logger = init_logger(__name__)
 
 
 class FaultGuard:
-    """Asks a policy, and counts and logs its faults instead of passing them on.
+    """Asks a policy, and counts and logs faults instead of passing them on.
 
-    Every reason is logged once, with its first traceback, and counted always.
+    Our own code runs inside vLLM's step, where an exception ends the engine and every
+    request in it. A part that fails is left out of the step, which then goes on as
+    vLLM's own would. Every reason is logged once, with its first traceback, and counted
+    always:
+
+        `policy_error`        the policy failed, or answered what cannot be done
+        `confidence_missing`  the drafter said nothing of its drafts
+        `confidence_invalid`  it said what is no probability
+        `plain_...`           a GPU engine leaves no drafts out (`plain_verification`)
+
+    and, in our own parts, `drafts_error` (looking through new drafts),
+    `selection_error` (describing and trimming them), `order_error` (the same towards
+    the device), `limits_error` (running requests and prompts), `ageing_error`,
+    `kv_error`, `depth_error`, `rest_error`, `timing_error`, `outcome_error` (what there
+    is to learn), `count_error`, `board_error`, `forget_error` (requests that ended).
     """
 
     def __init__(self, counters: SpeculationCounters) -> None:
@@ -35,10 +50,14 @@ class FaultGuard:
 
     def ask(self, question: Callable[..., Any], *args: Any) -> Any:
         """Return the policy's answer, None if it fails."""
+        return self.attempt("policy_error", question, *args)
+
+    def attempt(self, reason: str, action: Callable[..., Any], *args: Any) -> Any:
+        """Return what a part of our own returns, None if it fails."""
         try:
-            return question(*args)
+            return action(*args)
         except Exception:
-            self.note("policy_error", exc_info=True)
+            self.note(reason, exc_info=True)
             return None
 
     def note(self, reason: str, *, exc_info: bool = False) -> None:
@@ -47,8 +66,8 @@ class FaultGuard:
         if reason not in self._logged:
             self._logged.add(reason)
             logger.warning(
-                "Speculation policy %s: %s; verifying what was drafted. Logged once, "
-                "counted in tetris_fallbacks_total.",
+                "Speculation (policy %s): %s; the step goes on without, as vLLM's own "
+                "would. Logged once, counted in tetris_fallbacks_total.",
                 self._counters.policy,
                 reason,
                 exc_info=exc_info,
@@ -59,8 +78,9 @@ def check_selection(selection: DraftSelection, batch: DraftBatch) -> DraftSelect
     """Return a selection that can be applied to its batch, or refuse it.
 
     Raises:
+        TypeError: If one of its figures is no number.
         ValueError: If it does not admit a whole number of drafts per request, between
-            none and those offered.
+            none and those offered, or another figure makes no sense.
     """
     offered = batch.num_draft_tokens
     admitted = np.asarray(selection.num_admitted)
@@ -71,6 +91,13 @@ def check_selection(selection: DraftSelection, batch: DraftBatch) -> DraftSelect
         or any(map(gt, admitted.tolist(), offered.tolist()))
     ):
         raise ValueError(f"policy admitted {admitted} of {offered} drafts")
+    expected = selection.expected_accepted
+    if (
+        index(selection.draft_budget) < 0
+        or index(selection.num_cut_by_latency) < 0
+        or not (math.isnan(expected) or 0.0 <= expected < math.inf)
+    ):
+        raise ValueError(f"policy made an impossible selection: {selection}")
     if admitted is selection.num_admitted:
         return selection
     return replace(selection, num_admitted=admitted)
