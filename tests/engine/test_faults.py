@@ -271,6 +271,50 @@ def test_a_board_that_fails_is_not_taken_for_the_policy(
     assert set(engine.scheduler.counters.num_fallbacks) == {"board_error"}
 
 
+@pytest.mark.parametrize(
+    ("part", "method", "reason"),
+    [
+        ("runner.drafter", "take_confidence", "report_error"),
+        ("runner.drafter", "take_times", "report_error"),
+        ("runner.drafter", "_record", "report_error"),
+        ("runner._cold", "look", "drafter_error"),
+        ("runner._cold", "catch_up", "drafter_error"),
+    ],
+)
+def test_a_fault_in_the_worker_costs_no_token_and_is_counted(
+    part: str,
+    method: str,
+    reason: str,
+    engine: Engine,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert engine.scheduler.counters.num_fallbacks[reason] > 0
+
+
+class Stopping:
+    """An order to look between passes whether to go on, which cannot be followed."""
+
+    def follow(self, req_ids: tuple[str, ...]) -> Any:
+        return self
+
+    def pays_to_go_on(self, confidence: list[float], ended: list[int]) -> bool:
+        raise RuntimeError("a bug in the rule")
+
+
+@pytest.mark.parametrize("stop", [Stopping(), "no rule at all"])
+def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(
+    stop: Any, engine: Engine, expected: Expected
+) -> None:
+    scheduler = engine.scheduler
+    scheduler._planner = Broken(scheduler._planner, "draft_stop", lambda *_: stop)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert set(scheduler.counters.num_fallbacks) == {"stop_error"}
+    assert scheduler.counters.draft_depth == DEPTH
+
+
 def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
     engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:

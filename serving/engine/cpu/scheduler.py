@@ -98,7 +98,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         """Attach new drafts to their requests and keep their confidences."""
         super().update_draft_token_ids(draft_token_ids)
         started_s = time.perf_counter()
-        self._guard.attempt("timing_error", self._take_times, draft_token_ids)
+        self._guard.attempt("timing_error", self._take_news, draft_token_ids)
         try:
             self._take_drafts(draft_token_ids)
         except Exception:
@@ -106,8 +106,10 @@ class TetrisScheduler(PlannerHost, Scheduler):
             self._take_unseen(draft_token_ids)
         self._count_planning(started_s)
 
-    def _take_times(self, draft_token_ids: DraftTokenIds) -> None:
+    def _take_news(self, draft_token_ids: DraftTokenIds) -> None:
+        """Take in what the worker tells beside its drafts."""
         if isinstance(draft_token_ids, ScoredDraftTokenIds):
+            self.counters.num_fallbacks.update(draft_token_ids.faults)
             self._clock.note_worker(draft_token_ids.times)
             if draft_token_ids.profile is not None:
                 self._guard.ask(self._planner.fit_profile, draft_token_ids.profile)

@@ -350,6 +350,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         )
 
     def _take_news(self, report: StepReport) -> None:
+        self.counters.num_fallbacks.update(report.faults)
         if report.plain_reason is not None:
             self._plain_reason = report.plain_reason
         if report.profile is not None:

@@ -13,12 +13,12 @@ from vllm.logger import init_logger
 from policies.decisions.select import blank_past
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from policies.types import DraftBatch, DraftSelection
-    from serving.engine.shared.counters import SpeculationCounters
 
 logger = init_logger(__name__)
 
@@ -40,13 +40,25 @@ class FaultGuard:
     `selection_error` (describing and trimming them), `order_error` (the same towards
     the device), `limits_error` (running requests and prompts), `ageing_error`,
     `kv_error`, `depth_error`, `rest_error`, `timing_error`, `outcome_error` (what there
-    is to learn), `count_error`, `board_error`, `forget_error` (requests that ended).
+    is to learn), `count_error`, `board_error`, `forget_error` (requests that ended); in
+    the worker `report_error` (what it tells the scheduler), `stop_error` (ending a
+    draft early), `drafter_error` (leaving the drafter out and catching up).
     """
 
-    def __init__(self, counters: SpeculationCounters) -> None:
-        """Count into an engine's counters."""
-        self._counters = counters
+    def __init__(self, num_fallbacks: Counter[str], place: str) -> None:
+        """Count into these, and log that it happened in this place."""
+        self._num_fallbacks = num_fallbacks
+        self._place = place
         self._logged: set[str] = set()
+
+    def hand_over(self) -> dict[str, int]:
+        """Return what was counted since the last time, for another to count."""
+        counted: dict[str, int] = {}
+        # One by one: on a GPU another thread may be counting.
+        while self._num_fallbacks:
+            reason, count = self._num_fallbacks.popitem()
+            counted[reason] = count
+        return counted
 
     def ask(self, question: Callable[..., Any], *args: Any) -> Any:
         """Return the policy's answer, None if it fails."""
@@ -62,13 +74,13 @@ class FaultGuard:
 
     def note(self, reason: str, *, exc_info: bool = False) -> None:
         """Count one fault."""
-        self._counters.num_fallbacks[reason] += 1
+        self._num_fallbacks[reason] += 1
         if reason not in self._logged:
             self._logged.add(reason)
             logger.warning(
-                "Speculation (policy %s): %s; the step goes on without, as vLLM's own "
-                "would. Logged once, counted in tetris_fallbacks_total.",
-                self._counters.policy,
+                "Speculation (%s): %s; the step goes on without, as vLLM's own would. "
+                "Logged once, counted in tetris_fallbacks_total.",
+                self._place,
                 reason,
                 exc_info=exc_info,
             )

@@ -94,7 +94,7 @@ class PlannerHost:
             method=speculative.method,
             max_depth=speculative.num_speculative_tokens,
         )
-        self._guard = FaultGuard(self.counters)
+        self._guard = FaultGuard(self.counters.num_fallbacks, f"policy {spec.name}")
         started_s = time.perf_counter()
         self._guard.ask(rehearse, spec, limits)
         logger.info(
