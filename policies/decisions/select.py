@@ -15,6 +15,9 @@ from policies.compiled import compiled
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ROUNDING = 1e-6
+"""By which a softmax in float32 may exceed 1."""
+
 
 def compute_survival(acceptance: NDArray[np.float64]) -> NDArray[np.float64]:
     """Turn acceptance probabilities into survival probabilities.
@@ -170,26 +173,27 @@ def sum_prefixes(
 @compiled
 def blank_past(
     confidence: NDArray[np.float64], num_draft_tokens: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], bool]:
-    """Put 0 past what each request offers, and tell whether the rest is finite.
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Put 0 past what each request offers, and tell whose rest are probabilities.
 
     Args:
-        confidence: `[num_reqs, depth]`.
+        confidence: `[num_reqs, depth]`; what is past 1 by rounding alone becomes 1.
         num_draft_tokens: `[num_reqs]`, 0..depth.
 
     Returns:
-        A copy, and whether no NaN and no infinity is in it.
+        A copy, and `[num_reqs]`, whether a request has only values within 0-1.
     """
     blanked = np.zeros(confidence.shape)
-    is_finite = True
+    is_usable = np.ones(num_draft_tokens.size, np.bool_)
     for row in range(num_draft_tokens.size):
         # No further than there is anything: compiled loops do not look where they read.
         for position in range(min(num_draft_tokens[row], confidence.shape[1])):
             value = confidence[row, position]
-            blanked[row, position] = value
-            # Neither NaN nor an infinity gives 0.
-            is_finite = is_finite and value - value == 0.0
-    return blanked, is_finite
+            # Nothing compares with NaN.
+            if not 0.0 <= value <= 1.0 + ROUNDING:
+                is_usable[row] = False
+            blanked[row, position] = 1.0 if value > 1.0 else value
+    return blanked, is_usable
 
 
 @compiled

@@ -9,6 +9,7 @@ import numpy as np
 
 from policies.estimators.calibration_fit import (
     NUM_CALIBRATION_BINS,
+    find_impossible,
     learn_outcomes,
     predict_acceptance,
 )
@@ -108,13 +109,16 @@ class ConfidenceCalibration:
         """Learn from one step's outcomes.
 
         Args:
-            confidence: `[num_reqs, depth]`, as it was when the drafts were selected.
+            confidence: `[num_reqs, depth]`, 0-1, as it was when the drafts were
+                selected. Positions that were not observed may hold anything.
             req_ids: `[num_reqs]`.
-            num_verified: `[num_reqs]`, <= depth.
-            num_accepted: `[num_reqs]`, <= `num_verified`.
+            num_verified: `[num_reqs]`, >= 0; positions past the depth teach nothing.
+            num_accepted: `[num_reqs]`, 0..`num_verified`.
 
         Raises:
-            ValueError: If shapes disagree.
+            ValueError: If shapes disagree, an observed confidence is no probability or
+                an outcome cannot have happened. Nothing is learnt then: a single NaN
+                would stay in every coefficient for good.
         """
         self._check(confidence, len(req_ids))
         if not num_verified.size == num_accepted.size == len(req_ids):
@@ -122,13 +126,23 @@ class ConfidenceCalibration:
                 f"{num_verified.size} and {num_accepted.size} outcomes of "
                 f"{len(req_ids)} requests"
             )
+        confidence = np.ascontiguousarray(confidence, dtype=np.float64)
+        num_verified = np.ascontiguousarray(num_verified, dtype=np.int64)
+        num_accepted = np.ascontiguousarray(num_accepted, dtype=np.int64)
+        row = find_impossible(confidence, num_verified, num_accepted)
+        if row >= 0:
+            raise ValueError(
+                f"row {row}: {num_accepted[row]} of {num_verified[row]} drafts "
+                f"accepted at confidences {confidence[row].tolist()}; needed are "
+                "0 <= accepted <= verified and confidences within 0-1"
+            )
         requests = self._requests
         slots = requests.assign_slots(req_ids, (num_verified > 0).tolist())
         self._slope, self._info_slope = learn_outcomes(
-            np.ascontiguousarray(confidence, dtype=np.float64),
+            confidence,
             slots,
-            np.ascontiguousarray(num_verified, dtype=np.int64),
-            np.ascontiguousarray(num_accepted, dtype=np.int64),
+            num_verified,
+            num_accepted,
             self._intercept,
             self._slope,
             self._info_intercept,

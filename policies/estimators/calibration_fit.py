@@ -58,6 +58,30 @@ def predict_acceptance(
 
 
 @compiled
+def find_impossible(
+    confidence: NDArray[np.float64],
+    num_verified: NDArray[np.int64],
+    num_accepted: NDArray[np.int64],
+) -> int:
+    """Return the first row that nothing can be learnt from; -1 if there is none.
+
+    Args:
+        confidence: `[num_reqs, depth]`; looked at where it was observed.
+        num_verified: `[num_reqs]`.
+        num_accepted: `[num_reqs]`.
+    """
+    depth = confidence.shape[1]
+    for row in range(num_verified.size):
+        if not 0 <= num_accepted[row] <= num_verified[row]:
+            return row
+        for position in range(min(num_verified[row], num_accepted[row] + 1, depth)):
+            # Nothing compares with NaN.
+            if not 0.0 <= confidence[row, position] <= 1.0:
+                return row
+    return -1
+
+
+@compiled
 def learn_outcomes(
     confidence: NDArray[np.float64],
     slots: NDArray[np.int64],

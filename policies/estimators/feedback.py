@@ -36,8 +36,14 @@ class DraftFeedback:
         self._batch = batch
 
     def observe(self, outcome: VerificationOutcome) -> None:
-        """Take in a step's outcome."""
+        """Take in a step's outcome.
+
+        Raises:
+            ValueError: If its parts are not about the same requests. It is left out
+                then, and spoils no other.
+        """
         batch, self._batch = self._batch, None
+        _check_shapes(outcome)
         if outcome.confidence is not None:
             # The engine knows better than `note` what it verified.
             self._outcomes.append(
@@ -91,4 +97,22 @@ class DraftFeedback:
             req_ids,
             np.concatenate([outcome.num_verified for outcome in outcomes]),
             np.concatenate([outcome.num_accepted for outcome in outcomes]),
+        )
+
+
+def _check_shapes(outcome: VerificationOutcome) -> None:
+    """Refuse what could not be put beside other outcomes later."""
+    num_reqs = outcome.num_verified.size
+    confidence = outcome.confidence
+    fits = outcome.num_accepted.size == num_reqs
+    if confidence is not None:
+        fits = fits and len(outcome.req_ids) == num_reqs
+        fits = fits and confidence.ndim == 2 and confidence.shape[0] == num_reqs
+    elif outcome.req_ids:
+        fits = fits and len(outcome.req_ids) == num_reqs
+    if not fits:
+        raise ValueError(
+            f"outcomes of {len(outcome.req_ids)} requests hold {num_reqs} verified, "
+            f"{outcome.num_accepted.size} accepted and confidences of shape "
+            f"{None if confidence is None else confidence.shape}"
         )

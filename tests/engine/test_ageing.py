@@ -104,6 +104,28 @@ def test_those_that_run_count_as_urgent_too() -> None:
     assert bulk.priority == -1
 
 
+def test_a_fault_on_the_way_leaves_everybody_in_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = make_scheduler(
+        [make_request("bulk0", 10), make_request("bulk1", 10)],
+        [make_request("chat", -1)],
+    )
+    ageing, clock, _ = make_ageing(scheduler)
+    look_at(ageing, clock, 0)
+    of = RequestClasses.of
+
+    def fail_at_the_second(classes: RequestClasses, request: Any) -> Any:
+        if request.request_id == "bulk1":
+            raise RuntimeError("a bug")
+        return of(classes, request)
+
+    monkeypatch.setattr(RequestClasses, "of", fail_at_the_second)
+    with pytest.raises(RuntimeError, match="a bug"):
+        look_at(ageing, clock, MAX_WAIT_S)
+    assert sorted(names(scheduler)) == ["bulk0", "bulk1"]
+
+
 def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival() -> None:
     bulk = [make_request(f"bulk{n}", 10, arrival_time=n) for n in range(5)]
     chat = make_request("chat", -1, arrival_time=9)

@@ -1,9 +1,10 @@
-"""Whatever goes wrong in a policy, the engine verifies what was drafted and goes on."""
+"""Whatever goes wrong between policy and drafter, the engine goes on as vLLM does."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,10 +82,16 @@ def raise_error(*args: Any) -> Any:
     raise RuntimeError("a bug in the policy")
 
 
-def admit(change: Callable[[np.ndarray], Any]) -> Callable[[DraftBatch], Any]:
+def admit(
+    change: Callable[[np.ndarray], Any], **figures: Any
+) -> Callable[[DraftBatch], Any]:
     """Make a selection that is wrong in a given way."""
     return lambda batch: DraftSelection(
-        num_admitted=change(batch.num_draft_tokens), draft_budget=8
+        **{
+            "num_admitted": change(batch.num_draft_tokens),
+            "draft_budget": 8,
+            **figures,
+        }
     )
 
 
@@ -117,6 +124,10 @@ def check_everything_was_verified(engine: Engine, expected: Expected) -> None:
         pytest.param(admit(lambda drafts: drafts - 5), id="admits less than none"),
         pytest.param(admit(lambda drafts: drafts / 2), id="admits halves"),
         pytest.param(admit(lambda drafts: None), id="admits nobody knows what"),
+        pytest.param(admit(np.copy, draft_budget=2.5), id="has half a budget"),
+        pytest.param(admit(np.copy, expected_accepted=None), id="expects nothing"),
+        pytest.param(admit(np.copy, expected_accepted=np.inf), id="expects too much"),
+        pytest.param(admit(np.copy, num_cut_by_latency=None), id="cuts nobody knows"),
     ],
 )
 def test_a_policy_that_cannot_select_verifies_everything(
@@ -132,7 +143,8 @@ def test_a_policy_that_cannot_select_verifies_everything(
     assert faults["policy_error"] > 1
     messages = [r for r in caplog.records if r.name == "serving.engine.shared.faults"]
     assert len(messages) == 1
-    assert "policy_error; verifying what was drafted" in messages[0].getMessage()
+    assert "policy_error" in messages[0].getMessage()
+    assert messages[0].exc_info or misbehave is not raise_error
 
 
 @pytest.mark.parametrize(
@@ -163,6 +175,174 @@ def test_an_impossible_depth_becomes_a_possible_one(
     )
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert scheduler.counters.draft_depth == depth
+
+
+def break_part(
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: str,
+    method: str,
+    misbehave: Callable[..., Any] = raise_error,
+) -> None:
+    """Let a method fail of the scheduler, or of what it holds under a name."""
+    scheduler = engine.scheduler
+    part = attrgetter(owner)(scheduler) if owner else scheduler
+    # Some have slots, and no place for a method of their own.
+    monkeypatch.setattr(type(part), method, misbehave)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "reason"),
+    [
+        ("_rooms", "of", "drafts_error"),
+        ("_clock", "note_worker", "timing_error"),
+        ("_clock", "discard", "timing_error"),
+        ("_clock", "finish", "timing_error"),
+        ("_clock", "start", "timing_error"),
+        ("", "_make_batch", "selection_error"),
+        ("", "_admit", "selection_error"),
+        ("_pace", "note", "limits_error"),
+        ("_limits", "measure_load", "limits_error"),
+        ("_ageing", "look", "ageing_error"),
+        ("", "_count_dropped", "count_error"),
+        ("_classes", "tightest_target_ms", "depth_error"),
+        ("", "_choose_depth", "depth_error"),
+        ("_rest", "goes_on", "rest_error"),
+        ("_rest", "note_planned", "rest_error"),
+        ("counters", "count_verification", "outcome_error"),
+        ("_classes", "forget", "forget_error"),
+        ("_limits", "note_finished", "forget_error"),
+        ("_rooms", "forget", "forget_error"),
+    ],
+)
+def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
+    owner: str,
+    method: str,
+    reason: str,
+    engine: Engine,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    break_part(engine, monkeypatch, owner, method)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    faults = engine.scheduler.counters.num_fallbacks
+    assert faults[reason] > 0
+    assert "policy_error" not in faults
+    monkeypatch.undo()
+    faults.clear()
+    # Nothing of it is left.
+    with watch(engine) as steps:
+        assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert faults == {}
+    assert sum(sum(step.num_drafts.values()) for step in steps) > 0
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("serving.engine.shared.planner_host.trim_to_free_blocks", "kv_error"),
+        ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
+        ("serving.engine.cpu.scheduler.count_coming_prompt_tokens", "selection_error"),
+    ],
+)
+def test_a_fault_in_a_function_costs_no_token_either(
+    place: str,
+    reason: str,
+    engine: Engine,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(place, raise_error)
+    # One more than may run, so that some wait.
+    prompts = PROMPTS * 5
+    outputs = complete(engine, prompts, PARAMS)
+    assert summarize_all(outputs) == expected * 5
+    assert set(engine.scheduler.counters.num_fallbacks) == {reason}
+
+
+@pytest.mark.parametrize("method", ["start_step", "note_drafts", "note_outcome"])
+def test_a_board_that_fails_is_not_taken_for_the_policy(
+    method: str, engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_part(engine, monkeypatch, "board", method)
+    engine.scheduler.board.watch(0)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    engine.scheduler.board.is_watched = False
+    assert set(engine.scheduler.counters.num_fallbacks) == {"board_error"}
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "reason"),
+    [
+        ("runner.drafter", "take_confidence", "report_error"),
+        ("runner.drafter", "take_times", "report_error"),
+        ("runner.drafter", "_record", "report_error"),
+        ("runner._cold", "look", "drafter_error"),
+        ("runner._cold", "catch_up", "drafter_error"),
+    ],
+)
+def test_a_fault_in_the_worker_costs_no_token_and_is_counted(
+    part: str,
+    method: str,
+    reason: str,
+    engine: Engine,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert engine.scheduler.counters.num_fallbacks[reason] > 0
+
+
+class Stopping:
+    """An order to look between passes whether to go on, which cannot be followed."""
+
+    def follow(self, req_ids: tuple[str, ...]) -> Any:
+        return self
+
+    def should_continue(self, confidence: list[float], ended: list[int]) -> bool:
+        raise RuntimeError("a bug in the rule")
+
+
+@pytest.mark.parametrize("stop", [Stopping(), "no rule at all"])
+def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(
+    stop: Any, engine: Engine, expected: Expected
+) -> None:
+    scheduler = engine.scheduler
+    scheduler._planner = Broken(scheduler._planner, "early_exit", lambda *_: stop)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert set(scheduler.counters.num_fallbacks) == {"stop_error"}
+    assert scheduler.counters.draft_depth == DEPTH
+
+
+def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
+    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of four requests fails in the second step that drafts."""
+    scheduler = engine.scheduler
+    of, num_before = type(scheduler._rooms).of, scheduler.counters.num_steps
+
+    def fail_once(rooms: Any, request: Any) -> Any:
+        is_second = scheduler.counters.num_steps == num_before + 2
+        if is_second and request.spec_token_ids and request.request_id[:2] == "r1":
+            raise RuntimeError("a bug")
+        return of(rooms, request)
+
+    break_part(engine, monkeypatch, "_rooms", "of", fail_once)
+    learnt: list[int] = []
+    scheduler._planner = Broken(
+        scheduler._planner,
+        "observe",
+        lambda outcome: learnt.append(len(outcome.req_ids)),
+    )
+    arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
+    with watch(engine) as steps:
+        outputs = drive(engine, arrivals)
+    assert summarize_all([outputs[a.name] for a in arrivals]) == expected
+    assert scheduler.counters.num_fallbacks == {"drafts_error": 1}
+    num_verified = [sum(step.num_drafts.values()) for step in steps[1:]]
+    assert num_verified[:4] == [8, 16, 8, 8]
+    assert learnt[1:5] == [4, 0, 4, 4]
 
 
 def damage_confidence(
@@ -196,6 +376,8 @@ def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
         pytest.param(lambda c: None, "confidence_missing", id="none"),
         pytest.param(put(np.nan), "confidence_invalid", id="NaN"),
         pytest.param(put(np.inf), "confidence_invalid", id="infinity"),
+        pytest.param(put(1.5), "confidence_invalid", id="above 1"),
+        pytest.param(put(-0.5), "confidence_invalid", id="below 0"),
         pytest.param(lambda c: c[:-1], "confidence_invalid", id="a row too few"),
         pytest.param(lambda c: c[:, :-1], "confidence_invalid", id="too shallow"),
         pytest.param(lambda c: c.ravel(), "confidence_invalid", id="flat"),

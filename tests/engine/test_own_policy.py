@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 CODE = """
 import numpy as np
-from policies.planner import Planner
+from policies.planner import (Planner)
 from policies.types import DraftSelection
 
 

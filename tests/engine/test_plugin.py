@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from policies.planner import build_planner
+from policies.registry import build_planner
 from policies.types import PolicySpec
 from serving import plugin
 from serving.engine import version

@@ -88,8 +88,9 @@ class StandInWorker:
             )
             self._slots[new.req_id] = slot
             self.verification.add_request(slot.index)
-        order = getattr(output, ORDER_ATTRIBUTE)
-        self._clock.begin(order.step_id)
+        order = getattr(output, ORDER_ATTRIBUTE, None)
+        if order is not None:
+            self._clock.begin(order.step_id)
         self._device.queue(self.gap_ms)
         self._clock.mark_forward_start()
         drafts = output.scheduled_spec_decode_tokens
@@ -111,14 +112,15 @@ class StandInWorker:
             req_id_to_index={req_id: row for row, req_id in enumerate(req_ids)},
             sampled_token_ids=sampled,
         )
-        report = StepReport(
-            order.step_id,
-            verified,
-            self._clock.read_finished(),
-            profile=self._take_profile(),
-            plain_reason=self.plain_reason,
-        )
-        setattr(result, REPORT_ATTRIBUTE, report)
+        if order is not None:
+            report = StepReport(
+                order.step_id,
+                verified,
+                self._clock.read_finished(),
+                profile=self._take_profile(),
+                plain_reason=self.plain_reason,
+            )
+            setattr(result, REPORT_ATTRIBUTE, report)
         self._device.now_ms = self._device.queued_ms
         self.steps.append(
             StandInStep(

@@ -23,6 +23,7 @@ from serving.engine.compat import (
 from serving.engine.gpu import runner as runner_v2
 from serving.engine.gpu import worker as worker_gpu
 from serving.engine.gpu.clock import DeviceClock
+from serving.engine.gpu.copy import PendingCopy
 from serving.engine.gpu.plain_verification import find_plain_reason, find_unfit_backend
 from serving.engine.gpu.runner import TetrisGPUModelRunner
 from serving.engine.gpu.speculators import (
@@ -184,6 +185,32 @@ def test_steps_without_an_order_come_out_as_vllm_made_them(
     make_kv_cache(runner, monkeypatch, [])
     runner.execute_model(schedule(None))
     assert isinstance(runner.sample_tokens(None), StandInOutput)
+
+
+def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
+    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_kv_cache(runner, monkeypatch, [])
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a bug of our own")
+
+    outputs = []
+    for place in (DeviceClock, None, PendingCopy):
+        with monkeypatch.context() as broken:
+            if place is not None:
+                name = "read_finished" if place is DeviceClock else "read"
+                broken.setattr(place, name, fail)
+            runner.execute_model(schedule(VerificationOrder(1, 1)))
+            runner.adaptive_verification.get_num_tokens({"a": 3}, {"a": [-1, -1]})
+            runner.adaptive_verification.reallocate_drafts(["a"], torch.tensor([0]))
+            outputs.append(runner.sample_tokens(None).get_output())
+    assert [output.sampled_token_ids for output in outputs] == [[[7]]] * 3
+    reports = [getattr(output, REPORT_ATTRIBUTE, None) for output in outputs]
+    assert reports[0] is None
+    assert reports[1].faults == {"report_error": 1}
+    assert reports[2].faults == {"report_error": 1}
+    assert reports[2].verification is None
 
 
 def test_only_the_first_rank_reports(

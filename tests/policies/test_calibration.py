@@ -133,3 +133,43 @@ def test_state_of_another_depth_is_refused_with_both_depths_named():
     state = ConfidenceCalibration(3).export_state()
     with pytest.raises(ValueError, match=r"'intercept' holds 3 numbers, not 4"):
         ConfidenceCalibration(4).import_state(state)
+
+
+@pytest.mark.parametrize("confidence", [np.nan, np.inf, -0.1, 1.5])
+def test_outcomes_of_an_impossible_confidence_are_refused(confidence):
+    calibration = ConfidenceCalibration(2)
+    before = calibration.export_state()
+
+    with pytest.raises(ValueError, match="row 1"):
+        calibration.observe(
+            np.array([[0.5, 0.5], [0.5, confidence]]),
+            ["a", "b"],
+            np.array([2, 2]),
+            np.array([2, 1]),
+        )
+
+    assert calibration.export_state() == before
+    assert len(calibration._requests) == 0
+
+
+@pytest.mark.parametrize(("verified", "accepted"), [(2, 3), (2, -1), (-1, 0)])
+def test_outcomes_that_cannot_have_happened_are_refused(verified, accepted):
+    calibration = ConfidenceCalibration(2)
+    before = calibration.export_state()
+
+    with pytest.raises(ValueError, match="row 0"):
+        calibration.observe(
+            np.array([[0.5, 0.5]]), ["a"], np.array([verified]), np.array([accepted])
+        )
+
+    assert calibration.export_state() == before
+
+
+def test_what_was_not_observed_may_have_any_confidence():
+    calibration = ConfidenceCalibration(3)
+
+    calibration.observe(
+        np.array([[0.5, 0.5, np.nan]]), ["a"], np.array([3]), np.array([1])
+    )
+
+    assert np.isfinite(calibration.predict(np.full((1, 3), 0.5), ["a"])).all()

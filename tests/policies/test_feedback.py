@@ -46,12 +46,48 @@ def test_outcomes_without_a_batch_teach_nothing():
     assert teach([], [], ()) == pytest.approx(untaught)
 
 
-def test_a_malformed_outcome_is_lost_and_the_next_ones_teach():
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        {"num_accepted": np.array([1])},
+        {"num_verified": np.array([1])},
+        {"req_ids": ("a",)},
+        {"confidence": np.array([[0.9, 0.8]])},
+        {"confidence": np.array([0.9, 0.8])},
+    ],
+)
+def test_an_outcome_of_another_shape_is_refused_and_spoils_no_other(malformed):
     feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
+    outcome = VerificationOutcome(
+        np.array([2, 2]), np.array([1, 2]), ("a", "b"), confidence=CONFIDENCE[:2]
+    )
+    feedback.observe(outcome)
+
+    with pytest.raises(ValueError, match="outcomes"):
+        feedback.observe(replace(outcome, **malformed))
+
+    feedback.flush(calibration)
+    assert calibration.export_state() != ConfidenceCalibration(2).export_state()
+
+
+class FailsOnce(ConfidenceCalibration):
+    """Cannot learn from the first outcomes it is given."""
+
+    has_failed = False
+
+    def observe(self, *args: object) -> None:
+        if not self.has_failed:
+            type(self).has_failed = True
+            raise ValueError("of no use")
+        super().observe(*args)
+
+
+def test_outcomes_that_cannot_be_learnt_are_lost_and_the_next_ones_teach():
+    feedback, calibration = DraftFeedback(2), FailsOnce(2)
     good = VerificationOutcome(np.array([2]), np.array([2]), ("a",), CONFIDENCE[:1])
     untaught = calibration.predict(CONFIDENCE, IDS)
-    feedback.observe(replace(good, num_accepted=np.array([2, 1])))
-    with pytest.raises(ValueError, match="outcomes of 1 requests"):
+    feedback.observe(good)
+    with pytest.raises(ValueError, match="of no use"):
         feedback.flush(calibration)
     assert calibration.predict(CONFIDENCE, IDS) == pytest.approx(untaught)
 

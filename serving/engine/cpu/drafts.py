@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from serving.engine.compat import DraftTokenIds
@@ -48,9 +48,11 @@ class ScoredDraftTokenIds(DraftTokenIds):
             placeholder tokens, which nobody should verify.
         times: What the step cost in the worker; None if it was not measured.
         profile: Forward passes timed at start-up; travels with the first drafts only.
+        faults: What failed in the worker since the last time, by reason.
     """
 
     confidence: NDArray[np.float64] | None = None
     drafter_skipped: bool = False
     times: WorkerTimes | None = None
     profile: CostProfile | None = None
+    faults: dict[str, int] = field(default_factory=dict)

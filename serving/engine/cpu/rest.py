@@ -58,6 +58,10 @@ class Rest:
         self.num_rested += 1
         self._num_at_zero += 1
 
+    def stop(self) -> None:
+        """Have the coming steps planned: nothing is known of the latest one."""
+        self.num_rested = self._num_at_zero = self._num_reqs = 0
+
     def note_planned(
         self, depth: int, num_tokens: int, num_scheduled: int, num_running: int
     ) -> None:

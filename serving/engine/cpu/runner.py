@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         SamplingMetadata,
         SpecDecodeMetadata,
     )
+    from serving.engine.shared.faults import FaultGuard
 
 
 class ConfidenceDrafter(SpecDecodeBaseProposer):
@@ -52,6 +53,7 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
     _watch: EarlyExit | None
     _stop_token_ids: list[set[int | None]]
     _drawn: list[tuple[torch.Tensor, torch.Tensor | None]]
+    _guard: FaultGuard
     draft_start_s: float
 
     def watch(
@@ -143,12 +145,8 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
 
         Every pass but the first begins here, so a draft that does not pay ends here.
         """
-        if self._watch is not None and self._confidences:
-            drawn = self._drawn[-1][0].tolist()
-            stops = zip(drawn, self._stop_token_ids, strict=True)
-            ended = [row for row, (token, ends) in enumerate(stops) if token in ends]
-            if not self._watch.should_continue(self._confidences[-1].tolist(), ended):
-                raise _EndOfDraftError
+        if self._watch is not None and self._guard.attempt("stop_error", self._is_over):
+            raise _EndOfDraftError
         # vLLM's own count on the host, give or take the tokens of this draft.
         longest = common_attn_metadata.max_seq_len + self.num_speculative_tokens + 1
         past_limit = None
@@ -160,6 +158,15 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         if past_limit is not None:
             advanced.masked_fill_(past_limit, self._context_limit - 1)
         return advanced
+
+    def _is_over(self) -> bool:
+        """Whether the draft ends with the pass just made."""
+        if self._watch is None or not self._confidences:
+            return False
+        drawn = self._drawn[-1][0].tolist()
+        stops = zip(drawn, self._stop_token_ids, strict=True)
+        ended = [row for row, (token, ends) in enumerate(stops) if token in ends]
+        return not self._watch.should_continue(self._confidences[-1].tolist(), ended)
 
     def _sample_draft_tokens(
         self, *args: Any, **kwargs: Any
@@ -177,14 +184,16 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             drafts: torch.Tensor = super()._greedy_sample(hidden_states)
             return drafts
         logits = self.model.compute_logits(hidden_states)
-        self._record(logits)
+        self._guard.attempt("report_error", self._record, logits)
         return logits.argmax(dim=-1)
 
     def _sample_from_logits(
         self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         # Recorded first: vLLM divides the logits by the temperature in place.
-        self._record(logits, sampling_metadata.temperature)
+        self._guard.attempt(
+            "report_error", self._record, logits, sampling_metadata.temperature
+        )
         argmax = logits.argmax(dim=-1) if self._grammar_rows is not None else None
         drafts, probs = super()._sample_from_logits(logits, sampling_metadata)
         if argmax is not None and probs is not None:
@@ -252,6 +261,7 @@ class UninterruptedRunner(GPUModelRunner):
     """
 
     _drafter_skipped: bool
+    _guard: FaultGuard
     _cold: ColdDrafter | None
     _plain: PlainSteps
     speculative_config: Any
@@ -271,7 +281,9 @@ class UninterruptedRunner(GPUModelRunner):
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
         """Run the target, alone where nothing is verified nor to be drafted."""
-        goes_on = self._cold is not None and self._cold.look(scheduler_output)
+        goes_on = self._cold is not None and self._guard.attempt(
+            "drafter_error", self._cold.look, scheduler_output
+        )
         self.ran_alone = (
             self._cold is not None
             and self._can_run_alone
@@ -320,10 +332,13 @@ class UninterruptedRunner(GPUModelRunner):
         self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
     ) -> Any:
         if self._notes_step:
-            assert self._cold is not None
-            self.drafter.note_skipped()
-            self._cold.skip(scheduler_output)
+            self._guard.attempt("drafter_error", self._skip_drafter, scheduler_output)
         return super()._bookkeeping_sync(scheduler_output, *args, **kwargs)
+
+    def _skip_drafter(self, scheduler_output: SchedulerOutput) -> None:
+        assert self._cold is not None
+        self.drafter.note_skipped()
+        self._cold.skip(scheduler_output)
 
     def _calc_spec_decode_metadata(
         self,
@@ -366,24 +381,30 @@ class UninterruptedRunner(GPUModelRunner):
         """
         if isinstance(self.drafter, ConfidenceDrafter):
             if self._cold is not None:
+                attempt = self._guard.attempt
                 if scheduler_output.num_spec_tokens_to_schedule == 0:
-                    self.drafter.note_skipped()
-                    self._cold.skip(scheduler_output)
+                    attempt("drafter_error", self._skip_drafter, scheduler_output)
                     return self._no_drafts[: self.input_batch.num_reqs]
-                self._cold.catch_up(scheduler_output, args[_METADATA_ARGUMENT])
+                # What it fails to fill costs accepted drafts, not the output's law.
+                attempt(
+                    "drafter_error",
+                    self._cold.catch_up,
+                    scheduler_output,
+                    args[_METADATA_ARGUMENT],
+                )
             self.drafter._grammar_rows = self._find_grammar_rows()
             stop: EarlyExitRule | None = getattr(scheduler_output, STOP_ATTRIBUTE, None)
             if stop is not None:
-                req_ids = self.input_batch.req_ids
-                ends = [
-                    find_stop_token_ids(self.requests[r].sampling_params)
-                    for r in req_ids
-                ]
-                self.drafter.watch(stop.start(tuple(req_ids)), ends)
+                self._guard.attempt("stop_error", self._watch_draft, stop)
         begin_s = time.perf_counter()
         drafts = super().propose_draft_token_ids(scheduler_output, *args, **kwargs)
         self.draft_span_s = begin_s, time.perf_counter()
         return drafts
+
+    def _watch_draft(self, stop: EarlyExitRule) -> None:
+        req_ids = self.input_batch.req_ids
+        ends = [find_stop_token_ids(self.requests[r].sampling_params) for r in req_ids]
+        self.drafter.watch(stop.start(tuple(req_ids)), ends)
 
     def _find_grammar_rows(self) -> torch.Tensor | None:
         rows = [
@@ -395,12 +416,13 @@ class UninterruptedRunner(GPUModelRunner):
         return torch.tensor(rows, device=self.device) if rows else None
 
 
-def adopt_runner(runner: GPUModelRunner) -> None:
+def adopt_runner(runner: GPUModelRunner, guard: FaultGuard) -> None:
     """Give a constructed runner the behaviour of `UninterruptedRunner`, in place.
 
-    Idempotent.
+    Idempotent. `guard` counts the faults of runner and drafter.
     """
     if reclass(runner, UninterruptedRunner):
+        runner._guard = guard
         runner._drafter_skipped = False
         runner.ran_alone = runner.ran_quietly = runner._notes_step = False
         runner._no_drafts = torch.empty(
@@ -419,7 +441,7 @@ def adopt_runner(runner: GPUModelRunner) -> None:
 
 
 def adopt_drafter(runner: GPUModelRunner) -> bool:
-    """Give a loaded runner's drafter the behaviour of `ConfidenceDrafter`, in place.
+    """Give an adopted runner's drafter the behaviour of `ConfidenceDrafter`, in place.
 
     Idempotent.
 
@@ -431,6 +453,7 @@ def adopt_drafter(runner: GPUModelRunner) -> bool:
         return False
     if not reclass(drafter, ConfidenceDrafter):
         return True
+    drafter._guard = runner._guard
     drafter._confidences = []
     drafter._grammar_rows = None
     drafter._watch = None

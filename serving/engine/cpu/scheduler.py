@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.decisions.select import blank_past
 from policies.types import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.compat import Scheduler
 from serving.engine.cpu.draft_room import DraftRooms
@@ -18,8 +17,8 @@ from serving.engine.cpu.step_clock import StepClock
 from serving.engine.cpu.step_messages import QUIET_ATTRIBUTE, STOP_ATTRIBUTE
 from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
-from serving.engine.shared.faults import check_selection
-from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
+from serving.engine.shared.faults import check_selection, screen_confidence
+from serving.engine.shared.outcomes import read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
 
 if TYPE_CHECKING:
@@ -53,8 +52,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
             after, and when the draft may end short of it. While nothing is drafted
             and the same requests go on, most steps are left to vLLM (`rest`).
         `update_from_output`: counts and learns from what the target accepted.
-    A fault in a policy, or a confidence that is missing or not a number, verifies
-    everything drafted in that step and teaches nothing; the engine goes on.
+    A fault in a policy or in a part of our own, or a confidence that is missing or no
+    probability, verifies everything drafted in that step and teaches nothing; the
+    engine goes on, and a counter says why (`faults`).
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -98,18 +98,39 @@ class TetrisScheduler(PlannerHost, Scheduler):
         """Attach new drafts to their requests and keep their confidences."""
         super().update_draft_token_ids(draft_token_ids)
         started_s = time.perf_counter()
-        self._take_drafts(draft_token_ids)
+        self._guard.attempt("timing_error", self._take_news, draft_token_ids)
+        try:
+            self._take_drafts(draft_token_ids)
+        except Exception:
+            self._guard.note("drafts_error", exc_info=True)
+            self._take_unseen(draft_token_ids)
         self._count_planning(started_s)
 
-    def _take_drafts(self, draft_token_ids: DraftTokenIds) -> None:
-        skipped = False
+    def _take_news(self, draft_token_ids: DraftTokenIds) -> None:
+        """Take in what the worker tells beside its drafts."""
         if isinstance(draft_token_ids, ScoredDraftTokenIds):
-            skipped = draft_token_ids.drafter_skipped
+            self.counters.num_fallbacks.update(draft_token_ids.faults)
             self._clock.note_worker(draft_token_ids.times)
             if draft_token_ids.profile is not None:
                 self._guard.ask(self._planner.fit_profile, draft_token_ids.profile)
         if not self.has_unfinished_requests():
             self._clock.discard()
+
+    def _take_unseen(self, draft_token_ids: DraftTokenIds) -> None:
+        """Leave drafts as vLLM attached them, without confidence to select by.
+
+        To drop them instead would let what was drawn decide, if that made the fault.
+        """
+        is_placeholder = getattr(draft_token_ids, "drafter_skipped", False)
+        for row, req_id in enumerate(draft_token_ids.req_ids):
+            request = self.requests.get(req_id)
+            if request is not None:
+                self._pending[req_id] = (None, row)
+                if is_placeholder:
+                    request.spec_token_ids = []
+
+    def _take_drafts(self, draft_token_ids: DraftTokenIds) -> None:
+        skipped = getattr(draft_token_ids, "drafter_skipped", False)
         depth = max(map(len, draft_token_ids.draft_token_ids), default=0)
         self.counters.draft_depth = depth
         confidence = None
@@ -162,28 +183,32 @@ class TetrisScheduler(PlannerHost, Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
         now_s = time.perf_counter()
-        if self._rests():
+        attempt = self._guard.attempt
+        if attempt("rest_error", self._rests):
             return self._schedule_rested(now_s, *args, **kwargs)
         if self.board.is_watched:
-            self.board.start_step()
+            attempt("board_error", self.board.start_step)
         if self._rest.num_rested:
-            self._count_rested()
-        self._learn_timing(now_s)
-        self._select()
+            attempt("rest_error", self._count_rested)
+        attempt("timing_error", self._learn_timing, now_s)
+        try:
+            self._select()
+        except Exception:
+            self._guard.note("selection_error", exc_info=True)
+            self._admit_unselected()
         self._plan_batch()
         offered = [(r, len(r.spec_token_ids)) for r in self.running if r.spec_token_ids]
         self._count_planning(now_s)
         output = super().schedule(*args, **kwargs)
         started_s = time.perf_counter()
-        self._count_dropped(offered, output)
-        self._set_depth(output)
-        self._rest.note_planned(
-            output.num_spec_tokens_to_schedule,
-            output.total_num_scheduled_tokens,
-            len(output.num_scheduled_tokens),
-            len(self.running),
-        )
-        self._start_clock(now_s, output)
+        attempt("count_error", self._count_dropped, offered, output)
+        attempt("depth_error", self._set_depth, output)
+        try:
+            self._note_planned(output)
+        except Exception:
+            self._guard.note("rest_error", exc_info=True)
+            self._rest.stop()
+        attempt("timing_error", self._start_clock, now_s, output)
         self._count_planning(started_s)
         return output
 
@@ -200,8 +225,16 @@ class TetrisScheduler(PlannerHost, Scheduler):
         output = super().schedule(*args, **kwargs)
         output.num_spec_tokens_to_schedule = 0
         self._rest.count()
-        self._start_clock(now_s, output)
+        self._guard.attempt("timing_error", self._start_clock, now_s, output)
         return output
+
+    def _note_planned(self, output: SchedulerOutput) -> None:
+        self._rest.note_planned(
+            output.num_spec_tokens_to_schedule,
+            output.total_num_scheduled_tokens,
+            len(output.num_scheduled_tokens),
+            len(self.running),
+        )
 
     def _count_rested(self) -> None:
         """Tell the planner, and all who take part, of the steps since it was asked."""
@@ -239,25 +272,30 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if getattr(scheduler_output, QUIET_ATTRIBUTE, False):
             # There is nothing to learn, nor anybody who watches.
             outputs = super().update_from_output(scheduler_output, model_runner_output)
-            if self._rest.is_unchanged(len(self.running)):
-                # Counted with others: after a forward pass counters are far away.
-                self._rest.num_uncounted += 1
-            else:
-                self.counters.num_steps += 1
-                self._count_skipped()
+            self._guard.attempt("count_error", self._count_quiet)
             return outputs
+        attempt, step = self._guard.attempt, (scheduler_output, model_runner_output)
         started_s = time.perf_counter()
-        self._observe(scheduler_output, model_runner_output)
+        self._learn(attempt("outcome_error", self._read_outcome, *step))
         self._count_planning(started_s)
         if self.board.is_watched:
-            self._guard.ask(self._show, scheduler_output, model_runner_output)
+            attempt("board_error", self._show, *step)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if scheduler_output.num_spec_tokens_to_schedule == 0:
             # Here, for a step that leaves the drafter out need not be heard of again.
             started_s = time.perf_counter()
-            self._count_skipped()
+            attempt("count_error", self._count_skipped)
             self._count_planning(started_s)
         return outputs
+
+    def _count_quiet(self) -> None:
+        """Count a step of which nobody is told anything."""
+        if self._rest.is_unchanged(len(self.running)):
+            # Counted with others: after a forward pass counters are far away.
+            self._rest.num_uncounted += 1
+        else:
+            self.counters.num_steps += 1
+            self._count_skipped()
 
     def _read_confidence(
         self, drafts: DraftTokenIds, depth: int
@@ -274,25 +312,28 @@ class TetrisScheduler(PlannerHost, Scheduler):
         return confidence
 
     def _select(self) -> None:
-        requests = [r for r in self.running if r.spec_token_ids]
+        self._policy_selected = False
         self.counters.last_draft_budget = 0
+        requests = [r for r in self.running if r.spec_token_ids]
         if not requests:
             return
         started = time.perf_counter()
-        batch = self._guard.ask(self._make_batch, requests)
+        batch = self._make_batch(requests)
         selection = None if batch is None else self._guard.ask(self._consult, batch)
-        self._policy_selected = selection is not None
+        is_selected = selection is not None
         if selection is None:
             lengths = np.array([len(r.spec_token_ids) for r in requests])
             selection = DraftSelection(lengths, draft_budget=int(lengths.sum()))
         if self.board.is_watched:
-            self._guard.ask(
+            self._guard.attempt(
+                "board_error",
                 self.board.note_drafts,
                 {r.request_id: r.spec_token_ids for r in requests},
                 None if batch is None else batch.confidence,
                 selection.num_admitted.tolist(),
             )
         self._admit(requests, selection)
+        self._policy_selected = is_selected
         counters = self.counters
         counters.num_selections += 1
         counters.selection_seconds_total += time.perf_counter() - started
@@ -301,6 +342,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _consult(self, batch: DraftBatch) -> DraftSelection:
         return check_selection(self._planner.select(batch), batch)
+
+    def _admit_unselected(self) -> None:
+        """Verify what drafts there are, cut short or not, and learn nothing of it."""
+        num_drafts = sum([len(request.spec_token_ids) for request in self.running])
+        self._policy_selected = False
+        self.counters.last_draft_budget = num_drafts
 
     def _admit(self, requests: list[Request], selection: DraftSelection) -> None:
         num_admitted = selection.num_admitted.tolist()
@@ -384,11 +431,10 @@ class TetrisScheduler(PlannerHost, Scheduler):
             gathered = first
         else:
             gathered = first[:, :depth].take(rows, axis=0)
-        confidence, is_finite = blank_past(gathered, num_draft_tokens)
-        if not is_finite:
-            self._guard.note("confidence_invalid")
-            return None
-        return confidence
+        confidence, is_usable = screen_confidence(
+            gathered, num_draft_tokens, self._guard
+        )
+        return confidence if all(is_usable) else None
 
     def _count_dropped(
         self, offered: list[tuple[Request, int]], output: SchedulerOutput
@@ -418,7 +464,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             return
         output.num_spec_tokens_to_schedule = depth
         if depth > 1:
-            stop = self._guard.ask(self._ask_stop, output.num_scheduled_tokens)
+            stop = self._ask_stop(output.num_scheduled_tokens)
             setattr(output, STOP_ATTRIBUTE, stop)
 
     def _ask_stop(self, req_ids: Iterable[str]) -> EarlyExitRule | None:
@@ -429,37 +475,41 @@ class TetrisScheduler(PlannerHost, Scheduler):
             if not (request.is_prefill_chunk or room_of(request).opted_out):
                 drafting.append(request)
                 drafting_ids.append(req_id)
-        return self._planner.early_exit(
-            tuple(drafting_ids), self._classes.weigh(drafting)
+        stop: EarlyExitRule | None = self._guard.ask(
+            self._planner.early_exit,
+            tuple(drafting_ids),
+            self._classes.weigh(drafting),
         )
+        return stop
 
-    def _observe(
+    def _read_outcome(
         self,
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
-    ) -> None:
+    ) -> VerificationOutcome | None:
+        """Count what became of a step's drafts, and return what the policy may learn.
+
+        None where what it knows of these requests is not about these drafts.
+        """
         self.counters.num_steps += 1
         if not scheduler_output.scheduled_spec_decode_tokens:
-            self._guard.ask(self._planner.observe, NOTHING_VERIFIED)
-            return
+            return None
         req_ids, num_verified, num_accepted = read_outcomes(
             scheduler_output, model_runner_output
         )
         self.counters.count_verification(num_verified, num_accepted)
-        # Else, what the policy knows of these requests is not about these drafts.
-        outcome = NOTHING_VERIFIED
-        if self._policy_selected:
-            outcome = VerificationOutcome(
-                num_verified=np.array(num_verified, dtype=np.int64),
-                num_accepted=np.array(num_accepted, dtype=np.int64),
-                req_ids=tuple(req_ids),
-            )
-        self._guard.ask(self._planner.observe, outcome)
+        if not self._policy_selected:
+            return None
+        return VerificationOutcome(
+            num_verified=np.array(num_verified, dtype=np.int64),
+            num_accepted=np.array(num_accepted, dtype=np.int64),
+            req_ids=tuple(req_ids),
+        )
 
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+    def _forget(self, request: Request) -> None:
         self._pending.pop(request.request_id, None)
         self._rooms.forget(request.request_id)
-        return super()._free_request(request, *args, **kwargs)
+        super()._forget(request)
 
     def _find_drafter_limit(self) -> int:
         speculative = self.vllm_config.speculative_config

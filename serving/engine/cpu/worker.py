@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from serving.engine.compat_cpu import CPUWorker
@@ -10,6 +11,7 @@ from serving.engine.cpu.drafts import ScoredDraftTokenIds, WorkerTimes
 from serving.engine.cpu.kernels import repair_kernels
 from serving.engine.cpu.profile import profile_passes
 from serving.engine.cpu.runner import ConfidenceDrafter, adopt_drafter, adopt_runner
+from serving.engine.shared.faults import FaultGuard
 
 if TYPE_CHECKING:
     from policies.types import CostProfile
@@ -23,7 +25,8 @@ class TetrisCPUWorker(CPUWorker):
         """Load both models, then let runner and drafter record."""
         super().load_model(**kwargs)
         repair_kernels()
-        adopt_runner(self.model_runner)
+        self._guard = FaultGuard(Counter(), "worker")
+        adopt_runner(self.model_runner, self._guard)
         adopt_drafter(self.model_runner)
 
     def compile_or_warm_up_model(self) -> Any:
@@ -48,13 +51,16 @@ class TetrisCPUWorker(CPUWorker):
         drafts = super().take_draft_token_ids()
         if drafts is None and not runner.ran_alone:
             return None
+        attempt = self._guard.attempt
         drafter = getattr(runner, "drafter", None)
         confidence = None
         if isinstance(drafter, ConfidenceDrafter):
-            confidence = drafter.take_confidence()
-            times = drafter.take_times(self._step_start_s, runner._cold)
+            confidence = attempt("report_error", drafter.take_confidence)
+            times = attempt(
+                "report_error", drafter.take_times, self._step_start_s, runner._cold
+            )
         else:
-            times = self._time_drafting(drafts)
+            times = attempt("report_error", self._time_drafting, drafts)
         return ScoredDraftTokenIds(
             # A step of the target alone has nothing but its times to tell.
             req_ids=[] if drafts is None else drafts.req_ids,
@@ -63,6 +69,7 @@ class TetrisCPUWorker(CPUWorker):
             drafter_skipped=runner._drafter_skipped,
             times=times,
             profile=self._take_profile(),
+            faults=self._guard.hand_over(),
         )
 
     def _time_drafting(self, drafts: DraftTokenIds | None) -> WorkerTimes | None:

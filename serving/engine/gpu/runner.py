@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -28,6 +29,7 @@ from serving.engine.gpu.step_messages import (
     VerificationReport,
 )
 from serving.engine.gpu.verification import PlannedVerification
+from serving.engine.shared.faults import FaultGuard
 
 if TYPE_CHECKING:
     from policies.types import CostProfile
@@ -52,6 +54,7 @@ class ReportedOutput(AsyncModelRunnerOutput):
         times: tuple[DeviceTimes, ...],
         profile: CostProfile | None,
         plain_reason: str | None,
+        guard: FaultGuard,
     ) -> None:
         """Keep what is to be reported; nothing is read yet."""
         self._inner = inner
@@ -60,25 +63,28 @@ class ReportedOutput(AsyncModelRunnerOutput):
         self._times = times
         self._profile = profile
         self._plain_reason = plain_reason
+        self._guard = guard
 
     def get_output(self) -> ModelRunnerOutput:
         """Wait for the sampled tokens as vLLM does; the rest is there by then."""
         output = self._inner.get_output()
-        verification = None
-        if self._verified is not None:
-            confidence, num_admitted = self._verified.copy.read()
-            verification = VerificationReport(
-                self._verified.req_ids, confidence, num_admitted
-            )
+        verification = self._guard.attempt("report_error", self._read_verification)
         report = StepReport(
             step_id=self._step_id,
             verification=verification,
             times=self._times,
             profile=self._profile,
             plain_reason=self._plain_reason,
+            faults=self._guard.hand_over(),
         )
         setattr(output, REPORT_ATTRIBUTE, report)
         return output
+
+    def _read_verification(self) -> VerificationReport | None:
+        if self._verified is None:
+            return None
+        confidence, num_admitted = self._verified.copy.read()
+        return VerificationReport(self._verified.req_ids, confidence, num_admitted)
 
 
 class TetrisGPUModelRunner(GPUModelRunnerV2):
@@ -97,6 +103,7 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Build the runner, then let drafter and timing tell our clock."""
         super().__init__(*args, **kwargs)
+        self._guard = FaultGuard(Counter(), "worker")
         self._clock = DeviceClock()
         self.step_timing = LiveStepTiming(self._clock)
         adopt_speculator(self.speculator, self._clock)
@@ -149,6 +156,11 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """Sample, verify and draft; attach the report to what comes out."""
         output = super().sample_tokens(*args, **kwargs)
+        reported = self._guard.attempt("report_error", self._report_on, output)
+        return output if reported is None else reported
+
+    def _report_on(self, output: Any) -> ReportedOutput | None:
+        """Attach this step's report to its output; None if nobody waits for one."""
         self._clock.mark_draft_end()
         order, self._order = self._order, None
         if (
@@ -156,7 +168,7 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
             or not isinstance(output, AsyncModelRunnerOutput)
             or not self._reports()
         ):
-            return output
+            return None
         verification = self.adaptive_verification
         verified, profile = None, None
         if isinstance(verification, PlannedVerification):
@@ -170,6 +182,7 @@ class TetrisGPUModelRunner(GPUModelRunnerV2):
             self._clock.read_finished(),
             profile,
             self._plain_reason,
+            self._guard,
         )
 
     def _reports(self) -> bool:

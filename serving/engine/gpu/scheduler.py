@@ -23,7 +23,7 @@ from serving.engine.gpu.step_messages import (
 )
 from serving.engine.gpu.step_sizes import find_captured_sizes
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
-from serving.engine.shared.faults import check_selection
+from serving.engine.shared.faults import check_selection, screen_confidence
 from serving.engine.shared.options import opts_out
 from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
@@ -95,11 +95,11 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Size the budget, then schedule as vLLM does."""
         started_s = time.perf_counter()
-        self._drop_useless_drafts()
+        self._guard.attempt("drafts_error", self._drop_useless_drafts)
         # Behind the last requests of a batch, a step that emits nothing any more may
         # stay in flight until the next batch comes.
         self._after_idle = self._num_in_flight == 0 or not self.running
-        self._selection = self._select()
+        self._selection = self._guard.attempt("selection_error", self._select)
         self._plan_batch()
         self._count_planning(started_s)
         return super().schedule(*args, **kwargs)
@@ -112,11 +112,11 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         if scheduler_output.total_num_scheduled_tokens > 0:
             started_s = time.perf_counter()
             self._num_in_flight += 1
-            self._set_depth(scheduler_output)
-            self._give_order(scheduler_output)
+            self._guard.attempt("depth_error", self._set_depth, scheduler_output)
+            self._guard.attempt("order_error", self._give_order, scheduler_output)
             self._count_planning(started_s)
         super()._update_after_schedule(scheduler_output)
-        self._count_proposed(scheduler_output)
+        self._guard.attempt("count_error", self._count_proposed, scheduler_output)
 
     def update_from_output(
         self,
@@ -127,15 +127,19 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         if scheduler_output.total_num_scheduled_tokens > 0:
             started_s = time.perf_counter()
             self._num_in_flight -= 1
-            self._learn(scheduler_output, model_runner_output)
+            attempt, step = self._guard.attempt, (scheduler_output, model_runner_output)
+            report: StepReport | None = getattr(
+                model_runner_output, REPORT_ATTRIBUTE, None
+            )
+            if report is not None:
+                attempt("timing_error", self._take_news, report)
+            self._learn(attempt("outcome_error", self._read_outcome, *step, report))
             self._count_planning(started_s)
             if self.board.is_watched:
-                self._guard.ask(
-                    self._show_drafts, scheduler_output, model_runner_output
-                )
-                self._guard.ask(self._show, scheduler_output, model_runner_output)
+                attempt("board_error", self._show_drafts, *step)
+                attempt("board_error", self._show, *step)
                 # Steps overlap: one lasts from the output before it to its own.
-                self.board.start_step()
+                attempt("board_error", self.board.start_step)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
@@ -203,12 +207,12 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             self._guard.note(f"plain_{self._plain_reason}")
             return None
         started = time.perf_counter()
-        selection: DraftSelection | None = self._guard.ask(self._consult, requests)
+        selection = self._consult(requests)
         self.counters.num_selections += 1
         self.counters.selection_seconds_total += time.perf_counter() - started
         return selection
 
-    def _consult(self, requests: list[Request]) -> DraftSelection:
+    def _consult(self, requests: list[Request]) -> DraftSelection | None:
         batch = self._make_batch(requests)
         joined = batch
         if self.waiting:
@@ -216,12 +220,16 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             joined = replace(
                 batch, num_prefill_tokens=batch.num_prefill_tokens + num_coming
             )
-        selection = check_selection(self._planner.select(joined), joined)
-        if selection.may_reallocate:
-            self._trim_offers(requests, batch, selection)
-        else:
-            self._offer(requests, selection.num_admitted)
+        selection: DraftSelection | None = self._guard.ask(self._ask_selection, joined)
+        if selection is not None:
+            if selection.may_reallocate:
+                self._trim_offers(requests, batch, selection)
+            else:
+                self._offer(requests, selection.num_admitted)
         return selection
+
+    def _ask_selection(self, batch: DraftBatch) -> DraftSelection:
+        return check_selection(self._planner.select(batch), batch)
 
     def _make_batch(self, requests: list[Request]) -> DraftBatch:
         lengths = np.array([len(r.spec_token_ids) for r in requests], dtype=np.int64)
@@ -320,17 +328,15 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             if not math.isnan(selection.expected_accepted):
                 self.counters.num_expected_accepted += selection.expected_accepted
         self._step_id += 1
-        if selection is not None:
-            self._selections[self._step_id] = selection
         req_ids = tuple(output.num_scheduled_tokens)
         scale, weights = None, None
         if draft_budget < num_drafts:
             scale = self._guard.ask(self._planner.acceptance_scale, req_ids)
-            weights = self._guard.ask(
-                self._classes.weigh, [self.requests[r] for r in req_ids]
-            )
+            weights = self._classes.weigh([self.requests[r] for r in req_ids])
         order = VerificationOrder(self._step_id, draft_budget, req_ids, scale, weights)
         setattr(output, ORDER_ATTRIBUTE, order)
+        if selection is not None:
+            self._selections[self._step_id] = selection
         counters = self.counters
         counters.last_draft_budget = draft_budget
         counters.draft_budget_total += draft_budget
@@ -342,15 +348,8 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             after_idle=self._after_idle,
         )
 
-    def _learn(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> None:
-        report: StepReport | None = getattr(model_runner_output, REPORT_ATTRIBUTE, None)
-        if report is not None:
-            self._take_news(report)
-        self._observe(scheduler_output, model_runner_output, report)
-
     def _take_news(self, report: StepReport) -> None:
+        self.counters.num_fallbacks.update(report.faults)
         if report.plain_reason is not None:
             self._plain_reason = report.plain_reason
         if report.profile is not None:
@@ -360,14 +359,20 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             if timing is not None:
                 self._guard.ask(self._planner.observe_timing, timing)
 
-    def _observe(
+    def _read_outcome(
         self,
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
         report: StepReport | None,
-    ) -> None:
-        """Count what became of the drafts of a step, and learn from it."""
+    ) -> VerificationOutcome:
+        """Count what became of a step's drafts, and return what can be learnt."""
         self.counters.num_steps += 1
+        order: VerificationOrder | None = getattr(
+            scheduler_output, ORDER_ATTRIBUTE, None
+        )
+        selection = None
+        if order is not None:
+            selection = self._selections.pop(order.step_id, None)
         verification = None if report is None else report.verification
         invalid = scheduler_output.num_invalid_spec_tokens or {}
         req_ids, num_drafts, num_accepted = read_outcomes(
@@ -385,21 +390,27 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             # A request that has ended was forgotten, though a step was in flight.
             is_known = [req_id in self.requests for req_id in req_ids]
             known = np.flatnonzero(is_reported & is_known)
-            self._confidence.note(
-                [req_ids[index] for index in known],
-                verification.confidence[rows[known]],
+            confidence, is_usable = screen_confidence(
+                verification.confidence[rows[known]].astype(np.float64),
                 drafts[known],
+                self._guard,
+            )
+            if not all(is_usable):
+                known, confidence = known[is_usable], confidence[is_usable]
+            self._confidence.note(
+                [req_ids[index] for index in known], confidence, drafts[known]
             )
             if invalid:
                 # A draft that a grammar forbade says nothing about the drafter.
-                known = np.array([i for i in known if req_ids[i] not in invalid], int)
+                is_valid = [req_ids[index] not in invalid for index in known]
+                known, confidence = known[is_valid], confidence[is_valid]
             outcome = VerificationOutcome(
                 num_verified=verified[known],
                 num_accepted=np.array(num_accepted, dtype=np.int64)[known],
                 req_ids=tuple(req_ids[index] for index in known),
-                confidence=verification.confidence[rows[known]].astype(np.float64),
+                confidence=confidence,
             )
-        self._count_left_out(scheduler_output, sum(num_drafts) - sum(num_verified))
+        self._count_left_out(selection, sum(num_drafts) - sum(num_verified))
         if invalid:
             # What a grammar forbids is the end of a draft, as is what was left out.
             num_valid = [
@@ -411,16 +422,10 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             self._count_cut("grammar", sum(num_verified) - sum(num_valid))
             num_verified = num_valid
         self.counters.count_verification(num_verified, num_accepted)
-        self._guard.ask(self._planner.observe, outcome)
+        return outcome
 
-    def _count_left_out(self, scheduler_output: SchedulerOutput, num_cut: int) -> None:
+    def _count_left_out(self, selection: DraftSelection | None, num_cut: int) -> None:
         """Count what the device left out, for the reason that its budget had."""
-        order: VerificationOrder | None = getattr(
-            scheduler_output, ORDER_ATTRIBUTE, None
-        )
-        selection = None
-        if order is not None:
-            selection = self._selections.pop(order.step_id, None)
         if selection is None:
             self._count_cut("budget", num_cut)
             return
@@ -447,10 +452,10 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             verification.num_admitted[rows].tolist(),
         )
 
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+    def _forget(self, request: Request) -> None:
         self._confidence.forget(request.request_id)
         self._safe_until.pop(request.request_id, None)
-        return super()._free_request(request, *args, **kwargs)
+        super()._forget(request)
 
     def _find_drafter_limit(self) -> int:
         draft_config = self.vllm_config.speculative_config.draft_model_config

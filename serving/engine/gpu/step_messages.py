@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class StepReport:
         times: Of earlier steps, those the device has finished.
         profile: Forward passes timed at start-up; with the first report only.
         plain_reason: Why this worker verifies everything, if it found out itself.
+        faults: What failed in the worker since the last time, by reason.
     """
 
     step_id: int
@@ -94,3 +95,4 @@ class StepReport:
     times: tuple[DeviceTimes, ...] = ()
     profile: CostProfile | None = None
     plain_reason: str | None = None
+    faults: dict[str, int] = field(default_factory=dict)

@@ -85,10 +85,12 @@ class Ageing:
         others = [one for one in overdue if one.request_id not in self._aged]
         others.sort(key=lambda request: request.arrival_time)
         newly = others[: self._max_aged - len(self._aged)]
+        for request in again + newly:
+            # Found by its own priority, and kept from then on. Before anybody leaves
+            # the queue: a fault half-way would lose those that are out of it.
+            self._classes.of(request)
         scheduler.waiting.remove_requests({*again, *newly})
         for request in again + newly:
-            # Found by its own priority, and kept from then on.
-            self._classes.of(request)
             request.priority = priority
             scheduler.waiting.add_request(request)
         self._aged.update(request.request_id for request in newly)

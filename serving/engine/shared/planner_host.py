@@ -19,13 +19,14 @@ from serving.engine.shared.counters import SpeculationCounters
 from serving.engine.shared.faults import FaultGuard
 from serving.engine.shared.kv_shortage import trim_to_free_blocks
 from serving.engine.shared.options import read_policy
+from serving.engine.shared.outcomes import NOTHING_VERIFIED
 from serving.engine.shared.request_classes import RequestClasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from policies.planner import Planner
-    from policies.types import PolicySpec
+    from policies.types import PolicySpec, VerificationOutcome
     from serving.engine.compat import ModelRunnerOutput, Request, SchedulerOutput
 
 logger = init_logger(__name__)
@@ -93,7 +94,7 @@ class PlannerHost:
             method=speculative.method,
             max_depth=speculative.num_speculative_tokens,
         )
-        self._guard = FaultGuard(self.counters)
+        self._guard = FaultGuard(self.counters.num_fallbacks, f"policy {spec.name}")
         started_s = time.perf_counter()
         self._guard.ask(warm_up, spec, limits)
         logger.info(
@@ -145,23 +146,25 @@ class PlannerHost:
         The queue is put into order before, for they are made for its head; drafts for
         which no KV blocks are left are cut after.
         """
-        self._guard.ask(self._ageing.look)
+        attempt = self._guard.attempt
+        attempt("ageing_error", self._ageing.look)
+        if not attempt("limits_error", self._limit_batch):
+            self._limits.lift()
+        self._count_cut("kv", attempt("kv_error", trim_to_free_blocks, self) or 0)
+
+    def _limit_batch(self) -> bool:
         num_chunks = sum([request.is_prefill_chunk for request in self.running])
         num_decodes = len(self.running) - num_chunks
         self._pace.note(self.counters.num_accepted_tokens, num_decodes)
-        # There is something to limit: a queue, or a prompt under way.
-        is_needed = bool(num_chunks or self.waiting)
-        if not (is_needed and self._guard.ask(self._limit_batch)):
-            self._limits.lift()
-        self._count_cut("kv", self._guard.ask(trim_to_free_blocks, self) or 0)
-
-    def _limit_batch(self) -> bool:
+        if not (num_chunks or self.waiting):
+            # Neither a queue nor a prompt under way: there is nothing to limit.
+            return False
         target_ms = self._classes.tightest_target_ms(self.running)
         if target_ms is not None:
             # A target is per token; a step brings a request more than one.
             target_ms *= max(1.0, self._pace.tokens_per_step)
         load = self._limits.measure_load(target_ms)
-        plan = self._planner.plan_batch(load)
+        plan = self._guard.ask(self._planner.plan_batch, load)
         if plan is None:
             return False
         self._limits.apply(plan, load)
@@ -169,12 +172,16 @@ class PlannerHost:
 
     def _choose_depth(self, num_reqs: int) -> int | None:
         """Ask for the next depth, within the engine's; None if the planner fails."""
-        depth: int | None = self._guard.ask(self._ask_depth, num_reqs)
+        target_ms = self._classes.tightest_target_ms(self.running)
+        depth: int | None = self._guard.ask(self._ask_depth, num_reqs, target_ms)
         return None if depth is None else max(0, min(depth, self.num_spec_tokens))
 
-    def _ask_depth(self, num_reqs: int) -> int:
-        target_ms = self._classes.tightest_target_ms(self.running)
+    def _ask_depth(self, num_reqs: int, target_ms: float | None) -> int:
         return int(self._planner.choose_depth(num_reqs, target_ms))
+
+    def _learn(self, outcome: VerificationOutcome | None) -> None:
+        """Teach the planner a step's outcome; None if there is none to rely on."""
+        self._guard.ask(self._planner.observe, outcome or NOTHING_VERIFIED)
 
     def _count_planning(self, started_s: float) -> None:
         """Count the time since then as time spent on planning."""
@@ -212,11 +219,15 @@ class PlannerHost:
             waiting=len(self.waiting),
         )
 
-    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        started_s = time.perf_counter()
+    def _forget(self, request: Request) -> None:
+        """Drop what is kept about a request that has ended."""
         self._guard.ask(self._planner.forget, request.request_id)
         self._classes.forget(request.request_id)
         self._limits.note_finished(request)
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        started_s = time.perf_counter()
+        self._guard.attempt("forget_error", self._forget, request)
         self._count_planning(started_s)
         return super()._free_request(  # type: ignore[misc]  # vLLM's scheduler follows
             request, *args, **kwargs
