@@ -13,6 +13,7 @@ from serving import ports
 from serving.app import build_app, check_servable
 from serving.commands.console import Console, complain
 from serving.doctor import check_memory
+from serving.gguf_models import with_converted_models
 from serving.local_ray import LocalRay, prepare_environment, token_file
 from serving.settings import Environment, Settings, SettingsError
 from serving.startup import (
@@ -48,6 +49,12 @@ def up(settings: Settings) -> int:
             started.
     """
     console = Console()
+    try:
+        with _interruptible():
+            settings = with_converted_models(settings, console.step)
+    except KeyboardInterrupt:
+        console.say("\nStopped.")
+        return 0
     check_servable(settings)
     _check_memory(settings)
     # Ray, vLLM and httpx configure loggers of their own in this process; the logs
