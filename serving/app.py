@@ -115,7 +115,7 @@ def build_app(settings: Settings) -> "Application":
             "class_priorities": {
                 name: one.priority for name, one in settings.policy.classes.items()
             },
-            "board_text": settings.http.board_text,
+            "board_text": bool(settings.http.board_text),
         },
     )
     model_id = settings.model.id

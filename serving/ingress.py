@@ -44,6 +44,7 @@ from starlette.responses import (
 )
 
 from serving.board import (
+    CHAT_PAGE,
     PAGE,
     PAGE_HEADERS,
     STREAM_HEADERS,
@@ -76,6 +77,7 @@ ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
 }
 
 BOARD_ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
+    "chat_page": lambda app: app.get("/", include_in_schema=False),
     "board": lambda app: app.get("/board", include_in_schema=False),
     "board_events": lambda app: app.get("/board/events", include_in_schema=False),
 }
@@ -126,6 +128,10 @@ class TetrisIngress(OpenAiIngress):
         if not self._num_running:
             raise ApiError(503, "No engine replica is running; retry.")
         return JSONResponse({"status": "ok", "running_replicas": self._num_running})
+
+    async def chat_page(self) -> Response:
+        """Show a chat, with what the engines do for it beside it."""
+        return HTMLResponse(CHAT_PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
     async def board(self) -> Response:
         """Show the live board."""

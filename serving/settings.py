@@ -288,11 +288,16 @@ class HttpSettings(_Section):
         int, Field(ge=1, description="seconds an idle connection is kept")
     ] = 90
     board: Annotated[
-        bool, Field(description="show what the engines do, live, at /board")
+        bool,
+        Field(description="show what the engines do, live, at /board, and a chat at /"),
     ] = False
     board_text: Annotated[
-        bool, Field(description="show the text of draft tokens there; never prompts")
-    ] = False
+        bool | None,
+        Field(
+            description="show the text of draft tokens there, never prompts; "
+            "unset: where `up` listens on a loopback address"
+        ),
+    ] = None
 
 
 class Settings(_Section):
