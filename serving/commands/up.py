@@ -55,7 +55,7 @@ def up(settings: Settings) -> int:
     except KeyboardInterrupt:
         console.say("\nStopped.")
         return 0
-    settings = _with_board_text(settings)
+    settings = with_board_text(settings)
     check_servable(settings)
     _check_memory(settings)
     # Ray, vLLM and httpx configure loggers of their own in this process; the logs
@@ -88,7 +88,7 @@ def up(settings: Settings) -> int:
     return exit_code
 
 
-def _with_board_text(settings: Settings) -> Settings:
+def with_board_text(settings: Settings) -> Settings:
     """Decide on the board's text, if nobody has: only for eyes on this machine."""
     if settings.http.board_text is not None:
         return settings

@@ -177,6 +177,11 @@ def text_of(page: Page, selector: str) -> list[str]:
     return texts
 
 
+def wait_for_whole_answer(page: Page) -> None:
+    last = "[...document.querySelectorAll('.assistant')].at(-1)?.innerText"
+    page.wait_for(f"{last}?.endsWith('Done.')")
+
+
 def wait_for_answer(page: Page) -> None:
     page.wait_for("document.querySelector('#send').textContent === 'Send'")
 
@@ -242,7 +247,7 @@ def test_escape_stops_an_answer_and_the_conversation_goes_on(
     # The server hears of it, so that the engine stops too.
     assert fake.hung_up.wait(10)
     ask(page, "Never mind")
-    page.wait_for("document.querySelectorAll('.assistant').length === 2")
+    wait_for_whole_answer(page)
     assert "on on" in fake.bodies[-1]["messages"][1]["content"]
 
 
@@ -256,7 +261,7 @@ def test_new_forgets_the_conversation_even_in_the_middle(
     assert text_of(page, ".message, .note, .error") == []
     page.wait_for("document.activeElement.id === 'text'")
     ask(page, "Hello")
-    page.wait_for("document.querySelector('.assistant') !== null")
+    wait_for_whole_answer(page)
     assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
 
 
@@ -267,7 +272,7 @@ def test_a_busy_server_can_be_asked_again(page: Page, fake: FakeServer) -> None:
     (error,) = text_of(page, ".error span")
     assert error == "The server is busy: All replicas are busy. Try again in 3 s."
     page.evaluate("document.querySelector('.error button').click()")
-    page.wait_for("document.querySelector('.assistant pre') !== null")
+    wait_for_whole_answer(page)
     assert text_of(page, ".error") == []
     assert fake.bodies[0]["messages"] == fake.bodies[1]["messages"]
 
