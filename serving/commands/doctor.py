@@ -1,5 +1,6 @@
 """Check this machine and a deployment's models before anything is started."""
 
+import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -14,6 +15,8 @@ from serving.app import preload_libraries
 from serving.commands.console import Console
 from serving.engine.version import find_vllm_mismatch
 from serving.local import ports
+from serving.settings.gguf_conversion import measure
+from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
 from serving.settings.model import Environment, Settings, is_local_path
 from serving.settings.model_pair import Finding, check_models
 
@@ -243,7 +246,9 @@ def _check_ports(settings: Settings) -> Iterator[Finding]:
 
 def _check_token(settings: Settings) -> Iterator[Finding]:
     models = (settings.model.target, settings.model.draft)
-    from_hub = any(model and not is_local_path(model) for model in models)
+    from_hub = any(
+        model and not is_local_path(model) and not is_gguf(model) for model in models
+    )
     if from_hub and not Environment.read().has_hf_token:
         yield Finding(
             "note", "HF_TOKEN", "not set; gated models cannot be downloaded without it"
@@ -252,12 +257,17 @@ def _check_token(settings: Settings) -> Iterator[Finding]:
 
 def _weight_bytes(settings: Settings) -> int:
     models = (settings.model.target, settings.model.draft)
-    return sum(
-        file.stat().st_size
-        for model in models
-        if model is not None and is_local_path(model)
-        for file in Path(model).glob("*.safetensors")
-    )
+    return sum(_bytes_of(model) for model in models if model is not None)
+
+
+def _bytes_of(model: str) -> int:
+    if is_gguf(model):
+        # What is wrong with the file is the models' finding.
+        with contextlib.suppress(GgufError):
+            return measure(find_gguf(model))
+    if not is_local_path(model):
+        return 0
+    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
 
 
 def _version(package: str) -> str | None:

@@ -20,6 +20,7 @@ from serving.local.startup import (
     wait_until_answering,
     wait_until_running,
 )
+from serving.settings.gguf_models import with_converted_models
 from serving.settings.model import Environment, Settings, SettingsError
 
 APP_NAME: Final = "tetris"
@@ -48,6 +49,13 @@ def up(settings: Settings) -> int:
             started.
     """
     console = Console()
+    try:
+        with _interruptible():
+            settings = with_converted_models(settings, console.step)
+    except KeyboardInterrupt:
+        console.say("\nStopped.")
+        return 0
+    settings = with_board_text(settings)
     check_servable(settings)
     _check_memory(settings)
     # Ray, vLLM and httpx configure loggers of their own in this process; the logs
@@ -78,6 +86,15 @@ def up(settings: Settings) -> int:
             ray_instance.stop()
     console.say("Stopped.")
     return exit_code
+
+
+def with_board_text(settings: Settings) -> Settings:
+    """Decide on the board's text, if nobody has: only for eyes on this machine."""
+    if settings.http.board_text is not None:
+        return settings
+    is_private = ports.is_loopback(settings.http.host)
+    http = settings.http.model_copy(update={"board_text": is_private})
+    return settings.model_copy(update={"http": http})
 
 
 def _check_memory(settings: Settings) -> None:
@@ -158,7 +175,11 @@ def _start(settings: Settings, ray_instance: LocalRay, console: Console) -> None
 def _announce(settings: Settings, ray_instance: LocalRay, console: Console) -> None:
     base_url, model = _base_url(settings), settings.model.id
     dashboard = f"http://127.0.0.1:{ray_instance.dashboard_port}"
-    board = f"  board      {base_url}/board\n" if settings.http.board else ""
+    board = (
+        f"  chat       {base_url}/   in a browser\n  board      {base_url}/board\n"
+        if settings.http.board
+        else ""
+    )
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hi"}}]}}'
     console.say(
         f"""

@@ -3,8 +3,9 @@
 import os
 import shlex
 
-from serving.commands.console import Console
+from serving.commands.console import Console, complain
 from serving.local.plain_vllm import leave_to_vllm, plain_command_of, plain_env_of
+from serving.settings.gguf_models import with_converted_models
 from serving.settings.model import Settings
 
 
@@ -21,7 +22,7 @@ def serve_with_vllm(settings: Settings, *, only_print: bool) -> int:
     Raises:
         SettingsError: vLLM alone cannot serve this; nothing has been started.
     """
-    plain = leave_to_vllm(settings)
+    plain = leave_to_vllm(with_converted_models(settings, complain))
     command, env = plain_command_of(plain), plain_env_of(plain)
     if only_print:
         variables = [f"{name}={value}" for name, value in env.items()]

@@ -46,6 +46,7 @@ from starlette.responses import (
 )
 
 from serving.front.board import (
+    CHAT_PAGE,
     PAGE,
     PAGE_HEADERS,
     STREAM_HEADERS,
@@ -80,6 +81,7 @@ ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
 }
 
 BOARD_ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
+    "chat_page": lambda app: app.get("/", include_in_schema=False),
     "board": lambda app: app.get("/board", include_in_schema=False),
     "board_events": lambda app: app.get("/board/events", include_in_schema=False),
 }
@@ -133,6 +135,10 @@ class TetrisIngress(OpenAiIngress):
         if age_s:
             body |= {"status": "stale", "age_s": round(age_s, 1)}
         return JSONResponse(body)
+
+    async def chat_page(self) -> Response:
+        """Show a chat, with what the engines do for it beside it."""
+        return HTMLResponse(CHAT_PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
     async def board(self) -> Response:
         """Show the live board."""

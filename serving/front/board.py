@@ -21,11 +21,13 @@ PERIOD_S: Final = 0.4
 MAX_WATCHERS: Final = 32
 
 PAGE: Final = Path(__file__).with_name("board.html")
+CHAT_PAGE: Final = Path(__file__).with_name("chat.html")
 
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
-        " connect-src 'self'"
+        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
     ),
     "Cache-Control": "no-store",
 }

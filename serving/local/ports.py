@@ -1,6 +1,7 @@
 """TCP ports: whether one is free, who holds it, and which one to take instead."""
 
 import errno
+import ipaddress
 import socket
 
 import psutil
@@ -24,6 +25,14 @@ def is_free(host: str, port: int) -> bool:
                 return False
             raise ValueError(f"cannot listen on {host}: {error.strerror}") from error
     return True
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def find_free(host: str, wanted: int, taken: frozenset[int] = frozenset()) -> int:

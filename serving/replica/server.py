@@ -42,6 +42,7 @@ from serving.replica.warm_start import (
     start_warm,
 )
 from serving.replica.watchdog import EngineWatch
+from serving.settings.gguf_models import convert_alike
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -67,12 +68,19 @@ class SkipLocalDownload(CallbackBase):
     """Skips the download step for models that are local folders.
 
     Ray starts a worker process for it that imports vLLM to find nothing to do, which
-    costs about ten seconds of start-up on two cores.
+    costs about ten seconds of start-up on two cores. What there is to do instead is
+    converting GGUF files, if the deployment was built on another machine.
     """
 
     async def on_before_node_init(self) -> None:
-        """Switch the download step off."""
+        """Switch the download step off.
+
+        Raises:
+            GgufError: A GGUF file is missing on this machine, or another one.
+        """
         self.ctx.run_init_node = False
+        for name, folder in self.kwargs["gguf_files"].items():
+            await asyncio.to_thread(convert_alike, name, folder, logger.info)
 
 
 class TetrisEngine(VLLMEngine):

@@ -77,15 +77,20 @@ class ModelSettings(_Section):
     `target`, `draft` and `tokenizer` are folders when they start with `/`, `./`, `../`
     or `~`, and model-hub ids otherwise. Hub ids pass through untouched; relative
     folders are taken from the folder of the YAML file (from the current directory for
-    settings given inline).
+    settings given inline). A path that ends in `.gguf` is a GGUF file, as is
+    `package:NAME/FILE.gguf`, one that an installed Python package carries; the first
+    start converts it into a folder.
     """
 
     id: Annotated[str, Field(min_length=1, description="the name clients ask for")]
     target: Annotated[
-        str, Field(min_length=1, description="the folder or hub id of the target model")
+        str,
+        Field(
+            min_length=1, description="the folder, GGUF file or hub id of the target"
+        ),
     ]
     draft: Annotated[
-        str | None, Field(description="the folder or hub id of the draft model")
+        str | None, Field(description="the folder, GGUF file or hub id of the drafter")
     ] = None
     tokenizer: Annotated[
         str | None, Field(description="a tokenizer other than the target's own")
@@ -321,11 +326,16 @@ class HttpSettings(_Section):
         int, Field(ge=1, description="seconds an idle connection is kept")
     ] = 90
     board: Annotated[
-        bool, Field(description="show what the engines do, live, at /board")
+        bool,
+        Field(description="show what the engines do, live, at /board, and a chat at /"),
     ] = False
     board_text: Annotated[
-        bool, Field(description="show the text of draft tokens there; never prompts")
-    ] = False
+        bool | None,
+        Field(
+            description="show the text of draft tokens there, never prompts; "
+            "unset: where `up` listens on a loopback address"
+        ),
+    ] = None
 
 
 class Settings(_Section):
@@ -418,6 +428,19 @@ def parse_value(text: str) -> Any:
 def is_local_path(name: str) -> bool:
     """Tell a model folder from a hub id by how it starts (see `ModelSettings`)."""
     return name.startswith(("/", "./", "../", "~")) or name in {".", ".."}
+
+
+def read_cache_dir() -> Path:
+    """Return the folder for what can be made again: TETRIS_CACHE, or the usual place.
+
+    Returns:
+        A path, whether or not there is a folder.
+    """
+    own = os.environ.get("TETRIS_CACHE")
+    if own:
+        return Path(own).expanduser().absolute()
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(caches).expanduser().absolute() / "tetris-serve"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 from serving.settings.checks import METHODS_WITH_DRAFT_MODEL
 from serving.settings.cpu_formats import lacks_bfloat16
+from serving.settings.gguf_conversion import check_room, measure
+from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
+from serving.settings.gguf_models import folder_for
 from serving.settings.model import Settings, is_local_path
 
 Severity = Literal["ok", "note", "warning", "error"]
@@ -113,6 +116,8 @@ def _needs_draft(settings: Settings) -> bool:
 
 
 def _read_model(name: str, setting: str, findings: list[Finding]) -> ModelFiles | None:
+    if is_gguf(name):
+        return _read_converted_model(name, setting, findings)
     if not is_local_path(name):
         return _read_cached_model(name, setting, findings)
     folder = Path(name)
@@ -131,6 +136,24 @@ def _read_model(name: str, setting: str, findings: list[Finding]) -> ModelFiles 
         return None
     findings.append(Finding("ok", setting, f"found in {folder}"))
     return model
+
+
+def _read_converted_model(
+    name: str, setting: str, findings: list[Finding]
+) -> ModelFiles | None:
+    try:
+        file = find_gguf(name)
+        folder = folder_for(file)
+        if folder.is_dir():
+            return _read_model(str(folder), setting, findings)
+        check_room(measure(file), folder)
+    except GgufError as error:
+        findings.append(Finding("error", setting, str(error)))
+        return None
+    findings.append(
+        Finding("note", setting, f"{file} is converted at the first start, to {folder}")
+    )
+    return None
 
 
 def _folder_problem(folder: Path) -> str | None:
@@ -160,7 +183,7 @@ def _read_cached_model(
         )
         return None
     if not isinstance(paths[0], str):
-        hint = f"; for the folder here write ./{name}" if Path(name).is_dir() else ""
+        hint = f"; for the one here write ./{name}" if Path(name).exists() else ""
         findings.append(
             Finding("note", setting, f"{name} is not in the local cache, skipped{hint}")
         )

@@ -60,6 +60,18 @@ def test_a_step_tells_what_became_of_every_draft() -> None:
     assert board.watch(step["step"])["steps"] == []
 
 
+def test_a_client_finds_its_request_by_the_end_of_its_id() -> None:
+    board = BoardRecorder(Clock())
+    board.watch(0)
+    for req_id in ("chatcmpl-1795e1f2-8ad0-ced53b7c-0f3d9a21", "x"):
+        board.start_step()
+        board.note_outcome(
+            [(req_id, 0, 1)], budget=0, depth=0, running=[req_id], waiting=0
+        )
+    tags = [step["requests"][0]["tag"] for step in board.watch(0)["steps"]]
+    assert tags == ["ced53b7c", ""]
+
+
 def test_requests_keep_their_numbers_and_the_newest_steps_are_kept() -> None:
     clock = Clock()
     board = BoardRecorder(clock)

@@ -17,6 +17,8 @@ import yaml
 
 from loadtest.http_bench.processes import find_processes
 from serving.cli import main
+from serving.commands.up import with_board_text
+from serving.settings.model import load_settings
 from tests.serving.conftest import (
     BIN,
     DEMO_CONFIG,
@@ -30,6 +32,12 @@ from tests.serving.conftest import (
     is_listening,
     start_up_command,
     wait_until,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    # Torch and Ray warn about themselves while they are imported.
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
 )
 
 DRAIN_TOKENS = 400
@@ -146,6 +154,37 @@ def assert_gone(processes: list[psutil.Process], ports: list[int]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert alive == []
     assert not any(is_listening(port) for port in ports)
+
+
+def test_ctrl_c_while_a_model_is_converted_ends_quietly(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_ctrl_c(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("serving.commands.up.with_converted_models", press_ctrl_c)
+    assert main(["up", f"--config={DEMO_CONFIG}"]) == 0
+    assert capsys.readouterr().out == "\nStopped.\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "is_shown"),
+    [
+        ("127.0.0.1", None, True),
+        ("localhost", None, True),
+        ("::1", None, True),
+        ("0.0.0.0", None, False),
+        ("10.0.0.7", None, False),
+        ("127.0.0.1", False, False),
+        ("0.0.0.0", True, True),
+    ],
+)
+def test_drafts_are_shown_as_text_on_loopback_addresses_alone(
+    host: str, given: bool | None, is_shown: bool
+) -> None:
+    overrides = {"http.host": host, "http.board_text": given}
+    settings = with_board_text(load_settings(DEMO_CONFIG, overrides))
+    assert settings.http.board_text is is_shown
 
 
 @pytest.mark.ray

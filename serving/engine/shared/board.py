@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 WATCH_S: Final = 5.0
 """How long one look keeps the recording going."""
 
-MAX_STEPS: Final = 12
+MAX_STEPS: Final = 32
 """Steps in one answer. A faster engine shows the newest; the totals count them all."""
 
 MAX_REQUESTS: Final = 64
 """Requests shown of one step."""
+
+_TAG_LENGTH: Final = 8
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class BoardRequest:
         accepted: The first of these, which the target accepted.
         emitted: Tokens the request gained, the target's own included.
         draft_ids: Token ids drafted, if they are wanted.
+        tag: The end of the id in the client's own answer, by which it knows its
+            request.
     """
 
     number: int
@@ -48,6 +52,7 @@ class BoardRequest:
     accepted: int = 0
     emitted: int = 0
     draft_ids: list[int] = field(default_factory=list)
+    tag: str = ""
 
 
 @dataclass(slots=True)
@@ -179,6 +184,8 @@ class BoardRecorder:
             one = self._open.get(req_id) or BoardRequest(number=0)
             one.number = self._numbers.get(req_id, 0)
             one.accepted, one.emitted = num_accepted, num_emitted
+            # vLLM adds a hyphen and some letters of its own to the client's id.
+            one.tag = req_id.rpartition("-")[0][-_TAG_LENGTH:]
             requests.append(one)
         self._add(requests, step_s)
         self._steps.append(

@@ -1,0 +1,331 @@
+"""The chat page, in a real browser: against a fake server, and against a real one."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from loadtest.browser import Page, find_chromium, open_page
+from serving.front.board import CHAT_PAGE, PAGE_HEADERS
+from tests.serving.conftest import Server
+
+EVIL = "<img src=x onerror=document.title='owned'>"
+OWN_ID, OTHER_ID = "chatcmpl-0001-0000aaaa", "chatcmpl-0001-0000bbbb"
+
+
+def row(tag: str, drafted: int, admitted: int, accepted: int) -> dict[str, Any]:
+    """One request in one step, as the board's events have it."""
+    return {
+        "tag": tag[-8:],
+        "number": 1,
+        "survival": [0.5] * drafted,
+        "drafted": drafted,
+        "admitted": admitted,
+        "accepted": accepted,
+        "emitted": accepted + 1,
+        "draft_text": [" Paris", EVIL, "\n", "x"][:drafted],
+    }
+
+
+@dataclass
+class FakeServer:
+    """A fake of the three routes that the page uses, told by the question what to do.
+
+    A board that is looked at shows two steps of the page's request and one of another.
+    """
+
+    port: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    hung_up: threading.Event = field(default_factory=threading.Event)
+    watchers: int = 0
+    refusals: int = 0
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.port}/"
+
+    async def page(self, _: Request) -> Response:
+        """Serve the page as the ingress does."""
+        return HTMLResponse(CHAT_PAGE.read_text("utf-8"), headers=PAGE_HEADERS)
+
+    async def models(self, _: Request) -> Response:
+        """List one model."""
+        return JSONResponse({"data": [{"id": "fake"}]})
+
+    async def chat(self, request: Request) -> Response:
+        """Answer, refuse, break off or go on for ever."""
+        body = await request.json()
+        self.bodies.append(body)
+        question = body["messages"][-1]["content"]
+        if "busy" in question and self.refusals:
+            self.refusals -= 1
+            refusal = {"error": {"message": "All replicas are busy."}}
+            return JSONResponse(refusal, 503, {"Retry-After": "3"})
+        if "long" in question:
+            refusal = {"error": {"message": "at most 8 tokens fit"}}
+            return JSONResponse(refusal, 400)
+        return StreamingResponse(self._chunks(question), media_type="text/event-stream")
+
+    async def board(self, _: Request) -> Response:
+        """Show steps, again and again."""
+        return StreamingResponse(self._steps(), media_type="text/event-stream")
+
+    async def _chunks(self, question: str) -> AsyncIterator[str]:
+        yield chunk(content="", finish=None)
+        yield chunk(content=f"Paris. {EVIL}\n```python\n", finish=None)
+        try:
+            while "for ever" in question:
+                yield chunk(content="on ", finish=None)
+                await asyncio.sleep(0.05)
+        finally:
+            self.hung_up.set()
+        if "break" in question:
+            error = {"error": {"message": "The engine died."}}
+            yield f"data: {json.dumps(error)}\n\n"
+            return
+        if "lose" in question:
+            return
+        yield chunk(content="print()\n```\nDone.", finish=None)
+        yield chunk(content="", finish="stop")
+        yield "data: [DONE]\n\n"
+
+    async def _steps(self) -> AsyncIterator[str]:
+        self.watchers += 1
+        first = {"step": 1, "requests": [row(OWN_ID, 4, 3, 1), row(OTHER_ID, 2, 2, 2)]}
+        second = {"step": 2, "requests": [row(OTHER_ID, 2, 2, 2), row(OWN_ID, 2, 2, 2)]}
+        replica = {"replica": "a", "policy": "tetris", "totals": {"steps": 2}}
+        event = {"replicas": [{**replica, "steps": [first, second]}]}
+        try:
+            while True:
+                yield f"data: {json.dumps(event)}\n\n"
+                await asyncio.sleep(0.1)
+        finally:
+            self.watchers -= 1
+
+
+def chunk(content: str, finish: str | None) -> str:
+    choice = {"delta": {"content": content}, "finish_reason": finish}
+    return f"data: {json.dumps({'id': OWN_ID, 'choices': [choice]})}\n\n"
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeServer]:
+    fake = FakeServer()
+    routes = [
+        Route("/", fake.page),
+        Route("/v1/models", fake.models),
+        Route("/v1/chat/completions", fake.chat, methods=["POST"]),
+        Route("/board/events", fake.board),
+    ]
+    config = uvicorn.Config(
+        Starlette(routes=routes), log_level="error", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        fake.port = listening.getsockname()[1]
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        yield fake
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip("no Chromium on this machine: install the package chromium")
+    with open_page(executable) as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page, fake: FakeServer) -> Page:
+    browser.open(fake.url)
+    browser.wait_for("document.querySelector('#model')?.textContent === 'fake'")
+    return browser
+
+
+def ask(page: Page, question: str) -> None:
+    """Type a question and press Enter."""
+    page.type(question)
+    page.press("Enter")
+
+
+def text_of(page: Page, selector: str) -> list[str]:
+    found = f"[...document.querySelectorAll({selector!r})].map(e => e.innerText)"
+    texts: list[str] = page.evaluate(found)
+    return texts
+
+
+def wait_for_whole_answer(page: Page) -> None:
+    last = "[...document.querySelectorAll('.assistant')].at(-1)?.innerText"
+    page.wait_for(f"{last}?.endsWith('Done.')")
+
+
+def wait_for_answer(page: Page) -> None:
+    page.wait_for("document.querySelector('#send').textContent === 'Send'")
+
+
+def test_an_answer_streams_in_as_text_and_code(page: Page, fake: FakeServer) -> None:
+    ask(page, "What is the capital of France?")
+    page.wait_for("document.querySelector('.assistant pre') !== null")
+    wait_for_answer(page)
+    (answer,) = text_of(page, ".assistant")
+    assert answer.startswith(f"Paris. {EVIL}")
+    assert answer.endswith("Done.")
+    assert text_of(page, ".assistant pre") == ["print()"]
+
+    ask(page, "And of Spain?")
+    page.wait_for("document.querySelectorAll('.assistant').length === 2")
+    wait_for_answer(page)
+    sent = fake.bodies[-1]
+    assert [one["role"] for one in sent["messages"]] == ["user", "assistant", "user"]
+    assert sent["messages"][1]["content"].endswith("```\nDone.")
+    assert sent["stream"]
+    assert sent["model"] == "fake"
+
+
+def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(
+    page: Page,
+) -> None:
+    ask(page, "What is the capital of France?")
+    page.wait_for("document.querySelectorAll('#steps .row').length === 2")
+    wait_for_answer(page)
+    figures = dict(
+        zip(text_of(page, "#board dt"), text_of(page, "#board dd"), strict=True)
+    )
+    assert figures["drafted"] == "6"
+    assert figures["admitted"] == "5"
+    assert figures["accepted"] == "3"
+    assert figures["engine steps"] == "2"
+    assert figures["tokens a step"] == "2.50"
+    newest, oldest = text_of(page, "#steps .row")
+    assert newest.split("\n")[:3] == ["2", "·Paris", EVIL]
+    assert oldest.split("\n") == ["1", "·Paris", EVIL, "⏎", "x", "+1"]
+    assert len(text_of(page, "#steps .accepted")) == 3
+    assert len(text_of(page, "#steps .rejected")) == 1
+    assert text_of(page, "#state") == ["1 other request"]
+
+
+def test_what_a_model_or_a_neighbour_writes_is_never_markup(page: Page) -> None:
+    ask(page, EVIL)
+    page.wait_for("document.querySelectorAll('#steps .row').length === 2")
+    wait_for_answer(page)
+    assert page.evaluate("document.images.length") == 0
+    assert page.evaluate("document.title") == "Tetris Serve: chat"
+
+
+def test_escape_stops_an_answer_and_the_conversation_goes_on(
+    page: Page, fake: FakeServer
+) -> None:
+    ask(page, "Go on for ever")
+    page.wait_for("document.querySelector('.assistant')?.innerText.includes('on on')")
+    assert text_of(page, "#send") == ["Stop"]
+    page.press("Escape")
+    wait_for_answer(page)
+    assert text_of(page, ".note") == ["Stopped."]
+    # The server hears of it, so that the engine stops too.
+    assert fake.hung_up.wait(10)
+    ask(page, "Never mind")
+    wait_for_whole_answer(page)
+    assert "on on" in fake.bodies[-1]["messages"][1]["content"]
+
+
+def test_new_forgets_the_conversation_even_in_the_middle(
+    page: Page, fake: FakeServer
+) -> None:
+    ask(page, "Go on for ever")
+    page.wait_for("document.querySelector('.assistant')?.innerText.includes('on')")
+    page.evaluate("document.querySelector('#clear').click()")
+    wait_for_answer(page)
+    assert text_of(page, ".message, .note, .error") == []
+    page.wait_for("document.activeElement.id === 'text'")
+    ask(page, "Hello")
+    wait_for_whole_answer(page)
+    assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
+
+
+def test_a_busy_server_can_be_asked_again(page: Page, fake: FakeServer) -> None:
+    fake.refusals = 1
+    ask(page, "Are you busy?")
+    page.wait_for("document.querySelector('.error') !== null")
+    (error,) = text_of(page, ".error span")
+    assert error == "The server is busy: All replicas are busy. Try again in 3 s."
+    page.evaluate("document.querySelector('.error button').click()")
+    wait_for_whole_answer(page)
+    assert text_of(page, ".error") == []
+    assert fake.bodies[0]["messages"] == fake.bodies[1]["messages"]
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        ("Too long", "The server refused this: at most 8 tokens fit"),
+        ("Please break", "The answer broke off: The engine died."),
+        ("Please lose", "The answer broke off: the connection was lost."),
+    ],
+)
+def test_what_goes_wrong_is_said(question: str, reason: str, page: Page) -> None:
+    ask(page, question)
+    page.wait_for("document.querySelector('.error') !== null")
+    assert text_of(page, ".error span") == [reason]
+    assert text_of(page, "#send") == ["Send"]
+
+
+def test_a_page_that_is_left_alone_stops_watching(page: Page, fake: FakeServer) -> None:
+    ask(page, "What is the capital of France?")
+    wait_for_answer(page)
+    assert fake.watchers == 1
+    page.evaluate("clearTimeout(closing); unwatch('Paused')")
+    deadline_s = time.monotonic() + 10
+    while fake.watchers:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert text_of(page, "#state") == ["Paused"]
+
+
+def test_the_page_fits_a_phone(page: Page) -> None:
+    with page.sized(390, 844):
+        ask(page, "What is the capital of France?")
+        page.wait_for("document.querySelectorAll('#steps .row').length === 2")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        box = "document.querySelector('#send').getBoundingClientRect()"
+        assert page.evaluate(f"{box}.right") <= 390
+        assert page.evaluate(f"{box}.bottom") <= 844
+
+
+@pytest.mark.ray
+def test_a_newcomer_sees_the_drafts_of_their_own_answer(
+    browser: Page, server: Server
+) -> None:
+    response = httpx.get(server.url, timeout=60, trust_env=False)
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    browser.open(server.url)
+    browser.wait_for("document.querySelector('#model')?.textContent === 'demo'")
+    ask(browser, "Count from 1 to 30.")
+    browser.wait_for("document.querySelector('#steps .accepted') !== null", 120)
+    browser.wait_for("document.querySelector('#send').textContent === 'Send'", 120)
+    accepted = text_of(browser, "#steps .accepted")
+    # On a loopback address drafts are shown as text, not as ticks.
+    assert any(any(letter.isalnum() for letter in token) for token in accepted)
+    assert text_of(browser, ".error") == []

