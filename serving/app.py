@@ -38,6 +38,12 @@ The engines' own queue limit must be met first, because its refusal is ours to w
 Serve's refusal at the ingress is plain text.
 """
 
+_FRONT_MAX_REQUESTS: Final = 10_000
+_FRONT_TARGET_REQUESTS: Final = 200
+"""Requests a front's event loop is to carry at a time."""
+
+_KERNEL_VARIABLES: Final = ("LD_PRELOAD", "VLLM_CPU_OMP_THREADS_BIND", "KMP_BLOCKTIME")
+
 
 def build(args: dict[str, Any]) -> "Application":
     """Build the application from a deployment file or from inline settings.
@@ -79,6 +85,8 @@ def build_app(settings: Settings) -> "Application":
         SettingsError: The model files are missing or do not belong together.
     """
     check_servable(settings)
+    if settings.http.front == "fleet":
+        return _build_fleet(settings)
     from ray import serve
     from ray.llm._internal.serve.core.configs.openai_api_models import (
         to_model_metadata,
@@ -93,16 +101,7 @@ def build_app(settings: Settings) -> "Application":
     engines = build_llm_deployment(
         llm_config,
         deployment_cls=TetrisServer,
-        bind_kwargs={
-            "device": settings.engine.device,
-            "policy_name": settings.policy.name,
-            "has_snapshots": has_adapter(settings),
-            "planner_key": planner_key_of(settings),
-            "class_priorities": {
-                name: one.priority for name, one in settings.policy.classes.items()
-            },
-            "board_text": settings.http.board_text,
-        },
+        bind_kwargs=_engine_bind_kwargs(settings),
     )
     model_id = settings.model.id
     ingress = serve.deployment(
@@ -117,6 +116,68 @@ def build_app(settings: Settings) -> "Application":
         llm_deployments={model_id: engines},
         model_cards={model_id: to_model_metadata(model_id, llm_config)},
     )
+
+
+def _build_fleet(settings: Settings) -> "Application":
+    """Build fronts over engine replicas; both keep the names of Ray's own path."""
+    from ray import serve
+    from ray.llm._internal.serve.core.configs.openai_api_models import (
+        to_model_metadata,
+    )
+    from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
+    from ray.llm._internal.serve.core.server.builder import build_llm_deployment
+
+    from serving.front.http import Front
+    from serving.ingress import BOARD_ENDPOINTS, ENDPOINTS, build_api
+    from serving.replica.engine_server import EngineServer
+
+    llm_config = llm_config_of(settings)
+    replicas, http = settings.replicas, settings.http
+    engines = build_llm_deployment(
+        llm_config,
+        name_prefix="TetrisServer:",
+        deployment_cls=EngineServer,
+        bind_kwargs={
+            **_engine_bind_kwargs(settings),
+            # Twice, because an update has both generations of fronts connected.
+            "num_slots": 1 + 2 * http.fronts.max,
+        },
+        # What may wait is the fronts' business, who know which of it is a replay.
+        override_serve_options={"max_queued_requests": -1},
+    )
+    front = serve.deployment(
+        make_fastapi_ingress(
+            Front,
+            endpoint_map=ENDPOINTS | (BOARD_ENDPOINTS if http.board else {}),
+            app=build_api(http.max_body_bytes),
+        ),
+        **_front_options(settings),
+    )
+    return front.bind(
+        engines,
+        model_card=to_model_metadata(settings.model.id, llm_config).model_dump(),
+        policy_name=settings.policy.name,
+        class_priorities=_class_priorities(settings),
+        stream_interval_ms=http.stream_interval_ms,
+        min_replicas=replicas.min,
+        max_ongoing_requests=replicas.max_ongoing_requests,
+        max_queued_requests=replicas.max_queued_requests,
+    )
+
+
+def _engine_bind_kwargs(settings: Settings) -> dict[str, Any]:
+    return {
+        "device": settings.engine.device,
+        "policy_name": settings.policy.name,
+        "has_snapshots": has_adapter(settings),
+        "planner_key": planner_key_of(settings),
+        "class_priorities": _class_priorities(settings),
+        "board_text": settings.http.board_text,
+    }
+
+
+def _class_priorities(settings: Settings) -> dict[str, int | None]:
+    return {name: one.priority for name, one in settings.policy.classes.items()}
 
 
 def check_servable(settings: Settings) -> None:
@@ -325,6 +386,38 @@ def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": replicas.drain_timeout_s,
         "ray_actor_options": actor_options,
     }
+
+
+def _front_options(settings: Settings) -> dict[str, Any]:
+    fronts = settings.http.fronts
+    return {
+        "name": "TetrisIngress",
+        "autoscaling_config": {
+            "min_replicas": fronts.min,
+            "max_replicas": fronts.max,
+            "target_ongoing_requests": _FRONT_TARGET_REQUESTS,
+        },
+        # Fronts refuse by themselves, in words; Serve would let requests wait where no
+        # deadline holds and nothing is said meanwhile.
+        "max_ongoing_requests": _FRONT_MAX_REQUESTS,
+        "max_constructor_retry_count": settings.replicas.start_attempts,
+        "health_check_period_s": settings.replicas.health_check_period_s,
+        "health_check_timeout_s": settings.replicas.health_check_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": settings.replicas.drain_timeout_s,
+        "ray_actor_options": {
+            "num_cpus": 0,
+            "runtime_env": {"env_vars": _front_env(settings)},
+        },
+    }
+
+
+def _front_env(settings: Settings) -> dict[str, str]:
+    """What an engine has, without what is meant for its kernels."""
+    env = replica_env_of(settings)
+    for name in _KERNEL_VARIABLES:
+        env.pop(name, None)
+    return env | {"OMP_NUM_THREADS": "1"}
 
 
 def _ingress_options(settings: Settings) -> dict[str, Any]:

@@ -254,6 +254,19 @@ class ReplicaSettings(_Section):
     ] = 3
 
 
+class FrontsSettings(_Section):
+    """How many fronts Ray Serve keeps.
+
+    A front that dies takes its clients' connections along, though no engine's work on
+    other fronts' requests.
+    """
+
+    min: Annotated[int, Field(ge=1, description="fronts kept when idle")] = 1
+    max: Annotated[
+        int, Field(ge=1, le=64, description="fronts at the highest load")
+    ] = 1
+
+
 class HttpSettings(_Section):
     """The endpoint. `host`, `port` and the two below it are used by `up` only.
 
@@ -282,6 +295,13 @@ class HttpSettings(_Section):
     keep_alive_timeout_s: Annotated[
         int, Field(ge=1, description="seconds an idle connection is kept")
     ] = 90
+    front: Annotated[
+        Literal["fleet", "ray"],
+        Field(
+            description="what answers: fronts that outlive engines, or Ray's ingress"
+        ),
+    ] = "ray"
+    fronts: FrontsSettings = FrontsSettings()
     board: Annotated[
         bool, Field(description="show what the engines do, live, at /board")
     ] = False

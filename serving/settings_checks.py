@@ -162,6 +162,9 @@ def _replica_disagreements(settings: "Settings") -> Iterator[str]:
             f"replicas.max_ongoing_requests ({replicas.max_ongoing_requests}, got "
             f"{replicas.target_ongoing_requests:g}); autoscaling would never act"
         )
+    fronts = settings.http.fronts
+    if fronts.max < fronts.min:
+        yield f"http.fronts.max: must be ≥ http.fronts.min ({fronts.min})"
     ports = (
         settings.http.port,
         settings.http.dashboard_port,

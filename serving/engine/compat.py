@@ -59,10 +59,47 @@ _RENAMED = {
 }
 """Names whose vLLM name means something else beside the others here."""
 
+_FRONT_NAMES = {
+    # The front stands in for the engine core below a stock `AsyncLLM`, which builds its
+    # client by `EngineCoreClient.make_async_mp_client` (patched while it does).
+    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "EngineCoreClient": "vllm.v1.engine.core_client",
+    # A request's way to the engine core and the outputs' way back, as vLLM packs them.
+    "EngineCoreRequest": "vllm.v1.engine",
+    "EngineCoreRequestType": "vllm.v1.engine",
+    "FinishReason": "vllm.v1.engine",
+    "MsgpackDecoder": "vllm.v1.serial_utils",
+    "MsgpackEncoder": "vllm.v1.serial_utils",
+    # Its `ENGINE_CORE_DEAD` is the engine's last word in every output.
+    "EngineCoreProc": "vllm.v1.engine.core",
+    "Executor": "vllm.v1.executor",
+    "get_open_zmq_ipc_path": "vllm.utils.network_utils",
+    "maybe_register_config_serialize_by_value": "vllm.transformers_utils.config",
+    # A refusal that vLLM's handlers answer with the status it carries.
+    "GracefulHTTPError": "vllm.exceptions",
+    "RayPrometheusStatLogger": "vllm.v1.metrics.ray_wrappers",
+    "StatLoggerBase": "vllm.v1.metrics.loggers",
+    "init_app_state": "vllm.entrypoints.openai.api_server",
+    # What makes an engine go on where another stopped (`engine.shared.replay`).
+    "CachedRequestState": "vllm.v1.worker.gpu_input_batch",
+    "StructuredOutputManager": "vllm.v1.structured_output",
+}
+"""Names of the front and the token channel, and why."""
+
+_MODULES = {
+    # Its `launch_core_engines` is given more outputs while a replica starts its engine;
+    # `AsyncMPClient._send_input` hands on requests whose `client_index` is ours.
+    "core_client": "vllm.v1.engine.core_client",
+}
+"""Modules in which a name is replaced for a moment."""
+
 
 def __getattr__(name: str) -> Any:
-    if name in _GPU_NAMES:
-        return getattr(import_module(_GPU_NAMES[name]), name)
+    module = _GPU_NAMES.get(name) or _FRONT_NAMES.get(name)
+    if module is not None:
+        return getattr(import_module(module), name)
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _RENAMED:
         module, original = _RENAMED[name]
         return getattr(import_module(module), original)

@@ -285,6 +285,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "replicas.upscale_delay_s": 1,
             "replicas.downscale_delay_s": 3600,
             "http.board": "true",
+            "http.front": os.environ.get("TETRIS_TEST_FRONT", "ray"),
         },
     )
     yield running

@@ -1,0 +1,1 @@
+"""The front: HTTP in, leases and tokens; no model weights."""

@@ -1,0 +1,1 @@
+"""One engine replica: its actor, its leases and its token channel."""
