@@ -52,12 +52,15 @@ CONDEMNED_S: Final = 600.0
 
 _DEATHS: Final = frozenset({"engine died", "connection closed"})
 
+REASONS: Final = _DEATHS | {"gap", "silence", "lease ended", "engine is shut down"}
+"""Why a request may have to go on elsewhere; "failure" for whatever else."""
+
 
 class FleetClient(EngineCoreClient):  # type: ignore[misc]  # Any, see pyproject
     """Leases replicas for requests, and receives their tokens.
 
     Attributes:
-        num_replays: Times that a request went on in another engine.
+        on_replay: Told why, when a request is to go on in another engine.
         on_failure: Told the id of a request that cannot be served, and why.
     """
 
@@ -83,7 +86,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # Any, see pyproject
         """
         self.engine_ranks_managed = [0]
         self.resources = SimpleNamespace(engine_dead=False)
-        self.num_replays = 0
+        self.on_replay: Callable[[str], None] = lambda _reason: None
         self.on_failure: Callable[[str, Exception], None] = _log_unheard
         self._front = front
         self._fingerprint = fingerprint
@@ -103,6 +106,11 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # Any, see pyproject
         # Serve ties calls to the request in whose context they are made, and ends them
         # with it. A lease may be opened while another request's message is handled.
         self._context = contextvars.Context()
+
+    @property
+    def num_unplaced(self) -> int:
+        """Requests that wait for a replica."""
+        return sum(one.link is None for one in self._requests.values())
 
     @property
     def num_links(self) -> int:
@@ -269,7 +277,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # Any, see pyproject
         self._requests[one.engine_id] = one
         self._engine_ids[one.request_id] = one.engine_id
         if was_placed:
-            self.num_replays += 1
+            self.on_replay(reason if reason in REASONS else "failure")
             one.since_s = time.monotonic()
             self._queue.add(one, first=True)
             return

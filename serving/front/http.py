@@ -45,6 +45,7 @@ from serving.errors import (
     reword_streamed_errors,
 )
 from serving.front.fleet_client import FleetClient
+from serving.front.metrics import FrontMetrics
 from serving.front.vllm_app import build_app_state
 from serving.request_class import find_unknown_class, set_priority
 from serving.stream_pacing import pace
@@ -118,6 +119,8 @@ class Front:
             open_stream=leases.remote,
             has_room=has_room,
         )
+        self._metrics = FrontMetrics()
+        self._client.on_replay = self._metrics.count_replay
         self._state = await build_app_state(hello, self._client)
         self._ticking = asyncio.create_task(self._tick())
 
@@ -244,6 +247,7 @@ class Front:
         while True:
             await asyncio.sleep(_TICK_S)
             self._client.fail_overdue()
+            self._metrics.record(self._client)
 
     async def _watch_replicas(self, after: Mapping[str, int]) -> list[dict[str, Any]]:
         """Ask all replicas; one that fails is left out of this look."""

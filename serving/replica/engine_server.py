@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
+_ENGINE_CHECK_S: Final = 0.05
+
 OTHER_MODEL: Final = "other model"
 """Answer to a lease: this replica cannot go on with what the front has begun."""
 
@@ -131,6 +133,19 @@ class EngineServer(TetrisServer):
             engine_cls=functools.partial(SlottedEngine, num_slots=num_slots),
             **kwargs,
         )
+
+    async def _follow_engine(self) -> None:
+        """End this process when its engine has died.
+
+        At once: fronts have been told over the token channel, and all that a replica
+        without an engine does is refuse the leases they ask for.
+        """
+        while not self.engine.is_dead:
+            await asyncio.sleep(_ENGINE_CHECK_S)
+        logger.error("The engine died; this replica ends, and Serve starts another")
+        for handler in logger.handlers:
+            handler.flush()
+        os._exit(1)
 
     async def hello(self) -> dict[str, Any]:
         """Tell a front what it needs to speak for this deployment's engines."""
