@@ -157,6 +157,7 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # Any, see pyproject
             self._give_up(one)
         for link in list(self._links.values()):
             link.close("shutdown")
+        self._zmq.destroy(linger=0)
 
     def fail_overdue(self) -> None:
         """Fail what has waited too long for a replica; call it now and then."""

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.vllm
 NUM_TOKENS = 40
 PROMPTS = ((1, 0, 1), (1, 1, 0), (1, 7, 7), (1, 4, 2, 6, 3))
 CUTS = (1, 2, 7, 20, 36)
-"""Tokens that had come out. 36 reach past the second block of the prefix cache."""
+"""Tokens that had come out. With 36, a block of the prefix cache ends among them."""
 
 LAW_PROMPT = (1, 0, 1)
 NUM_SAMPLES = 1000
@@ -70,7 +70,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="module")
 def engine(pair: Pair) -> Iterator[Engine]:
-    """With a prefix cache whose blocks are short enough to reach into the output."""
+    """With blocks of the prefix cache that are short enough to end in the output."""
     with run_engine(
         *pair,
         policy="tetris",
@@ -79,7 +79,7 @@ def engine(pair: Pair) -> Iterator[Engine]:
         skip_tokenizer_init=False,
         max_model_len=64,
         max_num_seqs=64,
-        block_size=16,
+        block_size=32,
         seed=1,
     ) as running:
         yield running
