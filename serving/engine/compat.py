@@ -79,12 +79,27 @@ _FRONT_NAMES = {
     "GracefulHTTPError": "vllm.exceptions",
     "RayPrometheusStatLogger": "vllm.v1.metrics.ray_wrappers",
     "StatLoggerBase": "vllm.v1.metrics.loggers",
-    "init_app_state": "vllm.entrypoints.openai.api_server",
+    "init_app_state": "vllm.entrypoints.launchers.api_server.app_state",
     # What makes an engine go on where another stopped (`engine.shared.replay`).
     "CachedRequestState": "vllm.v1.worker.gpu_input_batch",
     "StructuredOutputManager": "vllm.v1.structured_output",
 }
 """Names of the front and the token channel, and why."""
+
+FRONT_ATTRIBUTES = {
+    # Hands on a request without putting its own `client_index` into it.
+    "vllm.v1.engine.core_client": "AsyncMPClient._send_input",
+    # The grammar's position and the reasoning state of a request that goes on.
+    "vllm.v1.structured_output": "StructuredOutputManager._get_constraint_bounds",
+    # The engine's processes, whose end is watched.
+    "vllm.v1.engine.utils": "CoreEngineProcManager.sentinels",
+    # Ends a request that no engine can serve; the error goes into the queue that its
+    # entry in `request_states` has.
+    "vllm.v1.engine.output_processor": "OutputProcessor.abort_requests",
+    # Says, among other things, which models an engine may share requests with.
+    "vllm.config": "ModelConfig.compute_hash",
+}
+"""Attributes of vLLM's objects that are used without being imported, by module."""
 
 _MODULES = {
     # Its `launch_core_engines` is given more outputs while a replica starts its engine;

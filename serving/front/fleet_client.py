@@ -50,6 +50,9 @@ MAX_WAIT_S: Final = 600.0
 CONDEMNED_S: Final = 600.0
 """How long a request that killed its engine alone is refused."""
 
+MAX_REPLAYS: Final = 20
+"""Of one request. A fault of ours that its tokens trigger must not go on for ever."""
+
 _DEATHS: Final = frozenset({"engine died", "connection closed"})
 
 REASONS: Final = _DEATHS | {"gap", "silence", "lease ended", "engine is shut down"}
@@ -278,6 +281,14 @@ class FleetClient(EngineCoreClient):  # type: ignore[misc]  # Any, see pyproject
         self._requests[one.engine_id] = one
         self._engine_ids[one.request_id] = one.engine_id
         if was_placed:
+            one.num_replays += 1
+            if one.num_replays > MAX_REPLAYS:
+                self._fail(
+                    one,
+                    "The request was interrupted too often; retry.",
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                )
+                return
             self.on_replay(reason if reason in REASONS else "failure")
             one.since_s = time.monotonic()
             self._queue.add(one, first=True)

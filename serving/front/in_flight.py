@@ -30,6 +30,7 @@ class InFlight:
         attempt: Number of leases given up before this one.
         num_deaths: Engines that died while they had it.
         num_refusals: Replicas in a row that did not take it.
+        num_replays: Times that it has moved.
         was_alone: Whether the present lease has its engine for itself.
         has_prompt_logprobs: Whether those have come.
         link: Where its tokens come from, once placed.
@@ -42,6 +43,7 @@ class InFlight:
     attempt: int = 0
     num_deaths: int = 0
     num_refusals: int = 0
+    num_replays: int = 0
     was_alone: bool = False
     has_prompt_logprobs: bool = False
     link: TokenLink | None = None

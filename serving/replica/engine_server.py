@@ -28,6 +28,7 @@ from serving.errors import EngineGoneError
 from serving.plugin import DIE_WITH_PARENT
 from serving.replica.leases import Leases
 from serving.replica.token_channel import ReplicaState, TokenRelay
+from serving.replica.watchdog import wait_until_hung
 from serving.server import TetrisEngine, TetrisServer
 
 if TYPE_CHECKING:
@@ -103,6 +104,10 @@ class SlottedEngine(TetrisEngine):
             "supported_tasks": tuple(await client.get_supported_tasks()),
         }
 
+    async def answer(self) -> None:
+        """Return when the engine core is between two steps."""
+        await self._engine_client.engine_core.get_supported_tasks_async()
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """Equal for engines between which a request may move."""
@@ -135,12 +140,13 @@ class EngineServer(TetrisServer):
         )
 
     async def _follow_engine(self) -> None:
-        """End this process when its engine has died.
+        """End this process when its engine has died, or hangs.
 
         At once: fronts have been told over the token channel, and all that a replica
         without an engine does is refuse the leases they ask for.
         """
-        while not self.engine.is_dead:
+        hanging = asyncio.create_task(wait_until_hung(self.engine.answer))
+        while not (self.engine.is_dead or hanging.done()):
             await asyncio.sleep(_ENGINE_CHECK_S)
         logger.error("The engine died; this replica ends, and Serve starts another")
         for handler in logger.handlers:

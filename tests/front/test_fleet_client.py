@@ -11,6 +11,7 @@ import pytest
 
 from serving.engine.compat import FinishReason, GracefulHTTPError
 from serving.engine.shared.replay import emitted_token_ids_of
+from serving.front import fleet_client
 from serving.front.fleet_client import FleetClient
 from serving.front.in_flight import derive_seed
 from tests.front.fake_fleet import (
@@ -284,6 +285,25 @@ def test_a_request_that_kills_engines_runs_alone_and_is_then_refused(
         replacing.cancel()
         for replica in replicas:
             await replica.close()
+
+    run(play, tmp_path)
+
+
+def test_a_request_that_is_always_interrupted_fails(tmp_path: Path) -> None:
+    """A fault that its own tokens trigger would otherwise go on for ever."""
+
+    async def play(scene: Scene) -> None:
+        scene.add_replica()
+        requests = await scene.send(1, max_tokens=100_000)
+        while not scene.failures:
+            for link in list(scene.client._links.values()):
+                link.close("gap")
+            await asyncio.sleep(0.005)
+        (failure,) = scene.failures.values()
+        assert isinstance(failure, GracefulHTTPError)
+        assert failure.http_status == 503
+        assert len(scene.replays) == fleet_client.MAX_REPLAYS
+        assert requests[0].request_id not in scene.reasons
 
     run(play, tmp_path)
 

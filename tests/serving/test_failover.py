@@ -1,5 +1,6 @@
 """No request is lost: engines and replicas are killed under streams."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Stream:
     """One stream as its client saw it."""
 
+    kind: str
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[float] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Stream:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two replicas in float32, where a token depends on no neighbour in the batch."""
+    """Two fronts and two replicas, in float32: no token depends on its neighbours."""
     running = start_up_command(
         tmp_path_factory.mktemp("fleet") / "up.log",
         {
@@ -74,6 +76,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "engine.max_num_seqs": 16,
             "replicas.min": 2,
             "replicas.max": 2,
+            "http.fronts.min": 2,
+            "http.fronts.max": 2,
         },
     )
     yield running
@@ -102,9 +106,17 @@ def body_of(number: int, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_stream(server: Server, body: dict[str, Any], stream: Stream) -> None:
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json=body, timeout=300, trust_env=False
-    ) as response:
+    with (
+        # A stream that breaks has no finish reason.
+        contextlib.suppress(httpx.HTTPError),
+        httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json=body,
+            timeout=300,
+            trust_env=False,
+        ) as response,
+    ):
         for line in response.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -124,11 +136,12 @@ def read_stream(server: Server, body: dict[str, Any], stream: Stream) -> None:
 
 def run_all(server: Server, disturb: Any = None) -> list[Stream]:
     """Run two streams of each kind at once, and disturb them once all have begun."""
-    streams = [Stream() for _ in range(2 * len(KINDS))]
-    kinds = list(KINDS.values()) * 2
+    streams = [Stream(kind) for kind in list(KINDS) * 2]
     threads = [
-        threading.Thread(target=read_stream, args=(server, body_of(i, kind), stream))
-        for i, (kind, stream) in enumerate(zip(kinds, streams, strict=True))
+        threading.Thread(
+            target=read_stream, args=(server, body_of(i, KINDS[one.kind]), one)
+        )
+        for i, one in enumerate(streams)
     ]
     for thread in threads:
         thread.start()
@@ -163,12 +176,12 @@ def when_both_are_ready(server: Server) -> list[psutil.Process]:
 
 def check_equal(streams: list[Stream], undisturbed: list[Stream]) -> None:
     assert [one.error for one in streams] == [None] * len(streams)
-    for kind, seen, expected in zip(list(KINDS) * 2, streams, undisturbed, strict=True):
-        assert seen.token_ids == expected.token_ids, kind
-        assert seen.text == expected.text, kind
-        assert seen.finish_reason == expected.finish_reason, kind
-        assert seen.num_completion_tokens == len(expected.token_ids), kind
-        assert seen.logprobs == pytest.approx(expected.logprobs, abs=1e-3), kind
+    for seen, expected in zip(streams, undisturbed, strict=True):
+        assert seen.token_ids == expected.token_ids, seen.kind
+        assert seen.text == expected.text, seen.kind
+        assert seen.finish_reason == expected.finish_reason, seen.kind
+        assert seen.num_completion_tokens == len(expected.token_ids), seen.kind
+        assert seen.logprobs == pytest.approx(expected.logprobs, abs=1e-3), seen.kind
 
 
 def test_streams_go_on_when_an_engine_is_killed(
@@ -204,6 +217,29 @@ def test_streams_wait_when_all_engines_are_killed(
             engine.kill()
 
     check_equal(run_all(fleet, kill_all), undisturbed)
+
+
+def test_a_front_that_is_killed_takes_only_its_own_connections(
+    fleet: Server, undisturbed: list[Stream]
+) -> None:
+    """And nothing of its goes on in the engines."""
+    when_both_are_ready(fleet)
+    fronts = processes(fleet, "ingress")
+    assert len(fronts) == 2
+    streams = run_all(fleet, fronts[0].kill)
+    broken = [one.finish_reason is None for one in streams]
+    assert 0 < sum(broken) < len(streams)
+    check_equal(
+        [one for one, is_broken in zip(streams, broken, strict=True) if not is_broken],
+        [
+            one
+            for one, is_broken in zip(undisturbed, broken, strict=True)
+            if not is_broken
+        ],
+    )
+    wait_until(lambda: fleet.total("ray_vllm_num_requests_running") == 0, 60)
+    wait_until(lambda: len(processes(fleet, "ingress")) == 2, START_TIMEOUT_S)
+    check_equal(run_all(fleet), undisturbed)
 
 
 def test_clients_cannot_say_what_only_fronts_may_say(fleet: Server) -> None:
