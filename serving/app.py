@@ -151,7 +151,7 @@ def _build_fleet(settings: Settings) -> "Application":
             endpoint_map=ENDPOINTS | (BOARD_ENDPOINTS if http.board else {}),
             app=build_api(http.max_body_bytes),
         ),
-        **_front_options(settings),
+        **front_options_of(settings),
     )
     return front.bind(
         engines,
@@ -388,7 +388,8 @@ def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _front_options(settings: Settings) -> dict[str, Any]:
+def front_options_of(settings: Settings) -> dict[str, Any]:
+    """Options of the deployment of fronts."""
     fronts = settings.http.fronts
     return {
         "name": "TetrisIngress",

@@ -59,7 +59,7 @@ REASONS: Final = _DEATHS | {"gap", "silence", "lease ended", "engine is shut dow
 """Why a request may have to go on elsewhere; "failure" for whatever else."""
 
 
-class FleetClient(EngineCoreClient):  # type: ignore[misc]  # Any, see pyproject
+class FleetClient(EngineCoreClient):
     """Leases replicas for requests, and receives their tokens.
 
     Attributes:

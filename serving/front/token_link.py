@@ -21,7 +21,7 @@ from serving.replica.token_channel import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from serving.replica.token_channel import LinkOffer
 
@@ -92,7 +92,7 @@ class TokenLink:
         self._monitor = self._socket.get_monitor_socket(_BAD_EVENTS)
         self._socket.connect(offer.address)
         self._tasks = [
-            asyncio.create_task(self._guard(part()))
+            asyncio.create_task(self._guard(part))
             for part in (self._read, self._watch_connection, self._watch_silence)
         ]
         self._send(HELLO, b"")
@@ -122,9 +122,9 @@ class TokenLink:
             # The only thing to wait for is room in a queue without a limit.
             self._socket.send_multipart((kind, payload))
 
-    async def _guard(self, part: Any) -> None:
+    async def _guard(self, part: Callable[[], Awaitable[None]]) -> None:
         try:
-            await part
+            await part()
         except Exception:
             logger.exception("The token channel to %s failed", self.offer.replica)
             self.close("failure")

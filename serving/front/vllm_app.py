@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
+from ray import cloudpickle
 from starlette.datastructures import State
 
 from serving.engine.compat import (

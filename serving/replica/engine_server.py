@@ -12,8 +12,8 @@ import os
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-import cloudpickle
 import ray
+from ray import cloudpickle
 
 from serving.engine.compat import (
     EngineCoreProc,
@@ -184,7 +184,7 @@ class EngineServer(TetrisServer):
             yield event
 
 
-class _StateLogger(StatLoggerBase):  # type: ignore[misc]  # Any, see pyproject
+class _StateLogger(StatLoggerBase):
     """Hands on what routers want to know of each step."""
 
     def __init__(self, relay: TokenRelay) -> None:

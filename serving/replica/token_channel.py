@@ -27,7 +27,7 @@ import zmq
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    OnMessage = Callable[[bytes, bytes, bytes], None]
+    OnMessage = Callable[[bytes, bytes, bytes], object]
 
 HELLO: Final = b"hello"
 ENDED: Final = b"ended"
@@ -172,7 +172,7 @@ class TokenRelay(threading.Thread):
             for sentinel in self._sentinels - watched:
                 self._poller.register(sentinel, zmq.POLLIN)
                 watched.add(sentinel)
-            for source, _ in self._poller.poll(1000 * HEARTBEAT_S):
+            for source, _ in self._poller.poll(round(1000 * HEARTBEAT_S)):
                 if source in self._slots:
                     self._forward(self._slots[source], source)
                 elif source == self._fronts_socket:
