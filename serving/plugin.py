@@ -6,9 +6,19 @@ possibly more than once.
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+from typing import Any, Final
 
 import numpy as np
+
+DIE_WITH_PARENT: Final = "TETRIS_DIE_WITH_PARENT"
+"""Set where an engine core must not outlive the process that started it."""
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def register() -> None:
@@ -24,11 +34,29 @@ def register() -> None:
         return
     _keep_llvmlite_apart()
     from serving.engine.compat import EngineCore
+    from serving.engine.shared import replay
 
     EngineCore.tetris_snapshot = _snapshot
     EngineCore.tetris_export_state = _export_state
     EngineCore.tetris_import_state = _import_state
     EngineCore.tetris_watch_board = _watch_board
+    replay.install()
+    if os.environ.get(DIE_WITH_PARENT) and _is_engine_core():
+        _die_with_parent()
+
+
+def _is_engine_core() -> bool:
+    return multiprocessing.current_process().name.startswith("EngineCore")
+
+
+def _die_with_parent() -> None:
+    """End with the replica's actor, however that ends (Linux only).
+
+    An engine whose actor was killed would run on: nobody is left to read from it, and
+    it would keep its memory and its cores from the replica that takes over.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _keep_llvmlite_apart() -> None:

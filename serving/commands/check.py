@@ -1,8 +1,8 @@
 """`tetris-serve check`: what a deployment file means, without starting anything."""
 
-from serving.app import engine_kwargs_of
 from serving.commands.console import Console
 from serving.commands.doctor import report
+from serving.engine_args import engine_kwargs_of
 from serving.settings.model import Settings
 from serving.settings.model_pair import check_models
 

@@ -11,9 +11,9 @@ from typing import Final
 
 import psutil
 
-from serving.app import preload_libraries
 from serving.commands.console import Console
 from serving.engine.version import find_vllm_mismatch
+from serving.engine_args import preload_libraries
 from serving.local import ports
 from serving.settings.gguf_conversion import measure
 from serving.settings.gguf_files import GgufError, find_gguf, is_gguf

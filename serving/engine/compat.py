@@ -59,10 +59,62 @@ _RENAMED = {
 }
 """Names whose vLLM name means something else beside the others here."""
 
+_FRONT_NAMES = {
+    # The front stands in for the engine core below a stock `AsyncLLM`, which builds its
+    # client by `EngineCoreClient.make_async_mp_client` (patched while it does).
+    "AsyncLLM": "vllm.v1.engine.async_llm",
+    "EngineCoreClient": "vllm.v1.engine.core_client",
+    # A request's way to the engine core and the outputs' way back, as vLLM packs them.
+    "EngineCoreRequest": "vllm.v1.engine",
+    "EngineCoreRequestType": "vllm.v1.engine",
+    "FinishReason": "vllm.v1.engine",
+    "MsgpackDecoder": "vllm.v1.serial_utils",
+    "MsgpackEncoder": "vllm.v1.serial_utils",
+    # Its `ENGINE_CORE_DEAD` is the engine's last word in every output.
+    "EngineCoreProc": "vllm.v1.engine.core",
+    "Executor": "vllm.v1.executor",
+    "get_open_zmq_ipc_path": "vllm.utils.network_utils",
+    "maybe_register_config_serialize_by_value": "vllm.transformers_utils.config",
+    # A refusal that vLLM's handlers answer with the status it carries.
+    "GracefulHTTPError": "vllm.exceptions",
+    "RayPrometheusStatLogger": "vllm.v1.metrics.ray_wrappers",
+    "StatLoggerBase": "vllm.v1.metrics.loggers",
+    "init_app_state": "vllm.entrypoints.launchers.api_server.app_state",
+    # What makes an engine go on where another stopped (`engine.shared.replay`).
+    "CachedRequestState": "vllm.v1.worker.gpu_input_batch",
+    "StructuredOutputManager": "vllm.v1.structured_output",
+}
+"""Names of the front and the token channel, and why."""
+
+FRONT_ATTRIBUTES = {
+    # Hands on a request without putting its own `client_index` into it.
+    "vllm.v1.engine.core_client": "AsyncMPClient._send_input",
+    # The grammar's position and the reasoning state of a request that goes on.
+    "vllm.v1.structured_output": "StructuredOutputManager._get_constraint_bounds",
+    # The engine's processes, whose end is watched.
+    "vllm.v1.engine.utils": "CoreEngineProcManager.sentinels",
+    # Ends a request that no engine can serve; the error goes into the queue that its
+    # entry in `request_states` has.
+    "vllm.v1.engine.output_processor": "OutputProcessor.abort_requests",
+    # Says, among other things, which models an engine may share requests with.
+    "vllm.config": "ModelConfig.compute_hash",
+}
+"""Attributes of vLLM's objects that are used without being imported, by module."""
+
+_MODULES = {
+    # Its `launch_core_engines` is given more outputs while a replica starts its engine;
+    # `AsyncMPClient._send_input` hands on requests whose `client_index` is ours.
+    "core_client": "vllm.v1.engine.core_client",
+}
+"""Modules in which a name is replaced for a moment."""
+
 
 def __getattr__(name: str) -> Any:
-    if name in _GPU_NAMES:
-        return getattr(import_module(_GPU_NAMES[name]), name)
+    module = _GPU_NAMES.get(name) or _FRONT_NAMES.get(name)
+    if module is not None:
+        return getattr(import_module(module), name)
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in _RENAMED:
         module, original = _RENAMED[name]
         return getattr(import_module(module), original)

@@ -29,6 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from serving.replica.engine_gone import EngineGoneError
+
 logger = logging.getLogger("ray.serve")
 
 _RETRY_AFTER_S: Final = 1
@@ -69,10 +71,6 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.param = param
-
-
-class EngineGoneError(Exception):
-    """A request came to a replica whose engine had died before; it did no harm."""
 
 
 def came_too_late(error: BaseException) -> bool:

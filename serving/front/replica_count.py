@@ -4,7 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
+
+from serving.front.errors import ApiError
 
 logger = logging.getLogger("ray.serve")
 
@@ -45,6 +47,30 @@ class ReplicaCount:
             self._look = asyncio.create_task(self._take())
         if self._look is not None:
             await asyncio.wait({self._look}, timeout=_WAIT_S)
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what `/health` answers while a replica runs.
+
+        Serve's controller may be away; replicas serve on without it. Then the answer
+        is the last one known, and says how old it is.
+
+        Raises:
+            ApiError: 503, no replica runs or none is known to.
+        """
+        await self.refresh()
+        count, age_s = self.num_running, self.age_s
+        if count is None:
+            raise ApiError(503, "Ray Serve does not tell what is running; retry.")
+        if not count:
+            when = f"was running {age_s:.0f} s ago" if age_s else "is running"
+            raise ApiError(503, f"No engine replica {when}; retry.")
+        if age_s:
+            return {
+                "status": "stale",
+                "running_replicas": count,
+                "age_s": round(age_s, 1),
+            }
+        return {"status": "ok", "running_replicas": count}
 
     async def _take(self) -> None:
         self._looked_s = time.monotonic()

@@ -21,9 +21,9 @@ from ray.serve.llm import LLMConfig
 from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from serving.app import UNIPROC_EXECUTOR
-from serving.front.errors import EngineGoneError
+from serving.engine_args import UNIPROC_EXECUTOR
 from serving.replica.capacity import capacity_reader
+from serving.replica.engine_gone import EngineGoneError
 from serving.replica.metrics import (
     CAPACITY_PERIOD_S,
     SNAPSHOT_PERIOD_S,
@@ -195,6 +195,7 @@ class TetrisServer(LLMServer):
     """
 
     _default_engine_cls = TetrisEngine
+    _last_words_s = _LAST_WORDS_S
 
     async def __init__(  # type: ignore[misc]  # Ray awaits constructors
         self,
@@ -291,7 +292,7 @@ class TetrisServer(LLMServer):
         self._is_ending = True
         what = f"is silent for {hanging.result():.0f} s" if hanging.done() else "died"
         logger.error(f"The engine {what}; this replica ends, and Serve starts another")
-        await asyncio.sleep(_LAST_WORDS_S)
+        await asyncio.sleep(self._last_words_s)
         for handler in logger.handlers:
             handler.flush()
         for process in psutil.Process().children(recursive=True):

@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from serving.settings.report import did_you_mean
 
 if TYPE_CHECKING:
-    from serving.settings.model import Settings
+    from serving.settings.sections import Sections
 
 METHODS_WITH_DRAFT_MODEL: Final = frozenset(
     {"draft_model", "eagle", "eagle3", "dflash"}
@@ -31,12 +31,7 @@ _ENGINE_SETTING_OF: Final = {
 """vLLM arguments we set ourselves, and the setting that governs each."""
 
 
-def read_switch(value: Any) -> Any:
-    """Return the word again where YAML took `on` or `off` for a boolean."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-def find_disagreements(settings: "Settings") -> Iterator[str]:
+def find_disagreements(settings: "Sections") -> Iterator[str]:
     """Yield every contradiction, as `setting: reason; fix`."""
     yield from _pair_disagreements(settings)
     yield from _class_disagreements(settings)
@@ -45,7 +40,7 @@ def find_disagreements(settings: "Settings") -> Iterator[str]:
     yield from _replica_disagreements(settings)
 
 
-def _pair_disagreements(settings: "Settings") -> Iterator[str]:
+def _pair_disagreements(settings: "Sections") -> Iterator[str]:
     policy = settings.policy
     if policy.name == "none":
         return
@@ -70,7 +65,7 @@ def _pair_disagreements(settings: "Settings") -> Iterator[str]:
         )
 
 
-def _class_disagreements(settings: "Settings") -> Iterator[str]:
+def _class_disagreements(settings: "Sections") -> Iterator[str]:
     owners: dict[int, str] = {}
     for name, own in settings.policy.classes.items():
         if own.priority is None:
@@ -90,7 +85,7 @@ def _class_disagreements(settings: "Settings") -> Iterator[str]:
         )
 
 
-def _engine_disagreements(settings: "Settings") -> Iterator[str]:
+def _engine_disagreements(settings: "Sections") -> Iterator[str]:
     engine = settings.engine
     if engine.device == "cpu":
         if engine.kv_cache_memory_bytes is None:
@@ -132,7 +127,7 @@ def _engine_disagreements(settings: "Settings") -> Iterator[str]:
         )
 
 
-def _extra_disagreements(settings: "Settings") -> Iterator[str]:
+def _extra_disagreements(settings: "Sections") -> Iterator[str]:
     extra = settings.engine.extra
     if not extra:
         return
@@ -150,7 +145,7 @@ def _extra_disagreements(settings: "Settings") -> Iterator[str]:
         yield f"engine.extra.{name}: {reason}"
 
 
-def _replica_disagreements(settings: "Settings") -> Iterator[str]:
+def _replica_disagreements(settings: "Sections") -> Iterator[str]:
     replicas = settings.replicas
     if replicas.max < replicas.min:
         yield (
@@ -162,6 +157,9 @@ def _replica_disagreements(settings: "Settings") -> Iterator[str]:
             f"replicas.max_ongoing_requests ({replicas.max_ongoing_requests}, got "
             f"{replicas.target_ongoing_requests:g}); autoscaling would never act"
         )
+    fronts = settings.http.fronts
+    if fronts.max < fronts.min:
+        yield f"http.fronts.max: must be ≥ http.fronts.min ({fronts.min})"
     ports = (
         settings.http.port,
         settings.http.dashboard_port,

@@ -4,7 +4,8 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
-from serving.settings.model import ModelSettings, is_local_path
+from serving.settings.model import is_local_path
+from serving.settings.sections import ModelSettings
 
 _MAGIC: Final = b"GGUF"
 _PACKAGE: Final = "package:"

@@ -300,6 +300,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "replicas.downscale_delay_s": 3600,
             "http.board": "true",
             "http.stream_interval_ms": 1e3 * STREAM_INTERVAL_S,
+            "http.front": os.environ.get("TETRIS_TEST_FRONT", "ray"),
         },
     )
     yield running

@@ -5,12 +5,8 @@ from typing import Any
 
 import pytest
 
-from serving.app import (
-    check_servable,
-    engine_kwargs_of,
-    replica_env_of,
-    settings_from_args,
-)
+from serving.app import build_app, check_servable, front_options_of, settings_from_args
+from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.settings.model import SettingsError, parse_settings, parse_value
 from tests.serving.test_settings import minimal
 
@@ -19,6 +15,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning",
     "ignore::FutureWarning",
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def engine_kwargs(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -199,6 +197,34 @@ def test_only_deployments_of_local_models_run_offline(tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE" not in remote
     local = {"target": str(tmp_path), "draft": str(tmp_path)}
     assert replica_env_of(parse_settings(minimal(model=local)))["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_fleet_has_a_slot_for_each_front_of_two_generations() -> None:
+    """During an update the old fronts and the new ones are connected."""
+    folder = str(ROOT / "configs" / "models" / "demo-target")
+    settings = parse_settings(
+        minimal(
+            model={"target": folder},
+            policy={"name": "none"},
+            http={"front": "fleet", "fronts": {"min": 2, "max": 3}},
+        )
+    )
+    front = build_app(settings)._bound_deployment
+    assert front.name == "TetrisIngress"
+    # Ray's default of 5 would let requests wait where nothing of ours runs.
+    assert front.max_ongoing_requests == 10_000
+    (engines,) = front.init_args
+    assert engines._bound_deployment.name == "TetrisServer:m"
+    assert engines._bound_deployment.init_kwargs["num_slots"] == 7
+
+
+def test_a_fronts_process_is_spared_what_is_meant_for_kernels() -> None:
+    settings = settings_from_args({"config": "configs/demo.yaml"})
+    options = front_options_of(settings)["ray_actor_options"]
+    variables = options["runtime_env"]["env_vars"]
+    assert "LD_PRELOAD" not in variables
+    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["HF_HUB_OFFLINE"] == "1"
 
 
 def test_build_takes_a_file_with_overrides_or_the_sections_themselves() -> None:

@@ -14,20 +14,20 @@ from tests.serving.conftest import (
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def tokens_by_replica(server: Server) -> dict[str, float]:
-    samples = server.samples("ray_vllm_generation_tokens_total")
-    return {sample.labels["ReplicaId"]: sample.value for sample in samples}
+def steps_by_replica(server: Server) -> dict[str, float]:
+    samples = server.samples("ray_tetris_engine_steps_total")
+    return {sample.labels["replica"]: sample.value for sample in samples}
 
 
 def test_load_starts_a_second_replica_and_both_serve(server: Server) -> None:
     with load(server, num_clients=8) as statuses:
         wait_until(lambda: num_replicas(server) == 2, START_TIMEOUT_S)
-        before = tokens_by_replica(server)
+        before = steps_by_replica(server)
 
         def both_have_served() -> bool:
-            now = tokens_by_replica(server)
+            now = steps_by_replica(server)
             return len(now) == 2 and all(
-                tokens > before.get(replica, 0) for replica, tokens in now.items()
+                steps > before.get(replica, 0) for replica, steps in now.items()
             )
 
         wait_until(both_have_served, 300)

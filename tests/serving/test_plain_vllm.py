@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from serving.app import engine_kwargs_of
 from serving.cli import main
+from serving.engine_args import engine_kwargs_of
 from serving.local.plain_vllm import (
     flags_of,
     leave_to_vllm,

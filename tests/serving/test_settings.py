@@ -8,13 +8,13 @@ import yaml
 
 from policies.registry import POLICY_NAMES
 from serving.settings.model import (
-    POLICIES,
     Environment,
     Settings,
     SettingsError,
     load_settings,
     parse_settings,
 )
+from serving.settings.sections import POLICIES
 
 pytestmark = pytest.mark.filterwarnings(
     # Torch and Ray warn about themselves while they are imported.
@@ -124,6 +124,7 @@ def test_a_file_that_is_no_mapping_is_refused(data: object) -> None:
         ({"replicas": {"num_gpus": 1}}, "replicas.num_gpus: must be 0"),
         ({"engine": {"device": "gpu"}}, "replicas.num_gpus: must be > 0"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.max: must be ≥ replicas.min"),
+        ({"http": {"fronts": {"min": 3, "max": 2}}}, "http.fronts.max: must be ≥ http"),
         (
             {"replicas": {"target_ongoing_requests": 90, "max_ongoing_requests": 8}},
             "replicas.target_ongoing_requests: must be ≤",

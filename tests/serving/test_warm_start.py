@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.app import planner_key_of
+from serving.engine_args import planner_key_of
 from serving.settings.model import parse_settings
 from tests.serving.conftest import START_TIMEOUT_S, start_up_command, wait_until
 from tests.serving.test_autoscaling import load, num_replicas

@@ -1,0 +1,340 @@
+"""The engine core as `AsyncLLM` sees it: in truth, all replicas of a deployment.
+
+Everything a client sees (text, stop strings, log probabilities, tool calls, usage) is
+made above this, from token ids, and outlives any engine. Below it a request is a lease
+from one replica; when that ends before the request does, another replica goes on with
+the token ids that came out so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import zmq.asyncio
+
+from serving.engine.compat import (
+    EngineCoreClient,
+    EngineCoreOutputs,
+    FinishReason,
+    GracefulHTTPError,
+    MsgpackDecoder,
+    MsgpackEncoder,
+)
+from serving.front.errors import lost_its_engine
+from serving.front.in_flight import InFlight
+from serving.front.lease_queue import LeaseQueue
+from serving.front.token_link import TokenLink
+from serving.replica.leases import ACCEPTED, OFFER
+from serving.replica.token_channel import LinkOffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    OpenStream = Callable[[bytes, str, Sequence[bytes], bool], Any]
+
+logger = logging.getLogger("ray.serve")
+
+FIRST_RETRY_S: Final = 0.05
+LAST_RETRY_S: Final = 1.0
+
+MAX_WAIT_S: Final = 600.0
+"""For a replica; then a request fails."""
+
+CONDEMNED_S: Final = 600.0
+"""How long a request that killed its engine alone is refused."""
+
+MAX_REPLAYS: Final = 20
+"""Of one request. A fault of ours that its tokens trigger must not go on for ever."""
+
+_DEATHS: Final = frozenset({"engine died", "connection closed"})
+
+REASONS: Final = _DEATHS | {"gap", "silence", "lease ended", "engine is shut down"}
+"""Why a request may have to go on elsewhere; "failure" for whatever else."""
+
+
+class FleetClient(EngineCoreClient):
+    """Leases replicas for requests, and receives their tokens.
+
+    Attributes:
+        on_replay: Told why, when a request is to go on in another engine.
+        on_failure: Told the id of a request that cannot be served, and why.
+    """
+
+    def __init__(
+        self,
+        *,
+        front: bytes,
+        fingerprint: str,
+        supported_tasks: Sequence[str],
+        open_stream: OpenStream,
+        has_room: Callable[[int, int], bool] = lambda _requests, _replicas: True,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            front: The front's name, unique in the cluster.
+            fingerprint: Of the engines that may be leased.
+            supported_tasks: Of those engines.
+            open_stream: Opens a lease, as `EngineServer.lease`; what it returns can be
+                iterated once and cancelled.
+            has_room: Whether another request may come in, by the requests there are and
+                the replicas connected.
+        """
+        self.engine_ranks_managed = [0]
+        self.resources = SimpleNamespace(engine_dead=False)
+        self.on_replay: Callable[[str], None] = lambda _reason: None
+        self.on_failure: Callable[[str, Exception], None] = _log_unheard
+        self._front = front
+        self._fingerprint = fingerprint
+        self._supported_tasks = tuple(supported_tasks)
+        self._open_stream = open_stream
+        self._has_room = has_room
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self._decode_offer = msgspec.msgpack.Decoder(LinkOffer).decode
+        self._zmq = zmq.asyncio.Context()
+        self._links: dict[str, TokenLink] = {}
+        self._requests: dict[str, InFlight] = {}
+        self._engine_ids: dict[str, str] = {}
+        self._outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self._queue: LeaseQueue[InFlight] = LeaseQueue(self._start_lease)
+        self._condemned: dict[bytes, float] = {}
+        # Serve ties calls to the request in whose context they are made, and ends them
+        # with it. A lease may be opened while another request's message is handled.
+        self._context = contextvars.Context()
+
+    @property
+    def num_unplaced(self) -> int:
+        """Requests that wait for a replica."""
+        return sum(one.link is None for one in self._requests.values())
+
+    @property
+    def num_links(self) -> int:
+        """Replicas connected."""
+        return len(self._links)
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        """Return the tasks of the deployment's engines."""
+        return self._supported_tasks
+
+    async def get_output_async(self) -> Any:
+        """Wait for the next step of any engine; its requests are ours alone."""
+        return await self._outputs.get()
+
+    async def add_request_async(self, request: Any) -> None:
+        """Let a request wait for a replica.
+
+        Raises:
+            GracefulHTTPError: Too many wait, or it killed its engine lately.
+        """
+        if not self._has_room(len(self._requests), len(self._links)):
+            raise GracefulHTTPError(
+                "All replicas are busy and the queue is full; retry.",
+                HTTPStatus.SERVICE_UNAVAILABLE,
+            )
+        one = InFlight(request, since_s=time.monotonic())
+        self._refuse_condemned(one)
+        self._requests[one.engine_id] = one
+        self._engine_ids[one.request_id] = one.engine_id
+        self._queue.add(one)
+
+    async def abort_requests_async(self, request_ids: Iterable[str]) -> None:
+        """Forget requests, wherever they are."""
+        for request_id in request_ids:
+            one = self._forget(request_id)
+            if one is not None:
+                self._give_up(one)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Give everything up."""
+        del timeout
+        for one in list(self._requests.values()):
+            self._forget(one.request_id)
+            self._give_up(one)
+        for link in list(self._links.values()):
+            link.close("shutdown")
+        self._zmq.destroy(linger=0)
+
+    def fail_overdue(self) -> None:
+        """Fail what has waited too long for a replica; call it now and then."""
+        now_s = time.monotonic()
+        for one in list(self._requests.values()):
+            if one.link is None and now_s - one.since_s > MAX_WAIT_S:
+                self._fail(
+                    one,
+                    "No engine replica took the request in time; retry.",
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                )
+
+    def _start_lease(self, one: InFlight) -> None:
+        loop = asyncio.get_running_loop()
+        if self._requests.get(one.engine_id) is not one:
+            loop.call_soon(self._queue.place)
+            return
+        one.lease = loop.create_task(self._hold(one), context=self._context.copy())
+
+    async def _hold(self, one: InFlight) -> None:
+        """Hold one lease from end to end."""
+        engine_id, one.was_alone = one.engine_id, one.must_run_alone
+        frames = [bytes(frame) for frame in self._encoder.encode(one.request_now())]
+        is_placed, reason, stream = False, "lease ended", None
+        try:
+            stream = self._open_stream(
+                self._front, self._fingerprint, frames, one.was_alone
+            )
+            async for kind, data in stream:
+                if kind not in (OFFER, ACCEPTED):
+                    reason = kind
+                    continue
+                link = self._link_to(self._decode_offer(data))
+                if kind == ACCEPTED:
+                    one.link, one.num_refusals = link, 0
+                    is_placed = True
+                    self._queue.place()
+        except asyncio.CancelledError:
+            if stream is not None:
+                stream.cancel()
+            raise
+        except Exception as error:
+            reason = "engine died" if lost_its_engine(error) else repr(error)
+        finally:
+            if not is_placed:
+                self._queue.place()
+        if self._requests.get(engine_id) is one:
+            self._move(one, reason)
+
+    def _link_to(self, offer: LinkOffer) -> TokenLink:
+        link = self._links.get(offer.replica)
+        if link is None:
+            link = self._links[offer.replica] = TokenLink(
+                self._zmq, self._front, offer, self._take_step, self._lose_link
+            )
+        return link
+
+    def _take_step(self, link: TokenLink, frames: Sequence[Any]) -> None:
+        """Hand on one step of one engine."""
+        step = self._decoder.decode(frames)
+        now_s = time.monotonic()
+        # Another host's monotonic clock started at another time.
+        shift_s = now_s - step.timestamp
+        outputs, ended, dropped = [], [], []
+        for output in step.outputs:
+            one = self._requests.get(output.request_id)
+            if one is None:
+                continue
+            one.link = link
+            if output.finish_reason == FinishReason.ABORT:
+                # Nobody here asked for it: the engine is being shut down.
+                dropped.append(one)
+                continue
+            one.emitted.extend(output.new_token_ids)
+            if output.new_prompt_logprobs_tensors is not None:
+                one.has_prompt_logprobs = True
+            for event in output.events or ():
+                event.timestamp += shift_s
+            if output.finish_reason is not None:
+                ended.append(output.request_id)
+                self._forget(one.request_id)
+            output.request_id = one.request_id
+            outputs.append(output)
+        if ended:
+            link.end(ended)
+        if outputs:
+            step.outputs, step.timestamp = outputs, now_s
+            step.scheduler_stats = None
+            self._outputs.put_nowait(step)
+        for one in dropped:
+            self._move(one, "engine is shut down")
+
+    def _lose_link(self, link: TokenLink, reason: str) -> None:
+        self._links.pop(link.offer.replica, None)
+        lost = [one for one in self._requests.values() if one.link is link]
+        if lost:
+            logger.warning(
+                "Lost the token channel to replica %s (%s) with %d requests",
+                link.offer.replica,
+                reason,
+                len(lost),
+            )
+        for one in lost:
+            self._move(one, reason)
+
+    def _move(self, one: InFlight, reason: str) -> None:
+        """Let another engine go on with a request."""
+        was_placed, was_alone = one.link is not None, one.was_alone
+        self._forget(one.request_id)
+        self._give_up(one)
+        if reason in _DEATHS:
+            one.num_deaths += 1
+            if was_alone:
+                self._condemn(one)
+                return
+        one.attempt += 1
+        one.link = one.lease = None
+        self._requests[one.engine_id] = one
+        self._engine_ids[one.request_id] = one.engine_id
+        if was_placed:
+            one.num_replays += 1
+            if one.num_replays > MAX_REPLAYS:
+                self._fail(
+                    one,
+                    "The request was interrupted too often; retry.",
+                    HTTPStatus.SERVICE_UNAVAILABLE,
+                )
+                return
+            self.on_replay(reason if reason in REASONS else "failure")
+            one.since_s = time.monotonic()
+            self._queue.add(one, first=True)
+            return
+        logger.info("Request %s goes on looking: %s", one.request_id, reason)
+        wait_s = min(FIRST_RETRY_S * 2**one.num_refusals, LAST_RETRY_S)
+        one.num_refusals += 1
+        asyncio.get_running_loop().call_later(
+            wait_s, lambda: self._queue.add(one, first=bool(one.emitted))
+        )
+
+    def _forget(self, request_id: str) -> InFlight | None:
+        engine_id = self._engine_ids.pop(request_id, None)
+        return None if engine_id is None else self._requests.pop(engine_id, None)
+
+    def _give_up(self, one: InFlight) -> None:
+        """End whatever a request holds at a replica; it may be gone."""
+        if one.link is not None and not one.link.is_lost:
+            one.link.abort([one.engine_id])
+        elif one.lease is not None and one.lease is not asyncio.current_task():
+            one.lease.cancel()
+
+    def _condemn(self, one: InFlight) -> None:
+        logger.error("Request %s killed an engine alone", one.request_id)
+        self._condemned[one.digest()] = time.monotonic() + CONDEMNED_S
+        self._fail(one, _CONDEMNED, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+    def _refuse_condemned(self, one: InFlight) -> None:
+        if not self._condemned:
+            return
+        now_s = time.monotonic()
+        self._condemned = {d: t for d, t in self._condemned.items() if t > now_s}
+        if self._condemned and one.digest() in self._condemned:
+            raise GracefulHTTPError(_CONDEMNED, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+    def _fail(self, one: InFlight, message: str, status: HTTPStatus) -> None:
+        if self._forget(one.request_id) is not None:
+            self._give_up(one)
+        self.on_failure(one.request_id, GracefulHTTPError(message, status))
+
+
+_CONDEMNED: Final = (
+    "Engines that ran this request died of it, the last one while it ran alone; it is "
+    "refused for ten minutes."
+)
+
+
+def _log_unheard(request_id: str, error: Exception) -> None:
+    logger.error("Request %s failed: %s", request_id, error)

@@ -1,0 +1,109 @@
+"""One request as a front keeps it, so that any engine can go on with it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from serving.engine.shared.replay import EMITTED_TOKEN_IDS
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from serving.front.token_link import TokenLink
+
+MAX_SHARED_DEATHS: Final = 2
+"""Engines that may die of a request, or around it, before it must run alone."""
+
+_SEED_BITS: Final = 63
+
+
+@dataclasses.dataclass(eq=False)
+class InFlight:
+    """A request from when the front took it until its last token.
+
+    Attributes:
+        request: vLLM's `EngineCoreRequest`, as the front made it.
+        emitted: Token ids that came out so far.
+        attempt: Number of leases given up before this one.
+        num_deaths: Engines that died while they had it.
+        num_refusals: Replicas in a row that did not take it.
+        num_replays: Times that it has moved.
+        was_alone: Whether the present lease has its engine for itself.
+        has_prompt_logprobs: Whether those have come.
+        link: Where its tokens come from, once placed.
+        lease: The task that holds its lease.
+        since_s: When it began to wait for a replica, monotonic.
+    """
+
+    request: Any
+    emitted: list[int] = dataclasses.field(default_factory=list)
+    attempt: int = 0
+    num_deaths: int = 0
+    num_refusals: int = 0
+    num_replays: int = 0
+    was_alone: bool = False
+    has_prompt_logprobs: bool = False
+    link: TokenLink | None = None
+    lease: asyncio.Task[None] | None = None
+    since_s: float = 0.0
+
+    @property
+    def request_id(self) -> str:
+        """The request's id in the front."""
+        return str(self.request.request_id)
+
+    @property
+    def engine_id(self) -> str:
+        """Its id in an engine: another one with every attempt.
+
+        So whatever still comes from an attempt that was given up names no request.
+        """
+        return f"{self.request_id}~{self.attempt}" if self.attempt else self.request_id
+
+    @property
+    def must_run_alone(self) -> bool:
+        """Whether its neighbours would be at risk."""
+        return self.num_deaths >= MAX_SHARED_DEATHS
+
+    def request_now(self) -> Any:
+        """Return the request as the next engine is to get it."""
+        if not self.attempt:
+            return self.request
+        request = copy.copy(self.request)
+        request.request_id = self.engine_id
+        params = self.request.sampling_params
+        if params is not None and self.emitted:
+            params = copy.copy(params)
+            params.extra_args = {
+                **(params.extra_args or {}),
+                EMITTED_TOKEN_IDS: list(self.emitted),
+            }
+            if params.seed is not None:
+                params.seed = derive_seed(params.seed, len(self.emitted))
+            if self.has_prompt_logprobs:
+                params.prompt_logprobs = None
+            request.sampling_params = params
+        return request
+
+    def digest(self) -> bytes:
+        """Return what is equal for requests that an engine cannot tell apart."""
+        request = self.request
+        parts = (request.prompt_token_ids, request.sampling_params)
+        return hashlib.sha256(repr(parts).encode()).digest()
+
+
+def derive_seed(seed: int, num_emitted: int) -> int:
+    """Return a seed whose noise was not used before the cut.
+
+    An engine starts a request's noise at the seed. The same seed again would give the
+    tokens behind the cut the noise that the first tokens had.
+
+    Args:
+        seed: The client's.
+        num_emitted: Tokens before the cut.
+    """
+    text = f"{seed} {num_emitted}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8]) >> (64 - _SEED_BITS)

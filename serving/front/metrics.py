@@ -1,0 +1,40 @@
+"""Prometheus metrics of one front; those of engines are recorded by their replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ray.serve import metrics
+
+if TYPE_CHECKING:
+    from serving.front.fleet_client import FleetClient
+
+
+class FrontMetrics:
+    """Ray metrics of one front.
+
+    Must be made in the front's process: the labels come from its Serve context.
+    """
+
+    def __init__(self) -> None:
+        """Register the metrics."""
+        self._replays = metrics.Counter(
+            "tetris_replays_total",
+            "Times that a request went on in another engine, by what was lost.",
+            ("reason",),
+        )
+        self._unplaced = metrics.Gauge(
+            "tetris_unplaced_requests", "Requests that wait for a replica."
+        )
+        self._links = metrics.Gauge(
+            "tetris_connected_replicas", "Replicas whose tokens can reach this front."
+        )
+
+    def count_replay(self, reason: str) -> None:
+        """Count one replay."""
+        self._replays.inc(1, {"reason": reason})
+
+    def record(self, client: FleetClient) -> None:
+        """Set the gauges."""
+        self._unplaced.set(client.num_unplaced)
+        self._links.set(client.num_links)

@@ -1,0 +1,160 @@
+"""A front's end of one replica's token channel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from serving.replica.token_channel import (
+    ABORT,
+    ENDED,
+    HELLO,
+    ReplicaState,
+    decode_sequence,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from serving.replica.token_channel import LinkOffer
+
+    OnFrames = Callable[["TokenLink", Sequence[Any]], None]
+    OnLost = Callable[["TokenLink", str], None]
+
+logger = logging.getLogger("ray.serve")
+
+LOOK_S: Final = 1.0
+MAX_SILENT_LOOKS: Final = 10
+"""A replica speaks four times a second; one that is silent for so long is gone, or its
+host does nothing any more."""
+
+_BAD_EVENTS: Final = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+class TokenLink:
+    """Receives tokens from one replica until one message is missing.
+
+    A link is used once: whatever breaks it (the connection closes, a number is left
+    out, silence, the engine's last word) loses it for good, and with it the requests
+    on it. The next lease from the same replica opens another.
+
+    Attributes:
+        offer: Where it leads to.
+        state: What the replica said last.
+        is_lost: Whether it has been lost.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        front: bytes,
+        offer: LinkOffer,
+        on_frames: OnFrames,
+        on_lost: OnLost,
+    ) -> None:
+        """Connect, and say hello.
+
+        Args:
+            context: Of the front.
+            front: The front's name, unique in the cluster.
+            offer: From a lease.
+            on_frames: Given each message's frames, as the engine core made them.
+            on_lost: Told once, with the reason.
+        """
+        self.offer = offer
+        self.state = ReplicaState()
+        self.is_lost = False
+        self._on_frames = on_frames
+        self._on_lost = on_lost
+        self._decode_state = msgspec.msgpack.Decoder(ReplicaState).decode
+        self._expected = 0
+        self._socket = context.socket(zmq.DEALER)
+        public_key, secret_key = zmq.curve_keypair()
+        self._socket.curve_serverkey = offer.public_key
+        self._socket.curve_publickey = public_key
+        self._socket.curve_secretkey = secret_key
+        self._socket.identity = front
+        self._socket.ipv6 = "[" in offer.address
+        self._socket.rcvhwm = 0
+        self._socket.linger = 0
+        self._monitor = self._socket.get_monitor_socket(_BAD_EVENTS)
+        self._socket.connect(offer.address)
+        self._tasks = [
+            asyncio.create_task(self._guard(part))
+            for part in (self._read, self._watch_connection, self._watch_silence)
+        ]
+        self._send(HELLO, b"")
+
+    def end(self, request_ids: Iterable[str]) -> None:
+        """Tell the replica that requests have ended, which ends their leases."""
+        self._send(ENDED, msgspec.msgpack.encode(list(request_ids)))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Tell the replica that nobody waits for requests any more."""
+        self._send(ABORT, msgspec.msgpack.encode(list(request_ids)))
+
+    def close(self, reason: str) -> None:
+        """Lose the link. Idempotent."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        for task in self._tasks:
+            task.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+        self._on_lost(self, reason)
+
+    def _send(self, kind: bytes, payload: bytes) -> None:
+        if not self.is_lost:
+            # The only thing to wait for is room in a queue without a limit.
+            self._socket.send_multipart((kind, payload))
+
+    async def _guard(self, part: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await part()
+        except Exception:
+            logger.exception("The token channel to %s failed", self.offer.replica)
+            self.close("failure")
+
+    async def _read(self) -> None:
+        while not self.is_lost:
+            sequence, state, *frames = await self._socket.recv_multipart(copy=False)
+            if decode_sequence(sequence.buffer) != self._expected:
+                self.close("gap")
+                return
+            self._expected += 1
+            self.state = self._decode_state(state.buffer)
+            if frames:
+                self._on_frames(self, frames)
+            if not self.state.is_alive:
+                self.close("engine died")
+
+    async def _watch_connection(self) -> None:
+        await recv_monitor_message(self._monitor)
+        # What had arrived before is read first.
+        with contextlib.suppress(zmq.ZMQError):
+            while await self._socket.poll(0):
+                await asyncio.sleep(0)
+        self.close("connection closed")
+
+    async def _watch_silence(self) -> None:
+        """Count looks, not seconds: a front that stood still itself hears late."""
+        num_silent, seen = 0, -1
+        while num_silent < MAX_SILENT_LOOKS:
+            await asyncio.sleep(LOOK_S)
+            num_silent = num_silent + 1 if seen == self._expected else 0
+            seen = self._expected
+        self.close("silence")

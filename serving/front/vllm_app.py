@@ -1,0 +1,96 @@
+"""vLLM's own request handlers over a fleet of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from ray import cloudpickle
+from starlette.datastructures import State
+
+from serving.engine.compat import (
+    AsyncLLM,
+    EngineCoreClient,
+    Executor,
+    RayPrometheusStatLogger,
+    init_app_state,
+)
+from serving.engine.version import SUPPORTED_VLLM
+from serving.replica.serve_log import keep_serve_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from serving.front.fleet_client import FleetClient
+
+
+async def build_app_state(hello: Mapping[str, Any], client: FleetClient) -> State:
+    """Build vLLM's request handlers, as its own server has them.
+
+    The configuration is the engine's, drafter and quantization included, because vLLM
+    refuses by it what an engine would ignore. Nothing of it is executed here: there are
+    no weights, and no device is looked for.
+
+    Args:
+        hello: From `EngineServer.hello`.
+        client: Stands in for the engine core.
+
+    Returns:
+        What vLLM keeps as its web application's state.
+
+    Raises:
+        RuntimeError: The engines run another vLLM.
+    """
+    if hello["vllm_version"] != SUPPORTED_VLLM:
+        raise RuntimeError(
+            f"the engines run vLLM {hello['vllm_version']}, this front "
+            f"{SUPPORTED_VLLM}; give both the same image"
+        )
+    with keep_serve_log(), _client_is(client):
+        llm = AsyncLLM(
+            vllm_config=cloudpickle.loads(hello["config"]),
+            executor_class=Executor,
+            log_stats=False,
+            log_requests=False,
+            stat_loggers=[RayPrometheusStatLogger],
+        )
+    client.on_failure = _failing(llm)
+    state = State()
+    await init_app_state(
+        llm,
+        state,
+        cloudpickle.loads(hello["args"]),
+        supported_tasks=hello["supported_tasks"],
+    )
+    return state
+
+
+@contextlib.contextmanager
+def _client_is(client: FleetClient) -> Iterator[None]:
+    """Let an `AsyncLLM` that is made meanwhile have this client."""
+    original = EngineCoreClient.__dict__["make_async_mp_client"]
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
+    try:
+        yield
+    finally:
+        EngineCoreClient.make_async_mp_client = original
+
+
+def _failing(llm: Any) -> Any:
+    """Return what ends a request, and the others of its `n`, with an error."""
+
+    def fail(request_id: str, error: Exception) -> None:
+        processor = llm.output_processor
+        state = processor.request_states.get(request_id)
+        if state is None:
+            return
+        whole = request_id if state.parent_req is None else state.parent_req.request_id
+        others = processor.abort_requests([whole], internal=True)
+        state.queue.put(error)
+        # The caller is in the middle of its own books.
+        asyncio.get_running_loop().call_soon(
+            asyncio.ensure_future, llm.engine_core.abort_requests_async(others)
+        )
+
+    return fail

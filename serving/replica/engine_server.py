@@ -1,0 +1,214 @@
+"""The engine replica behind a front: leases in, tokens out over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import hashlib
+import logging
+import os
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+import ray
+from ray import cloudpickle
+
+from serving.engine.compat import (
+    EngineCoreProc,
+    EngineCoreRequestType,
+    StatLoggerBase,
+    core_client,
+    get_open_zmq_ipc_path,
+    maybe_register_config_serialize_by_value,
+)
+from serving.engine.version import SUPPORTED_VLLM
+from serving.plugin import DIE_WITH_PARENT
+from serving.replica.engine_gone import EngineGoneError
+from serving.replica.leases import Leases
+from serving.replica.server import TetrisEngine, TetrisServer
+from serving.replica.token_channel import ReplicaState, TokenRelay
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from ray.serve.llm import LLMConfig
+
+logger = logging.getLogger("ray.serve")
+
+_ENGINE_CHECK_S: Final = 0.05
+
+OTHER_MODEL: Final = "other model"
+"""Answer to a lease: this replica cannot go on with what the front has begun."""
+
+
+class SlottedEngine(TetrisEngine):
+    """An engine with an output for each front beside the replica's own.
+
+    Changes against `TetrisEngine`:
+        `_start_async_llm_engine`: the engine core is launched with more outputs, which
+            it serves by `client_index` as it serves several API servers; whoever reads
+            output 0 gets all of the engine's own statistics (`engine.shared.replay`).
+    """
+
+    def __init__(self, llm_config: LLMConfig, *, num_slots: int) -> None:
+        """Start nothing yet.
+
+        Args:
+            llm_config: Ray Serve's description of the deployment.
+            num_slots: Outputs, the replica's own included; at least 2.
+        """
+        super().__init__(llm_config)
+        self._num_slots = num_slots
+        self.leases: Leases
+
+    def _start_async_llm_engine(self, *args: Any, **kwargs: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        addresses = [get_open_zmq_ipc_path() for _ in range(1, self._num_slots)]
+        self.relay = relay = TokenRelay(
+            replica=uuid.uuid4().hex,
+            host=ray.util.get_node_ip_address(),
+            slot_addresses=addresses,
+            on_message=lambda *message: loop.call_soon_threadsafe(
+                self.leases.hear, *message
+            ),
+            dead_frame=EngineCoreProc.ENGINE_CORE_DEAD,
+        )
+        os.environ[DIE_WITH_PARENT] = "1"
+        with _launching_with(addresses):
+            client = super()._start_async_llm_engine(*args, **kwargs)
+        core = client.engine_core
+        self.leases = Leases(
+            relay,
+            self._num_slots,
+            add=functools.partial(core._send_input, EngineCoreRequestType.ADD),
+            abort=core.abort_requests_async,
+            flush=core.get_supported_tasks_async,
+        )
+        relay.watch_processes(core.resources.engine_manager.sentinels())
+        client.logger_manager.stat_loggers.append(_StateLogger(relay))
+        relay.start()
+        return client
+
+    async def describe(self) -> dict[str, Any]:
+        """Return what a front needs to speak for this engine, weights excepted."""
+        client = self._engine_client
+        maybe_register_config_serialize_by_value()
+        return {
+            "vllm_version": SUPPORTED_VLLM,
+            "fingerprint": self.fingerprint,
+            "config": cloudpickle.dumps(_without_placement(client.vllm_config)),
+            "args": cloudpickle.dumps(self._vllm_args),
+            "supported_tasks": tuple(await client.get_supported_tasks()),
+        }
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Equal for engines between which a request may move."""
+        model = self._engine_client.model_config
+        parts = (SUPPORTED_VLLM, model.compute_hash(), model.tokenizer)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+class EngineServer(TetrisServer):
+    """One replica that works for fronts.
+
+    Changes against `TetrisServer`: `hello` and `lease` in place of the OpenAI methods,
+    which nobody calls. When the engine has died the replica ends at once: fronts have
+    been told over the token channel, and all that a replica without an engine does is
+    refuse the leases they ask for.
+    """
+
+    _last_words_s = 0.0
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits constructors
+        self, llm_config: LLMConfig, *, num_slots: int, **kwargs: Any
+    ) -> None:
+        """Start the engine; returns when it can serve.
+
+        Args:
+            llm_config: Ray Serve's description of the deployment.
+            num_slots: Fronts that may be connected at a time, plus one.
+            **kwargs: For `TetrisServer`.
+        """
+        await super().__init__(
+            llm_config,
+            engine_cls=functools.partial(SlottedEngine, num_slots=num_slots),
+            **kwargs,
+        )
+
+    async def hello(self) -> dict[str, Any]:
+        """Tell a front what it needs to speak for this deployment's engines."""
+        described: dict[str, Any] = await self.engine.describe()
+        return described
+
+    async def lease(
+        self, front: bytes, fingerprint: str, frames: Sequence[bytes], alone: bool
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Run one request, whose tokens go to the front's token channel.
+
+        Args:
+            front: The front's name.
+            fingerprint: Of the engine whose configuration the front has.
+            frames: An `EngineCoreRequest`, encoded as for the engine core.
+            alone: Whether it must have the engine for itself.
+
+        Yields:
+            As `Leases.hold`; only `OTHER_MODEL` if this engine is not such a one.
+
+        Raises:
+            EngineGoneError: The engine is dead.
+        """
+        if self.engine.is_dead:
+            raise EngineGoneError
+        if fingerprint != self.engine.fingerprint:
+            yield OTHER_MODEL, b""
+            return
+        async for event in self.engine.leases.hold(front, frames, alone=alone):
+            yield event
+
+
+class _StateLogger(StatLoggerBase):
+    """Hands on what routers want to know of each step."""
+
+    def __init__(self, relay: TokenRelay) -> None:
+        self._relay = relay
+
+    def record(self, scheduler_stats: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Take over the figures of a step."""
+        if scheduler_stats is not None:
+            self._relay.set_state(
+                ReplicaState(
+                    num_running=scheduler_stats.num_running_reqs,
+                    num_waiting=scheduler_stats.num_waiting_reqs,
+                    kv_cache_usage=scheduler_stats.kv_cache_usage,
+                )
+            )
+
+    def log_engine_initialized(self) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def _launching_with(addresses: Sequence[str]) -> Iterator[None]:
+    """Let an engine core that is launched meanwhile have more outputs."""
+    original = core_client.launch_core_engines
+
+    def launch(config: Any, executor: Any, log_stats: bool, own: Any) -> Any:
+        own.outputs.extend(addresses)
+        return original(config, executor, log_stats, own)
+
+    core_client.launch_core_engines = launch
+    try:
+        yield
+    finally:
+        core_client.launch_core_engines = original
+
+
+def _without_placement(vllm_config: Any) -> Any:
+    """Copy a configuration without what only Ray's executor needs."""
+    copied = copy.copy(vllm_config)
+    copied.parallel_config = copy.copy(vllm_config.parallel_config)
+    copied.parallel_config.placement_group = None
+    return copied

@@ -1,0 +1,207 @@
+"""An engine goes on where another stopped, as if it had never been another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from serving.engine.shared.replay import EMITTED_TOKEN_IDS
+from serving.front.in_flight import derive_seed
+from tests.engine.checks import complete
+from tests.engine.conftest import Engine, run_engine
+from tests.engine.statistics import (
+    chi_square,
+    chi_square_p_value,
+    count_sequences,
+    sequence_law,
+)
+from tests.engine.test_lossless_sampled import (
+    ACCEPTED_ABOVE,
+    GRAMMAR,
+    REJECTED_BELOW,
+    VOCAB,
+    write_small_pair,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    Pair = tuple[Path, Path]
+
+pytestmark = pytest.mark.vllm
+
+NUM_TOKENS = 40
+PROMPTS = ((1, 0, 1), (1, 1, 0), (1, 7, 7), (1, 4, 2, 6, 3))
+CUTS = (1, 2, 7, 20, 36)
+"""Tokens that had come out. With 36, a block of the prefix cache ends among them."""
+
+LAW_PROMPT = (1, 0, 1)
+NUM_SAMPLES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the output depends on besides the prompt."""
+
+    params: dict[str, Any]
+    regex: str | None = None
+
+
+KINDS = {
+    "plain": Kind({}),
+    "penalties": Kind(
+        {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
+    ),
+    "least tokens": Kind({"min_tokens": 30, "stop_token_ids": [3, 4, 5]}),
+    "bad words": Kind({"bad_words": ["ab", "cd", "fe"]}),
+    "log probabilities": Kind({"logprobs": 2}),
+    "grammar": Kind({}, GRAMMAR),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return write_small_pair(tmp_path_factory.mktemp("pair"), noise=0.3)
+
+
+@pytest.fixture(scope="module")
+def engine(pair: Pair) -> Iterator[Engine]:
+    """With blocks of the prefix cache that are short enough to end in the output."""
+    with run_engine(
+        *pair,
+        policy="tetris",
+        draft_tokens=1,
+        extra_draft_tokens=1,
+        skip_tokenizer_init=False,
+        max_model_len=64,
+        max_num_seqs=64,
+        block_size=32,
+        seed=1,
+    ) as running:
+        yield running
+
+
+def make_params(kind: Kind, emitted: Sequence[int] = (), **changes: Any) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return SamplingParams(
+        **{
+            "max_tokens": NUM_TOKENS,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "extra_args": {EMITTED_TOKEN_IDS: list(emitted)} if emitted else None,
+            "structured_outputs": (
+                StructuredOutputsParams(regex=kind.regex) if kind.regex else None
+            ),
+        }
+        | kind.params
+        | changes
+    )
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(
+    engine: Engine, name: str
+) -> None:
+    """Wherever the cut is, and whatever the tokens depend on."""
+    kind = KINDS[name]
+    for whole in complete(engine, PROMPTS, make_params(kind)):
+        (expected,) = whole.outputs
+        assert whole.prompt_token_ids is not None
+        cuts = [cut for cut in CUTS if cut < len(expected.token_ids)]
+        assert cuts
+        replayed = complete(
+            engine,
+            [whole.prompt_token_ids] * len(cuts),
+            [make_params(kind, expected.token_ids[:cut]) for cut in cuts],
+        )
+        for cut, answer in zip(cuts, replayed, strict=True):
+            (seen,) = answer.outputs
+            assert seen.token_ids == expected.token_ids[cut:]
+            assert seen.finish_reason == expected.finish_reason
+            if expected.logprobs is not None:
+                assert seen.logprobs is not None
+                assert [set(one) for one in seen.logprobs] == [
+                    set(one) for one in expected.logprobs[cut:]
+                ]
+
+
+def test_tokens_appended_to_the_prompt_would_not_do(engine: Engine) -> None:
+    """The control: of a prompt, penalties know nothing."""
+    kind = KINDS["penalties"]
+    differences = 0
+    for whole in complete(engine, PROMPTS, make_params(kind)):
+        ids = list(whole.outputs[0].token_ids)
+        prompt = [*(whole.prompt_token_ids or ()), *ids[:7]]
+        (answer,) = complete(
+            engine, [prompt], make_params(kind, max_tokens=NUM_TOKENS - 7)
+        )
+        differences += list(answer.outputs[0].token_ids) != ids[7:]
+    assert differences
+
+
+def test_a_replay_is_served_before_those_that_wait(engine: Engine) -> None:
+    """Somebody is waiting in the middle of a sentence."""
+    scheduler = engine.scheduler
+    held: list[str] = []
+    original = scheduler.schedule
+
+    def note_order(*args: Any, **kwargs: Any) -> Any:
+        if not held:
+            held.extend(str(one.request_id) for one in scheduler.waiting)
+        return original(*args, **kwargs)
+
+    scheduler.schedule = note_order
+    try:
+        complete(
+            engine,
+            [LAW_PROMPT] * 3,
+            [make_params(KINDS["plain"], emitted) for emitted in ((), (), (2, 3))],
+        )
+    finally:
+        del scheduler.schedule
+    numbers = [int(name.split("-")[0]) for name in held]
+    assert numbers[0] == max(numbers)
+
+
+@pytest.mark.parametrize(
+    ("reseed", "follows_the_law"),
+    [(derive_seed, True), (lambda seed, _: seed, False)],
+    ids=["new noise", "the same noise again"],
+)
+def test_a_seeded_replay_follows_the_law_under_new_noise_only(
+    engine: Engine, pair: Pair, reseed: Callable[[int, int], int], follows_the_law: bool
+) -> None:
+    law = sequence_law(
+        LlamaForCausalLM.from_pretrained(pair[0]).double(), LAW_PROMPT, 2
+    )
+    plain = KINDS["plain"]
+    seeds = range(NUM_SAMPLES)
+    prompts = [LAW_PROMPT] * NUM_SAMPLES
+    options = {"temperature": 1.0, "max_tokens": 4}
+    begun = complete(
+        engine, prompts, [make_params(plain, seed=seed, **options) for seed in seeds]
+    )
+    firsts = [answer.outputs[0].token_ids[0] for answer in begun]
+    replayed = complete(
+        engine,
+        prompts,
+        [
+            make_params(plain, [first], seed=reseed(seed, 1), **options)
+            for seed, first in zip(seeds, firsts, strict=True)
+        ],
+    )
+    pairs = [
+        (first, answer.outputs[0].token_ids[0])
+        for first, answer in zip(firsts, replayed, strict=True)
+    ]
+    p_value = chi_square_p_value([chi_square(count_sequences(pairs, VOCAB, 2), law)])
+    if follows_the_law:
+        assert p_value > ACCEPTED_ABOVE
+    else:
+        assert p_value < REJECTED_BELOW

@@ -1,0 +1,27 @@
+"""The front without a server around it, so that its parts can be looked at."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import pytest
+
+with warnings.catch_warnings():
+    # Marks do not reach what is warned about while modules are imported.
+    warnings.simplefilter("ignore")
+    import serving.front.http  # noqa: F401 - the import is what is wanted
+
+FRONT_DIR = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spare these tests the warnings of other people's code."""
+    third_party_may_warn = ("ignore", r"error:::(policies|serving|tests)\.")
+    for item in items:
+        if FRONT_DIR in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(*third_party_may_warn))

@@ -1,0 +1,227 @@
+"""Replicas whose engines are made up; leases and token channels are the real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from serving.engine.compat import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    MsgpackEncoder,
+)
+from serving.engine.shared.replay import emitted_token_ids_of
+from serving.replica.engine_gone import EngineGoneError
+from serving.replica.leases import Leases
+from serving.replica.token_channel import TokenRelay
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+DEAD = b"ENGINE_CORE_DEAD"
+NUM_SLOTS = 3
+STEP_S = 0.002
+
+OTHER_HOSTS_CLOCK_S = 1e6
+"""How far a replica's monotonic clock is ahead of the front's."""
+
+
+def make_request(name: str, prompt: Sequence[int] = (1, 2), **params: Any) -> Any:
+    """A request as a front makes it."""
+    from vllm import SamplingParams
+
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=list(prompt),
+        mm_features=None,
+        sampling_params=SamplingParams(**{"max_tokens": 30, **params}),
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+def expected_ids(request: Any) -> list[int]:
+    """What any fake engine puts out for a request, from first to last."""
+    first = request.prompt_token_ids[0]
+    return [first * 1000 + n for n in range(request.sampling_params.max_tokens)]
+
+
+class FakeReplica:
+    """Puts out one made-up token for every request and step.
+
+    Attributes:
+        running: Requests in its engine, by id.
+        taken: All that it was ever given, in order.
+        aborted: Ids it was told to forget.
+        poison: First prompt token of requests that it dies of at their third token.
+        is_alive: False once dead.
+        is_held: Whether its engine stands still.
+    """
+
+    def __init__(self, folder: Path, poison: int | None = None) -> None:
+        addresses = [
+            f"ipc://{folder}/{uuid.uuid4().hex[:8]}" for _ in range(1, NUM_SLOTS)
+        ]
+        loop = asyncio.get_running_loop()
+        self.relay = TokenRelay(
+            replica=uuid.uuid4().hex,
+            host="127.0.0.1",
+            slot_addresses=addresses,
+            on_message=lambda *m: loop.call_soon_threadsafe(self.leases.hear, *m),
+            dead_frame=DEAD,
+        )
+        self.leases = Leases(
+            self.relay, NUM_SLOTS, add=self._add, abort=self._abort, flush=self._flush
+        )
+        self.running: dict[str, Any] = {}
+        self.taken: list[Any] = []
+        self.aborted: list[str] = []
+        self.poison = poison
+        self.is_alive = True
+        self.is_held = False
+        self._encoder = MsgpackEncoder()
+        self._context = zmq.Context()
+        self._sockets = [self._context.socket(zmq.PUSH) for _ in addresses]
+        for socket, address in zip(self._sockets, addresses, strict=True):
+            socket.linger = 0
+            socket.connect(address)
+        self.relay.start()
+        self._stepping = asyncio.create_task(self._step_on())
+
+    async def _add(self, request: Any) -> None:
+        self.taken.append(request)
+        emitted = emitted_token_ids_of(request.sampling_params)
+        self.running[request.request_id] = [request, len(emitted)]
+
+    async def _abort(self, request_ids: list[str]) -> None:
+        self.aborted += request_ids
+        for request_id in request_ids:
+            self.running.pop(request_id, None)
+
+    async def _flush(self) -> None:
+        await asyncio.sleep(0)
+
+    async def _step_on(self) -> None:
+        while self.is_alive:
+            await asyncio.sleep(STEP_S)
+            if not self.is_held:
+                self._step()
+
+    def _step(self) -> None:
+        by_slot: dict[int, list[Any]] = {}
+        for request_id, (request, num_out) in list(self.running.items()):
+            if request.prompt_token_ids[0] == self.poison and num_out >= 3:
+                self.die()
+                return
+            ids = expected_ids(request)
+            is_last = num_out + 1 == len(ids)
+            by_slot.setdefault(request.client_index, []).append(
+                make_output(
+                    request_id,
+                    [ids[num_out]],
+                    FinishReason.LENGTH if is_last else None,
+                )
+            )
+            self.running[request_id][1] += 1
+            if is_last:
+                del self.running[request_id]
+        for slot, outputs in by_slot.items():
+            self.push(slot, outputs)
+
+    def push(self, slot: int, outputs: list[Any]) -> None:
+        """Let the engine say something to the front in a slot."""
+        step = EngineCoreOutputs(
+            outputs=outputs, timestamp=time.monotonic() + OTHER_HOSTS_CLOCK_S
+        )
+        self._sockets[slot - 1].send_multipart(self._encoder.encode(step))
+
+    def shut_down(self) -> None:
+        """End as an engine core does that gets SIGTERM."""
+        for request_id, (request, _) in self.running.items():
+            self.push(
+                request.client_index, [make_output(request_id, [], FinishReason.ABORT)]
+            )
+        self.running.clear()
+        self.is_alive = False
+
+    def die(self) -> None:
+        """End as a killed process does."""
+        self.is_alive = False
+        self.running.clear()
+        self.relay.stop()
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        self.die()
+        self._stepping.cancel()
+        await asyncio.to_thread(self.relay.join, 5)
+        self._context.destroy(linger=0)
+
+
+def make_output(request_id: str, token_ids: list[int], reason: Any) -> Any:
+    """One request's part of a step."""
+    from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput
+
+    event = EngineCoreEvent.new_event(
+        EngineCoreEventType.QUEUED, time.monotonic() + OTHER_HOSTS_CLOCK_S - 1.0
+    )
+    return EngineCoreOutput(request_id, token_ids, finish_reason=reason, events=[event])
+
+
+class FakeStream:
+    """A streaming call, routed to whichever replica comes next."""
+
+    def __init__(self, fleet: FakeFleet, args: tuple[Any, ...]) -> None:
+        self._fleet, self._args = fleet, args
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
+        front, _fingerprint, frames, alone = self._args
+        while not (replica := self._fleet.choose()):
+            await asyncio.sleep(STEP_S)
+        if not replica.is_alive:
+            raise EngineGoneError
+        holding = replica.leases.hold(front, frames, alone=alone)
+        try:
+            async for event in holding:
+                yield event
+                self._fleet.num_accepted += 1
+        finally:
+            # As Serve does when the caller is gone.
+            with contextlib.suppress(BaseException):
+                await holding.aclose()
+
+
+class FakeFleet:
+    """Routes leases in turn."""
+
+    def __init__(self) -> None:
+        self.replicas: list[FakeReplica] = []
+        self.opened: list[FakeStream] = []
+        self.num_accepted = 0
+        self._turn = 0
+
+    def open_stream(self, *args: Any) -> FakeStream:
+        stream = FakeStream(self, args)
+        self.opened.append(stream)
+        return stream
+
+    def choose(self) -> FakeReplica | None:
+        """Serve goes on listing a dead replica for a while."""
+        if not self.replicas:
+            return None
+        self._turn += 1
+        return self.replicas[self._turn % len(self.replicas)]

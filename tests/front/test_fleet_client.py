@@ -1,0 +1,337 @@
+"""A front's requests over replicas that die; engines are made up (`fake_fleet`)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.engine.compat import FinishReason, GracefulHTTPError
+from serving.engine.shared.replay import emitted_token_ids_of
+from serving.front import fleet_client
+from serving.front.fleet_client import FleetClient
+from serving.front.in_flight import derive_seed
+from tests.front.fake_fleet import (
+    NUM_SLOTS,
+    FakeFleet,
+    FakeReplica,
+    expected_ids,
+    make_request,
+)
+
+WAIT_S = 20.0
+
+
+class Scene:
+    """A front's client, the fleet below it, and what came up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fleet = FakeFleet()
+        self.ids: dict[str, list[int]] = {}
+        self.reasons: dict[str, Any] = {}
+        self.failures: dict[str, Exception] = {}
+        self.replays: list[str] = []
+        self.steps: list[Any] = []
+        self.client = self.make_client(b"a front")
+        self._reading = asyncio.create_task(self._read())
+
+    def make_client(self, name: bytes, **options: Any) -> FleetClient:
+        client = FleetClient(
+            front=name,
+            fingerprint="a model",
+            supported_tasks=("generate",),
+            open_stream=self.fleet.open_stream,
+            **options,
+        )
+        client.on_failure = self.failures.__setitem__
+        client.on_replay = self.replays.append
+        return client
+
+    def add_replica(self, **options: Any) -> FakeReplica:
+        replica = FakeReplica(self.folder, **options)
+        self.fleet.replicas.append(replica)
+        return replica
+
+    async def _read(self) -> None:
+        while True:
+            step = await self.client.get_output_async()
+            self.steps.append(step)
+            for output in step.outputs:
+                self.ids.setdefault(output.request_id, []).extend(output.new_token_ids)
+                if output.finish_reason is not None:
+                    self.reasons[output.request_id] = output.finish_reason
+
+    async def send(self, count: int, **params: Any) -> list[Any]:
+        requests = [make_request(f"r{n}", (n + 1, 7), **params) for n in range(count)]
+        for request in requests:
+            await self.client.add_request_async(request)
+        return requests
+
+    async def begun(self, requests: list[Any]) -> None:
+        await until(lambda: all(len(self.ids.get(r.request_id, ())) for r in requests))
+
+    async def check_all(self, requests: list[Any]) -> None:
+        await until(lambda: all(r.request_id in self.reasons for r in requests))
+        for request in requests:
+            assert self.ids[request.request_id] == expected_ids(request)
+            assert self.reasons[request.request_id] == FinishReason.LENGTH
+        assert not self.failures
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        self.client.shutdown()
+        for replica in self.fleet.replicas:
+            await replica.close()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def staged(folder: Path) -> AsyncIterator[Scene]:
+    scene = Scene(folder)
+    try:
+        yield scene
+    finally:
+        await scene.close()
+
+
+def run(play: Callable[[Scene], Awaitable[None]], folder: Path) -> None:
+    async def main() -> None:
+        async with staged(folder) as scene:
+            await play(scene)
+
+    asyncio.run(main())
+
+
+def test_every_token_comes_once_and_leases_end_with_their_requests(
+    tmp_path: Path,
+) -> None:
+    async def play(scene: Scene) -> None:
+        replicas = [scene.add_replica(), scene.add_replica()]
+        await scene.check_all(await scene.send(20))
+        assert all(replica.taken for replica in replicas)
+        await until(lambda: not any(r.leases.num_running for r in replicas))
+        assert not any(replica.aborted for replica in replicas)
+        assert not scene.replays
+
+    run(play, tmp_path)
+
+
+def test_requests_go_on_elsewhere_when_a_replica_dies(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        victim, other = scene.add_replica(), scene.add_replica()
+        requests = await scene.send(12)
+        await scene.begun(requests)
+        num_lost = len(victim.running)
+        assert num_lost
+        victim.die()
+        await scene.check_all(requests)
+        assert scene.replays == ["connection closed"] * num_lost
+        moved = [one for one in other.taken if "~" in one.request_id]
+        assert len(moved) == num_lost
+        for one in moved:
+            emitted = emitted_token_ids_of(one.sampling_params)
+            assert emitted == expected_ids(one)[: len(emitted)]
+            assert emitted
+
+    run(play, tmp_path)
+
+
+def test_requests_go_on_elsewhere_when_an_engine_is_shut_down(tmp_path: Path) -> None:
+    """It says that it aborts them, which nobody here asked for."""
+
+    async def play(scene: Scene) -> None:
+        victim, _ = scene.add_replica(), scene.add_replica()
+        requests = await scene.send(8)
+        await scene.begun(requests)
+        victim.shut_down()
+        await scene.check_all(requests)
+        assert set(scene.replays) == {"engine is shut down"}
+
+    run(play, tmp_path)
+
+
+def test_requests_wait_for_the_next_replica_when_all_are_dead(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        victim = scene.add_replica()
+        requests = await scene.send(20)
+        await scene.begun(requests[:8])
+        victim.die()
+        await asyncio.sleep(0.2)
+        scene.fleet.replicas.clear()
+        scene.add_replica()
+        await scene.check_all(requests)
+        await victim.close()
+
+    run(play, tmp_path)
+
+
+def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        victim, other = scene.add_replica(), scene.add_replica()
+        requests = await scene.send(2, seed=5, temperature=1.0)
+        await scene.begun(requests)
+        victim.die()
+        await scene.check_all(requests)
+        (moved,) = [one for one in other.taken if "~" in one.request_id]
+        num_emitted = len(emitted_token_ids_of(moved.sampling_params))
+        assert moved.sampling_params.seed == derive_seed(5, num_emitted)
+        assert moved.sampling_params.seed != 5
+        assert all(one.sampling_params.seed == 5 for one in requests)
+
+    run(play, tmp_path)
+
+
+def test_what_a_lost_engine_still_says_is_ignored(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        first, second = scene.add_replica(), scene.add_replica()
+        (request,) = await scene.send(1)
+        await scene.begun([request])
+        owner = first if first.running else second
+        owner.is_held = True
+        (link,) = scene.client._links.values()
+        link.close("gap")
+        await scene.check_all([request])
+        await until(lambda: owner.aborted == ["r0"])
+
+    run(play, tmp_path)
+
+
+def test_times_are_those_of_the_fronts_own_clock(tmp_path: Path) -> None:
+    """Durations are taken between them and the front's."""
+
+    async def play(scene: Scene) -> None:
+        scene.add_replica()
+        began_s = time.monotonic()
+        await scene.check_all(await scene.send(1))
+        for step in scene.steps:
+            assert began_s <= step.timestamp <= time.monotonic()
+            for output in step.outputs:
+                for event in output.events:
+                    assert step.timestamp - event.timestamp == pytest.approx(1, abs=0.1)
+
+    run(play, tmp_path)
+
+
+def test_an_aborted_request_is_aborted_in_its_engine(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        replica = scene.add_replica()
+        requests = await scene.send(2, max_tokens=10_000)
+        await scene.begun(requests)
+        await scene.client.abort_requests_async(["r0"])
+        await until(lambda: replica.aborted == ["r0"])
+        await until(lambda: replica.leases.num_running == 1)
+        assert list(replica.running) == ["r1"]
+
+    run(play, tmp_path)
+
+
+def test_an_aborted_request_that_waits_gives_up_its_place(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        requests = await scene.send(20)
+        await asyncio.sleep(0.05)
+        assert len(scene.fleet.opened) < len(requests)
+        await scene.client.abort_requests_async(r.request_id for r in requests)
+        await until(lambda: all(one.is_cancelled for one in scene.fleet.opened))
+        replica = scene.add_replica()
+        (late,) = await scene.send(1)
+        await scene.check_all([late])
+        assert len(replica.taken) == 1
+
+    run(play, tmp_path)
+
+
+def test_a_request_that_kills_engines_runs_alone_and_is_then_refused(
+    tmp_path: Path,
+) -> None:
+    """Its neighbours go on; they died with it without guilt."""
+
+    async def play(scene: Scene) -> None:
+        poison = 1
+        replicas = [scene.add_replica(poison=poison)]
+
+        async def replace_the_dead() -> None:
+            while True:
+                await asyncio.sleep(0.02)
+                if not scene.fleet.replicas[0].is_alive:
+                    scene.fleet.replicas[:] = [FakeReplica(tmp_path, poison)]
+                    replicas.extend(scene.fleet.replicas)
+
+        replacing = asyncio.create_task(replace_the_dead())
+        requests = await scene.send(6)
+        guilty, neighbours = requests[0], requests[1:]
+        await until(lambda: scene.failures)
+        (failure,) = scene.failures.items()
+        assert failure[0] == guilty.request_id
+        assert isinstance(failure[1], GracefulHTTPError)
+        assert failure[1].http_status == 422
+        scene.failures.clear()
+        await scene.check_all(neighbours)
+        # The third engine it killed had nothing else to do.
+        assert len([r for r in replicas if not r.is_alive]) == 3
+        assert [one.request_id for one in replicas[2].taken][:1] == ["r0~2"] or any(
+            one.request_id.startswith("r0~") for one in replicas[2].taken
+        )
+        with pytest.raises(GracefulHTTPError, match="refused"):
+            await scene.client.add_request_async(make_request("again", (poison, 7)))
+        replacing.cancel()
+        for replica in replicas:
+            await replica.close()
+
+    run(play, tmp_path)
+
+
+def test_a_request_that_is_always_interrupted_fails(tmp_path: Path) -> None:
+    """A fault that its own tokens trigger would otherwise go on for ever."""
+
+    async def play(scene: Scene) -> None:
+        scene.add_replica()
+        requests = await scene.send(1, max_tokens=100_000)
+        while not scene.failures:
+            for link in list(scene.client._links.values()):
+                link.close("gap")
+            await asyncio.sleep(0.005)
+        (failure,) = scene.failures.values()
+        assert isinstance(failure, GracefulHTTPError)
+        assert failure.http_status == 503
+        assert len(scene.replays) == fleet_client.MAX_REPLAYS
+        assert requests[0].request_id not in scene.reasons
+
+    run(play, tmp_path)
+
+
+def test_a_full_front_refuses(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        client = scene.make_client(
+            b"small", has_room=lambda requests, replicas: requests < replicas + 2
+        )
+        for n in range(2):
+            await client.add_request_async(make_request(f"r{n}"))
+        with pytest.raises(GracefulHTTPError, match="queue is full") as refusal:
+            await client.add_request_async(make_request("one too many"))
+        assert refusal.value.http_status == 503
+        client.shutdown()
+
+    run(play, tmp_path)
+
+
+def test_a_slot_is_free_again_when_its_front_is_gone(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        replica = scene.add_replica()
+        for n in range(2 * NUM_SLOTS):
+            client = scene.make_client(b"front %d" % n)
+            await client.add_request_async(make_request("r", max_tokens=5))
+            step = await asyncio.wait_for(client.get_output_async(), WAIT_S)
+            assert step.outputs[0].request_id == "r"
+            client.shutdown()
+            await until(lambda: not replica.leases.num_running)
+
+    run(play, tmp_path)

@@ -1,0 +1,66 @@
+"""How a stream begins: with an error's status, with tokens, or with a sign of life."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from starlette.responses import StreamingResponse
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+from serving.front import http
+from serving.front.errors import ApiError
+
+BODY = CompletionRequest(model="m", prompt="p")
+
+
+async def chunks(
+    *texts: str, pause_s: float = 0.0, failure: Exception | None = None
+) -> AsyncGenerator[list[str], None]:
+    await asyncio.sleep(pause_s)
+    for text in texts:
+        yield [text]
+    if failure is not None:
+        raise failure
+
+
+def read(stream: AsyncGenerator[list[str], None]) -> list[Any]:
+    async def begin_and_read() -> list[Any]:
+        response = await http._stream(BODY, stream)
+        assert isinstance(response, StreamingResponse)
+        return [part async for part in response.body_iterator]
+
+    return asyncio.run(begin_and_read())
+
+
+def test_chunks_pass_in_order() -> None:
+    assert read(chunks("data: 1\n\n", "data: 2\n\n")) == ["data: 1\n\n", "data: 2\n\n"]
+
+
+def test_a_stream_that_begins_with_an_error_has_its_status() -> None:
+    """A client must not take an answer of 200 for one that was never begun."""
+    refusal = {"message": "full", "type": "Service Unavailable", "code": 503}
+    event = f"data: {json.dumps({'error': refusal})}\n\n"
+    with pytest.raises(ApiError, match="full") as error:
+        read(chunks(event, "data: [DONE]\n\n"))
+    assert error.value.status == 503
+
+
+def test_a_stream_that_waits_says_that_it_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "HEADERS_WITHIN_S", 0.05)
+    parts = read(chunks("data: 1\n\n", pause_s=0.18))
+    assert parts[-1] == "data: 1\n\n"
+    assert len(parts) > 2
+    # Comments, which clients of server-sent events skip.
+    assert all(part.startswith(": ") for part in parts[:-1])
+
+
+def test_a_failure_on_the_way_is_the_last_event() -> None:
+    parts = read(chunks("data: 1\n\n", failure=RuntimeError("secret")))
+    assert parts[0] == "data: 1\n\n"
+    error = json.loads(parts[-1].removeprefix("data: "))["error"]
+    assert error["code"] == 500
+    assert "secret" not in parts[-1]

@@ -1,0 +1,116 @@
+"""vLLM's handlers in a front: no device, no weights, and the engine's refusals."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIR = [
+    str(ROOT / "configs" / "models" / f"demo-{name}") for name in ("target", "draft")
+]
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+ENGINES_PROCESS = """
+import argparse, sys, cloudpickle
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
+target, draft, file = sys.argv[1:]
+args = AsyncEngineArgs(
+    model=target, served_model_name=["demo"], max_model_len=256,
+    kv_cache_memory_bytes=64 << 20, enforce_eager=True,
+    speculative_config={
+        "method": "draft_model", "model": draft, "num_speculative_tokens": 2
+    },
+)
+both = vars(FrontendArgs()) | vars(args)
+hello = {
+    "vllm_version": "0.32.0",
+    "fingerprint": "x",
+    "config": cloudpickle.dumps(args.create_engine_config()),
+    "args": cloudpickle.dumps(argparse.Namespace(**both)),
+    "supported_tasks": ("generate",),
+}
+with open(file, "wb") as out:
+    cloudpickle.dump(hello, out)
+"""
+
+FRONTS_PROCESS = """
+import asyncio, sys, cloudpickle
+from vllm import platforms
+from vllm.platforms.interface import UnspecifiedPlatform
+platforms._current_platform = UnspecifiedPlatform()
+
+async def main():
+    from serving.front.fleet_client import FleetClient
+    from serving.front.vllm_app import build_app_state
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.exceptions import VLLMValidationError
+    from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest
+    with open(sys.argv[1], "rb") as file:
+        hello = cloudpickle.load(file)
+    opened = []
+
+    class Stream:
+        async def __aiter__(self):
+            await asyncio.Event().wait()
+            yield
+        def cancel(self):
+            pass
+
+    def open_stream(front, fingerprint, frames, alone):
+        opened.append(frames)
+        return Stream()
+
+    client = FleetClient(
+        front=b"f", fingerprint="x", supported_tasks=("generate",),
+        open_stream=open_stream,
+    )
+    state = await build_app_state(hello, client)
+    assert not state.engine_client.errored
+    tokens = await state.serving_tokenization.create_tokenize(
+        TokenizeCompletionRequest(model="demo", prompt="Count"), None
+    )
+    assert tokens.count > 0
+    create = state.openai_serving_completion.create_completion
+    try:
+        answer = await create(
+            CompletionRequest(model="demo", prompt="Count", min_p=0.5), None
+        )
+        message = answer.error.message
+    except VLLMValidationError as error:
+        message = str(error)
+    assert "min_p" in message, message
+    asking = asyncio.create_task(
+        create(CompletionRequest(model="demo", prompt="Count"), None)
+    )
+    while not opened:
+        await asyncio.sleep(0.01)
+    asking.cancel()
+    client.shutdown()
+    print("served on", type(platforms.current_platform).__name__)
+
+asyncio.run(main())
+"""
+
+
+def run_python(code: str, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_host_without_a_device_can_be_a_front(tmp_path: Path) -> None:
+    """And refuses what a speculating engine would ignore."""
+    hello = str(tmp_path / "hello")
+    run_python(ENGINES_PROCESS, *PAIR, hello)
+    assert "served on UnspecifiedPlatform" in run_python(FRONTS_PROCESS, hello)

@@ -1,0 +1,252 @@
+"""No request is lost: engines and replicas are killed under streams."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from loadtest.http_bench.processes import find_processes
+from tests.serving.conftest import (
+    MODEL,
+    START_TIMEOUT_S,
+    Server,
+    start_up_command,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+NUM_TOKENS = 300
+
+PETS = {
+    "type": "array",
+    "items": {"enum": ["cat", "dog", "goldfish"]},
+    "minItems": 100,
+    "maxItems": 300,
+}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "log probabilities": {"logprobs": 2},
+    "penalties": {
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.1,
+    },
+    "a schema": {
+        "ignore_eos": False,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "pets", "schema": PETS},
+        },
+    },
+    "least tokens": {"min_tokens": 250, "ignore_eos": False},
+    "a stop string": {"stop": ["never said 123456"]},
+}
+"""What a stream depends on besides its prompt."""
+
+
+@dataclass
+class Stream:
+    """One stream as its client saw it."""
+
+    kind: str
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_completion_tokens: int | None = None
+    error: Any = None
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two fronts and two replicas, in float32: no token depends on its neighbours."""
+    running = start_up_command(
+        tmp_path_factory.mktemp("fleet") / "up.log",
+        {
+            "http.front": "fleet",
+            "engine.dtype": "float32",
+            "engine.max_num_seqs": 16,
+            "replicas.min": 2,
+            "replicas.max": 2,
+            "http.fronts.min": 2,
+            "http.fronts.max": 2,
+        },
+    )
+    yield running
+    running.command.end()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fleet: Server) -> list[Stream]:
+    """What comes when nothing is killed, and both engines are warm."""
+    when_both_are_ready(fleet)
+    run_all(fleet)
+    return run_all(fleet)
+
+
+def body_of(number: int, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "prompt": f"Count from {number} to 90 and on:",
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    } | options
+
+
+def read_stream(server: Server, body: dict[str, Any], stream: Stream) -> None:
+    with (
+        # A stream that breaks has no finish reason.
+        contextlib.suppress(httpx.HTTPError),
+        httpx.stream(
+            "POST",
+            f"{server.url}/v1/completions",
+            json=body,
+            timeout=300,
+            trust_env=False,
+        ) as response,
+    ):
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                stream.error = event["error"]
+                return
+            if event.get("usage"):
+                stream.num_completion_tokens = event["usage"]["completion_tokens"]
+            for choice in event["choices"]:
+                stream.token_ids += choice["token_ids"] or []
+                stream.text += choice["text"]
+                if choice["logprobs"]:
+                    stream.logprobs += choice["logprobs"]["token_logprobs"]
+                stream.finish_reason = choice["finish_reason"] or stream.finish_reason
+
+
+def run_all(server: Server, disturb: Any = None) -> list[Stream]:
+    """Run two streams of each kind at once, and disturb them once all have begun."""
+    streams = [Stream(kind) for kind in list(KINDS) * 2]
+    threads = [
+        threading.Thread(
+            target=read_stream, args=(server, body_of(i, KINDS[one.kind]), one)
+        )
+        for i, one in enumerate(streams)
+    ]
+    for thread in threads:
+        thread.start()
+    if disturb is not None:
+        wait_until(lambda: all(one.token_ids for one in streams), 60, period_s=0.01)
+        disturb()
+    for thread in threads:
+        thread.join(300)
+    return streams
+
+
+def processes(server: Server, role: str) -> list[psutil.Process]:
+    family = find_processes(server.command.process.pid)
+    return [process for found, process in family if found == role]
+
+
+def replays(server: Server) -> float:
+    return server.total("ray_tetris_replays_total")
+
+
+def when_both_are_ready(server: Server) -> list[psutil.Process]:
+    """Wait for both replicas; return their engines."""
+
+    def ready() -> list[psutil.Process]:
+        engines = processes(server, "engine")
+        response = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
+        running = response.json().get("running_replicas", 0)
+        return engines if len(engines) == running == 2 else []
+
+    return wait_until(ready, START_TIMEOUT_S)
+
+
+def check_equal(streams: list[Stream], undisturbed: list[Stream]) -> None:
+    assert [one.error for one in streams] == [None] * len(streams)
+    for seen, expected in zip(streams, undisturbed, strict=True):
+        assert seen.token_ids == expected.token_ids, seen.kind
+        assert seen.text == expected.text, seen.kind
+        assert seen.finish_reason == expected.finish_reason, seen.kind
+        assert seen.num_completion_tokens == len(expected.token_ids), seen.kind
+        assert seen.logprobs == pytest.approx(expected.logprobs, abs=1e-3), seen.kind
+
+
+def test_streams_go_on_when_an_engine_is_killed(
+    fleet: Server, undisturbed: list[Stream]
+) -> None:
+    """Token for token, as if nothing had happened; nothing is counted twice."""
+    engines = when_both_are_ready(fleet)
+    before = replays(fleet)
+    check_equal(run_all(fleet, engines[0].kill), undisturbed)
+    wait_until(lambda: replays(fleet) > before, 30)
+
+
+def test_streams_go_on_when_a_replica_is_killed(
+    fleet: Server, undisturbed: list[Stream]
+) -> None:
+    """And its engine does not stay behind."""
+    orphan = when_both_are_ready(fleet)[0]
+    replica = orphan.parent()
+    assert replica is not None
+    before = replays(fleet)
+    check_equal(run_all(fleet, replica.kill), undisturbed)
+    wait_until(lambda: replays(fleet) > before, 30)
+    assert orphan not in processes(fleet, "engine")
+
+
+def test_streams_wait_when_all_engines_are_killed(
+    fleet: Server, undisturbed: list[Stream]
+) -> None:
+    engines = when_both_are_ready(fleet)
+
+    def kill_all() -> None:
+        for engine in engines:
+            engine.kill()
+
+    check_equal(run_all(fleet, kill_all), undisturbed)
+
+
+def test_a_front_that_is_killed_takes_only_its_own_connections(
+    fleet: Server, undisturbed: list[Stream]
+) -> None:
+    """And nothing of its goes on in the engines."""
+    when_both_are_ready(fleet)
+    fronts = processes(fleet, "ingress")
+    assert len(fronts) == 2
+    streams = run_all(fleet, fronts[0].kill)
+    broken = [one.finish_reason is None for one in streams]
+    assert 0 < sum(broken) < len(streams)
+    check_equal(
+        [one for one, is_broken in zip(streams, broken, strict=True) if not is_broken],
+        [
+            one
+            for one, is_broken in zip(undisturbed, broken, strict=True)
+            if not is_broken
+        ],
+    )
+    wait_until(lambda: fleet.total("ray_vllm_num_requests_running") == 0, 60)
+    wait_until(lambda: len(processes(fleet, "ingress")) == 2, START_TIMEOUT_S)
+    check_equal(run_all(fleet), undisturbed)
+
+
+def test_clients_cannot_say_what_only_fronts_may_say(fleet: Server) -> None:
+    """Tokens that a client claims to have got would be skipped."""
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 4, "temperature": 0}
+    claim = {"vllm_xargs": {"tetris_emitted_token_ids": [5, 6]}}
+    plain = fleet.post("/v1/completions", json=body).json()
+    claimed = fleet.post("/v1/completions", json=body | claim).json()
+    assert claimed["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert claimed["usage"]["completion_tokens"] == 4
