@@ -17,15 +17,15 @@ BODY = CompletionRequest(model="m", prompt="p")
 
 async def chunks(
     *texts: str, pause_s: float = 0.0, failure: Exception | None = None
-) -> AsyncGenerator[list[str], None]:
+) -> AsyncGenerator[str, None]:
     await asyncio.sleep(pause_s)
     for text in texts:
-        yield [text]
+        yield text
     if failure is not None:
         raise failure
 
 
-def read(stream: AsyncGenerator[list[str], None]) -> list[Any]:
+def read(stream: AsyncGenerator[str, None]) -> list[Any]:
     async def begin_and_read() -> list[Any]:
         response = await http._stream(BODY, stream)
         assert isinstance(response, StreamingResponse)

@@ -100,7 +100,7 @@ def test_every_alert_says_what_to_do():
 
 
 def test_alerts_read_metrics_that_we_export():
-    source = (ROOT / "serving" / "metrics.py").read_text("utf-8")
+    source = (ROOT / "serving" / "replica" / "metrics.py").read_text("utf-8")
     known = set(re.findall(r'"(tetris_\w+)"', source))
     read = set(re.findall(r"ray_(tetris_\w+)", str(alerts())))
     assert read

@@ -61,7 +61,7 @@ def test_every_panel_is_explained_and_filtered_by_cluster(file):
 
 
 def test_speculation_panels_read_metrics_that_we_export():
-    source = (ROOT / "serving" / "metrics.py").read_text("utf-8")
+    source = (ROOT / "serving" / "replica" / "metrics.py").read_text("utf-8")
     known = set(re.findall(r'"(tetris_\w+)"', source))
     text = (CHART / "dashboards" / "tetris-speculation.json").read_text("utf-8")
     read = set(re.findall(r"ray_(tetris_\w+)", text))
