@@ -27,8 +27,14 @@ from serving.settings.gguf_models import (
     is_whole,
     with_converted_models,
 )
-from serving.settings.model import Settings, SettingsError, parse_settings
+from serving.settings.model import (
+    Settings,
+    SettingsError,
+    load_settings,
+    parse_settings,
+)
 from serving.settings.model_pair import check_models
+from tests.serving.conftest import ROOT
 from tests.serving.test_settings import minimal
 from tests.serving.tiny_gguf import CHAT_TEMPLATE, write_gguf
 
@@ -318,6 +324,13 @@ def test_a_converter_that_is_killed_is_reported(
     monkeypatch.setattr("serving.settings.gguf_models.sys.executable", "/bin/false")
     with pytest.raises(GgufError, match="it ended without a word"):
         convert(file, print)
+
+
+def test_the_set_up_brings_the_model_of_the_shipped_file() -> None:
+    settings = load_settings(ROOT / "configs" / "smollm2.yaml")
+    assert errors_of(settings) == []
+    # Two bytes for each of 134.5 million weights.
+    assert measure(find_gguf(settings.model.target)) == 269_030_016
 
 
 def test_check_tells_what_a_first_start_will_do(file: Path, cache: Path) -> None:
