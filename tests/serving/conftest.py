@@ -286,6 +286,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One deployment for all tests that only talk to it.
 
     It starts with one replica and may grow to two; it never shrinks meanwhile.
+    TETRIS_TEST_FRONT=fleet runs these tests through a front in place of Ray's ingress.
     """
     running = start_up_command(
         tmp_path_factory.mktemp("server") / "up.log",
