@@ -17,7 +17,7 @@ SET_UP := $(PYTHON) -I .ci/bootstrap.py
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) until Ctrl-C (CONFIG=, PORT=, ARGS=)"
-	@echo "make test       set up and run the tests (ARGS='-k selection')"
+	@echo "make test       set up and run the tests (ARGS='-k selection'; FAST=1: no engine)"
 	@echo "make lint       check formatting, style and types"
 	@echo "make format     format the code and apply safe fixes"
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--smoke)"
@@ -34,9 +34,19 @@ serve:
 	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve up \
 		--config $(CONFIG) $(if $(PORT),--port $(PORT)) $(ARGS)
 
+# Two tests at a time, for an engine pins one thread; but whatever starts Ray needs both
+# cores of a small machine. With ARGS one of the two may have nothing to run.
+PYTEST := $(BIN)/pytest --durations=40
+NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
+
 test:
 	@$(SET_UP) --dev
-	$(BIN)/pytest $(ARGS)
+ifdef FAST
+	$(PYTEST) -n 2 --dist loadfile -m "not ray and not vllm and not slow" $(ARGS)
+else
+	$(PYTEST) -n 2 --dist loadfile -m "not ray" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) -m ray $(ARGS) $(NONE_IS_FINE)
+endif
 
 lint:
 	@$(SET_UP) --dev
