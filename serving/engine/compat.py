@@ -83,6 +83,7 @@ _FRONT_NAMES = {
     # What makes an engine go on where another stopped (`engine.shared.replay`).
     "CachedRequestState": "vllm.v1.worker.gpu_input_batch",
     "StructuredOutputManager": "vllm.v1.structured_output",
+    "WorkerWrapperBase": "vllm.v1.worker.worker_base",
 }
 """Names of the front and the token channel, and why."""
 

@@ -267,7 +267,7 @@ def test_a_grammar_makes_sampled_drafts_take_the_likeliest_token(
 def check_learnt_acceptance(engine: Engine, expected: Summaries) -> None:
     """Expect a drafter without logits to be ranked by what was learnt."""
     scheduler = engine.scheduler
-    learner = scheduler._planner.acceptance.positions
+    learner = scheduler._planner._positions
     prior = learner.estimate()
     with watch(engine):
         handovers = record_handovers(engine)

@@ -133,7 +133,7 @@ class NeverDrafting(FixedPlanner):
         object.__setattr__(self, "num_asked", self.num_asked + 1)
         return 0
 
-    def rest(self, num_steps: int) -> None:
+    def note_skipped_steps(self, num_steps: int) -> None:
         object.__setattr__(self, "num_rested", self.num_rested + num_steps)
 
     def observe_timing(self, timing: StepTiming) -> None:

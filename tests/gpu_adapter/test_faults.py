@@ -45,7 +45,7 @@ def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(
     drive(scheduler, worker, max_steps=1000)
     assert [request.num_output_tokens for request in requests] == [150] * 3
     assert scheduler.counters.num_fallbacks == {"confidence_invalid": 1}
-    state = scheduler._planner.calibration.export_state()
+    state = scheduler._planner.acceptance.calibration.export_state()
     assert state["slope"] > 0
     assert np.isfinite(state["intercept"]).all()
     late = worker.steps[20:]

@@ -30,7 +30,7 @@ def test_an_engine_without_graphs_pads_nothing(
     make_scheduler: Callable[..., Any],
 ) -> None:
     scheduler = make_scheduler(graphs=False, capture_sizes=SIZES)
-    assert scheduler._planner.limits.padded_sizes == ()
+    assert scheduler._planner.cost.padded_sizes == ()
 
 
 def test_upstream_pads_every_batch_to_the_next_captured_size() -> None:

@@ -13,7 +13,9 @@ reasoning state depend on the difference. `install` changes, for such requests o
     `Scheduler.add_request`: the request goes to the head of the queue, for somebody is
         waiting in the middle of a sentence.
     `CachedRequestState.__post_init__` (Model Runner V1): the worker knows them before
-        logits processors register the request. V2 is sent them by its scheduler.
+        logits processors register the request. V2 is sent them by its scheduler. It is
+        changed when a worker has been made (`WorkerWrapperBase.init_device`): imported
+        sooner, it would miss what vLLM's CPU worker replaces in torch.
 and for all requests:
     `Scheduler.update_from_output`: the engine's own statistics go to client 0, which is
         the replica, instead of whichever client comes first.
@@ -44,7 +46,7 @@ def install() -> None:
         _replace(compat.Scheduler, "add_request", _add_request)
         _replace(compat.Scheduler, "update_from_output", _update_from_output)
         _replace(compat.StructuredOutputManager, "_create_grammar", _create_grammar)
-        _replace(compat.CachedRequestState, "__post_init__", _post_init)
+        _replace(compat.WorkerWrapperBase, "init_device", _init_device)
 
 
 def emitted_token_ids_of(sampling_params: Any) -> list[int]:
@@ -113,6 +115,17 @@ def _update_from_output(original: Any) -> Any:
         return outputs
 
     return update_from_output
+
+
+def _init_device(original: Any) -> Any:
+    def init_device(self: Any) -> Any:
+        from serving.engine.compat import CachedRequestState
+
+        if not hasattr(CachedRequestState.__post_init__, _MARK):
+            _replace(CachedRequestState, "__post_init__", _post_init)
+        return original(self)
+
+    return init_device
 
 
 def _post_init(original: Any) -> Any:
