@@ -11,6 +11,7 @@ from serving.adapters import (
     has_adapter,
     policy_config_of,
 )
+from serving.compat_ray import check_ray
 from serving.settings.model import (
     Settings,
     SettingsError,
@@ -23,13 +24,6 @@ from serving.settings.model_pair import check_models
 if TYPE_CHECKING:
     from ray.serve import Application
     from ray.serve.llm import LLMConfig
-
-UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Runs a CPU engine's only worker in the engine core's process.
-
-By import path, because vLLM turns the name "uni" into "mp" on the CPU: a process of its
-own, which the engine core waits for by spinning.
-"""
 
 _INGRESS_HEADROOM: Final = 256
 """Requests the ingress holds beyond what engines run and queue.
@@ -77,15 +71,17 @@ def build_app(settings: Settings) -> "Application":
 
     Raises:
         SettingsError: The model files are missing or do not belong together.
+        MovedNamesError: This Ray is not as the server expects it.
     """
     check_servable(settings)
+    check_ray()
     from ray import serve
-    from ray.llm._internal.serve.core.configs.openai_api_models import (
+
+    from serving.compat_ray import (
+        build_llm_deployment,
+        make_fastapi_ingress,
         to_model_metadata,
     )
-    from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
-    from ray.llm._internal.serve.core.server.builder import build_llm_deployment
-
     from serving.front.app import BOARD_ENDPOINTS, ENDPOINTS, TetrisIngress, build_api
     from serving.replica.server import TetrisServer
 

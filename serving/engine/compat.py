@@ -1,16 +1,49 @@
-"""vLLM's private names for plugin, schedulers and the GPU adapter; one vLLM version.
+"""The door to vLLM's private names, and a check that they are there; one vLLM version.
 
-An upgrade that moves a hook fails here, at import, with a message that says which
-version this release supports. The plugin brings this module into every vLLM process, on
-whatever device, so it imports only what vLLM's own engine core has imported by then.
-Names that only the GPU adapter needs are imported when it asks for them; those of the
-CPU worker, whose import replaces parts of `torch.cuda`, are in `compat_cpu`.
+Other modules import vLLM's private classes from here, those of the CPU worker from
+`compat_cpu`: importing that worker replaces parts of `torch.cuda`. A name is imported
+when it is asked for, because the plugin brings this module into every vLLM process, on
+whatever device. `compat_names` lists all that is leaned on.
 """
 
-from importlib import import_module
-from typing import Any
+from __future__ import annotations
 
-from serving.engine.version import find_vllm_mismatch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from serving.contract import check_names, read_rows
+from serving.engine.compat_names import GPU_SCHEDULER, GPU_WORKER, SCHEDULER
+from serving.engine.version import SUPPORTED_VLLM, find_vllm_mismatch
+
+if TYPE_CHECKING:
+    from serving.contract import Table
+
+_RENAMED: Final = {
+    "GPUWorker": "vllm.v1.worker.gpu_worker:Worker",
+    "GPUModelRunnerV2": "vllm.v1.worker.gpu.model_runner:GPUModelRunner",
+}
+"""Names whose vLLM name means something else beside the others here."""
+
+
+def _find_exports() -> dict[str, str]:
+    exports = dict(_RENAMED)
+    for table in (SCHEDULER, GPU_SCHEDULER, GPU_WORKER):
+        for where, rows in table.items():
+            module, _, name = where.partition(":")
+            for one in [name] if name else [row.name for row in read_rows(rows)]:
+                exports.setdefault(one, f"{module}:{one}")
+    return exports
+
+
+_EXPORTS: Final = _find_exports()
+"""What other modules may import from here: `module:name`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, original = _EXPORTS[name].partition(":")
+    return getattr(import_module(module), original)
 
 
 def check_version() -> None:
@@ -24,59 +57,14 @@ def check_version() -> None:
         raise ImportError(mismatch)
 
 
+def check(*tables: Table) -> None:
+    """Refuse a vLLM that has moved what this process leans on.
+
+    Raises:
+        MovedNamesError: With every name that moved and what it was for.
+    """
+    for table in tables:
+        check_names("vLLM", SUPPORTED_VLLM, table)
+
+
 check_version()
-
-from vllm.config import VllmConfig  # noqa: E402 - after the check
-from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
-from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.engine import EngineCoreOutputs  # noqa: E402
-from vllm.v1.engine.core import EngineCore  # noqa: E402
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request  # noqa: E402
-
-_V2 = "vllm.v1.worker.gpu"
-
-_GPU_NAMES = {
-    "AdaptiveVerificationManager": f"{_V2}.spec_decode.adaptive_verification",
-    "AsyncModelRunnerOutput": "vllm.v1.outputs",
-    "AsyncScheduler": "vllm.v1.core.sched.async_scheduler",
-    "DraftModelSpeculator": f"{_V2}.spec_decode.speculator",
-    "OnlineAcceptanceEstimator": f"{_V2}.spec_decode.acceptance_estimator",
-    "StandaloneARSpeculator": f"{_V2}.spec_decode.standalone_ar.speculator",
-    "StepTimingCollector": f"{_V2}.async_utils",
-    "StepTimingSample": f"{_V2}.async_utils",
-    "TargetDependentARSpeculator": f"{_V2}.spec_decode.target_dependent_ar.speculator",
-    "async_copy_to_np": f"{_V2}.async_utils",
-    "async_tensor_h2d": "vllm.utils.torch_utils",
-    "get_tp_group": "vllm.distributed.parallel_state",
-    "stream": f"{_V2}.async_utils",
-}
-"""Where the GPU adapter's names are."""
-
-_RENAMED = {
-    "GPUWorker": ("vllm.v1.worker.gpu_worker", "Worker"),
-    "GPUModelRunnerV2": (f"{_V2}.model_runner", "GPUModelRunner"),
-}
-"""Names whose vLLM name means something else beside the others here."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _GPU_NAMES:
-        return getattr(import_module(_GPU_NAMES[name]), name)
-    if name in _RENAMED:
-        module, original = _RENAMED[name]
-        return getattr(import_module(module), original)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-__all__ = [
-    "DraftTokenIds",
-    "EngineCore",
-    "EngineCoreOutputs",
-    "ModelRunnerOutput",
-    "Request",
-    "Scheduler",
-    "SchedulerOutput",
-    "VllmConfig",
-    "check_version",
-]

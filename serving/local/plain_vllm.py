@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from serving.adapters import PLAIN_POLICIES
 from serving.app import (
-    UNIPROC_EXECUTOR,
     check_servable,
     engine_kwargs_of,
     replica_env_of,
 )
+from serving.engine.compat_names import UNIPROC_EXECUTOR
 from serving.settings.model import Settings, SettingsError
 
 # Not the `vllm` command: it asks for the metadata of a package called vllm, which the

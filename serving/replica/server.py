@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ray
 from ray import serve
-from ray.llm._internal.common.callbacks.base import CallbackBase
-from ray.llm._internal.serve.core.configs.openai_api_models import (
-    ErrorInfo,
-    ErrorResponse,
-)
-from ray.llm._internal.serve.core.server.llm_server import LLMServer
-from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm import LLMConfig
 from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from serving.app import UNIPROC_EXECUTOR
+from serving.compat_ray import (
+    CallbackBase,
+    ErrorInfo,
+    ErrorResponse,
+    LLMServer,
+    VLLMEngine,
+)
+from serving.engine.compat import check
+from serving.engine.compat_names import SERVER, UNIPROC_EXECUTOR
 from serving.front.errors import EngineGoneError
 from serving.replica.capacity import capacity_reader
 from serving.replica.metrics import (
@@ -79,7 +80,12 @@ class TetrisEngine(VLLMEngine):
     """
 
     async def start(self) -> None:
-        """Start the engine."""
+        """Start the engine.
+
+        Raises:
+            MovedNamesError: This vLLM is not as a replica expects it.
+        """
+        check(SERVER)
         await super().start()
         self._oai_serving_tokenization = self._app_state.serving_tokenization
 
