@@ -8,6 +8,7 @@ from serving.adapters import (
     find_adapter_problems,
     has_adapter,
 )
+from serving.compat_ray import check_ray
 from serving.engine_args import engine_kwargs_of, planner_key_of, replica_env_of
 from serving.settings.gguf_files import gguf_files_of
 from serving.settings.gguf_models import with_converted_models
@@ -80,19 +81,21 @@ def build_app(settings: Settings) -> "Application":
 
     Raises:
         SettingsError: The model files are missing or do not belong together.
+        MovedNamesError: This Ray is not as the server expects it.
     """
     declared = settings.model
     settings = with_converted_models(settings, logger.info)
     check_servable(settings)
     if settings.http.front == "fleet":
         return _build_fleet(settings)
+    check_ray()
     from ray import serve
-    from ray.llm._internal.serve.core.configs.openai_api_models import (
+
+    from serving.compat_ray import (
+        build_llm_deployment,
+        make_fastapi_ingress,
         to_model_metadata,
     )
-    from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
-    from ray.llm._internal.serve.core.server.builder import build_llm_deployment
-
     from serving.front.app import BOARD_ENDPOINTS, ENDPOINTS, TetrisIngress, build_api
     from serving.replica.server import TetrisServer
 
@@ -124,12 +127,12 @@ def build_app(settings: Settings) -> "Application":
 def _build_fleet(settings: Settings) -> "Application":
     """Build fronts over engine replicas; both keep the names of Ray's own path."""
     from ray import serve
-    from ray.llm._internal.serve.core.configs.openai_api_models import (
+
+    from serving.compat_ray import (
+        build_llm_deployment,
+        make_fastapi_ingress,
         to_model_metadata,
     )
-    from ray.llm._internal.serve.core.ingress.ingress import make_fastapi_ingress
-    from ray.llm._internal.serve.core.server.builder import build_llm_deployment
-
     from serving.front.app import BOARD_ENDPOINTS, ENDPOINTS, build_api
     from serving.front.http import Front
     from serving.replica.engine_server import EngineServer

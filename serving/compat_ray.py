@@ -1,51 +1,134 @@
-"""Ray's private names that the server leans on, and why; one Ray version.
+"""Ray's private names that the server leans on, what for, and the door to them.
 
-Whatever is not here is Ray's public interface. `find_missing_names` says which of them
-an upgrade has moved.
+All other modules of the server import such names from here. They are looked for when an
+application is built and by one contract test, so that an upgrade that moves any fails
+there, naming it, and not in a request. `serving.contract` says how a row reads.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Final
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
 
-_SERVE_LLM = "ray.llm._internal.serve"
+from serving.contract import check_names, read_rows
 
-FRONT_NAMES: Final = {
-    f"{_SERVE_LLM}.core.server.builder:build_llm_deployment": (
-        "binds the engine replicas under a name and options of ours"
-    ),
-    f"{_SERVE_LLM}.core.server.llm_server:LLMServer._start_engine": (
-        "the replica's base class; takes an engine class, as `engine_cls`"
-    ),
-    f"{_SERVE_LLM}.engines.vllm.vllm_engine:VLLMEngine._start_async_llm_engine": (
-        "where the engine core is launched; our engine gives it more outputs there and "
-        "reads `_engine_client` and `_vllm_args` afterwards"
-    ),
-    f"{_SERVE_LLM}.core.ingress.ingress:make_fastapi_ingress": (
-        "mounts the front's methods as routes"
-    ),
-    f"{_SERVE_LLM}.core.configs.openai_api_models:to_model_metadata": (
-        "how `/v1/models` describes the model"
-    ),
-    f"{_SERVE_LLM}.core.configs.openai_api_models:ChatCompletionRequest": (
-        "vLLM's request bodies, which Serve can pickle"
-    ),
+if TYPE_CHECKING:
+    from serving.contract import Table
+
+_LLM: Final = "ray.llm._internal"
+_SERVE: Final = f"{_LLM}.serve"
+
+RAY: Final[Table] = {
+    f"{_SERVE}.core.server.llm_server:LLMServer": {
+        "start()": "polling and following the engine begin after it",
+        "_run_request(request, engine_method, ...)": (
+            "requests that speculation cannot serve are refused before it"
+        ),
+        "sleep(...) wakeup(...) collective_rpc(...)": "may load: a hang is told later",
+        "_default_engine_cls": "our engine",
+        "engine": "the running engine",
+    },
+    f"{_SERVE}.engines.vllm.vllm_engine:VLLMEngine": {
+        "start()": "tokenization is found after it",
+        (
+            "_start_async_llm_engine(vllm_engine_args, vllm_engine_config, "
+            "placement_group)"
+        ): "one CPU worker runs in the engine core's process",
+        "_engine_client": "the way to the engine core, and whether it lives",
+        "_vllm_args": "what a front builds vLLM's handlers with",
+        "_app_state _oai_serving_tokenization": (
+            "Ray 2.60 looks for vLLM's tokenization under an older name"
+        ),
+    },
+    f"{_SERVE}.core.server.builder": {
+        (
+            "build_llm_deployment(llm_config, ..., bind_kwargs, ..., deployment_cls)"
+        ): "binds the engine replicas",
+    },
+    f"{_SERVE}.core.ingress.ingress": {
+        "make_fastapi_ingress(endpoint_map, app)": "mounts methods as routes",
+    },
+    f"{_SERVE}.core.ingress.ingress:OpenAiIngress": {
+        "__init__(llm_deployments, model_cards, ...)": "what `build_app` binds",
+        "_process_llm_request(body, call_method, raw_request)": "replaced",
+        "_get_response(body, call_method, raw_request)": "a request's answers",
+        "_get_model_id(model)": "replaced: unknown models are a 404",
+        "_get_configured_serve_handle(model_id)": "the replicas of a model",
+        "_default_serve_handles _model_cards": "replicas and models",
+    },
+    f"{_SERVE}.core.ingress.middleware": {
+        "SetRequestIdMiddleware": "a request's id, from its header or made",
+    },
+    f"{_SERVE}.core.ingress.utils": {
+        "NON_STREAMING_RESPONSE_TYPES": "tells an answer from a stream's first chunk",
+        "_openai_json_wrapper(generator)": "chunks as server-sent events",
+    },
+    f"{_SERVE}.observability.metrics.fast_api_metrics": {
+        "metrics_lifespan(app)": "HTTP metrics",
+    },
+    f"{_SERVE}.core.protocol": {
+        "RawRequestInfo": "a request's headers, for the session that it names",
+    },
+    "ray.serve._private.http_util": {
+        "session_id_from_headers(headers)": "the session that a request names",
+    },
+    f"{_SERVE}.constants": {
+        "DEFAULT_LLM_ROUTER_HTTP_TIMEOUT": "longest wait for a first token",
+    },
+    f"{_SERVE}.core.configs.openai_api_models": {
+        "ChatCompletionRequest CompletionRequest": "vLLM's bodies, which Serve pickles",
+        "TokenizeChatRequest TokenizeCompletionRequest DetokenizeRequest": "bodies",
+        "ErrorResponse ErrorInfo": "refusals",
+        "to_model_metadata(model_id, ...)": "how `/v1/models` describes a model",
+    },
+    f"{_SERVE}.core.configs.openai_api_models:OpenAIHTTPException": {
+        "status_code message": "refusals of Ray's own",
+    },
+    f"{_LLM}.common.callbacks.base:CallbackBase": {
+        "on_before_node_init()": "skips the download of local models",
+        "ctx kwargs": "holds the switch; what the deployment configured",
+    },
+    f"{_LLM}.common.callbacks.base:CallbackCtx": {"run_init_node": "the switch"},
+    "ray.serve._private.constants": {
+        "SERVE_LOGGER_NAME": "the log that vLLM's set-up would close",
+    },
+    "ray.serve.api": {"delete(name, _blocking)": "draining by Ctrl-C can be cut short"},
+    "ray._private.worker": {"_global_node": "the local Ray"},
+    "ray._private.node:Node": {
+        "get_logs_dir_path() dead_processes()": "log folder, dead parts"
+    },
 }
-"""What the front and its replicas lean on: `module:attribute`, and why."""
 
 
-def find_missing_names() -> list[str]:
-    """Return the names that this Ray does not have."""
-    return [name for name in FRONT_NAMES if not _exists(name)]
+def _find_exports() -> dict[str, str]:
+    exports = {}
+    for where, rows in RAY.items():
+        module, _, name = where.partition(":")
+        for one in [name] if name else [row.name for row in read_rows(rows)]:
+            exports[one] = module
+    return exports
 
 
-def _exists(name: str) -> bool:
-    module, _, path = name.partition(":")
-    try:
-        found = import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return False
-    return True
+_EXPORTS: Final = _find_exports()
+"""Module of each name that others may import from here."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)
+
+
+def local_node() -> Any:
+    """Return the node that this process has started; None if it is gone."""
+    return import_module("ray._private.worker")._global_node
+
+
+def check_ray() -> None:
+    """Refuse a Ray that has moved what the server leans on.
+
+    Raises:
+        MovedNamesError: With every name that moved and what it was for.
+    """
+    check_names("Ray", version("ray"), RAY)

@@ -2,7 +2,7 @@
 
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from serving.adapters import (
     adapter_kwargs_of,
@@ -11,13 +11,6 @@ from serving.adapters import (
     policy_config_of,
 )
 from serving.settings.model import Settings, is_local_path
-
-UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Runs a CPU engine's only worker in the engine core's process.
-
-By import path, because vLLM turns the name "uni" into "mp" on the CPU: a process of its
-own, which the engine core waits for by spinning.
-"""
 
 
 def engine_kwargs_of(settings: Settings) -> dict[str, Any]:

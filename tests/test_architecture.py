@@ -1,4 +1,4 @@
-"""What the linters do not check: private names, packaging, lock files.
+"""What the linters do not check: who reaches the CPU worker, packaging, lock files.
 
 Import layers are contracts of import-linter, docstrings of ruff (pyproject.toml).
 """
@@ -16,11 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "serving", "loadtest")
 LOCKS = sorted((ROOT / "configs" / "requirements").glob("*.txt"))
 
-# What the callers of an engine are meant to catch; vLLM offers it nowhere else.
-CALLERS_ERRORS = "vllm.v1.engine.exceptions."
-
-# The only importers of vLLM's private names, the second on the CPU alone.
-COMPAT, COMPAT_CPU = "serving/engine/compat.py", "serving/engine/compat_cpu.py"
+COMPAT_CPU = "serving/engine/compat_cpu.py"
 # The CPU worker and what it is made of: no process of a GPU may import any of it.
 ON_CPU = {
     COMPAT_CPU,
@@ -100,18 +96,6 @@ def test_policies_draw_only_from_a_generator_passed_to_them():
     }
     # With a seed of its caller's: `policies.testing` makes up batches.
     assert used <= {"Generator", "default_rng"}
-
-
-def test_only_the_compatibility_modules_import_private_vllm_names():
-    private = {
-        path
-        for path in modules("serving")
-        for name in imported_names(path)
-        if name.startswith("vllm.")
-        and (name.startswith("vllm.v1.") or "._" in name)
-        and not name.startswith(CALLERS_ERRORS)
-    }
-    assert private == {COMPAT, COMPAT_CPU}
 
 
 def test_nothing_but_the_cpu_worker_s_own_parts_leads_to_vllms_cpu_worker():

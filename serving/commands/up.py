@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 from serving.app import build_app, check_servable
 from serving.commands.console import Console, complain
 from serving.commands.doctor import check_memory
+from serving.contract import MovedNamesError
 from serving.local import ports
 from serving.local.local_ray import LocalRay, prepare_environment, token_file
 from serving.local.startup import (
@@ -152,8 +153,12 @@ def _start(settings: Settings, ray_instance: LocalRay, console: Console) -> None
     )
     imports.join()
     console.step(f"starting {settings.model.id} with policy {settings.policy.name}")
+    try:
+        application = build_app(settings)
+    except MovedNamesError as error:
+        raise StartupError(str(error)) from error
     serve.run_many(
-        [serve.RunTarget(build_app(settings), name=APP_NAME)],
+        [serve.RunTarget(application, name=APP_NAME)],
         wait_for_ingress_deployment_creation=False,
         wait_for_applications_running=False,
     )
@@ -256,8 +261,10 @@ def _base_url(settings: Settings) -> str:
 
 def _import_application() -> None:
     """Import what takes seconds, while Ray's processes start."""
-    import serving.front.app
-    import serving.replica.server  # noqa: F401 - imported for the time it takes
+    # Whatever is wrong with them, `build_app` says better.
+    with contextlib.suppress(ImportError):
+        import serving.front.app
+        import serving.replica.server  # noqa: F401 - imported for the time it takes
 
 
 @contextlib.contextmanager

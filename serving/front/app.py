@@ -16,26 +16,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import WrapValidator
 from ray import serve
-from ray.llm._internal.serve.constants import DEFAULT_LLM_ROUTER_HTTP_TIMEOUT
-from ray.llm._internal.serve.core.configs.openai_api_models import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    ErrorResponse,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
-)
-from ray.llm._internal.serve.core.ingress.ingress import OpenAiIngress
-from ray.llm._internal.serve.core.ingress.middleware import SetRequestIdMiddleware
-from ray.llm._internal.serve.core.ingress.utils import (
-    NON_STREAMING_RESPONSE_TYPES,
-    _openai_json_wrapper,
-)
-from ray.llm._internal.serve.core.protocol import RawRequestInfo
-from ray.llm._internal.serve.observability.metrics.fast_api_metrics import (
-    metrics_lifespan,
-)
-from ray.serve._private.http_util import session_id_from_headers
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 from starlette.responses import (
@@ -45,6 +25,22 @@ from starlette.responses import (
     StreamingResponse,
 )
 
+from serving.compat_ray import (
+    DEFAULT_LLM_ROUTER_HTTP_TIMEOUT,
+    NON_STREAMING_RESPONSE_TYPES,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ErrorResponse,
+    OpenAiIngress,
+    RawRequestInfo,
+    SetRequestIdMiddleware,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+    _openai_json_wrapper,
+    metrics_lifespan,
+    session_id_from_headers,
+)
 from serving.front.board import (
     CHAT_PAGE,
     PAGE,

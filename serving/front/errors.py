@@ -18,10 +18,6 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from ray.exceptions import RayActorError, RayTaskError
-from ray.llm._internal.serve.core.configs.openai_api_models import (
-    ErrorResponse,
-    OpenAIHTTPException,
-)
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -29,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from serving.compat_ray import ErrorResponse, OpenAIHTTPException
 from serving.replica.engine_gone import EngineGoneError
 
 logger = logging.getLogger("ray.serve")

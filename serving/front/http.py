@@ -11,13 +11,6 @@ from typing import Any, Final
 
 from fastapi import Request
 from ray import serve
-from ray.llm._internal.serve.core.configs.openai_api_models import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
-)
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import (
     HTMLResponse,
@@ -28,6 +21,13 @@ from starlette.responses import (
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
+from serving.compat_ray import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
 from serving.engine.shared.replay import INTERNAL_PREFIX
 from serving.front.board import (
     CHAT_PAGE,

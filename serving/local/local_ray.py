@@ -11,6 +11,7 @@ from typing import Final
 
 import psutil
 
+from serving.compat_ray import local_node
 from serving.settings.model import Environment
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -86,15 +87,11 @@ class LocalRay:
     @property
     def log_dir(self) -> Path:
         """Folder of the logs of every Ray, Serve and vLLM process."""
-        import ray
-
-        return Path(ray._private.worker._global_node.get_logs_dir_path())
+        return Path(local_node().get_logs_dir_path())
 
     def find_dead_process(self) -> str | None:
         """Name a head process of Ray that has died, if any."""
-        import ray
-
-        node = ray._private.worker._global_node
+        node = local_node()
         dead = node.dead_processes() if node is not None else [("node", None)]
         return str(dead[0][0]) if dead else None
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from serving.adapters import PLAIN_POLICIES
 from serving.app import check_servable
-from serving.engine_args import UNIPROC_EXECUTOR, engine_kwargs_of, replica_env_of
+from serving.engine.compat_names import UNIPROC_EXECUTOR
+from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.settings.model import Settings, SettingsError
 
 # Not the `vllm` command: it asks for the metadata of a package called vllm, which the

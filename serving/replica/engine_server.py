@@ -120,8 +120,6 @@ class EngineServer(TetrisServer):
     refuse the leases they ask for.
     """
 
-    _last_words_s = 0.0
-
     async def __init__(  # type: ignore[misc]  # Ray awaits constructors
         self, llm_config: LLMConfig, *, num_slots: int, **kwargs: Any
     ) -> None:
@@ -135,6 +133,7 @@ class EngineServer(TetrisServer):
         await super().__init__(
             llm_config,
             engine_cls=functools.partial(SlottedEngine, num_slots=num_slots),
+            last_words_s=0.0,
             **kwargs,
         )
 

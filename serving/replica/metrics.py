@@ -86,7 +86,7 @@ _COUNTERS_BY_POSITION: Final = {
 _COUNTERS_BY_REASON: Final = {
     "num_fallbacks": (
         "tetris_fallbacks_total",
-        "Steps in which a policy could not decide and its fallback did.",
+        "Parts of steps that failed, or no policy decided; vLLM went on without.",
     ),
     "num_cut_tokens": (
         "tetris_draft_tokens_cut_total",

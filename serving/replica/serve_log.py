@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from typing import TYPE_CHECKING
 
-from ray.serve._private.constants import SERVE_LOGGER_NAME
+from serving.compat_ray import SERVE_LOGGER_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import ray
 from ray import serve
-from ray.llm._internal.common.callbacks.base import CallbackBase
-from ray.llm._internal.serve.core.configs.openai_api_models import (
-    ErrorInfo,
-    ErrorResponse,
-)
-from ray.llm._internal.serve.core.server.llm_server import LLMServer
-from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm import LLMConfig
 from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from serving.engine_args import UNIPROC_EXECUTOR
+from serving.compat_ray import (
+    CallbackBase,
+    ErrorInfo,
+    ErrorResponse,
+    LLMServer,
+    VLLMEngine,
+)
+from serving.engine.compat import check
+from serving.engine.compat_names import SERVER, UNIPROC_EXECUTOR
 from serving.replica.capacity import capacity_reader
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.metrics import (
@@ -93,7 +94,12 @@ class TetrisEngine(VLLMEngine):
     """
 
     async def start(self) -> None:
-        """Start the engine."""
+        """Start the engine.
+
+        Raises:
+            MovedNamesError: This vLLM is not as a replica expects it.
+        """
+        check(SERVER)
         await super().start()
         self._oai_serving_tokenization = self._app_state.serving_tokenization
 
@@ -195,7 +201,6 @@ class TetrisServer(LLMServer):
     """
 
     _default_engine_cls = TetrisEngine
-    _last_words_s = _LAST_WORDS_S
 
     async def __init__(  # type: ignore[misc]  # Ray awaits constructors
         self,
@@ -210,6 +215,7 @@ class TetrisServer(LLMServer):
         load_timeout_s: float,
         stream_interval_s: float,
         board_text: bool = False,
+        last_words_s: float = _LAST_WORDS_S,
         **kwargs: Any,
     ) -> None:
         """Start the engine; returns when it can serve.
@@ -227,9 +233,11 @@ class TetrisServer(LLMServer):
             load_timeout_s: Longest silence of one that loads, seconds.
             stream_interval_s: Least time between two chunks of a stream, seconds.
             board_text: Whether the board may show draft tokens as text.
+            last_words_s: How long a replica whose engine died still answers, seconds.
             **kwargs: For Ray's server.
         """
         self._board_text = board_text
+        self._last_words_s = last_words_s
         self._class_priorities = class_priorities
         self._device = device
         self._policy_name = policy_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from serving.settings.report import did_you_mean
 
 if TYPE_CHECKING:
-    from serving.settings.model.sections import Sections
+    from serving.settings.sections import Sections
 
 METHODS_WITH_DRAFT_MODEL: Final = frozenset(
     {"draft_model", "eagle", "eagle3", "dflash"}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from serving.settings.model import is_local_path
-from serving.settings.model.sections import ModelSettings
+from serving.settings.sections import ModelSettings
 
 _MAGIC: Final = b"GGUF"
 _PACKAGE: Final = "package:"

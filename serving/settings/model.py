@@ -15,8 +15,8 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from serving.settings.checks import find_disagreements
-from serving.settings.model.sections import Sections
 from serving.settings.report import describe
+from serving.settings.sections import Sections
 
 _PROJECT_DIR: Final = Path(__file__).resolve().parents[2]
 

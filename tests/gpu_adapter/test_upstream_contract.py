@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from serving.contract import MovedNamesError
 from serving.engine import compat
 from serving.engine.gpu import plain_verification
+from serving.engine.gpu import scheduler as gpu_scheduler
 from serving.engine.gpu.runner import _REFUSAL, TetrisGPUModelRunner
 from serving.engine.gpu.scheduler import TetrisAsyncScheduler
 from serving.engine.gpu.speculators import (
@@ -85,9 +87,21 @@ def assert_in_order(text: str, *parts: str) -> None:
         position = found + len(part)
 
 
-@pytest.mark.parametrize("name", [*compat._GPU_NAMES, *compat._RENAMED])
-def test_every_name_the_adapter_imports_is_where_it_was(name: str) -> None:
-    assert getattr(compat, name) is not None
+def test_every_name_that_others_import_is_where_it_was() -> None:
+    assert all(getattr(compat, name) is not None for name in compat._EXPORTS)
+
+
+def test_an_engine_of_a_vllm_that_has_moved_a_name_does_not_start(
+    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = {"vllm.v1.request:Request": {"moved_away": "this test"}}
+    for module in (planner_host, gpu_scheduler):
+        name = "SCHEDULER" if module is planner_host else "GPU_SCHEDULER"
+        with monkeypatch.context() as upgraded:
+            upgraded.setattr(module, name, moved)
+            with pytest.raises(MovedNamesError, match=r"Request\.moved_away is gone"):
+                make_scheduler()
+    make_scheduler()
 
 
 def test_a_name_that_is_nowhere_is_an_attribute_error() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from serving.settings.model.sections import HttpSettings
+from serving.settings.sections import HttpSettings
 from tests.helm.conftest import BIN, ROOT, require
 from tests.serving.conftest import MODEL, Command, clean_environment, find_free_ports
 

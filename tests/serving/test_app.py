@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from serving.app import build_app, check_servable, front_options_of, settings_from_args
+from serving.contract import MovedNamesError
 from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.settings.model import SettingsError, parse_settings, parse_value
 from tests.serving.test_settings import minimal
@@ -242,3 +243,15 @@ def test_a_missing_model_folder_is_refused_before_anything_starts(
     settings = parse_settings(minimal(model={"target": str(tmp_path / "nowhere")}))
     with pytest.raises(SettingsError, match=r"model\.target: no such folder"):
         check_servable(settings)
+
+
+def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serving.app.check_servable", lambda _: None)
+    moved = {"ray.exceptions": {"MovedAway": "this test"}}
+    monkeypatch.setattr("serving.compat_ray.RAY", moved)
+    with pytest.raises(
+        MovedNamesError, match=r"(?s)Ray \S+ .*MovedAway is gone: this test"
+    ):
+        build_app(parse_settings(minimal()))

@@ -14,7 +14,7 @@ from serving.settings.model import (
     load_settings,
     parse_settings,
 )
-from serving.settings.model.sections import POLICIES
+from serving.settings.sections import POLICIES
 
 pytestmark = pytest.mark.filterwarnings(
     # Torch and Ray warn about themselves while they are imported.

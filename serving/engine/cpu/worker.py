@@ -6,7 +6,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from serving.engine.compat import check
 from serving.engine.compat_cpu import CPUWorker
+from serving.engine.compat_names import CPU_WORKER
 from serving.engine.cpu.drafts import ScoredDraftTokenIds, WorkerTimes
 from serving.engine.cpu.kernels import repair_kernels
 from serving.engine.cpu.profile import profile_passes
@@ -22,7 +24,12 @@ class TetrisCPUWorker(CPUWorker):
     """A CPU worker whose draft tokens carry the drafter's confidence."""
 
     def load_model(self, **kwargs: Any) -> None:
-        """Load both models, then let runner and drafter record."""
+        """Load both models, then let runner and drafter record.
+
+        Raises:
+            MovedNamesError: This vLLM is not as the worker expects it.
+        """
+        check(CPU_WORKER)
         super().load_model(**kwargs)
         repair_kernels()
         self._guard = FaultGuard(Counter(), "worker")

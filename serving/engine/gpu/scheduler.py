@@ -11,7 +11,8 @@ import numpy as np
 
 from policies.decisions.select import select_drafts
 from policies.types import DraftBatch, DraftSelection, VerificationOutcome
-from serving.engine.compat import AsyncScheduler
+from serving.engine.compat import AsyncScheduler, check
+from serving.engine.compat_names import GPU_SCHEDULER
 from serving.engine.gpu.clock import StepLoads
 from serving.engine.gpu.plain_verification import find_plain_reason
 from serving.engine.gpu.stale_confidence import StaleConfidence
@@ -66,6 +67,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         Raises:
             ValueError: If the configuration cannot work.
         """
+        check(GPU_SCHEDULER)
         super().__init__(*args, **kwargs)
         if not self.scheduler_config.async_scheduling:
             raise ValueError(

@@ -6,7 +6,8 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from serving.engine.compat import GPUWorker
+from serving.engine.compat import GPUWorker, check
+from serving.engine.compat_names import GPU_WORKER
 from serving.engine.gpu.plain_verification import (
     ATTENTION_BACKEND,
     find_plain_reason,
@@ -21,6 +22,7 @@ class TetrisGPUWorker(GPUWorker):
 
     def _make_model_runner(self) -> Any:
         """Switch vLLM's machinery for trimmed batches on, where it can work."""
+        check(GPU_WORKER)
         reason = find_plain_reason(self.vllm_config)
         if reason == "runner_v1":
             logger.warning(

@@ -12,6 +12,8 @@ from policies.estimators.step_cost import StepCost
 from policies.registry import build_planner
 from policies.types import EngineLimits
 from policies.warmup import warm_up
+from serving.engine.compat import check
+from serving.engine.compat_names import SCHEDULER
 from serving.engine.shared.ageing import Ageing
 from serving.engine.shared.batch_limits import BatchLimits, RequestPace
 from serving.engine.shared.board import BoardRecorder
@@ -74,7 +76,9 @@ class PlannerHost:
 
         Raises:
             ValueError: If the configuration cannot work.
+            MovedNamesError: If this vLLM is not as the schedulers expect it.
         """
+        check(SCHEDULER)
         spec = read_policy(self.vllm_config)
         speculative = self.vllm_config.speculative_config
         limits = EngineLimits(

@@ -1,0 +1,100 @@
+"""The private names of vLLM that fronts and their replicas lean on, and what for.
+
+As `compat_names`, which lists those of the engine itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from serving.contract import Table
+
+FRONT: Final[Table] = {
+    "vllm.v1.engine.async_llm:AsyncLLM": {
+        "engine_core output_processor errored": "below it stands our client",
+    },
+    "vllm.v1.engine.async_llm": {
+        "RequestOutputCollector": "paces streams in its place",
+    },
+    "vllm.v1.engine.core_client:EngineCoreClient": {
+        "make_async_mp_client": "the one factory of an AsyncLLM's client",
+        "add_request_async(request) abort_requests_async(request_ids)": "ours",
+        "get_output_async() get_supported_tasks_async() shutdown(...)": "ours",
+    },
+    "vllm.v1.engine.core_client:AsyncMPClient": {
+        "_send_input(request_type, request, engine)": (
+            "hands on a request without putting its own `client_index` into it"
+        ),
+        "resources": "the engine's processes, whose end is watched",
+    },
+    "vllm.v1.engine.core_client": {
+        "launch_core_engines": "an engine core is launched with more outputs",
+    },
+    "vllm.v1.engine.utils:CoreEngineProcManager": {
+        "sentinels()": "tell that an engine's process has ended",
+    },
+    "vllm.v1.engine.output_processor:OutputProcessor": {
+        "abort_requests(request_ids, internal)": (
+            "ends a request that no engine can serve"
+        ),
+        "request_states": "where the error goes: into its queue",
+    },
+    "vllm.v1.engine": {
+        "EngineCoreRequest EngineCoreRequestType": "a request's way to an engine",
+        "EngineCoreOutputs FinishReason": "the outputs' way back",
+    },
+    "vllm.v1.engine.core:EngineCoreProc": {
+        "ENGINE_CORE_DEAD": "the engine's last word in every output",
+    },
+    "vllm.v1.serial_utils": {
+        "MsgpackDecoder MsgpackEncoder": "as vLLM packs both",
+    },
+    "vllm.v1.executor": {
+        "Executor": "named to an AsyncLLM, which starts none",
+    },
+    "vllm.utils.network_utils": {
+        "get_open_zmq_ipc_path()": "addresses of the outputs",
+    },
+    "vllm.transformers_utils.config": {
+        "maybe_register_config_serialize_by_value()": "configurations can be pickled",
+    },
+    "vllm.exceptions": {
+        "GracefulHTTPError": "a refusal that carries its status",
+    },
+    "vllm.v1.metrics.ray_wrappers": {
+        "RayPrometheusStatLogger": "requests are measured where they are answered",
+    },
+    "vllm.v1.metrics.loggers:StatLoggerBase": {
+        "record(scheduler_stats, iteration_stats, ...)": "the state of every step",
+        "log_engine_initialized()": "must be there",
+    },
+    "vllm.entrypoints.launchers.api_server.app_state": {
+        "init_app_state(engine_client, state, args, supported_tasks)": (
+            "vLLM's own request handlers"
+        ),
+    },
+    "vllm.config:ModelConfig": {
+        "compute_hash()": "which models an engine may share requests with",
+    },
+    # What makes an engine go on where another stopped (`engine.shared.replay`).
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState": {
+        "__post_init__()": "the V1 worker is told what had come out",
+    },
+    "vllm.v1.worker.worker_base:WorkerWrapperBase": {
+        "init_device()": "when that class may be imported",
+    },
+    "vllm.v1.structured_output:StructuredOutputManager": {
+        "_create_grammar(request)": "the grammar accepts what had come out",
+        "_get_constraint_bounds": "from where the reasoning ends",
+    },
+    "vllm.v1.core.sched.scheduler:Scheduler": {
+        "add_request(request)": "a replay goes to the head of the queue",
+    },
+    "vllm.v1.request:Request": {
+        "from_engine_core_request": "emitted tokens become output",
+        "append_output_token_ids": "as they had",
+        "prefill_stats": "left out: the client was told before",
+    },
+}
+"""In fronts, and in replicas and engines for them."""
