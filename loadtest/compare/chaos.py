@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import threading
@@ -16,7 +17,6 @@ from loadtest.client.errors import LoadTestError
 from loadtest.client.outcome import Outcome
 from loadtest.load.client_chaos import parse_client_actions
 
-from .arms import Arm
 from .deployment import Deployment
 from .processes import find_processes
 
@@ -65,49 +65,34 @@ def parse_chaos(text: str) -> tuple[tuple[ServerAction, ...], str]:
     return tuple(sorted(server, key=lambda a: a.part)), ",".join(clients)
 
 
-def check_chaos(
-    kinds: set[str],
-    arms: Sequence[Arm],
-    *,
-    requests: int,
-    redeploy_command: str | None,
-    deployment_pid: int | None,
-    is_soak: bool,
-) -> None:
+def check_chaos(options: argparse.Namespace) -> None:
     """Refuse what could not be done when its time came.
 
     Args:
-        kinds: What is to befall the server.
-        arms: The servers.
-        requests: With which a run ends; 0 where it has a duration.
-        redeploy_command: As given.
-        deployment_pid: As given, for an arm that runs already.
-        is_soak: Whether the servers' processes are watched.
+        options: As `cli` parses them.
 
     Raises:
         LoadTestError: Says what to give instead.
     """
-    if kinds and requests:
+    kinds = {action.kind for action in parse_chaos(options.chaos)[0]}
+    if kinds and options.requests:
         raise LoadTestError(
             f"--chaos {min(kinds)}@PART is a part of --duration, and with --requests a "
             "run ends when it will; leave --requests out"
         )
-    rivals = [arm.name for arm in arms if arm.policy is None or arm.is_plain_vllm]
-    if "redeploy" in kinds and redeploy_command is None and rivals:
+    rivals = [arm.name for arm in options.arms if not arm.policy or arm.is_plain_vllm]
+    if "redeploy" in kinds and options.redeploy_command is None and rivals:
         raise LoadTestError(
             f"--chaos redeploy needs --redeploy-command for {rivals[0]}, which we do "
             "not serve"
         )
-    attached = [arm.name for arm in arms if arm.url is not None]
-    if attached and (kinds or is_soak) and deployment_pid is None:
+    attached = [arm.name for arm in options.arms if arm.url is not None]
+    if not attached or not (kinds or options.soak):
+        return
+    if options.deployment_pid is None or len(attached) > 1:
         raise LoadTestError(
-            "--soak and chaos of a server need --deployment-pid for "
-            f"{attached[0]}, which runs already"
-        )
-    if len(attached) > 1 and (kinds or is_soak):
-        raise LoadTestError(
-            f"--deployment-pid can be that of one arm; {' and '.join(attached)} run "
-            "already"
+            f"--soak and chaos of {' and '.join(attached)}, which run already, need "
+            "--deployment-pid, and that is the one of a single arm"
         )
 
 

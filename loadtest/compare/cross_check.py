@@ -28,7 +28,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,6 @@ _THEIR_NAMES = {
     "tpot_p50_ms": "median_tpot_ms",
 }
 _TIMEOUT_S = 1800.0
-_LOG_TAIL_LINES = 15
 
 # The `vllm` command asks for the metadata of a package called vllm, which the build
 # for CPUs does not have; its benchmark itself does not. A key is read here, because
@@ -74,31 +73,6 @@ name, colon, value = os.environ.get("TETRIS_LOADTEST_HEADER", "").partition(":")
 header = ["--header", name.strip() + "=" + value.strip()] if colon else []
 main(parser.parse_args(sys.argv[1:] + header))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What both clients do.
-
-    Attributes:
-        url: Root of the endpoint.
-        model: Name to ask for.
-        tokenizer: Folder or hub id, for the other client.
-        workload: Where prompts come from; first turns only.
-        in_flight: Requests in flight.
-        requests: In each round.
-        max_tokens: Length of every reply.
-        output: Folder.
-    """
-
-    url: str
-    model: str
-    tokenizer: str
-    workload: str
-    in_flight: int
-    requests: int
-    max_tokens: int
-    output: Path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,22 +93,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--rounds", type=read_positive, default=10, metavar="N")
     add("--tolerance", type=float, default=0.05, metavar="SHARE")
     add("--output", type=Path, required=True, metavar="DIR")
-    options = vars(parser.parse_args(arguments))
-    rounds, tolerance = options.pop("rounds"), options.pop("tolerance")
-    options["output"].mkdir(parents=True, exist_ok=True)
-    options["url"] = options["url"].rstrip("/").removesuffix("/v1")
+    options = parser.parse_args(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    options.url = options.url.rstrip("/").removesuffix("/v1")
+    headers = read_header(os.environ.get(HEADER_VARIABLE, ""))
+    endpoint = Endpoint(options.url, headers)
     try:
-        endpoint = _endpoint(options["url"])
-        options["model"] = options["model"] or endpoint.find_model()
-        check, server = Check(**options), describe_server(endpoint)
-        measured = [measure_round(check, n) for n in range(1, rounds + 1)]
+        options.model = options.model or endpoint.find_model()
+        server = {"url": options.url, "tetris_serve": version("tetris-serve")}
+        for name in ("v1/models", "version"):
+            with suppress(ValueError):
+                server[name] = json.loads(endpoint.fetch(f"/{name}") or "")
+        rounds = [measure_round(options, n + 1) for n in range(options.rounds)]
     except LoadTestError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
-    ratios = {figure: compare_figure(measured, figure) for figure in FIGURES}
-    verdicts = {f: judge_ratio(r, tolerance) for f, r in ratios.items()}
+    ratios = {figure: compare_figure(rounds, figure) for figure in FIGURES}
+    verdicts = {f: judge_ratio(r, options.tolerance) for f, r in ratios.items()}
     written = {
         "environment": {
             "machine": describe_machine(),
@@ -142,37 +119,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **describe_piece(),
         },
         "server": server,
-        "check": {**asdict(check), "output": str(check.output)},
-        "tolerance": tolerance,
-        "rounds": measured,
+        "check": vars(options) | {"output": str(options.output)},
+        "tolerance": options.tolerance,
+        "rounds": rounds,
         "ratios": {figure: asdict(ratio) for figure, ratio in ratios.items()},
         "verdicts": verdicts,
     }
-    (check.output / "cross_check.json").write_text(json.dumps(written, indent=1))
+    (options.output / "cross_check.json").write_text(json.dumps(written, indent=1))
     for figure, ratio in ratios.items():
+        interval = f"{ratio.low:.3f}-{ratio.high:.3f}" if ratio.low else "one round"
         sys.stdout.write(
-            f"{figure:22} ours / theirs {ratio.ratio:.3f} "
-            f"({_interval(ratio)})  {verdicts[figure]}\n"
+            f"{figure:22} ours / theirs {ratio.ratio:.3f} ({interval})  "
+            f"{verdicts[figure]}\n"
         )
     return 0 if set(verdicts.values()) == {AGREES} else 1
 
 
-def measure_round(check: Check, number: int) -> dict[str, Any]:
+def measure_round(options: argparse.Namespace, number: int) -> dict[str, Any]:
     """Measure with both clients, with the order changing from round to round.
 
     Args:
-        check: What to do.
+        options: What to do.
         number: Of the round; decides the prompts.
     """
-    prompts = check.output / f"prompts-{number}.jsonl"
-    _write_prompts(check, prompts, number)
+    prompts = options.output.absolute() / f"prompts-{number}.jsonl"
+    workload, lines = make_workload(options.workload, f"cross-check {number}"), []
+    for index in range(options.requests):
+        messages = workload.conversation(index).messages
+        content = next(m["content"] for m in messages if m["role"] == "user")
+        lines.append(json.dumps({"prompt": content}))
+    prompts.write_text("\n".join(lines) + "\n")
     clients = {"ours": _measure_ours, "theirs": _measure_theirs}
-    order = ["ours", "theirs"] if number % 2 else ["theirs", "ours"]
+    order = list(clients) if number % 2 else list(clients)[::-1]
     # Both find the same prompts in the server's prefix cache: it has seen them once.
-    _measure_ours(check, prompts, number)
-    measured = {name: clients[name](check, prompts, number) for name in order}
+    _measure_ours(options, prompts, number)
+    measured = {name: clients[name](options, prompts, number) for name in order}
     for name in clients:
-        sys.stderr.write(f"round {number} {name:7}{_say(measured[name])}\n")
+        told = "  ".join(
+            f"{figure} {measured[name][figure]:8.1f}" for figure in FIGURES
+        )
+        sys.stderr.write(f"round {number} {name:7}{told}\n")
     return {"round": number, "order": order, **measured}
 
 
@@ -197,19 +183,8 @@ def judge_ratio(ratio: Ratio, tolerance: float) -> str:
         return CANNOT_TELL
     if 1 - tolerance <= ratio.low and ratio.high <= 1 + tolerance:
         return AGREES
-    if ratio.high < 1 - tolerance or ratio.low > 1 + tolerance:
-        return DIFFERS
-    return CANNOT_TELL
-
-
-def describe_server(endpoint: Endpoint) -> dict[str, Any]:
-    """Return address, models and, where it tells, version of a server; and ours."""
-    ours = version("tetris-serve")
-    described: dict[str, Any] = {"url": endpoint.url, "tetris_serve": ours}
-    for name in ("v1/models", "version"):
-        with suppress(ValueError):
-            described[name] = json.loads(endpoint.fetch(f"/{name}") or "")
-    return described
+    is_beyond = ratio.high < 1 - tolerance or ratio.low > 1 + tolerance
+    return DIFFERS if is_beyond else CANNOT_TELL
 
 
 def read_ours(records: Records) -> dict[str, float]:
@@ -232,48 +207,51 @@ def read_ours(records: Records) -> dict[str, float]:
     }
 
 
-def _measure_ours(check: Check, prompts: Path, number: int) -> dict[str, float]:
-    records = check.output / "ours.jsonl"
-    options = LoadOptions(
-        host=check.url,
-        load=f"closed:{check.in_flight}",
-        workload=str(prompts.absolute()),
-        model=check.model,
+def _measure_ours(
+    options: argparse.Namespace, prompts: Path, number: int
+) -> dict[str, float]:
+    records = options.output.absolute() / "ours.jsonl"
+    sent = LoadOptions(
+        host=options.url,
+        load=f"closed:{options.in_flight}",
+        workload=str(prompts),
+        model=options.model,
         duration=_TIMEOUT_S,
-        requests=check.requests,
-        max_tokens=check.max_tokens,
+        requests=options.requests,
+        max_tokens=options.max_tokens,
         extra_body=json.dumps({"ignore_eos": True}),
         header=os.environ.get(HEADER_VARIABLE, ""),
         seed=str(number),
         run_id=f"cross-check-{number}",
-        records=str(records.absolute()),
+        records=str(records),
     )
-    run_locust(options, check.output / "ours.log")
+    run_locust(sent, options.output / "ours.log")
     return read_ours(read_records(records))
 
 
-def _measure_theirs(check: Check, prompts: Path, number: int) -> dict[str, float]:
-    result = check.output / "theirs.json"
+def _measure_theirs(
+    options: argparse.Namespace, prompts: Path, number: int
+) -> dict[str, float]:
+    result, log = options.output / "theirs.json", options.output / "theirs.log"
     result.unlink(missing_ok=True)
-    log = check.output / "theirs.log"
-    options = {
+    told = {
         "--backend": "openai-chat",
-        "--base-url": check.url,
+        "--base-url": options.url,
         "--endpoint": "/v1/chat/completions",
-        "--model": check.model,
-        "--tokenizer": check.tokenizer,
+        "--model": options.model,
+        "--tokenizer": options.tokenizer,
         "--dataset-name": "custom",
         "--dataset-path": prompts,
-        "--custom-output-len": check.max_tokens,
-        "--num-prompts": check.requests,
-        "--max-concurrency": check.in_flight,
+        "--custom-output-len": options.max_tokens,
+        "--num-prompts": options.requests,
+        "--max-concurrency": options.in_flight,
         "--temperature": 0,
         "--seed": number,
-        "--result-dir": check.output,
+        "--result-dir": options.output,
         "--result-filename": result.name,
     }
     command = [sys.executable, "-c", _BENCH_SERVE]
-    command += [str(part) for option in options.items() for part in option]
+    command += [str(part) for option in told.items() for part in option]
     command += ["--ignore-eos", "--skip-chat-template", "--save-result"]
     command += ["--disable-tqdm", "--disable-shuffle"]
     with log.open("wb") as output:
@@ -285,39 +263,13 @@ def _measure_theirs(check: Check, prompts: Path, number: int) -> dict[str, float
             check=False,
         )
     if finished.returncode != 0 or not result.exists():
-        tail = read_tail(log, _LOG_TAIL_LINES)
+        tail = read_tail(log)
         raise LoadTestError(f"vllm bench serve failed; the end of {log}:\n{tail}")
     found = json.loads(result.read_text())
-    if found["completed"] != check.requests:
+    if found["completed"] != options.requests:
         raise LoadTestError(f"vllm bench serve completed only {found['completed']}")
     figures = {ours: float(found[theirs]) for ours, theirs in _THEIR_NAMES.items()}
     return {**figures, "num_requests": found["completed"]}
-
-
-def _write_prompts(check: Check, path: Path, number: int) -> None:
-    workload = make_workload(check.workload, f"cross-check {number}")
-    lines = []
-    for index in range(check.requests):
-        conversation = workload.conversation(index)
-        content = next(
-            m["content"] for m in conversation.messages if m["role"] == "user"
-        )
-        lines.append(json.dumps({"prompt": content}))
-    path.write_text("\n".join(lines) + "\n")
-
-
-def _endpoint(url: str) -> Endpoint:
-    return Endpoint(url, read_header(os.environ.get(HEADER_VARIABLE, "")))
-
-
-def _say(figures: dict[str, float]) -> str:
-    return "  ".join(f"{figure} {figures[figure]:8.1f}" for figure in FIGURES)
-
-
-def _interval(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
-        return "one round"
-    return f"{ratio.low:.3f}-{ratio.high:.3f}"
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ class Launcher:
             if _READY in text if is_ours else endpoint.why_silent() is None:
                 break
             if process.poll() is not None or time.monotonic() > deadline_s:
-                tail = read_tail(log, _LOG_TAIL_LINES)
+                tail = read_tail(log)
                 raise LoadTestError(f"{arm.name} did not start; end of {log}:\n{tail}")
             time.sleep(0.2)
         if not is_ours:
@@ -191,9 +191,9 @@ def python_path() -> str:
     return f"{REPO}{os.pathsep}{path}" if path else str(REPO)
 
 
-def read_tail(log: Path, num_lines: int) -> str:
+def read_tail(log: Path) -> str:
     """Return the last lines of a log, indented."""
-    lines = log.read_text(errors="replace").splitlines()[-num_lines:]
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
     return "\n".join(f"  {line}" for line in lines)
 
 

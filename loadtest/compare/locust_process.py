@@ -23,7 +23,6 @@ from .deployment import REPO, find_free_port, python_path, read_tail, stop_tree
 _LOCUSTFILE = Path(loadtest.__file__).with_name("locustfile.py")
 _PERIOD_S = 0.2
 _SPARE_S = 90.0
-_LOG_TAIL_LINES = 12
 
 
 def run_locust(
@@ -122,5 +121,5 @@ def _read_epoch(records: Path) -> float | None:
 
 
 def _failure(what: str, log: Path) -> LoadTestError:
-    tail = read_tail(log, _LOG_TAIL_LINES)
+    tail = read_tail(log)
     return LoadTestError(f"Locust {what}; the end of {log}:\n{tail}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from loadtest.client.outcome import CLIENT_DROPPED, Outcome
-from loadtest.client.records import Records, compress, read_records
+from loadtest.client.records import compress, read_records
 from loadtest.engine_bench.environment import (
     describe_machine,
     describe_piece,
@@ -17,14 +19,15 @@ from loadtest.engine_bench.environment import (
 )
 from loadtest.engine_bench.progress import Progress
 from loadtest.interrupts import interruptible
-from loadtest.report.objectives import Objective
+from loadtest.load.arrivals import Load
+from loadtest.load.options import LoadOptions, read_header
 from loadtest.report.page import write_results
-from loadtest.report.summary import summarise
+from loadtest.report.summary import Limits, Targets, summarise
 
 from .arms import Arm
-from .chaos import ServerChaos, log_client_actions
+from .chaos import ServerChaos, log_client_actions, parse_chaos
+from .conditions import describe_conditions, describe_models
 from .deployment import Deployment, Launcher
-from .experiment import Cell, Experiment
 from .locust_process import run_locust
 from .processes import ProcessSampler
 from .scrape import Scraper
@@ -33,49 +36,64 @@ from .store import LOG_FOLDER, RunKey, Store, key_of
 _WARM_UP_LOAD = "closed:4"
 _SOAK_PERIOD_S = 5.0
 _TELL_PERIOD_S = 30.0
+_OF_FAILURES = (
+    *("id", "failure", "detail", "status"),
+    *("sent_s", "end_s", "output_tokens"),
+)
+
+Cell = tuple[str, Load]
+"""Workload and load, under which every arm is measured."""
 
 
 class Runner:
     """One invocation on one output folder."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        store: Store,
-        launcher: Launcher,
-        objectives: Sequence[Objective],
+        self, options: argparse.Namespace, sent: LoadOptions, store: Store
     ) -> None:
         """Check that what the folder holds was measured under the same conditions.
+
+        Args:
+            options: As `cli` parses them.
+            sent: What all runs have in common.
+            store: Where results go.
 
         Raises:
             LoadTestError: If it was not.
         """
-        self._experiment, self._store = experiment, store
-        self._launcher, self._objectives = launcher, objectives
+        self._options, self._sent, self._store = options, sent, store
         self._logs = store.folder / LOG_FOLDER
-        store.check_conditions(experiment.conditions())
+        self._cells = list(itertools.product(options.workloads, options.loads))
+        self._server_chaos, _ = parse_chaos(options.chaos)
+        self._launcher = Launcher(
+            logs=self._logs,
+            config=options.config,
+            settings=options.set,
+            metrics_urls=dict(options.metrics_url),
+            deployment_pid=options.deployment_pid,
+            headers=read_header(options.header),
+        )
+        store.check_conditions(describe_conditions(options))
 
-    def measure(self, minutes: float | None = None) -> bool:
+    def measure(self) -> bool:
         """Measure what is missing; every finished run is kept.
 
         An arm is started once a round and goes through all cells; the next round
         begins with another arm, so that what drifts falls on all of them alike.
 
-        Args:
-            minutes: Begin nothing new after this long; None for no limit.
-
         Returns:
-            Whether everything has been measured.
+            Whether everything has been measured before `--minutes` were over.
         """
         turns = self._missing_turns()
         if not turns:
             return True
         self._note_environment()
-        deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
+        limit_s = 60 * (self._options.minutes or math.inf)
+        deadline_s = time.monotonic() + limit_s
         progress = Progress(sum(len(cells) for _, _, cells in turns))
         for _, _, cells in turns:
             for cell in cells:
-                progress.expect(cell.name, 1)
+                progress.expect(_name(cell), 1)
         with interruptible():
             for number, arm, cells in turns:
                 if time.monotonic() > deadline_s:
@@ -87,45 +105,48 @@ class Runner:
                         if time.monotonic() > deadline_s:
                             return False
                         key = _key(number, arm, cell)
-                        run = self._measure(key, cell, deployment, progress)
-                        self._keep(run | {"started_s": started_s})
+                        run = self._measure(key, cell[1], deployment, progress)
+                        self._store.append_record(run | {"started_s": started_s})
+                        runs = self._store.runs()
+                        write_results(self._store, runs, self._options.objective)
         return True
 
     def _missing_turns(self) -> list[tuple[int, Arm, list[Cell]]]:
         done = {key_of(run) for run in self._store.runs()}
-        arms, turns = list(self._experiment.arms), []
-        for number in range(1, self._experiment.rounds + 1):
+        arms, turns = self._options.arms, []
+        for number in range(1, self._options.rounds + 1):
             start = (number - 1) % len(arms)
             for arm in [*arms[start:], *arms[:start]]:
-                cells = self._experiment.cells
-                missing = [c for c in cells if _key(number, arm, c) not in done]
+                missing = [c for c in self._cells if _key(number, arm, c) not in done]
                 if missing:
                     turns.append((number, arm, missing))
         return turns
 
     def _note_environment(self) -> None:
-        pieces = self._store.environment().get("pieces", [])
+        options = self._options
+        is_ours = any(arm.policy for arm in options.arms)
         others = {name: version(name) for name in ("ray", "locust")}
+        models = describe_models(options.config, options.set) if is_ours else {}
+        pieces = self._store.environment().get("pieces", [])
         self._store.write_environment(
             {
                 "machine": describe_machine(),
                 "versions": describe_versions() | others,
-                "models": self._experiment.describe_models(),
+                "models": models,
                 "pieces": [*pieces, describe_piece()],
             }
         )
 
     def _warm_up(self, arm: Arm, deployment: Deployment) -> None:
-        experiment = self._experiment
-        if experiment.warm_up_s <= 0:
+        if self._options.warm_up <= 0:
             return
         records = self._store.folder / "warm-up.jsonl"
         options = replace(
-            experiment.options,
+            self._sent,
             host=deployment.endpoint.url,
             load=_WARM_UP_LOAD,
-            workload=experiment.cells[0].workload,
-            duration=experiment.warm_up_s,
+            workload=self._cells[0][0],
+            duration=self._options.warm_up,
             requests=0,
             client_chaos="",
             seed="warm-up",
@@ -133,54 +154,80 @@ class Runner:
             records=str(records.absolute()),
         )
         log = self._logs / f"locust-warm-up-{arm.file_name}.log"
-        run_locust(options, log, nice=experiment.nice)
+        run_locust(options, log, nice=self._options.client_nice)
         records.unlink()
         if deployment.metrics_urls:
             # Else the warm-up would count into the first run.
             time.sleep(deployment.settle_s)
 
     def _measure(
-        self, key: RunKey, cell: Cell, deployment: Deployment, progress: Progress
+        self, key: RunKey, load: Load, deployment: Deployment, progress: Progress
     ) -> dict[str, Any]:
-        experiment, sent = self._experiment, self._experiment.options
+        options, (number, arm, workload, load_name) = self._options, key
         records = self._store.record_file(key)
-        options = replace(
-            sent,
+        cell_name = f"{workload} {load_name}"
+        sent = replace(
+            self._sent,
             host=deployment.endpoint.url,
-            load=cell.load.name,
-            workload=cell.workload,
+            load=load_name,
+            workload=workload,
             # Equal for all arms: they get the same requests. Not for all cells: the
             # prefix cache would know those of the one before.
-            seed=f"{sent.seed}/{key[0]}/{cell.name}",
+            seed=f"{options.seed}/{number}/{cell_name}",
             run_id=records.stem,
             records=str(records.absolute()),
         )
         chaos = ServerChaos(
-            experiment.server_chaos,
+            self._server_chaos,
             deployment,
             sent.duration,
-            experiment.redeploy_command,
+            options.redeploy_command,
             progress.say,
         )
         began_s = time.monotonic()
-        pid = deployment.pid if experiment.is_soak else None
+        pid = deployment.pid if options.soak else None
         with (
             Scraper(deployment) as scraper,
             ProcessSampler(pid, _SOAK_PERIOD_S) as seen,
         ):
             try:
                 run_locust(
-                    options,
+                    sent,
                     self._logs / f"locust-{records.stem}.log",
-                    processes=experiment.processes,
-                    nice=experiment.nice,
+                    processes=options.processes,
+                    nice=options.client_nice,
                     on_begin=chaos.begin,
                     on_wait=_teller(sent.duration, progress.say),
                 )
             finally:
                 chaos.end()
         read = read_records(records)
-        run = self._describe(key, cell, read) | {
+        # A number of requests is sent until the last of them has ended.
+        last_s = max((o.end_s for o in read.outcomes), default=0.0)
+        sending_s = last_s if sent.requests else sent.duration
+        place = {"round": number, "arm": arm, "workload": workload, "load": load_name}
+        run = {
+            **place,
+            "level": load.first if load.kind == "constant" else None,
+            "is_open": load.is_open,
+            "is_soak": options.soak,
+            "epoch_s": read.epoch_s,
+            "sending_s": sending_s,
+            **summarise(
+                read,
+                is_open=load.is_open,
+                duration_s=sending_s,
+                lead_in_s=0.0 if sent.requests else options.lead_in,
+                targets=Targets(
+                    sent.ttft_target_ms or None, sent.tpot_target_ms or None
+                ),
+                limits=Limits(options.max_client_cpu, options.max_lag_ms),
+            ),
+            "failed_requests": [
+                place | {name: getattr(outcome, name) for name in _OF_FAILURES}
+                for outcome in read.outcomes
+                if outcome.is_failed
+            ],
             "records": str(compress(records).relative_to(self._store.folder)),
             "server": scraper.record.summary(),
             "counters": scraper.record.counters,
@@ -188,54 +235,21 @@ class Runner:
             "server_problems": scraper.record.problems[:10],
             "chaos": chaos.log
             + log_client_actions(
-                sent.client_chaos, read.outcomes, sent.duration, experiment.processes
+                sent.client_chaos, read.outcomes, sent.duration, options.processes
             ),
             "process_samples": seen.samples,
         }
-        label = f"{key[1]} {cell.name}: {_say(run)}"
-        progress.advance(cell.name, time.monotonic() - began_s, label)
+        told = f"{arm} {cell_name}: {_say(run)}"
+        progress.advance(cell_name, time.monotonic() - began_s, told)
         return run
-
-    def _describe(self, key: RunKey, cell: Cell, read: Records) -> dict[str, Any]:
-        experiment, sent = self._experiment, self._experiment.options
-        place = dict(zip(("round", "arm", "workload", "load"), key, strict=True))
-        # A number of requests is sent until the last of them has ended.
-        last_s = max((o.end_s for o in read.outcomes), default=0.0)
-        sending_s = last_s if sent.requests else sent.duration
-        return {
-            **place,
-            "level": cell.load.first if cell.load.kind == "constant" else None,
-            "is_open": cell.load.is_open,
-            "is_soak": experiment.is_soak,
-            "epoch_s": read.epoch_s,
-            "sending_s": sending_s,
-            **summarise(
-                read,
-                is_open=cell.load.is_open,
-                duration_s=sending_s,
-                lead_in_s=experiment.lead_in_s,
-                targets=experiment.targets,
-                limits=experiment.limits,
-            ),
-            "failed_requests": [
-                {**place, **_describe_failure(outcome)}
-                for outcome in read.outcomes
-                if outcome.failure not in (None, CLIENT_DROPPED)
-            ],
-        }
-
-    def _keep(self, run: dict[str, Any]) -> None:
-        self._store.append_record(run)
-        write_results(self._store, self._store.runs(), self._objectives)
 
 
 def _key(number: int, arm: Arm, cell: Cell) -> RunKey:
-    return number, arm.name, cell.workload, cell.load.name
+    return number, arm.name, cell[0], cell[1].name
 
 
-def _describe_failure(outcome: Outcome) -> dict[str, Any]:
-    names = ("id", "failure", "detail", "status", "sent_s", "end_s", "output_tokens")
-    return {name: getattr(outcome, name) for name in names}
+def _name(cell: Cell) -> str:
+    return f"{cell[0]} {cell[1].name}"
 
 
 def _say(run: dict[str, Any]) -> str:
