@@ -61,7 +61,7 @@ def draw_dashboard(
     panels = [panel for panel in dashboard["panels"] if panel.get("targets")]
     lines = math.ceil(len(panels) / _COLUMNS)
     size = (_PANEL_INCHES[0] * _COLUMNS, _PANEL_INCHES[1] * lines)
-    figure = Figure(figsize=size, dpi=80, layout="constrained")
+    figure = Figure(figsize=size, dpi=80)
     axes = list(figure.subplots(lines, _COLUMNS, squeeze=False).flat)
     end_s = time.time()
     times = {"start": end_s - 60 * minutes, "end": end_s, "step": minutes}
@@ -83,4 +83,5 @@ def draw_dashboard(
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     figure.suptitle(f"{dashboard['title']}: the panels' queries")
+    figure.tight_layout(rect=(0, 0, 1, 0.98))
     figure.savefig(path)

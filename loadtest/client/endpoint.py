@@ -12,7 +12,8 @@ from .errors import LoadTestError
 
 _TIMEOUT_S = 5.0
 _MODELS_TIMEOUT_S = 30.0
-_REFUSALS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_NO_ANSWER = (httpx.HTTPError, httpx.InvalidURL)
+_NO_SENSE = (ValueError, KeyError, IndexError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +29,10 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, page: str, timeout_s: float = _TIMEOUT_S) -> httpx.Response:
-        """Get a path of the endpoint, or a whole address beside it.
-
-        Raises:
-            httpx.HTTPError: If nothing answers.
-            httpx.InvalidURL: If the address is none.
-        """
+        """Get a path of the endpoint, or a whole address beside it."""
         if not page.startswith(("http://", "https://")):
             page = f"{self.url}{page}"
-        own = page.startswith(f"{self.url}/")
-        headers = dict(self.headers) if own else {}
+        headers = dict(self.headers) if page.startswith(f"{self.url}/") else {}
         return httpx.get(page, headers=headers, timeout=timeout_s, trust_env=False)
 
     def fetch(
@@ -46,7 +41,7 @@ class Endpoint:
         """Return the text of a page; None if there is none, and tell why."""
         try:
             return self.get(page).raise_for_status().text
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except _NO_ANSWER as error:
             on_problem(f"{page}: {error}")
             return None
 
@@ -58,14 +53,13 @@ class Endpoint:
         """
         try:
             answer = self.get("/v1/models")
-            if answer.status_code in _REFUSALS:
+            if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                 raise LoadTestError(
-                    f"{self.url}/v1/models: {answer.status_code} "
-                    f"{answer.reason_phrase}; give its key with "
-                    "--header 'Authorization: Bearer ...'"
+                    f"{answer.url}: {answer.status_code} {answer.reason_phrase}; give "
+                    "its key with --header 'Authorization: Bearer ...'"
                 )
             answer.raise_for_status()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except _NO_ANSWER as error:
             return str(error)
         return None
 
@@ -78,10 +72,7 @@ class Endpoint:
         try:
             answer = self.get("/v1/models", _MODELS_TIMEOUT_S).raise_for_status()
             return str(answer.json()["data"][0]["id"])
-        except (
-            *(httpx.HTTPError, httpx.InvalidURL),
-            *(ValueError, KeyError, IndexError, TypeError),
-        ) as error:
+        except (*_NO_ANSWER, *_NO_SENSE) as error:
             raise LoadTestError(
                 f"{self.url}/v1/models names no model ({error}); start the server, or "
                 "give --model"
@@ -97,5 +88,5 @@ class Endpoint:
             if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
                 return 0.0
             return float(answer.raise_for_status().json()["running_replicas"])
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        except (*_NO_ANSWER, *_NO_SENSE):
             return None

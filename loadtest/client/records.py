@@ -13,12 +13,10 @@ from .outcome import Outcome
 
 @dataclass
 class Records:
-    """One run.
+    """One run: outcomes in the order of their ends, and the client's own samples.
 
     Attributes:
         epoch_s: When it began, by the wall clock; None if it never did.
-        outcomes: Of all requests, in the order of their ends.
-        client: What the client's processes said about themselves.
         num_processes: Of the client; None in records from before it was noted.
     """
 
@@ -29,10 +27,7 @@ class Records:
 
 
 def read_records(path: Path) -> Records:
-    """Read a file of records, compressed or not.
-
-    A last line that was cut short is left out.
-    """
+    """Read a file of records, compressed or not; a line that was cut short is none."""
     records = Records()
     is_compressed = path.suffix == ".gz"
     with gzip.open(path, "rt") if is_compressed else path.open() as file:
@@ -55,8 +50,7 @@ def compress(path: Path) -> Path:
     """Compress a file of records and remove the original; return the new file."""
     compressed = path.with_name(f"{path.name}.gz")
     unfinished = path.with_name(f"{path.name}.gz.unfinished")
-    with gzip.open(unfinished, "wb") as file:
-        file.write(path.read_bytes())
+    unfinished.write_bytes(gzip.compress(path.read_bytes()))
     unfinished.replace(compressed)
     path.unlink()
     return compressed

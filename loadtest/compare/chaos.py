@@ -43,8 +43,7 @@ class ServerAction:
 def parse_chaos(text: str) -> tuple[tuple[ServerAction, ...], str]:
     """Read e.g. `kill-replica@0.3,redeploy@0.6,stall@0.5x3=5,drop@0.7x3`.
 
-    Returns:
-        What we do to the server, and the rest for the clients, checked.
+    Returns what we do to the server, and the rest for the clients, checked.
 
     Raises:
         ValueError: If something in it is neither.
@@ -66,14 +65,7 @@ def parse_chaos(text: str) -> tuple[tuple[ServerAction, ...], str]:
 
 
 def check_chaos(options: argparse.Namespace) -> None:
-    """Refuse what could not be done when its time came.
-
-    Args:
-        options: As `cli` parses them.
-
-    Raises:
-        LoadTestError: Says what to give instead.
-    """
+    """Refuse what could not be done when its time came, and say what to give."""
     kinds = {action.kind for action in parse_chaos(options.chaos)[0]}
     if kinds and options.requests:
         raise LoadTestError(
@@ -122,11 +114,7 @@ class ServerChaos:
         self.log: list[dict[str, Any]] = []
 
     def begin(self, epoch_s: float) -> None:
-        """Start the clock.
-
-        Args:
-            epoch_s: When the run began.
-        """
+        """Start the clock: the run began at `epoch_s`."""
         self._thread = threading.Thread(target=self._run, args=(epoch_s,), daemon=True)
         self._thread.start()
 
@@ -231,15 +219,8 @@ def log_client_actions(
 ) -> list[dict[str, Any]]:
     """Return what came of each action of clients, as rows beside the server's.
 
-    Args:
-        text: As `parse_client_actions` reads it.
-        outcomes: Of the whole run.
-        duration_s: Of sending; actions are due at parts of it.
-        num_processes: Of the client; every one carries out all actions.
-
-    Returns:
-        Rows with `epoch_s` (None: there is no single moment), `at_s`, `kind`, `what`,
-        `num_streams` that it befell, and `done`, whether it befell any.
+    Every process of the client carries out all actions. There is no single moment, so
+    `epoch_s` is None; `num_streams` is how many it befell, `done` whether any.
     """
     left = sorted((o for o in outcomes if o.chaos), key=lambda one: one.sent_s)
     rows = []

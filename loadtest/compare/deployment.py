@@ -50,8 +50,7 @@ class Deployment:
         settle_s: How far they lag behind.
         pid: The process that all of it descends from; None for someone else's.
         dashboard: Address of Ray's dashboard, if it told us.
-        redeploy_command: Replaces its replicas by others of the same kind; None where
-            we do not know how. `{dashboard}` stands for the address.
+        redeploy_command: Replaces its replicas by others of the same kind.
     """
 
     endpoint: Endpoint
@@ -64,12 +63,10 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Starts arms.
+    """Starts arms, from a deployment file and `section.setting=value`.
 
     Attributes:
         logs: Folder for servers' output.
-        config: Deployment file for `tetris-serve up`.
-        settings: `section.setting=value` for every arm that we serve.
         metrics_urls: Prometheus pages of arms that run already, by arm.
         deployment_pid: Of a running deployment on this machine.
         headers: Of every request, e.g. an API key.
@@ -86,10 +83,6 @@ class Launcher:
     def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
         """Have an arm answer while the block runs.
 
-        Args:
-            arm: Which one.
-            say: Takes lines of progress.
-
         Raises:
             LoadTestError: If it does not start, with the end of its log.
         """
@@ -103,30 +96,13 @@ class Launcher:
             page = self.metrics_urls.get(arm.name)
             yield _describe(endpoint, page, self.deployment_pid)
             return
-        self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{arm.file_name}.log"
         port = find_free_port()
         say(f"starting {arm.name}; its output goes to {log}")
-        environment = os.environ | {
-            "PYTHONPATH": python_path(),
-            # Else the figures of a run could be ten seconds old.
-            "RAY_metrics_report_interval_ms": str(int(1e3 * _EXPORT_PERIOD_S)),
-        }
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                self._command(arm, port),
-                cwd=REPO,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C is for us: we stop it in order.
-                start_new_session=True,
-            )
-        try:
+        # Else the figures of a run could be ten seconds old.
+        period = {"RAY_metrics_report_interval_ms": str(int(1e3 * _EXPORT_PERIOD_S))}
+        with run_logged(self._command(arm, port), log, os.environ | period) as process:
             yield self._wait_until_ready(arm, process, port, log)
-        finally:
-            stop_tree(process)
 
     def _command(self, arm: Arm, port: int) -> list[str]:
         if arm.command is not None:
@@ -185,32 +161,48 @@ def find_config(name: str) -> Path:
     return path if path.is_file() else REPO / path
 
 
-def python_path() -> str:
-    """Return the PYTHONPATH of processes that need this project's packages."""
-    path = os.environ.get("PYTHONPATH")
-    return f"{REPO}{os.pathsep}{path}" if path else str(REPO)
+@contextmanager
+def run_logged(
+    command: Sequence[str], log: Path, env: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command while the block runs; then nothing of it is left.
+
+    It finds this project's packages, and is asked to stop as Ctrl-C does.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join(filter(None, (str(REPO), env.get("PYTHONPATH"))))
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=REPO,
+            env={**env, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is for us: we stop it in order.
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TIMEOUT_S)
+            for member in family:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
+        # Locust's workers may outlive the process that started them.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def read_tail(log: Path) -> str:
     """Return the last lines of a log, indented."""
     lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
     return "\n".join(f"  {line}" for line in lines)
-
-
-def stop_tree(process: subprocess.Popen[bytes]) -> None:
-    """Ask a server to stop as Ctrl-C does, and see to it that nothing of it is left."""
-    if process.poll() is not None:
-        return
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for member in family:
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
 
 
 def find_free_port() -> int:

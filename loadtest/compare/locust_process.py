@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ import loadtest
 from loadtest.client.errors import LoadTestError
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, LoadOptions
 
-from .deployment import REPO, find_free_port, python_path, read_tail, stop_tree
+from .deployment import find_free_port, read_tail, run_logged
 
 _LOCUSTFILE = Path(loadtest.__file__).with_name("locustfile.py")
 _PERIOD_S = 0.2
@@ -40,7 +38,7 @@ def run_locust(
         options: What is sent; `records` must name a file.
         log: Where Locust's own words go.
         processes: Of the client.
-        nice: Priority of the client's processes; None leaves it.
+        nice: Their priority; None leaves it.
         on_begin: Told once when the run began, by the wall clock.
         on_wait: Told the seconds since then, several times a second.
 
@@ -59,24 +57,12 @@ def run_locust(
         port = find_free_port()
         command += [f"--processes={processes}", f"--master-port={port}"]
         command += [f"--master-bind-port={port}"]
-    own = {k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")}
-    own |= {HEADER_VARIABLE: options.header, "PYTHONPATH": python_path()}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")}
     records = Path(options.records)
     records.unlink(missing_ok=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=REPO,
-            env=own,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
     limit_s = options.duration + options.drain + _SPARE_S
     started_s, epoch_s = time.monotonic(), None
-    try:
+    with run_logged(command, log, env | {HEADER_VARIABLE: options.header}) as process:
         if nice is not None:
             _set_priority(process.pid, nice)
         while process.poll() is None:
@@ -89,11 +75,6 @@ def run_locust(
             time.sleep(_PERIOD_S)
         if process.returncode != 0 or not records.exists():
             raise _failure(f"failed with {process.returncode}", log)
-    finally:
-        stop_tree(process)
-        # Workers may outlive the process that started them.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _set_priority(pid: int, nice: int) -> None:
@@ -121,5 +102,4 @@ def _read_epoch(records: Path) -> float | None:
 
 
 def _failure(what: str, log: Path) -> LoadTestError:
-    tail = read_tail(log)
-    return LoadTestError(f"Locust {what}; the end of {log}:\n{tail}")
+    return LoadTestError(f"Locust {what}; the end of {log}:\n{read_tail(log)}")

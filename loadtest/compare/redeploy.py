@@ -26,14 +26,9 @@ import yaml
 
 
 def redeploy_command(repo: Path, up_arguments: Sequence[str]) -> str:
-    """Return the shell command that redeploys what `tetris-serve up` serves.
+    """Return the shell command that redeploys what `up` serves with these arguments.
 
-    Args:
-        repo: Folder to run it in.
-        up_arguments: `--config`, `--policy` and `--set`, as `up` got them.
-
-    Returns:
-        The command; `{dashboard}` stands for the address of Ray's dashboard.
+    In it `{dashboard}` stands for the address of Ray's dashboard.
     """
     command = [sys.executable, "-m", __name__, "--dashboard", "{dashboard}"]
     return f"cd {shlex.quote(str(repo))} && {shlex.join([*command, *up_arguments])}"
@@ -42,14 +37,7 @@ def redeploy_command(repo: Path, up_arguments: Sequence[str]) -> str:
 def describe_release(
     config: Path, policy: str | None, settings: Sequence[str], release: str
 ) -> dict[str, Any]:
-    """Return the Serve config file of a release.
-
-    Args:
-        config: Deployment file.
-        policy: Replaces the one in it; None for that one.
-        settings: `section.setting=value`, as for `up`.
-        release: Its name, unlike that of any before.
-    """
+    """Return the Serve config file of a release, unlike that of any before."""
     args: dict[str, Any] = {"config": str(config.resolve())}
     if policy is not None:
         args["policy.name"] = policy

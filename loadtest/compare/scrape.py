@@ -55,12 +55,7 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def read_page(text: str) -> tuple[dict[Series, float], dict[str, float]]:
-    """Read an exporter's page.
-
-    Returns:
-        The counters of the engine and the policy; queues and cache use, sums over
-        engines and the largest for the cache.
-    """
+    """Read the counters of engine and policy off an exporter's page, and its gauges."""
     # Ray's page is long, and parsing slow: only the lines that count are parsed.
     wanted = "".join(line for line in text.splitlines(True) if _is_wanted(line))
     samples = [
@@ -169,13 +164,7 @@ class Scraper:
     """Follows a server's metrics in a thread while a block runs."""
 
     def __init__(self, deployment: Deployment) -> None:
-        """Read nothing yet.
-
-        Args:
-            deployment: Whose metrics pages are read; its `/health` may tell the
-                running replicas. How far exporters lag behind is waited for at the
-                end.
-        """
+        """Read nothing yet."""
         self._deployment = deployment
         self._grown = {page: GrowingCounters() for page in deployment.metrics_urls}
         self._tells_replicas = False

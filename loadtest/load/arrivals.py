@@ -125,15 +125,7 @@ def arrival_times(load: Load, duration_s: float, seed: str) -> list[float]:
 
     Unit-rate renewal times are mapped through the inverse of the shape's integral. So
     the mean rate follows the shape at every moment, whatever the process. A level that
-    jumps is off by at most one part in 2000 of the run.
-
-    Args:
-        load: An open load.
-        duration_s: Length of the run.
-        seed: Equal seeds give equal times.
-
-    Returns:
-        Seconds since the begin, ascending, below `duration_s`.
+    jumps is off by at most one part in 2000 of the run. Equal seeds give equal times.
     """
     edges = np.linspace(0.0, 1.0, _INTEGRATION_STEPS + 1)
     levels = [load.level(part) for part in (edges[:-1] + edges[1:]) / 2]

@@ -110,13 +110,7 @@ OPTIONS = {one.name: one for one in dataclasses.fields(LoadOptions)[1:]}
 
 
 def add_option(parser: Any, name: str, **changes: Any) -> None:
-    """Add one of the options to a parser, Locust's or any other.
-
-    Args:
-        parser: Where to.
-        name: Of a field of `LoadOptions`.
-        changes: Of what argparse is told.
-    """
+    """Add an option to a parser, Locust's or any other; changes are for argparse."""
     option, kind = OPTIONS[name], get_type_hints(LoadOptions)[name]
     told = {"type": kind, "default": option.default, **option.metadata, **changes}
     if told["default"] not in ("", "{}", None):
@@ -124,24 +118,8 @@ def add_option(parser: Any, name: str, **changes: Any) -> None:
     parser.add_argument(f"--{name.replace('_', '-')}", **told)
 
 
-def read_options(parsed: Any, host: str | None) -> LoadOptions:
-    """Take the options out of what Locust has parsed, and check them.
-
-    Raises:
-        LoadTestError: Names the option that cannot work.
-    """
-    values = {name: getattr(parsed, name) for name in OPTIONS}
-    options = LoadOptions(host=host or "", **values)
-    options.check()
-    return options
-
-
 def read_header(text: str) -> dict[str, str]:
-    """Read `--header`; what follows the name may be a secret, and is never shown.
-
-    Raises:
-        LoadTestError: If it has no name.
-    """
+    """Read `--header`; what follows the name may be a secret, and is never shown."""
     if not text:
         return {}
     name, separator, value = text.partition(":")

@@ -1,4 +1,4 @@
-"""Ties sessions to Locust's life: start, stop, statistics, distributed workers.
+"""Ties sessions to Locust's life: start, stop, statistics, workers.
 
 A run begins in two steps. First it is prepared: options are read, and the workload is
 loaded, by every worker. Only when that is done does Locust announce the test, and the
@@ -24,7 +24,7 @@ from loadtest.client.errors import LoadTestError
 from loadtest.client.health import ClientSample
 from loadtest.client.outcome import CLIENT_DROPPED, Outcome
 
-from .options import LoadOptions, read_options
+from .options import OPTIONS, LoadOptions
 from .session import Session
 
 EXIT_BAD_OPTIONS = 2
@@ -119,7 +119,10 @@ class LocustRun:
     def read_options(self) -> LoadOptions:
         """Read Locust's options as they are now; the web page may have changed them."""
         parsed = self._environment.parsed_options
-        return read_options(parsed, self._environment.host or parsed.host)
+        values = {name: getattr(parsed, name) for name in OPTIONS}
+        options = LoadOptions(self._environment.host or parsed.host or "", **values)
+        options.check()
+        return options
 
     def prepare(self) -> bool:
         """Get ready for a run with the options as they are now.

@@ -44,8 +44,7 @@ class Session:
             on_item: Takes finished requests, and what the client says about itself.
 
         Raises:
-            LoadTestError: If the workload or the model cannot be had.
-            OSError: If a file cannot be read.
+            LoadTestError, OSError: If the workload or the model cannot be had.
         """
         self._options, self._on_item = options, on_item
         self._workload = options.make_workload()
@@ -68,13 +67,7 @@ class Session:
     def begin(
         self, epoch_s: float | None = None, index: int = 0, count: int = 1
     ) -> None:
-        """Start the clock.
-
-        Args:
-            epoch_s: When the run begins, by the wall clock; None for now.
-            index: Of this process.
-            count: Of processes.
-        """
+        """Start the clock, at `epoch_s` by the wall clock; None for now."""
         self._index, self._count = index, count
         self._conversations = itertools.count(index, count)
         self._limit = _share(self._options, index, count)
@@ -124,12 +117,7 @@ class Session:
             yield from self._turns(next(self._conversations))
 
     def send(self, request: Turn, at_s: float) -> Outcome:
-        """Send one request and wait for its end.
-
-        Args:
-            request: From `chat`.
-            at_s: When it should be sent.
-        """
+        """Send a request that is due at `at_s`, and wait for its end."""
         turn, messages, conversation = request
         options = self._options
         outcome = Outcome(

@@ -79,10 +79,8 @@ class Workload(Protocol):
 class GeneratedWorkload:
     """Held-out prompts of the demo pair's tasks.
 
-    Attributes:
-        name: One of `GENERATED`. `chats` have several turns behind one of four shared
-            prefixes; `long-context` asks behind many earlier turns.
-        seed: Of all draws.
+    `chats` have several turns behind one of four shared prefixes; `long-context` asks
+    behind many earlier turns.
     """
 
     name: str
@@ -187,11 +185,7 @@ def make_workload(name: str, seed: str, max_chars: int | None = None) -> Workloa
 
 
 def read_conversations(path: Path) -> list[Conversation]:
-    """Read all conversations of a file.
-
-    Raises:
-        LoadTestError: If something in it cannot be read, with the place.
-    """
+    """Read all conversations of a file; an error says at which place it is."""
     conversations = []
     for place, entry in _read_entries(path):
         messages = _read_messages(place, entry)

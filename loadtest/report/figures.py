@@ -123,15 +123,7 @@ def draw_timeline(
     duration_s: float,
     caption: str = "",
 ) -> bytes | None:
-    """Draw one cell over time: in flight, tokens, latency, failures, replicas.
-
-    Args:
-        records: By arm, of one round.
-        runs: The same runs, with `timeline`, what the server showed, and `chaos`,
-            what was done to it: vertical lines.
-        duration_s: Of sending.
-        caption: Under the figure.
-    """
+    """Draw one round of a cell over time, by arm; chaos makes vertical lines."""
     if not any(one.outcomes for one in records.values()):
         return None
     figure, panels = _make_panels(_OVER_TIME, "s")

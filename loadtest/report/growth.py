@@ -31,16 +31,9 @@ _PASSING_ROLES = ("idle Ray worker",)
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A line fitted to one measure of one role.
+    """A line fitted to one measure of one role, with its slope's 95 % interval.
 
-    Attributes:
-        mean: Over the fitted part.
-        per_hour: Slope.
-        per_hour_low: Lower end of its 95 % interval.
-        per_hour_high: Upper end.
-        hours: Length of the fitted part.
-        tolerated_per_hour: What may be a cache or noise: a share of the mean, and some
-            in any case.
+    What is tolerated may be a cache or noise: a share of the mean, and always some.
     """
 
     mean: float
@@ -71,14 +64,9 @@ def fit_all(
 
     The longest time with the same processes counts, for neither a second replica nor
     a new engine in the place of a dead one is a leak; their number itself is fitted
-    over the whole time, for ever more of them are one.
-
-    Args:
-        samples: As `ProcessSampler` takes them.
-
-    Returns:
-        By role and measure; None where that time has too few samples. Roles whose
-        processes come and go by nature are left out there.
+    over the whole time, for ever more of them are one. There is no fit (None) where
+    that time has too few samples; roles whose processes come and go by nature are left
+    out there.
     """
     fits: dict[tuple[str, str], Growth | None] = {}
     times = sorted({sample["epoch_s"] for sample in samples})
@@ -98,16 +86,9 @@ def fit_all(
 
 
 def fit_growth(measure: str, points: Sequence[tuple[float, float]]) -> Growth | None:
-    """Fit a line to block means: the median of the slopes between any two of them.
+    """Fit a line to block means of (seconds, value): Theil and Sen's median slope.
 
-    Args:
-        measure: One of `MEASURES`, or the number of processes.
-        points: Time in seconds and value, by time.
-
-    Returns:
-        The fit; None with too few points for blocks of at least two.
-
-    Source: Theil and Sen, with the interval of scipy.stats.theilslopes.
+    Returns None with too few points for blocks of at least two.
     """
     settled = np.asarray(points[int(len(points) * _SETTLING_PART) :])
     if len(settled) < 2 * _NUM_BLOCKS:

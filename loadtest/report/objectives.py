@@ -21,15 +21,9 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A bound on a figure.
+    """A bound on a figure of an arm, of all arms where none is named.
 
-    Attributes:
-        text: As it was given.
-        arms: Whom it binds: none for every arm, two for the first one's ratio to the
-            second.
-        metric: Name of the figure, as in `results.json`.
-        at_most: Whether the value is an upper bound.
-        value: The bound.
+    Of two arms the ratio is bound.
     """
 
     text: str
@@ -43,13 +37,8 @@ class Objective:
 class Verdict:
     """Whether one arm meets an objective in one cell.
 
-    Attributes:
-        objective: As it was given.
-        where: Arm and cell.
-        found: The figure; None if there is none.
-        is_met: Whether it is met. A figure that is missing, or a time or rate from a
-            run that the client spoilt, meets nothing.
-        note: Why it counts as missed although the number looks right.
+    A figure that is missing, or a time or rate from a run that the client spoilt, meets
+    nothing; the note says why.
     """
 
     objective: str
@@ -86,57 +75,38 @@ def parse_objective(text: str) -> Objective:
 def judge(
     objectives: Sequence[Objective], rows: Sequence[Row], ratios: Sequence[Row]
 ) -> list[Verdict]:
-    """Judge every objective in every cell.
-
-    Args:
-        objectives: What was stated.
-        rows: Of results: a row for each arm and cell, figures as spreads.
-        ratios: Of results: paired ratios of two arms.
-    """
+    """Judge every objective in every cell of the results' rows and paired ratios."""
     verdicts = []
     for objective in objectives:
-        found = _find_ratios if len(objective.arms) == 2 else _find_figures
-        own = [_judge(objective, *one) for one in found(objective, rows, ratios)]
+        found = [_judge(objective, *one) for one in _find(objective, rows, ratios)]
         # A slip in an arm's name must not pass as success.
-        verdicts += own or [
+        verdicts += found or [
             Verdict(objective.text, "anywhere", None, False, "there is no such arm")
         ]
     return verdicts
 
 
-Found = tuple[str, float | None, Sequence[Row]]
-"""Where a figure was found, its value, and the rows that it comes from."""
-
-
-def _find_figures(
-    objective: Objective, rows: Sequence[Row], _: Sequence[Row]
-) -> Iterator[Found]:
-    for row in rows:
-        if not objective.arms or row["arm"] in objective.arms:
-            value = row[objective.metric]
-            found = value["median"] if isinstance(value, Mapping) else value
-            yield where(row), found, [row]
-
-
-def _find_ratios(
+def _find(
     objective: Objective, rows: Sequence[Row], ratios: Sequence[Row]
-) -> Iterator[Found]:
-    ours, theirs = objective.arms
-    for cell in dict.fromkeys((row["workload"], row["load"]) for row in rows):
-        of_cell = [row for row in rows if (row["workload"], row["load"]) == cell]
-        both = [row for row in of_cell if row["arm"] in (ours, theirs)]
-        if len(both) < 2:
-            continue
-        by_arms = {
-            (one["arm"], one["against"]): one["ratio"]
-            for one in ratios
-            if (one["workload"], one["load"], one["metric"])
-            == (*cell, objective.metric)
-        }
-        found = by_arms.get((ours, theirs))
-        if found is None and (theirs, ours) in by_arms:
-            found = 1 / by_arms[theirs, ours]
-        yield f"{ours}/{theirs}, {', '.join(cell)}", found, both
+) -> Iterator[tuple[str, float | None, list[Row]]]:
+    """Yield places, what is found there, and the rows that it comes from."""
+    arms, metric = objective.arms, objective.metric
+    own = [row for row in rows if not arms or row["arm"] in arms]
+    if len(arms) < 2:
+        for row in own:
+            value = row[metric]
+            is_spread = isinstance(value, Mapping)
+            yield where(row), value["median"] if is_spread else value, [row]
+        return
+    for cell in dict.fromkeys((row["workload"], row["load"]) for row in own):
+        both = [row for row in own if (row["workload"], row["load"]) == cell]
+        by_arms: dict[tuple[str, ...], float] = {}
+        for one in ratios:
+            if (one["workload"], one["load"], one["metric"]) == (*cell, metric):
+                by_arms[one["arm"], one["against"]] = one["ratio"]
+                by_arms[one["against"], one["arm"]] = 1 / one["ratio"]
+        if len(both) == 2:
+            yield f"{'/'.join(arms)}, {', '.join(cell)}", by_arms.get(arms), both
 
 
 def _judge(

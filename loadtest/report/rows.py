@@ -44,13 +44,9 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times one arm's value is another's.
+    """How many times one arm's value is another's: geometric mean over rounds.
 
-    Attributes:
-        ratio: Geometric mean over rounds of the ratio within a round.
-        low: Lower end of the 95 % interval; None with a single round.
-        high: Upper end.
-        rounds: Rounds in which both were measured.
+    With a single round there is no 95 % interval (None).
     """
 
     ratio: float
@@ -64,10 +60,7 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 
     What moves both arms of a round (the requests drawn, the machine's state) cancels
     in their ratio. Logarithms of ratios are taken as normal: t-interval on their mean.
-
-    Args:
-        ours: Values > 0, by round; at least one.
-        theirs: Of the same rounds.
+    All values must be above 0, and there must be one.
     """
     logs = np.log(np.asarray(ours, float) / np.asarray(theirs, float))
     ratio, count = float(np.exp(logs.mean())), len(logs)
@@ -117,16 +110,7 @@ def make_ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def over_time(run: Run, kind: str) -> pd.DataFrame:
-    """Return what was sampled during a run as a table.
-
-    Args:
-        run: The run.
-        kind: `timeline` or `process_samples`.
-
-    Returns:
-        Rows with the run's place, `at_s` in it and what was sampled, thinned to
-        about 400 times and the last one.
-    """
+    """Return a run's `timeline` or `process_samples` at 400 times or so."""
     table = pd.DataFrame(run[kind])
     if table.empty:
         return table

@@ -56,18 +56,7 @@ def summarise(
     end of the lead-in to the end of sending. Throughput counts what ended, and the
     tokens that were delivered, in that window, whenever it was due. Failures are
     those of the whole run, the lead-in's too: a lost request is lost whenever it was
-    sent.
-
-    Args:
-        records: Of the run.
-        is_open: Whether arrivals were independent of the answers.
-        duration_s: Length of sending.
-        lead_in_s: Left out at first.
-        targets: For goodput.
-        limits: For the client.
-
-    Returns:
-        Plain values; latencies in ms, None where there are none.
+    sent. Latencies are None where there are none.
     """
     sent, window = records.outcomes, (lead_in_s, duration_s)
     width_s = max(duration_s - lead_in_s, 1e-9)
@@ -143,13 +132,7 @@ def delivery_times(outcome: Outcome) -> list[float]:
 
 
 def count_tokens(outcomes: Iterable[Outcome], begin_s: float, end_s: float) -> float:
-    """Count the tokens delivered in a span; a reply's are spread over its deliveries.
-
-    Args:
-        outcomes: Of all requests, failed ones included.
-        begin_s: Of the span.
-        end_s: Of the span, inclusive.
-    """
+    """Count the tokens of a span; a reply's are spread over its deliveries."""
     total = 0.0
     for outcome in outcomes:
         inside = sum(begin_s <= time <= end_s for time in delivery_times(outcome))
