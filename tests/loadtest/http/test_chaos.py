@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -16,11 +18,14 @@ import pytest
 
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.outcome import Outcome
+from loadtest.client.records import read_records
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.chaos import ServerAction, ServerChaos, log_client_actions
 from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.redeploy import describe_release, redeploy_command
 from loadtest.report.objectives import judge_chaos
+
+from .test_experiment import experiment
 
 WAIT_S = 120.0
 ROOT = Path(__file__).resolve().parents[3]
@@ -238,8 +243,38 @@ def test_streams_that_were_stalled_and_dropped_are_counted_for_each_action():
     ]
     assert [row["done"] for row in rows] == [True, True, True, False]
 
-
-def test_every_process_of_the_client_carries_all_actions_out():
-    outcomes = [befallen(n, "stall", 20.0 + n) for n in range(4)]
+    # Every process of the client carries all actions out.
     [row] = log_client_actions("stall@0.1x2", outcomes, 100.0, 2)
-    assert row["num_streams"] == 4
+    assert (row["num_streams"], row["what"]) == (4, "befell 4 of 4 streams")
+    place = {"arm": "a", "workload": "mixed", "load": "closed:1"}
+    assert not judge_chaos([{**place, "chaos": rows}])[-1].is_met
+
+
+# Whole runs
+
+
+def test_chaos_that_could_not_be_done_fails_the_run(server, tmp_path, capsys):
+    redeploy = ["--chaos=redeploy@0.2", "--redeploy-command=echo no; exit 3"]
+    redeploy.append(f"--deployment-pid={os.getpid()}")
+    assert experiment(tmp_path, f"--arm=a={server.url}", *redeploy) == 1
+    assert "chaos: redeploy is done" in capsys.readouterr().err
+    assert "exited with 3 no" in (tmp_path / "report.html").read_text()
+
+
+def test_clients_misbehave_as_asked_and_servers_are_not_blamed(server, tmp_path):
+    status = experiment(
+        tmp_path,
+        f"--arm=a={server.url}",
+        "--loads=closed:3",
+        "--chaos=drop@0.2x2,stall@0.3x1=0.3",
+    )
+    assert status == 0
+    [path] = (tmp_path / "records").glob("*.gz")
+    outcomes = read_records(path).outcomes
+    assert sorted(o.chaos for o in outcomes if o.chaos) == ["drop", "drop", "stall"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["failed_requests"] == []
+    assert results["rows"][0]["failures"] == {"client_dropped": 2}
+    found = [(one["objective"], one["found"]) for one in results["objectives"]]
+    assert found == [("chaos: drop is done", 2), ("chaos: stall is done", 1)]
+    assert "befell 2 of 2 streams" in (tmp_path / "report.html").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import socket
 import threading
 import time
@@ -90,11 +91,9 @@ def request(
 ) -> Outcome:
     """Send one request to a stand-in that replies with a script."""
     outcome = Outcome(id="request-1")
-    in_turns = take_turns(script)
-    with run_stand_in(StandIn(in_turns, **options)) as server:
+    with run_stand_in(StandIn(take_turns(script), **options)) as server:
         client = StreamingClient(server.url, read_timeout_s=read_timeout_s)
-        began_s = time.perf_counter() - late_s
-        client.run(BODY, outcome, began_s, misbehaviour)
+        client.run(BODY, outcome, time.perf_counter() - late_s, misbehaviour)
         client.close()
     assert server.ids == ["request-1"]
     return outcome
@@ -113,23 +112,16 @@ STREAM = (
 @settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_events_do_not_depend_on_where_the_stream_is_cut_into_pieces(cuts):
-    ends = [0, *sorted(cuts), len(STREAM)]
-    decoder = SseDecoder()
-    events = [
-        e
-        for begin, end in itertools.pairwise(ends)
-        for e in decoder.feed(STREAM[begin:end])
-    ]
+    decoder, events = SseDecoder(), []
+    for begin, end in itertools.pairwise([0, *sorted(cuts), len(STREAM)]):
+        events += decoder.feed(STREAM[begin:end])
     assert [(e.event, e.data) for e in events] == [
         ("", '{"a": "ä"}'),
         ("error", "one\ntwo"),
         ("", "no space"),
     ]
     assert decoder.is_between_events
-
-
-def test_an_event_without_its_empty_line_never_comes_out():
-    decoder = SseDecoder()
+    # An event without its empty line never comes out.
     assert not list(decoder.feed(b"data: half\n"))
     assert not decoder.is_between_events
 
@@ -152,111 +144,92 @@ def test_times_and_tokens_of_a_plain_stream(chunked):
     assert outcome.end_s >= outcome.last_s
 
 
-def test_the_chunk_that_opens_the_turn_is_not_the_first_token():
-    outcome = request(
-        pieces(chunk(""), STEP_S, chunk("a", finish="stop") + usage(1, 1) + DONE)
+def delta(**fields: Any) -> bytes:
+    """A chunk that adds something else than text."""
+    return event({"choices": [{"delta": fields, "finish_reason": None}]})
+
+
+def counted(text: str, count: int, finish: str | None = None) -> bytes:
+    """A chunk with the usage so far."""
+    counts = {"prompt_tokens": 4, "completion_tokens": count}
+    return chunk(text, finish=finish, usage=counts)
+
+
+CALL = [{"index": 0, "function": {"name": "add", "arguments": "{}"}}]
+RAW = {"id": "chat-1", "choices": [{"delta": {"content": "ü"}}]}
+LAST = chunk(finish="stop") + usage(1, 1) + DONE
+UMLAUT = f"data: {json.dumps(RAW, ensure_ascii=False)}\n\n".encode() + LAST
+MIDDLE = UMLAUT.index("ü".encode()) + 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "num_deliveries", "output_tokens", "is_counted"),
+    [
+        # The chunk that opens the turn is no token.
+        ([chunk(""), STEP_S, chunk("a", finish="stop") + usage(1, 1) + DONE], 1, 1, 1),
+        # Events that arrive together are one delivery.
+        (
+            [
+                *(chunk("a"), STEP_S, chunk("b") + chunk("c")),
+                chunk("d", finish="stop") + usage(1, 4) + DONE,
+            ],
+            *(None, 4, True),
+        ),
+        # An event may hold several tokens.
+        ([chunk("a b"), STEP_S, chunk("c d", finish="stop"), usage(9, 6)], 2, 6, True),
+        # An event may be cut within a character.
+        ([UMLAUT[:MIDDLE], STEP_S, UMLAUT[MIDDLE:]], 1, 1, True),
+        # A token without text (half a character) counts where every chunk has usage.
+        (
+            [
+                *(counted("", 0), counted("a", 1), STEP_S, counted("", 2), STEP_S),
+                *(counted("ü", 4, "stop"), DONE),
+            ],
+            *(3, 4, True),
+        ),
+        # Without usage events with text are counted, and said to be.
+        ([chunk("a"), STEP_S, chunk("b", finish="stop"), DONE], 2, 2, False),
+        # Reasoning and tool calls are output.
+        (
+            [
+                *(delta(role="assistant", content=""), STEP_S),
+                *(delta(reasoning_content="hm"), STEP_S, delta(tool_calls=CALL)),
+                chunk(finish="tool_calls") + DONE,
+            ],
+            *(None, 2, False),
+        ),
+        # Text completions are read too.
+        (
+            [
+                event({"choices": [{"text": "a", "finish_reason": None}]}),
+                *(STEP_S, event({"choices": [{"text": "b", "finish_reason": "stop"}]})),
+                DONE,
+            ],
+            *(2, 2, False),
+        ),
+        # A clean end after the finish reason needs no marker.
+        ([chunk("a", finish="stop")], 1, 1, False),
+        # A first chunk without an id belongs to the reply (Azure).
+        ([event({"id": "", "choices": []}), chunk("a", finish="stop")], 1, 1, False),
+    ],
+)
+def test_a_whole_reply_is_counted(sent, num_deliveries, output_tokens, is_counted):
+    outcome = request(pieces(*sent))
+    assert outcome.is_ok, outcome
+    assert (outcome.output_tokens, outcome.counted_by_server) == (
+        *(output_tokens, bool(is_counted)),
     )
-    assert outcome.is_ok
-    assert outcome.num_deliveries == 1
-    assert outcome.ttft_ms >= 1e3 * STEP_S
-
-
-def test_events_that_arrive_together_are_one_delivery():
-    outcome = request(
-        pieces(
-            chunk("a"),
-            STEP_S,
-            chunk("b") + chunk("c") + chunk("d", finish="stop") + usage(1, 4) + DONE,
-        )
-    )
-    assert outcome.is_ok
-    assert outcome.num_deliveries == 2
-    assert len(outcome.gaps_ms) == 1
-    assert outcome.tpot_ms == pytest.approx(outcome.gaps_ms[0] / 3)
-
-
-def test_tokens_are_counted_by_the_server_when_events_hold_several():
-    outcome = request(
-        pieces(chunk("a b c"), STEP_S, chunk("d e f", finish="stop"), usage(9, 6), DONE)
-    )
-    assert outcome.counted_by_server
-    assert outcome.output_tokens == 6
-    assert outcome.tpot_ms == pytest.approx(outcome.gaps_ms[0] / 5)
-
-
-def test_an_event_cut_within_a_character_is_put_together():
-    data = chunk("a") + chunk("ü", finish="stop") + usage(1, 2) + DONE
-    middle = data.index("ü".encode()) + 1 if "ü".encode() in data else len(data) // 2
-    outcome = request(pieces(data[:middle], STEP_S, data[middle:]))
-    assert outcome.is_ok
-    assert outcome.output_tokens == 2
-
-
-def test_a_token_without_text_counts_when_every_chunk_carries_usage():
-    def counted(text: str, count: int, finish: str | None = None) -> bytes:
-        counts = {"prompt_tokens": 4, "completion_tokens": count}
-        return chunk(text, finish=finish, usage=counts)
-
-    outcome = request(
-        pieces(
-            counted("", 0),
-            counted("a", 1),
-            STEP_S,
-            counted("", 2),  # Half a character: text is held back.
-            STEP_S,
-            counted("ü", 4, "stop"),
-            DONE,
-        )
-    )
-    assert outcome.is_ok
-    assert (outcome.num_deliveries, outcome.output_tokens) == (3, 4)
-
-
-def test_without_usage_events_with_text_are_counted_and_said_to_be():
-    outcome = request(pieces(chunk("a"), chunk("b", finish="stop"), DONE))
-    assert outcome.is_ok
-    assert outcome.output_tokens == 2
-    assert not outcome.counted_by_server
-
-
-def test_tool_calls_and_reasoning_are_output():
-    def delta(**fields: Any) -> bytes:
-        return event({"choices": [{"delta": fields, "finish_reason": None}]})
-
-    call = [{"index": 0, "function": {"name": "add", "arguments": "{}"}}]
-    outcome = request(
-        pieces(
-            delta(role="assistant", content=""),
-            STEP_S,
-            delta(reasoning_content="hm"),
-            STEP_S,
-            delta(tool_calls=call),
-            chunk(finish="tool_calls") + DONE,
-        )
-    )
-    assert outcome.is_ok
-    assert outcome.output_tokens == 2
-    assert outcome.ttft_ms >= 1e3 * STEP_S
-
-
-def test_text_completions_are_read_too():
-    outcome = request(
-        pieces(
-            event({"choices": [{"text": "a", "finish_reason": None}]}),
-            event({"choices": [{"text": "b", "finish_reason": "stop"}]}),
-            DONE,
-        )
-    )
-    assert outcome.is_ok
-    assert outcome.output_tokens == 2
+    if num_deliveries is not None:
+        assert outcome.num_deliveries == num_deliveries
+        assert len(outcome.gaps_ms) == num_deliveries - 1
+    if outcome.output_tokens > 1 and outcome.gaps_ms:
+        spent_ms = sum(outcome.gaps_ms)
+        assert outcome.tpot_ms == pytest.approx(spent_ms / (outcome.output_tokens - 1))
 
 
 def test_cached_prompt_tokens_are_noted():
-    counts = {
-        "prompt_tokens": 20,
-        "completion_tokens": 1,
-        "prompt_tokens_details": {"cached_tokens": 16},
-    }
+    counts = {"prompt_tokens": 20, "completion_tokens": 1}
+    counts |= {"prompt_tokens_details": {"cached_tokens": 16}}
     last = event({"choices": [], "usage": counts})
     assert request(pieces(chunk("a", finish="stop"), last, DONE)).cached_tokens == 16
 
@@ -274,67 +247,82 @@ def test_a_late_client_does_not_make_the_server_look_faster():
 # Failures
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-def test_a_stream_that_breaks_off_is_cut_and_keeps_what_it_had(chunked):
-    outcome = request(pieces(chunk("a"), STEP_S, chunk("b"), CLOSE), chunked=chunked)
-    assert outcome.failure == "cut"
-    assert outcome.is_failed
-    assert outcome.num_deliveries == 2
-    assert outcome.output_tokens == 2
-
-
-def test_a_stream_that_ends_in_an_event_is_cut():
-    outcome = request(pieces(chunk("a"), b'data: {"choi', CLOSE), chunked=False)
-    assert outcome.failure == "cut"
-
-
-def test_an_end_marker_without_a_finish_reason_is_a_cut():
-    assert request(pieces(chunk("a"), DONE)).failure == "cut"
-
-
-def test_a_clean_end_after_the_finish_reason_needs_no_marker():
-    assert request(pieces(chunk("a", finish="stop"))).is_ok
-
-
-def test_an_error_in_mid_stream_is_reported_with_its_words():
-    error = event({"error": {"message": "engine died", "code": 500}})
-    outcome = request(pieces(chunk("a"), error, DONE))
-    assert (outcome.failure, outcome.detail) == ("stream_error", "engine died")
-
-
-def test_an_error_in_mid_stream_is_the_cause_of_the_cut_that_follows():
-    error = event({"error": {"message": "engine died"}})
-    assert request(pieces(chunk("a"), error, CLOSE)).failure == "stream_error"
+ERROR = event({"error": {"message": "engine died", "code": 500}})
 
 
 @pytest.mark.parametrize(
-    ("sent", "failure"),
+    ("sent", "failure", "is_cut"),
     [
-        ([chunk("a"), event("{half"), DONE], "malformed"),
-        ([chunk("a"), b"data: \xff\xfe\n\n", DONE], "malformed"),
-        ([chunk(""), DONE], "empty"),
-        ([chunk("a", finish="stop"), chunk("b"), usage(1, 2), DONE], "corrupt"),
-        ([chunk("a"), chunk("b", finish="stop"), usage(1, 1), DONE], "corrupt"),
-        ([chunk("a"), event({"id": "chat-2", "choices": []}), DONE], "corrupt"),
-    ],
-    ids=[
-        "no JSON",
-        "no UTF-8",
-        "no token",
-        "text after the end",
-        "more texts than tokens",
-        "two replies in one",
+        ([chunk("a"), b'data: {"choi', CLOSE], "cut", True),
+        ([chunk("a"), DONE], "cut", True),
+        ([chunk("a"), ERROR, DONE], "stream_error", True),
+        # The error is the cause of the cut that follows.
+        ([chunk("a"), ERROR, CLOSE], "stream_error", True),
+        ([chunk("a", finish="stop"), ERROR, DONE], "stream_error", False),
+        ([chunk("a"), event("{half"), DONE], "malformed", True),
+        ([chunk("a"), b"data: \xff\xfe\n\n", DONE], "malformed", True),
+        ([chunk(""), DONE], "empty", True),
+        # Text after the end, more texts than tokens, two replies in one.
+        ([chunk("a", finish="stop"), chunk("b"), usage(1, 2)], "corrupt", False),
+        ([chunk("a"), chunk("b", finish="stop"), usage(1, 1)], "corrupt", False),
+        ([chunk("a"), event({"id": "chat-2", "choices": []}), DONE], "corrupt", True),
     ],
 )
-def test_streams_that_contradict_themselves_have_failed(sent, failure):
-    assert request(pieces(*sent)).failure == failure
+def test_what_is_wrong_with_a_stream_is_named(sent, failure, is_cut):
+    outcome = request(pieces(*sent), chunked=False)
+    assert (outcome.failure, outcome.is_cut) == (failure, is_cut)
+    assert outcome.is_failed
+    if failure == "stream_error":
+        assert outcome.detail == "engine died"
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_stream_that_breaks_off_is_cut_and_keeps_what_it_had(chunked):
+    outcome = request(pieces(chunk("a"), STEP_S, chunk("b"), CLOSE), chunked=chunked)
+    assert (outcome.failure, outcome.is_cut) == ("cut", True)
+    assert (outcome.num_deliveries, outcome.output_tokens) == (2, 2)
 
 
 @pytest.mark.parametrize("status", [400, 429, 503])
 def test_a_refusal_is_named_by_its_status_and_words(status):
     outcome = request(pieces(b'{"error": {"message": "no room"}}'), status=status)
-    assert outcome.failure == f"http_{status}"
-    assert (outcome.status, outcome.detail) == (status, "no room")
+    assert (outcome.failure, outcome.status) == (f"http_{status}", status)
+    assert (outcome.detail, outcome.is_cut) == ("no room", False)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [
+        (b"", "connection"),
+        (b"no such thing\r\n\r\n", "malformed"),
+        (CHUNKED + b"xyz\r\n", "malformed"),
+        (CHUNKED[:24], "connection"),
+        (CHUNKED + b"5\r\nda", "cut"),
+        (SIZED + b"data: ", "cut"),
+    ],
+)
+def test_bytes_that_are_no_http_are_not_taken_for_a_lost_connection(reply, failure):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener.accept()[0] as connection:
+            received = b""
+            # To the end of the body: closing before would reset the connection.
+            while not received.endswith(b"}"):
+                received += connection.recv(65536)
+            connection.sendall(reply)
+
+    outcome = Outcome(id="request-1")
+    serving = gevent.get_hub().threadpool.spawn(serve)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    StreamingClient(url, read_timeout_s=10).run(BODY, outcome, time.perf_counter())
+    serving.get()
+    listener.close()
+    assert outcome.failure == failure
 
 
 def test_nobody_listening_is_a_failed_connection():
@@ -346,23 +334,34 @@ def test_nobody_listening_is_a_failed_connection():
     assert outcome.failure == "connection"
 
 
-def test_a_server_that_hangs_up_without_a_word_is_a_failed_connection():
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    outcome = Outcome(id="request-1")
-    hanging = gevent.get_hub().threadpool.spawn(lambda: listener.accept()[0].close())
-    StreamingClient(url, read_timeout_s=5).run(BODY, outcome, time.perf_counter())
-    hanging.get()
-    listener.close()
-    assert outcome.failure == "connection"
-
-
-def test_silence_is_a_timeout():
+def test_silence_is_a_timeout_and_the_stream_cut():
     script, is_over = fall_silent(chunk("a"))
     outcome = request(script, read_timeout_s=2.0)
     is_over.set()
-    assert outcome.failure == "timeout"
+    assert (outcome.failure, outcome.is_cut) == ("timeout", True)
     assert outcome.num_deliveries == 1
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_what_the_end_of_the_run_finds_in_flight_is_unfinished(is_killed):
+    outcome = Outcome(id="request-1")
+    script, is_over = fall_silent()
+    with run_stand_in(StandIn(script)) as server:
+        give_up_s = 60.0 if is_killed else 0.2
+        send = StreamingClient(server.url).run
+        running = gevent.spawn(
+            send, BODY, outcome, time.perf_counter(), give_up_s=give_up_s
+        )
+        deadline_s = time.monotonic() + WAIT_S
+        while is_killed and not server.bodies:
+            assert time.monotonic() < deadline_s
+            gevent.sleep(0.02)
+        if is_killed:
+            running.kill()
+        running.join()
+        is_over.set()
+    assert outcome.failure == "unfinished"
+    assert (outcome.is_failed, outcome.is_cut) == (True, False)
 
 
 # What chaos has clients do
@@ -370,8 +369,8 @@ def test_silence_is_a_timeout():
 
 def test_a_dropped_stream_is_not_the_servers_failure():
     outcome = request(plain_reply(STEP_S), Misbehaviour("drop", drop=True))
-    assert outcome.failure == "client_dropped"
-    assert not outcome.is_failed
+    assert (outcome.failure, outcome.chaos) == ("client_dropped", "drop")
+    assert (outcome.is_failed, outcome.is_cut) == (False, False)
     assert not outcome.meets(None, None)
 
 
@@ -382,31 +381,13 @@ def test_a_stalled_stream_is_read_to_its_end():
     assert outcome.end_s >= 0.3
 
 
-def test_a_request_that_is_killed_is_unfinished():
-    outcome = Outcome(id="request-1")
-    script, is_over = fall_silent()
-    with run_stand_in(StandIn(script)) as server:
-        client = StreamingClient(server.url)
-        running = gevent.spawn(client.run, BODY, outcome, time.perf_counter())
-        deadline_s = time.monotonic() + WAIT_S
-        while not server.bodies:
-            assert time.monotonic() < deadline_s
-            gevent.sleep(0.02)
-        running.kill()
-        is_over.set()
-    assert outcome.failure == "unfinished"
-    assert outcome.is_failed
-
-
-def test_a_request_that_outlasts_the_run_is_unfinished_and_not_a_timeout():
-    outcome = Outcome(id="request-1")
-    script, is_over = fall_silent()
-    with run_stand_in(StandIn(script)) as server:
-        client = StreamingClient(server.url)
-        client.run(BODY, outcome, time.perf_counter(), give_up_s=0.2)
-        is_over.set()
-    assert outcome.failure == "unfinished"
-    assert outcome.end_s >= 0.2
+@pytest.mark.parametrize("name", ["drop", "stall"])
+def test_what_would_have_befallen_a_stream_without_a_token_has_not_happened(name):
+    asked = Misbehaviour(name, stall_s=5.0, drop=name == "drop")
+    refused = request(pieces(b"{}"), asked, status=503)
+    empty = request(pieces(DONE), asked)
+    assert (refused.failure, refused.chaos) == ("http_503", None)
+    assert (empty.failure, empty.chaos) == ("empty", None)
 
 
 # Outcomes
@@ -418,12 +399,8 @@ def test_goodput_wants_both_targets_met():
     assert not outcome.meets(99, None)
     assert not outcome.meets(None, 99)
     assert outcome.meets(None, None)
-
-
-def test_a_reply_of_one_token_has_no_time_per_token():
-    outcome = Outcome(id="a", first_s=0.1, last_s=0.1, output_tokens=1)
-    assert outcome.tpot_ms is None
-    assert outcome.meets(200, 1)
+    # A reply of one token has no time per token.
+    assert Outcome(id="a", first_s=0.1, last_s=0.1, output_tokens=1).meets(200, 1)
 
 
 def test_an_outcome_reads_back_from_its_record():
