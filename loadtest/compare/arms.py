@@ -13,14 +13,10 @@ PLAIN_POLICIES = ("none", "fixed")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One side of a comparison; one of policy, url and command is set.
+    """One side of a comparison: a policy that we serve, or have vLLM alone serve.
 
-    Attributes:
-        name: In tables and files.
-        policy: Served by `tetris-serve up`, or by vLLM alone.
-        url: Root of an endpoint that runs already.
-        command: Starts a server in a shell; `{port}` stands for its port.
-        is_plain_vllm: Whether vLLM alone serves the policy.
+    Or the root of an endpoint that runs already, or a command that starts a server in a
+    shell, in which `{port}` stands for its port.
     """
 
     name: str

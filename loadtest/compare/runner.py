@@ -30,7 +30,7 @@ from .conditions import describe_conditions, describe_models
 from .deployment import Deployment, Launcher
 from .locust_process import run_locust
 from .processes import ProcessSampler
-from .scrape import Scraper
+from .scrape import Scraper, summarise_server
 from .store import LOG_FOLDER, RunKey, Store, key_of
 
 _WARM_UP_LOAD = "closed:4"
@@ -187,8 +187,8 @@ class Runner:
         began_s = time.monotonic()
         pid = deployment.pid if options.soak else None
         with (
-            Scraper(deployment) as scraper,
-            ProcessSampler(pid, _SOAK_PERIOD_S) as seen,
+            Scraper(deployment) as seen,
+            ProcessSampler(pid, _SOAK_PERIOD_S) as processes,
         ):
             try:
                 run_locust(
@@ -229,15 +229,15 @@ class Runner:
                 if outcome.is_failed
             ],
             "records": str(compress(records).relative_to(self._store.folder)),
-            "server": scraper.record.summary(),
-            "counters": scraper.record.counters,
-            "timeline": scraper.record.timeline,
-            "server_problems": scraper.record.problems[:10],
+            "server": summarise_server(seen.counters, seen.timeline),
+            "counters": seen.counters,
+            "timeline": seen.timeline,
+            "server_problems": seen.problems[:10],
             "chaos": chaos.log
             + log_client_actions(
                 sent.client_chaos, read.outcomes, sent.duration, options.processes
             ),
-            "process_samples": seen.samples,
+            "process_samples": processes.samples,
         }
         told = f"{arm} {cell_name}: {_say(run)}"
         progress.advance(cell_name, time.monotonic() - began_s, told)
@@ -264,16 +264,14 @@ def _say(run: dict[str, Any]) -> str:
 
 def _teller(duration_s: float, say: Callable[[str], None]) -> Callable[[float], None]:
     """Return what tells how far a long run has come."""
-    told_s = 0.0
+    due_s = itertools.count(_TELL_PERIOD_S, _TELL_PERIOD_S)
+    next_s = next(due_s)
 
     def tell(now_s: float) -> None:
-        nonlocal told_s
-        if now_s - told_s < _TELL_PERIOD_S:
-            return
-        told_s = now_s
-        if now_s < duration_s:
-            say(f"  {now_s:.0f} of {duration_s:.0f} s")
-        else:
-            say(f"  waiting for the last requests, {now_s - duration_s:.0f} s")
+        nonlocal next_s
+        if now_s >= next_s:
+            next_s = next(due_s)
+            is_over = " over, waiting for the last requests" * (now_s >= duration_s)
+            say(f"  {now_s:.0f} of {duration_s:.0f} s{is_over}")
 
     return tell

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -119,41 +118,24 @@ class GrowingCounters:
         self._before = {**(self._before or {}), **counters}
 
 
-@dataclass
-class ServerRecord:
-    """What was seen of a server during a run.
-
-    Attributes:
-        counters: Growth of every counter by normalised name.
-        timeline: Every few seconds `epoch_s`, `replicas`, `num_running`,
-            `num_waiting`, `kv_cache_usage`, and the counters of proposed, verified
-            and accepted tokens so far; what a server does not tell is left out.
-            Several pages are added up, and count only together.
-        problems: Why figures are missing.
-    """
-
-    counters: dict[str, float] = field(default_factory=dict)
-    timeline: list[dict[str, float]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-    def summary(self) -> dict[str, Any]:
-        """Return speculation's figures of the whole run; None where nobody counts."""
-        counts = {
-            key: next((self.counters[n] for n in names if n in self.counters), None)
-            for key, names in _COUNTS.items()
-        }
-        drafts = counts.pop("drafts")
-        verified = counts["draft_tokens_verified"]
-        accepted = counts["draft_tokens_accepted"]
-        per_draft = _divide(accepted, drafts)
-        replicas = [p["replicas"] for p in self.timeline if "replicas" in p]
-        return {
-            **counts,
-            "verification_success_rate": _divide(accepted, verified),
-            "acceptance_length": None if per_draft is None else 1 + per_draft,
-            "replicas_min": min(replicas, default=None),
-            "replicas_max": max(replicas, default=None),
-        }
+def summarise_server(
+    counters: Mapping[str, float], timeline: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    """Return speculation's figures of a whole run; None where nobody counts."""
+    counts = {
+        key: next((counters[name] for name in names if name in counters), None)
+        for key, names in _COUNTS.items()
+    }
+    drafts, accepted = counts.pop("drafts"), counts["draft_tokens_accepted"]
+    per_draft = _divide(accepted, drafts)
+    replicas = [point["replicas"] for point in timeline if "replicas" in point]
+    return {
+        **counts,
+        "verification_success_rate": _divide(accepted, counts["draft_tokens_verified"]),
+        "acceptance_length": None if per_draft is None else 1 + per_draft,
+        "replicas_min": min(replicas, default=None),
+        "replicas_max": max(replicas, default=None),
+    }
 
 
 def _divide(part: float | None, whole: float | None) -> float | None:
@@ -161,7 +143,16 @@ def _divide(part: float | None, whole: float | None) -> float | None:
 
 
 class Scraper:
-    """Follows a server's metrics in a thread while a block runs."""
+    """Follows a server's metrics in a thread while a block runs.
+
+    Attributes:
+        counters: At the end, growth of every counter by normalised name.
+        timeline: Every few seconds `epoch_s`, `replicas`, `num_running`,
+            `num_waiting`, `kv_cache_usage`, and the counters of proposed, verified
+            and accepted tokens so far; what a server does not tell is left out.
+            Several pages are added up, and count only together.
+        problems: Why figures are missing.
+    """
 
     def __init__(self, deployment: Deployment) -> None:
         """Read nothing yet."""
@@ -170,7 +161,9 @@ class Scraper:
         self._tells_replicas = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
-        self.record = ServerRecord()
+        self.counters: dict[str, float] = {}
+        self.timeline: list[dict[str, float]] = []
+        self.problems: list[str] = []
 
     def __enter__(self) -> Scraper:
         """Begin: what counters show now is zero."""
@@ -185,7 +178,7 @@ class Scraper:
         self._stop.set()
         self._thread.join()
         self._look()
-        self.record.counters = add_gauges(one.totals for one in self._grown.values())
+        self.counters = add_gauges(one.totals for one in self._grown.values())
 
     def _follow(self) -> None:
         num_looks = 1
@@ -202,7 +195,7 @@ class Scraper:
         # reasons: only one that has told a number means none by it.
         if replicas or (replicas == 0 and self._tells_replicas):
             point["replicas"], self._tells_replicas = replicas, True
-        self.record.timeline.append(point)
+        self.timeline.append(point)
 
     def _read_pages(self) -> dict[str, float]:
         gauges = []
@@ -219,5 +212,5 @@ class Scraper:
         return add_gauges(gauges) | shown
 
     def _note(self, problem: str) -> None:
-        if problem not in self.record.problems:
-            self.record.problems.append(problem)
+        if problem not in self.problems:
+            self.problems.append(problem)

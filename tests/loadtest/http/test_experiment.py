@@ -159,13 +159,18 @@ def test_a_spoilt_run_meets_no_objective_and_conditions_are_not_mixed(
     assert len(server.bodies) == seen
 
 
-def test_a_number_of_requests_is_sent_to_the_last_and_no_more(server, tmp_path):
+def test_workers_without_users_are_not_waited_for(server, tmp_path):
+    began_s = time.monotonic()
     experiment(
         tmp_path,
         f"--arm=a={server.url}",
-        *("--loads=closed:4", "--requests=30", "--duration=60"),
+        *("--loads=closed:2", "--processes=3", "--requests=31", "--duration=300"),
     )
-    assert len(server.ids) == len(set(server.ids)) == 30
+    assert len(server.ids) == len(set(server.ids)) == 31
+    assert time.monotonic() - began_s < 300
+    [path] = (tmp_path / "records").glob("*.gz")
+    # Nothing is sent before the moment on which all workers agreed.
+    assert min(outcome.scheduled_s for outcome in read_records(path).outcomes) >= 0
 
 
 def test_workers_together_send_what_one_process_would(server, tmp_path, prompts):
@@ -173,13 +178,8 @@ def test_workers_together_send_what_one_process_would(server, tmp_path, prompts)
     experiment(tmp_path, f"--arm=a={server.url}", *load)
     [path] = (tmp_path / "records").glob("*.gz")
     records = read_records(path)
-    expected = list(
-        arrival_times(
-            parse_load("poisson:12"),
-            2.0,
-            f"0/1/{prompts.partition(chr(61))[2]} poisson:12",
-        )
-    )
+    seed = f"0/1/{prompts.partition('=')[2]} poisson:12"
+    expected = arrival_times(parse_load("poisson:12"), 2.0, seed)
     sent = sorted(outcome.scheduled_s for outcome in records.outcomes)
     assert sent == pytest.approx(expected, abs=1e-5)
     assert {sample.process for sample in records.client} == {"client 0", "client 1"}

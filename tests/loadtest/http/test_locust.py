@@ -50,6 +50,12 @@ def locust(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def master_options(port: str, *options: str) -> tuple[str, ...]:
+    """Have Locust lead workers, without its page."""
+    headless = ("--headless", "--only-summary", "--master", "--master-bind-port", port)
+    return (*headless, *options)
+
+
 @contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run Locust until the end of the block."""
@@ -173,25 +179,17 @@ def test_statistics_have_rows_for_tokens_but_count_requests_once(tmp_path):
 
 
 def test_a_worker_that_comes_late_sends_nothing(server, tmp_path, prompts):
-    port = str(find_free_port())
-    records = tmp_path / "records.jsonl"
-    load = ["--load=paced:20", "--duration=8", "--max-tokens=2", "--host", server.url]
-    load.append(f"--workload={prompts}")
+    port, records = str(find_free_port()), tmp_path / "records.jsonl"
+    load = ("--load=paced:20", "--duration=8", "--max-tokens=2", "--expect-workers=1")
+    told = (f"--workload={prompts}", f"--records={records}", "--host", server.url)
     worker = ("--worker", "--master-port", port)
-    with (
-        running(
-            *("--headless", "--only-summary", "--master", "--master-bind-port", port),
-            *("--expect-workers=1", f"--records={records}", *load),
-        ) as master,
-        running(*worker),
-    ):
+    with running(*master_options(port, *load, *told)) as master, running(*worker):
         wait_for(lambda: server.bodies)
         with running(*worker):
             output = master.communicate(timeout=WAIT_S)[0]
     found = read_records(records)
     ids = [one.id for one in found.outcomes]
-    assert len(ids) == len(set(ids)) == 160, output
-    assert len(server.bodies) == 160
+    assert len(ids) == len(set(ids)) == len(server.bodies) == 160, output
     # What the late one was never to send is not missing.
     assert found.num_processes == 1
 
@@ -207,16 +205,12 @@ class SlowToName(StandIn):
 
 
 def test_a_run_begins_when_its_workers_have_all_they_need(tmp_path, prompts):
-    port = str(find_free_port())
-    records = tmp_path / "records.jsonl"
+    port, records = str(find_free_port()), tmp_path / "records.jsonl"
+    load = ("--load=paced:10", "--duration=3", "--max-tokens=2", "--expect-workers=2")
+    told = (f"--workload={prompts}", f"--records={records}", "--host")
     with (
         run_stand_in(SlowToName(plain_reply(0.005))) as server,
-        running(
-            *("--headless", "--only-summary", "--master", "--master-bind-port", port),
-            *("--expect-workers=2", f"--records={records}", "--host", server.url),
-            *("--load=paced:10", "--duration=3", "--max-tokens=2"),
-            f"--workload={prompts}",
-        ) as master,
+        running(*master_options(port, *load, *told, server.url)) as master,
         running("--worker", "--master-port", port),
         running("--worker", "--master-port", port),
     ):
@@ -228,13 +222,11 @@ def test_a_run_begins_when_its_workers_have_all_they_need(tmp_path, prompts):
     assert found.num_processes == 2
 
 
-def test_what_a_worker_cannot_do_is_said_by_the_master(server, tmp_path):
+def test_what_a_worker_cannot_do_is_said_by_the_master(server):
     port = str(find_free_port())
+    told = ("--expect-workers=1", "--host", server.url, "--workload=mixd")
     with (
-        running(
-            *("--headless", "--only-summary", "--master", "--master-bind-port", port),
-            *("--expect-workers=1", "--host", server.url, "--workload=mixd"),
-        ) as master,
+        running(*master_options(port, *told)) as master,
         running("--worker", "--master-port", port),
     ):
         output = master.communicate(timeout=WAIT_S)[0]

@@ -11,6 +11,7 @@ from loadtest.compare.scrape import (
     Scraper,
     add_gauges,
     read_page,
+    summarise_server,
 )
 
 from .stand_in_server import StandIn, plain_reply, run_stand_in
@@ -89,20 +90,20 @@ def test_one_page_of_two_is_no_figure_of_the_whole():
         pages = (f"{here.url}/metrics", f"{there.url}/metrics")
         with Scraper(Deployment(Endpoint(here.url), pages)) as scraper:
             there.page = None
-    first, last = scraper.record.timeline
+    first, last = scraper.timeline
     assert (first["num_running"], first["kv_cache_usage"]) == (10.0, 0.5)
     assert "num_running" not in last
-    assert scraper.record.problems
+    assert scraper.problems
 
 
 def test_an_outage_is_a_time_without_replicas():
     with run_stand_in(StandIn(plain_reply(0.0))) as server:
         with Scraper(Deployment(Endpoint(server.url))) as scraper:
             server.replicas = 0
-        summary = scraper.record.summary()
-        assert [point["replicas"] for point in scraper.record.timeline] == [1, 0]
+        summary = summarise_server(scraper.counters, scraper.timeline)
+        assert [point["replicas"] for point in scraper.timeline] == [1, 0]
         assert (summary["replicas_min"], summary["replicas_max"]) == (0, 1)
         # Who has never told a number may mean something else by its refusal.
         with Scraper(Deployment(Endpoint(server.url))) as scraper:
             pass
-        assert not any("replicas" in point for point in scraper.record.timeline)
+        assert not any("replicas" in point for point in scraper.timeline)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.outcome import Outcome
-from loadtest.client.records import read_records
 from loadtest.load.options import LoadOptions
 from loadtest.load.session import Session
 
 from .stand_in_server import DONE, StandIn, chunk, plain_reply, run_stand_in, usage
-from .test_experiment import experiment
 
 
 def make_session(host: str, index: int = 0, count: int = 1, **changes: Any) -> Session:
@@ -64,20 +60,6 @@ def test_processes_together_send_as_many_requests_as_asked(
         assert session.is_idle
         session.close()
     assert sent == shares
-
-
-def test_workers_without_users_are_not_waited_for(server: StandIn, tmp_path: Path):
-    began_s = time.monotonic()
-    experiment(
-        tmp_path,
-        f"--arm=a={server.url}",
-        *("--loads=closed:2", "--processes=3", "--requests=31", "--duration=300"),
-    )
-    assert len(server.ids) == len(set(server.ids)) == 31
-    assert time.monotonic() - began_s < 300
-    [path] = (tmp_path / "records").glob("*.gz")
-    # Nothing is sent before the moment on which all workers agreed.
-    assert min(outcome.scheduled_s for outcome in read_records(path).outcomes) >= 0
 
 
 def test_an_action_whose_request_came_to_nothing_befalls_the_next_one():
