@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -14,6 +15,13 @@ _TIMEOUT_S = 5.0
 _MODELS_TIMEOUT_S = 30.0
 _NO_ANSWER = (httpx.HTTPError, httpx.InvalidURL)
 _NO_SENSE = (ValueError, KeyError, IndexError, TypeError)
+
+
+@functools.cache
+def _client() -> httpx.Client:
+    """Return one client for all: each reads the certificates, which takes a while."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(trust_env=False, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,7 @@ class Endpoint:
         if not page.startswith(("http://", "https://")):
             page = f"{self.url}{page}"
         headers = dict(self.headers) if page.startswith(f"{self.url}/") else {}
-        return httpx.get(page, headers=headers, timeout=timeout_s, trust_env=False)
+        return _client().get(page, headers=headers, timeout=timeout_s)
 
     def fetch(
         self, page: str, on_problem: Callable[[str], None] = lambda _: None

@@ -220,7 +220,7 @@ def make_load_options(options: argparse.Namespace) -> LoadOptions:
             f"{options.duration:g}"
         )
     sent = LoadOptions(
-        host="-",
+        host="http://unknown",
         client_chaos=parse_chaos(options.chaos)[1],
         header=options.header,
         **{name: getattr(options, name) for name in _SENT},

@@ -53,7 +53,8 @@ def describe_conditions(options: argparse.Namespace) -> dict[str, Any]:
 def describe_models(config: str, settings: Iterable[str]) -> dict[str, Any]:
     """Return name, size and digest of the models of a deployment file, by role."""
     file = find_config(config)
-    names = yaml.safe_load(file.read_text())["model"] if file.is_file() else {}
+    settled = yaml.safe_load(file.read_text()) if file.is_file() else {}
+    names = dict(settled.get("model", {}))
     for setting in settings:
         name, _, value = setting.partition("=")
         names[name.removeprefix("model.")] = value

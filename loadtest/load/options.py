@@ -59,8 +59,10 @@ class LoadOptions:
         Raises:
             LoadTestError: Names the option that cannot work.
         """
-        if not self.host:
-            raise LoadTestError("--host is missing, e.g. --host http://127.0.0.1:8000")
+        if not self.host.startswith(("http://", "https://")):
+            raise LoadTestError(
+                f"--host {self.host}: must be an address such as http://127.0.0.1:8000"
+            )
         if self.duration <= 0:
             raise LoadTestError(f"--duration must be above 0 (got {self.duration:g})")
         try:

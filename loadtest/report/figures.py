@@ -212,7 +212,8 @@ def _draw_server(
             # Exporters lag by a second or so: this is for the eye.
             known = table[key].dropna()
             rates = known.diff() / known.index.to_series().diff()
-            panels["drafts"].plot(rates.index, rates, **{**style, "linestyle": line})
+            style = {**style, "linestyle": line, "marker": "."}
+            panels["drafts"].plot(rates.index, rates, **style)
 
 
 def _make_panels(

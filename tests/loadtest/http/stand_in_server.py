@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
+
+WAIT_S = 300.0
 CLOSE = object()
 """In a script: close the connection here, in the middle of the response."""
 
@@ -46,6 +49,15 @@ def usage(prompt: int, completion: int) -> bytes:
 
 
 DONE = event("[DONE]")
+
+
+def wait_for(look: Callable[[], T | None], limit_s: float = WAIT_S) -> T:
+    """Look again and again until there is something to see."""
+    deadline_s = time.monotonic() + limit_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return seen
 
 
 def num_asked(body: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.redeploy import describe_release, redeploy_command
 from loadtest.report.objectives import judge_chaos
 
+from .stand_in_server import WAIT_S, wait_for
 from .test_experiment import experiment
 
-WAIT_S = 120.0
 ROOT = Path(__file__).resolve().parents[3]
 NOWHERE = Endpoint("http://127.0.0.1:9")
 REDEPLOY_WAIT_S = 600.0
@@ -39,14 +39,6 @@ sleep = "import time; time.sleep(600)"
 while True:
     subprocess.run([sys.executable, "-c", sleep, "{}" + "{}"])
 """
-
-
-def wait_for(condition: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    """Wait until something is true."""
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 @contextmanager

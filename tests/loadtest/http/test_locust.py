@@ -9,11 +9,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
@@ -22,14 +22,18 @@ from loadtest.client.records import read_records
 from loadtest.compare.deployment import find_free_port
 from loadtest.load.arrivals import arrival_times, parse_load
 
-from .stand_in_server import CLOSE, StandIn, chunk, plain_reply, run_stand_in
-
-T = TypeVar("T")
+from .stand_in_server import (
+    CLOSE,
+    WAIT_S,
+    StandIn,
+    chunk,
+    plain_reply,
+    run_stand_in,
+    wait_for,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
-WAIT_S = 300.0
-_PERIOD_S = 0.1
 
 
 @pytest.fixture
@@ -65,15 +69,6 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_for(look: Callable[[], T | None]) -> T:
-    """Look again and again until there is something to see."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not (seen := look()):
-        assert time.monotonic() < deadline_s
-        time.sleep(_PERIOD_S)
-    return seen
 
 
 @dataclass
