@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from loadtest.client.health import ClientSample
 from loadtest.client.outcome import TIMEOUT, UNFINISHED, Outcome
@@ -157,21 +158,16 @@ def _judge_client(
     is_open: bool,
     limits: Limits,
 ) -> dict[str, Any]:
-    by_process = _sample_seconds(records.client, *window).values()
-    busiest = max(
-        (float(np.median([s.cpu for s in one])) for one in by_process), default=None
-    )
+    seconds = _spread_over_seconds(records.client, *window)
+    by_process = seconds.groupby("process")
+    busiest = _largest(by_process["cpu"].median())
     # The 99th percentile of every second; of those the 95th, so that one hiccup in
     # twenty seconds is forgiven.
-    lag = max(
-        (float(np.percentile([s.lag_p99_ms for s in one], 95)) for one in by_process),
-        default=None,
-    )
+    lag = _largest(by_process["lag_p99_ms"].quantile(0.95))
     late = _percentile([o.send_lag_ms for o in own], 99) if is_open else None
-    machine = [s.machine_cpu for one in by_process for s in one]
     limit = f"(limit {limits.max_lag_ms:.0f} ms)"
     complaints = {
-        "the client said nothing about itself": not by_process,
+        "the client said nothing about itself": busiest is None,
         f"the client used {busiest or 0:.0%} of a core (limit "
         f"{limits.max_client_cpu:.0%}): use --processes": (
             (busiest or 0) > limits.max_client_cpu
@@ -189,29 +185,31 @@ def _judge_client(
         "client_cpu": busiest,
         "client_lag_ms": lag,
         "send_lag_p99_ms": late,
-        "machine_cpu": float(np.mean(machine)) if machine else None,
+        "machine_cpu": _largest(seconds[["machine_cpu"]].mean()),
         "is_valid": not reasons,
         "invalid_because": reasons,
     }
 
 
-def _sample_seconds(
-    samples: Iterable[ClientSample], begin_s: float, end_s: float
-) -> dict[str, list[ClientSample]]:
-    """Return for each process a sample for every second of a span.
+def _spread_over_seconds(
+    samples: Sequence[ClientSample], begin_s: float, end_s: float
+) -> pd.DataFrame:
+    """Return every sample as often as it stands for seconds of a span.
 
     A process that stood still for ten seconds says so once: that stands for them all.
     """
-    seconds: dict[str, list[ClientSample]] = {}
-    latest_s: dict[str, float] = {}
-    for sample in samples:
-        since_s = max(begin_s, latest_s.get(sample.process, 0.0))
-        latest_s[sample.process] = sample.at_s
-        inside_s = min(sample.at_s, end_s) - since_s
-        if inside_s > 0:
-            own = seconds.setdefault(sample.process, [])
-            own += [sample] * max(1, round(inside_s))
-    return seconds
+    names = [field.name for field in fields(ClientSample)]
+    table = pd.DataFrame(map(asdict, samples), columns=names)
+    table = table.astype({name: float for name in names if name != "process"})
+    since_s = table.groupby("process")["at_s"].shift().fillna(0.0).clip(lower=begin_s)
+    inside_s = table["at_s"].clip(upper=end_s) - since_s
+    times = inside_s.round().clip(lower=1).where(inside_s > 0, 0).astype(int)
+    return table.loc[table.index.repeat(times)]
+
+
+def _largest(values: pd.Series) -> float | None:
+    known = values.dropna()
+    return float(known.max()) if len(known) else None
 
 
 def _find_silent(records: Records) -> list[str]:
