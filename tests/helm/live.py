@@ -174,11 +174,14 @@ class Prometheus:
         command.wait_for("ready to receive web requests", 120)
         return cls(folder, command, f"http://127.0.0.1:{port}")
 
-    def query(self, expression: str) -> list[Any]:
-        """Evaluate an expression now; a rejected one fails the test."""
+    def query(self, expression: str, **times: float) -> list[Any]:
+        """Evaluate an expression, now or from `start` to `end` at every `step`.
+
+        A rejected one fails the test.
+        """
         response = httpx.get(
-            f"{self.url}/api/v1/query",
-            params={"query": expression},
+            f"{self.url}/api/v1/{'query_range' if times else 'query'}",
+            params={"query": expression, **times},
             timeout=60,
             trust_env=False,
         )

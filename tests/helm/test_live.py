@@ -17,7 +17,6 @@ import openai
 import pytest
 import yaml
 
-from loadtest import panel_pictures
 from tests.helm.conftest import CHART, of_kind, ray_service, render, require
 from tests.helm.live import (
     RAY_CLUSTER_NAME,
@@ -27,6 +26,7 @@ from tests.helm.live import (
     keep_busy,
     read_log_lines,
 )
+from tests.pictures import draw_dashboard, picture_path
 from tests.serving.conftest import DEMO_CONFIG, find_free_ports, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
@@ -140,13 +140,18 @@ def test_what_the_chart_hands_to_serve_answers_a_chat(live):
     assert answer.usage.completion_tokens > 0
 
 
+def fill_in(expression: str) -> str:
+    """Put values in the place of Grafana's variables."""
+    named = expression.replace("$Cluster", RAY_CLUSTER_NAME)
+    return named.replace("$__rate_interval", "1m")
+
+
 def find_empty_panels(live: Deployment, file: Path) -> list[str]:
     """Return the queries of a dashboard that find no data."""
     empty = []
     for panel in json.loads(file.read_text("utf-8"))["panels"]:
         for target in panel.get("targets", []):
-            expression = target["expr"].replace("$Cluster", RAY_CLUSTER_NAME)
-            expression = expression.replace("$__rate_interval", "1m")
+            expression = fill_in(target["expr"])
             if panel["title"] not in NEEDS_TROUBLE:
                 # Else a misspelt metric would look like nothing to report.
                 expression = expression.removesuffix(" or vector(0)")
@@ -156,19 +161,19 @@ def find_empty_panels(live: Deployment, file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("file", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_panel_returns_data(live, file):
+def test_every_panel_returns_data_and_is_drawn(live, file, tmp_path):
     # Ray drops the gauges of an engine that idles, and a busy machine is late.
     until_s = time.monotonic() + PATIENCE_S
     while (empty := find_empty_panels(live, file)) and time.monotonic() < until_s:
         keep_busy(time.monotonic() + 5, lambda number: chat(live.client, number))
     assert not empty
 
+    def query(expression: str, **times: float) -> list:
+        return live.prometheus.query(fill_in(expression), **times)
 
-def test_the_panels_of_every_dashboard_are_drawn(live, tmp_path, capsys):
-    arguments = ["--prometheus-url", live.prometheus.url, "--output", str(tmp_path)]
-    assert panel_pictures.main(arguments) == 0, capsys.readouterr().err
-    for file in DASHBOARDS:
-        assert (tmp_path / f"{file.stem}.png").read_bytes().startswith(b"\x89PNG")
+    picture = picture_path(f"{file.stem}.png", tmp_path)
+    draw_dashboard(file, query, LOAD_S / 60, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_rule_is_evaluated(live):

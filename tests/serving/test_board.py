@@ -4,16 +4,19 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from loadtest.browser import find_chromium, open_page
 from serving.front.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
+from tests.pictures import open_browser, picture_path
 from tests.serving.conftest import MODEL, Server
 
 PATIENCE_S = 120
+NUM_STREAMS = 6
 
 
 def read(event: str) -> dict[str, Any]:
@@ -149,31 +152,32 @@ def test_the_board_streams_steps_with_drafts_but_never_prompts(server: Server) -
 
 
 @pytest.mark.ray
-def test_a_browser_shows_the_drafts_of_running_requests(server: Server) -> None:
-    executable = find_chromium()
-    if executable is None:
-        pytest.skip("no Chromium on this machine: install the package chromium")
-    with open_page(executable) as page, server.client() as client:
-        page.open(f"{server.url}/board")
-        page.wait_for(
-            "document.querySelector('#state')?.textContent.startsWith('Live')"
-        )
-        with client.completions.create(
-            model=MODEL,
-            prompt="Count",
-            max_tokens=900,
-            temperature=0,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        ) as stream:
-            next(iter(stream))
-            page.wait_for("document.querySelector('.column .block.admitted') !== null")
-            figures = page.evaluate(
-                # Other replicas of the deployment stand idle beside it.
-                "[...document.querySelector('.column').closest('section')"
-                ".querySelectorAll('dd')].map(d => d.textContent)"
+def test_a_browser_shows_the_drafts_of_running_requests(
+    server: Server, tmp_path: Path
+) -> None:
+    with open_browser() as page, server.client() as client, ExitStack() as stack:
+        page.goto(f"{server.url}/board")
+        live = "document.querySelector('#state')?.textContent.startsWith('Live')"
+        page.wait_for_function(live)
+        for _ in range(NUM_STREAMS):
+            stream = client.completions.create(
+                model=MODEL,
+                prompt="Count",
+                max_tokens=900,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
             )
+            stack.enter_context(stream)
+        page.wait_for_selector(".column .block.admitted")
+        figures = page.evaluate(
+            # Other replicas of the deployment stand idle beside it.
+            "[...document.querySelector('.column').closest('section')"
+            ".querySelectorAll('dd')].map(d => d.textContent)"
+        )
         assert len(figures) == 7
         assert int(figures[5]) >= 1
+        picture = picture_path("board.png", tmp_path)
+        assert page.screenshot(path=picture).startswith(b"\x89PNG")
         page.evaluate("document.getElementById('pause').click()")
-        assert page.evaluate("document.getElementById('state').textContent") == "Paused"
+        assert page.text_content("#state") == "Paused"

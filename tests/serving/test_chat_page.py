@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+from playwright.sync_api import Page
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import (
@@ -22,9 +24,9 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from loadtest.browser import Page, find_chromium, open_page
 from serving.front.board import CHAT_PAGE, PAGE_HEADERS
-from tests.serving.conftest import Server
+from tests.pictures import open_browser
+from tests.serving.conftest import Server, wait_until
 
 EVIL = "<img src=x onerror=document.title='owned'>"
 OWN_ID, OTHER_ID = "chatcmpl-0001-0000aaaa", "chatcmpl-0001-0000bbbb"
@@ -141,6 +143,8 @@ def fake() -> Iterator[FakeServer]:
     server = uvicorn.Server(config)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
+        # Who comes before the server is up waits, and is not refused.
+        listening.listen()
         fake.port = listening.getsockname()[1]
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
@@ -151,24 +155,35 @@ def fake() -> Iterator[FakeServer]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Page]:
-    executable = find_chromium()
-    if executable is None:
-        pytest.skip("no Chromium on this machine: install the package chromium")
-    with open_page(executable) as page:
+    with open_browser() as page:
         yield page
 
 
 @pytest.fixture
 def page(browser: Page, fake: FakeServer) -> Page:
-    browser.open(fake.url)
-    browser.wait_for("document.querySelector('#model')?.textContent === 'fake'")
+    browser.goto(fake.url)
+    wait_for(browser, "document.querySelector('#model')?.textContent === 'fake'")
     return browser
+
+
+def wait_for(page: Page, condition: str, timeout_s: float = 30.0) -> None:
+    """Wait until something holds; polled from here, for pages may not evaluate text."""
+    wait_until(lambda: page.evaluate(condition), timeout_s)
 
 
 def ask(page: Page, question: str) -> None:
     """Type a question and press Enter."""
-    page.type(question)
-    page.press("Enter")
+    page.keyboard.insert_text(question)
+    page.keyboard.press("Enter")
+
+
+@contextmanager
+def sized(page: Page, width: int, height: int) -> Iterator[None]:
+    """Show the page as large as a phone would."""
+    before = page.viewport_size
+    page.set_viewport_size({"width": width, "height": height})
+    yield
+    page.set_viewport_size(before)
 
 
 def text_of(page: Page, selector: str) -> list[str]:
@@ -179,16 +194,16 @@ def text_of(page: Page, selector: str) -> list[str]:
 
 def wait_for_whole_answer(page: Page) -> None:
     last = "[...document.querySelectorAll('.assistant')].at(-1)?.innerText"
-    page.wait_for(f"{last}?.endsWith('Done.')")
+    wait_for(page, f"{last}?.endsWith('Done.')")
 
 
 def wait_for_answer(page: Page) -> None:
-    page.wait_for("document.querySelector('#send').textContent === 'Send'")
+    wait_for(page, "document.querySelector('#send').textContent === 'Send'")
 
 
 def test_an_answer_streams_in_as_text_and_code(page: Page, fake: FakeServer) -> None:
     ask(page, "What is the capital of France?")
-    page.wait_for("document.querySelector('.assistant pre') !== null")
+    wait_for(page, "document.querySelector('.assistant pre') !== null")
     wait_for_answer(page)
     (answer,) = text_of(page, ".assistant")
     assert answer.startswith(f"Paris. {EVIL}")
@@ -196,7 +211,7 @@ def test_an_answer_streams_in_as_text_and_code(page: Page, fake: FakeServer) -> 
     assert text_of(page, ".assistant pre") == ["print()"]
 
     ask(page, "And of Spain?")
-    page.wait_for("document.querySelectorAll('.assistant').length === 2")
+    wait_for(page, "document.querySelectorAll('.assistant').length === 2")
     wait_for_answer(page)
     sent = fake.bodies[-1]
     assert [one["role"] for one in sent["messages"]] == ["user", "assistant", "user"]
@@ -209,7 +224,7 @@ def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(
     page: Page,
 ) -> None:
     ask(page, "What is the capital of France?")
-    page.wait_for("document.querySelectorAll('#steps .row').length === 2")
+    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
     wait_for_answer(page)
     figures = dict(
         zip(text_of(page, "#board dt"), text_of(page, "#board dd"), strict=True)
@@ -229,7 +244,7 @@ def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(
 
 def test_what_a_model_or_a_neighbour_writes_is_never_markup(page: Page) -> None:
     ask(page, EVIL)
-    page.wait_for("document.querySelectorAll('#steps .row').length === 2")
+    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
     wait_for_answer(page)
     assert page.evaluate("document.images.length") == 0
     assert page.evaluate("document.title") == "Tetris Serve: chat"
@@ -239,9 +254,9 @@ def test_escape_stops_an_answer_and_the_conversation_goes_on(
     page: Page, fake: FakeServer
 ) -> None:
     ask(page, "Go on for ever")
-    page.wait_for("document.querySelector('.assistant')?.innerText.includes('on on')")
+    wait_for(page, "document.querySelector('.assistant')?.innerText.includes('on on')")
     assert text_of(page, "#send") == ["Stop"]
-    page.press("Escape")
+    page.keyboard.press("Escape")
     wait_for_answer(page)
     assert text_of(page, ".note") == ["Stopped."]
     # The server hears of it, so that the engine stops too.
@@ -255,11 +270,11 @@ def test_new_forgets_the_conversation_even_in_the_middle(
     page: Page, fake: FakeServer
 ) -> None:
     ask(page, "Go on for ever")
-    page.wait_for("document.querySelector('.assistant')?.innerText.includes('on')")
+    wait_for(page, "document.querySelector('.assistant')?.innerText.includes('on')")
     page.evaluate("document.querySelector('#clear').click()")
     wait_for_answer(page)
     assert text_of(page, ".message, .note, .error") == []
-    page.wait_for("document.activeElement.id === 'text'")
+    wait_for(page, "document.activeElement.id === 'text'")
     ask(page, "Hello")
     wait_for_whole_answer(page)
     assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
@@ -268,7 +283,7 @@ def test_new_forgets_the_conversation_even_in_the_middle(
 def test_a_busy_server_can_be_asked_again(page: Page, fake: FakeServer) -> None:
     fake.refusals = 1
     ask(page, "Are you busy?")
-    page.wait_for("document.querySelector('.error') !== null")
+    wait_for(page, "document.querySelector('.error') !== null")
     (error,) = text_of(page, ".error span")
     assert error == "The server is busy: All replicas are busy. Try again in 3 s."
     page.evaluate("document.querySelector('.error button').click()")
@@ -287,7 +302,7 @@ def test_a_busy_server_can_be_asked_again(page: Page, fake: FakeServer) -> None:
 )
 def test_what_goes_wrong_is_said(question: str, reason: str, page: Page) -> None:
     ask(page, question)
-    page.wait_for("document.querySelector('.error') !== null")
+    wait_for(page, "document.querySelector('.error') !== null")
     assert text_of(page, ".error span") == [reason]
     assert text_of(page, "#send") == ["Send"]
 
@@ -305,9 +320,9 @@ def test_a_page_that_is_left_alone_stops_watching(page: Page, fake: FakeServer) 
 
 
 def test_the_page_fits_a_phone(page: Page) -> None:
-    with page.sized(390, 844):
+    with sized(page, 390, 844):
         ask(page, "What is the capital of France?")
-        page.wait_for("document.querySelectorAll('#steps .row').length === 2")
+        wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         box = "document.querySelector('#send').getBoundingClientRect()"
         assert page.evaluate(f"{box}.right") <= 390
@@ -320,11 +335,11 @@ def test_a_newcomer_sees_the_drafts_of_their_own_answer(
 ) -> None:
     response = httpx.get(server.url, timeout=60, trust_env=False)
     assert "default-src 'none'" in response.headers["content-security-policy"]
-    browser.open(server.url)
-    browser.wait_for("document.querySelector('#model')?.textContent === 'demo'")
+    browser.goto(server.url)
+    wait_for(browser, "document.querySelector('#model')?.textContent === 'demo'")
     ask(browser, "Count from 1 to 30.")
-    browser.wait_for("document.querySelector('#steps .accepted') !== null", 120)
-    browser.wait_for("document.querySelector('#send').textContent === 'Send'", 120)
+    wait_for(browser, "document.querySelector('#steps .accepted') !== null", 120)
+    wait_for(browser, "document.querySelector('#send').textContent === 'Send'", 120)
     accepted = text_of(browser, "#steps .accepted")
     # On a loopback address drafts are shown as text, not as ticks.
     assert any(any(letter.isalnum() for letter in token) for token in accepted)

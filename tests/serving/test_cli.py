@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from loadtest.http_bench.processes import find_processes
+from loadtest.compare.processes import find_processes
 from serving.cli import main
 from serving.commands.up import with_board_text
 from serving.settings.model import load_settings

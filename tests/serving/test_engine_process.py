@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.http_bench.processes import find_processes
+from loadtest.compare.processes import find_processes
 from tests.serving.conftest import Server, load, read_logs, wait_until
 
 pytestmark = pytest.mark.ray

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from loadtest.http_bench.processes import find_processes
+from loadtest.compare.processes import find_processes
 from tests.serving.conftest import (
     MODEL,
     START_TIMEOUT_S,

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
+from loadtest.compare.processes import find_processes
 from loadtest.demo_pair.tasks import TOOLS
-from loadtest.http_bench.processes import find_processes
 from tests.serving.conftest import MODEL, STREAM_INTERVAL_S, Server, wait_until
 
 pytestmark = pytest.mark.ray

@@ -9,7 +9,7 @@ import openai
 import psutil
 import pytest
 
-from loadtest.http_bench.processes import find_processes
+from loadtest.compare.processes import find_processes
 from tests.serving.conftest import (
     MODEL,
     START_TIMEOUT_S,

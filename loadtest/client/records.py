@@ -1,0 +1,56 @@
+"""Reads back what the Locust file wrote: one run's outcomes and client samples."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .health import ClientSample
+from .outcome import Outcome
+
+
+@dataclass
+class Records:
+    """One run: outcomes in the order of their ends, and the client's own samples.
+
+    Attributes:
+        epoch_s: When it began, by the wall clock; None if it never did.
+        num_processes: Of the client; None in records from before it was noted.
+    """
+
+    epoch_s: float | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+    client: list[ClientSample] = field(default_factory=list)
+    num_processes: int | None = None
+
+
+def read_records(path: Path) -> Records:
+    """Read a file of records, compressed or not; a line that was cut short is none."""
+    records = Records()
+    is_compressed = path.suffix == ".gz"
+    with gzip.open(path, "rt") if is_compressed else path.open() as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if "request" in entry:
+                records.outcomes.append(Outcome.from_dict(entry["request"]))
+            elif "client" in entry:
+                records.client.append(ClientSample(**entry["client"]))
+            else:
+                records.epoch_s = entry["run"]["epoch_s"]
+                records.num_processes = entry["run"].get("num_processes")
+    return records
+
+
+def compress(path: Path) -> Path:
+    """Compress a file of records and remove the original; return the new file."""
+    compressed = path.with_name(f"{path.name}.gz")
+    unfinished = path.with_name(f"{path.name}.gz.unfinished")
+    unfinished.write_bytes(gzip.compress(path.read_bytes()))
+    unfinished.replace(compressed)
+    path.unlink()
+    return compressed

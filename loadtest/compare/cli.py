@@ -1,0 +1,266 @@
+"""Command line: ``tetris-serve bench http --help``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from loadtest.client.errors import LoadTestError
+from loadtest.engine_bench.argument_types import read_minutes, read_positive
+from loadtest.load.arrivals import parse_load
+from loadtest.load.options import HEADER_VARIABLE, OPTIONS, LoadOptions, add_option
+from loadtest.load.workloads import make_workload
+from loadtest.report.objectives import parse_objective
+from loadtest.report.page import write_page, write_results
+from loadtest.report.summary import Limits
+
+from .arms import parse_arm
+from .chaos import check_chaos, parse_chaos
+from .runner import Runner
+from .store import Store
+
+EXIT_FAILED = 1
+EXIT_MORE_TO_DO = 3
+EXIT_INTERRUPTED = 130
+PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("presets.yaml").read_text()
+)
+_DURATION_S = 60.0
+_SOAK_S = 3600.0
+_SENT = (
+    *("duration", "requests", "drain", "max_tokens", "temperature", "seed", "model"),
+    *("extra_body", "max_prompt_chars", "ttft_target_ms", "tpot_target_ms"),
+)
+"""Options of a run that are ours too."""
+
+T = TypeVar("T")
+
+
+def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
+    """Run an experiment.
+
+    Args:
+        arguments: Command line; by default the process's own.
+        prog: Name of the program in messages.
+
+    Returns:
+        Exit status: 0 when everything is measured and every objective met, 1 after an
+        error that is explained or when an objective is missed, 2 for options that
+        cannot work, 3 when `--minutes` ran out with work left, 130 after Ctrl-C.
+    """
+    options = parse_options(arguments, prog)
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            "\nstopped; finished runs are kept, the same command goes on from there\n"
+        )
+        return EXIT_INTERRUPTED
+    except LoadTestError as error:
+        sys.stderr.write(f"\nerror: {error}\n")
+        return EXIT_FAILED
+
+
+def parse_options(
+    arguments: Sequence[str] | None = None, prog: str | None = None
+) -> argparse.Namespace:
+    """Read the command line; what is not given comes from the preset."""
+    parser = make_parser(prog)
+    preset = parser.parse_args(arguments).preset
+    if preset is not None:
+        values = {k: v for k, v in PRESETS[preset].items() if k != "summary"}
+        # argparse reads texts of defaults, but not those in lists.
+        values["arm"] = [parse_arm(text) for text in values.get("arm", ())]
+        parser.set_defaults(**values)
+    options = parser.parse_args(arguments)
+    # Not a default, which help would show.
+    options.header = options.header or os.environ.get(HEADER_VARIABLE, "")
+    options.duration = options.duration or (_SOAK_S if options.soak else _DURATION_S)
+    options.arms = [*options.policies, *options.arm]
+    if not (options.report_only or options.arms):
+        parser.error("give --policies, --arm or --preset: there is nothing to measure")
+    return options
+
+
+def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
+    """Build the parser."""
+    presets = (f"  {name:<10}{one['summary']}" for name, one in PRESETS.items())
+    parser = argparse.ArgumentParser(
+        prog=prog or "python -m loadtest.compare",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Put load on OpenAI-compatible endpoints and compare them. Every "
+        "arm is started,\nwarmed up, measured and stopped in turn, round by round. "
+        "Interrupted, the same\ncommand goes on where it was.",
+        epilog="\n".join(("presets:", *presets)),
+    )
+    add = parser.add_argument
+    add("--output", type=Path, required=True, metavar="DIR", help="for report and data")
+    add("--preset", choices=PRESETS, help="values for other options")
+
+    def add_text(name: str, default: Any, text: str, **more: Any) -> None:
+        add(name, default=default, help=text, metavar="TEXT", **more)
+
+    def add_list(name: str, text: str, read: Callable[[str], Any] = str) -> None:
+        add_text(name, [], f"{text} (repeatable)", type=_one(read), action="append")
+
+    add_text(
+        *("--policies", (), "served by tetris-serve up, e.g. none,fixed:3,tetris:2+2"),
+        type=_each(parse_arm),
+    )
+    add_list(
+        "--arm",
+        "NAME=http://host:port of a server that runs, NAME='cmd:vllm serve ... --port "
+        "{port}' of one to start, NAME=POLICY, or NAME=vllm:POLICY for none or fixed:K "
+        "served by vLLM alone",
+        parse_arm,
+    )
+    add_text("--config", "configs/demo.yaml", "deployment file of the policies")
+    add_list("--set", "replace a setting in it, e.g. replicas.max=3")
+    add_list("--metrics-url", "NAME=URL: Prometheus page of a running arm", _read_pair)
+    add(
+        "--deployment-pid", type=read_positive, help="of a running arm, for chaos, soak"
+    )
+    add_text(
+        *("--loads", "closed:8"),
+        "PROCESS:SHAPE,... Processes: closed (requests in flight), or arrivals a "
+        "second: paced, poisson, gamma=CV (bursts). Shapes: 8, ramp:1-32, "
+        "ladder:4-16x4, spike:4-32, diurnal:1-8x2",
+        type=_each(parse_load),
+    )
+    workloads = f"{OPTIONS['workload'].metadata['help']}: ShareGPT, or lines of prompts"
+    add_text("--workloads", "mixed", workloads, type=_each(str))
+    duration = f"of sending (default: {_DURATION_S:g}, with --soak {_SOAK_S:g})"
+    own: dict[str, dict[str, Any]] = {
+        "duration": {"default": None, "help": duration},
+        "ttft_target_ms": {"default": 1000.0},
+        "tpot_target_ms": {"default": 100.0},
+    }
+    for name in (*_SENT, "header"):
+        add_option(parser, name, **own.get(name, {}))
+    limits = Limits()
+    for name, value, text in (
+        ("--lead-in", 5.0, "seconds left out of every run"),
+        ("--warm-up", 10.0, "seconds of load after a start, thrown away"),
+        ("--max-client-cpu", limits.max_client_cpu, "cores; above, a run is invalid"),
+        ("--max-lag-ms", limits.max_lag_ms, "of the client; above, a run is invalid"),
+    ):
+        add(name, type=float, default=value, help=f"{text} (default: {value:g})")
+    add("--processes", type=read_positive, default=1, help="of the client")
+    add(
+        "--client-nice", type=int, help="e.g. -10 where it shares cores with the server"
+    )
+    add_list(
+        "--objective",
+        "exit with 1 unless it holds, e.g. 'ttft_p95_ms<=500', "
+        "'tetris:2+2@failure_rate<=0', 'ours/vllm@output_tokens_per_s>=0.95'",
+        parse_objective,
+    )
+    add("--rounds", type=read_positive, default=3, help="of all arms (default: 3)")
+    add("--minutes", type=read_minutes, help="then exit with 3 if needed")
+    add("--soak", action="store_true", help="fail when the server's processes grow")
+    add_text(
+        *("--chaos", ""),
+        "e.g. kill-replica@0.3,kill-engine@0.5,redeploy@0.7,stall@0.1x4=5,drop@0.2x4: "
+        "at which part of a run",
+        type=_one(_read_chaos),
+    )
+    add_text(
+        *("--redeploy-command", None),
+        "for chaos; {dashboard} stands for Ray's dashboard (default: the same "
+        "deployment as a new release, see python -m loadtest.compare.redeploy)",
+    )
+    add("--restart", action="store_true", help="discard what the folder holds")
+    add("--report-only", action="store_true", help="measure nothing, write the report")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    store = Store(options.output)
+    if options.restart:
+        store.clear()
+    is_complete = True
+    if not options.report_only:
+        runner = Runner(options, make_load_options(options), store)
+        is_complete = runner.measure()
+    runs = store.runs()
+    if runs or is_complete:
+        results = write_results(store, runs, options.objective)
+        sys.stderr.write(f"\nreport: {write_page(store, runs, results)}\n")
+    missed = [one for one in results["objectives"] if not one["is_met"]] if runs else []
+    for one in missed:
+        note = f" ({one['note']})" if one["note"] else ""
+        sys.stderr.write(
+            f"missed: {one['objective']} in {one['where']}: "
+            f"found {one['found']}{note}\n"
+        )
+    if not is_complete:
+        sys.stderr.write("not everything is measured yet: run the same command again\n")
+        return EXIT_MORE_TO_DO
+    return EXIT_FAILED if missed else 0
+
+
+def make_load_options(options: argparse.Namespace) -> LoadOptions:
+    """Return what all runs have in common, after a check that all fits together.
+
+    Raises:
+        LoadTestError: If it does not.
+    """
+    if len({arm.name for arm in options.arms}) < len(options.arms):
+        raise LoadTestError("two arms have the same name; name them with --arm NAME=")
+    if options.lead_in >= options.duration:
+        raise LoadTestError(
+            f"--lead-in {options.lead_in:g} leaves nothing of --duration "
+            f"{options.duration:g}"
+        )
+    sent = LoadOptions(
+        host="http://unknown",
+        client_chaos=parse_chaos(options.chaos)[1],
+        header=options.header,
+        **{name: getattr(options, name) for name in _SENT},
+    )
+    for load in options.loads:
+        replace(sent, load=load.name).check()
+    for workload in options.workloads:
+        make_workload(workload, "check", options.max_prompt_chars or None)
+    check_chaos(options)
+    return sent
+
+
+def _one(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Make an argparse type whose errors keep their words."""
+
+    def read_one(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read_one
+
+
+def _each(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Make an argparse type for a list separated by commas."""
+
+    def read_each(text: str) -> tuple[T, ...]:
+        return tuple(read(part.strip()) for part in text.split(",") if part.strip())
+
+    return _one(read_each)
+
+
+def _read_chaos(text: str) -> str:
+    parse_chaos(text)
+    return text
+
+
+def _read_pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"{text!r}: write NAME=URL")
+    return name, value

@@ -1,0 +1,212 @@
+"""Servers under test: started and stopped, or found running."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+import loadtest
+from loadtest.client.endpoint import Endpoint
+from loadtest.client.errors import LoadTestError
+
+from .arms import Arm
+from .redeploy import redeploy_command
+
+REPO = Path(loadtest.__file__).resolve().parents[1]
+_START_TIMEOUT_S = 900.0
+_STOP_TIMEOUT_S = 180.0
+_READY = "Ctrl-C stops everything"
+_DASHBOARD = re.compile(r"dashboard\s+(http://\S+)")
+_METRICS = re.compile(r"metrics\s+(http://\S+)")
+_LOG_TAIL_LINES = 15
+_EXPORT_PERIOD_S = 4.0
+"""Of what we start: every process of Ray exports its metrics, and its agent takes them
+in, so that a short period is felt beside an engine on few cores."""
+
+_OWN_SETTLE_S = _EXPORT_PERIOD_S + 2.0
+_RAY_SETTLE_S = 11.0
+_VLLM_SETTLE_S = 0.5
+"""Ray exports metrics every ten seconds unless told otherwise; vLLM does at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A server that answers.
+
+    Attributes:
+        endpoint: Where.
+        metrics_urls: Prometheus pages.
+        settle_s: How far they lag behind.
+        pid: The process that all of it descends from; None for someone else's.
+        dashboard: Address of Ray's dashboard, if it told us.
+        redeploy_command: Replaces its replicas by others of the same kind.
+    """
+
+    endpoint: Endpoint
+    metrics_urls: tuple[str, ...] = ()
+    settle_s: float = 0.0
+    pid: int | None = None
+    dashboard: str | None = None
+    redeploy_command: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Starts arms, from a deployment file and `section.setting=value`.
+
+    Attributes:
+        logs: Folder for servers' output.
+        metrics_urls: Prometheus pages of arms that run already, by arm.
+        deployment_pid: Of a running deployment on this machine.
+        headers: Of every request, e.g. an API key.
+    """
+
+    logs: Path
+    config: str = ""
+    settings: Sequence[str] = ()
+    metrics_urls: Mapping[str, str] = field(default_factory=dict)
+    deployment_pid: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
+        """Have an arm answer while the block runs.
+
+        Raises:
+            LoadTestError: If it does not start, with the end of its log.
+        """
+        if arm.url is not None:
+            endpoint = Endpoint(arm.url, self.headers)
+            silence = endpoint.why_silent()
+            if silence is not None:
+                raise LoadTestError(
+                    f"{arm.url}/v1/models does not answer ({silence}); start the server"
+                )
+            page = self.metrics_urls.get(arm.name)
+            yield _describe(endpoint, page, self.deployment_pid)
+            return
+        log = self.logs / f"{arm.file_name}.log"
+        port = find_free_port()
+        say(f"starting {arm.name}; its output goes to {log}")
+        # Else the figures of a run could be ten seconds old.
+        period = {"RAY_metrics_report_interval_ms": str(int(1e3 * _EXPORT_PERIOD_S))}
+        with run_logged(self._command(arm, port), log, os.environ | period) as process:
+            yield self._wait_until_ready(arm, process, port, log)
+
+    def _command(self, arm: Arm, port: int) -> list[str]:
+        if arm.command is not None:
+            shell = arm.command.replace("{port}", str(port))
+            return ["/bin/sh", "-c", f"exec {shell}"]
+        # Both are made of the same settings, by the same options.
+        server = "vllm" if arm.is_plain_vllm else "up"
+        command = [sys.executable, "-m", "serving.cli", server, "--port", str(port)]
+        return command + self._up_arguments(arm)
+
+    def _up_arguments(self, arm: Arm) -> list[str]:
+        settings = [part for setting in self.settings for part in ("--set", setting)]
+        config = str(find_config(self.config).resolve())
+        return ["--config", config, *arm.up_arguments(), *settings]
+
+    def _wait_until_ready(
+        self, arm: Arm, process: subprocess.Popen[bytes], port: int, log: Path
+    ) -> Deployment:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", self.headers)
+        is_ours = arm.command is None and not arm.is_plain_vllm
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            text = log.read_text(errors="replace")
+            if _READY in text if is_ours else endpoint.why_silent() is None:
+                break
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                tail = read_tail(log)
+                raise LoadTestError(f"{arm.name} did not start; end of {log}:\n{tail}")
+            time.sleep(0.2)
+        if not is_ours:
+            return _describe(endpoint, None, process.pid)
+        dashboard = _DASHBOARD.search(text)
+        return Deployment(
+            endpoint,
+            tuple(_METRICS.findall(text)),
+            _OWN_SETTLE_S,
+            process.pid,
+            dashboard and dashboard[1],
+            redeploy_command(REPO, self._up_arguments(arm)),
+        )
+
+
+def _describe(endpoint: Endpoint, page: str | None, pid: int | None) -> Deployment:
+    """Find the Prometheus page of a server that is not ours, and how it lags behind."""
+    text = endpoint.fetch(page or "/metrics")
+    is_rays = "\nray_" in f"\n{text}"
+    pages = (page,) if page else (f"{endpoint.url}/metrics",) * (text is not None)
+    return Deployment(
+        endpoint, pages, _RAY_SETTLE_S if is_rays else _VLLM_SETTLE_S, pid
+    )
+
+
+def find_config(name: str) -> Path:
+    """Return a deployment file as `tetris-serve` finds it: here, or in the project."""
+    path = Path(name).expanduser()
+    return path if path.is_file() else REPO / path
+
+
+@contextmanager
+def run_logged(
+    command: Sequence[str], log: Path, env: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command while the block runs; then nothing of it is left.
+
+    It finds this project's packages, and is asked to stop as Ctrl-C does.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join(filter(None, (str(REPO), env.get("PYTHONPATH"))))
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=REPO,
+            env={**env, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is for us: we stop it in order.
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TIMEOUT_S)
+            for member in family:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
+        # Locust's workers may outlive the process that started them.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def read_tail(log: Path) -> str:
+    """Return the last lines of a log, indented."""
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def find_free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

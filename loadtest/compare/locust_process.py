@@ -1,0 +1,105 @@
+"""Runs Locust in a process of its own; gevent's patches stay there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+import loadtest
+from loadtest.client.errors import LoadTestError
+from loadtest.load.options import HEADER_VARIABLE, OPTIONS, LoadOptions
+
+from .deployment import find_free_port, read_tail, run_logged
+
+_LOCUSTFILE = Path(loadtest.__file__).with_name("locustfile.py")
+_PERIOD_S = 0.2
+_SPARE_S = 90.0
+
+
+def run_locust(
+    options: LoadOptions,
+    log: Path,
+    *,
+    processes: int = 1,
+    nice: int | None = None,
+    on_begin: Callable[[float], None] = lambda _: None,
+    on_wait: Callable[[float], None] = lambda _: None,
+) -> None:
+    """Put load on an endpoint and wait for the end.
+
+    Args:
+        options: What is sent; `records` must name a file.
+        log: Where Locust's own words go.
+        processes: Of the client.
+        nice: Their priority; None leaves it.
+        on_begin: Told once when the run began, by the wall clock.
+        on_wait: Told the seconds since then, several times a second.
+
+    Raises:
+        LoadTestError: If Locust fails or does not end, with the end of its log.
+    """
+    command = [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless"]
+    command += ["--only-summary", "--exit-code-on-error=0", f"--host={options.host}"]
+    command += [
+        f"--{name.replace('_', '-')}={getattr(options, name)}"
+        for name in OPTIONS
+        if name != "header"
+    ]
+    if processes > 1:
+        # Not Locust's usual port: somebody else's workers may look for a master there.
+        port = find_free_port()
+        command += [f"--processes={processes}", f"--master-port={port}"]
+        command += [f"--master-bind-port={port}"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")}
+    records = Path(options.records)
+    records.unlink(missing_ok=True)
+    limit_s = options.duration + options.drain + _SPARE_S
+    started_s, epoch_s = time.monotonic(), None
+    with run_logged(command, log, env | {HEADER_VARIABLE: options.header}) as process:
+        if nice is not None:
+            _set_priority(process.pid, nice)
+        while process.poll() is None:
+            if time.monotonic() - started_s > limit_s:
+                raise _failure(f"has not ended after {limit_s:.0f} s", log)
+            if epoch_s is not None:
+                on_wait(time.time() - epoch_s)
+            elif (epoch_s := _read_epoch(records)) is not None:
+                on_begin(epoch_s)
+            time.sleep(_PERIOD_S)
+        if process.returncode != 0 or not records.exists():
+            raise _failure(f"failed with {process.returncode}", log)
+
+
+def _set_priority(pid: int, nice: int) -> None:
+    """Set a process's priority before it has started anything itself."""
+    try:
+        psutil.Process(pid).nice(nice)
+        # Linux may group processes by session first, and compares priorities only
+        # within a group: the client's is a group of its own.
+        with suppress(FileNotFoundError):
+            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+    except (psutil.AccessDenied, PermissionError):
+        raise LoadTestError(
+            f"--client-nice {nice} needs privileges; leave it out"
+        ) from None
+    except psutil.NoSuchProcess:
+        return  # Its end is explained from its log.
+
+
+def _read_epoch(records: Path) -> float | None:
+    try:
+        with records.open() as file:
+            return float(json.loads(file.readline())["run"]["epoch_s"])
+    except (OSError, ValueError, KeyError):
+        return None  # Not there yet, or not whole.
+
+
+def _failure(what: str, log: Path) -> LoadTestError:
+    return LoadTestError(f"Locust {what}; the end of {log}:\n{read_tail(log)}")

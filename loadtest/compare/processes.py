@@ -1,0 +1,120 @@
+"""A deployment's processes by role: memory, file descriptors, threads; victims."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+_ROLES = (
+    ("serving.cli up", "up"),
+    ("tetris-serve up", "up"),
+    ("VLLM::EngineCore", "engine"),
+    ("VLLM::Worker", "worker"),
+    ("ServeController", "controller"),
+    ("ProxyActor", "proxy"),
+    ("Ingress", "ingress"),
+    ("ServeReplica", "replica"),
+    ("ray::IDLE", "idle Ray worker"),
+    ("raylet/raylet", "raylet"),
+    ("gcs_server", "gcs"),
+    ("Agent", "Ray agents"),
+    ("dashboard", "dashboard"),
+    ("vllm.entrypoints", "server"),
+    ("vllm serve", "server"),
+)
+_OTHER = "other"
+_SPAWNED = "multiprocessing.spawn"
+_ROLE_BELOW = {"dashboard": "dashboard", "engine": "worker"}
+"""Roles of spawned processes without a title, by that of their parent."""
+
+
+def role_of(command: str) -> str:
+    """Return what a process is for, by its command line or title."""
+    return next((role for mark, role in _ROLES if mark in command), _OTHER)
+
+
+def find_processes(pid: int) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield role and process of everything that descends from a process.
+
+    An engine may lack its title: setproctitle writes over the arguments, and finds them
+    by the first variable of the environment, which may have been set anew before; Ray
+    hands its workers the environment in any order. What is left then is the parent.
+    """
+    try:
+        root = psutil.Process(pid)
+        family = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in family:
+        try:
+            yield _find_role(process), process
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+
+
+def _find_role(process: psutil.Process | None) -> str:
+    if process is None:
+        return _OTHER
+    command = " ".join(process.cmdline())
+    if _SPAWNED in command:
+        return _ROLE_BELOW.get(_find_role(process.parent()), "engine")
+    return role_of(command)
+
+
+class ProcessSampler:
+    """Samples a deployment's processes in a thread while a block runs.
+
+    Attributes:
+        samples: Rows with `epoch_s`, `role`, `pids`, `num_processes`, `memory_mib`
+            (private: resident without shared), `num_fds`, `num_threads`.
+    """
+
+    def __init__(self, pid: int | None, period_s: float) -> None:
+        """Sample nothing yet; with no pid, never."""
+        self._pid, self._period_s = pid, period_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self.samples: list[dict[str, Any]] = []
+
+    def __enter__(self) -> ProcessSampler:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        self._stop.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while self._pid is not None:
+            self.samples += sample(self._pid)
+            if self._stop.wait(self._period_s):
+                return
+
+
+def sample(pid: int) -> list[dict[str, Any]]:
+    """Return a row for each role below a process."""
+    now_s, by_role = time.time(), defaultdict(list)
+    for role, process in find_processes(pid):
+        try:
+            with process.oneshot():
+                memory = process.memory_info()
+                fds, threads = process.num_fds(), process.num_threads()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        private_mib = (memory.rss - memory.shared) / 2**20
+        by_role[role].append((process.pid, private_mib, fds, threads))
+    rows = []
+    for role, found in by_role.items():
+        pids, memory_mib, num_fds, num_threads = zip(*found, strict=True)
+        row = {"epoch_s": now_s, "role": role, "pids": sorted(pids)}
+        row |= {"num_processes": len(found), "memory_mib": round(sum(memory_mib), 2)}
+        row |= {"num_fds": sum(num_fds), "num_threads": sum(num_threads)}
+        rows.append(row)
+    return rows

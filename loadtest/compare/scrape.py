@@ -1,0 +1,216 @@
+"""Follows a server's metrics and its running replicas through a run."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from .deployment import Deployment
+
+_PERIOD_S = 5.0
+_LOOKS_PER_PAGE = 2
+"""Seldom: Serve takes 40 ms of processor time to count its replicas, and Ray some 300
+to show its metrics, which a server on the same cores would feel. Pages are read as
+often as Prometheus would."""
+
+_COUNTER = re.compile(r"(tetris|vllm)_\w+_total$")
+_GAUGES = {
+    "vllm_num_requests_running": "num_running",
+    "vllm_num_requests_waiting": "num_waiting",
+    "vllm_kv_cache_usage_perc": "kv_cache_usage",
+}
+_OWN_GAUGES = {
+    "tetris_running_requests": "num_running",
+    "tetris_waiting_requests": "num_waiting",
+    "tetris_kv_cache_usage_ratio": "kv_cache_usage",
+}
+"""Ours come first: Ray's exporter drops vLLM's while the engine is idle."""
+
+_DRAFT_TOKENS = "vllm_spec_decode_num_draft_tokens_total"
+_COUNTS = {
+    "draft_tokens_proposed": ("tetris_draft_tokens_proposed_total", _DRAFT_TOKENS),
+    "draft_tokens_verified": ("tetris_draft_tokens_verified_total", _DRAFT_TOKENS),
+    "draft_tokens_accepted": (
+        "tetris_draft_tokens_accepted_total",
+        "vllm_spec_decode_num_accepted_tokens_total",
+    ),
+    "drafts": ("tetris_drafts_total", "vllm_spec_decode_num_drafts_total"),
+    "fallbacks": ("tetris_fallbacks_total",),
+    "preemptions": ("vllm_num_preemptions_total",),
+}
+_TIMELINE_COUNTERS = {
+    f"tetris_draft_tokens_{what}_total": what
+    for what in ("proposed", "verified", "accepted")
+}
+_NAME_END = re.compile(r"[{ ]")
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""Name and labels of one counter."""
+
+
+def read_page(text: str) -> tuple[dict[Series, float], dict[str, float]]:
+    """Read the counters of engine and policy off an exporter's page, and its gauges."""
+    # Ray's page is long, and parsing slow: only the lines that count are parsed.
+    wanted = "".join(line for line in text.splitlines(True) if _is_wanted(line))
+    samples = [
+        (_normalise(sample.name), sample.labels, sample.value)
+        for family in text_string_to_metric_families(wanted)
+        for sample in family.samples
+    ]
+    counters = {
+        (name, tuple(sorted(labels.items()))): value
+        for name, labels, value in samples
+        if _COUNTER.match(name)
+    }
+    names = {name for name, _, _ in samples}
+    keys = _OWN_GAUGES if _OWN_GAUGES.keys() <= names else _GAUGES
+    gauges = ({keys[name]: value} for name, _, value in samples if name in keys)
+    return counters, add_gauges(gauges)
+
+
+def _normalise(name: str) -> str:
+    """Return a metric's name without what exporters add: `ray_vllm_x`, `vllm:x`."""
+    return name.removeprefix("ray_").replace("vllm:", "vllm_")
+
+
+def _is_wanted(line: str) -> bool:
+    name = _normalise(_NAME_END.split(line, 1)[0])
+    return bool(_COUNTER.match(name)) or name in _GAUGES or name in _OWN_GAUGES
+
+
+def add_gauges(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up queues of engines or nodes; of cache use the largest counts."""
+    found: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            before = found.get(key, 0.0)
+            is_cache = key == "kv_cache_usage"
+            found[key] = max(before, value) if is_cache else before + value
+    return found
+
+
+class GrowingCounters:
+    """Adds up the growth of counters, through restarts and replicas that go away.
+
+    A replica that dies takes its counters off the page, and a new one starts from
+    zero; so differences between the ends of a run are not enough.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self._before: dict[Series, float] | None = None
+        self.totals: dict[str, float] = {}
+
+    def update(self, counters: Mapping[Series, float]) -> None:
+        """Take over what an exporter shows now; the first time only as a start."""
+        if self._before is not None:
+            for series, value in counters.items():
+                before = self._before.get(series, 0.0)
+                grown = value - before if value >= before else value
+                name = series[0]
+                self.totals[name] = self.totals.get(name, 0.0) + grown
+        # Series that are gone for now are remembered: a page may leave one out once.
+        self._before = {**(self._before or {}), **counters}
+
+
+def summarise_server(
+    counters: Mapping[str, float], timeline: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    """Return speculation's figures of a whole run; None where nobody counts."""
+    counts = {
+        key: next((counters[name] for name in names if name in counters), None)
+        for key, names in _COUNTS.items()
+    }
+    drafts, accepted = counts.pop("drafts"), counts["draft_tokens_accepted"]
+    per_draft = _divide(accepted, drafts)
+    replicas = [point["replicas"] for point in timeline if "replicas" in point]
+    return {
+        **counts,
+        "verification_success_rate": _divide(accepted, counts["draft_tokens_verified"]),
+        "acceptance_length": None if per_draft is None else 1 + per_draft,
+        "replicas_min": min(replicas, default=None),
+        "replicas_max": max(replicas, default=None),
+    }
+
+
+def _divide(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+class Scraper:
+    """Follows a server's metrics in a thread while a block runs.
+
+    Attributes:
+        counters: At the end, growth of every counter by normalised name.
+        timeline: Every few seconds `epoch_s`, `replicas`, `num_running`,
+            `num_waiting`, `kv_cache_usage`, and the counters of proposed, verified
+            and accepted tokens so far; what a server does not tell is left out.
+            Several pages are added up, and count only together.
+        problems: Why figures are missing.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        """Read nothing yet."""
+        self._deployment = deployment
+        self._grown = {page: GrowingCounters() for page in deployment.metrics_urls}
+        self._tells_replicas = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self.counters: dict[str, float] = {}
+        self.timeline: list[dict[str, float]] = []
+        self.problems: list[str] = []
+
+    def __enter__(self) -> Scraper:
+        """Begin: what counters show now is zero."""
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Read a last time, when exporters have caught up."""
+        if self._grown:
+            self._stop.wait(self._deployment.settle_s)
+        self._stop.set()
+        self._thread.join()
+        self._look()
+        self.counters = add_gauges(one.totals for one in self._grown.values())
+
+    def _follow(self) -> None:
+        num_looks = 1
+        while not self._stop.wait(_PERIOD_S):
+            self._look(reads_pages=num_looks % _LOOKS_PER_PAGE == 0)
+            num_looks += 1
+
+    def _look(self, *, reads_pages: bool = True) -> None:
+        point: dict[str, float] = {"epoch_s": time.time()}
+        if reads_pages:
+            point |= self._read_pages()
+        replicas = self._deployment.endpoint.count_replicas()
+        # Without a replica a server of ours answers 503, as others do for their own
+        # reasons: only one that has told a number means none by it.
+        if replicas or (replicas == 0 and self._tells_replicas):
+            point["replicas"], self._tells_replicas = replicas, True
+        self.timeline.append(point)
+
+    def _read_pages(self) -> dict[str, float]:
+        gauges = []
+        for page, grown in self._grown.items():
+            text = self._deployment.endpoint.fetch(page, self._note)
+            if text is not None:
+                counters, queues = read_page(text)
+                grown.update(counters)
+                gauges.append(queues)
+        if len(gauges) < len(self._grown):
+            return {}
+        totals = add_gauges(grown.totals for grown in self._grown.values())
+        shown = {k: totals[n] for n, k in _TIMELINE_COUNTERS.items() if n in totals}
+        return add_gauges(gauges) | shown
+
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)

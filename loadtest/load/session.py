@@ -1,0 +1,195 @@
+"""One run inside one process of Locust: what is sent next, and what came of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from gevent.pool import Pool
+
+from loadtest.client.health import ClientSample, watch_client
+from loadtest.client.outcome import Outcome
+from loadtest.client.streaming import StreamingClient
+
+from .arrivals import arrival_times
+from .client_chaos import ActionQueue
+from .options import LoadOptions
+from .workloads import Conversation
+
+Turn = tuple[int, list[dict[str, Any]], Conversation]
+"""Position in the conversation, messages, and the conversation."""
+
+
+class Session:
+    """Sends requests and hands on their outcomes.
+
+    In a distributed run process `index` of `count` takes every `count`-th arrival and
+    conversation, so that all together send what one process would.
+    """
+
+    def __init__(
+        self,
+        options: LoadOptions,
+        on_item: Callable[[Outcome | ClientSample], None],
+    ) -> None:
+        """Get all that takes a while, before a run begins.
+
+        Args:
+            options: Of the run.
+            on_item: Takes finished requests, and what the client says about itself.
+
+        Raises:
+            LoadTestError, OSError: If the workload or the model cannot be had.
+        """
+        self._options, self._on_item = options, on_item
+        self._workload = options.make_workload()
+        # A file is shuffled with its first conversation.
+        self._workload.conversation(0)
+        model = options.model or options.endpoint.find_model()
+        self._body = {"model": model, **options.body}
+        self._num_sent = 0
+        self._num_in_flight = 0
+        self._has_more_arrivals = options.arrivals.is_open
+        self._is_stopped = Event()
+        self._actions = ActionQueue(options.actions)
+        self._client = StreamingClient(
+            options.endpoint.url,
+            headers=options.endpoint.headers,
+            read_timeout_s=options.read_timeout,
+            total_timeout_s=options.request_timeout,
+        )
+
+    def begin(
+        self, epoch_s: float | None = None, index: int = 0, count: int = 1
+    ) -> None:
+        """Start the clock, at `epoch_s` by the wall clock; None for now."""
+        self._index, self._count = index, count
+        self._conversations = itertools.count(index, count)
+        self._limit = _share(self._options, index, count)
+        # One reading of the wall clock, for processes to agree on; from here on only
+        # the monotonic clock counts.
+        self.epoch_s = time.time() if epoch_s is None else epoch_s
+        self._began_s = time.perf_counter() - (time.time() - self.epoch_s)
+        self._watch = gevent.spawn(
+            watch_client, f"client {index}", self._began_s, self._on_item
+        )
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._began_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be sent."""
+        return (
+            self._is_stopped.is_set()
+            or self.now_s >= self._options.duration
+            or self._num_sent >= self._limit
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing more is to be sent and nothing is in flight."""
+        return self.is_over and not (self._num_in_flight or self._has_more_arrivals)
+
+    def stop_sending(self) -> None:
+        """Begin nothing more; what is in flight goes on to its end."""
+        self._is_stopped.set()
+
+    def close(self) -> None:
+        """Stop watching the client, and close its connections."""
+        self._watch.kill()
+        self._client.close()
+
+    def chat(self) -> Iterator[Turn]:
+        """Yield the turns of endless conversations, for a user of a closed loop.
+
+        The first one comes when the run begins: a worker may have users before.
+        """
+        gevent.sleep(max(0.0, -self.now_s))
+        while True:
+            yield from self._turns(next(self._conversations))
+
+    def send(self, request: Turn, at_s: float) -> Outcome:
+        """Send a request that is due at `at_s`, and wait for its end."""
+        turn, messages, conversation = request
+        options = self._options
+        outcome = Outcome(
+            id=f"{options.run_id}-{self._index}-{self._num_sent}",
+            workload=options.workload,
+            turn=turn,
+            scheduled_s=at_s,
+        )
+        self._num_sent += 1
+        body = {**self._body, "messages": messages}
+        if conversation.tools:
+            body.setdefault("tools", conversation.tools)
+        action = self._actions.next(self.now_s / options.duration)
+        self._num_in_flight += 1
+        try:
+            self._client.run(
+                body,
+                outcome,
+                self._began_s,
+                None if action is None else action.misbehaviour,
+                give_up_s=options.duration + options.drain,
+            )
+        finally:
+            self._num_in_flight -= 1
+            if action is not None and outcome.chaos is None:
+                self._actions.give_back(action)
+            self._on_item(outcome)
+        return outcome
+
+    def run_arrivals(self) -> None:
+        """Start a conversation at every arrival of an open load; return with the last.
+
+        Every conversation has a greenlet of its own: none waits for another. Turns
+        after the first are sent when the one before has been answered.
+        """
+        options, pool = self._options, Pool()
+        arrivals = arrival_times(options.arrivals, options.duration, options.seed)
+        numbered = itertools.islice(enumerate(arrivals), self._index, None, self._count)
+        try:
+            for number, at_s in numbered:
+                # What is overdue is still sent, unless somebody pressed Stop.
+                if self._is_stopped.wait(max(0.0, at_s - self.now_s)):
+                    break
+                pool.spawn(self._run_conversation, number, at_s)
+            pool.join()
+        finally:
+            # A user that is stopped takes its conversations with it.
+            pool.kill()
+            self._has_more_arrivals = False
+
+    def _run_conversation(self, number: int, at_s: float) -> None:
+        for request in self._turns(number):
+            if not self.send(request, at_s).is_ok or self.is_over:
+                return
+            at_s = self.now_s
+
+    def _turns(self, number: int) -> Iterator[Turn]:
+        conversation = self._workload.conversation(number)
+        for turn, messages in enumerate(conversation.prompts()):
+            yield turn, messages, conversation
+
+
+def _share(options: LoadOptions, index: int, count: int) -> float:
+    """Return how many requests a process is to send; infinite without a number of them.
+
+    Locust gives users to processes in turn: where they outnumber the users, the last
+    ones have none, and would never reach a share.
+    """
+    if not options.requests:
+        return math.inf
+    num_sending = min(count, math.ceil(options.arrivals.highest))
+    if index >= num_sending:
+        return 0
+    each, left = divmod(options.requests, num_sending)
+    return each + (index < left)

@@ -1,0 +1,121 @@
+"""Locust's side: users, shape, events. Give this file to `locust -f`.
+
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
+    ... --headless --load poisson:2 --duration 60 --records outcomes.jsonl
+    ... --processes 4       (or --master and --worker on several machines)
+
+The rows of Locust's statistics are explained at `loadtest.load.run._log`; the tab
+Tokens of the web page has the same in columns.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gevent
+from locust import LoadTestShape, User, constant, events, task
+from locust.env import Environment
+from locust.runners import WorkerRunner
+
+from loadtest.client.errors import LoadTestError
+from loadtest.load.options import HEADER_VARIABLE, OPTIONS, add_option
+from loadtest.load.run import EXIT_BAD_OPTIONS, LocustRun
+from loadtest.load.session import Session
+
+_SPAWN_PER_S = 1000.0
+_PAUSE_AFTER_FAILURE_S = 0.5
+"""Of a user in closed loop: a server that refuses at once would otherwise be asked
+again hundreds of times a second, as no real client does."""
+
+_runs: dict[Environment, LocustRun] = {}
+
+
+@events.init_command_line_parser.add_listener
+def _add_options(parser: Any) -> None:
+    group = parser.add_argument_group("streamed completions")
+    for name in OPTIONS:
+        if name == "header":
+            # Not in the group, which knows no secrets.
+            add_option(parser, name, env_var=HEADER_VARIABLE, is_secret=True)
+        else:
+            add_option(group, name)
+
+
+@events.init.add_listener
+def _init(environment: Environment, **_: Any) -> None:
+    run = _runs[environment] = LocustRun(environment)
+    if isinstance(environment.runner, WorkerRunner):
+        return  # Its options come from the master.
+    if environment.web_ui is None:
+        try:
+            run.read_options()
+        except LoadTestError as error:
+            sys.stderr.write(f"error: {error}\n")
+            sys.exit(EXIT_BAD_OPTIONS)
+    else:
+        from loadtest.load.web_page import extend_web_ui
+
+        extend_web_ui(environment.web_ui, run)
+
+
+class LoadShape(LoadTestShape):
+    """The number of users over time: those of the load, or one a process."""
+
+    def tick(self) -> tuple[int, float, list[type[User]]] | None:
+        """Return users, spawn rate and class; None at the end."""
+        runner = self.runner
+        run = _runs[runner.environment]
+        # A run's first tick comes before Locust announces the test. Its state does not
+        # tell: that is the same at the next tick if a test takes long to begin.
+        if runner.shape_last_tick is None and not run.prepare():
+            return None
+        if run.is_over:
+            return None
+        load = run.options.arrivals
+        if load.is_open:
+            return run.num_processes, _SPAWN_PER_S, [OpenLoopUser]
+        count = load.users_at(run.now_s / run.options.duration)
+        return count, _SPAWN_PER_S, [ClosedLoopUser]
+
+
+class _StreamingUser(User):
+    abstract = True
+    host = ""
+    wait_time = constant(0)
+
+    @property
+    def session(self) -> Session:
+        session = _runs[self.environment].session
+        assert session is not None  # Users run between a test's start and its stop.
+        return session
+
+
+class ClosedLoopUser(_StreamingUser):
+    """Sends a request, waits for its end, sends the next one."""
+
+    def on_start(self) -> None:
+        """Begin the first conversation."""
+        self._chat = self.session.chat()
+
+    @task
+    def send(self) -> None:
+        """Send the next turn."""
+        session = self.session
+        if session.is_over:
+            gevent.sleep(0.2)
+            return
+        if not session.send(next(self._chat), session.now_s).is_ok:
+            gevent.sleep(_PAUSE_AFTER_FAILURE_S)
+
+
+class OpenLoopUser(_StreamingUser):
+    """Starts requests when they are due, answered or not; one to a process."""
+
+    @task
+    def run_arrivals(self) -> None:
+        """Go through all arrivals, once."""
+        if not hasattr(self, "_has_run"):
+            self._has_run = True
+            self.session.run_arrivals()
+        gevent.sleep(0.2)

@@ -1,0 +1,1 @@
+"""What is made of runs: figures, verdicts, one HTML page, JSON and CSV."""

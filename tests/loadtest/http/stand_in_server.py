@@ -1,0 +1,222 @@
+"""A stand-in for an OpenAI-compatible server: real HTTP, scripted replies.
+
+Not a model: it sends what a script says, piece by piece, so that tests know to the
+token and to the event what a client must report. Runs in threads of the test's own
+process or, as a script, in a process of its own:
+
+    python -m tests.loadtest.http.stand_in_server --port 9000 --step-ms 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+WAIT_S = 300.0
+CLOSE = object()
+"""In a script: close the connection here, in the middle of the response."""
+
+Script = Callable[[Mapping[str, Any]], Iterator[object]]
+"""From a request's body to pieces: bytes to send, seconds to wait, or CLOSE."""
+
+
+def event(value: object) -> bytes:
+    """Return one event."""
+    data = value if isinstance(value, str) else json.dumps(value)
+    return f"data: {data}\n\n".encode()
+
+
+def chunk(text: str = "", *, finish: str | None = None, **more: Any) -> bytes:
+    """Return a chat completion chunk as an event."""
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return event({"id": "chat-1", "choices": [choice], **more})
+
+
+def usage(prompt: int, completion: int) -> bytes:
+    """Return the chunk that carries only the usage."""
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return event({"id": "chat-1", "choices": [], "usage": counts})
+
+
+DONE = event("[DONE]")
+
+
+def wait_for(look: Callable[[], T | None], limit_s: float = WAIT_S) -> T:
+    """Look again and again until there is something to see."""
+    deadline_s = time.monotonic() + limit_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return seen
+
+
+def num_asked(body: Mapping[str, Any]) -> int:
+    """Return how many tokens a request asks for, under either of its names."""
+    return int(body.get("max_tokens") or body["max_completion_tokens"])
+
+
+def plain_reply(step_s: float) -> Script:
+    """Reply with one token a step, as many as were asked for."""
+
+    def script(body: Mapping[str, Any]) -> Iterator[object]:
+        count = num_asked(body)
+        yield step_s
+        yield chunk("")
+        for number in range(count):
+            yield chunk("a", finish="length" if number == count - 1 else None)
+            if number < count - 1:
+                yield step_s
+        yield usage(7, count) + DONE
+
+    return script
+
+
+@dataclass
+class StandIn:
+    """A running stand-in.
+
+    Attributes:
+        script: What it replies.
+        status: HTTP status; other than 200 the script's bytes are the whole body.
+        chunked: Whether bodies use chunked transfer coding; else they end with the
+            connection.
+        bodies: Requests it got.
+        ids: Their `X-Request-Id`.
+        key: Without it as `Authorization` everything is refused; empty for none.
+        replicas: How many `/health` tells; with 0 it refuses.
+    """
+
+    script: Script
+    status: int = 200
+    chunked: bool = True
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    arrivals_s: list[float] = field(default_factory=list)
+    url: str = ""
+    key: str = ""
+    replicas: int = 1
+
+    def answer_get(self, path: str) -> bytes | None:
+        """Return the body for a path; None where there is nothing."""
+        if path == "/v1/models":
+            return json.dumps({"object": "list", "data": [{"id": "stand-in"}]}).encode()
+        if path == "/health":
+            return json.dumps({"running_replicas": self.replicas}).encode()
+        if path == "/metrics":
+            tokens = sum(map(num_asked, self.bodies))
+            return (
+                "# TYPE vllm:spec_decode_num_draft_tokens_total counter\n"
+                f"vllm:spec_decode_num_draft_tokens_total {2 * tokens}\n"
+                "# TYPE vllm:spec_decode_num_accepted_tokens_total counter\n"
+                f"vllm:spec_decode_num_accepted_tokens_total {tokens}\n"
+                "# TYPE vllm:spec_decode_num_drafts_total counter\n"
+                f"vllm:spec_decode_num_drafts_total {tokens}\n"
+            ).encode()
+        return None
+
+
+@contextmanager
+def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
+    """Serve until the end of the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        # Else small pieces wait 40 ms for the client's delayed acknowledgement.
+        disable_nagle_algorithm = True
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+        def do_GET(self) -> None:
+            body = stand_in.answer_get(self.path)
+            status = 200 if body is not None else 404
+            if not self._may_enter():
+                status, body = 401, b""
+            elif self.path == "/health" and not stand_in.replicas:
+                status = 503
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def do_POST(self) -> None:
+            stand_in.arrivals_s.append(time.perf_counter())
+            length = int(self.headers["Content-Length"])
+            body = json.loads(self.rfile.read(length))
+            stand_in.bodies.append(body)
+            stand_in.ids.append(self.headers.get("X-Request-Id", ""))
+            try:
+                self._reply(body)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True
+
+        def _may_enter(self) -> bool:
+            return stand_in.key in ("", self.headers.get("Authorization"))
+
+        def _reply(self, body: Mapping[str, Any]) -> None:
+            self.send_response(stand_in.status if self._may_enter() else 401)
+            self.send_header("Content-Type", "text/event-stream")
+            if stand_in.chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+            else:
+                self.send_header("Connection", "close")
+                self.close_connection = True
+            self.end_headers()
+            for piece in stand_in.script(body):
+                if piece is CLOSE:
+                    self.close_connection = True
+                    return
+                if isinstance(piece, float):
+                    time.sleep(piece)
+                elif isinstance(piece, bytes):
+                    self._send(piece)
+            if stand_in.chunked:
+                self.wfile.write(b"0\r\n\r\n")
+
+        def _send(self, piece: bytes) -> None:
+            if stand_in.chunked:
+                piece = b"%x\r\n%s\r\n" % (len(piece), piece)
+            self.wfile.write(piece)
+            self.wfile.flush()
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128
+
+    server = Server(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    stand_in.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield stand_in
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def main() -> None:
+    """Serve plain replies until interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--step-ms", type=float, default=5.0)
+    args = parser.parse_args()
+    stand_in = StandIn(plain_reply(args.step_ms / 1e3))
+    with run_stand_in(stand_in, args.port) as running:
+        sys.stdout.write(f"{running.url}\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

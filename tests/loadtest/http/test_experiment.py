@@ -1,0 +1,294 @@
+"""Whole experiments: the command, real Locust in its own processes, a stand-in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from loadtest.client.errors import LoadTestError
+from loadtest.client.records import read_records
+from loadtest.compare.arms import parse_arm
+from loadtest.compare.cli import PRESETS, main, make_load_options, parse_options
+from loadtest.compare.deployment import Launcher
+from loadtest.load.arrivals import arrival_times, parse_load
+
+from .stand_in_server import (
+    CLOSE,
+    DONE,
+    WAIT_S,
+    StandIn,
+    chunk,
+    plain_reply,
+    run_stand_in,
+    usage,
+    wait_for,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+STAND_IN = f"{sys.executable} -m tests.loadtest.http.stand_in_server"
+
+
+@pytest.fixture
+def prompts(prompt_file: Path) -> str:
+    """The option that names a file of prompts."""
+    return f"--workloads={prompt_file}"
+
+
+def experiment(output: Path, *arguments: str) -> int:
+    """Run the command in short."""
+    short = ["--duration", "2", "--lead-in", "0.2", "--warm-up", "0", "--rounds", "1"]
+    # Other tests may keep the machine busy: here a late client is no finding.
+    calm = ["--max-lag-ms", "5000", "--max-client-cpu", "2", "--max-tokens", "8"]
+    return main(["--output", str(output), *short, *calm, *arguments])
+
+
+def test_an_experiment_sends_arms_the_same_and_reports_on_them(
+    server, tmp_path, prompts, capsys
+):
+    with run_stand_in(StandIn(plain_reply(0.05))) as slow:
+        arms = [f"--arm=fast={server.url}", f"--arm=slow={slow.url}/v1"]
+        loads = ["--loads", "poisson:10", prompts]
+        objectives = ["--objective=fast/slow@tpot_p50_ms<=0.7"]
+        status = experiment(tmp_path, *arms, *loads, *objectives)
+        seen = len(server.bodies)
+        # Everything is measured: the same command only judges.
+        again = experiment(tmp_path, *arms, *loads, "--objective=slow@tpot_p50_ms<=10")
+    assert status == 0
+    assert again == 1
+    assert len(server.bodies) == seen
+    assert "missed: slow@tpot_p50_ms<=10 in slow, " in capsys.readouterr().err
+    ours, theirs = (
+        sorted(json.dumps(body["messages"]) for body in one.bodies)
+        for one in (server, slow)
+    )
+    assert ours
+    assert ours == theirs
+    results = json.loads((tmp_path / "results.json").read_text())
+    rows = {(row["arm"], row["load"]): row for row in results["rows"]}
+    assert set(rows) == {("fast", "poisson:10"), ("slow", "poisson:10")}
+    for row in rows.values():
+        assert row["num_ok"] == row["num_requests"] > 0
+        assert row["acceptance_length"]["median"] == pytest.approx(2.0)
+        assert row["verification_success_rate"] == pytest.approx(0.5)
+        assert row["replicas_max"] == 1
+        assert row["is_valid"]
+    # Eight tokens take seven steps of 50 ms, less what the first one was read late.
+    assert rows["slow", "poisson:10"]["tpot_p50_ms"]["median"] >= 45
+    assert (tmp_path / "runs.csv").read_text().count("\n") == 3
+    with (tmp_path / "timeline.csv").open() as file:
+        timeline = list(csv.DictReader(file))
+    assert {point["arm"] for point in timeline} == {"fast", "slow"}
+    assert {float(point["replicas"]) for point in timeline} == {1}
+    for run in results["runs"]:
+        name = "vllm_spec_decode_num_drafts_total"
+        assert run["counters"][name] == run["server"]["draft_tokens_accepted"]
+    report = (tmp_path / "report.html").read_text()
+    assert 'src="data:image/png;base64,' in report
+    # Self-contained: nothing is loaded from anywhere.
+    assert not re.search(r"(src|href)=\"(?!data:)", report)
+
+
+def test_every_failed_request_is_listed_with_its_id(tmp_path):
+    requests = iter(range(10_000))
+
+    def every_third_is_cut(_: Mapping[str, Any]) -> Iterator[object]:
+        yield chunk("a")
+        yield 0.02
+        if next(requests) % 3 == 0:
+            yield CLOSE
+        yield chunk("b", finish="stop") + usage(1, 2) + DONE
+
+    with run_stand_in(StandIn(every_third_is_cut)) as server:
+        status = experiment(
+            tmp_path,
+            f"--arm=a={server.url}",
+            "--loads=closed:3",
+            "--objective=failure_rate<=0.01",
+        )
+    assert status == 1
+    results = json.loads((tmp_path / "results.json").read_text())
+    failed = results["failed_requests"]
+    assert {one["failure"] for one in failed} == {"cut"}
+    assert len(failed) == pytest.approx(len(server.ids) / 3, abs=2)
+    assert {one["id"] for one in failed} < set(server.ids)
+    report = (tmp_path / "report.html").read_text()
+    assert all(one["id"] in report for one in failed)
+
+
+def test_a_key_reaches_the_endpoint_and_nobody_else(tmp_path, capsys):
+    key = "Bearer very-secret"
+    with run_stand_in(StandIn(plain_reply(0.005), key=key)) as server:
+        arm = f"--arm=a={server.url}"
+        assert experiment(tmp_path / "without", arm) == 1
+        assert "give its key with --header" in capsys.readouterr().err
+        header = f"--header=Authorization: {key}"
+        status = experiment(
+            tmp_path / "with", arm, header, "--objective=failure_rate<=0"
+        )
+    assert status == 0
+    results = json.loads((tmp_path / "with" / "results.json").read_text())
+    [row] = results["rows"]
+    assert row["num_ok"] > 0
+    assert row["acceptance_length"] is not None
+    written = [p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()]
+    assert written
+    assert not any(b"very-secret" in text for text in written)
+
+
+def test_a_spoilt_run_meets_no_objective_and_conditions_are_not_mixed(
+    server, tmp_path, capsys
+):
+    arm, load = f"--arm=a={server.url}", "--loads=closed:2"
+    spoilt = (arm, load, "--objective=ttft_p50_ms<=10000", "--max-client-cpu=0")
+    assert experiment(tmp_path, *spoilt) == 1
+    assert "the client was the limit" in capsys.readouterr().err
+    assert "% of a core" in (tmp_path / "report.html").read_text()
+    seen = len(server.bodies)
+    assert experiment(tmp_path, *spoilt, "--temperature=1") == 1
+    assert "temperature: was 0.0, is 1.0" in capsys.readouterr().err
+    assert len(server.bodies) == seen
+
+
+def test_workers_without_users_are_not_waited_for(server, tmp_path):
+    began_s = time.monotonic()
+    experiment(
+        tmp_path,
+        f"--arm=a={server.url}",
+        *("--loads=closed:2", "--processes=3", "--requests=31", "--duration=300"),
+    )
+    assert len(server.ids) == len(set(server.ids)) == 31
+    assert time.monotonic() - began_s < 300
+    [path] = (tmp_path / "records").glob("*.gz")
+    # Nothing is sent before the moment on which all workers agreed.
+    assert min(outcome.scheduled_s for outcome in read_records(path).outcomes) >= 0
+
+
+def test_workers_together_send_what_one_process_would(server, tmp_path, prompts):
+    load = ("--loads=poisson:12", "--processes=2", prompts)
+    experiment(tmp_path, f"--arm=a={server.url}", *load)
+    [path] = (tmp_path / "records").glob("*.gz")
+    records = read_records(path)
+    seed = f"0/1/{prompts.partition('=')[2]} poisson:12"
+    expected = arrival_times(parse_load("poisson:12"), 2.0, seed)
+    sent = sorted(outcome.scheduled_s for outcome in records.outcomes)
+    assert sent == pytest.approx(expected, abs=1e-5)
+    assert {sample.process for sample in records.client} == {"client 0", "client 1"}
+
+
+def test_a_command_is_started_and_leaves_nothing_behind(tmp_path):
+    launcher = Launcher(tmp_path)
+    with launcher.run(parse_arm(f"a=cmd:{STAND_IN} --port {{port}}"), print) as running:
+        assert running.endpoint.why_silent() is None
+        assert running.metrics_urls == (f"{running.endpoint.url}/metrics",)
+        process = psutil.Process(running.pid)
+    assert not process.is_running()
+
+
+def test_a_command_that_fails_is_explained_with_its_own_words(tmp_path):
+    launcher = Launcher(tmp_path)
+    arm = parse_arm("a=cmd:sh -c 'echo no such model; exit 3' {port}")
+    with pytest.raises(LoadTestError, match="no such model"), launcher.run(arm, print):
+        pass
+
+
+def test_ctrl_c_ends_the_run_and_what_it_started(server, tmp_path):
+    command = [sys.executable, "-m", "loadtest.compare", "--output", str(tmp_path)]
+    command += [f"--arm=a={server.url}", "--loads=closed:1", "--warm-up=0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
+        wait_for(lambda: server.bodies or run.poll() is not None)
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.send_signal(signal.SIGINT)
+        message = run.communicate(timeout=WAIT_S)[1]
+    assert run.returncode == 130
+    assert "goes on from there" in message
+    assert children
+    assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to measure"),
+        (["--policies=eagle"], "no policy"),
+        (["--arm=a"], "no policy"),
+        (["--arm=a=cmd:serve"], "must hold {port}"),
+        (["--arm=a=vllm:tetris"], "vLLM alone has no policy tetris"),
+        (["--policies=none", "--loads=often"], "PROCESS:SHAPE"),
+        (["--policies=none", "--objective=fast"], "no objective"),
+        (["--policies=none", "--objective=failures<=0"], "there is no figure failures"),
+        (["--policies=none", "--chaos=kill-all"], "kill-replica@PART"),
+        (["--policies=none", "--duration=soon"], "invalid float value"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--output", str(tmp_path), *arguments])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arm=a=http://127.0.0.1:9"], "start the server"),
+        (["--policies=none", "--workloads=mixd"], "no workload"),
+        (["--policies=none,none"], "same name"),
+        (["--policies=none", "--lead-in=60"], "leaves nothing"),
+        (["--arm=a=http://x", "--chaos=redeploy@0.5"], "--redeploy-command"),
+        (["--arm=a=vllm:none", "--chaos=redeploy@0.5"], "--redeploy-command"),
+        (["--arm=a=http://x", "--chaos=kill-engine@0.5"], "--deployment-pid"),
+        (
+            ["--policies=none", "--requests=5", "--chaos=kill-engine@0.5"],
+            "leave --requests out",
+        ),
+        (["--arm=a=http://x", "--soak"], "--deployment-pid"),
+        (["--policies=none", "--header=secret"], "NAME: VALUE"),
+        (["--policies=none", "--extra-body=[]"], "JSON object"),
+        (["--policies=none", "--loads=poisson:1", "--requests=5"], "closed loop"),
+        (["--report-only"], "no measurements"),
+    ],
+)
+def test_experiments_that_cannot_work_are_explained(
+    tmp_path, capsys, arguments, message
+):
+    assert main(["--output", str(tmp_path), *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_policy_becomes_settings_of_our_server():
+    assert parse_arm("a=tetris:3+1").up_arguments() == [
+        *("--policy", "tetris", "--set", "policy.draft_tokens=3"),
+        *("--set", "policy.extra_draft_tokens=1"),
+    ]
+    assert parse_arm("none").up_arguments() == ["--policy", "none"]
+
+
+def test_vllm_alone_is_started_with_the_very_options_of_our_server(tmp_path):
+    launcher = Launcher(tmp_path, "configs/demo.yaml", ["engine.max_num_seqs=3"])
+    ours, plain = (
+        launcher._command(parse_arm(arm), 1234) for arm in ("fixed:3", "a=vllm:fixed:3")
+    )
+    assert "policy.draft_tokens=3" in plain
+    assert "engine.max_num_seqs=3" in plain
+    assert ["vllm" if word == "up" else word for word in ours] == plain
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_experiments(tmp_path, preset):
+    arguments = ["--output", str(tmp_path), "--preset", preset, "--rounds", "7"]
+    options = parse_options(arguments)
+    assert options.rounds == 7
+    assert options.arms
+    assert options.soak is (preset == "soak")
+    assert make_load_options(options).duration >= 15

@@ -1,0 +1,264 @@
+"""What a soak run concludes from samples of processes and of the engine."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from loadtest.compare.processes import find_processes, role_of, sample
+from loadtest.report.growth import MEASURES, find_leftovers, fit_all, fit_growth
+from loadtest.report.objectives import judge_soak
+from loadtest.report.rows import over_time
+
+
+def line(per_hour: float, noise: float, seed: int = 0) -> list[tuple[float, float]]:
+    """An hour of samples around 500."""
+    draw = random.Random(seed)
+    return [
+        (5.0 * n, 500 + per_hour * n / 720 + draw.gauss(0, noise)) for n in range(720)
+    ]
+
+
+def row(time_s: float, role: str, pids: list[int], memory_mib: float) -> dict[str, Any]:
+    """A sample of processes with 20 file descriptors and 30 threads each."""
+    return {
+        "epoch_s": time_s,
+        "role": role,
+        "pids": pids,
+        "num_processes": len(pids),
+        "memory_mib": memory_mib,
+        "num_fds": 20 * len(pids),
+        "num_threads": 30 * len(pids),
+    }
+
+
+def soak(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A soak run whose engine is idle at both ends."""
+    idle = {"num_running": 0.0, "num_waiting": 0.0, "kv_cache_usage": 0.0}
+    return {
+        "round": 1,
+        "arm": "goodput:8",
+        "workload": "chats",
+        "load": "poisson:1",
+        "is_soak": True,
+        "epoch_s": 0.0,
+        "process_samples": samples,
+        "timeline": [{"epoch_s": 0.0, **idle}, {"epoch_s": 3600.0, **idle}],
+    }
+
+
+# One line
+
+
+@pytest.mark.parametrize(
+    ("per_hour", "noise", "fails"),
+    [(0, 5, False), (200, 5, True), (200, 0.1, True), (20, 5, False), (-200, 5, False)],
+    ids=["flat", "leak", "clean leak", "too little to matter", "falls"],
+)
+def test_growth_fails_when_it_is_certain_and_matters(per_hour, noise, fails):
+    fit = fit_growth("memory_mib", line(per_hour, noise))
+    assert fit is not None
+    assert fit.is_certain is fails
+    assert fit.is_excluded is not fails
+    assert fit.per_hour == pytest.approx(per_hour, abs=5)
+
+
+def test_an_interval_that_reaches_beyond_what_is_tolerated_tells_nothing():
+    samples = [row(t, "engine", [7], v) for t, v in line(60, 150)]
+    fit = fit_all(samples)["engine", "memory_mib"]
+    assert fit is not None
+    # 5 % of 500 an hour.
+    assert fit.tolerated_per_hour == pytest.approx(26, abs=2)
+    assert fit.per_hour_low < fit.tolerated_per_hour < fit.per_hour_high
+    assert not fit.is_certain
+    assert not fit.is_excluded
+    [missed] = [one for one in judge_soak([soak(samples)]) if not one.is_met]
+    assert missed.objective == "engine: memory_mib does not grow"
+    assert missed.note.startswith("cannot tell, soak longer")
+
+
+def test_what_only_settles_at_first_is_no_growth():
+    points = [(t, v if t > 600 else v - 300) for t, v in line(0, 5)]
+    fit = fit_growth("memory_mib", points)
+    assert fit is not None
+    assert fit.is_excluded
+
+
+# Roles
+
+
+@pytest.mark.parametrize(("per_hour", "fails"), [(0, False), (200, True)])
+def test_a_second_replica_is_no_growth_and_hides_none(per_hour, fails):
+    samples = [
+        row(t, "engine", [7, 8], 2 * v) if t > 2400 else row(t, "engine", [7], v)
+        for t, v in line(per_hour, 1)
+    ]
+    memory = fit_all(samples)["engine", "memory_mib"]
+    assert memory is not None
+    assert memory.is_certain is fails
+    assert memory.mean == pytest.approx(500, abs=100)
+
+
+def test_an_engine_in_the_place_of_a_dead_one_hides_no_growth():
+    # It leaks 200 MiB an hour and starts anew after 40 minutes, half as large.
+    samples = [
+        row(t, "engine", [7] if t <= 2400 else [8], v if t <= 2400 else v - 250)
+        for t, v in line(200, 1)
+    ]
+    memory = fit_all(samples)["engine", "memory_mib"]
+    assert memory is not None
+    assert memory.is_certain
+    assert memory.hours == pytest.approx(0.5, abs=0.01)
+
+
+def test_ever_more_processes_are_a_leak():
+    samples = [
+        row(t, "proxy", list(range(count)), 50.0 * count)
+        for t, count in ((t, 1 + int(t) // 600) for t, _ in line(0, 1))
+    ]
+    fits = fit_all(samples)
+    number = fits["proxy", "num_processes"]
+    assert number is not None
+    assert number.is_certain
+    found = [fits["proxy", measure] for measure in MEASURES]
+    assert not any(fit.is_certain for fit in found if fit is not None)
+
+
+def test_processes_that_ray_starts_and_ends_at_will_need_not_last():
+    samples = [row(t, "engine", [7], v) for t, v in line(0, 1)]
+    samples += [row(t, "idle Ray worker", [9], 50.0) for t, _ in line(0, 1)[:20]]
+    fits = fit_all(samples)
+    number = fits.pop(("idle Ray worker", "num_processes"))
+    assert number is not None
+    assert number.is_excluded
+    assert {role for role, _ in fits} == {"engine"}
+
+
+# Verdicts
+
+
+def test_a_steady_soak_is_met():
+    verdicts = judge_soak([soak([row(t, "engine", [7], v) for t, v in line(0, 1)])])
+    assert len(verdicts) == len(MEASURES) + 2
+    assert all(verdict.is_met for verdict in verdicts)
+
+
+def test_a_role_with_too_few_samples_fails_by_name():
+    samples = [row(t, "engine", [7], v) for t, v in line(0, 1)]
+    # Dies every two minutes: 24 samples.
+    samples += [row(t, "replica", [int(t) // 120], v) for t, v in line(0, 1)]
+    missed = [one for one in judge_soak([soak(samples)]) if not one.is_met]
+    assert {one.objective for one in missed} == {
+        f"replica: {measure} does not grow" for measure in MEASURES
+    }
+    assert all("too few samples" in one.note for one in missed)
+
+
+def test_a_soak_without_samples_is_missed():
+    assert fit_growth("memory_mib", line(200, 5)[:20]) is None
+    assert fit_all([]) == {}
+    assert "no processes" in judge_soak([soak([])])[0].note
+
+
+def test_requests_and_cache_blocks_left_behind_are_named():
+    idle = {"num_running": 0.0, "num_waiting": 0.0, "kv_cache_usage": 0.0}
+    assert find_leftovers([idle, idle]) == []
+    busy = idle | {"num_running": 1.0, "kv_cache_usage": 0.1}
+    left = find_leftovers([idle, busy])
+    assert [text.split()[0] for text in left] == ["num_running", "KV"]
+    # One block of a thousand is one too many.
+    assert find_leftovers([idle, idle | {"kv_cache_usage": 0.001}])
+    # Who does not tell at the end has not shown that nothing is left.
+    assert "do not tell" in find_leftovers([idle, {"epoch_s": 5.0}])[0]
+    assert find_leftovers([])
+
+
+# The table
+
+
+def test_half_an_hour_of_samples_fits_into_a_small_table():
+    roles = {f"role {n}": [1000 * n + k for k in range(4)] for n in range(12)}
+    run = soak([row(t, r, p, v) for t, v in line(0, 1) for r, p in roles.items()])
+    rows = over_time(run, "process_samples")
+    times = set(rows["at_s"])
+    assert {0.0, 3595.0} < times
+    assert len(times) <= 401
+    text = rows.to_csv(index=False)
+    assert len(text) < 1_000_000
+    assert "role 3,3000 3001 3002 3003,4," in text
+
+
+# Processes
+
+
+@pytest.mark.parametrize(
+    ("title", "role"),
+    [
+        ("VLLM::EngineCore", "engine"),
+        ("VLLM::Worker", "worker"),
+        ("ray::ServeReplica:tetris:TetrisServer:demo.initialize", "replica"),
+        ("ray::ServeReplica:tetris:TetrisIngress", "ingress"),
+        ("ray::DashboardAgent", "Ray agents"),
+        ("ray-dashboard-ServeHead-0", "dashboard"),
+        ("python -m serving.cli up --set http.dashboard_port=1", "up"),
+        ("python -m vllm.entrypoints.openai.api_server", "server"),
+        ("/home/me/tetris-serve/.venv/bin/tetris-serve up --port 1", "up"),
+        ("/home/me/tetris-serve/.venv/ray/core/src/ray/raylet/raylet -x", "raylet"),
+        ("/usr/bin/true", "other"),
+    ],
+)
+def test_processes_are_told_apart_by_their_titles(title, role):
+    assert role_of(title) == role
+
+
+UNTITLED = """
+import multiprocessing, os, time
+
+def run():
+    os.environ["FIRST"] = "Elsewhere in memory from now on."
+    import setproctitle
+    setproctitle.setproctitle("VLLM::EngineCore")
+    print("started", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=run, daemon=True).start()
+    time.sleep(600)
+"""
+
+
+def test_an_engine_that_could_not_take_its_title_is_found(tmp_path):
+    script = tmp_path / "server.py"
+    script.write_text(UNTITLED)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env={"FIRST": "1"}
+    ) as process:
+        try:
+            assert process.stdout.readline() == b"started\n"
+            family = list(find_processes(process.pid))
+            engines = [found for role, found in family if role == "engine"]
+            titles = [" ".join(found.cmdline()) for _, found in family]
+        finally:
+            for _, found in find_processes(process.pid):
+                found.kill()
+    assert len(engines) == 1
+    assert not any("EngineCore" in title for title in titles)
+
+
+def test_a_sample_counts_what_a_process_holds():
+    # Not this one, which keeps helpers that other tests have started.
+    command = [sys.executable, "-c", "print('up', flush=True); input()"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"up\n"
+        [found] = sample(process.pid)
+        process.communicate(b"\n")
+    assert found["num_processes"] == 1
+    assert found["pids"] == [process.pid]
+    assert found["memory_mib"] > 2
+    assert found["num_fds"] >= 3

@@ -1,0 +1,416 @@
+"""From records to figures, rows, verdicts and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.client.health import ClientSample
+from loadtest.client.outcome import Outcome
+from loadtest.client.records import Records, compress, read_records
+from loadtest.compare.scrape import summarise_server
+from loadtest.compare.store import Store
+from loadtest.report.figures import (
+    draw_distributions,
+    draw_soak,
+    draw_timeline,
+    styles_of,
+)
+from loadtest.report.objectives import judge, parse_objective
+from loadtest.report.page import write_page, write_results
+from loadtest.report.rows import COMPARED, FIGURES, compare, make_ratios, make_rows
+from loadtest.report.summary import (
+    Limits,
+    Targets,
+    count_tokens,
+    latencies,
+    summarise,
+)
+
+
+def outcome(number: int, at_s: float, **changes: Any) -> Outcome:
+    """A request of ten tokens in ten deliveries, 100 ms apart, the first after 1 s."""
+    values: dict[str, Any] = {
+        "id": f"r-{number}",
+        "scheduled_s": at_s,
+        "sent_s": at_s,
+        "first_s": at_s + 1,
+        "last_s": at_s + 1.9,
+        "end_s": at_s + 1.9,
+        "gaps_ms": [100.0] * 9,
+        "num_deliveries": 10,
+        "output_tokens": 10,
+        "prompt_tokens": 20,
+        "counted_by_server": True,
+        "finish_reason": "stop",
+    }
+    return Outcome(**(values | changes))
+
+
+def hung(failure: str, **changes: Any) -> Outcome:
+    """A request that waited for a minute and got nothing."""
+    nothing = {"first_s": None, "last_s": None, "gaps_ms": [], "num_deliveries": 0}
+    return outcome(9, 1.0, failure=failure, end_s=61.0, **(nothing | changes))
+
+
+def samples(name: str = "client 0", **changes: float) -> list[ClientSample]:
+    """Ten seconds of a client's process that is always the same."""
+    values = {"cpu": 0.1, "lag_p99_ms": 1.0, "lag_max_ms": 1.0, "machine_cpu": 0.5}
+    return [ClientSample(n + 1, name, **(values | changes)) for n in range(10)]
+
+
+def figures(
+    outcomes: Sequence[Outcome],
+    client: Sequence[ClientSample] | None = None,
+    num_processes: int | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """Summarise a run of ten seconds."""
+    options: dict[str, Any] = {"is_open": False, "duration_s": 10.0, "lead_in_s": 0.0}
+    options |= {"targets": Targets(), "limits": Limits()}
+    said = list(samples() if client is None else client)
+    records = Records(0.0, list(outcomes), said, num_processes)
+    return summarise(records, **(options | changes))
+
+
+STEADY = [outcome(n, float(n)) for n in range(8)]
+
+
+# One run
+
+
+def test_figures_of_a_steady_run():
+    run = figures(STEADY)
+    assert run["num_ok"] == run["num_requests"] == 8
+    assert run["output_tokens_per_s"] == pytest.approx(8.0)
+    assert run["requests_per_s"] == run["goodput_per_s"] == pytest.approx(0.8)
+    assert run["ttft_p50_ms"] == pytest.approx(1000)
+    assert run["itl_p99_ms"] == pytest.approx(100)
+    assert run["tpot_p50_ms"] == pytest.approx(100)
+    assert run["e2e_p95_ms"] == pytest.approx(1900)
+    # Little's law: .8 a second, each in flight for 1.9 s.
+    assert run["mean_in_flight"] == pytest.approx(0.8 * 1.9)
+    assert run["is_valid"]
+
+
+def test_the_lead_in_is_left_out_but_its_failures_are_not_forgotten():
+    early = outcome(0, 0.5, failure="cut", gaps_ms=[], num_deliveries=1)
+    run = figures([early, outcome(1, 5.0)], lead_in_s=2.0)
+    assert (run["num_requests"], run["num_sent"], run["num_failed"]) == (1, 2, 1)
+    assert run["failures"] == {"cut": 1}
+    assert run["failure_rate"] == pytest.approx(0.5)
+
+
+def test_tokens_count_when_they_arrive_whichever_request_they_belong_to():
+    # Deliveries at 1.0, 1.1, ... 1.9 s: five of the ten lie in the first 1.45 s.
+    assert count_tokens([outcome(0, 0.0)], 0.0, 1.45) == pytest.approx(5)
+    assert count_tokens([outcome(0, 0.0)], 1.45, 9.0) == pytest.approx(5)
+    # Two tokens in each of five deliveries.
+    twice = outcome(0, 0.0, gaps_ms=[100.0] * 4, num_deliveries=5)
+    assert count_tokens([twice], 0.0, 1.15) == pytest.approx(4)
+
+
+def test_goodput_leaves_out_what_misses_a_target_or_fails():
+    outcomes = [
+        outcome(0, 0.0),
+        outcome(1, 1.0, first_s=2.5),
+        outcome(2, 2.0, output_tokens=3),
+        outcome(3, 3.0, failure="cut"),
+    ]
+    run = figures(outcomes, targets=Targets(ttft_ms=1100, tpot_ms=150))
+    assert run["goodput_per_s"] == pytest.approx(0.1)
+    assert run["goodput_share"] == pytest.approx(0.25)
+
+
+def test_throughput_counts_what_ended_while_sending():
+    # Three a second are due, and all are answered, at 1.5 a second.
+    ends = [(n / 3, n / 1.5) for n in range(30)]
+    late = [
+        outcome(n, at_s, first_s=end_s, last_s=end_s, end_s=end_s)
+        for n, (at_s, end_s) in enumerate(ends)
+    ]
+    run = figures(late, is_open=True)
+    assert run["num_ok"] == 30
+    assert run["requests_per_s"] == pytest.approx(1.5, abs=0.11)
+    assert run["input_tokens_per_s"] == pytest.approx(30, abs=2)
+
+
+def test_requests_fail_by_what_became_of_them():
+    begun = {"status": 200, "finish_reason": None}
+    kinds = ("cut", "stream_error", "timeout", "unfinished", "client_dropped")
+    run = figures(
+        [outcome(n, float(n), failure=kind, **begun) for n, kind in enumerate(kinds)]
+        + [outcome(8, 8.0)]
+    )
+    assert run["failures"] == dict.fromkeys(kinds, 1)
+    # We ended the last two kinds; the fourth is a failure of the server all the same.
+    assert (run["num_cut"], run["num_unfinished"], run["num_failed"]) == (3, 1, 4)
+    assert run["goodput_share"] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize("failure", ["timeout", "unfinished"])
+def test_requests_that_hung_are_in_the_latencies_with_the_time_they_waited(failure):
+    run = figures([*STEADY[:4], hung(failure)])
+    assert run["ttft_p50_ms"] == pytest.approx(1000)
+    assert run["ttft_p99_ms"] > 50_000
+    assert run["e2e_p99_ms"] > 50_000
+    assert run["tpot_p99_ms"] == pytest.approx(100)
+    # One that fell silent after its first token had that at its time.
+    silent = hung(failure, first_s=2.0)
+    assert latencies([silent])["ttft"] == [pytest.approx(1000)]
+    assert latencies([silent])["e2e"] == [pytest.approx(60_000)]
+    # A stream that we stalled ourselves is in no latency.
+    assert latencies([replace(silent, chaos="stall")])["e2e"] == []
+
+
+def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    path.write_text(
+        '{"run":{"epoch_s":5.0,"load":"closed:1","num_processes":3}}\n'
+        '{"request":{"id":"a","failure":"cut"}}\n'
+        '{"client":{"at_s":1,"process":"c","cpu":0.5,"lag_p99_ms":1,"lag_max_ms":2,'
+        '"machine_cpu":0.5}}\n{"request":{"id":"b"'
+    )
+    plain = read_records(path)
+    assert [o.id for o in plain.outcomes] == ["a"]
+    assert (plain.epoch_s, plain.num_processes, len(plain.client)) == (5, 3, 1)
+    assert read_records(compress(path)) == plain
+    assert not path.exists()
+
+
+# The client
+
+
+STOOD_STILL = ClientSample(8.0, "client 0", 0.1, 3900.0, 4000.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("client", "num_processes", "reason"),
+    [
+        (samples(cpu=0.95), None, "95% of a core"),
+        (samples(lag_p99_ms=60.0), None, "60 ms late"),
+        ([], None, "said nothing about itself"),
+        # One late process is not hidden by the others.
+        (
+            [s for n in range(30) for s in samples(f"client {n}")]
+            + samples("client 30", lag_p99_ms=60.0),
+            *(None, "60 ms late"),
+        ),
+        # A process that stood still for seconds was late in all of them, also where
+        # its first word comes after the end of sending.
+        ([*samples()[:4], STOOD_STILL, *samples()[8:]], None, "ms late"),
+        ([*samples()[:5], replace(STOOD_STILL, at_s=14.0)], None, "ms late"),
+        (
+            [*samples(), *samples("client 1")[:3]],
+            *(2, "client 1 said nothing after 3 s"),
+        ),
+        (samples(), 2, "1 of the client's processes said nothing at all"),
+    ],
+)
+def test_a_client_that_was_the_limit_spoils_its_run(client, num_processes, reason):
+    run = figures(STEADY, client, num_processes)
+    assert not run["is_valid"]
+    assert any(reason in because for because in run["invalid_because"])
+
+
+def test_requests_sent_late_spoil_an_open_run_and_count_into_latency():
+    run = figures(
+        [outcome(n, float(n), sent_s=n + 0.5) for n in range(8)], is_open=True
+    )
+    assert "sent 500 ms late" in run["invalid_because"][0]
+    assert run["ttft_p50_ms"] == pytest.approx(1000)
+
+
+def test_a_run_without_requests_is_no_result():
+    run = figures([])
+    assert not run["is_valid"]
+    assert run["ttft_p50_ms"] is None
+
+
+# Arms and rounds
+
+
+def runs() -> list[dict[str, Any]]:
+    """Two arms in two rounds; the second is a quarter faster in each."""
+    found = []
+    for number, speed in ((1, 100.0), (2, 120.0)):
+        for arm, factor in (("none", 1.0), ("tetris", 1.25)):
+            run = figures(STEADY) | {"round": number, "arm": arm, "workload": "mixed"}
+            run |= {"load": "closed:4", "level": 4.0, "is_open": False}
+            run |= {"started_s": float(number), "output_tokens_per_s": speed * factor}
+            counters = {"tetris_drafts_total": 10.0}
+            counters["tetris_draft_tokens_verified_total"] = 20.0
+            counters["tetris_draft_tokens_accepted_total"] = 15.0
+            is_ours = arm == "tetris"
+            run["server"] = summarise_server(counters, []) if is_ours else {}
+            found.append(run)
+    return found
+
+
+def verdicts_of(measured: Sequence[Mapping[str, Any]], text: str) -> list[Any]:
+    """Judge one objective."""
+    rows, ratios = make_rows(measured), make_ratios(measured)
+    return judge([parse_objective(text)], rows, ratios)
+
+
+def test_rows_give_the_spread_over_rounds_and_add_up_counts():
+    none, tetris = make_rows(runs())
+    assert none["output_tokens_per_s"] == {"median": 110.0, "min": 100.0, "max": 120.0}
+    assert tetris["num_requests"] == 16
+    assert tetris["engine_starts"] == 2
+    assert tetris["acceptance_length"]["median"] == pytest.approx(2.5)
+    assert tetris["verification_success_rate"] == pytest.approx(0.75)
+    assert none["acceptance_length"] is None
+    for row in (none, tetris):
+        for name in FIGURES:
+            value = row[name]["median"] if isinstance(row[name], dict) else row[name]
+            assert value is None or isinstance(value, int | float)
+    assert set(COMPARED) <= set(FIGURES)
+
+
+def test_arms_are_compared_within_rounds():
+    [ratio] = [r for r in make_ratios(runs()) if r["metric"] == "output_tokens_per_s"]
+    assert (ratio["arm"], ratio["against"]) == ("tetris", "none")
+    assert ratio["ratio"] == pytest.approx(1.25)
+
+
+def test_the_interval_of_a_ratio_is_students():
+    # Logarithms 0 and 2 sigma around their mean: t at 97.5 % with one degree is 12.71.
+    found = compare([1.0, 1.21], [1.0, 1.0])
+    assert found.ratio == pytest.approx(1.1)
+    assert found.high / found.ratio == pytest.approx(1.1**12.706, rel=1e-3)
+    assert compare([2.0], [1.0]).low is None
+
+
+def test_a_round_in_which_nothing_was_answered_is_not_hidden_by_the_others():
+    measured = runs()
+    lost = [outcome(n, float(n), failure="http_503") for n in range(8)]
+    measured[3] |= {**figures(lost), "goodput_per_s": 0.0}
+    _, tetris = make_rows(measured)
+    assert tetris["failure_rate"] == pytest.approx(0.5)
+    assert tetris["ttft_p50_ms"] is None
+    metrics = {ratio["metric"] for ratio in make_ratios(measured)}
+    assert not metrics & {"ttft_p50_ms", "goodput_per_s"}
+    for text in (
+        "failure_rate<=0.4",
+        "tetris@ttft_p50_ms<=5000",
+        "tetris/none@goodput_per_s>=0",
+    ):
+        assert not all(v.is_met for v in verdicts_of(measured, text)), text
+
+
+# Objectives
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [
+        ("ttft_p50_ms<=1001", [True, True]),
+        ("ttft_p50_ms <= 999", [False, False]),
+        ("tetris@output_tokens_per_s>=130", [True]),
+        ("tetris/none@output_tokens_per_s>=1.2", [True]),
+        ("none/tetris@output_tokens_per_s>=0.95", [False]),
+        ("num_failed<=0", [True, True]),
+        ("tetris@acceptance_length>=2", [True]),
+        ("none@acceptance_length>=1", [False]),
+        ("nobody@goodput_per_s>=0", [False]),
+    ],
+)
+def test_objectives_are_judged_in_every_cell_they_bind(text, met):
+    assert [verdict.is_met for verdict in verdicts_of(runs(), text)] == met
+
+
+def test_an_objective_is_missed_where_the_client_was_the_limit():
+    measured = runs()
+    measured[0] |= {"is_valid": False, "invalid_because": ["slow"]}
+    verdict, other = verdicts_of(measured, "ttft_p50_ms<=5000")
+    assert (verdict.is_met, other.is_met) == (False, True)
+    assert verdict.note == "the client was the limit"
+    # Who lost a request does not depend on how late it was noticed.
+    assert all(v.is_met for v in verdicts_of(measured, "num_failed<=0"))
+
+
+def test_tokens_that_the_server_did_not_count_meet_nothing():
+    measured = runs()
+    for run in measured:
+        run["tokens_counted_by_server"] = run["arm"] == "none"
+    for text in ("tpot_p50_ms<=5000", "tetris/none@output_tokens_per_s>=0"):
+        *_, verdict = verdicts_of(measured, text)
+        assert not verdict.is_met
+        assert "did not count tokens" in verdict.note
+    assert all(v.is_met for v in verdicts_of(measured, "ttft_p50_ms<=5000"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, "no objective") for text in ("ttft<500", "<=5", "ttft_p50_ms<=fast")),
+        ("goodputt>=1", r"there is no figure .*goodput_per_s"),
+        ("invalid_because<=0", r"there is no figure .*goodput_per_s"),
+        ("a/b@num_failed<=1", r"there is no ratio .*goodput_per_s"),
+    ],
+)
+def test_what_cannot_be_an_objective_is_refused_with_what_can(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_objective(text)
+
+
+# The page
+
+
+def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path: Path):
+    for spoilt, mark in ((False, ""), (True, ' <span class="bad">invalid</span>')):
+        store = Store(tmp_path / str(spoilt))
+        store.check_conditions(
+            {
+                "targets": {"ttft_ms": None, "tpot_ms": None},
+                "limits": {"max_client_cpu": 0.8, "max_lag_ms": 25.0},
+                "max_tokens": 8,
+                "temperature": 0.0,
+            }
+        )
+        machine = {"cpu": "Abacus", "cores": 2, "memory_gib": 8}
+        target = {"name": "demo", "digest": "0123456789abcdef"}
+        described = {"machine": machine, "models": {"target": target}}
+        store.write_environment(described)
+        for run in runs():
+            run |= {"records": "none", "sending_s": 10.0, "failed_requests": []}
+            run |= {"timeline": [], "process_samples": [], "chaos": [], "counters": {}}
+            run["is_valid"] = not (spoilt and run["arm"] == "none")
+            store.append_record(run)
+        kept = store.runs()
+        page = write_page(store, kept, write_results(store, kept, [])).read_text()
+        assert f"<td>tetris / none{mark}</td>" in page
+        origin = "Abacus, 2 cores, 8 GiB; target demo (0123456789ab); 32 requests"
+        assert origin in page
+
+
+def test_a_dozen_names_look_different_and_the_first_ones_are_plain_lines():
+    names = [f"role {number}" for number in range(12)]
+    styles = styles_of([*names, *names])
+    assert list(styles) == names
+    assert len({tuple(style.items()) for style in styles.values()}) == 12
+    assert {styles[name]["linestyle"] for name in names[:7]} == {"-"}
+
+
+def test_chaos_that_has_no_moment_has_no_line():
+    records = {"a": Records(100.0, [outcome(0, 0.0)])}
+    timeline = [{"epoch_s": 100.0, "replicas": 2.0}, {"epoch_s": 105.0, "replicas": 0}]
+    drawn = [
+        draw_timeline(records, {"a": {"timeline": timeline, "chaos": blows}}, 10.0)
+        for blows in ([], [{"epoch_s": None}], [{"epoch_s": 103.0}])
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_requests_that_hung_are_drawn_and_a_soak_is_by_role():
+    assert draw_distributions({"a": [hung("timeout")]}) is not None
+    assert draw_distributions({"a": [hung("http_503")]}) is None
+    values = dict.fromkeys(("memory_mib", "num_fds", "num_threads"), 1)
+    seen = [{"epoch_s": 5.0 * n, "role": f"r {n % 2}", **values} for n in range(6)]
+    assert (draw_soak(seen) or b"").startswith(b"\x89PNG")
+    assert draw_soak([]) is None

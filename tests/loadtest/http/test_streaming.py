@@ -1,0 +1,414 @@
+"""What the client reports about streams, against a stand-in that sends scripts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gevent
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.client.outcome import Outcome
+from loadtest.client.sse import SseDecoder
+from loadtest.client.streaming import Misbehaviour, StreamingClient
+
+from .stand_in_server import (
+    CLOSE,
+    DONE,
+    Script,
+    StandIn,
+    chunk,
+    event,
+    plain_reply,
+    run_stand_in,
+    usage,
+)
+
+BODY = {"model": "stand-in", "messages": [], "max_tokens": 3}
+STEP_S = 0.05
+WAIT_S = 120.0
+
+
+def pieces(*sent: object) -> Script:
+    """A script that sends the same to everyone."""
+
+    def script(_: Mapping[str, Any]) -> Iterator[object]:
+        yield from sent
+
+    return script
+
+
+def take_turns(script: Script) -> Script:
+    """Have the client read what was sent before a pause, however busy the machine is.
+
+    Else it might find two pieces at once, which are one delivery then.
+    """
+    loop = gevent.get_hub().loop
+
+    def let_loop_turn(done: threading.Event) -> None:
+        # What can be read in the first turn has been read before the third.
+        for _ in range(3):
+            gevent.sleep(0.001)
+        done.set()
+
+    def in_turns(body: Mapping[str, Any]) -> Iterator[object]:
+        for piece in script(body):
+            if isinstance(piece, float):
+                done = threading.Event()
+                loop.run_callback_threadsafe(gevent.spawn, let_loop_turn, done)
+                # A client that has gone turns no more.
+                done.wait(10)
+            yield piece
+
+    return in_turns
+
+
+def fall_silent(*sent: object) -> tuple[Script, threading.Event]:
+    """A script that sends nothing more until the event is set."""
+    is_over = threading.Event()
+
+    def script(_: Mapping[str, Any]) -> Iterator[object]:
+        yield from sent
+        is_over.wait(WAIT_S)
+
+    return script, is_over
+
+
+def request(
+    script: Script,
+    misbehaviour: Misbehaviour | None = None,
+    *,
+    late_s: float = 0.0,
+    read_timeout_s: float = 10.0,
+    **options: Any,
+) -> Outcome:
+    """Send one request to a stand-in that replies with a script."""
+    outcome = Outcome(id="request-1")
+    with run_stand_in(StandIn(take_turns(script), **options)) as server:
+        client = StreamingClient(server.url, read_timeout_s=read_timeout_s)
+        client.run(BODY, outcome, time.perf_counter() - late_s, misbehaviour)
+        client.close()
+    assert server.ids == ["request-1"]
+    return outcome
+
+
+# Server-sent events
+
+
+STREAM = (
+    b': ping\n\ndata: {"a": "\xc3\xa4"}\n\n'
+    b"event: error\r\ndata: one\r\ndata: two\r\n\r\n"
+    b"id: 7\nretry: 5\ndata:no space\n\n"
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_events_do_not_depend_on_where_the_stream_is_cut_into_pieces(cuts):
+    decoder, events = SseDecoder(), []
+    for begin, end in itertools.pairwise([0, *sorted(cuts), len(STREAM)]):
+        events += decoder.feed(STREAM[begin:end])
+    assert [(e.event, e.data) for e in events] == [
+        ("", '{"a": "ä"}'),
+        ("error", "one\ntwo"),
+        ("", "no space"),
+    ]
+    assert decoder.is_between_events
+    # An event without its empty line never comes out.
+    assert not list(decoder.feed(b"data: half\n"))
+    assert not decoder.is_between_events
+
+
+# Complete streams
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_times_and_tokens_of_a_plain_stream(chunked):
+    outcome = request(plain_reply(STEP_S), chunked=chunked)
+    assert outcome.is_ok
+    assert (outcome.output_tokens, outcome.prompt_tokens) == (3, 7)
+    assert outcome.num_deliveries == 3
+    # Sleeping never takes less than asked; the opening chunk is no token, but comes at
+    # the same time as the first one here.
+    assert outcome.ttft_ms >= 1e3 * STEP_S
+    assert len(outcome.gaps_ms) == 2
+    assert outcome.tpot_ms == pytest.approx(sum(outcome.gaps_ms) / 2)
+    assert outcome.e2e_ms == pytest.approx(outcome.ttft_ms + sum(outcome.gaps_ms))
+    assert outcome.end_s >= outcome.last_s
+
+
+def delta(**fields: Any) -> bytes:
+    """A chunk that adds something else than text."""
+    return event({"choices": [{"delta": fields, "finish_reason": None}]})
+
+
+def counted(text: str, count: int, finish: str | None = None) -> bytes:
+    """A chunk with the usage so far."""
+    counts = {"prompt_tokens": 4, "completion_tokens": count}
+    return chunk(text, finish=finish, usage=counts)
+
+
+CALL = [{"index": 0, "function": {"name": "add", "arguments": "{}"}}]
+RAW = {"id": "chat-1", "choices": [{"delta": {"content": "ü"}}]}
+LAST = chunk(finish="stop") + usage(1, 1) + DONE
+UMLAUT = f"data: {json.dumps(RAW, ensure_ascii=False)}\n\n".encode() + LAST
+MIDDLE = UMLAUT.index("ü".encode()) + 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "num_deliveries", "output_tokens", "is_counted"),
+    [
+        # The chunk that opens the turn is no token.
+        ([chunk(""), STEP_S, chunk("a", finish="stop") + usage(1, 1) + DONE], 1, 1, 1),
+        # Events that arrive together are one delivery.
+        (
+            [
+                *(chunk("a"), STEP_S, chunk("b") + chunk("c")),
+                chunk("d", finish="stop") + usage(1, 4) + DONE,
+            ],
+            *(None, 4, True),
+        ),
+        # An event may hold several tokens.
+        ([chunk("a b"), STEP_S, chunk("c d", finish="stop"), usage(9, 6)], 2, 6, True),
+        # An event may be cut within a character.
+        ([UMLAUT[:MIDDLE], STEP_S, UMLAUT[MIDDLE:]], 1, 1, True),
+        # A token without text (half a character) counts where every chunk has usage.
+        (
+            [
+                *(counted("", 0), counted("a", 1), STEP_S, counted("", 2), STEP_S),
+                *(counted("ü", 4, "stop"), DONE),
+            ],
+            *(3, 4, True),
+        ),
+        # Without usage events with text are counted, and said to be.
+        ([chunk("a"), STEP_S, chunk("b", finish="stop"), DONE], 2, 2, False),
+        # Reasoning and tool calls are output.
+        (
+            [
+                *(delta(role="assistant", content=""), STEP_S),
+                *(delta(reasoning_content="hm"), STEP_S, delta(tool_calls=CALL)),
+                chunk(finish="tool_calls") + DONE,
+            ],
+            *(None, 2, False),
+        ),
+        # Text completions are read too.
+        (
+            [
+                event({"choices": [{"text": "a", "finish_reason": None}]}),
+                *(STEP_S, event({"choices": [{"text": "b", "finish_reason": "stop"}]})),
+                DONE,
+            ],
+            *(2, 2, False),
+        ),
+        # A clean end after the finish reason needs no marker.
+        ([chunk("a", finish="stop")], 1, 1, False),
+        # A first chunk without an id belongs to the reply (Azure).
+        ([event({"id": "", "choices": []}), chunk("a", finish="stop")], 1, 1, False),
+    ],
+)
+def test_a_whole_reply_is_counted(sent, num_deliveries, output_tokens, is_counted):
+    outcome = request(pieces(*sent))
+    assert outcome.is_ok, outcome
+    assert (outcome.output_tokens, outcome.counted_by_server) == (
+        *(output_tokens, bool(is_counted)),
+    )
+    if num_deliveries is not None:
+        assert outcome.num_deliveries == num_deliveries
+        assert len(outcome.gaps_ms) == num_deliveries - 1
+    if outcome.output_tokens > 1 and outcome.gaps_ms:
+        spent_ms = sum(outcome.gaps_ms)
+        assert outcome.tpot_ms == pytest.approx(spent_ms / (outcome.output_tokens - 1))
+
+
+def test_cached_prompt_tokens_are_noted():
+    counts = {"prompt_tokens": 20, "completion_tokens": 1}
+    counts |= {"prompt_tokens_details": {"cached_tokens": 16}}
+    last = event({"choices": [], "usage": counts})
+    assert request(pieces(chunk("a", finish="stop"), last, DONE)).cached_tokens == 16
+
+
+def test_a_late_client_does_not_make_the_server_look_faster():
+    prompt = request(plain_reply(STEP_S))
+    late = request(plain_reply(STEP_S), late_s=1.0)
+    assert late.send_lag_ms >= 1000 > prompt.send_lag_ms
+    assert late.ttft_ms >= 1000 + 1e3 * STEP_S
+    assert late.e2e_ms >= 1000 + 3e3 * STEP_S
+    # How fast tokens follow each other has nothing to do with when it was sent.
+    assert late.tpot_ms < 1000
+
+
+# Failures
+
+
+ERROR = event({"error": {"message": "engine died", "code": 500}})
+
+
+@pytest.mark.parametrize(
+    ("sent", "failure", "is_cut"),
+    [
+        ([chunk("a"), b'data: {"choi', CLOSE], "cut", True),
+        ([chunk("a"), DONE], "cut", True),
+        ([chunk("a"), ERROR, DONE], "stream_error", True),
+        # The error is the cause of the cut that follows.
+        ([chunk("a"), ERROR, CLOSE], "stream_error", True),
+        ([chunk("a", finish="stop"), ERROR, DONE], "stream_error", False),
+        ([chunk("a"), event("{half"), DONE], "malformed", True),
+        ([chunk("a"), b"data: \xff\xfe\n\n", DONE], "malformed", True),
+        ([chunk(""), DONE], "empty", True),
+        # Text after the end, more texts than tokens, two replies in one.
+        ([chunk("a", finish="stop"), chunk("b"), usage(1, 2)], "corrupt", False),
+        ([chunk("a"), chunk("b", finish="stop"), usage(1, 1)], "corrupt", False),
+        ([chunk("a"), event({"id": "chat-2", "choices": []}), DONE], "corrupt", True),
+    ],
+)
+def test_what_is_wrong_with_a_stream_is_named(sent, failure, is_cut):
+    outcome = request(pieces(*sent), chunked=False)
+    assert (outcome.failure, outcome.is_cut) == (failure, is_cut)
+    assert outcome.is_failed
+    if failure == "stream_error":
+        assert outcome.detail == "engine died"
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_stream_that_breaks_off_is_cut_and_keeps_what_it_had(chunked):
+    outcome = request(pieces(chunk("a"), STEP_S, chunk("b"), CLOSE), chunked=chunked)
+    assert (outcome.failure, outcome.is_cut) == ("cut", True)
+    assert (outcome.num_deliveries, outcome.output_tokens) == (2, 2)
+
+
+@pytest.mark.parametrize("status", [400, 429, 503])
+def test_a_refusal_is_named_by_its_status_and_words(status):
+    outcome = request(pieces(b'{"error": {"message": "no room"}}'), status=status)
+    assert (outcome.failure, outcome.status) == (f"http_{status}", status)
+    assert (outcome.detail, outcome.is_cut) == ("no room", False)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("reply", "failure"),
+    [
+        (b"", "connection"),
+        (b"no such thing\r\n\r\n", "malformed"),
+        (CHUNKED + b"xyz\r\n", "malformed"),
+        (CHUNKED[:24], "connection"),
+        (CHUNKED + b"5\r\nda", "cut"),
+        (SIZED + b"data: ", "cut"),
+    ],
+)
+def test_bytes_that_are_no_http_are_not_taken_for_a_lost_connection(reply, failure):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener.accept()[0] as connection:
+            received = b""
+            # To the end of the body: closing before would reset the connection.
+            while not received.endswith(b"}"):
+                received += connection.recv(65536)
+            connection.sendall(reply)
+
+    outcome = Outcome(id="request-1")
+    serving = gevent.get_hub().threadpool.spawn(serve)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    StreamingClient(url, read_timeout_s=10).run(BODY, outcome, time.perf_counter())
+    serving.get()
+    listener.close()
+    assert outcome.failure == failure
+
+
+def test_nobody_listening_is_a_failed_connection():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        outcome = Outcome(id="request-1")
+        StreamingClient(url).run(BODY, outcome, time.perf_counter())
+    assert outcome.failure == "connection"
+
+
+def test_silence_is_a_timeout_and_the_stream_cut():
+    script, is_over = fall_silent(chunk("a"))
+    outcome = request(script, read_timeout_s=2.0)
+    is_over.set()
+    assert (outcome.failure, outcome.is_cut) == ("timeout", True)
+    assert outcome.num_deliveries == 1
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_what_the_end_of_the_run_finds_in_flight_is_unfinished(is_killed):
+    outcome = Outcome(id="request-1")
+    script, is_over = fall_silent()
+    with run_stand_in(StandIn(script)) as server:
+        give_up_s = 60.0 if is_killed else 0.2
+        send = StreamingClient(server.url).run
+        running = gevent.spawn(
+            send, BODY, outcome, time.perf_counter(), give_up_s=give_up_s
+        )
+        deadline_s = time.monotonic() + WAIT_S
+        while is_killed and not server.bodies:
+            assert time.monotonic() < deadline_s
+            gevent.sleep(0.02)
+        if is_killed:
+            running.kill()
+        running.join()
+        is_over.set()
+    assert outcome.failure == "unfinished"
+    assert (outcome.is_failed, outcome.is_cut) == (True, False)
+
+
+# What chaos has clients do
+
+
+def test_a_dropped_stream_is_not_the_servers_failure():
+    outcome = request(plain_reply(STEP_S), Misbehaviour("drop", drop=True))
+    assert (outcome.failure, outcome.chaos) == ("client_dropped", "drop")
+    assert (outcome.is_failed, outcome.is_cut) == (False, False)
+    assert not outcome.meets(None, None)
+
+
+def test_a_stalled_stream_is_read_to_its_end():
+    outcome = request(plain_reply(0.0), Misbehaviour("stall", stall_s=0.3))
+    assert outcome.is_ok
+    assert outcome.chaos == "stall"
+    assert outcome.end_s >= 0.3
+
+
+@pytest.mark.parametrize("name", ["drop", "stall"])
+def test_what_would_have_befallen_a_stream_without_a_token_has_not_happened(name):
+    asked = Misbehaviour(name, stall_s=5.0, drop=name == "drop")
+    refused = request(pieces(b"{}"), asked, status=503)
+    empty = request(pieces(DONE), asked)
+    assert (refused.failure, refused.chaos) == ("http_503", None)
+    assert (empty.failure, empty.chaos) == ("empty", None)
+
+
+# Outcomes
+
+
+def test_goodput_wants_both_targets_met():
+    outcome = Outcome(id="a", first_s=0.1, last_s=0.3, output_tokens=3)
+    assert outcome.meets(100.001, 100.001)
+    assert not outcome.meets(99, None)
+    assert not outcome.meets(None, 99)
+    assert outcome.meets(None, None)
+    # A reply of one token has no time per token.
+    assert Outcome(id="a", first_s=0.1, last_s=0.1, output_tokens=1).meets(200, 1)
+
+
+def test_an_outcome_reads_back_from_its_record():
+    outcome = Outcome(id="a", first_s=0.1, gaps_ms=[1.0, 2.5], failure="cut")
+    assert Outcome.from_dict({**outcome.as_dict(), "new": 1}) == outcome
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "ftp://host", "http://"])
+def test_an_address_that_is_none_is_refused(host):
+    with pytest.raises(ValueError, match="--host"):
+        StreamingClient(host)
