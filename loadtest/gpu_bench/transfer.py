@@ -67,7 +67,7 @@ def read_pins(text: str) -> dict[str, str]:
     """Read `name==version` lines, as in a lock or of `pip list --format=freeze`."""
     pins = {}
     for line in text.splitlines():
-        name, equals, version = line.partition(";")[0].strip().partition("==")
+        name, equals, version = line.partition(";")[0].strip(" \\").partition("==")
         if equals and not name.startswith("#"):
             pins[normalise(name)] = version
     return pins

@@ -38,9 +38,7 @@ MAX_SECONDS = 1800
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not TRITON.exists(), reason="no Triton: run `python3 -I .ci/triton.py`"
-)
+@pytest.mark.skipif(not TRITON.exists(), reason="no Triton: run `.ci/extras`")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda path: path.stem)
 def test_the_gpus_runner_under_the_interpreter(check: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider"]

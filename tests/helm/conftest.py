@@ -21,7 +21,7 @@ CRD_DEFAULT = ROOT.parent / "shared" / "data" / "ray.io_rayservices.crd.yaml"
 
 
 def find_tool(name: str) -> str | None:
-    """Find a program in the environment, as .ci/prometheus.py puts it, or on PATH."""
+    """Find a program in the environment, as .ci/extras puts it, or on PATH."""
     folders = [BIN, BIN.parent / "prometheus" / "usr" / "bin"]
     path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
     return shutil.which(name, path=path)
@@ -37,7 +37,7 @@ def require(name: str, how: str) -> str:
 
 def require_promtool() -> str:
     """Return the path of promtool, or skip the test."""
-    return require("promtool", "run .ci/prometheus.py, or put it on PATH")
+    return require("promtool", "run .ci/extras, or put it on PATH")
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -140,7 +140,7 @@ class Prometheus:
     @classmethod
     def start(cls, folder: Path, metrics_port: int, rules: dict[str, Any]) -> Any:
         """Start it with the given rules."""
-        program = require("prometheus", "run .ci/prometheus.py, or put it on PATH")
+        program = require("prometheus", "run .ci/extras, or put it on PATH")
         (port,) = find_free_ports(1)
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},

@@ -72,7 +72,7 @@ def test_both_targets_install_from_the_lock_files_of_make_serve():
     """The bootstrap is the one `make serve` runs; it reads configs/requirements."""
     for device in ("cpu", "gpu"):
         (run,) = [line for line in stages()[f"install-{device}"] if "RUN" in line]
-        assert f".ci/bootstrap.py --device {device}" in run
+        assert f"TETRIS_DEVICE={device} python -I .ci/bootstrap.py" in run
         copies = [line for line in stages()[device] if line.startswith("COPY --from")]
         assert copies == [f"COPY --from=install-{device} /opt/venv /opt/venv"]
     assert any("configs/requirements/" in line for line in stages()["install"])
@@ -179,10 +179,10 @@ def test_our_package_installs_from_a_read_only_tree(tmp_path):
     (packages,) = venv.glob("lib/python*/site-packages")
     # What has been installed already; setuptools among it builds the package.
     (packages / "installed.pth").write_text(sysconfig.get_path("purelib"))
-    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python")]
-    pip += ["install", "--no-deps", "--no-build-isolation"]
+    install = [require("uv", "run .ci/bootstrap.py"), "pip", "install", "--no-deps"]
+    install += ["--python", str(venv / "bin" / "python"), "--no-build-isolation"]
     result = subprocess.run(
-        [*ENTER, str(context), *pip, "--editable", str(context)],
+        [*ENTER, str(context), *install, "--editable", str(context)],
         env=clean_environment(**image_environment(tmp_path)),
         capture_output=True,
         text=True,

@@ -81,7 +81,7 @@ def rendered_demo(port: int) -> tuple[str, dict]:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Deploy the demo and keep it busy for a while."""
-    require("prometheus", "run .ci/prometheus.py, or put it on PATH")
+    require("prometheus", "run .ci/extras, or put it on PATH")
     # Ray's sockets must fit into 107 characters.
     folder = tmp_path_factory.mktemp("live")
     (http_port,) = find_free_ports(1)
