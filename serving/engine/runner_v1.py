@@ -298,11 +298,22 @@ class UninterruptedRunner(GPUModelRunner):
             self.attn_groups = groups
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample, and draft unless the step is the target's alone."""
+        """Sample, and draft unless the step is the target's alone.
+
+        A request whose prompt goes on is sampled too, for nothing. vLLM then turns its
+        seed's generator back, which one on the CPU cannot do: the error would end the
+        engine. So the generator is not there in such a step.
+        """
+        generators = self.input_batch.generators
+        goes_on = self.discard_request_mask.np[: self.input_batch.num_reqs]
+        set_aside = {row: generators.pop(row) for row in [*generators] if goes_on[row]}
         sample = super().sample_tokens
-        if not self.ran_alone:
-            return sample(*args, **kwargs)
-        return self._hide_drafter(sample, *args, **kwargs)
+        try:
+            if not self.ran_alone:
+                return sample(*args, **kwargs)
+            return self._hide_drafter(sample, *args, **kwargs)
+        finally:
+            generators.update(set_aside)
 
     def _hide_drafter(self, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a part of a step in which vLLM is to see no drafter.

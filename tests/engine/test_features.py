@@ -257,6 +257,23 @@ def test_requests_may_join_and_leave_at_every_step(pair: Pair) -> None:
     check_idle(pair.tetris)
 
 
+def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = greedy(24, temperature=1.0, seed=7)
+    prompt = draw_prompt(70, 2 * BLOCK)
+    (whole,) = complete(pair.tetris, [prompt], params)
+    pair.tetris.llm.reset_prefix_cache()
+    config = pair.tetris.scheduler.scheduler_config
+    monkeypatch.setattr(config, "long_prefill_token_threshold", BLOCK // 2)
+    with watch(pair.tetris) as steps:
+        (cut,) = complete(pair.tetris, [prompt], params)
+    num_scheduled = [sum(step.num_scheduled.values()) for step in steps]
+    assert num_scheduled[:4] == [BLOCK // 2] * 4
+    assert summarize(cut.outputs[0]) == summarize(whole.outputs[0])
+    check_idle(pair.tetris)
+
+
 def test_a_request_can_switch_speculation_off_for_itself(pair: Pair) -> None:
     off = {"extra_args": {"speculative_decoding": "off"}}
     arrivals = [
