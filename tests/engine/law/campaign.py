@@ -1,0 +1,176 @@
+"""Runs cases on engines of the V1 runner."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tests.engine.conftest import run_engine
+from tests.engine.law.bias import draw_from_draft
+from tests.engine.law.engines import LawEngine, run_law_engine
+from tests.engine.law.judge import Judged, Verdict, judge
+from tests.engine.law.models import write_law_pair
+from tests.engine.law.traffic import CHUNK, CLASSES, FEATURES, draw_requests
+from tests.engine.made_up import make_up_costs
+from tests.engine.tiny_models import (
+    write_eagle3_head,
+    write_eagle_head,
+    write_markov_llama,
+    write_mimo,
+    write_tokenizer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from tests.engine.conftest import Engine
+    from tests.engine.law.cases import Case
+
+    Bias = Callable[[LawEngine], AbstractContextManager[None]]
+
+NUM_EACH = 11
+"""Requests of each kind in a batch; all kinds together make 3,000 tokens."""
+
+FEW_BLOCKS = 40
+
+BLOCK_SIZE = 32
+"""The smallest KV block of vLLM's CPU attention."""
+
+SHARE = 0.05
+"""Of the tokens at verified positions, how many the controls draw from the draft."""
+
+SAMPLED = {"draft_sample_method": "probabilistic"}
+
+ARGMAX = {"draft_sample_method": "greedy"}
+
+METHODS = dict.fromkeys(("argmax", "perfect", "noisy"), "draft_model")
+"""What vLLM calls drafters of ours that have another name."""
+
+NOISE_OF = {"perfect": 0.0, "noisy": 0.1}
+
+make_drafts_pay = partial(make_up_costs, draft_ms=(0.02, 0.1), target_ms=(60.3, 100.0))
+"""Prices at which the drafts of a drafter that is often wrong pay for some batches."""
+
+
+def write_models(folder: Path, drafter: str) -> tuple[Path, Path | None]:
+    """Write the target and, where it is not a part of it, the draft of a drafter."""
+    if METHODS.get(drafter, drafter) == "draft_model":
+        return write_law_pair(folder, NOISE_OF.get(drafter))
+    if drafter == "mtp":
+        target, head = write_mimo(folder / "target"), None
+    else:
+        target, head = write_markov_llama(folder / "target"), None
+    if drafter == "eagle":
+        head = write_eagle_head(folder / "head")
+    if drafter == "eagle3":
+        head = write_eagle3_head(folder / "head", target)
+    write_tokenizer(target)
+    return target, head
+
+
+@contextmanager
+def start(folder: Path, drafter: str) -> Iterator[LawEngine]:
+    """Start the engine on which all cases of a drafter are run."""
+    with run_law_engine(
+        run_engine,
+        *write_models(folder, drafter),
+        method=METHODS.get(drafter, drafter),
+        speculative=ARGMAX if drafter == "argmax" else SAMPLED,
+        classes=CLASSES,
+        max_num_seqs=96,
+        max_num_batched_tokens=2048,
+        max_model_len=4 * BLOCK_SIZE,
+        block_size=BLOCK_SIZE,
+        long_prefill_token_threshold=CHUNK,
+    ) as engine:
+        yield engine
+
+
+@dataclass
+class Outcome:
+    """What a case brought.
+
+    Attributes:
+        judged: Every request.
+        verdict: The evidence.
+        counters: The engine's, of this case.
+        num_one_hot: Drafts verified without their law.
+        num_preempted: Requests that lost their KV blocks.
+    """
+
+    judged: list[Judged]
+    verdict: Verdict
+    counters: dict[str, Any]
+    num_one_hot: int
+    num_preempted: int
+
+
+def draw_some_from_draft(_: LawEngine) -> AbstractContextManager[None]:
+    """Bias the rejection sampler of the V1 runner."""
+    from vllm.v1.sample import rejection_sampler
+
+    return draw_from_draft(rejection_sampler, SHARE, seed=1)
+
+
+def score_by_drawn_token(engine: LawEngine) -> AbstractContextManager[None]:
+    """Rank drafts as the paper does: by what was drawn."""
+    from tests.engine.law.biased_drafters import DrawnTokenDrafter, draft_as
+
+    return draft_as(engine.engine.runner.drafter, DrawnTokenDrafter)
+
+
+def ignore_grammars(engine: LawEngine) -> AbstractContextManager[None]:
+    """Draft requests with a grammar as if they had none."""
+    from tests.engine.law.biased_drafters import GrammarBlindDrafter, draft_as
+
+    return draft_as(engine.engine.runner.drafter, GrammarBlindDrafter)
+
+
+def run_case(
+    engine: LawEngine,
+    case: Case,
+    seed: int,
+    *,
+    bias: Bias | None = None,
+    num_each: int = NUM_EACH,
+    features: Sequence[str] = tuple(FEATURES),
+    prepare: Callable[[Engine], None] = make_drafts_pay,
+) -> Outcome:
+    """Run a case on the engine of its drafter.
+
+    Args:
+        engine: From `start`.
+        case: The case.
+        seed: Of requests and engine.
+        bias: Makes a control of it.
+        num_each: Requests of each kind.
+        features: The kinds.
+        prepare: Makes up what the policies that look at prices believe.
+    """
+    engine.set_policy(case.policy, prepare)
+    requests = draw_requests(
+        seed,
+        num_each,
+        long_prompts=case.long_prompts,
+        classes=case.classes,
+        features=features,
+    )
+    with ExitStack() as stack:
+        if case.gaps:
+            stack.enter_context(engine.break_off_drafting())
+        if case.tight:
+            stack.enter_context(engine.hold_blocks(FEW_BLOCKS))
+        if bias is not None:
+            stack.enter_context(bias(engine))
+        judged = engine.run(requests, seed)
+    return Outcome(
+        judged,
+        judge(judged),
+        engine.engine.scheduler.snapshot(),
+        engine.record.num_one_hot,
+        engine.record.num_preempted,
+    )

@@ -1,0 +1,152 @@
+"""One engine for many cases: its policy, room and traffic change between batches."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+
+from serving.engine.shared.planner_host import PlannerHost
+from tests.engine.law.judge import Judged, join
+from tests.engine.law.models import load_reference
+from tests.engine.law.recorder import Record, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from tests.engine.conftest import Engine
+    from tests.engine.law.traffic import LawRequest
+
+DEPTH = 8
+
+POLICIES: dict[str, dict[str, int]] = {
+    "fixed": {"draft_tokens": DEPTH, "extra_draft_tokens": 0},
+    "dynamic": {"draft_tokens": DEPTH, "extra_draft_tokens": 0},
+    "tetris": {"draft_tokens": 3, "extra_draft_tokens": DEPTH - 3},
+    "goodput": {"draft_tokens": DEPTH, "extra_draft_tokens": 0},
+}
+
+DEPTHS_WITH_GAPS = (DEPTH, DEPTH, 0, 0, 3, DEPTH, 0, DEPTH, 1, 0, 0, 0)
+"""How drafting is broken off: at depth 0 the drafter is left out; it resumes cold."""
+
+
+@dataclass
+class LawEngine:
+    """An engine whose every block is recorded.
+
+    Attributes:
+        engine: The engine.
+        reference: Its target, in float64.
+        record: Of the latest batch.
+        hosting: Arguments with which the scheduler built its planner.
+    """
+
+    engine: Engine
+    reference: PreTrainedModel
+    record: Record
+    hosting: dict[str, Any]
+
+    def set_policy(
+        self, policy: str, make_up_costs: Callable[[Engine], None] | None = None
+    ) -> None:
+        """Give the scheduler a new planner, as if it had been started with it.
+
+        Args:
+            policy: Its name.
+            make_up_costs: Makes drafting pay on models as small as these; only for
+                policies that ask what it costs.
+        """
+        scheduler = self.engine.scheduler
+        section = scheduler.vllm_config.additional_config["tetris"]
+        section |= {"policy": policy, **POLICIES[policy]}
+        scheduler._limits.lift()
+        scheduler._spec = scheduler._host_planner(**self.hosting)
+        if make_up_costs is not None and policy in ("dynamic", "goodput"):
+            make_up_costs(self.engine)
+
+    @contextmanager
+    def break_off_drafting(self) -> Iterator[None]:
+        """Draft as deep as `DEPTHS_WITH_GAPS` says, whatever the policy wants."""
+        depths = itertools.cycle(DEPTHS_WITH_GAPS)
+        scheduler = self.engine.scheduler
+        scheduler._choose_depth = lambda _num_reqs: next(depths)
+        try:
+            yield
+        finally:
+            del scheduler._choose_depth
+
+    @contextmanager
+    def hold_blocks(self, num_left: int) -> Iterator[None]:
+        """Leave so few KV blocks that requests lose theirs."""
+        pool = self.engine.scheduler.kv_cache_manager.block_pool
+        held = pool.get_new_blocks(pool.get_num_free_blocks() - num_left)
+        try:
+            yield
+        finally:
+            pool.free_blocks(held)
+
+    def run(self, requests: Sequence[LawRequest], seed: int) -> list[Judged]:
+        """Complete requests in one batch.
+
+        Args:
+            requests: All sent at once.
+            seed: Of whatever the engine draws.
+        """
+        self.record.clear()
+        torch.manual_seed(seed)
+        outputs = self.engine.llm.generate(
+            [{"prompt_token_ids": list(request.prompt)} for request in requests],
+            [request.make_params() for request in requests],
+            use_tqdm=False,
+        )
+        return join(
+            requests,
+            [output.outputs[0].token_ids for output in outputs],
+            [self.record.blocks.get(one.request_id, []) for one in outputs],
+            self.reference,
+        )
+
+
+@contextmanager
+def run_law_engine(
+    start: Callable[..., AbstractContextManager[Engine]],
+    target: Path,
+    draft: Path | None,
+    **options: Any,
+) -> Iterator[LawEngine]:
+    """Start an engine as deep as any policy drafts here, and record its blocks.
+
+    Args:
+        start: Starts engines, as `run_engine` does.
+        target: Folder of the target.
+        draft: Folder of the draft; None for drafters that need none.
+        **options: Of `start`.
+    """
+    hosting: dict[str, Any] = {}
+    host_planner = PlannerHost._host_planner
+
+    def host(self: PlannerHost, **kwargs: Any) -> Any:
+        hosting.update(kwargs)
+        return host_planner(self, **kwargs)
+
+    with ExitStack() as stack:
+        with patch.object(PlannerHost, "_host_planner", host):
+            engine = stack.enter_context(
+                start(
+                    target,
+                    draft,
+                    policy="fixed",
+                    draft_tokens=DEPTH,
+                    skip_tokenizer_init=False,
+                    **options,
+                )
+            )
+        yield LawEngine(engine, load_reference(target), record(engine), hosting)

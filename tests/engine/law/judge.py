@@ -1,0 +1,117 @@
+"""From requests and outputs to evidence, by feature and by draft position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tests.engine.law.evidence import Evidence, bet
+from tests.engine.law.laws import Law, find_laws
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+    from tests.engine.law.recorder import Block
+    from tests.engine.law.traffic import LawRequest
+
+FOLLOWING = "following"
+"""Where no draft was verified: first tokens, bonus tokens, steps without drafts."""
+
+
+@dataclass
+class Judged:
+    """One request: what came out, and what each token had to follow.
+
+    Attributes:
+        law: Of every token.
+        drafts: `[num_tokens, vocab]`, float64. The draft's law, 0 where none was
+            verified.
+        position: `[num_tokens]`, int64. Which draft of its block was verified, from 1
+            on; 0 for none.
+    """
+
+    request: LawRequest
+    output: Sequence[int]
+    law: Law
+    drafts: torch.Tensor
+    position: NDArray[np.int64]
+
+
+def join(
+    requests: Sequence[LawRequest],
+    outputs: Sequence[Sequence[int]],
+    blocks: Sequence[Sequence[Block]],
+    reference: PreTrainedModel,
+) -> list[Judged]:
+    """Put together what is known of each request.
+
+    Args:
+        requests: As they were sent.
+        outputs: Token ids.
+        blocks: Of each request.
+        reference: The target in float64.
+    """
+    laws = find_laws(
+        reference,
+        [request.prompt for request in requests],
+        outputs,
+        [request.sampling for request in requests],
+    )
+    judged = []
+    for request, output, own, law in zip(requests, outputs, blocks, laws, strict=True):
+        drafts = torch.zeros_like(law.target)
+        position = np.zeros(len(output), dtype=np.int64)
+        for block in own:
+            count = block.count_reached(output)
+            reached = slice(block.start, block.start + count)
+            drafts[reached] = block.laws[:count].double()
+            position[reached] = np.arange(1, count + 1)
+        judged.append(Judged(request, output, law, drafts, position))
+    return judged
+
+
+@dataclass
+class Verdict:
+    """Evidence of the same tokens, as a whole and in parts.
+
+    Attributes:
+        total: All of it.
+        by_feature: By what the requests asked for.
+        by_position: By draft position, and `FOLLOWING`.
+    """
+
+    total: Evidence
+    by_feature: dict[str, Evidence]
+    by_position: dict[str, Evidence]
+
+
+def judge(judged: Sequence[Judged]) -> Verdict:
+    """Bet on every token."""
+    position = np.concatenate([one.position for one in judged])
+    winnings = bet(
+        [token for one in judged for token in one.output],
+        torch.cat([one.law.target for one in judged]),
+        torch.cat([one.law.raw for one in judged]),
+        torch.cat([one.drafts for one in judged]),
+        torch.from_numpy(position > 0),
+        torch.cat([one.law.is_certain for one in judged]),
+    )
+    features = np.repeat(
+        [one.request.feature for one in judged], [len(one.output) for one in judged]
+    )
+    return Verdict(
+        winnings.collect(),
+        {name: winnings.collect(features == name) for name in np.unique(features)},
+        {
+            f"draft {depth}" if depth else FOLLOWING: winnings.collect(
+                position == depth
+            )
+            for depth in np.unique(position)
+        },
+    )

@@ -1,0 +1,192 @@
+"""The judge itself: exact laws, bets that cannot be won by chance, pairs that meet."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.law.cases import Case, combine_all, pair_up
+from tests.engine.law.evidence import (
+    ALARM,
+    STAKES,
+    Evidence,
+    Winnings,
+    bet,
+    is_alarming,
+)
+from tests.engine.law.laws import Sampling, shape_law, truncate
+from tests.engine.law.recorder import Block
+
+VOCAB = 12
+
+
+def draw_laws(num_tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw targets and drafts that disagree, `[num_tokens, VOCAB]` each."""
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2.0 * torch.randn(2, num_tokens, VOCAB, generator=rng).double()
+    target, draft = logits.softmax(dim=-1)
+    return target, 0.6 * target + 0.4 * draft
+
+
+def emit(laws: torch.Tensor, seed: int) -> torch.Tensor:
+    """Draw a token from every law."""
+    rng = torch.Generator().manual_seed(seed)
+    return torch.multinomial(laws, 1, generator=rng)[:, 0]
+
+
+def judge_tokens(
+    tokens: torch.Tensor, target: torch.Tensor, draft: torch.Tensor
+) -> Winnings:
+    """Bet on tokens of which a draft was verified at every second position."""
+    is_verified = torch.arange(len(tokens)) % 2 == 0
+    everywhere = torch.ones(len(tokens), dtype=torch.bool)
+    raw = (target + 1 / VOCAB) / 2
+    return bet(tokens, target, raw, draft, is_verified, everywhere)
+
+
+def test_no_bet_is_won_on_average() -> None:
+    """Summed over all outcomes, by their probability, money is what it was before."""
+    target, draft = draw_laws(50, seed=0)
+    target[:, :3] = 0.0
+    target = target / target.sum(dim=-1, keepdim=True)
+    money = torch.zeros(1)
+    for token in range(3, VOCAB):
+        tokens = torch.full((50,), token)
+        won = torch.from_numpy(judge_tokens(tokens, target, draft).log_e).exp()
+        money = money + target[:, token, None, None] * won
+    torch.testing.assert_close(money, torch.ones_like(money))
+
+
+def test_a_twentieth_is_noticed_and_chance_is_not() -> None:
+    target, draft = draw_laws(20_000, seed=1)
+    honest = judge_tokens(emit(target, seed=2), target, draft).collect()
+    biased_law = torch.where(
+        torch.arange(len(target))[:, None] % 2 == 0,
+        0.95 * target + 0.05 * draft.roll(1, dims=-1),
+        target,
+    )
+    draft = draft.roll(1, dims=-1)
+    biased = judge_tokens(emit(biased_law, seed=2), target, draft).collect()
+
+    assert honest.log_e_value < math.log(100)
+    assert not is_alarming(honest)
+    assert is_alarming(biased)
+    assert biased.num_verified == 10_000
+    # The gambler who bets on the very share that went wrong wins the most.
+    assert biased.log_e[0].argmax() == STAKES.index(0.05)
+
+
+@pytest.mark.parametrize("temperature", [0.9, 1.1])
+def test_a_temperature_wrong_by_a_tenth_is_noticed(temperature: float) -> None:
+    target, _ = draw_laws(20_000, seed=1)
+    wrong = (target.log() / temperature).softmax(dim=-1)
+    evidence = judge_tokens(emit(wrong, seed=2), target, target).collect()
+    assert is_alarming(evidence)
+
+
+def test_a_token_that_the_law_rules_out_is_proof() -> None:
+    target, draft = draw_laws(4, seed=0)
+    target[2, 5] = 0.0
+    winnings = judge_tokens(torch.full((4,), 5), target, draft)
+    assert winnings.collect().num_impossible == 1
+    assert is_alarming(winnings.collect())
+    assert not is_alarming(winnings.collect(np.array([True, True, False, True])))
+
+
+def test_evidence_of_parts_adds_up_to_that_of_the_whole() -> None:
+    target, draft = draw_laws(100, seed=0)
+    winnings = judge_tokens(emit(target, seed=0), target, draft)
+    first = np.arange(100) < 30
+    total = Evidence()
+    total.add(winnings.collect(first))
+    total.add(winnings.collect(~first))
+    whole = winnings.collect()
+    np.testing.assert_allclose(total.log_e, whole.log_e)
+    assert (total.num_tokens, total.num_verified) == (100, 50)
+    assert total.log_e_value == pytest.approx(whole.log_e_value)
+    # All begin with equal parts of 1.
+    assert Evidence().log_e_value == pytest.approx(0.0)
+    assert not is_alarming(Evidence(), num_tests=1)
+    assert ALARM == 1e4
+
+
+def shape(output: list[int], **sampling: object) -> list[list[float]]:
+    """Return the laws of an output of a model that says the same before each token."""
+    logits = torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64).log()
+    return shape_law(
+        logits.repeat(len(output), 1), [2], output, Sampling(**sampling)
+    ).target.tolist()
+
+
+def test_the_exact_law_truncates_as_sampling_does() -> None:
+    assert shape([0])[0] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    assert shape([0], temperature=0.5)[0] == pytest.approx(
+        [16 / 30, 0.3, 4 / 30, 1 / 30]
+    )
+    assert shape([0], top_k=2)[0] == pytest.approx([4 / 7, 3 / 7, 0.0, 0.0])
+    # .4 + .3 do not reach .75 but .4 + .3 + .2 do.
+    assert shape([0], top_p=0.75)[0] == pytest.approx([4 / 9, 3 / 9, 2 / 9, 0.0])
+    assert shape([0], temperature=0.0)[0] == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_the_exact_law_knows_what_was_said_before() -> None:
+    assert shape([3, 3, 0], min_tokens=2, stop_token_ids=(0,)) == [
+        pytest.approx([0.0, 3 / 6, 2 / 6, 1 / 6]),
+        pytest.approx([0.0, 3 / 6, 2 / 6, 1 / 6]),
+        pytest.approx([0.4, 0.3, 0.2, 0.1]),
+    ]
+    # Halved for being there, once more for each time: after 0, after 0 and 0.
+    halved = shape([0, 0, 0], presence=math.log(2), frequency=math.log(2))
+    assert halved[1] == pytest.approx([1 / 7, 3 / 7, 2 / 7, 1 / 7])
+    assert halved[2] == pytest.approx([0.5 / 6.5, 3 / 6.5, 2 / 6.5, 1 / 6.5])
+    # Squared away from 1: the prompt's token 2 from the start, then 0 too.
+    repeated = shape([0, 0], repetition=2.0)
+    assert repeated[0] == pytest.approx(np.array([4, 3, 2**0.5, 1]) / (8 + 2**0.5))
+    assert repeated[1] == pytest.approx(np.array([2, 3, 2**0.5, 1]) / (6 + 2**0.5))
+    even_then_odd = shape(
+        [0, 1], allowed=lambda said: (1, 3) if len(said) % 2 else (0, 2)
+    )
+    assert even_then_odd == [
+        pytest.approx([4 / 6, 0.0, 2 / 6, 0.0]),
+        pytest.approx([0.0, 3 / 4, 0.0, 1 / 4]),
+    ]
+
+
+def test_where_rounding_could_change_the_law_nothing_is_judged() -> None:
+    scores = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]], dtype=torch.float64).log()
+    for sampling, is_certain in (
+        (Sampling(), [True, True]),
+        (Sampling(temperature=0.0), [True, False]),
+        (Sampling(top_k=1), [True, False]),
+        (Sampling(top_p=0.8), [False, False]),
+        (Sampling(top_p=0.7), [True, True]),
+    ):
+        assert truncate(scores, sampling)[1].tolist() == is_certain
+
+
+def test_a_block_is_judged_up_to_its_first_rejected_draft() -> None:
+    block = Block(start=1, drafts=[7, 8, 9], laws=torch.zeros(3, VOCAB))
+    assert block.count_reached([0, 7, 8, 9, 1]) == 3
+    assert block.count_reached([0, 7, 5, 9]) == 2
+    assert block.count_reached([0, 5]) == 1
+    # The output ended inside the block.
+    assert block.count_reached([0, 7]) == 1
+
+
+def test_any_two_values_meet_in_the_cases_of_ci() -> None:
+    names = [field.name for field in fields(Case)]
+
+    def meetings(cases: list[Case]) -> set[tuple[object, ...]]:
+        return {
+            (one, getattr(case, one), other, getattr(case, other))
+            for case in cases
+            for one, other in itertools.combinations(names, 2)
+        }
+
+    assert meetings(pair_up()) == meetings(combine_all())
+    assert len(pair_up()) == 20

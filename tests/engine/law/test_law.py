@@ -1,0 +1,174 @@
+"""Above temperature 0 every token follows the target's law, whatever is verified.
+
+Every emitted token is judged by its exact conditional law: what the target, in float64,
+gives after the very tokens before it, under all that the request asked for. `evidence`
+says how. Requests of all kinds share batches in a real engine, and the cases of `cases`
+bring together, two by two, all that a deployment may: drafters, policies, prompts in
+chunks, preemption, cold drafters, request classes. Seeds are fixed; that any test here
+fails by chance has a probability of at most 1e-4.
+
+A test that cannot fail proves nothing: in every case, for every kind of request and at
+every draft position the same code must reject an engine that draws 5 % of the tokens at
+verified positions from the draft instead, and whatever breaks one rule of selection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engine.law.campaign import (
+    Outcome,
+    draw_some_from_draft,
+    ignore_grammars,
+    run_case,
+    score_by_drawn_token,
+    start,
+)
+from tests.engine.law.cases import Case, pair_up
+from tests.engine.law.engines import DEPTH
+from tests.engine.law.evidence import FAMILY, NUM_TESTS_OF_V2, Evidence, is_alarming
+from tests.engine.law.judge import FOLLOWING
+from tests.engine.law.traffic import FEATURES
+from tests.engine.made_up import make_up_beliefs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from tests.engine.conftest import Engine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+SEED = 1
+
+CASES = pair_up()
+
+PERFECT = [Case("perfect", policy) for policy in ("tetris", "goodput")]
+"""The draft is the target: it is never rejected, and all that can go wrong is that the
+choice of drafts depends on what was drawn."""
+
+DEEP = Case("draft_model", "fixed", classes=True)
+"""Many requests that mostly agree with their drafts, so that the last are reached."""
+
+GRAMMAR = Case("noisy", "tetris")
+"""Many requests that follow one; drafts that are wrong among the tokens allowed."""
+
+SPECIAL: dict[Case, dict[str, Any]] = {
+    DEEP: {"num_each": 500, "features": ("plain", "cool", "seeded")},
+    GRAMMAR: {"num_each": 600, "features": ("structured",)},
+}
+
+CONTROLS = {GRAMMAR: ignore_grammars, **dict.fromkeys(PERFECT, score_by_drawn_token)}
+"""What breaks the rule in these cases; in all others `draw_some_from_draft` does."""
+
+POSITIONS = [f"draft {depth}" for depth in range(1, DEPTH + 1)]
+
+BETTABLE = [name for name in FEATURES if name != "greedy"]
+
+ALL = [*CASES, DEEP, *PERFECT, GRAMMAR]
+
+MIXED = [*CASES, DEEP]
+"""Whose evidence adds up for each kind of request and each position."""
+
+NUM_TESTS_OF_V1 = len(ALL) + len(FEATURES) + len(POSITIONS) + 1
+
+
+class Campaign:
+    """Runs what is asked for, all cases of one drafter on the same engine."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        self._make_folder = make_folder
+        self._outcomes: dict[Case, tuple[Outcome, Outcome]] = {}
+
+    def honest(self, case: Case) -> Outcome:
+        """Return what a case brought."""
+        return self._run(case)[0]
+
+    def biased(self, case: Case) -> Outcome:
+        """Return what its control brought."""
+        return self._run(case)[1]
+
+    def _run(self, wanted: Case) -> tuple[Outcome, Outcome]:
+        drafter = wanted.drafter
+        if wanted not in self._outcomes:
+            with start(self._make_folder(drafter), drafter) as engine:
+                for case in (case for case in ALL if case.drafter == drafter):
+                    args = SPECIAL.get(case, {})
+                    if case in PERFECT:
+                        args = {"prepare": believe_in_drafts}
+                    bias = CONTROLS.get(case, draw_some_from_draft)
+                    self._outcomes[case] = (
+                        run_case(engine, case, SEED, **args),
+                        run_case(engine, case, SEED, bias=bias, **args),
+                    )
+        return self._outcomes[wanted]
+
+
+def add_up(outcomes: Iterable[Outcome], part: str) -> Evidence:
+    """Return the evidence of several cases about a kind of request or a position."""
+    total = Evidence()
+    for outcome in outcomes:
+        verdict = outcome.verdict
+        total.add((verdict.by_feature | verdict.by_position).get(part, Evidence()))
+    return total
+
+
+def believe_in_drafts(engine: Engine) -> None:
+    """Make passes cheap, and keep the belief in the drafter where it started."""
+    make_up_beliefs(engine, (0.02, 0.1))
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    return Campaign(tmp_path_factory.mktemp)
+
+
+def check_premises(case: Case, outcome: Outcome) -> None:
+    """Assert that a case was what its name says: else it would prove nothing."""
+    counters, cut = outcome.counters, outcome.counters["num_cut_tokens"]
+    assert counters["num_fallbacks"] == {}
+    assert counters["num_accepted_tokens"] > 0
+    # A row without a law turns its batch to one-hot verification, where every rule of
+    # selection is exact.
+    assert (outcome.num_one_hot > 0) == (case.drafter == "argmax")
+    if case.policy in ("tetris", "goodput") and not case.gaps:
+        assert cut["budget"] + cut.get("latency", 0) > 0
+    if case.gaps:
+        assert cut["depth"] > 0
+    # `goodput` does not let so many run that blocks are short.
+    if case.tight and case.policy != "goodput":
+        assert outcome.num_preempted > 0
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_every_token_follows_its_law(case: Case, campaign: Campaign) -> None:
+    outcome = campaign.honest(case)
+    check_premises(case, outcome)
+    assert not is_alarming(outcome.verdict.total)
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_what_breaks_the_rule_is_rejected(case: Case, campaign: Campaign) -> None:
+    total = campaign.biased(case).verdict.total
+    assert total.num_impossible == 0
+    assert is_alarming(total)
+
+
+@pytest.mark.parametrize("part", [*FEATURES, *POSITIONS, FOLLOWING])
+def test_every_kind_and_position_follows_its_law(part: str, campaign: Campaign) -> None:
+    assert not is_alarming(add_up(map(campaign.honest, MIXED), part))
+
+
+@pytest.mark.parametrize("part", [*BETTABLE, *POSITIONS])
+def test_a_twentieth_from_the_draft_is_rejected_of_every_kind_and_at_every_position(
+    part: str, campaign: Campaign
+) -> None:
+    evidence = add_up(map(campaign.biased, MIXED), part)
+    assert evidence.num_impossible == 0
+    assert is_alarming(evidence)
+
+
+def test_the_family_has_room_for_all_tests() -> None:
+    assert NUM_TESTS_OF_V1 <= FAMILY - NUM_TESTS_OF_V2
