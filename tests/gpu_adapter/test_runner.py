@@ -422,6 +422,8 @@ def test_a_back_end_that_does_not_follow_leads_to_plain_verification_not_to_an_e
     runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_v2, "TetrisGPUModelRunner", lambda *_: runner)
+    # The stand-in's class is not vLLM's.
+    monkeypatch.setattr(worker_gpu, "check", lambda *_: None)
     warnings: list[str] = []
     monkeypatch.setattr(
         worker_gpu.logger, "warning", lambda text, *args: warnings.append(text % args)

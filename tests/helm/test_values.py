@@ -206,7 +206,7 @@ def test_the_image_has_the_ray_that_kuberay_is_told():
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     for device in ("cpu", "gpu"):
         lock = Path(ROOT / "configs" / "requirements" / f"{device}.txt")
-        assert f"ray=={values['ray']['version']}\n" in lock.read_text("utf-8")
+        assert f"\nray=={values['ray']['version']} ;" in lock.read_text("utf-8")
 
 
 def test_the_chart_has_the_version_of_the_package():

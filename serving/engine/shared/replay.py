@@ -23,6 +23,7 @@ and for all requests:
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def emitted_token_ids_of(sampling_params: Any) -> list[int]:
 
 def _replace(owner: Any, name: str, build: Callable[[Any], Any]) -> None:
     original = getattr(owner, name)
-    replacement = build(original)
+    # Wrapped, for whoever asks for its signature or its source: `compat.check` does.
+    replacement = functools.wraps(original)(build(original))
     setattr(replacement, _MARK, original)
     bound_to_class = isinstance(owner.__dict__.get(name), classmethod)
     setattr(owner, name, staticmethod(replacement) if bound_to_class else replacement)
