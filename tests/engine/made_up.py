@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class DeafFeedback(DraftFeedback):
     """Hears no outcome, so that the calibration stays at its prior."""
 
-    def teach(self, calibration: ConfidenceCalibration) -> None:
-        """Teach nothing."""
+    def flush(self, calibration: ConfidenceCalibration) -> None:
+        """Learn nothing."""
 
 
 def make_up_costs(
