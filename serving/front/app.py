@@ -10,16 +10,14 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import WrapValidator
 from ray import serve
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 from starlette.responses import (
-    HTMLResponse,
     JSONResponse,
     Response,
     StreamingResponse,
@@ -28,26 +26,16 @@ from starlette.responses import (
 from serving.compat_ray import (
     DEFAULT_LLM_ROUTER_HTTP_TIMEOUT,
     NON_STREAMING_RESPONSE_TYPES,
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
     ErrorResponse,
     OpenAiIngress,
     RawRequestInfo,
     SetRequestIdMiddleware,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
     _openai_json_wrapper,
     metrics_lifespan,
     session_id_from_headers,
 )
 from serving.front.board import (
-    CHAT_PAGE,
-    PAGE,
-    PAGE_HEADERS,
-    STREAM_HEADERS,
     BoardFeed,
-    TooManyWatchersError,
 )
 from serving.front.errors import (
     ApiError,
@@ -61,8 +49,14 @@ from serving.front.errors import (
     lost_its_engine,
     reword_streamed_errors,
 )
+from serving.front.pages import PageRoutes
 from serving.front.replica_count import ReplicaCount
-from serving.front.request_body import check_body
+from serving.front.request_body import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 
 logger = logging.getLogger("ray.serve")
 
@@ -103,7 +97,7 @@ def build_api(max_body_bytes: int) -> FastAPI:
     return app
 
 
-class TetrisIngress(OpenAiIngress):
+class TetrisIngress(PageRoutes, OpenAiIngress):
     """Routes of the OpenAI API, answered by the engine replicas."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -114,28 +108,6 @@ class TetrisIngress(OpenAiIngress):
         self._replicas = ReplicaCount(lambda: _count_engines(app_name))
         self._feed = BoardFeed(self._watch_replicas)
 
-    async def health(self) -> Response:
-        """Answer 200 while at least one engine replica runs, 503 otherwise."""
-        return JSONResponse(await self._replicas.describe())
-
-    async def chat_page(self) -> Response:
-        """Show a chat, with what the engines do for it beside it."""
-        return HTMLResponse(CHAT_PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
-
-    async def board(self) -> Response:
-        """Show the live board."""
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
-
-    async def board_events(self) -> Response:
-        """Stream what the live board shows."""
-        try:
-            events = self._feed.watch()
-        except TooManyWatchersError as error:
-            raise ApiError(503, f"{error}; retry later.") from None
-        return StreamingResponse(
-            events, media_type="text/event-stream", headers=STREAM_HEADERS
-        )
-
     async def models(self) -> Response:
         """List the models."""
         cards = [self._describe(model) for model in self._model_cards]
@@ -145,39 +117,21 @@ class TetrisIngress(OpenAiIngress):
         """Describe one model."""
         return JSONResponse(self._describe(await self._get_model_id(model)))
 
-    async def completions(
-        self,
-        body: Annotated[CompletionRequest, WrapValidator(check_body)],
-        request: Request,
-    ) -> Response:
+    async def completions(self, body: CompletionBody, request: Request) -> Response:
         """Complete a prompt, streaming or not."""
         return await self._process_llm_request(body, "completions", request)
 
-    async def chat(
-        self,
-        body: Annotated[ChatCompletionRequest, WrapValidator(check_body)],
-        request: Request,
-    ) -> Response:
+    async def chat(self, body: ChatBody, request: Request) -> Response:
         """Answer a conversation, streaming or not."""
         if not body.messages:
             raise ApiError(400, "messages: must hold at least one message", "messages")
         return await self._process_llm_request(body, "chat", request)
 
-    async def tokenize(
-        self,
-        body: Annotated[
-            TokenizeCompletionRequest | TokenizeChatRequest, WrapValidator(check_body)
-        ],
-        request: Request,
-    ) -> Response:
+    async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
         """Turn a prompt or a conversation into token ids."""
         return await self._answer_once(body, "tokenize", request)
 
-    async def detokenize(
-        self,
-        body: Annotated[DetokenizeRequest, WrapValidator(check_body)],
-        request: Request,
-    ) -> Response:
+    async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
         """Turn token ids into text."""
         return await self._answer_once(body, "detokenize", request)
 

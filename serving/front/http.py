@@ -13,7 +13,6 @@ from fastapi import Request
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import (
-    HTMLResponse,
     JSONResponse,
     Response,
     StreamingResponse,
@@ -21,21 +20,9 @@ from starlette.responses import (
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
-from serving.compat_ray import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeChatRequest,
-    TokenizeCompletionRequest,
-)
 from serving.engine.shared.replay import INTERNAL_PREFIX
 from serving.front.board import (
-    CHAT_PAGE,
-    PAGE,
-    PAGE_HEADERS,
-    STREAM_HEADERS,
     BoardFeed,
-    TooManyWatchersError,
 )
 from serving.front.errors import (
     ApiError,
@@ -46,7 +33,14 @@ from serving.front.errors import (
 )
 from serving.front.fleet_client import FleetClient
 from serving.front.metrics import FrontMetrics
+from serving.front.pages import PageRoutes
 from serving.front.replica_count import ReplicaCount
+from serving.front.request_body import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 from serving.front.vllm_app import build_app_state
 from serving.replica.request_class import find_unknown_class, set_priority
 from serving.replica.stream_pacing import pace_streams
@@ -67,7 +61,7 @@ _BOARD_TIMEOUT_S: Final = 5.0
 _ERROR_EVENT = re.compile(r'data: \{"error": ')
 
 
-class Front:
+class Front(PageRoutes):
     """One front: routes of the OpenAI API over leased engine replicas."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits constructors
@@ -131,28 +125,6 @@ class Front:
         if self._state.engine_client.errored:
             raise RuntimeError("the front's output loop has ended")
 
-    async def health(self) -> Response:
-        """Answer 200 while at least one engine replica runs, 503 otherwise."""
-        return JSONResponse(await self._replicas.describe())
-
-    async def chat_page(self) -> Response:
-        """Show a chat, with what the engines do for it beside it."""
-        return HTMLResponse(CHAT_PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
-
-    async def board(self) -> Response:
-        """Show the live board."""
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
-
-    async def board_events(self) -> Response:
-        """Stream what the live board shows."""
-        try:
-            events = self._feed.watch()
-        except TooManyWatchersError as error:
-            raise ApiError(503, f"{error}; retry later.") from None
-        return StreamingResponse(
-            events, media_type="text/event-stream", headers=STREAM_HEADERS
-        )
-
     async def models(self) -> Response:
         """List the models."""
         return JSONResponse({"object": "list", "data": [self._model_card]})
@@ -162,27 +134,25 @@ class Front:
         self._check_model(model)
         return JSONResponse(self._model_card)
 
-    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+    async def completions(self, body: CompletionBody, request: Request) -> Response:
         """Complete a prompt, streaming or not."""
         serving = self._state.openai_serving_completion
         return await self._generate(body, request, serving.create_completion)
 
-    async def chat(self, body: ChatCompletionRequest, request: Request) -> Response:
+    async def chat(self, body: ChatBody, request: Request) -> Response:
         """Answer a conversation, streaming or not."""
         if not body.messages:
             raise ApiError(400, "messages: must hold at least one message", "messages")
         serving = self._state.openai_serving_chat
         return await self._generate(body, request, serving.create_chat_completion)
 
-    async def tokenize(
-        self, body: TokenizeCompletionRequest | TokenizeChatRequest, request: Request
-    ) -> Response:
+    async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
         """Turn a prompt or a conversation into token ids."""
         self._check_model(body.model)
         serving = self._state.serving_tokenization
         return await _answer(body, request, serving.create_tokenize)
 
-    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+    async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
         """Turn token ids into text."""
         self._check_model(body.model)
         serving = self._state.serving_tokenization

@@ -2,12 +2,19 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic_core
-from pydantic import ValidationError
+from pydantic import ValidationError, WrapValidator
 from vllm.exceptions import VLLMClientError
 
+from serving.compat_ray import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
 from serving.front.errors import ApiError
 
 logger = logging.getLogger("ray.serve")
@@ -73,3 +80,11 @@ def _read_lists(body: Any) -> None:
                 raise ApiError(
                     400, f"{field}: one of its parts is malformed", field
                 ) from None
+
+
+_CHECKED = WrapValidator(check_body)
+
+CompletionBody = Annotated[CompletionRequest, _CHECKED]
+ChatBody = Annotated[ChatCompletionRequest, _CHECKED]
+TokenizeBody = Annotated[TokenizeCompletionRequest | TokenizeChatRequest, _CHECKED]
+DetokenizeBody = Annotated[DetokenizeRequest, _CHECKED]

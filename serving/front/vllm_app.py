@@ -14,8 +14,10 @@ from serving.engine.compat import (
     EngineCoreClient,
     Executor,
     RayPrometheusStatLogger,
+    check,
     init_app_state,
 )
+from serving.engine.front_names import FRONT
 from serving.engine.version import SUPPORTED_VLLM
 from serving.replica.serve_log import keep_serve_log
 
@@ -41,7 +43,9 @@ async def build_app_state(hello: Mapping[str, Any], client: FleetClient) -> Stat
 
     Raises:
         RuntimeError: The engines run another vLLM.
+        MovedNamesError: This vLLM is not as the front expects it.
     """
+    check(FRONT)
     if hello["vllm_version"] != SUPPORTED_VLLM:
         raise RuntimeError(
             f"the engines run vLLM {hello['vllm_version']}, this front "
