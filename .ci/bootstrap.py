@@ -67,7 +67,8 @@ def main() -> None:
     steps = plan(venv, device, dev=arguments.dev)
     # By default these would end this process and leave an installer at work.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     try:
         if not is_finished(venv, steps[-1]):
             install(venv, steps)

@@ -222,6 +222,8 @@ def test_a_second_set_up_waits_for_the_first_and_can_be_interrupted(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # In the background a shell has signals ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),
         ) as process:
             assert process.stdout.readline().startswith("Waiting for another set-up")
             wait_until_blocked(process.pid)
