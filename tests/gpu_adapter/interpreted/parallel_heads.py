@@ -69,7 +69,8 @@ def write_dspark_head(folder: Path, target: Path) -> Path:
     """
     model = _read(target)
     embedding = model.model.embed_tokens.weight.detach()
-    scale = embedding.square().mean(dim=1, keepdim=True).sqrt()
+    # A token that ordinary text has none of may be embedded as nothing at all.
+    scale = embedding.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-6)
     weights = _make_backbone()
     weights |= {
         "norm.weight": torch.full((HIDDEN_SIZE,), 1e-3),
