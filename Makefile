@@ -17,11 +17,12 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-bui
 	--excludes $(REQUIREMENTS)/excludes.in $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format bench loadtest demo-pair chart lock clean
+.PHONY: help serve test law lint format bench loadtest demo-pair chart lock clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) until Ctrl-C (CONFIG=, PORT=, ARGS=)"
 	@echo "make test       set up and run the tests (ARGS='-k selection'; FAST=1: no engine)"
+	@echo "make law        judge sampled tokens by the target's law, with new seeds (ARGS=)"
 	@echo "make lint       check formatting, style and types"
 	@echo "make format     format the code and apply safe fixes"
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--smoke)"
@@ -51,6 +52,13 @@ else
 	$(PYTEST) -n 2 --dist loadfile -m "not ray" $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) -m ray $(ARGS) $(NONE_IS_FINE)
 endif
+
+# All cases on both runners, an hour and more; adds to tests/engine/law/evidence.json.
+law:
+	@$(SET_UP) --dev
+	@.ci/extras
+	$(BIN)/python -m tests.engine.law $(ARGS)
+	PYTHONPATH=$(TETRIS_VENV)/triton $(BIN)/python -m tests.gpu_adapter.interpreted $(ARGS)
 
 lint:
 	@$(SET_UP) --dev

@@ -2,8 +2,7 @@
 
 The checks under `interpreted/` start engines whose runner is the one that GPUs have.
 They run in processes of their own, because Triton must be there when vLLM is imported
-and must not be in any other test. Those named `long_` run where `TETRIS_LONG_TESTS` is
-set.
+and must not be in any other test.
 """
 
 from __future__ import annotations
@@ -19,19 +18,7 @@ ROOT = Path(__file__).parents[2]
 TRITON = Path(sys.prefix) / "triton"
 PLUGIN = "tests.gpu_adapter.interpreted.plugin"
 FOLDER = Path(__file__).parent / "interpreted"
-CHECKS = [
-    *sorted(FOLDER.glob("check_*.py")),
-    *(
-        pytest.param(
-            path,
-            marks=pytest.mark.skipif(
-                not os.environ.get("TETRIS_LONG_TESTS"),
-                reason="takes minutes: set TETRIS_LONG_TESTS=1",
-            ),
-        )
-        for path in sorted(FOLDER.glob("long_*.py"))
-    ),
-]
+CHECKS = sorted(FOLDER.glob("check_*.py"))
 
 MAX_SECONDS = 1800
 

@@ -12,7 +12,7 @@ from tests.engine.law.bias import draw_from_draft
 from tests.engine.law.engines import LawEngine, run_law_engine
 from tests.engine.law.judge import Judged, Verdict, judge
 from tests.engine.law.models import write_law_pair
-from tests.engine.law.traffic import CHUNK, CLASSES, FEATURES, draw_requests
+from tests.engine.law.traffic import FEATURES, draw_requests
 from tests.engine.made_up import make_up_costs
 from tests.engine.tiny_models import (
     write_eagle3_head,
@@ -32,13 +32,11 @@ if TYPE_CHECKING:
 
     Bias = Callable[[LawEngine], AbstractContextManager[None]]
 
-NUM_EACH = 11
-"""Requests of each kind in a batch; all kinds together make 3,000 tokens."""
+NUM_EACH = 18
+"""Requests of each kind in a batch; all kinds together make 5,000 tokens."""
 
 FEW_BLOCKS = 40
-
-BLOCK_SIZE = 32
-"""The smallest KV block of vLLM's CPU attention."""
+"""Where KV blocks are to run short."""
 
 SHARE = 0.05
 """Of the tokens at verified positions, how many the controls draw from the draft."""
@@ -47,10 +45,14 @@ SAMPLED = {"draft_sample_method": "probabilistic"}
 
 ARGMAX = {"draft_sample_method": "greedy"}
 
-METHODS = dict.fromkeys(("argmax", "perfect", "noisy"), "draft_model")
-"""What vLLM calls drafters of ours that have another name."""
-
-NOISE_OF = {"perfect": 0.0, "noisy": 0.1}
+PAIRS: dict[str, dict[str, Any]] = {
+    "draft_model": {},
+    "argmax": {},
+    "perfect": {"noise": 0.0},
+    "noisy": {"noise": 0.1},
+    "confused": {"confused_every": 3},
+}
+"""Drafters that are draft models, and how their pairs are written."""
 
 make_drafts_pay = partial(make_up_costs, draft_ms=(0.02, 0.1), target_ms=(60.3, 100.0))
 """Prices at which the drafts of a drafter that is often wrong pay for some batches."""
@@ -58,8 +60,8 @@ make_drafts_pay = partial(make_up_costs, draft_ms=(0.02, 0.1), target_ms=(60.3, 
 
 def write_models(folder: Path, drafter: str) -> tuple[Path, Path | None]:
     """Write the target and, where it is not a part of it, the draft of a drafter."""
-    if METHODS.get(drafter, drafter) == "draft_model":
-        return write_law_pair(folder, NOISE_OF.get(drafter))
+    if drafter in PAIRS:
+        return write_law_pair(folder, **PAIRS[drafter])
     if drafter == "mtp":
         target, head = write_mimo(folder / "target"), None
     else:
@@ -78,14 +80,10 @@ def start(folder: Path, drafter: str) -> Iterator[LawEngine]:
     with run_law_engine(
         run_engine,
         *write_models(folder, drafter),
-        method=METHODS.get(drafter, drafter),
+        method="draft_model" if drafter in PAIRS else drafter,
         speculative=ARGMAX if drafter == "argmax" else SAMPLED,
-        classes=CLASSES,
         max_num_seqs=96,
         max_num_batched_tokens=2048,
-        max_model_len=4 * BLOCK_SIZE,
-        block_size=BLOCK_SIZE,
-        long_prefill_token_threshold=CHUNK,
     ) as engine:
         yield engine
 
@@ -138,6 +136,7 @@ def run_case(
     bias: Bias | None = None,
     num_each: int = NUM_EACH,
     features: Sequence[str] = tuple(FEATURES),
+    few_blocks: int = FEW_BLOCKS,
     prepare: Callable[[Engine], None] = make_drafts_pay,
 ) -> Outcome:
     """Run a case on the engine of its drafter.
@@ -149,6 +148,7 @@ def run_case(
         bias: Makes a control of it.
         num_each: Requests of each kind.
         features: The kinds.
+        few_blocks: Left where KV blocks run short.
         prepare: Makes up what the policies that look at prices believe.
     """
     engine.set_policy(case.policy, prepare)
@@ -163,7 +163,7 @@ def run_case(
         if case.gaps:
             stack.enter_context(engine.break_off_drafting())
         if case.tight:
-            stack.enter_context(engine.hold_blocks(FEW_BLOCKS))
+            stack.enter_context(engine.hold_blocks(few_blocks))
         if bias is not None:
             stack.enter_context(bias(engine))
         judged = engine.run(requests, seed)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DRAFTERS = ("draft_model", "argmax", "eagle", "eagle3", "mtp")
 """vLLM's methods; `argmax` is a draft model whose drafts are not sampled."""
@@ -54,11 +58,29 @@ def pair_up() -> list[Case]:
     ]
 
 
-def combine_all() -> list[Case]:
+def combine_all(drafters: Sequence[str] = DRAFTERS) -> list[Case]:
     """Return all cases there are, those of one drafter together."""
     return [
         Case(drafter, policy, *flags)
-        for drafter in DRAFTERS
+        for drafter in drafters
         for policy in SELECTED_BY
         for flags in itertools.product((False, True), repeat=4)
+    ]
+
+
+def pair_up_policies(drafter: str) -> list[Case]:
+    """Return one case for each policy, in which any two of the other values meet.
+
+    For an engine that is too slow for more; `classes` goes with `tight`.
+    """
+    return [
+        Case(
+            drafter,
+            policy,
+            long_prompts=p in (1, 3),
+            tight=p in (2, 3),
+            gaps=p in (1, 2),
+            classes=p in (2, 3),
+        )
+        for p, policy in enumerate(SELECTED_BY)
     ]

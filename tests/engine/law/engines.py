@@ -14,6 +14,7 @@ from serving.engine.shared.planner_host import PlannerHost
 from tests.engine.law.judge import Judged, join
 from tests.engine.law.models import load_reference
 from tests.engine.law.recorder import Record, record
+from tests.engine.law.traffic import CHUNK, CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,9 @@ POLICIES: dict[str, dict[str, int]] = {
     "tetris": {"draft_tokens": 3, "extra_draft_tokens": DEPTH - 3},
     "goodput": {"draft_tokens": DEPTH, "extra_draft_tokens": 0},
 }
+
+BLOCK_SIZE = 32
+"""The smallest KV block of vLLM's CPU attention."""
 
 DEPTHS_WITH_GAPS = (DEPTH, DEPTH, 0, 0, 3, DEPTH, 0, DEPTH, 1, 0, 0, 0)
 """How drafting is broken off: at depth 0 the drafter is left out; it resumes cold."""
@@ -145,7 +149,11 @@ def run_law_engine(
                     draft,
                     policy="fixed",
                     draft_tokens=DEPTH,
+                    classes=CLASSES,
                     skip_tokenizer_init=False,
+                    max_model_len=4 * BLOCK_SIZE,
+                    block_size=BLOCK_SIZE,
+                    long_prefill_token_threshold=CHUNK,
                     **options,
                 )
             )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-CLOSE = 1e-4
+CLOSE = 2e-5
 """Probabilities whose order, or sum against `top_p`, is closer than this may come out
 otherwise in the engine's float32; such positions are not judged. Whether one is hangs
 on the prefix alone."""

@@ -25,23 +25,26 @@ nearly impossible under the target: a draft token that is kept against the rule
 stands out there, as it does where a real draft model is out of its depth."""
 
 
-def write_law_pair(folder: Path, noise: float | None = None) -> tuple[Path, Path]:
+def write_law_pair(
+    folder: Path, *, noise: float = NOISE, confused_every: int = CONFUSED_EVERY
+) -> tuple[Path, Path]:
     """Write a target and a draft, `target/` and `draft/`, float32, with tokenizers.
 
     Args:
         folder: Where they go.
-        noise: Of the draft's weights, relative to each one's own; `NOISE` by default.
-            At 0 the draft is the target itself: it is never rejected, so that whatever
-            goes wrong comes from the selection of drafts.
+        noise: Of the draft's weights, relative to each one's own. At 0 the draft is the
+            target itself: it is never rejected, so that whatever goes wrong comes from
+            the selection of drafts.
+        confused_every: See `CONFUSED_EVERY`.
     """
-    paths = write_llama_pair(folder, noise=NOISE if noise is None else noise)
+    paths = write_llama_pair(folder, noise=noise)
     for path in paths:
         model = LlamaForCausalLM.from_pretrained(path)
         with torch.no_grad():
             model.lm_head.weight.mul_(SHARPNESS)
             if path == paths[1] and noise != 0.0:
                 rows = model.lm_head.weight
-                rows[::CONFUSED_EVERY] = rows[::CONFUSED_EVERY].roll(1, dims=0)
+                rows[::confused_every] = rows[::confused_every].roll(1, dims=0)
         model.save_pretrained(path)
         write_tokenizer(path)
     return paths

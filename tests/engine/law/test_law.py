@@ -10,6 +10,14 @@ fails by chance has a probability of at most 1e-4.
 A test that cannot fail proves nothing: in every case, for every kind of request and at
 every draft position the same code must reject an engine that draws 5 % of the tokens at
 verified positions from the draft instead, and whatever breaks one rule of selection.
+
+Power, by simulation (`python -m tests.engine.law.power`, 100 trials; least and most over
+the cases, the kinds of request and the draft positions, each judged by itself):
+
+    5 % of the tokens at verified positions from the draft    at least .98
+    3 %                                                       at least .88
+    2 %                                                       .46 to .94
+    a temperature 10 % too high or too low                    all 100, judged together
 """
 
 from __future__ import annotations
@@ -130,9 +138,10 @@ def check_premises(case: Case, outcome: Outcome) -> None:
     counters, cut = outcome.counters, outcome.counters["num_cut_tokens"]
     assert counters["num_fallbacks"] == {}
     assert counters["num_accepted_tokens"] > 0
-    # A row without a law turns its batch to one-hot verification, where every rule of
-    # selection is exact.
-    assert (outcome.num_one_hot > 0) == (case.drafter == "argmax")
+    # A draft without its law turns its step to one-hot verification, where any rule of
+    # selection is exact; one that was passed over for a step has lost it.
+    share = outcome.num_one_hot / counters["num_verified_tokens"]
+    assert share > 0.9 if case.drafter == "argmax" else share < 0.05
     if case.policy in ("tetris", "goodput") and not case.gaps:
         assert cut["budget"] + cut.get("latency", 0) > 0
     if case.gaps:

@@ -58,7 +58,7 @@ class Feature:
 FEATURES = {
     "plain": Feature(),
     "cool": Feature(Sampling(temperature=0.7)),
-    "truncated": Feature(Sampling(temperature=1.5, top_k=40, top_p=0.98)),
+    "truncated": Feature(Sampling(temperature=1.2, top_k=32, top_p=0.998)),
     "seeded": Feature(is_seeded=True),
     "penalties": Feature(Sampling(repetition=1.3, presence=0.6, frequency=0.4)),
     "min_tokens": Feature(Sampling(min_tokens=20, stop_token_ids=STOP_TOKEN_IDS)),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.update(
@@ -28,8 +29,18 @@ import torch
 import triton.language as tl
 from triton.backends import Backend, backends
 from triton.language.extra import libdevice
+from triton.runtime import interpreter
 
 backends["cpu"] = Backend(compiler=None, driver=None)
+
+# Once for all: the interpreter would put its own functions into the language anew in
+# every call from kernel to function, which takes a third of all time.
+interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+interpreter._patch_lang = lambda _function: interpreter._LangPatchScope()
+# Nor is anything to be copied back: kernels work on the tensors themselves.
+interpreter.GridExecutor._restore_args_dev = lambda *_: None
+# As on a GPU, where nobody looks for integers that overflow: hashes mean to.
+object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
 
 import vllm.v1.sample.ops.topk_topp_sampler as top_k_top_p
 import vllm.v1.worker.cpu_worker  # noqa: F401 - replaces parts of torch.cuda

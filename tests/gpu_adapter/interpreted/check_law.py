@@ -1,0 +1,85 @@
+"""Above temperature 0 every token of the V2 runner follows the target's law.
+
+As `tests.engine.law.test_law`, with the same requests, laws and bets. The interpreter
+leaves room for one case of each policy, each judged by itself, and for one control of
+all four together; `make law` runs all cases, and controls of each policy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engine.law.cases import Case, pair_up_policies
+from tests.engine.law.evidence import NUM_TESTS_OF_V2, Evidence, is_alarming
+from tests.gpu_adapter.interpreted.law import (
+    DRAFTER,
+    draw_some_from_draft,
+    run_case,
+    start,
+)
+
+if TYPE_CHECKING:
+    from tests.engine.law.campaign import Outcome
+
+SEED = 1
+
+CASES = pair_up_policies(DRAFTER)
+
+Outcomes = dict[Case, "Outcome"]
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Outcomes, Outcomes]:
+    """What the cases brought, and what their controls did, all on one engine."""
+    with start(tmp_path_factory.mktemp("law")) as engine:
+        honest = {case: run_case(engine, case, SEED, num_each=1) for case in CASES}
+        biased = {
+            case: run_case(engine, case, SEED, bias=draw_some_from_draft, num_each=1)
+            for case in CASES
+        }
+    return honest, biased
+
+
+def add_up(outcomes: Outcomes) -> Evidence:
+    total = Evidence()
+    for outcome in outcomes.values():
+        total.add(outcome.verdict.total)
+    return total
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_token_follows_its_law(
+    case: Case, outcomes: tuple[Outcomes, Outcomes]
+) -> None:
+    outcome = outcomes[0][case]
+    counters, cut = outcome.counters, outcome.counters["num_cut_tokens"]
+    assert counters["num_fallbacks"] == {}
+    assert counters["num_accepted_tokens"] > 0
+    assert outcome.num_one_hot == 0
+    if case.policy in ("tetris", "goodput"):
+        assert cut["budget"] > 0
+    if case.gaps:
+        assert cut["depth"] > 0
+    if case.tight and case.policy != "goodput":
+        assert outcome.num_preempted > 0
+    assert not is_alarming(outcome.verdict.total)
+
+
+def test_all_together_follow_their_laws(outcomes: tuple[Outcomes, Outcomes]) -> None:
+    assert not is_alarming(add_up(outcomes[0]))
+
+
+def test_a_twentieth_from_the_draft_is_rejected(
+    outcomes: tuple[Outcomes, Outcomes],
+) -> None:
+    total = add_up(outcomes[1])
+    assert total.num_impossible == 0
+    assert is_alarming(total)
+
+
+def test_the_family_has_room_for_all_tests() -> None:
+    assert len(CASES) + 1 <= NUM_TESTS_OF_V2
