@@ -11,7 +11,7 @@ A test that cannot fail proves nothing: in every case, for every kind of request
 every draft position the same code must reject an engine that draws 5 % of the tokens at
 verified positions from the draft instead, and whatever breaks one rule of selection.
 
-Power, by simulation (`python -m tests.engine.law.power`, 100 trials; least and most over
+Power, by simulation (`python -m tests.engine.law.power`, 100 trials; least and most of
 the cases, the kinds of request and the draft positions, each judged by itself):
 
     5 % of the tokens at verified positions from the draft    at least .98
