@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -298,7 +297,6 @@ def test_cut_tokens_are_counted_by_what_cut_them() -> None:
         host = SimpleNamespace(
             counters=SpeculationCounters("goodput", "draft_model", 4)
         )
-        host._count_cut = partial(TetrisScheduler._count_cut, host)
         requests: Any = [SimpleNamespace(spec_token_ids=[7] * 4) for _ in range(3)]
         admitted = np.array([4, 1, 0])
         TetrisScheduler._admit(

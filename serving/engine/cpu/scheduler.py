@@ -12,7 +12,7 @@ from policies.types import DraftBatch, DraftSelection, VerificationOutcome
 from serving.engine.compat import Scheduler
 from serving.engine.cpu.draft_room import DraftRooms
 from serving.engine.cpu.drafts import ScoredDraftTokenIds
-from serving.engine.cpu.rest import Rest
+from serving.engine.cpu.skipped_planning import SkippedPlanning
 from serving.engine.cpu.step_clock import StepClock
 from serving.engine.cpu.step_messages import QUIET_ATTRIBUTE, STOP_ATTRIBUTE
 from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
@@ -50,7 +50,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
             used (opt-out, past the request's or the drafter's end).
         `schedule`: trims drafts to the selection first, sets the next draft depth
             after, and when the draft may end short of it. While nothing is drafted
-            and the same requests go on, most steps are left to vLLM (`rest`).
+            and the same requests go on, most steps are left to vLLM
+            (`skipped_planning`).
         `update_from_output`: counts and learns from what the target accepted.
     A fault in a policy or in a part of our own, or a confidence that is missing or no
     probability, verifies everything drafted in that step and teaches nothing; the
@@ -74,7 +75,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
         skips_drafter = (
             speculative.uses_draft_model() and not speculative.parallel_drafting
         )
-        self._rest = Rest(can_rest=skips_drafter)
+        self._skipping = SkippedPlanning(skips_drafter)
         self._host_planner(
             padded_sizes=CPU_STEP_SIZES,
             skips_drafter=skips_drafter,
@@ -158,38 +159,42 @@ class TetrisScheduler(PlannerHost, Scheduler):
                     (0, "skipped") if skipped else self._rooms.limit(request, num_valid)
                 )
                 if num_usable < num_valid:
-                    self._count_cut(reason, num_valid - num_usable)
+                    self.counters.count_cut(reason, num_valid - num_usable)
                     request.spec_token_ids = drafts[:num_usable]
             pending[req_id] = (confidence, row)
         self.counters.num_proposed_tokens += num_proposed
-        self._count_cut("grammar", num_proposed - num_offered)
+        self.counters.count_cut("grammar", num_proposed - num_offered)
         if depth > 0 and self._method in _CONFIDENCE_METHODS:
             # What a deeper draft would have had.
-            self._count_cut("depth", (self.num_spec_tokens - depth) * num_drafting)
+            self.counters.count_cut(
+                "depth", (self.num_spec_tokens - depth) * num_drafting
+            )
 
     def _count_skipped(self) -> None:
         """Count, after a step at depth 0, what drafts would have had."""
         if self._method not in _CONFIDENCE_METHODS:
             return
-        self._count_uncounted()
+        self._skipping.count_into(self.counters)
         room_of = self._rooms.of
         is_drafting = [
             not (request.is_prefill_chunk or room_of(request).opted_out)
             for request in self.running
         ]
-        self._rest.num_drafting = sum(is_drafting)
-        self._count_cut("depth", self.num_spec_tokens * self._rest.num_drafting)
+        self._skipping.num_drafting = sum(is_drafting)
+        self.counters.count_cut(
+            "depth", self.num_spec_tokens * self._skipping.num_drafting
+        )
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Trim the drafts to the policy's selection, then schedule as vLLM does."""
         now_s = time.perf_counter()
         attempt = self._guard.attempt
-        if attempt("rest_error", self._rests):
-            return self._schedule_rested(now_s, *args, **kwargs)
+        if attempt("skip_error", self._skips_planning):
+            return self._schedule_unplanned(now_s, *args, **kwargs)
         if self.board.is_watched:
             attempt("board_error", self.board.start_step)
-        if self._rest.num_rested:
-            attempt("rest_error", self._count_rested)
+        if self._skipping.num_skipped:
+            attempt("skip_error", self._tell_skipped)
         attempt("timing_error", self._learn_timing, now_s)
         try:
             self._select()
@@ -206,58 +211,51 @@ class TetrisScheduler(PlannerHost, Scheduler):
         try:
             self._note_planned(output)
         except Exception:
-            self._guard.note("rest_error", exc_info=True)
-            self._rest.stop()
+            self._guard.note("skip_error", exc_info=True)
+            self._skipping.reset()
         attempt("timing_error", self._start_clock, now_s, output)
         self._count_planning(started_s)
         return output
 
-    def _rests(self) -> bool:
+    def _skips_planning(self) -> bool:
         """Whether the coming step has nothing to plan."""
-        return not self.board.is_watched and self._rest.goes_on(
+        return not self.board.is_watched and self._skipping.is_due(
             *self.get_request_counts()
         )
 
-    def _schedule_rested(
+    def _schedule_unplanned(
         self, now_s: float, *args: Any, **kwargs: Any
     ) -> SchedulerOutput:
         """Schedule as vLLM does for the requests of the step before, at depth 0."""
         output = super().schedule(*args, **kwargs)
         output.num_spec_tokens_to_schedule = 0
-        self._rest.count()
+        self._skipping.note_unplanned()
         self._guard.attempt("timing_error", self._start_clock, now_s, output)
         return output
 
     def _note_planned(self, output: SchedulerOutput) -> None:
-        self._rest.note_planned(
+        self._skipping.note_planned(
             output.num_spec_tokens_to_schedule,
             output.total_num_scheduled_tokens,
             len(output.num_scheduled_tokens),
             len(self.running),
         )
 
-    def _count_rested(self) -> None:
+    def _tell_skipped(self) -> None:
         """Tell the planner, and all who take part, of the steps since it was asked."""
-        num_rested = self._rest.num_rested
-        self._guard.ask(self._planner.note_skipped_steps, num_rested)
-        self._pace.note_skipped_steps(num_rested)
-        self._count_uncounted()
-
-    def _count_uncounted(self) -> None:
-        """Count rested steps, whose requests were those of the step before them."""
-        num_steps, self._rest.num_uncounted = self._rest.num_uncounted, 0
-        self.counters.num_steps += num_steps
-        num_drafting = num_steps * self._rest.num_drafting
-        self._count_cut("depth", self.num_spec_tokens * num_drafting)
+        num_skipped = self._skipping.num_skipped
+        self._guard.ask(self._planner.note_skipped_steps, num_skipped)
+        self._pace.note_skipped_steps(num_skipped)
+        self._skipping.count_into(self.counters)
 
     def snapshot(self) -> dict[str, Any]:
         """Return counters, the queue and the planner's gauges as plain values."""
-        self._count_uncounted()
+        self._skipping.count_into(self.counters)
         snapshot: dict[str, Any] = super().snapshot()
         return snapshot
 
     def _start_clock(self, now_s: float, output: SchedulerOutput) -> None:
-        if self._rest.is_quiet and not self.board.is_watched:
+        if self._skipping.is_quiet and not self.board.is_watched:
             setattr(output, QUIET_ATTRIBUTE, True)
         else:
             self._clock.start(now_s, output, self._count_context())
@@ -290,9 +288,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _count_quiet(self) -> None:
         """Count a step of which nobody is told anything."""
-        if self._rest.is_unchanged(len(self.running)):
+        if self._skipping.is_unchanged(len(self.running)):
             # Counted with others: after a forward pass counters are far away.
-            self._rest.num_uncounted += 1
+            self._skipping.num_uncounted += 1
         else:
             self.counters.num_steps += 1
             self._count_skipped()
@@ -357,10 +355,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
             if num_kept < num_offered:
                 num_cut += num_offered - num_kept
                 request.spec_token_ids = request.spec_token_ids[:num_kept]
-        num_late = min(num_cut, selection.num_cut_by_latency)
-        self._count_cut("latency", num_late)
-        self._count_cut("probe" if selection.is_probe else "budget", num_cut - num_late)
         counters = self.counters
+        counters.count_left_out(selection, num_cut)
         counters.last_draft_budget = selection.draft_budget
         counters.draft_budget_total += selection.draft_budget
 
@@ -448,7 +444,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             num_dropped = num_offered - num_scheduled - len(request.spec_token_ids)
             if num_dropped:
                 reason = "kv" if request.request_id in preempted else "scheduler"
-                self._count_cut(reason, num_dropped)
+                self.counters.count_cut(reason, num_dropped)
 
     def _learn_timing(self, now_s: float) -> None:
         timing = self._clock.finish(now_s)

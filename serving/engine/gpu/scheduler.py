@@ -162,7 +162,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 continue
             num_usable, reason = self._limit_drafts(request, num_drafts)
             if num_usable < num_drafts:
-                self._count_cut(reason, num_drafts - num_usable)
+                self.counters.count_cut(reason, num_drafts - num_usable)
                 # A new list: vLLM shares one between all requests.
                 request.spec_token_ids = request.spec_token_ids[:num_usable]
 
@@ -292,7 +292,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         for request, num_offers in zip(requests, offers.tolist(), strict=True):
             num_dropped = len(request.spec_token_ids) - num_offers
             if num_dropped > 0:
-                self._count_cut("budget", num_dropped)
+                self.counters.count_cut("budget", num_dropped)
                 request.spec_token_ids = request.spec_token_ids[:num_offers]
 
     def _set_depth(self, output: SchedulerOutput) -> None:
@@ -317,7 +317,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         )
         depth = output.num_spec_tokens_to_schedule
         self.counters.num_proposed_tokens += depth * num_drafting
-        self._count_cut("depth", (self.num_spec_tokens - depth) * num_drafting)
+        self.counters.count_cut("depth", (self.num_spec_tokens - depth) * num_drafting)
 
     def _give_order(self, output: SchedulerOutput) -> None:
         """Attach the budget, and how to rank, to what was scheduled."""
@@ -421,7 +421,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                     req_ids, num_drafts, num_verified, strict=True
                 )
             ]
-            self._count_cut("grammar", sum(num_verified) - sum(num_valid))
+            self.counters.count_cut("grammar", sum(num_verified) - sum(num_valid))
             num_verified = num_valid
         self.counters.count_verification(num_verified, num_accepted)
         return outcome
@@ -429,11 +429,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
     def _count_left_out(self, selection: DraftSelection | None, num_cut: int) -> None:
         """Count what the device left out, for the reason that its budget had."""
         if selection is None:
-            self._count_cut("budget", num_cut)
-            return
-        num_late = min(num_cut, selection.num_cut_by_latency)
-        self._count_cut("latency", num_late)
-        self._count_cut("probe" if selection.is_probe else "budget", num_cut - num_late)
+            self.counters.count_cut("budget", num_cut)
+        else:
+            self.counters.count_left_out(selection, num_cut)
 
     def _show_drafts(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

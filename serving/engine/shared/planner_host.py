@@ -154,7 +154,8 @@ class PlannerHost:
         attempt("ageing_error", self._ageing.look)
         if not attempt("limits_error", self._limit_batch):
             self._limits.lift()
-        self._count_cut("kv", attempt("kv_error", trim_to_free_blocks, self) or 0)
+        num_cut = attempt("kv_error", trim_to_free_blocks, self) or 0
+        self.counters.count_cut("kv", num_cut)
 
     def _limit_batch(self) -> bool:
         num_chunks = sum([request.is_prefill_chunk for request in self.running])
@@ -193,10 +194,6 @@ class PlannerHost:
 
     def _count_context(self) -> int:
         return sum([request.num_computed_tokens for request in self.running])
-
-    def _count_cut(self, reason: str, num_tokens: int) -> None:
-        if num_tokens:
-            self.counters.num_cut_tokens[reason] += num_tokens
 
     def _show(
         self,
