@@ -87,8 +87,8 @@ def test_a_request_with_impossible_confidences_spoils_no_others(
         ("", "_drop_useless_drafts", "drafts_error"),
         ("", "_make_batch", "selection_error"),
         ("", "_trim_offers", "selection_error"),
-        ("_pace", "note", "limits_error"),
-        ("_ageing", "look", "ageing_error"),
+        ("_batch.pace", "note", "limits_error"),
+        ("_batch.ageing", "look", "ageing_error"),
         ("", "_choose_depth", "depth_error"),
         ("_loads", "note", "order_error"),
         ("_classes", "weigh", "selection_error"),
@@ -97,7 +97,7 @@ def test_a_request_with_impossible_confidences_spoils_no_others(
         ("counters", "count_verification", "outcome_error"),
         ("_confidence", "note", "outcome_error"),
         ("_confidence", "forget", "forget_error"),
-        ("_limits", "note_finished", "forget_error"),
+        ("_batch.limits", "note_finished", "forget_error"),
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(

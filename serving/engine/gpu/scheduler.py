@@ -24,7 +24,8 @@ from serving.engine.gpu.step_messages import (
 )
 from serving.engine.gpu.step_sizes import find_captured_sizes
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
-from serving.engine.shared.faults import check_selection, screen_confidence
+from serving.engine.shared.draft_batch import describe_drafts
+from serving.engine.shared.faults import screen_confidence, select_checked
 from serving.engine.shared.options import opts_out
 from serving.engine.shared.outcomes import NOTHING_VERIFIED, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
@@ -102,7 +103,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         # stay in flight until the next batch comes.
         self._after_idle = self._num_in_flight == 0 or not self.running
         self._selection = self._guard.attempt("selection_error", self._select)
-        self._plan_batch()
+        self._batch.plan(self._planner)
         self._count_planning(started_s)
         return super().schedule(*args, **kwargs)
 
@@ -222,7 +223,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             joined = replace(
                 batch, num_prefill_tokens=batch.num_prefill_tokens + num_coming
             )
-        selection: DraftSelection | None = self._guard.ask(self._ask_selection, joined)
+        selection: DraftSelection | None = self._guard.ask(
+            select_checked, self._planner, joined
+        )
         if selection is not None:
             if selection.may_reallocate:
                 self._trim_offers(requests, batch, selection)
@@ -230,28 +233,18 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
                 self._offer(requests, selection.num_admitted)
         return selection
 
-    def _ask_selection(self, batch: DraftBatch) -> DraftSelection:
-        return check_selection(self._planner.select(batch), batch)
-
     def _make_batch(self, requests: list[Request]) -> DraftBatch:
         lengths = np.array([len(r.spec_token_ids) for r in requests], dtype=np.int64)
-        req_ids = tuple(request.request_id for request in requests)
-        uncomputed = [
-            r.num_tokens + r.num_output_placeholders - r.num_computed_tokens
-            for r in self.running
-        ]
-        return DraftBatch(
-            num_draft_tokens=lengths,
-            confidence=self._confidence.guess(req_ids, int(lengths.max())),
-            req_ids=req_ids,
-            num_decodes=uncomputed.count(1),
-            num_prefill_tokens=sum(n for n in uncomputed if n > 1),
-            num_context_tokens=self._count_context(),
+        req_ids = [request.request_id for request in requests]
+        return describe_drafts(
+            self,
+            self._classes,
+            requests,
+            lengths,
+            self._confidence.guess(req_ids, int(lengths.max())),
             # The confidences are older than the drafts, sampled or not: a budget from
             # them is known before any of the drafts is drawn.
             drafts_are_sampled=False,
-            weights=self._classes.weigh(requests),
-            latency_targets_ms=self._classes.targets_ms(requests),
         )
 
     def _trim_offers(
