@@ -48,9 +48,9 @@ EXTENDS = {
         "DraftModelSpeculator",
     ],
     "engine/gpu/speculators.py:PacedTargetDependent": ["TargetDependentARSpeculator"],
-    "replica/server.py:TetrisEngine": ["VLLMEngine"],
+    "replica/engine.py:TetrisEngine": ["VLLMEngine"],
     "replica/server.py:TetrisServer": ["LLMServer"],
-    "replica/server.py:SkipLocalDownload": ["CallbackBase"],
+    "replica/local_models.py:SkipLocalDownload": ["CallbackBase"],
     "front/app.py:TetrisIngress": ["OpenAiIngress"],
 }
 
