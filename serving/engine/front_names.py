@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 FRONT: Final[Table] = {
     "vllm.v1.engine.async_llm:AsyncLLM": {
         "engine_core output_processor errored": "below it stands our client",
+        "logger_manager": "gets a logger that tells fronts the state of every step",
+        "vllm_config model_config get_supported_tasks()": "what fronts are told",
     },
     "vllm.v1.engine.async_llm": {
         "RequestOutputCollector": "paces streams in its place",
+    },
+    "vllm.v1.engine.output_processor:RequestOutputCollector": {
+        "__init__(output_kind, request_id)": "one is made for each request",
+        "put(output) get() get_nowait()": "what comes is handed on in good time",
     },
     "vllm.v1.engine.core_client:EngineCoreClient": {
         "make_async_mp_client": "the one factory of an AsyncLLM's client",
@@ -27,6 +33,13 @@ FRONT: Final[Table] = {
             "hands on a request without putting its own `client_index` into it"
         ),
         "resources": "the engine's processes, whose end is watched",
+        "abort_requests_async(request_ids) get_supported_tasks_async()": (
+            "fronts' aborts, and a round trip to know that they were heard"
+        ),
+    },
+    "vllm.v1.engine.core_client:BackgroundResources": {
+        "engine_manager": "the engine's processes, whose end is watched",
+        "engine_dead": "looked at by vLLM's own handlers; never here",
     },
     "vllm.v1.engine.core_client": {
         "launch_core_engines": "an engine core is launched with more outputs",
@@ -40,9 +53,31 @@ FRONT: Final[Table] = {
         ),
         "request_states": "where the error goes: into its queue",
     },
+    "vllm.v1.engine.output_processor:RequestState": {
+        "queue parent_req": "where the error goes; the others of its `n`",
+    },
     "vllm.v1.engine": {
         "EngineCoreRequest EngineCoreRequestType": "a request's way to an engine",
         "EngineCoreOutputs FinishReason": "the outputs' way back",
+    },
+    "vllm.v1.engine:EngineCoreRequest": {
+        "request_id sampling_params prompt_token_ids": "changed for a replay",
+    },
+    "vllm.v1.engine:EngineCoreOutputs": {
+        "outputs timestamp scheduler_stats": "taken apart and put into a front's time",
+    },
+    "vllm.v1.engine:EngineCoreOutput": {
+        "request_id new_token_ids finish_reason": "what has come out, whose it is",
+        "new_prompt_logprobs_tensors events": "not asked for twice; in a front's time",
+    },
+    "vllm.v1.engine:EngineCoreEvent": {
+        "timestamp": "put into a front's time",
+    },
+    "vllm.v1.engine:FinishReason": {
+        "ABORT": "nobody here asked for it: the engine is being shut down",
+    },
+    "vllm.v1.metrics.stats:SchedulerStats": {
+        "num_running_reqs num_waiting_reqs kv_cache_usage": "what routers go by",
     },
     "vllm.v1.engine.core:EngineCoreProc": {
         "ENGINE_CORE_DEAD": "the engine's last word in every output",
@@ -80,6 +115,7 @@ FRONT: Final[Table] = {
     # What makes an engine go on where another stopped (`engine.shared.replay`).
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": {
         "__post_init__()": "the V1 worker is told what had come out",
+        "sampling_params output_token_ids": "from where, and where to",
     },
     "vllm.v1.worker.worker_base:WorkerWrapperBase": {
         "init_device()": "when that class may be imported",
@@ -88,8 +124,17 @@ FRONT: Final[Table] = {
         "_create_grammar(request)": "the grammar accepts what had come out",
         "_get_constraint_bounds": "from where the reasoning ends",
     },
+    "vllm.v1.structured_output.request:StructuredOutputRequest": {
+        "reasoning_ended": "as it had",
+    },
+    "vllm.v1.structured_output.backend_types:StructuredOutputGrammar": {
+        "accept_tokens(request_id, tokens)": "the grammar accepts what had come out",
+    },
     "vllm.v1.core.sched.scheduler:Scheduler": {
         "add_request(request)": "a replay goes to the head of the queue",
+    },
+    "vllm.v1.core.sched.request_queue:RequestQueue": {
+        "remove_request(request) prepend_request(request)": "likewise",
     },
     "vllm.v1.request:Request": {
         "from_engine_core_request": "emitted tokens become output",
