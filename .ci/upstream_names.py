@@ -191,7 +191,7 @@ def main(arguments: list[str]) -> int:
     root = Path(arguments[0])
     differences: list[str] = []
     if (root / "vllm").is_dir():
-        tables = (*compat_names.ALL, front_names.FRONT)
+        tables = (*compat_names.ALL, *front_names.ALL)
         differences += find_differences(root, tables, compat_names.WHOLE)
     if (root / "ray").is_dir():
         differences += find_differences(root, [compat_ray.RAY])

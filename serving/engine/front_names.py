@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 FRONT: Final[Table] = {
     "vllm.v1.engine.async_llm:AsyncLLM": {
         "engine_core output_processor errored": "below it stands our client",
-        "logger_manager": "gets a logger that tells fronts the state of every step",
-        "vllm_config model_config get_supported_tasks()": "what fronts are told",
     },
     "vllm.v1.engine.async_llm": {
         "RequestOutputCollector": "paces streams in its place",
@@ -28,24 +26,8 @@ FRONT: Final[Table] = {
         "add_request_async(request) abort_requests_async(request_ids)": "ours",
         "get_output_async() get_supported_tasks_async() shutdown(...)": "ours",
     },
-    "vllm.v1.engine.core_client:AsyncMPClient": {
-        "_send_input(request_type, request, engine)": (
-            "hands on a request without putting its own `client_index` into it"
-        ),
-        "resources": "the engine's processes, whose end is watched",
-        "abort_requests_async(request_ids) get_supported_tasks_async()": (
-            "fronts' aborts, and a round trip to know that they were heard"
-        ),
-    },
     "vllm.v1.engine.core_client:BackgroundResources": {
-        "engine_manager": "the engine's processes, whose end is watched",
         "engine_dead": "looked at by vLLM's own handlers; never here",
-    },
-    "vllm.v1.engine.core_client": {
-        "launch_core_engines": "an engine core is launched with more outputs",
-    },
-    "vllm.v1.engine.utils:CoreEngineProcManager": {
-        "sentinels()": "tell that an engine's process has ended",
     },
     "vllm.v1.engine.output_processor:OutputProcessor": {
         "abort_requests(request_ids, internal)": (
@@ -57,7 +39,7 @@ FRONT: Final[Table] = {
         "queue parent_req": "where the error goes; the others of its `n`",
     },
     "vllm.v1.engine": {
-        "EngineCoreRequest EngineCoreRequestType": "a request's way to an engine",
+        "EngineCoreRequest": "a request's way to an engine",
         "EngineCoreOutputs FinishReason": "the outputs' way back",
     },
     "vllm.v1.engine:EngineCoreRequest": {
@@ -76,23 +58,11 @@ FRONT: Final[Table] = {
     "vllm.v1.engine:FinishReason": {
         "ABORT": "nobody here asked for it: the engine is being shut down",
     },
-    "vllm.v1.metrics.stats:SchedulerStats": {
-        "num_running_reqs num_waiting_reqs kv_cache_usage": "what routers go by",
-    },
-    "vllm.v1.engine.core:EngineCoreProc": {
-        "ENGINE_CORE_DEAD": "the engine's last word in every output",
-    },
     "vllm.v1.serial_utils": {
         "MsgpackDecoder MsgpackEncoder": "as vLLM packs both",
     },
     "vllm.v1.executor": {
         "Executor": "named to an AsyncLLM, which starts none",
-    },
-    "vllm.utils.network_utils": {
-        "get_open_zmq_ipc_path()": "addresses of the outputs",
-    },
-    "vllm.transformers_utils.config": {
-        "maybe_register_config_serialize_by_value()": "configurations can be pickled",
     },
     "vllm.exceptions": {
         "GracefulHTTPError": "a refusal that carries its status",
@@ -100,19 +70,63 @@ FRONT: Final[Table] = {
     "vllm.v1.metrics.ray_wrappers": {
         "RayPrometheusStatLogger": "requests are measured where they are answered",
     },
-    "vllm.v1.metrics.loggers:StatLoggerBase": {
-        "record(scheduler_stats, iteration_stats, ...)": "the state of every step",
-        "log_engine_initialized()": "must be there",
-    },
     "vllm.entrypoints.launchers.api_server.app_state": {
         "init_app_state(engine_client, state, args, supported_tasks)": (
             "vLLM's own request handlers"
         ),
     },
+}
+"""In a front."""
+
+LEASES: Final[Table] = {
+    "vllm.v1.engine.async_llm:AsyncLLM": {
+        "logger_manager": "gets a logger that tells fronts the state of every step",
+        "vllm_config model_config get_supported_tasks()": "what fronts are told",
+    },
+    "vllm.v1.engine.core_client:AsyncMPClient": {
+        "_send_input(request_type, request, engine)": (
+            "hands on a request without putting its own `client_index` into it"
+        ),
+        "resources": "the engine's processes, whose end is watched",
+        "abort_requests_async(request_ids) get_supported_tasks_async()": (
+            "fronts' aborts, and a round trip to know that they were heard"
+        ),
+    },
+    "vllm.v1.engine.core_client:BackgroundResources": {
+        "engine_manager": "the engine's processes, whose end is watched",
+    },
+    "vllm.v1.engine": {
+        "EngineCoreRequestType": "a request's way to the engine",
+    },
+    "vllm.v1.engine.core_client": {
+        "launch_core_engines": "an engine core is launched with more outputs",
+    },
+    "vllm.v1.engine.utils:CoreEngineProcManager": {
+        "sentinels()": "tell that an engine's process has ended",
+    },
+    "vllm.v1.engine.core:EngineCoreProc": {
+        "ENGINE_CORE_DEAD": "the engine's last word in every output",
+    },
+    "vllm.utils.network_utils": {
+        "get_open_zmq_ipc_path()": "addresses of the outputs",
+    },
+    "vllm.transformers_utils.config": {
+        "maybe_register_config_serialize_by_value()": "configurations can be pickled",
+    },
+    "vllm.v1.metrics.loggers:StatLoggerBase": {
+        "record(scheduler_stats, iteration_stats, ...)": "the state of every step",
+        "log_engine_initialized()": "must be there",
+    },
     "vllm.config:ModelConfig": {
         "compute_hash()": "which models an engine may share requests with",
     },
-    # What makes an engine go on where another stopped (`engine.shared.replay`).
+    "vllm.v1.metrics.stats:SchedulerStats": {
+        "num_running_reqs num_waiting_reqs kv_cache_usage": "what routers go by",
+    },
+}
+"""In a replica that works for fronts, besides `compat_names.SERVER`."""
+
+REPLAY: Final[Table] = {
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": {
         "__post_init__()": "the V1 worker is told what had come out",
         "sampling_params output_token_ids": "from where, and where to",
@@ -142,4 +156,10 @@ FRONT: Final[Table] = {
         "prefill_stats": "left out: the client was told before",
     },
 }
-"""In fronts, and in replicas and engines for them."""
+"""In an engine that goes on where another stopped (`engine.shared.replay`).
+
+Looked for by the contract test alone: a CPU engine must not import the V1 worker's
+batch before the worker (`compat_cpu`).
+"""
+
+ALL: Final = (FRONT, LEASES, REPLAY)
