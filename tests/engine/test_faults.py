@@ -297,7 +297,7 @@ def test_a_fault_in_the_worker_costs_no_token_and_is_counted(
 class Stopping:
     """An order to look between passes whether to go on, which cannot be followed."""
 
-    def follow(self, req_ids: tuple[str, ...]) -> Any:
+    def start(self, req_ids: tuple[str, ...]) -> Any:
         return self
 
     def should_continue(self, confidence: list[float], ended: list[int]) -> bool:

@@ -46,24 +46,22 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
     _first_pass_end_s: float
     _draft_end_s: float
     _num_drafted: int
-    _watch: EarlyExit | None
+    _early_exit: EarlyExit | None
     _stop_token_ids: list[set[int | None]]
     _drawn: list[tuple[torch.Tensor, torch.Tensor | None]]
     _guard: FaultGuard
     draft_start_s: float
 
-    def watch(
-        self,
-        watch: EarlyExit,
-        stop_token_ids: list[set[int | None]],
+    def exit_early(
+        self, early_exit: EarlyExit, stop_token_ids: list[set[int | None]]
     ) -> None:
         """Let the coming draft end early.
 
         Args:
-            watch: Asked between two passes.
+            early_exit: Asked between two passes.
             stop_token_ids: `[num_reqs]`, what ends each request.
         """
-        self._watch, self._stop_token_ids = watch, stop_token_ids
+        self._early_exit, self._stop_token_ids = early_exit, stop_token_ids
 
     def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Draft as vLLM does, with a fresh record and clock for this step."""
@@ -75,7 +73,7 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             drafts: torch.Tensor = super().propose(*args, **kwargs)
         except _EndOfDraftError:
             drafts = self._stack_drawn()
-        self._watch = None
+        self._early_exit = None
         self._drawn = []
         self._num_drafted = drafts.shape[1]
         self._draft_end_s = time.perf_counter()
@@ -141,7 +139,9 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
 
         Every pass but the first begins here, so a draft that does not pay ends here.
         """
-        if self._watch is not None and self._guard.attempt("stop_error", self._is_over):
+        if self._early_exit is not None and self._guard.attempt(
+            "stop_error", self._is_over
+        ):
             raise _EndOfDraftError
         # vLLM's own count on the host, give or take the tokens of this draft.
         longest = common_attn_metadata.max_seq_len + self.num_speculative_tokens + 1
@@ -157,12 +157,14 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
 
     def _is_over(self) -> bool:
         """Whether the draft ends with the pass just made."""
-        if self._watch is None or not self._confidences:
+        if self._early_exit is None or not self._confidences:
             return False
         drawn = self._drawn[-1][0].tolist()
         stops = zip(drawn, self._stop_token_ids, strict=True)
         ended = [row for row, (token, ends) in enumerate(stops) if token in ends]
-        return not self._watch.should_continue(self._confidences[-1].tolist(), ended)
+        return not self._early_exit.should_continue(
+            self._confidences[-1].tolist(), ended
+        )
 
     def _sample_draft_tokens(
         self, *args: Any, **kwargs: Any
@@ -250,7 +252,7 @@ def adopt_drafter(runner: GPUModelRunner) -> bool:
     drafter._guard = runner._guard
     drafter._confidences = []
     drafter._grammar_rows = None
-    drafter._watch = None
+    drafter._early_exit = None
     drafter._stop_token_ids = []
     drafter._drawn = []
     drafter._num_drafted = 0

@@ -99,8 +99,8 @@ class PendingDrafts:
         counters.count_cut("grammar", num_proposed - num_offered)
         if depth > 0 and self._traits.makes_passes:
             # What a deeper draft would have had.
-            num_missing = (self._traits.max_depth - depth) * num_drafting
-            counters.count_cut("depth", num_missing)
+            num_undrafted = (self._traits.max_depth - depth) * num_drafting
+            counters.count_cut("depth", num_undrafted)
 
     def take_unseen(
         self, draft_token_ids: DraftTokenIds, requests: Mapping[str, Request]

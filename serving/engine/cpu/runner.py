@@ -195,16 +195,16 @@ class UninterruptedRunner(GPUModelRunner):
             self.drafter._grammar_rows = self._find_grammar_rows()
             stop: EarlyExitRule | None = getattr(scheduler_output, STOP_ATTRIBUTE, None)
             if stop is not None:
-                self._guard.attempt("stop_error", self._watch_draft, stop)
+                self._guard.attempt("stop_error", self._let_exit_early, stop)
         begin_s = time.perf_counter()
         drafts = super().propose_draft_token_ids(scheduler_output, *args, **kwargs)
         self.draft_span_s = begin_s, time.perf_counter()
         return drafts
 
-    def _watch_draft(self, stop: EarlyExitRule) -> None:
+    def _let_exit_early(self, stop: EarlyExitRule) -> None:
         req_ids = self.input_batch.req_ids
         ends = [find_stop_token_ids(self.requests[r].sampling_params) for r in req_ids]
-        self.drafter.watch(stop.start(tuple(req_ids)), ends)
+        self.drafter.exit_early(stop.start(tuple(req_ids)), ends)
 
     def _find_grammar_rows(self) -> torch.Tensor | None:
         rows = [
