@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from serving import compat_ray  # noqa: E402 - after the path
 from serving.contract import Name, Table, read_abstract, read_rows  # noqa: E402
-from serving.engine import compat_names  # noqa: E402
+from serving.engine import compat_names, front_names  # noqa: E402
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -191,7 +191,8 @@ def main(arguments: list[str]) -> int:
     root = Path(arguments[0])
     differences: list[str] = []
     if (root / "vllm").is_dir():
-        differences += find_differences(root, compat_names.ALL, compat_names.WHOLE)
+        tables = (*compat_names.ALL, *front_names.ALL)
+        differences += find_differences(root, tables, compat_names.WHOLE)
     if (root / "ray").is_dir():
         differences += find_differences(root, [compat_ray.RAY])
     print("\n".join(differences))

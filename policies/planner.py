@@ -41,9 +41,9 @@ class Planner(ABC):
        drafts on the device,
     5. `observe`, once the target has judged the drafts.
 
-    `forget` comes when a request ends, `rest` after steps at depth 0 that were not
-    planned. A call that raises is counted, logged once, and the step verifies all its
-    drafts: no policy can stop an engine.
+    `forget` comes when a request ends, `note_skipped_steps` after steps at depth 0 that
+    were not planned. A call that raises is counted, logged once, and the step verifies
+    all its drafts: no policy can stop an engine.
 
     **Causality** is what keeps output lossless. Whether the draft at position j of a
     request is verified may depend on what was known before that token was drawn: the

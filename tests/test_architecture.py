@@ -21,8 +21,8 @@ ON_CPU = {
     *(
         f"serving/engine/cpu/{name}.py"
         for name in (
-            *("cold_drafter", "kernels", "plain_steps", "profile", "runner"),
-            "worker",
+            *("cold_drafter", "drafter", "kernels", "plain_steps", "profile"),
+            *("runner", "worker"),
         )
     ),
 }

@@ -23,7 +23,7 @@ CALLERS_ERRORS = "vllm.v1.engine.exceptions"
 
 PRIVATE = re.compile(r"(vllm\.v1\b|(vllm|ray)\.(\w+\.)*_).*")
 
-TABLES = (*compat_names.ALL, front_names.FRONT, compat_ray.RAY)
+TABLES = (*compat_names.ALL, *front_names.ALL, compat_ray.RAY)
 
 # Which class of theirs a class of ours extends, itself or through others.
 EXTENDS = {
@@ -31,7 +31,7 @@ EXTENDS = {
     "engine/cpu/scheduler.py:TetrisScheduler": ["Scheduler"],
     "engine/gpu/scheduler.py:TetrisAsyncScheduler": ["Scheduler", "AsyncScheduler"],
     "engine/cpu/worker.py:TetrisCPUWorker": ["CPUWorker"],
-    "engine/cpu/runner.py:ConfidenceDrafter": ["SpecDecodeBaseProposer"],
+    "engine/cpu/drafter.py:ConfidenceDrafter": ["SpecDecodeBaseProposer"],
     "engine/cpu/runner.py:UninterruptedRunner": [
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
     ],
@@ -48,10 +48,17 @@ EXTENDS = {
         "DraftModelSpeculator",
     ],
     "engine/gpu/speculators.py:PacedTargetDependent": ["TargetDependentARSpeculator"],
-    "replica/server.py:TetrisEngine": ["VLLMEngine"],
+    "replica/engine.py:TetrisEngine": ["VLLMEngine"],
     "replica/server.py:TetrisServer": ["LLMServer"],
-    "replica/server.py:SkipLocalDownload": ["CallbackBase"],
+    "replica/local_models.py:SkipLocalDownload": ["CallbackBase"],
+    "replica/engine_server.py:SlottedEngine": ["VLLMEngine"],
+    "replica/engine_server.py:EngineServer": ["LLMServer"],
+    "replica/engine_server.py:_StateLogger": ["StatLoggerBase"],
+    "replica/stream_pacing.py:PacedCollector": [
+        "vllm.v1.engine.output_processor:RequestOutputCollector"
+    ],
     "front/app.py:TetrisIngress": ["OpenAiIngress"],
+    "front/fleet_client.py:FleetClient": ["EngineCoreClient"],
 }
 
 # What variables of the engine adapters hold.
@@ -83,6 +90,29 @@ HOLDS = {
     "speculator": ["DraftModelSpeculator"],
     "input_batch": ["vllm.v1.worker.gpu.input_batch:InputBatch"],
     "sample": ["StepTimingSample"],
+}
+
+# The same in fronts and replicas, file by file: names are less strict there.
+HOLDS_IN = {
+    ("front/fleet_client.py", "step"): ["EngineCoreOutputs"],
+    ("front/fleet_client.py", "output"): ["EngineCoreOutput"],
+    ("front/fleet_client.py", "event"): ["EngineCoreEvent"],
+    ("front/in_flight.py", "request"): ["EngineCoreRequest"],
+    ("front/vllm_app.py", "llm"): ["AsyncLLM"],
+    ("front/vllm_app.py", "processor"): ["OutputProcessor"],
+    ("front/vllm_app.py", "state"): ["RequestState"],
+    ("replica/engine.py", "self._engine_client"): ["AsyncLLM"],
+    ("replica/engine.py", "core"): ["AsyncMPClient"],
+    ("replica/engine_server.py", "client"): ["AsyncLLM"],
+    ("replica/engine_server.py", "core"): ["AsyncMPClient"],
+    ("replica/engine_server.py", "core.resources"): ["BackgroundResources"],
+    ("replica/engine_server.py", "scheduler_stats"): ["SchedulerStats"],
+    ("engine/shared/replay.py", "grammar"): ["StructuredOutputGrammar"],
+    ("engine/shared/replay.py", "request.structured_output_request"): [
+        "StructuredOutputRequest"
+    ],
+    ("engine/shared/replay.py", "made"): ["Request"],
+    ("engine/shared/replay.py", "self.waiting"): ["RequestQueue"],
 }
 
 # Of Python, torch and NumPy, under the names above.
@@ -159,7 +189,7 @@ def own_names(tree: ast.AST) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "tables", "whole"),
     [
-        ("vllm", compat_names.ALL, compat_names.WHOLE),
+        ("vllm", (*compat_names.ALL, *front_names.ALL), compat_names.WHOLE),
         ("ray", (compat_ray.RAY,), frozenset()),
     ],
 )
@@ -225,8 +255,18 @@ def test_what_is_used_of_an_object_is_in_the_table(variable: str) -> None:
     if variable.endswith(("runner", "drafter", "speculator")):
         # They are of our own classes after their adoption.
         known |= own_names(trees["engine/cpu/runner.py"])
+        known |= own_names(trees["engine/cpu/drafter.py"])
         known |= own_names(trees["engine/gpu/speculators.py"])
     assert {one for one in used if one[1] not in known} == set()
+
+
+@pytest.mark.parametrize(("path", "variable"), HOLDS_IN)
+def test_what_is_used_around_an_engine_is_in_the_table(
+    path: str, variable: str
+) -> None:
+    used = attributes(modules()[path], variable)
+    assert used
+    assert used - OTHERS <= listed(*HOLDS_IN[path, variable])
 
 
 UPSTREAM = """

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from serving.contract import check_names, read_rows
+from serving.engine import front_names
 from serving.engine.compat_names import GPU_SCHEDULER, GPU_WORKER, SCHEDULER
-from serving.engine.front_names import FRONT
 from serving.engine.version import SUPPORTED_VLLM, find_vllm_mismatch
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _RENAMED: Final = {
 
 def _find_exports() -> dict[str, str]:
     exports = dict(_RENAMED)
-    for table in (SCHEDULER, GPU_SCHEDULER, GPU_WORKER, FRONT):
+    for table in (SCHEDULER, GPU_SCHEDULER, GPU_WORKER, *front_names.ALL):
         for where, rows in table.items():
             module, _, name = where.partition(":")
             for one in [name] if name else [row.name for row in read_rows(rows)]:

@@ -365,6 +365,7 @@ SERVER: Final[Table] = {
         "errored engine_core model_config": (
             "whether the engine lives, and the way to it"
         ),
+        "is_sleeping() do_log_stats()": "whether it answers; figures are summed up",
     },
     "vllm.v1.engine.exceptions": {
         "EngineDeadError": "told apart from refusals",

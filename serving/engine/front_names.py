@@ -17,22 +17,17 @@ FRONT: Final[Table] = {
     "vllm.v1.engine.async_llm": {
         "RequestOutputCollector": "paces streams in its place",
     },
+    "vllm.v1.engine.output_processor:RequestOutputCollector": {
+        "__init__(output_kind, request_id)": "one is made for each request",
+        "put(output) get() get_nowait()": "what comes is handed on in good time",
+    },
     "vllm.v1.engine.core_client:EngineCoreClient": {
         "make_async_mp_client": "the one factory of an AsyncLLM's client",
         "add_request_async(request) abort_requests_async(request_ids)": "ours",
         "get_output_async() get_supported_tasks_async() shutdown(...)": "ours",
     },
-    "vllm.v1.engine.core_client:AsyncMPClient": {
-        "_send_input(request_type, request, engine)": (
-            "hands on a request without putting its own `client_index` into it"
-        ),
-        "resources": "the engine's processes, whose end is watched",
-    },
-    "vllm.v1.engine.core_client": {
-        "launch_core_engines": "an engine core is launched with more outputs",
-    },
-    "vllm.v1.engine.utils:CoreEngineProcManager": {
-        "sentinels()": "tell that an engine's process has ended",
+    "vllm.v1.engine.core_client:BackgroundResources": {
+        "engine_dead": "looked at by vLLM's own handlers; never here",
     },
     "vllm.v1.engine.output_processor:OutputProcessor": {
         "abort_requests(request_ids, internal)": (
@@ -40,12 +35,28 @@ FRONT: Final[Table] = {
         ),
         "request_states": "where the error goes: into its queue",
     },
+    "vllm.v1.engine.output_processor:RequestState": {
+        "queue parent_req": "where the error goes; the others of its `n`",
+    },
     "vllm.v1.engine": {
-        "EngineCoreRequest EngineCoreRequestType": "a request's way to an engine",
+        "EngineCoreRequest": "a request's way to an engine",
         "EngineCoreOutputs FinishReason": "the outputs' way back",
     },
-    "vllm.v1.engine.core:EngineCoreProc": {
-        "ENGINE_CORE_DEAD": "the engine's last word in every output",
+    "vllm.v1.engine:EngineCoreRequest": {
+        "request_id sampling_params prompt_token_ids": "changed for a replay",
+    },
+    "vllm.v1.engine:EngineCoreOutputs": {
+        "outputs timestamp scheduler_stats": "taken apart and put into a front's time",
+    },
+    "vllm.v1.engine:EngineCoreOutput": {
+        "request_id new_token_ids finish_reason": "what has come out, whose it is",
+        "new_prompt_logprobs_tensors events": "not asked for twice; in a front's time",
+    },
+    "vllm.v1.engine:EngineCoreEvent": {
+        "timestamp": "put into a front's time",
+    },
+    "vllm.v1.engine:FinishReason": {
+        "ABORT": "nobody here asked for it: the engine is being shut down",
     },
     "vllm.v1.serial_utils": {
         "MsgpackDecoder MsgpackEncoder": "as vLLM packs both",
@@ -53,33 +64,72 @@ FRONT: Final[Table] = {
     "vllm.v1.executor": {
         "Executor": "named to an AsyncLLM, which starts none",
     },
-    "vllm.utils.network_utils": {
-        "get_open_zmq_ipc_path()": "addresses of the outputs",
-    },
-    "vllm.transformers_utils.config": {
-        "maybe_register_config_serialize_by_value()": "configurations can be pickled",
-    },
     "vllm.exceptions": {
         "GracefulHTTPError": "a refusal that carries its status",
     },
     "vllm.v1.metrics.ray_wrappers": {
         "RayPrometheusStatLogger": "requests are measured where they are answered",
     },
-    "vllm.v1.metrics.loggers:StatLoggerBase": {
-        "record(scheduler_stats, iteration_stats, ...)": "the state of every step",
-        "log_engine_initialized()": "must be there",
-    },
     "vllm.entrypoints.launchers.api_server.app_state": {
         "init_app_state(engine_client, state, args, supported_tasks)": (
             "vLLM's own request handlers"
         ),
     },
+}
+"""In a front."""
+
+LEASES: Final[Table] = {
+    "vllm.v1.engine.async_llm:AsyncLLM": {
+        "logger_manager": "gets a logger that tells fronts the state of every step",
+        "vllm_config model_config get_supported_tasks()": "what fronts are told",
+    },
+    "vllm.v1.engine.core_client:AsyncMPClient": {
+        "_send_input(request_type, request, engine)": (
+            "hands on a request without putting its own `client_index` into it"
+        ),
+        "resources": "the engine's processes, whose end is watched",
+        "abort_requests_async(request_ids) get_supported_tasks_async()": (
+            "fronts' aborts, and a round trip to know that they were heard"
+        ),
+    },
+    "vllm.v1.engine.core_client:BackgroundResources": {
+        "engine_manager": "the engine's processes, whose end is watched",
+    },
+    "vllm.v1.engine": {
+        "EngineCoreRequestType": "a request's way to the engine",
+    },
+    "vllm.v1.engine.core_client": {
+        "launch_core_engines": "an engine core is launched with more outputs",
+    },
+    "vllm.v1.engine.utils:CoreEngineProcManager": {
+        "sentinels()": "tell that an engine's process has ended",
+    },
+    "vllm.v1.engine.core:EngineCoreProc": {
+        "ENGINE_CORE_DEAD": "the engine's last word in every output",
+    },
+    "vllm.utils.network_utils": {
+        "get_open_zmq_ipc_path()": "addresses of the outputs",
+    },
+    "vllm.transformers_utils.config": {
+        "maybe_register_config_serialize_by_value()": "configurations can be pickled",
+    },
+    "vllm.v1.metrics.loggers:StatLoggerBase": {
+        "record(scheduler_stats, iteration_stats, ...)": "the state of every step",
+        "log_engine_initialized()": "must be there",
+    },
     "vllm.config:ModelConfig": {
         "compute_hash()": "which models an engine may share requests with",
     },
-    # What makes an engine go on where another stopped (`engine.shared.replay`).
+    "vllm.v1.metrics.stats:SchedulerStats": {
+        "num_running_reqs num_waiting_reqs kv_cache_usage": "what routers go by",
+    },
+}
+"""In a replica that works for fronts, besides `compat_names.SERVER`."""
+
+REPLAY: Final[Table] = {
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": {
         "__post_init__()": "the V1 worker is told what had come out",
+        "sampling_params output_token_ids": "from where, and where to",
     },
     "vllm.v1.worker.worker_base:WorkerWrapperBase": {
         "init_device()": "when that class may be imported",
@@ -88,8 +138,17 @@ FRONT: Final[Table] = {
         "_create_grammar(request)": "the grammar accepts what had come out",
         "_get_constraint_bounds": "from where the reasoning ends",
     },
+    "vllm.v1.structured_output.request:StructuredOutputRequest": {
+        "reasoning_ended": "as it had",
+    },
+    "vllm.v1.structured_output.backend_types:StructuredOutputGrammar": {
+        "accept_tokens(request_id, tokens)": "the grammar accepts what had come out",
+    },
     "vllm.v1.core.sched.scheduler:Scheduler": {
         "add_request(request)": "a replay goes to the head of the queue",
+    },
+    "vllm.v1.core.sched.request_queue:RequestQueue": {
+        "remove_request(request) prepend_request(request)": "likewise",
     },
     "vllm.v1.request:Request": {
         "from_engine_core_request": "emitted tokens become output",
@@ -97,4 +156,10 @@ FRONT: Final[Table] = {
         "prefill_stats": "left out: the client was told before",
     },
 }
-"""In fronts, and in replicas and engines for them."""
+"""In an engine that goes on where another stopped (`engine.shared.replay`).
+
+Looked for by the contract test alone: a CPU engine must not import the V1 worker's
+batch before the worker (`compat_cpu`).
+"""
+
+ALL: Final = (FRONT, LEASES, REPLAY)

@@ -9,35 +9,28 @@ the token ids that came out so far.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import time
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-import zmq.asyncio
-
 from serving.engine.compat import (
     EngineCoreClient,
-    EngineCoreOutputs,
     FinishReason,
     GracefulHTTPError,
-    MsgpackDecoder,
-    MsgpackEncoder,
 )
-from serving.front.errors import lost_its_engine
-from serving.front.in_flight import InFlight
+from serving.front.condemned import Condemned
+from serving.front.in_flight import InFlight, InFlightRequests
+from serving.front.lease_holder import LeaseHolder
 from serving.front.lease_queue import LeaseQueue
-from serving.front.token_link import TokenLink
-from serving.replica.leases import ACCEPTED, OFFER
-from serving.replica.token_channel import LinkOffer
+from serving.front.token_links import TokenLinks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    OpenStream = Callable[[bytes, str, Sequence[bytes], bool], Any]
+    from serving.front.lease_holder import OpenStream
+    from serving.front.token_link import TokenLink
 
 logger = logging.getLogger("ray.serve")
 
@@ -46,9 +39,6 @@ LAST_RETRY_S: Final = 1.0
 
 MAX_WAIT_S: Final = 600.0
 """For a replica; then a request fails."""
-
-CONDEMNED_S: Final = 600.0
-"""How long a request that killed its engine alone is refused."""
 
 MAX_REPLAYS: Final = 20
 """Of one request. A fault of ours that its tokens trigger must not go on for ever."""
@@ -91,29 +81,19 @@ class FleetClient(EngineCoreClient):
         self.resources = SimpleNamespace(engine_dead=False)
         self.on_replay: Callable[[str], None] = lambda _reason: None
         self.on_failure: Callable[[str, Exception], None] = _log_unheard
-        self._front = front
-        self._fingerprint = fingerprint
         self._supported_tasks = tuple(supported_tasks)
-        self._open_stream = open_stream
         self._has_room = has_room
-        self._encoder = MsgpackEncoder()
-        self._decoder = MsgpackDecoder(EngineCoreOutputs)
-        self._decode_offer = msgspec.msgpack.Decoder(LinkOffer).decode
-        self._zmq = zmq.asyncio.Context()
-        self._links: dict[str, TokenLink] = {}
-        self._requests: dict[str, InFlight] = {}
-        self._engine_ids: dict[str, str] = {}
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
+        self._requests = InFlightRequests()
+        self._condemned = Condemned()
+        self._links = TokenLinks(front, self._take_step, self._lose_link)
+        self._leases = LeaseHolder(front, fingerprint, open_stream, self._links)
         self._queue: LeaseQueue[InFlight] = LeaseQueue(self._start_lease)
-        self._condemned: dict[bytes, float] = {}
-        # Serve ties calls to the request in whose context they are made, and ends them
-        # with it. A lease may be opened while another request's message is handled.
-        self._context = contextvars.Context()
 
     @property
     def num_unplaced(self) -> int:
         """Requests that wait for a replica."""
-        return sum(one.link is None for one in self._requests.values())
+        return sum(one.link is None for one in self._requests)
 
     @property
     def num_links(self) -> int:
@@ -140,32 +120,30 @@ class FleetClient(EngineCoreClient):
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
         one = InFlight(request, since_s=time.monotonic())
-        self._refuse_condemned(one)
-        self._requests[one.engine_id] = one
-        self._engine_ids[one.request_id] = one.engine_id
+        if self._condemned.holds(one):
+            raise GracefulHTTPError(_CONDEMNED, HTTPStatus.UNPROCESSABLE_ENTITY)
+        self._requests.add(one)
         self._queue.add(one)
 
     async def abort_requests_async(self, request_ids: Iterable[str]) -> None:
         """Forget requests, wherever they are."""
         for request_id in request_ids:
-            one = self._forget(request_id)
+            one = self._requests.pop(request_id)
             if one is not None:
                 self._give_up(one)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Give everything up."""
         del timeout
-        for one in list(self._requests.values()):
-            self._forget(one.request_id)
+        for one in self._requests:
+            self._requests.pop(one.request_id)
             self._give_up(one)
-        for link in list(self._links.values()):
-            link.close("shutdown")
-        self._zmq.destroy(linger=0)
+        self._links.close()
 
     def fail_overdue(self) -> None:
         """Fail what has waited too long for a replica; call it now and then."""
         now_s = time.monotonic()
-        for one in list(self._requests.values()):
+        for one in self._requests:
             if one.link is None and now_s - one.since_s > MAX_WAIT_S:
                 self._fail(
                     one,
@@ -174,59 +152,25 @@ class FleetClient(EngineCoreClient):
                 )
 
     def _start_lease(self, one: InFlight) -> None:
-        loop = asyncio.get_running_loop()
-        if self._requests.get(one.engine_id) is not one:
-            loop.call_soon(self._queue.place)
+        if self._requests.find(one.engine_id) is not one:
+            asyncio.get_running_loop().call_soon(self._queue.place)
             return
-        one.lease = loop.create_task(self._hold(one), context=self._context.copy())
+        one.lease = self._leases.start(self._hold(one))
 
     async def _hold(self, one: InFlight) -> None:
-        """Hold one lease from end to end."""
-        engine_id, one.was_alone = one.engine_id, one.must_run_alone
-        frames = [bytes(frame) for frame in self._encoder.encode(one.request_now())]
-        is_placed, reason, stream = False, "lease ended", None
-        try:
-            stream = self._open_stream(
-                self._front, self._fingerprint, frames, one.was_alone
-            )
-            async for kind, data in stream:
-                if kind not in (OFFER, ACCEPTED):
-                    reason = kind
-                    continue
-                link = self._link_to(self._decode_offer(data))
-                if kind == ACCEPTED:
-                    one.link, one.num_refusals = link, 0
-                    is_placed = True
-                    self._queue.place()
-        except asyncio.CancelledError:
-            if stream is not None:
-                stream.cancel()
-            raise
-        except Exception as error:
-            reason = "engine died" if lost_its_engine(error) else repr(error)
-        finally:
-            if not is_placed:
-                self._queue.place()
-        if self._requests.get(engine_id) is one:
+        engine_id = one.engine_id
+        reason = await self._leases.hold(one, self._queue.place)
+        if self._requests.find(engine_id) is one:
             self._move(one, reason)
 
-    def _link_to(self, offer: LinkOffer) -> TokenLink:
-        link = self._links.get(offer.replica)
-        if link is None:
-            link = self._links[offer.replica] = TokenLink(
-                self._zmq, self._front, offer, self._take_step, self._lose_link
-            )
-        return link
-
-    def _take_step(self, link: TokenLink, frames: Sequence[Any]) -> None:
+    def _take_step(self, link: TokenLink, step: Any) -> None:
         """Hand on one step of one engine."""
-        step = self._decoder.decode(frames)
         now_s = time.monotonic()
         # Another host's monotonic clock started at another time.
         shift_s = now_s - step.timestamp
         outputs, ended, dropped = [], [], []
         for output in step.outputs:
-            one = self._requests.get(output.request_id)
+            one = self._requests.find(output.request_id)
             if one is None:
                 continue
             one.link = link
@@ -241,7 +185,7 @@ class FleetClient(EngineCoreClient):
                 event.timestamp += shift_s
             if output.finish_reason is not None:
                 ended.append(output.request_id)
-                self._forget(one.request_id)
+                self._requests.pop(one.request_id)
             output.request_id = one.request_id
             outputs.append(output)
         if ended:
@@ -254,8 +198,7 @@ class FleetClient(EngineCoreClient):
             self._move(one, "engine is shut down")
 
     def _lose_link(self, link: TokenLink, reason: str) -> None:
-        self._links.pop(link.offer.replica, None)
-        lost = [one for one in self._requests.values() if one.link is link]
+        lost = [one for one in self._requests if one.link is link]
         if lost:
             logger.warning(
                 "Lost the token channel to replica %s (%s) with %d requests",
@@ -269,7 +212,7 @@ class FleetClient(EngineCoreClient):
     def _move(self, one: InFlight, reason: str) -> None:
         """Let another engine go on with a request."""
         was_placed, was_alone = one.link is not None, one.was_alone
-        self._forget(one.request_id)
+        self._requests.pop(one.request_id)
         self._give_up(one)
         if reason in _DEATHS:
             one.num_deaths += 1
@@ -278,8 +221,7 @@ class FleetClient(EngineCoreClient):
                 return
         one.attempt += 1
         one.link = one.lease = None
-        self._requests[one.engine_id] = one
-        self._engine_ids[one.request_id] = one.engine_id
+        self._requests.add(one)
         if was_placed:
             one.num_replays += 1
             if one.num_replays > MAX_REPLAYS:
@@ -300,10 +242,6 @@ class FleetClient(EngineCoreClient):
             wait_s, lambda: self._queue.add(one, first=bool(one.emitted))
         )
 
-    def _forget(self, request_id: str) -> InFlight | None:
-        engine_id = self._engine_ids.pop(request_id, None)
-        return None if engine_id is None else self._requests.pop(engine_id, None)
-
     def _give_up(self, one: InFlight) -> None:
         """End whatever a request holds at a replica; it may be gone."""
         if one.link is not None and not one.link.is_lost:
@@ -313,19 +251,11 @@ class FleetClient(EngineCoreClient):
 
     def _condemn(self, one: InFlight) -> None:
         logger.error("Request %s killed an engine alone", one.request_id)
-        self._condemned[one.digest()] = time.monotonic() + CONDEMNED_S
+        self._condemned.add(one)
         self._fail(one, _CONDEMNED, HTTPStatus.UNPROCESSABLE_ENTITY)
 
-    def _refuse_condemned(self, one: InFlight) -> None:
-        if not self._condemned:
-            return
-        now_s = time.monotonic()
-        self._condemned = {d: t for d, t in self._condemned.items() if t > now_s}
-        if self._condemned and one.digest() in self._condemned:
-            raise GracefulHTTPError(_CONDEMNED, HTTPStatus.UNPROCESSABLE_ENTITY)
-
     def _fail(self, one: InFlight, message: str, status: HTTPStatus) -> None:
-        if self._forget(one.request_id) is not None:
+        if self._requests.pop(one.request_id) is not None:
             self._give_up(one)
         self.on_failure(one.request_id, GracefulHTTPError(message, status))
 

@@ -11,6 +11,7 @@ from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterator
 
     from serving.front.token_link import TokenLink
 
@@ -93,6 +94,37 @@ class InFlight:
         request = self.request
         parts = (request.prompt_token_ids, request.sampling_params)
         return hashlib.sha256(repr(parts).encode()).digest()
+
+
+class InFlightRequests:
+    """Those of a front, by their id in the front and by that in an engine."""
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        self._by_engine_id: dict[str, InFlight] = {}
+        self._engine_ids: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._by_engine_id)
+
+    def __iter__(self) -> Iterator[InFlight]:
+        """Iterate over those there are now."""
+        return iter(list(self._by_engine_id.values()))
+
+    def add(self, one: InFlight) -> None:
+        """Keep a request in its present attempt."""
+        self._by_engine_id[one.engine_id] = one
+        self._engine_ids[one.request_id] = one.engine_id
+
+    def find(self, engine_id: str) -> InFlight | None:
+        """Return the request with this id in an engine, None if it is none's now."""
+        return self._by_engine_id.get(engine_id)
+
+    def pop(self, request_id: str) -> InFlight | None:
+        """Forget and return the request with this id in the front."""
+        engine_id = self._engine_ids.pop(request_id, None)
+        return None if engine_id is None else self._by_engine_id.pop(engine_id, None)
 
 
 def derive_seed(seed: int, num_emitted: int) -> int:

@@ -19,15 +19,18 @@ from serving.engine.compat import (
     EngineCoreProc,
     EngineCoreRequestType,
     StatLoggerBase,
+    check,
     core_client,
     get_open_zmq_ipc_path,
     maybe_register_config_serialize_by_value,
 )
+from serving.engine.front_names import LEASES
 from serving.engine.version import SUPPORTED_VLLM
 from serving.plugin import DIE_WITH_PARENT
+from serving.replica.engine import TetrisEngine
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.leases import Leases
-from serving.replica.server import TetrisEngine, TetrisServer
+from serving.replica.server import TetrisServer
 from serving.replica.token_channel import ReplicaState, TokenRelay
 
 if TYPE_CHECKING:
@@ -62,6 +65,15 @@ class SlottedEngine(TetrisEngine):
         super().__init__(llm_config)
         self._num_slots = num_slots
         self.leases: Leases
+
+    async def start(self) -> None:
+        """Start the engine.
+
+        Raises:
+            MovedNamesError: This vLLM is not as a replica of fronts expects it.
+        """
+        check(LEASES)
+        await super().start()
 
     def _start_async_llm_engine(self, *args: Any, **kwargs: Any) -> Any:
         loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ import contextlib
 import struct
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -82,6 +83,14 @@ def decode_sequence(data: Any) -> int:
     return int(_SEQUENCE.unpack(data)[0])
 
 
+@dataclass(slots=True)
+class _Front:
+    """What a front was sent: how many messages, and when the latest."""
+
+    num_messages: int = 0
+    latest_s: float = 0.0
+
+
 class TokenRelay(threading.Thread):
     """Forwards an engine's outputs to fronts, in a thread of its own.
 
@@ -135,8 +144,7 @@ class TokenRelay(threading.Thread):
         self._on_message = on_message
         self._dead_frame = dead_frame
         self._owners: dict[int, bytes] = {}
-        self._num_sent: dict[bytes, int] = {}
-        self._sent_s: dict[bytes, float] = {}
+        self._fronts: dict[bytes, _Front] = {}
         self._state = msgspec.msgpack.encode(ReplicaState())
         self._sentinels: set[int] = set()
         self._stopping = False
@@ -201,17 +209,18 @@ class TokenRelay(threading.Thread):
                     continue
                 front, kind, payload = message
                 if kind == HELLO:
-                    self._num_sent[front] = 0
+                    self._fronts[front] = _Front()
                     self._send(front, ())
                 self._on_message(front, kind, payload)
 
     def _send(self, front: bytes, frames: Sequence[Any]) -> None:
-        number = self._num_sent.get(front)
-        if number is None:
+        sent = self._fronts.get(front)
+        if sent is None:
             return
+        number = sent.num_messages
         # A message that cannot be sent takes its number along: the front sees the gap.
-        self._num_sent[front] = number + 1
-        self._sent_s[front] = time.monotonic()
+        sent.num_messages += 1
+        sent.latest_s = time.monotonic()
         try:
             self._fronts_socket.send_multipart(
                 (front, _SEQUENCE.pack(number), self._state, *frames),
@@ -221,16 +230,16 @@ class TokenRelay(threading.Thread):
         except zmq.Again:
             pass
         except zmq.ZMQError:
-            del self._num_sent[front], self._sent_s[front]
+            del self._fronts[front]
             self._on_message(front, GOODBYE, b"")
 
     def _tell_dead(self) -> None:
         self._state = msgspec.msgpack.encode(ReplicaState(is_alive=False))
-        for front in list(self._num_sent):
+        for front in list(self._fronts):
             self._send(front, ())
 
     def _beat(self) -> None:
         late_s = time.monotonic() - HEARTBEAT_S
-        for front, sent_s in list(self._sent_s.items()):
-            if sent_s <= late_s:
+        for front, sent in list(self._fronts.items()):
+            if sent.latest_s <= late_s:
                 self._send(front, ())

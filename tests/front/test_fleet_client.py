@@ -197,7 +197,7 @@ def test_what_a_lost_engine_still_says_is_ignored(tmp_path: Path) -> None:
         await scene.begun([request])
         owner = first if first.running else second
         owner.is_held = True
-        (link,) = scene.client._links.values()
+        (link,) = scene.client._links
         link.close("gap")
         await scene.check_all([request])
         await until(lambda: owner.aborted == ["r0"])
@@ -296,7 +296,7 @@ def test_a_request_that_is_always_interrupted_fails(tmp_path: Path) -> None:
         scene.add_replica()
         requests = await scene.send(1, max_tokens=100_000)
         while not scene.failures:
-            for link in list(scene.client._links.values()):
+            for link in scene.client._links:
                 link.close("gap")
             await asyncio.sleep(0.005)
         (failure,) = scene.failures.values()

@@ -127,7 +127,7 @@ def test_a_message_left_out_loses_the_link(tmp_path: Path) -> None:
     async def check(ends: Ends) -> None:
         ends.engine.send(b"first")
         await until(lambda: ends.steps)
-        ends.relay._num_sent[FRONT] += 1
+        ends.relay._fronts[FRONT].num_messages += 1
         ends.engine.send(b"third")
         await until(lambda: ends.lost)
         assert ends.lost == ["gap"]

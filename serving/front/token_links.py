@@ -1,0 +1,67 @@
+"""All of a front's links to replicas, and the steps that come over them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import zmq.asyncio
+
+from serving.engine.compat import EngineCoreOutputs, MsgpackDecoder
+from serving.front.token_link import TokenLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from serving.front.token_link import OnLost
+    from serving.replica.token_channel import LinkOffer
+
+    OnStep = Callable[[TokenLink, Any], None]
+
+
+class TokenLinks:
+    """One link to each replica from which something is leased."""
+
+    def __init__(self, front: bytes, on_step: OnStep, on_lost: OnLost) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            front: The front's name, unique in the cluster.
+            on_step: Given each step of an engine, as vLLM's `EngineCoreOutputs`.
+            on_lost: Told of each link once, with the reason.
+        """
+        self._front = front
+        self._on_step = on_step
+        self._on_lost = on_lost
+        self._context = zmq.asyncio.Context()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self._links: dict[str, TokenLink] = {}
+
+    def __len__(self) -> int:
+        """Return how many replicas are connected."""
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[TokenLink]:
+        """Iterate over the links there are now."""
+        return iter(list(self._links.values()))
+
+    def open(self, offer: LinkOffer) -> TokenLink:
+        """Return the link to a replica, a new one if there is none."""
+        link = self._links.get(offer.replica)
+        if link is None:
+            link = self._links[offer.replica] = TokenLink(
+                self._context, self._front, offer, self._take, self._lose
+            )
+        return link
+
+    def close(self) -> None:
+        """Lose all of them."""
+        for link in self:
+            link.close("shutdown")
+        self._context.destroy(linger=0)
+
+    def _take(self, link: TokenLink, frames: Sequence[Any]) -> None:
+        self._on_step(link, self._decoder.decode(frames))
+
+    def _lose(self, link: TokenLink, reason: str) -> None:
+        self._links.pop(link.offer.replica, None)
+        self._on_lost(link, reason)
