@@ -121,7 +121,7 @@ class FleetClient(EngineCoreClient):
             )
         one = InFlight(request, since_s=time.monotonic())
         if self._condemned.holds(one):
-            raise GracefulHTTPError(_CONDEMNED, HTTPStatus.UNPROCESSABLE_ENTITY)
+            raise GracefulHTTPError(_CONDEMNED, HTTPStatus.BAD_REQUEST)
         self._requests.add(one)
         self._queue.add(one)
 
@@ -214,7 +214,8 @@ class FleetClient(EngineCoreClient):
         was_placed, was_alone = one.link is not None, one.was_alone
         self._requests.pop(one.request_id)
         self._give_up(one)
-        if reason in _DEATHS:
+        # One that was dead before it took the request did not die of it.
+        if was_placed and reason in _DEATHS:
             one.num_deaths += 1
             if was_alone:
                 self._condemn(one)
@@ -252,7 +253,7 @@ class FleetClient(EngineCoreClient):
     def _condemn(self, one: InFlight) -> None:
         logger.error("Request %s killed an engine alone", one.request_id)
         self._condemned.add(one)
-        self._fail(one, _CONDEMNED, HTTPStatus.UNPROCESSABLE_ENTITY)
+        self._fail(one, _CONDEMNED, HTTPStatus.BAD_REQUEST)
 
     def _fail(self, one: InFlight, message: str, status: HTTPStatus) -> None:
         if self._requests.pop(one.request_id) is not None:

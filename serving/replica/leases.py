@@ -122,6 +122,8 @@ class Leases:
         try:
             if alone:
                 await self._wait_until_empty()
+                # It will be blamed if the engine dies: so not for one that has died.
+                await self._flush()
             async for event in self._run(seat, request):
                 yield event
         finally:

@@ -193,7 +193,7 @@ class FakeStream:
         while not (replica := self._fleet.choose()):
             await asyncio.sleep(STEP_S)
         if not replica.is_alive:
-            raise EngineGoneError
+            raise self._fleet.error_of_the_dead
         holding = replica.leases.hold(front, frames, alone=alone)
         try:
             async for event in holding:
@@ -212,6 +212,7 @@ class FakeFleet:
         self.replicas: list[FakeReplica] = []
         self.opened: list[FakeStream] = []
         self.num_accepted = 0
+        self.error_of_the_dead: Exception = EngineGoneError()
         self._turn = 0
 
     def open_stream(self, *args: Any) -> FakeStream:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.engine.compat import FinishReason, GracefulHTTPError
 from serving.engine.shared.replay import emitted_token_ids_of
 from serving.front import fleet_client
 from serving.front.fleet_client import FleetClient
-from serving.front.in_flight import derive_seed
+from serving.front.in_flight import MAX_SHARED_DEATHS, InFlight, derive_seed
+from serving.replica.engine_gone import EngineGoneError
 from tests.front.fake_fleet import (
     NUM_SLOTS,
     FakeFleet,
@@ -174,6 +176,53 @@ def test_requests_wait_for_the_next_replica_when_all_are_dead(tmp_path: Path) ->
     run(play, tmp_path)
 
 
+@pytest.mark.parametrize("error", [EngineGoneError(), EngineDeadError()])
+def test_nobody_is_blamed_for_engines_that_were_dead_before(
+    error: Exception, tmp_path: Path
+) -> None:
+    """Serve goes on routing to replicas that have died, and those take nothing."""
+
+    async def play(scene: Scene) -> None:
+        scene.fleet.error_of_the_dead = error
+        victims = [scene.add_replica(), scene.add_replica()]
+        requests = await scene.send(12)
+        await scene.begun(requests)
+        for victim in victims:
+            victim.die()
+        await asyncio.sleep(0.5)
+        scene.fleet.replicas.clear()
+        scene.add_replica()
+        await scene.check_all(requests)
+        for victim in victims:
+            await victim.close()
+
+    run(play, tmp_path)
+
+
+def test_an_engine_must_live_to_be_had_alone(tmp_path: Path) -> None:
+    """A request is blamed for the death of an engine it has alone: so not for this."""
+
+    async def play(scene: Scene) -> None:
+        dead, other = scene.add_replica(), scene.add_replica()
+
+        async def find_it_dead() -> None:
+            dead.die()
+            raise EngineGoneError
+
+        dead.leases._flush = find_it_dead
+        request = make_request("suspect", (3, 7))
+        one = InFlight(request, num_deaths=MAX_SHARED_DEATHS)
+        # The next turn is the first replica's.
+        scene.fleet._turn = 1
+        scene.client._requests.add(one)
+        scene.client._queue.add(one)
+        await scene.check_all([request])
+        assert not dead.taken
+        assert other.taken
+
+    run(play, tmp_path)
+
+
 def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(tmp_path: Path) -> None:
     async def play(scene: Scene) -> None:
         victim, other = scene.add_replica(), scene.add_replica()
@@ -272,7 +321,7 @@ def test_a_request_that_kills_engines_runs_alone_and_is_then_refused(
         (failure,) = scene.failures.items()
         assert failure[0] == guilty.request_id
         assert isinstance(failure[1], GracefulHTTPError)
-        assert failure[1].http_status == 422
+        assert failure[1].http_status == 400
         scene.failures.clear()
         await scene.check_all(neighbours)
         # The third engine it killed had nothing else to do.
