@@ -10,6 +10,7 @@ from serving.adapters import (
 )
 from serving.compat_ray import check_ray
 from serving.engine_args import engine_kwargs_of, planner_key_of, replica_env_of
+from serving.replica.options import ReplicaOptions
 from serving.settings.gguf_files import gguf_files_of
 from serving.settings.gguf_models import with_converted_models
 from serving.settings.model import (
@@ -107,7 +108,7 @@ def build_app(settings: Settings) -> "Application":
     engines = build_llm_deployment(
         llm_config,
         deployment_cls=TetrisServer,
-        bind_kwargs=_engine_bind_kwargs(settings),
+        bind_kwargs={"options": _replica_options(settings)},
     )
     model_id = settings.model.id
     ingress = serve.deployment(
@@ -144,7 +145,7 @@ def _build_fleet(settings: Settings) -> "Application":
         name_prefix="TetrisServer:",
         deployment_cls=EngineServer,
         bind_kwargs={
-            **_engine_bind_kwargs(settings),
+            "options": _replica_options(settings),
             # Twice, because an update has both generations of fronts connected.
             "num_slots": 1 + 2 * http.fronts.max,
         },
@@ -171,18 +172,18 @@ def _build_fleet(settings: Settings) -> "Application":
     )
 
 
-def _engine_bind_kwargs(settings: Settings) -> dict[str, Any]:
-    return {
-        "device": settings.engine.device,
-        "policy_name": settings.policy.name,
-        "has_snapshots": has_adapter(settings),
-        "planner_key": planner_key_of(settings),
-        "class_priorities": _class_priorities(settings),
-        "hang_timeout_s": settings.replicas.engine_hang_timeout_s,
-        "load_timeout_s": settings.replicas.start_timeout_s,
-        "stream_interval_s": 1e-3 * settings.http.stream_interval_ms,
-        "board_text": bool(settings.http.board_text),
-    }
+def _replica_options(settings: Settings) -> ReplicaOptions:
+    return ReplicaOptions(
+        device=settings.engine.device,
+        policy_name=settings.policy.name,
+        has_snapshots=has_adapter(settings),
+        planner_key=planner_key_of(settings),
+        class_priorities=_class_priorities(settings),
+        hang_timeout_s=settings.replicas.engine_hang_timeout_s,
+        load_timeout_s=settings.replicas.start_timeout_s,
+        stream_interval_s=1e-3 * settings.http.stream_interval_ms,
+        board_text=bool(settings.http.board_text),
+    )
 
 
 def _class_priorities(settings: Settings) -> dict[str, int | None]:
@@ -242,7 +243,7 @@ def _download_options(settings: Settings, gguf_files: dict[str, str]) -> dict[st
         return {}
     return {
         "callback_config": {
-            "callback_class": "serving.replica.server.SkipLocalDownload",
+            "callback_class": "serving.replica.local_models.SkipLocalDownload",
             "callback_kwargs": {"gguf_files": gguf_files},
         }
     }

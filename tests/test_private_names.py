@@ -31,7 +31,7 @@ EXTENDS = {
     "engine/cpu/scheduler.py:TetrisScheduler": ["Scheduler"],
     "engine/gpu/scheduler.py:TetrisAsyncScheduler": ["Scheduler", "AsyncScheduler"],
     "engine/cpu/worker.py:TetrisCPUWorker": ["CPUWorker"],
-    "engine/cpu/runner.py:ConfidenceDrafter": ["SpecDecodeBaseProposer"],
+    "engine/cpu/drafter.py:ConfidenceDrafter": ["SpecDecodeBaseProposer"],
     "engine/cpu/runner.py:UninterruptedRunner": [
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
     ],
@@ -48,9 +48,9 @@ EXTENDS = {
         "DraftModelSpeculator",
     ],
     "engine/gpu/speculators.py:PacedTargetDependent": ["TargetDependentARSpeculator"],
-    "replica/server.py:TetrisEngine": ["VLLMEngine"],
+    "replica/engine.py:TetrisEngine": ["VLLMEngine"],
     "replica/server.py:TetrisServer": ["LLMServer"],
-    "replica/server.py:SkipLocalDownload": ["CallbackBase"],
+    "replica/local_models.py:SkipLocalDownload": ["CallbackBase"],
     "front/app.py:TetrisIngress": ["OpenAiIngress"],
 }
 
@@ -225,6 +225,7 @@ def test_what_is_used_of_an_object_is_in_the_table(variable: str) -> None:
     if variable.endswith(("runner", "drafter", "speculator")):
         # They are of our own classes after their adoption.
         known |= own_names(trees["engine/cpu/runner.py"])
+        known |= own_names(trees["engine/cpu/drafter.py"])
         known |= own_names(trees["engine/gpu/speculators.py"])
     assert {one for one in used if one[1] not in known} == set()
 

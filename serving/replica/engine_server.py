@@ -25,9 +25,10 @@ from serving.engine.compat import (
 )
 from serving.engine.version import SUPPORTED_VLLM
 from serving.plugin import DIE_WITH_PARENT
+from serving.replica.engine import TetrisEngine
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.leases import Leases
-from serving.replica.server import TetrisEngine, TetrisServer
+from serving.replica.server import TetrisServer
 from serving.replica.token_channel import ReplicaState, TokenRelay
 
 if TYPE_CHECKING:

@@ -2,8 +2,12 @@
 
 import asyncio
 import contextlib
+import logging
+import os
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final
+from typing import Final, NoReturn
+
+import psutil
 
 _LOOK_S: Final = 1.0
 
@@ -61,3 +65,13 @@ class EngineWatch:
     def _timeout_s(self) -> float:
         longest_s = max(self._hang_timeout_s, self._load_timeout_s)
         return longest_s if self._num_loads else self._hang_timeout_s
+
+
+def end_process(logger: logging.Logger) -> NoReturn:
+    """End this process, and all below it, with what was logged so far written."""
+    for handler in logger.handlers:
+        handler.flush()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(1)

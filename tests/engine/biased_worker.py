@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.engine.cpu.runner import ConfidenceDrafter
+from serving.engine.cpu.drafter import ConfidenceDrafter
 from serving.engine.cpu.worker import TetrisCPUWorker
 
 if TYPE_CHECKING:

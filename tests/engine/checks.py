@@ -191,4 +191,4 @@ def check_counters(counters: SpeculationCounters) -> None:
 def check_idle(engine: Engine) -> None:
     """Assert that an engine without requests remembers none."""
     assert not engine.scheduler.requests
-    assert not engine.scheduler._pending
+    assert not engine.scheduler._drafts

@@ -213,7 +213,7 @@ def test_under_sustained_urgent_load_a_request_that_can_wait_gets_its_turn(
         scheduling_policy="priority",
         max_num_seqs=2,
     ) as engine:
-        clock = engine.scheduler._ageing._clock = Clock()
+        clock = engine.scheduler._batch.ageing._clock = Clock()
         llm_engine = engine.llm.llm_engine
 
         def add(name: str, priority: int) -> None:

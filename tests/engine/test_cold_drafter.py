@@ -9,7 +9,7 @@ import pytest
 
 from policies.baselines import FixedPlanner
 from serving.engine.cpu.drafter_cache import DrafterCache, MissingSpan, split_spans
-from serving.engine.cpu.rest import TELL_ALL, TELL_EVERY
+from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY
 from tests.engine.checks import draw_prompt
 from tests.engine.conftest import run_engine
 

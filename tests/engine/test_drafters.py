@@ -154,7 +154,7 @@ def check_confidence(
 def test_drafters_with_logits_are_selected_by_their_confidence(
     method: str, models: Models
 ) -> None:
-    from serving.engine.cpu.runner import ConfidenceDrafter
+    from serving.engine.cpu.drafter import ConfidenceDrafter
 
     expected = models.expect(method)
     with (

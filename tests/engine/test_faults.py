@@ -194,25 +194,25 @@ def break_part(
 @pytest.mark.parametrize(
     ("owner", "method", "reason"),
     [
-        ("_rooms", "of", "drafts_error"),
+        ("_drafts.rooms", "of", "drafts_error"),
         ("_clock", "note_worker", "timing_error"),
         ("_clock", "discard", "timing_error"),
         ("_clock", "finish", "timing_error"),
         ("_clock", "start", "timing_error"),
-        ("", "_make_batch", "selection_error"),
-        ("", "_admit", "selection_error"),
-        ("_pace", "note", "limits_error"),
-        ("_limits", "measure_load", "limits_error"),
-        ("_ageing", "look", "ageing_error"),
-        ("", "_count_dropped", "count_error"),
+        ("_selector", "_make_batch", "selection_error"),
+        ("_selector", "_admit", "selection_error"),
+        ("_batch.pace", "note", "limits_error"),
+        ("_batch.limits", "measure_load", "limits_error"),
+        ("_batch.ageing", "look", "ageing_error"),
+        ("_selector", "count_dropped", "count_error"),
         ("_classes", "tightest_target_ms", "depth_error"),
         ("", "_choose_depth", "depth_error"),
-        ("_rest", "goes_on", "rest_error"),
-        ("_rest", "note_planned", "rest_error"),
+        ("_skipping", "is_due", "skip_error"),
+        ("_skipping", "note_planned", "skip_error"),
         ("counters", "count_verification", "outcome_error"),
         ("_classes", "forget", "forget_error"),
-        ("_limits", "note_finished", "forget_error"),
-        ("_rooms", "forget", "forget_error"),
+        ("_batch.limits", "note_finished", "forget_error"),
+        ("_drafts.rooms", "forget", "forget_error"),
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
@@ -240,9 +240,9 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
 @pytest.mark.parametrize(
     ("place", "reason"),
     [
-        ("serving.engine.shared.planner_host.trim_to_free_blocks", "kv_error"),
+        ("serving.engine.shared.batch_planning.trim_to_free_blocks", "kv_error"),
         ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
-        ("serving.engine.cpu.scheduler.count_coming_prompt_tokens", "selection_error"),
+        ("serving.engine.cpu.selection.count_coming_prompt_tokens", "selection_error"),
     ],
 )
 def test_a_fault_in_a_function_costs_no_token_either(
@@ -320,7 +320,7 @@ def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
 ) -> None:
     """The second of four requests fails in the second step that drafts."""
     scheduler = engine.scheduler
-    of, num_before = type(scheduler._rooms).of, scheduler.counters.num_steps
+    of, num_before = type(scheduler._drafts.rooms).of, scheduler.counters.num_steps
 
     def fail_once(rooms: Any, request: Any) -> Any:
         is_second = scheduler.counters.num_steps == num_before + 2
@@ -328,7 +328,7 @@ def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
             raise RuntimeError("a bug")
         return of(rooms, request)
 
-    break_part(engine, monkeypatch, "_rooms", "of", fail_once)
+    break_part(engine, monkeypatch, "_drafts.rooms", "of", fail_once)
     learnt: list[int] = []
     scheduler._planner = Broken(
         scheduler._planner,

@@ -194,7 +194,7 @@ def test_the_last_draft_comes_from_the_last_position_of_the_context(
         # Blocks ended at the limit in more than one way.
         assert len(last_drafts) > 2
 
-        engine.scheduler._rooms.drafter_limit += DEPTH
+        engine.scheduler._drafts.rooms.drafter_limit += DEPTH
         with watch(engine) as steps:
             drive(engine, arrivals)
         verified, accepted = count_drafts(steps, *(a.name for a in arrivals))

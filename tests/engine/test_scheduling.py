@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -292,20 +291,19 @@ def test_planning_is_timed_whole_and_takes_little_of_a_step(
 
 
 def test_cut_tokens_are_counted_by_what_cut_them() -> None:
-    from serving.engine.cpu.scheduler import TetrisScheduler
+    from serving.engine.cpu.selection import DraftSelector
 
     def count(**selection: Any) -> dict[str, int]:
-        host = SimpleNamespace(
-            counters=SpeculationCounters("goodput", "draft_model", 4)
-        )
-        host._count_cut = partial(TetrisScheduler._count_cut, host)
+        counters = SpeculationCounters("goodput", "draft_model", 4)
         requests: Any = [SimpleNamespace(spec_token_ids=[7] * 4) for _ in range(3)]
         admitted = np.array([4, 1, 0])
-        TetrisScheduler._admit(
-            host, requests, DraftSelection(admitted, draft_budget=5, **selection)
+        DraftSelector._admit(
+            SimpleNamespace(_counters=counters),
+            requests,
+            DraftSelection(admitted, draft_budget=5, **selection),
         )
         assert [len(one.spec_token_ids) for one in requests] == [4, 1, 0]
-        return dict(host.counters.num_cut_tokens)
+        return dict(counters.num_cut_tokens)
 
     assert count() == {"budget": 7}
     assert count(num_cut_by_latency=2) == {"latency": 2, "budget": 5}

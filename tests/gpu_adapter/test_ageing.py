@@ -37,7 +37,7 @@ def test_a_request_that_can_wait_gets_its_turn(
     scheduler = make_scheduler(scheduling_policy="priority")
     now_s = 0.0
     num_urgent = 0
-    scheduler._ageing._clock = lambda: now_s
+    scheduler._batch.ageing._clock = lambda: now_s
     schedule = scheduler.schedule
 
     def schedule_under_load() -> Any:

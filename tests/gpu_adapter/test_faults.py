@@ -78,26 +78,26 @@ def test_a_request_with_impossible_confidences_spoils_no_others(
     drive(scheduler, worker, max_steps=20)
     assert set(learnt) == {"r0"}
     assert scheduler.counters.num_fallbacks["confidence_invalid"] > 5
-    assert scheduler._confidence.guess(["r0"], DEPTH).min() > 0
+    assert scheduler._outcomes.confidence.guess(["r0"], DEPTH).min() > 0
 
 
 @pytest.mark.parametrize(
     ("owner", "method", "reason"),
     [
-        ("", "_drop_useless_drafts", "drafts_error"),
+        ("_offers", "drop_useless", "drafts_error"),
         ("", "_make_batch", "selection_error"),
-        ("", "_trim_offers", "selection_error"),
-        ("_pace", "note", "limits_error"),
-        ("_ageing", "look", "ageing_error"),
+        ("_offers", "trim", "selection_error"),
+        ("_batch.pace", "note", "limits_error"),
+        ("_batch.ageing", "look", "ageing_error"),
         ("", "_choose_depth", "depth_error"),
-        ("_loads", "note", "order_error"),
+        ("_orders.loads", "note", "order_error"),
         ("_classes", "weigh", "selection_error"),
         ("", "_count_proposed", "count_error"),
-        ("_loads", "match", "timing_error"),
+        ("_orders.loads", "match", "timing_error"),
         ("counters", "count_verification", "outcome_error"),
-        ("_confidence", "note", "outcome_error"),
-        ("_confidence", "forget", "forget_error"),
-        ("_limits", "note_finished", "forget_error"),
+        ("_outcomes.confidence", "note", "outcome_error"),
+        ("_outcomes.confidence", "forget", "forget_error"),
+        ("_batch.limits", "note_finished", "forget_error"),
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
@@ -116,7 +116,7 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
     faults = scheduler.counters.num_fallbacks
     assert faults[reason] > 0
     assert "policy_error" not in faults
-    assert not scheduler._selections
+    assert not scheduler._orders
 
 
 @pytest.mark.parametrize("method", ["_select", "_give_order", "_set_depth"])

@@ -81,9 +81,9 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(
         sum(step.num_drafting for step in worker.steps)
     )
     assert counters.planning_seconds_total > counters.selection_seconds_total > 0
-    assert len(scheduler._confidence) == 0
-    assert not scheduler._safe_until
-    assert not scheduler._selections
+    assert len(scheduler._outcomes.confidence) == 0
+    assert not scheduler._offers
+    assert not scheduler._orders
     if policy == "goodput":
         assert len(scheduler._planner.acceptance.calibration._requests) <= 1
 
@@ -183,16 +183,16 @@ def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(
     requests = add(scheduler, 2, max_tokens=30)
     requests += add(scheduler, 1, max_tokens=1000, prefix="long")
     for request in requests:
-        safe = scheduler._find_safe_length(request)
+        safe = scheduler._offers._find_safe_length(request)
         for num_in_flight in (0, 1):
             request.num_output_placeholders = num_in_flight
             request._output_token_ids[:] = [7] * (safe - request.num_prompt_tokens)
             request._all_token_ids[request.num_prompt_tokens :] = [7] * (
                 safe - request.num_prompt_tokens
             )
-            assert scheduler._limit_drafts(request, DEPTH)[0] == DEPTH
+            assert scheduler._offers._limit(request, DEPTH)[0] == DEPTH
     [out] = add(scheduler, 1, prefix="out", extra_args={"speculative_decoding": "off"})
-    assert scheduler._find_safe_length(out) < 0
+    assert scheduler._offers._find_safe_length(out) < 0
 
 
 def test_acceptance_is_learnt_from_the_drafts_that_were_verified(

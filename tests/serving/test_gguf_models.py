@@ -360,7 +360,7 @@ def test_settings_name_the_converted_folder(
 def test_replicas_on_other_machines_convert_for_themselves(
     file: Path, fake_converter: list[Path]
 ) -> None:
-    from serving.replica.server import SkipLocalDownload
+    from serving.replica.local_models import SkipLocalDownload
 
     settings = with_converted_models(deployment(str(file)), print)
     folder = Path(settings.model.target)

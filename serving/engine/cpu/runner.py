@@ -1,8 +1,7 @@
-"""V1 model runner: capture the drafter's confidence, keep it drafting near limits.
+"""V1 model runner: keeps drafting near limits, and leaves the drafter out at depth 0.
 
-vLLM builds the drafter and (on the CPU) the runner itself, with no factory to
-override, so both are re-classed after construction: the object keeps its state and
-gains a subclass whose methods call `super()`.
+vLLM builds it with no factory to override, so it is re-classed after construction, as
+its drafter is (`drafter`).
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serving.engine.compat_cpu import GPUModelRunner, SpecDecodeBaseProposer
+from serving.engine.compat_cpu import GPUModelRunner
 from serving.engine.cpu.cold_drafter import ColdDrafter
-from serving.engine.cpu.drafts import WorkerTimes
+from serving.engine.cpu.drafter import ConfidenceDrafter
 from serving.engine.cpu.plain_steps import PlainSteps
 from serving.engine.cpu.step_messages import QUIET_ATTRIBUTE, STOP_ATTRIBUTE
 from serving.engine.reclass import reclass
@@ -26,223 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from policies.decisions.early_exit import EarlyExit, EarlyExitRule
+    from policies.decisions.early_exit import EarlyExitRule
     from serving.engine.compat import SchedulerOutput
-    from serving.engine.compat_cpu import (
-        CommonAttentionMetadata,
-        SamplingMetadata,
-        SpecDecodeMetadata,
-    )
+    from serving.engine.compat_cpu import SpecDecodeMetadata
     from serving.engine.shared.faults import FaultGuard
-
-
-class ConfidenceDrafter(SpecDecodeBaseProposer):
-    """Records the largest probability of the draft distribution at every position.
-
-    A function of the prefix alone, so that selecting by it never conditions on the
-    token drawn. Works for drafters that turn hidden states into logits one position
-    at a time (draft_model, eagle, eagle3, mtp).
-    """
-
-    _confidences: list[torch.Tensor]
-    _grammar_rows: torch.Tensor | None
-    _context_limit: int
-    _first_pass_end_s: float
-    _draft_end_s: float
-    _num_drafted: int
-    _watch: EarlyExit | None
-    _stop_token_ids: list[set[int | None]]
-    _drawn: list[tuple[torch.Tensor, torch.Tensor | None]]
-    _guard: FaultGuard
-    draft_start_s: float
-
-    def watch(
-        self,
-        watch: EarlyExit,
-        stop_token_ids: list[set[int | None]],
-    ) -> None:
-        """Let the coming draft end early.
-
-        Args:
-            watch: Asked between two passes.
-            stop_token_ids: `[num_reqs]`, what ends each request.
-        """
-        self._watch, self._stop_token_ids = watch, stop_token_ids
-
-    def propose(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Draft as vLLM does, with a fresh record and clock for this step."""
-        self._confidences = []
-        self._drawn = []
-        self._first_pass_end_s = 0.0
-        self.draft_start_s = time.perf_counter()
-        try:
-            drafts: torch.Tensor = super().propose(*args, **kwargs)
-        except _EndOfDraftError:
-            drafts = self._stack_drawn()
-        self._watch = None
-        self._drawn = []
-        self._num_drafted = drafts.shape[1]
-        self._draft_end_s = time.perf_counter()
-        return drafts
-
-    def _stack_drawn(self) -> torch.Tensor:
-        """Return what was drawn so far, as vLLM does after its last pass."""
-        probs = [one for _, one in self._drawn if one is not None]
-        self._last_draft_probs = torch.stack(probs, dim=1) if probs else None
-        return torch.stack([tokens for tokens, _ in self._drawn], dim=1)
-
-    def note_skipped(self) -> None:
-        """Stop the step's clock where drafting would have begun."""
-        self._confidences = []
-        self._num_drafted = 0
-        self.draft_start_s = self._first_pass_end_s = self._draft_end_s = (
-            time.perf_counter()
-        )
-
-    def take_times(
-        self, step_start_s: float, cold: ColdDrafter | None
-    ) -> WorkerTimes | None:
-        """Hand over this step's clock readings once; None if nothing was drafted."""
-        start = self.draft_start_s
-        if start < step_start_s:
-            return None
-        first_end = self._first_pass_end_s or self._draft_end_s
-        self.draft_start_s = 0.0
-        catch_up_ms = 0.0 if cold is None else cold.catch_up_ms
-        return WorkerTimes(
-            target_ms=1e3 * (start - step_start_s) - catch_up_ms,
-            draft_first_ms=1e3 * (first_end - start),
-            draft_next_ms=1e3 * (self._draft_end_s - first_end),
-            depth=self._num_drafted,
-            catch_up_ms=catch_up_ms,
-            num_caught_up=0 if cold is None else cold.num_caught_up,
-        )
-
-    def set_inputs_first_pass(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep positions of requests past the drafter's context inside its tables.
-
-        Their drafts are dropped by the scheduler; the other requests of the batch
-        go on drafting.
-        """
-        result = super().set_inputs_first_pass(*args, **kwargs)
-        if not self.uses_mrope:
-            self.positions[: result[0]].clamp_(max=self._context_limit - 1)
-        return result
-
-    def _update_positions_dependent_metadata(
-        self,
-        positions: torch.Tensor,
-        common_attn_metadata: CommonAttentionMetadata,
-        *args: Any,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """Keep rows past the drafter's context from writing into their KV cache.
-
-        vLLM masks the slot of a position past the limit and maps the position to 0,
-        but counts on from there in the next pass and writes to positions 1, 2, ...,
-        in blocks that prefix caching may share. Held at the last position, a row is
-        past the limit, and masked, in every further pass.
-
-        Every pass but the first begins here, so a draft that does not pay ends here.
-        """
-        if self._watch is not None and self._guard.attempt("stop_error", self._is_over):
-            raise _EndOfDraftError
-        # vLLM's own count on the host, give or take the tokens of this draft.
-        longest = common_attn_metadata.max_seq_len + self.num_speculative_tokens + 1
-        past_limit = None
-        if longest >= self._context_limit and not self.uses_mrope:
-            past_limit = positions + 1 >= self._context_limit
-        advanced: torch.Tensor = super()._update_positions_dependent_metadata(
-            positions, common_attn_metadata, *args, **kwargs
-        )
-        if past_limit is not None:
-            advanced.masked_fill_(past_limit, self._context_limit - 1)
-        return advanced
-
-    def _is_over(self) -> bool:
-        """Whether the draft ends with the pass just made."""
-        if self._watch is None or not self._confidences:
-            return False
-        drawn = self._drawn[-1][0].tolist()
-        stops = zip(drawn, self._stop_token_ids, strict=True)
-        ended = [row for row, (token, ends) in enumerate(stops) if token in ends]
-        return not self._watch.should_continue(self._confidences[-1].tolist(), ended)
-
-    def _sample_draft_tokens(
-        self, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Draw as vLLM does, and keep it in case the draft ends here."""
-        drawn: tuple[torch.Tensor, torch.Tensor | None] = super()._sample_draft_tokens(
-            *args, **kwargs
-        )
-        self._drawn.append(drawn)
-        return drawn
-
-    def _greedy_sample(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if self.use_local_argmax_reduction or self.use_heterogeneous_vocab:
-            # No full logits in the target's vocabulary here: draft without a record.
-            drafts: torch.Tensor = super()._greedy_sample(hidden_states)
-            return drafts
-        logits = self.model.compute_logits(hidden_states)
-        self._guard.attempt("report_error", self._record, logits)
-        return logits.argmax(dim=-1)
-
-    def _sample_from_logits(
-        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # Recorded first: vLLM divides the logits by the temperature in place.
-        self._guard.attempt(
-            "report_error", self._record, logits, sampling_metadata.temperature
-        )
-        argmax = logits.argmax(dim=-1) if self._grammar_rows is not None else None
-        drafts, probs = super()._sample_from_logits(logits, sampling_metadata)
-        if argmax is not None and probs is not None:
-            # A grammar cuts at the first invalid *drawn* token, which would bias
-            # sampled drafts; an argmax draft is a function of the prefix.
-            rows = self._grammar_rows
-            drafts[rows] = argmax[rows]
-            probs[rows] = torch.nn.functional.one_hot(argmax[rows], probs.shape[-1]).to(
-                probs.dtype
-            )
-        return drafts, probs
-
-    def _record(
-        self, logits: torch.Tensor, temperature: torch.Tensor | None = None
-    ) -> None:
-        scores = logits.float()
-        if temperature is not None and temperature.shape[0] == scores.shape[0]:
-            # Greedy rows carry temperature 0 and draft from the raw distribution.
-            divisor = torch.where(temperature < _GREEDY_BELOW, 1.0, temperature)
-            scores = scores / divisor.unsqueeze(-1)
-        # Two operations; between two passes of a small drafter every one counts.
-        self._confidences.append(scores.softmax(dim=-1).amax(dim=-1))
-        if not self._first_pass_end_s:
-            self._first_pass_end_s = time.perf_counter()
-
-    def take_confidence(self) -> NDArray[np.float64] | None:
-        """Hand over this step's record once.
-
-        Returns:
-            `[num_reqs, depth]`, float64, 0-1; None if the drafter did not run or has
-            no logits.
-        """
-        if not self._confidences:
-            return None
-        record = torch.stack(self._confidences, dim=1).double().cpu().numpy()
-        self._confidences = []
-        confidence: NDArray[np.float64] = record
-        return confidence
-
-
-class _EndOfDraftError(Exception):
-    """Leaves vLLM's drafting loop, which has no exit of its own, between two passes."""
-
 
 _METADATA_ARGUMENT = 6
 """Place of the attention metadata among vLLM's arguments after the first."""
-
-_GREEDY_BELOW = 1e-5
-"""vLLM's own threshold below which a temperature means argmax."""
 
 _LIMIT_AWARE_METHODS = frozenset({"ngram", "suffix"})
 """Drafters without a model that stop at the context limit request by request."""
@@ -449,31 +238,3 @@ def adopt_runner(runner: GPUModelRunner, guard: FaultGuard) -> None:
             or runner.model_config.is_attention_free
             or runner.vllm_config.speculative_config.parallel_drafting
         )
-
-
-def adopt_drafter(runner: GPUModelRunner) -> bool:
-    """Give an adopted runner's drafter the behaviour of `ConfidenceDrafter`, in place.
-
-    Idempotent.
-
-    Returns:
-        Whether the drafter is one that reports confidence.
-    """
-    drafter = getattr(runner, "drafter", None)
-    if not isinstance(drafter, SpecDecodeBaseProposer) or drafter.parallel_drafting:
-        return False
-    if not reclass(drafter, ConfidenceDrafter):
-        return True
-    drafter._guard = runner._guard
-    drafter._confidences = []
-    drafter._grammar_rows = None
-    drafter._watch = None
-    drafter._stop_token_ids = []
-    drafter._drawn = []
-    drafter._num_drafted = 0
-    drafter.draft_start_s = 0.0
-    limit = min(drafter.max_model_len, runner.effective_drafter_max_model_len)
-    drafter._context_limit = limit
-    # The drafter's own kernels mask slots and positions past this length.
-    drafter.max_model_len = limit
-    return True

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from serving.engine.compat import check
 from serving.engine.compat_cpu import CPUWorker
 from serving.engine.compat_names import CPU_WORKER
+from serving.engine.cpu.drafter import ConfidenceDrafter, adopt_drafter
 from serving.engine.cpu.drafts import ScoredDraftTokenIds, WorkerTimes
 from serving.engine.cpu.kernels import repair_kernels
 from serving.engine.cpu.profile import profile_passes
-from serving.engine.cpu.runner import ConfidenceDrafter, adopt_drafter, adopt_runner
+from serving.engine.cpu.runner import adopt_runner
 from serving.engine.shared.faults import FaultGuard
 
 if TYPE_CHECKING:

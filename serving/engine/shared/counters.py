@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from policies.types import DraftSelection
+
 CutReason = str
 """Why a draft is not verified:
 
@@ -89,6 +91,18 @@ class SpeculationCounters:
         self.num_accepted_tokens += sum(num_accepted)
         _count_positions(self.num_verified_tokens_per_pos, num_verified)
         _count_positions(self.num_accepted_tokens_per_pos, num_accepted)
+
+    def count_cut(self, reason: CutReason, num_tokens: int) -> None:
+        """Count drafts that are not verified."""
+        if num_tokens:
+            self.num_cut_tokens[reason] += num_tokens
+
+    def count_left_out(self, selection: DraftSelection, num_tokens: int) -> None:
+        """Count drafts that a selection leaves out, for the reasons that it had."""
+        num_late = min(num_tokens, selection.num_cut_by_latency)
+        self.count_cut("latency", num_late)
+        reason = "probe" if selection.is_probe else "budget"
+        self.count_cut(reason, num_tokens - num_late)
 
     def snapshot(self) -> dict[str, Any]:
         """Return plain values that any serialiser takes."""

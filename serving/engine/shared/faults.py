@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from policies.planner import Planner
     from policies.types import DraftBatch, DraftSelection
 
 logger = init_logger(__name__)
@@ -39,7 +40,7 @@ class FaultGuard:
     and, in our own parts, `drafts_error` (looking through new drafts),
     `selection_error` (describing and trimming them), `order_error` (the same towards
     the device), `limits_error` (running requests and prompts), `ageing_error`,
-    `kv_error`, `depth_error`, `rest_error`, `timing_error`, `outcome_error` (what there
+    `kv_error`, `depth_error`, `skip_error`, `timing_error`, `outcome_error` (what there
     is to learn), `count_error`, `board_error`, `forget_error` (requests that ended); in
     the worker `report_error` (what it tells the scheduler), `stop_error` (ending a
     draft early), `drafter_error` (leaving the drafter out and catching up).
@@ -86,14 +87,15 @@ class FaultGuard:
             )
 
 
-def check_selection(selection: DraftSelection, batch: DraftBatch) -> DraftSelection:
-    """Return a selection that can be applied to its batch, or refuse it.
+def select_checked(planner: Planner, batch: DraftBatch) -> DraftSelection:
+    """Return a planner's selection of a batch if it can be applied, or refuse it.
 
     Raises:
         TypeError: If one of its figures is no number.
         ValueError: If it does not admit a whole number of drafts per request, between
             none and those offered, or another figure makes no sense.
     """
+    selection = planner.select(batch)
     offered = batch.num_draft_tokens
     admitted = np.asarray(selection.num_admitted)
     if (

@@ -14,12 +14,10 @@ from policies.types import EngineLimits
 from policies.warmup import warm_up
 from serving.engine.compat import check
 from serving.engine.compat_names import SCHEDULER
-from serving.engine.shared.ageing import Ageing
-from serving.engine.shared.batch_limits import BatchLimits, RequestPace
+from serving.engine.shared.batch_planning import BatchPlanning
 from serving.engine.shared.board import BoardRecorder
 from serving.engine.shared.counters import SpeculationCounters
 from serving.engine.shared.faults import FaultGuard
-from serving.engine.shared.kv_shortage import trim_to_free_blocks
 from serving.engine.shared.options import read_policy
 from serving.engine.shared.outcomes import NOTHING_VERIFIED
 from serving.engine.shared.request_classes import RequestClasses
@@ -46,9 +44,7 @@ class PlannerHost:
     board: BoardRecorder
     _planner: Planner
     _classes: RequestClasses
-    _ageing: Ageing
-    _limits: BatchLimits
-    _pace: RequestPace
+    _batch: BatchPlanning
     _guard: FaultGuard
     # vLLM's scheduler brings these.
     vllm_config: Any
@@ -91,8 +87,6 @@ class PlannerHost:
         )
         self._planner = build_planner(spec, limits)
         self._classes = RequestClasses.read(self.vllm_config)
-        self._limits = BatchLimits(self)
-        self._pace = RequestPace()
         self.counters = SpeculationCounters(
             policy=spec.name,
             method=speculative.method,
@@ -104,7 +98,7 @@ class PlannerHost:
         logger.info(
             "Planner %s compiled in %.1f s", spec.name, time.perf_counter() - started_s
         )
-        self._ageing = Ageing(self, self._classes, self.counters)
+        self._batch = BatchPlanning(self, self._classes, self.counters, self._guard)
         self.board = BoardRecorder()
         return spec
 
@@ -144,36 +138,6 @@ class PlannerHost:
         planner.import_state(state)
         self._planner = planner
 
-    def _plan_batch(self) -> None:
-        """Set the limits of the coming step; vLLM's own where nothing asks for less.
-
-        The queue is put into order before, for they are made for its head; drafts for
-        which no KV blocks are left are cut after.
-        """
-        attempt = self._guard.attempt
-        attempt("ageing_error", self._ageing.look)
-        if not attempt("limits_error", self._limit_batch):
-            self._limits.lift()
-        self._count_cut("kv", attempt("kv_error", trim_to_free_blocks, self) or 0)
-
-    def _limit_batch(self) -> bool:
-        num_chunks = sum([request.is_prefill_chunk for request in self.running])
-        num_decodes = len(self.running) - num_chunks
-        self._pace.note(self.counters.num_accepted_tokens, num_decodes)
-        if not (num_chunks or self.waiting):
-            # Neither a queue nor a prompt under way: there is nothing to limit.
-            return False
-        target_ms = self._classes.tightest_target_ms(self.running)
-        if target_ms is not None:
-            # A target is per token; a step brings a request more than one.
-            target_ms *= max(1.0, self._pace.tokens_per_step)
-        load = self._limits.measure_load(target_ms)
-        plan = self._guard.ask(self._planner.plan_batch, load)
-        if plan is None:
-            return False
-        self._limits.apply(plan, load)
-        return True
-
     def _choose_depth(self, num_reqs: int) -> int | None:
         """Ask for the next depth, within the engine's; None if the planner fails."""
         target_ms = self._classes.tightest_target_ms(self.running)
@@ -193,10 +157,6 @@ class PlannerHost:
 
     def _count_context(self) -> int:
         return sum([request.num_computed_tokens for request in self.running])
-
-    def _count_cut(self, reason: str, num_tokens: int) -> None:
-        if num_tokens:
-            self.counters.num_cut_tokens[reason] += num_tokens
 
     def _show(
         self,
@@ -227,7 +187,7 @@ class PlannerHost:
         """Drop what is kept about a request that has ended."""
         self._guard.ask(self._planner.forget, request.request_id)
         self._classes.forget(request.request_id)
-        self._limits.note_finished(request)
+        self._batch.limits.note_finished(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         started_s = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from serving.engine.cpu.runner import ConfidenceDrafter
+from serving.engine.cpu.drafter import ConfidenceDrafter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

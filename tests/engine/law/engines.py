@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import torch
 
-from serving.engine.shared.planner_host import PlannerHost
 from tests.engine.law.judge import Judged, join
 from tests.engine.law.models import load_reference
 from tests.engine.law.recorder import Record, record
@@ -46,13 +44,11 @@ class LawEngine:
         engine: The engine.
         reference: Its target, in float64.
         record: Of the latest batch.
-        hosting: Arguments with which the scheduler built its planner.
     """
 
     engine: Engine
     reference: PreTrainedModel
     record: Record
-    hosting: dict[str, Any]
 
     def set_policy(
         self, policy: str, make_up_costs: Callable[[Engine], None] | None = None
@@ -67,8 +63,8 @@ class LawEngine:
         scheduler = self.engine.scheduler
         section = scheduler.vllm_config.additional_config["tetris"]
         section |= {"policy": policy, **POLICIES[policy]}
-        scheduler._limits.lift()
-        scheduler._spec = scheduler._host_planner(**self.hosting)
+        scheduler._batch.limits.lift()
+        scheduler._set_up()
         if make_up_costs is not None and policy in ("dynamic", "goodput"):
             make_up_costs(self.engine)
 
@@ -130,23 +126,12 @@ def run_law_engine(
         draft: Folder of the draft; None for drafters that need none.
         **options: Of `start`.
     """
-    hosting: dict[str, Any] = {}
-    host_planner = PlannerHost._host_planner
-
-    def host(self: PlannerHost, **kwargs: Any) -> Any:
-        hosting.update(kwargs)
-        return host_planner(self, **kwargs)
-
-    with ExitStack() as stack:
-        with patch.object(PlannerHost, "_host_planner", host):
-            engine = stack.enter_context(
-                start(
-                    target,
-                    draft,
-                    policy="fixed",
-                    draft_tokens=DEPTH,
-                    skip_tokenizer_init=False,
-                    **options,
-                )
-            )
-        yield LawEngine(engine, load_reference(target), record(engine), hosting)
+    with start(
+        target,
+        draft,
+        policy="fixed",
+        draft_tokens=DEPTH,
+        skip_tokenizer_init=False,
+        **options,
+    ) as engine:
+        yield LawEngine(engine, load_reference(target), record(engine))

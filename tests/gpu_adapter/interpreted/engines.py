@@ -48,4 +48,4 @@ def make_up_costs(engine: Engine) -> None:
     cost.fit_profile(CostProfile((1, 256), (60.3, 140.0), (0.4, 4.0)))
     # Neither the start-up profile nor measured steps change them any more.
     cost.import_state(cost.export_state())
-    scheduler._loads.match = lambda _times: None
+    scheduler._orders.loads.match = lambda _times: None

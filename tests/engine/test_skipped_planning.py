@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from policies.baselines import FixedPlanner
-from serving.engine.cpu.rest import TELL_ALL, TELL_EVERY, Rest
+from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY, SkippedPlanning
 from serving.engine.shared.batch_limits import RequestPace
 from tests.engine.checks import complete, draw_prompts, greedy, summarize_all
 from tests.engine.conftest import run_engine
@@ -20,64 +20,64 @@ if TYPE_CHECKING:
 NUM_REQS = 4
 
 
-def plan(rest: Rest, depth: int = 0, **other: int) -> None:
+def plan(skipping: SkippedPlanning, depth: int = 0, **other: int) -> None:
     """Plan a step in which every running request gets a token, but for `other`."""
     sizes = {"num_tokens": NUM_REQS, "num_scheduled": NUM_REQS, "num_running": NUM_REQS}
-    rest.note_planned(depth, **(sizes | other))
+    skipping.note_planned(depth, **(sizes | other))
 
 
-def settle(**how: Any) -> Rest:
-    """Return the state after so many planned steps that the next may be rested."""
-    rest = Rest(**({"can_rest": True} | how))
+def settle(**how: Any) -> SkippedPlanning:
+    """Return the state after so many planned steps that the next needs no plan."""
+    skipping = SkippedPlanning(**({"is_possible": True} | how))
     for _ in range(TELL_ALL + 1):
-        plan(rest)
-    return rest
+        plan(skipping)
+    return skipping
 
 
 def test_the_first_steps_at_depth_0_are_all_planned_and_timed() -> None:
-    rest = Rest(can_rest=True)
+    skipping = SkippedPlanning(is_possible=True)
     for _ in range(TELL_ALL):
-        assert not rest.goes_on(NUM_REQS, 0)
-        plan(rest)
-        assert not rest.is_quiet
+        assert not skipping.is_due(NUM_REQS, 0)
+        plan(skipping)
+        assert not skipping.is_quiet
 
 
 def test_then_one_of_many_is_timed_and_the_next_one_planned() -> None:
-    rest = settle()
+    skipping = settle()
     planned, timed = [], []
     for step in range(TELL_ALL + 2, TELL_ALL + 2 + 3 * TELL_EVERY):
-        if rest.goes_on(NUM_REQS, 0):
-            rest.count()
+        if skipping.is_due(NUM_REQS, 0):
+            skipping.note_unplanned()
         else:
             planned.append(step)
-            plan(rest)
-        if not rest.is_quiet:
+            plan(skipping)
+        if not skipping.is_quiet:
             timed.append(step)
 
     assert timed == [TELL_ALL + TELL_EVERY * n for n in (1, 2, 3)]
     assert planned == [step + 1 for step in timed]
 
 
-def test_rested_steps_are_counted_until_the_planner_is_asked_again() -> None:
-    rest = settle()
-    while rest.goes_on(NUM_REQS, 0):
-        rest.count()
+def test_unplanned_steps_are_counted_until_the_planner_is_asked_again() -> None:
+    skipping = settle()
+    while skipping.is_due(NUM_REQS, 0):
+        skipping.note_unplanned()
 
-    assert rest.num_rested == TELL_EVERY - 1
-    assert rest.is_unchanged(NUM_REQS)
-    assert not rest.is_unchanged(NUM_REQS - 1)
-    plan(rest)
-    assert rest.num_rested == 0
-    assert not rest.is_unchanged(NUM_REQS)
+    assert skipping.num_skipped == TELL_EVERY - 1
+    assert skipping.is_unchanged(NUM_REQS)
+    assert not skipping.is_unchanged(NUM_REQS - 1)
+    plan(skipping)
+    assert skipping.num_skipped == 0
+    assert not skipping.is_unchanged(NUM_REQS)
 
 
 @pytest.mark.parametrize(
     ("num_running", "num_waiting"), [(NUM_REQS - 1, 0), (NUM_REQS, 1), (0, 0)]
 )
 def test_whoever_leaves_or_waits_ends_it(num_running: int, num_waiting: int) -> None:
-    rest = settle()
-    assert rest.goes_on(NUM_REQS, 0)
-    assert not rest.goes_on(num_running, num_waiting)
+    skipping = settle()
+    assert skipping.is_due(NUM_REQS, 0)
+    assert not skipping.is_due(num_running, num_waiting)
 
 
 @pytest.mark.parametrize(
@@ -86,26 +86,26 @@ def test_whoever_leaves_or_waits_ends_it(num_running: int, num_waiting: int) -> 
 def test_only_the_same_requests_with_a_token_each_may_go_on(
     other: dict[str, int],
 ) -> None:
-    rest = settle()
-    plan(rest, **other)
-    assert not rest.goes_on(NUM_REQS, 0)
+    skipping = settle()
+    plan(skipping, **other)
+    assert not skipping.is_due(NUM_REQS, 0)
 
 
 def test_drafting_starts_the_count_anew() -> None:
-    rest = settle()
-    plan(rest, depth=2)
-    plan(rest)
-    assert not rest.is_quiet
-    assert not rest.goes_on(NUM_REQS, 0)
+    skipping = settle()
+    plan(skipping, depth=2)
+    plan(skipping)
+    assert not skipping.is_quiet
+    assert not skipping.is_due(NUM_REQS, 0)
 
 
 def test_an_engine_that_runs_its_drafter_at_depth_0_plans_every_step() -> None:
-    rest = settle(can_rest=False)
-    assert not rest.goes_on(NUM_REQS, 0)
-    assert not rest.is_quiet
+    skipping = settle(is_possible=False)
+    assert not skipping.is_due(NUM_REQS, 0)
+    assert not skipping.is_quiet
 
 
-def test_a_rest_weighs_on_the_pace_as_its_steps_would() -> None:
+def test_skipped_steps_weigh_on_the_pace_as_planned_ones_would() -> None:
     step_by_step, at_once = RequestPace(), RequestPace()
     for pace in (step_by_step, at_once):
         pace.note(30, 10)
@@ -120,11 +120,11 @@ def test_a_rest_weighs_on_the_pace_as_its_steps_would() -> None:
 class NeverDrafting(FixedPlanner):
     """Depth 0, and a record of what was asked and told."""
 
-    __slots__ = ("num_asked", "num_rested", "timings")
+    __slots__ = ("num_asked", "num_skipped", "timings")
 
     def __init__(self) -> None:
         super().__init__(3)
-        for name, value in (("num_asked", 0), ("num_rested", 0), ("timings", [])):
+        for name, value in (("num_asked", 0), ("num_skipped", 0), ("timings", [])):
             object.__setattr__(self, name, value)
 
     def choose_depth(
@@ -134,14 +134,14 @@ class NeverDrafting(FixedPlanner):
         return 0
 
     def note_skipped_steps(self, num_steps: int) -> None:
-        object.__setattr__(self, "num_rested", self.num_rested + num_steps)
+        object.__setattr__(self, "num_skipped", self.num_skipped + num_steps)
 
     def observe_timing(self, timing: StepTiming) -> None:
         self.timings.append(timing)
 
 
 @pytest.mark.vllm
-def test_an_engine_rests_between_arrivals_and_ends(
+def test_an_engine_skips_planning_between_arrivals_and_ends(
     tiny_pair: tuple[Path, Path],
 ) -> None:
     target, draft = tiny_pair
@@ -155,12 +155,12 @@ def test_an_engine_rests_between_arrivals_and_ends(
         outputs = summarize_all(complete(engine, prompts, params))
         counters = engine.scheduler.counters
         num_steps = counters.num_steps
-        last_rest = engine.scheduler._rest.num_rested
+        num_untold = engine.scheduler._skipping.num_skipped
 
         assert outputs == expected
         # Every step is known of, and in most of them nobody was asked.
-        assert planner.num_asked + planner.num_rested + last_rest == num_steps
-        assert planner.num_rested > planner.num_asked
+        assert planner.num_asked + planner.num_skipped + num_untold == num_steps
+        assert planner.num_skipped > planner.num_asked
         assert len(planner.timings) < num_steps / 2
         assert all(timing.depth == 0 for timing in planner.timings)
         num_tokens = sum(30 + 20 * index for index in range(len(prompts)))
@@ -169,6 +169,6 @@ def test_an_engine_rests_between_arrivals_and_ends(
 
         # Who watches sees every step.
         engine.scheduler.board.watch(0)
-        num_rested = planner.num_rested + last_rest
+        num_skipped = planner.num_skipped + num_untold
         complete(engine, prompts, params)
-        assert planner.num_rested == num_rested
+        assert planner.num_skipped == num_skipped
