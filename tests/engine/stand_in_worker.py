@@ -81,9 +81,7 @@ def add_requests(scheduler: Any, num_reqs: int, *, max_tokens: int) -> None:
             max_tokens=max_tokens, ignore_eos=True, temperature=0.0
         )
         sampling.update_from_generation_config({}, eos_token_id=2)
-        scheduler.add_request(
-            Request(f"r{index}", list(range(10, 20)), sampling, None)
-        )
+        scheduler.add_request(Request(f"r{index}", list(range(10, 20)), sampling, None))
 
 
 @dataclass

@@ -95,7 +95,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
     def _take_news(self, draft_token_ids: DraftTokenIds) -> None:
         """Take in what the worker tells beside its drafts."""
         if isinstance(draft_token_ids, ScoredDraftTokenIds):
-            self.counters.num_fallbacks.update(draft_token_ids.faults)
+            if draft_token_ids.faults:
+                self.counters.num_fallbacks.update(draft_token_ids.faults)
             self._clock.note_worker(draft_token_ids.times)
             if draft_token_ids.profile is not None:
                 self._guard.ask(self._planner.fit_profile, draft_token_ids.profile)
@@ -264,11 +265,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self.counters.count_verification(num_verified, num_accepted)
         if not self._selector.is_planned:
             return None
-        return VerificationOutcome(
-            num_verified=np.array(num_verified, dtype=np.int64),
-            num_accepted=np.array(num_accepted, dtype=np.int64),
-            req_ids=tuple(req_ids),
-        )
+        counts = np.array((num_verified, num_accepted), dtype=np.int64)
+        return VerificationOutcome(*counts, req_ids=tuple(req_ids))
 
     def _forget(self, request: Request) -> None:
         self._drafts.forget(request.request_id)
