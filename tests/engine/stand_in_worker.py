@@ -154,11 +154,3 @@ class StandInWorker:
         counts = (1, 8, 64, 512)
         target_ms = tuple(self.base_ms + self.token_ms * count for count in counts)
         return CostProfile(counts, target_ms, (self.draft_ms,) * len(counts))
-
-
-def take_step(scheduler: Any, worker: StandInWorker) -> None:
-    """Take a step as vLLM's engine core does."""
-    output = scheduler.schedule()
-    sampled, drafts = worker.execute(output)
-    scheduler.update_from_output(output, sampled)
-    scheduler.update_draft_token_ids(drafts)

@@ -157,12 +157,7 @@ class PendingDrafts:
 
     def find_drafting(self, requests: Iterable[Request]) -> list[Request]:
         """Return those that a draft can be made for."""
-        room_of = self.rooms.of
-        return [
-            request
-            for request in requests
-            if not (request.is_prefill_chunk or room_of(request).opted_out)
-        ]
+        return self.rooms.select_drafting(requests)
 
     def forget(self, req_id: str) -> None:
         """Drop a request that has ended."""
