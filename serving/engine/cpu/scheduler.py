@@ -265,8 +265,11 @@ class TetrisScheduler(PlannerHost, Scheduler):
         self.counters.count_verification(num_verified, num_accepted)
         if not self._selector.is_planned:
             return None
-        counts = np.array((num_verified, num_accepted), dtype=np.int64)
-        return VerificationOutcome(*counts, req_ids=tuple(req_ids))
+        return VerificationOutcome(
+            num_verified=np.array(num_verified, dtype=np.int64),
+            num_accepted=np.array(num_accepted, dtype=np.int64),
+            req_ids=tuple(req_ids),
+        )
 
     def _forget(self, request: Request) -> None:
         self._drafts.forget(request.request_id)
