@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from policies.decisions.admission import DraftAdmission
+from policies.decisions.admission import Admission, DraftAdmission
 from policies.decisions.batching import BatchControl
 from policies.decisions.depth import DepthPlan
 from policies.decisions.draft_costs import DraftCosts
 from policies.decisions.recent_drafts import RecentDrafts
-from policies.decisions.select import count_admitted
 from policies.depth_control import Cadence, DepthControl
 from policies.estimators.draft_acceptance import DraftAcceptance
 from policies.estimators.state import STATE_VERSION, check_version, read_part
@@ -139,26 +138,24 @@ class GoodputPlanner(Planner):
         if batch.max_depth == 0:
             return DraftSelection(batch.num_draft_tokens, draft_budget=0)
         acceptance = self.acceptance.predict(batch)
-        survival: NDArray[np.float64] = acceptance.cumprod(axis=1)
         weights = _normalise(batch.weights)
-        num_admitted, num_late = np.zeros_like(batch.num_draft_tokens), 0
         exploration = self.depth.exploration
         is_probe = exploration.is_probing()
-        if not is_probe:
+        if is_probe:
+            nothing = np.zeros_like(batch.num_draft_tokens)
+            admission = Admission(nothing, 0, 0, 0.0)
+        else:
             explored = None
             if exploration.exploring:
                 explored = exploration.pick_rows(batch.num_reqs)
-            num_admitted, num_late = self.admission.admit(
-                batch, survival, weights, explored
-            )
+            admission = self.admission.admit(batch, acceptance, weights, explored)
         self.depth.note_drafts(acceptance, batch.num_draft_tokens, weights)
         self.acceptance.feedback.note(batch)
-        draft_budget, expected_accepted = count_admitted(survival, num_admitted)
         return DraftSelection(
-            num_admitted=num_admitted,
-            draft_budget=draft_budget,
-            expected_accepted=expected_accepted,
-            num_cut_by_latency=num_late,
+            num_admitted=admission.num_admitted,
+            draft_budget=admission.draft_budget,
+            expected_accepted=admission.expected_accepted,
+            num_cut_by_latency=admission.num_late,
             is_probe=is_probe,
             may_reallocate=True,
         )

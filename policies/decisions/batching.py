@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -210,5 +211,5 @@ def reserve_blocks(load: EngineLoad) -> int:
     A newcomer that takes the last block makes vLLM preempt a running request a few
     steps later and compute it all over again.
     """
-    growth = load.tokens_to_grow.astype(np.float64)
-    return int(np.ceil(GROWTH_SHARE * growth.sum() / load.block_size))
+    growth = int(load.tokens_to_grow.sum())
+    return math.ceil(GROWTH_SHARE * growth / load.block_size)

@@ -56,19 +56,20 @@ class EarlyExitRule:
 
     def start(self, req_ids: tuple[Hashable, ...]) -> EarlyExit:
         """Begin a draft of these requests, in the order of the drafter's batch."""
+        effect = self.scale.effect
+        weights = np.ones(effect.size) if self.weights is None else self.weights
+        if req_ids == self.req_ids:
+            return EarlyExit(self, effect, weights.copy())
         # Lists: of a few requests each operation on arrays takes longer than all this.
-        effects = self.scale.effect.tolist()
-        weights = [1.0] * len(effects)
-        if self.weights is not None:
-            weights = self.weights.tolist()
-        if req_ids != self.req_ids:
-            row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
-            rows = [row_of.get(req_id, -1) for req_id in req_ids]
-            # One more entry stands for the others.
-            effects, weights = [*effects, 0.0], [*weights, 0.0]
-            effects = [effects[row] for row in rows]
-            weights = [weights[row] for row in rows]
-        return EarlyExit(self, np.array(effects), np.array(weights))
+        row_of = {req_id: row for row, req_id in enumerate(self.req_ids)}
+        rows = [row_of.get(req_id, -1) for req_id in req_ids]
+        # One more entry stands for the others.
+        effects, own = [*effect.tolist(), 0.0], [*weights.tolist(), 0.0]
+        return EarlyExit(
+            self,
+            np.array([effects[row] for row in rows]),
+            np.array([own[row] for row in rows]),
+        )
 
 
 @dataclass(slots=True)

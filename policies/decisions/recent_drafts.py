@@ -77,7 +77,14 @@ class RecentDrafts:
 
     def _read(self) -> None:
         unread, self._unread = self._unread, []
-        for acceptance, num_draft_tokens, weights in unread:
+        first, num_left = len(unread), 0
+        while first > 0 and num_left < NUM_REMEMBERED_DRAFTS:
+            first -= 1
+            num_left += int(np.count_nonzero(unread[first][1]))
+        # What those that follow would overwrite is counted, not filed.
+        for _, num_draft_tokens, _ in unread[:first]:
+            self._num_seen += int(np.count_nonzero(num_draft_tokens))
+        for acceptance, num_draft_tokens, weights in unread[first:]:
             self._num_seen = _append(
                 self._acceptance,
                 self._weights,

@@ -56,7 +56,8 @@ class DraftAcceptance:
         """Return acceptance given that everything before was accepted.
 
         Returns:
-            `[num_reqs, depth]`, 0-1, depth at least that of the longest draft.
+            `[num_reqs, depth]`, 0-1, C-contiguous, depth at least that of the longest
+            draft.
 
         Raises:
             ValueError: If the batch's confidences do not fit its drafts.
@@ -64,9 +65,7 @@ class DraftAcceptance:
         if batch.confidence is None:
             self._uses_positions = True
             per_position = self.positions.estimate()[: batch.max_depth]
-            acceptance = np.broadcast_to(
-                per_position, (batch.num_reqs, per_position.size)
-            )
+            acceptance = np.tile(per_position, (batch.num_reqs, 1))
         else:
             req_ids = batch.req_ids or tuple(range(batch.num_reqs))
             acceptance = self.calibration.predict(batch.confidence, req_ids)

@@ -60,7 +60,7 @@ class RequestEffects:
     def log_odds(self, req_ids: Sequence[Hashable]) -> NDArray[np.float64]:
         """Return the effect of each request, `[num_reqs]`; 0 for unknown ones."""
         find = self._slot_of.get
-        return self.effect[[find(req_id, _UNKNOWN) for req_id in req_ids]]
+        return self.effect.take([find(req_id, _UNKNOWN) for req_id in req_ids])
 
     def assign_slots(
         self, req_ids: Sequence[Hashable], is_observed: Sequence[bool]

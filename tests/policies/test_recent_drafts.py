@@ -73,3 +73,18 @@ def test_requests_without_drafts_leave_the_worth_of_the_others_as_it_is():
 
     assert seen.gained == pytest.approx(expected.gained)
     assert seen.thresholds == pytest.approx(expected.thresholds)
+
+
+def test_drafts_that_are_filed_late_leave_what_filing_each_at_once_leaves():
+    rng = np.random.default_rng(8)
+    late, at_once = RecentDrafts(MAX_DEPTH), RecentDrafts(MAX_DEPTH)
+    for _ in range(7):
+        acceptance, lengths = rng.random((40, MAX_DEPTH)), rng.integers(0, 3, 40)
+        for recent in (late, at_once):
+            recent.remember(acceptance, lengths, None)
+        at_once.sample_acceptance()
+
+    typical = np.full(MAX_DEPTH, 0.5)
+    late_one, other = (recent.estimate_depths(typical) for recent in (late, at_once))
+    assert np.array_equal(late_one.gained, other.gained)
+    assert np.array_equal(late_one.thresholds, other.thresholds)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from serving.engine.shared.options import find_stop_token_ids, opts_out
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm import SamplingParams
 
     from serving.engine.compat import Request
@@ -46,6 +48,19 @@ class DraftRooms:
     max_model_len: int
     drafter_limit: int
     _rooms: dict[str, DraftRoom] = field(init=False, default_factory=dict)
+
+    def select_drafting(self, requests: Iterable[Request]) -> list[Request]:
+        """Return those that a draft can be made for, in one loop."""
+        find, drafting = self._rooms.get, []
+        for request in requests:
+            if request.is_prefill_chunk:
+                continue
+            room = find(request.request_id)
+            if room is None or room.params is not request.sampling_params:
+                room = self.of(request)
+            if not room.opted_out:
+                drafting.append(request)
+        return drafting
 
     def of(self, request: Request) -> DraftRoom:
         """Return the room of a request."""

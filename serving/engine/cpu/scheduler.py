@@ -95,7 +95,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
     def _take_news(self, draft_token_ids: DraftTokenIds) -> None:
         """Take in what the worker tells beside its drafts."""
         if isinstance(draft_token_ids, ScoredDraftTokenIds):
-            self.counters.num_fallbacks.update(draft_token_ids.faults)
+            if draft_token_ids.faults:
+                self.counters.num_fallbacks.update(draft_token_ids.faults)
             self._clock.note_worker(draft_token_ids.times)
             if draft_token_ids.profile is not None:
                 self._guard.ask(self._planner.fit_profile, draft_token_ids.profile)

@@ -10,6 +10,8 @@ import numpy as np
 from policies.decisions.batching import EngineLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from policies.decisions.batching import BatchPlan
@@ -111,7 +113,7 @@ class BatchLimits:
         """
         running = self._scheduler.running
         num_decode_tokens = num_computed = 0
-        held, growth, prompt_left = [], [], []
+        held, prompt_left = [], []
         for request in running:
             done, tokens = request.num_computed_tokens, request.num_tokens
             num_computed += done
@@ -126,7 +128,7 @@ class BatchLimits:
                 prompt_left.append(0)
                 # The latest token has no position of its own before the step.
                 held.append(tokens - 1)
-            growth.append(self._expect_growth(request))
+        growth = self._expect_growth(running)
         self._running = _Batch(held, growth, prompt_left)
         to_grow = [n + left for n, left in zip(growth, prompt_left, strict=True)]
         return EngineLoad(
@@ -203,7 +205,7 @@ class BatchLimits:
                 break
             tokens = request.num_tokens
             held.append(tokens)
-            growth.append(self._expect_growth(request))
+            growth += self._expect_growth([request])
             num_prompt_tokens += tokens
             num_prompt_blocks += -(-tokens // block_size)
             num_to_grow += growth[-1]
@@ -218,19 +220,19 @@ class BatchLimits:
             num_coming, headroom = num_coming + 1, needed
         return max(1, num_coming), headroom
 
-    def _expect_growth(self, request: Request) -> int:
-        """Return the positions by which a request's output is expected to grow."""
-        scheduler = self._scheduler
-        num_output = request.num_output_tokens
-        expected = max(
-            self._mean_output_tokens - num_output,
-            # A request past the mean may well go on for another block or so.
-            scheduler.block_size,
-        )
-        tokens = int(min(expected, request.max_tokens - num_output))
+    def _expect_growth(self, requests: Sequence[Request]) -> list[int]:
+        """Return the positions by which each output is expected to grow."""
+        scheduler, mean = self._scheduler, self._mean_output_tokens
+        # A request past the mean may well go on for another block or so.
+        least: int = scheduler.block_size
         # Drafts take up positions too, those to be verified and those to be drawn.
         margin: int = scheduler.num_lookahead_tokens + scheduler.num_spec_tokens
-        return tokens + margin
+        return [
+            int(min(max(mean - num_output, least), request.max_tokens - num_output))
+            + margin
+            for request in requests
+            for num_output in (request.num_output_tokens,)
+        ]
 
 
 def foresee_growth(

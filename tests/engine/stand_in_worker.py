@@ -1,0 +1,156 @@
+"""A CPU worker without models: vLLM's scheduler and ours, invented tokens and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from policies.types import CostProfile
+from serving.engine.compat import ModelRunnerOutput
+from serving.engine.cpu.drafts import ScoredDraftTokenIds, WorkerTimes
+from serving.engine.cpu.scheduler import TetrisScheduler
+from serving.engine.cpu.step_messages import STOP_ATTRIBUTE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 4000
+
+
+def make_scheduler(
+    target: Path, draft: Path, *, num_reqs: int, depth: int, policy: str = "goodput"
+) -> TetrisScheduler:
+    """Build the real scheduler of an engine that has no worker.
+
+    Args:
+        target: Model folder, of which only the configuration is read.
+        draft: Likewise.
+        num_reqs: Requests that may run at once.
+        depth: Deepest draft.
+        policy: As a deployment names it.
+    """
+    import torch
+    from vllm import EngineArgs
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+    )
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    config = EngineArgs(
+        model=str(target),
+        skip_tokenizer_init=True,
+        max_num_seqs=num_reqs,
+        max_num_batched_tokens=4096,
+        max_model_len=256,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=64 << 20,
+        enforce_eager=True,
+        additional_config={"tetris": {"policy": policy, "draft_tokens": depth}},
+        speculative_config={
+            "method": "draft_model",
+            "model": str(draft),
+            "num_speculative_tokens": depth,
+            "num_speculative_tokens_per_batch_size": [[1, num_reqs, depth]],
+        },
+    ).create_engine_config()
+    config.cache_config.num_gpu_blocks = NUM_BLOCKS
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    kv_cache = KVCacheConfig(
+        num_blocks=NUM_BLOCKS,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+    )
+    return TetrisScheduler(
+        config, kv_cache, StructuredOutputManager(config), block_size=BLOCK_SIZE
+    )
+
+
+def add_requests(scheduler: Any, num_reqs: int, *, max_tokens: int) -> None:
+    """Add requests that run to their length limit."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    for index in range(num_reqs):
+        sampling = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, temperature=0.0
+        )
+        sampling.update_from_generation_config({}, eos_token_id=2)
+        scheduler.add_request(Request(f"r{index}", list(range(10, 20)), sampling, None))
+
+
+@dataclass
+class StandInWorker:
+    """Drafts, verifies and takes time as a worker of a small model would.
+
+    Attributes:
+        base_ms: A forward pass of the target.
+        token_ms: What each of its tokens adds.
+        draft_ms: A pass of the drafter.
+    """
+
+    base_ms: float = 20.0
+    token_ms: float = 0.1
+    draft_ms: float = 1.0
+    _rng: np.random.Generator = field(init=False)
+    _has_profile: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
+    def execute(self, output: Any) -> tuple[ModelRunnerOutput, ScoredDraftTokenIds]:
+        """Run a step in which every request decodes, or has its whole prompt."""
+        req_ids = list(output.num_scheduled_tokens)
+        scheduled = output.scheduled_spec_decode_tokens
+        sampled = [self._sample(len(scheduled.get(r, ()))) for r in req_ids]
+        confidence = self._draft(output, req_ids)
+        depth = confidence.shape[1]
+        times = WorkerTimes(
+            target_ms=self._vary(
+                self.base_ms + self.token_ms * output.total_num_scheduled_tokens
+            ),
+            draft_first_ms=self._vary(self.draft_ms) if depth else 0.0,
+            draft_next_ms=self._vary(self.draft_ms) * max(0, depth - 1),
+            depth=depth,
+        )
+        rows = {req_id: row for row, req_id in enumerate(req_ids)}
+        drafts = ScoredDraftTokenIds(
+            req_ids=req_ids,
+            draft_token_ids=[[7] * depth for _ in req_ids],
+            confidence=confidence,
+            times=times,
+            profile=self._take_profile(),
+        )
+        return ModelRunnerOutput(req_ids, rows, sampled), drafts
+
+    def _sample(self, num_drafts: int) -> list[int]:
+        rejected = np.flatnonzero(self._rng.random(num_drafts) > 0.7)
+        num_accepted = int(rejected[0]) if rejected.size else num_drafts
+        return [7] * (num_accepted + 1)
+
+    def _draft(self, output: Any, req_ids: list[str]) -> np.ndarray:
+        depth = output.num_spec_tokens_to_schedule
+        drawn = self._rng.beta(4.0, 1.5, (len(req_ids), depth))
+        stop = getattr(output, STOP_ATTRIBUTE, None)
+        if stop is not None:
+            watch, num_passes = stop.start(tuple(req_ids)), 1
+            while watch.should_continue(drawn[:, num_passes - 1].tolist()):
+                num_passes += 1
+            drawn = np.ascontiguousarray(drawn[:, :num_passes])
+        return drawn
+
+    def _vary(self, ms: float) -> float:
+        return float(ms * self._rng.normal(1.0, 0.01))
+
+    def _take_profile(self) -> CostProfile | None:
+        if self._has_profile:
+            return None
+        self._has_profile = True
+        counts = (1, 8, 64, 512)
+        target_ms = tuple(self.base_ms + self.token_ms * count for count in counts)
+        return CostProfile(counts, target_ms, (self.draft_ms,) * len(counts))

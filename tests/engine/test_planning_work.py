@@ -1,0 +1,102 @@
+"""What planning a step takes, counted in calls, which no busy machine changes."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numba
+import pytest
+
+import policies
+import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+pytestmark = pytest.mark.vllm
+
+NUM_REQS, DEPTH = 64, 8
+NUM_FIRST_STEPS, NUM_STEPS = 8, 40
+
+OURS = tuple(f"{Path(package.__file__).parent}/" for package in (policies, serving))
+
+
+def find_compiled() -> set[CodeType]:
+    """Return the code of all that is compiled; its calls are told apart by it."""
+    dispatchers = {
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith("policies.")
+        for value in vars(module).values()
+        if isinstance(value, numba.core.dispatcher.Dispatcher)
+    }
+    return {dispatcher.py_func.__code__ for dispatcher in dispatchers}
+
+
+@contextmanager
+def count_calls() -> Iterator[Counter[str]]:
+    """Count calls of compiled code, of our functions, and from these of built-ins."""
+    compiled, counts = find_compiled(), Counter[str]()
+
+    def note(frame: FrameType, event: str, _arg: Any) -> None:
+        if event not in {"call", "c_call"}:
+            return
+        if not frame.f_code.co_filename.startswith(OURS):
+            return
+        if event == "c_call":
+            counts["built-in"] += 1
+        elif frame.f_code in compiled:
+            counts["compiled"] += 1
+        else:
+            counts["function"] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.fixture(scope="module")
+def calls_per_step(tiny_pair: tuple[Path, Path]) -> dict[str, float]:
+    """Run the real scheduler at 64 requests that all draft; nobody comes or goes."""
+    from tests.engine.stand_in_worker import StandInWorker, add_requests, make_scheduler
+
+    scheduler = make_scheduler(*tiny_pair, num_reqs=NUM_REQS, depth=DEPTH)
+    worker, total = StandInWorker(), Counter[str]()
+    add_requests(scheduler, NUM_REQS, max_tokens=(DEPTH + 1) * NUM_STEPS)
+    for step in range(NUM_STEPS):
+        if step == NUM_FIRST_STEPS:
+            total.clear()
+        with count_calls() as counts:
+            output = scheduler.schedule()
+        total += counts
+        sampled, drafts = worker.execute(output)
+        with count_calls() as counts:
+            scheduler.update_from_output(output, sampled)
+            scheduler.update_draft_token_ids(drafts)
+        total += counts
+    counters = scheduler.counters
+    assert not counters.num_fallbacks
+    assert counters.num_verified_tokens > NUM_REQS * NUM_STEPS
+    assert len(scheduler.running) == NUM_REQS
+    num_counted = NUM_STEPS - NUM_FIRST_STEPS
+    return {kind: count / num_counted for kind, count in total.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    # Per step. A call of compiled code takes 2 to 10 us between two forward passes;
+    # functions and built-ins are a few for each request, and some for all.
+    [("compiled", 20), ("function", 300), ("built-in", 1200)],
+)
+def test_a_step_of_64_requests_is_planned_in_so_many_calls(
+    calls_per_step: dict[str, float], kind: str, most: int
+) -> None:
+    assert 0.5 * most < calls_per_step[kind] <= most
