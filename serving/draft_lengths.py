@@ -45,8 +45,13 @@ def read_old_lengths(
     if lengths.get(_OLD) is not None and policy == "tetris":
         if lengths.get(_NEW) is not None:
             raise ValueError(f"{_OLD}: is given beside {_NEW}, its new form; remove it")
-        own = int(lengths.get("draft_tokens", DRAFT_TOKENS))
-        lengths[_NEW] = own + int(lengths[_OLD])
+        try:
+            own = int(lengths.get("draft_tokens", DRAFT_TOKENS))
+            lengths[_NEW] = own + int(lengths[_OLD])
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{_OLD}: must be a number, as draft_tokens (got {lengths[_OLD]!r})"
+            ) from None
         sentences.append(f"{_OLD}: is an old name; write {_NEW}: {lengths[_NEW]}")
     lengths.pop(_OLD, None)
     if chooses_depth(policy) and lengths.get("draft_tokens") is not None:
