@@ -6,6 +6,7 @@ drafting method, and limits in proportion. Everything can be replaced by its nam
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -183,13 +184,15 @@ def _cpu_limits(
 
 def _token_bytes_of(config: Mapping[str, Any]) -> int:
     """Return what a token takes in the KV cache; of unusual models, a guess."""
-    try:
+    with contextlib.suppress(KeyError, TypeError, ZeroDivisionError):
         text = {**config, **(config.get("text_config") or {})}
         num_heads = text["num_attention_heads"]
         size = text.get("head_dim") or text["hidden_size"] // num_heads
         num_kv_heads = text.get("num_key_value_heads") or num_heads
         dtype = text.get("dtype") or text.get("torch_dtype")
-        width = 4 if "32" in str(dtype) else 2
-        return max(1, int(2 * text["num_hidden_layers"] * num_kv_heads * size * width))
-    except (KeyError, TypeError, ZeroDivisionError):
-        return _UNKNOWN_TOKEN_BYTES
+        # Keys and values.
+        width = 2 * (4 if "32" in str(dtype) else 2)
+        parts = (text["num_hidden_layers"], num_kv_heads, size, width)
+        if all(type(part) is int and part > 0 for part in parts):
+            return math.prod(parts)
+    return _UNKNOWN_TOKEN_BYTES

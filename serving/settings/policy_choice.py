@@ -31,7 +31,10 @@ def complete_policy(data: dict[str, Any]) -> list[Finding]:
     policy = data.get("policy", {})
     if not isinstance(policy, dict):
         return []
-    policy, findings = _with_own_lengths(policy), []
+    own = {own_name_of(name): value for name, value in policy.items()}
+    if len(own) < len(policy):
+        return []  # Two names of one setting, which the check is about to refuse.
+    policy, findings = own, []
     if "name" not in policy:
         policy["name"], reason = _choose(policy, data)
         if reason:
@@ -43,14 +46,6 @@ def complete_policy(data: dict[str, Any]) -> list[Finding]:
         name, _, message = sentence.partition(": ")
         findings.append(Finding("warning", f"policy.{name}", message))
     return [*findings, *_idle_lengths(policy)]
-
-
-def _with_own_lengths(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """Use our names of the lengths, unless that would hide one of two."""
-    return {
-        own_name_of(name) if own_name_of(name) not in policy else name: value
-        for name, value in policy.items()
-    }
 
 
 def _choose(policy: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, str]:

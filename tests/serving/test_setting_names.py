@@ -200,6 +200,12 @@ def test_an_old_name_replaces_the_new_one_of_a_file() -> None:
     assert parsed.policy.max_draft_tokens == 4
 
 
+def test_two_names_of_a_length_are_refused_beside_a_third() -> None:
+    policy = {"draft_tokens": 2, "num_speculative_tokens": 2, "max_draft_tokens": 6}
+    (problem,) = problems_of(minimal(policy=policy))
+    assert "policy.draft_tokens: is num_speculative_tokens by another name" in problem
+
+
 @pytest.mark.parametrize("word", ["x", [], {}])
 def test_an_old_length_that_is_no_number_is_named(word: Any) -> None:
     (problem,) = problems_of(
