@@ -17,7 +17,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-bui
 	--excludes $(REQUIREMENTS)/excludes.in $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test law lint format bench loadtest demo-pair chart lock clean
+.PHONY: help serve test law lint format bench loadtest demo-pair settings chart lock clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) until Ctrl-C (CONFIG=, PORT=, ARGS=)"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--smoke)"
 	@echo "make loadtest   compare policies over HTTP under load (PRESET=, OUTPUT=, ARGS=)"
 	@echo "make demo-pair  train the demo target and draft from nothing"
+	@echo "make settings   renew the settings' reference in configs/README.md"
 	@echo "make chart      renew what the Helm chart takes from the settings and metrics"
 	@echo "make lock       renew configs/requirements (UPGRADE=1: newest versions allowed)"
 	@echo "make clean      remove the environment and all caches"
@@ -90,6 +91,10 @@ demo-pair:
 	$(BIN)/python -m loadtest.demo_pair train $(ARGS)
 	$(BIN)/python -m loadtest.demo_pair evaluate
 	$(BIN)/python -m loadtest.demo_pair card
+
+settings:
+	@$(SET_UP) --dev
+	$(BIN)/python .ci/settings_reference.py
 
 chart:
 	@$(SET_UP) --dev

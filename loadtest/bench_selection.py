@@ -182,9 +182,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="every fourth request weighs more and has a latency target",
     )
     args = parser.parse_args(argv)
-    spec = PolicySpec("goodput", args.depth)
+    spec = PolicySpec("goodput", max_draft_tokens=args.depth)
     if args.policy == "tetris":
-        spec = PolicySpec("tetris", args.draft_tokens, args.depth - args.draft_tokens)
+        spec = PolicySpec("tetris", args.draft_tokens, max_draft_tokens=args.depth)
     planner = build_planner(spec, EngineLimits(skips_drafter=True, exits_early=True))
     timings = time_planning(
         planner, args.requests, args.depth, args.repeats, has_classes=args.classes

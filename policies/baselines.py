@@ -74,7 +74,7 @@ class TetrisPlanner(Planner):
     """Constant capacity per request, spent where survival is largest.
 
     The budget of a step is `draft_tokens` times the requests with drafts, exactly
-    what `fixed` would verify; drafting goes `extra_draft_tokens` deeper.
+    what `fixed` would verify; drafting goes on to `max_draft_tokens`.
 
     Source: arXiv 2502.15197, section 4. Ours: confidence is the largest probability
     of the draft distribution instead of the drawn token's, which keeps sampled
@@ -83,14 +83,12 @@ class TetrisPlanner(Planner):
     """
 
     draft_tokens: int
-    extra_draft_tokens: int
+    max_draft_tokens: int
     _positions: PositionAcceptance = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the estimator for drafts without confidence."""
-        self._positions = PositionAcceptance(
-            max(1, self.draft_tokens + self.extra_draft_tokens)
-        )
+        self._positions = PositionAcceptance(max(1, self.max_draft_tokens))
 
     def select(self, batch: DraftBatch) -> DraftSelection:
         """Admit the `draft_tokens * num_reqs` drafts most likely to survive."""
@@ -109,8 +107,8 @@ class TetrisPlanner(Planner):
         num_reqs: int,  # noqa: ARG002 - as in Planner
         latency_target_ms: float | None = None,  # noqa: ARG002 - likewise
     ) -> int:
-        """Return capacity plus the extra draft tokens."""
-        return self.draft_tokens + self.extra_draft_tokens
+        """Return the constant draft length."""
+        return self.max_draft_tokens
 
     def observe(self, outcome: VerificationOutcome) -> None:
         """Update the per-position acceptance estimate."""

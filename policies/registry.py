@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 _BUILDERS: dict[str, Callable[[PolicySpec, EngineLimits], Planner]] = {
     "fixed": lambda spec, _: FixedPlanner(spec.draft_tokens),
-    "tetris": lambda spec, _: TetrisPlanner(spec.draft_tokens, spec.extra_draft_tokens),
-    "dynamic": lambda spec, limits: DynamicPlanner(spec.draft_tokens, limits),
+    "tetris": lambda spec, _: TetrisPlanner(spec.draft_tokens, spec.max_draft_tokens),
+    "dynamic": lambda spec, limits: DynamicPlanner(spec.max_draft_tokens, limits),
     "goodput": lambda spec, limits: GoodputPlanner.build(
-        spec.draft_tokens, limits, spec.latency_target_ms
+        spec.max_draft_tokens, limits, spec.latency_target_ms
     ),
 }
 
@@ -33,18 +33,20 @@ def build_planner(spec: PolicySpec, limits: EngineLimits | None = None) -> Plann
 
     Args:
         spec: The policy and its numbers. Of `module:Class` the class is called with
-            `max_depth=draft_tokens`, `limits=limits` and the specification's `params`.
+            `max_depth=max_draft_tokens`, `limits=limits` and the specification's
+            `params`.
         limits: The engine's; defaults suit tests and simulations.
 
     Raises:
         ValueError: If the name is unknown or has no planner, a number is out of range,
             or the class does not take its parameters.
     """
-    if spec.draft_tokens < 1:
+    if spec.name in {"fixed", "tetris"} and spec.draft_tokens < 1:
         raise ValueError(f"draft_tokens must be >= 1, got {spec.draft_tokens}")
-    if spec.extra_draft_tokens < 0:
+    least = spec.draft_tokens if spec.name == "tetris" else 1
+    if spec.max_depth < least:
         raise ValueError(
-            f"extra_draft_tokens must be >= 0, got {spec.extra_draft_tokens}"
+            f"max_draft_tokens must be >= {least}, got {spec.max_draft_tokens}"
         )
     limits = limits or EngineLimits()
     if spec.name in _BUILDERS:
@@ -55,7 +57,7 @@ def build_planner(spec: PolicySpec, limits: EngineLimits | None = None) -> Plann
         return _BUILDERS[spec.name](spec, limits)
     build: Callable[..., Planner] = load_planner_class(spec.name)
     try:
-        return build(max_depth=spec.draft_tokens, limits=limits, **spec.params)
+        return build(max_depth=spec.max_draft_tokens, limits=limits, **spec.params)
     except TypeError as error:
         raise ValueError(
             f"policy {spec.name!r} cannot be built from max_depth, limits and params "

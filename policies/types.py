@@ -137,10 +137,9 @@ class PolicySpec:
         name: `fixed`, `tetris`, `dynamic` or `goodput` (`none` never reaches an engine
             with a drafter), or somebody's own planner as `module:Class`.
         draft_tokens: k. For `fixed` the drafts every request verifies; for `tetris`
-            the verification capacity per request; for all others the
-            deepest draft they may choose. >= 1.
-        extra_draft_tokens: For `tetris`, how much deeper than k every request
-            drafts so that there is something to choose from. >= 0.
+            the verification capacity per request. >= 1 for these two.
+        max_draft_tokens: The depth that all others choose within, and to which `tetris`
+            drafts, so that there is something to choose from. >= 1, for `tetris` >= k.
         latency_target_ms: For `goodput`, the longest time wanted between two steps of
             a request, or None.
         params: For a planner of somebody's own: what its class takes beside the depth
@@ -148,16 +147,15 @@ class PolicySpec:
     """
 
     name: str
-    draft_tokens: int
-    extra_draft_tokens: int = 0
-    latency_target_ms: float | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    draft_tokens: int = 0
+    max_draft_tokens: int = field(default=0, kw_only=True)
+    latency_target_ms: float | None = field(default=None, kw_only=True)
+    params: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def max_depth(self) -> int:
         """Draft tokens the engine must be able to propose per request."""
-        extra = self.extra_draft_tokens if self.name == "tetris" else 0
-        return self.draft_tokens + extra
+        return self.draft_tokens if self.name == "fixed" else self.max_draft_tokens
 
 
 @dataclass(frozen=True, slots=True)

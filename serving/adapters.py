@@ -103,7 +103,7 @@ def policy_config_of(settings: Settings) -> dict[str, Any]:
     return {
         "policy": policy.name,
         "draft_tokens": policy.draft_tokens,
-        "extra_draft_tokens": policy.extra_draft_tokens,
+        "max_draft_tokens": policy.num_speculative_tokens,
         "latency_target_ms": policy.latency_target_ms,
         "params": policy.params,
         "classes": {name: one.model_dump() for name, one in policy.classes.items()},

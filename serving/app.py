@@ -69,10 +69,15 @@ def settings_from_args(args: dict[str, Any]) -> Settings:
     Raises:
         SettingsError: They are incomplete or contradict each other.
     """
-    if "config" not in args:
-        return parse_settings(args, "args")
-    overrides = {name: value for name, value in args.items() if name != "config"}
-    return load_settings(args["config"], overrides)
+    if "config" in args:
+        overrides = {name: value for name, value in args.items() if name != "config"}
+        settings = load_settings(args["config"], overrides)
+    else:
+        settings = parse_settings(args, "args")
+    for finding in settings.findings:
+        is_warning = finding.severity == "warning"
+        logger.log(logging.WARNING if is_warning else logging.INFO, "%s", finding)
+    return settings
 
 
 def build_app(settings: Settings) -> "Application":

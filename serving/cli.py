@@ -11,12 +11,14 @@ from serving.settings.model import (
     Environment,
     Settings,
     SettingsError,
+    dump_settings,
     load_settings,
     parse_value,
 )
 
 _EXIT_BAD_SETTINGS = 2
 _DEFAULT_CONFIG = "configs/demo.yaml"
+_FILE_ENDINGS = (".yaml", ".yml")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,11 +51,17 @@ def _parser() -> argparse.ArgumentParser:
         help="serve a deployment on this machine until Ctrl-C",
         description=(
             "Start Ray, serve one deployment, print how to reach it, and stop "
-            "everything on Ctrl-C. Settings are taken from --set, then --port and the "
-            "environment variable PORT, then the file."
+            "everything on Ctrl-C. Of a model alone, device and limits are found. "
+            "Settings are taken from --set, then --port and the environment variable "
+            "PORT, then the file or what was found."
         ),
     )
     _add_serve_options(up)
+    up.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the deployment file and exit; --config reads it",
+    )
     up.set_defaults(run=_up)
 
     vllm = commands.add_parser(
@@ -79,8 +87,7 @@ def _parser() -> argparse.ArgumentParser:
             "Exits with 1 if anything would keep the deployment from working."
         ),
     )
-    _add_config_option(doctor)
-    _add_set_option(doctor)
+    _add_deployment_options(doctor)
     doctor.set_defaults(run=_doctor)
 
     check = commands.add_parser(
@@ -88,8 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help="validate a deployment file and its models",
         description="Validate a deployment file without starting anything.",
     )
-    check.add_argument("config", metavar="CONFIG", help="deployment file (YAML)")
-    _add_set_option(check)
+    _add_deployment_options(check)
     check.set_defaults(run=_check)
 
     add_bench_command(commands)
@@ -98,25 +104,30 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_serve_options(parser: argparse.ArgumentParser) -> None:
-    _add_config_option(parser)
+    _add_deployment_options(parser)
     parser.add_argument("--host", help="address to listen on (http.host)")
     parser.add_argument(
         "--port", type=_port, help="HTTP port (http.port; or the variable PORT)"
     )
     parser.add_argument("--policy", help="verification policy (policy.name)")
-    _add_set_option(parser)
 
 
-def _add_config_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_deployment_options(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="model folder, GGUF file or hub id; or a deployment file (.yaml)",
+    )
+    what.add_argument(
         "--config",
-        default=_DEFAULT_CONFIG,
         metavar="FILE",
         help=f"deployment file (default: {_DEFAULT_CONFIG})",
     )
-
-
-def _add_set_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draft", metavar="MODEL", help="drafter, named as MODEL is (model.draft)"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -124,7 +135,7 @@ def _add_set_option(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         metavar="NAME=VALUE",
         type=_override,
-        help="replace a setting, e.g. --set policy.draft_tokens=4 (repeatable)",
+        help="replace a setting, e.g. --set policy.max_draft_tokens=4 (repeatable)",
     )
 
 
@@ -145,20 +156,40 @@ def _override(text: str) -> tuple[str, Any]:
     return name, parse_value(value)
 
 
+def _source_of(args: argparse.Namespace) -> str:
+    return args.model or args.config or _DEFAULT_CONFIG
+
+
 def _load(args: argparse.Namespace, **options: Any) -> Settings:
+    from serving.settings.for_model import path_of, settings_for
+
     given = {name.replace("_", "."): v for name, v in options.items() if v is not None}
-    return load_settings(args.config, {**given, **dict(args.overrides)})
+    overrides = {**given, **dict(args.overrides)}
+    source = _source_of(args)
+    if source == args.model and not source.endswith(_FILE_ENDINGS):
+        draft = args.draft or overrides.get("model.draft")
+        return settings_for(source, draft, overrides)
+    if args.draft is not None:
+        overrides = {"model.draft": path_of(args.draft), **overrides}
+    return load_settings(source, overrides)
 
 
 def _load_to_serve(args: argparse.Namespace) -> Settings:
     port = args.port or Environment.read().port
-    return _load(args, http_host=args.host, http_port=port, policy_name=args.policy)
+    settings = _load(args, http_host=args.host, http_port=port, policy_name=args.policy)
+    for finding in settings.findings:
+        print(f"{finding.severity}: {finding}", file=sys.stderr)
+    return settings
 
 
 def _up(args: argparse.Namespace) -> int:
+    settings = _load_to_serve(args)
+    if args.print_config:
+        sys.stdout.write(dump_settings(settings))
+        return 0
     from serving.commands.up import up
 
-    return up(_load_to_serve(args))
+    return up(settings)
 
 
 def _vllm(args: argparse.Namespace) -> int:
@@ -177,7 +208,7 @@ def _doctor(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from serving.commands.check import check
 
-    return check(args.config, _load(args))
+    return check(_source_of(args), _load(args))
 
 
 if __name__ == "__main__":

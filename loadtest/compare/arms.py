@@ -36,11 +36,10 @@ class Arm:
         if policy is None:
             raise ValueError(f"{self.name} is not served by tetris-serve up")
         arguments = ["--policy", policy.policy]
-        if policy.speculates:
+        if policy.policy in {"fixed", "tetris"}:
             arguments += ["--set", f"policy.draft_tokens={policy.draft_tokens}"]
-        if policy.policy == "tetris":
-            extra = policy.extra_draft_tokens
-            arguments += ["--set", f"policy.extra_draft_tokens={extra}"]
+        if policy.policy not in PLAIN_POLICIES:
+            arguments += ["--set", f"policy.max_draft_tokens={policy.max_depth}"]
         return arguments
 
 

@@ -68,7 +68,7 @@ class EngineSettings:
                 "tetris": {
                     "policy": arm.engine_policy,
                     "draft_tokens": arm.draft_tokens,
-                    "extra_draft_tokens": arm.extra_draft_tokens,
+                    "max_draft_tokens": depth,
                 }
             },
             "speculative_config": {

@@ -218,13 +218,13 @@ def llm_args(arm: GpuArm, target: Path, draft: Path) -> dict[str, Any]:
 def _policy(arm: GpuArm) -> dict[str, Any]:
     if arm.policy == "tetris":
         verified = arm.draft_tokens // 3
-        deeper = arm.draft_tokens - verified
         return {
             "policy": "tetris",
             "draft_tokens": verified,
-            "extra_draft_tokens": deeper,
+            "max_draft_tokens": arm.draft_tokens,
         }
-    return {"policy": arm.policy, "draft_tokens": arm.draft_tokens}
+    length = "draft_tokens" if arm.policy == "fixed" else "max_draft_tokens"
+    return {"policy": arm.policy, length: arm.draft_tokens}
 
 
 def env_of(part: Part) -> dict[str, str]:

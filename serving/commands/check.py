@@ -5,13 +5,14 @@ from serving.commands.doctor import report
 from serving.engine_args import engine_kwargs_of
 from serving.settings.model import Settings
 from serving.settings.model_pair import check_models
+from serving.settings.sizes import show_size
 
 
 def check(source: str, settings: Settings) -> int:
     """Print what vLLM would be given and whether the models fit together.
 
     Args:
-        source: The deployment file, for the report.
+        source: The deployment file or the model, for the report.
         settings: Its settings, already validated.
 
     Returns:
@@ -20,5 +21,6 @@ def check(source: str, settings: Settings) -> int:
     console = Console()
     console.say(f"{source}: settings are valid; engine arguments:")
     for name, value in engine_kwargs_of(settings).items():
-        console.say(f"  {name}: {value}")
-    return report(check_models(settings))
+        size = f" ({show_size(value)})" if name.endswith("_bytes") else ""
+        console.say(f"  {name}: {value}{size}")
+    return report([*settings.findings, *check_models(settings)])

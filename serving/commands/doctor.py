@@ -15,10 +15,12 @@ from serving.commands.console import Console
 from serving.engine.version import find_vllm_mismatch
 from serving.engine_args import preload_libraries
 from serving.local import ports
+from serving.settings.finding import Finding
 from serving.settings.gguf_conversion import measure
 from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
+from serving.settings.gpus import count_gpus
 from serving.settings.model import Environment, Settings, is_local_path
-from serving.settings.model_pair import Finding, check_models
+from serving.settings.model_pair import check_models
 
 _PYTHON: Final = ((3, 11), (3, 14))
 _RAY: Final = "2.60.0"
@@ -70,6 +72,7 @@ def examine(settings: Settings) -> list[Finding]:
         *_check_device(settings),
         *check_memory(settings),
         *_check_ports(settings),
+        *settings.findings,
         *check_models(settings),
         *_check_token(settings),
     ]
@@ -152,10 +155,7 @@ def _check_device(settings: Settings) -> Iterator[Finding]:
 def _check_gpus(settings: Settings) -> Iterator[Finding]:
     wanted = settings.engine.tensor_parallel_size * settings.replicas.num_gpus
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        num_gpus = pynvml.nvmlDeviceGetCount()
+        num_gpus = count_gpus()
     except Exception as error:  # NVML raises whatever the driver's state suggests.
         yield Finding(
             "error",

@@ -27,6 +27,7 @@ _ENGINE_SETTING_OF: Final = {
     "worker_cls": "policy",
     "additional_config": "policy",
     "distributed_executor_backend": "engine.device",
+    "per_request_spec_decode_metrics": "engine.per_request_metrics",
 }
 """vLLM arguments we set ourselves, and the setting that governs each."""
 
@@ -57,9 +58,15 @@ def _pair_disagreements(settings: "Sections") -> Iterator[str]:
     own = {"method", "model", "num_speculative_tokens", "draft_sample_method"}
     for name in sorted(own & set(policy.extra)):
         yield f"policy.extra.{name}: is set by the policy section; remove it"
+    length = "draft_tokens" if policy.name == "fixed" else "max_draft_tokens"
+    if policy.name == "tetris" and policy.num_speculative_tokens < policy.draft_tokens:
+        yield (
+            f"policy.max_draft_tokens: must be ≥ policy.draft_tokens "
+            f"({policy.draft_tokens}, got {policy.max_draft_tokens})"
+        )
     if policy.num_speculative_tokens >= settings.engine.max_model_len:
         yield (
-            "policy.draft_tokens: drafts must be shorter than "
+            f"policy.{length}: drafts must be shorter than "
             f"engine.max_model_len ({settings.engine.max_model_len}, got "
             f"{policy.num_speculative_tokens})"
         )
@@ -91,8 +98,8 @@ def _engine_disagreements(settings: "Sections") -> Iterator[str]:
         if engine.kv_cache_memory_bytes is None:
             yield (
                 "engine.kv_cache_memory_bytes: is required on the CPU, where vLLM "
-                "would otherwise take most of the machine's memory; set bytes for "
-                "the KV cache, e.g. 536870912"
+                "would otherwise take most of the machine's memory; set the "
+                "size of the KV cache, e.g. 512Mi"
             )
         if settings.replicas.num_gpus:
             yield (

@@ -15,6 +15,9 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from serving.settings.checks import find_disagreements
+from serving.settings.finding import Finding
+from serving.settings.names import means_the_same
+from serving.settings.policy_choice import complete_policy
 from serving.settings.report import describe
 from serving.settings.sections import Sections
 
@@ -31,6 +34,13 @@ class SettingsError(ValueError):
 
 class Settings(Sections):
     """Everything one deployment needs."""
+
+    _findings: tuple[Finding, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What there is to tell about how the file was read."""
+        return self._findings
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -90,12 +100,23 @@ def parse_settings(
         )
     merged = _merged(data, overrides or {}, source)
     try:
+        findings = complete_policy(merged)
+    except ValueError as error:
+        raise SettingsError([f"{source}: policy.{error}"]) from None
+    try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise SettingsError(
             [f"{source}: {problem}" for problem in describe(error, Settings)]
         ) from None
+    settings._findings = tuple(findings)
     return _with_absolute_paths(settings, base_dir or Path.cwd())
+
+
+def dump_settings(settings: Settings) -> str:
+    """Write a deployment file that reads as these settings, without their defaults."""
+    data = settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
 def parse_value(text: str) -> Any:
@@ -194,6 +215,9 @@ def _merged(
         for parent in parents:
             target[parent] = dict(target.get(parent) or {})
             target = target[parent]
+        # What replaces a setting may be another of its names.
+        for other in [name for name in target if means_the_same(name, leaf)]:
+            del target[other]
         target[leaf] = value
     return merged
 

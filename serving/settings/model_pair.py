@@ -9,38 +9,17 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from serving.settings.checks import METHODS_WITH_DRAFT_MODEL
 from serving.settings.cpu_formats import lacks_bfloat16
+from serving.settings.finding import Finding
 from serving.settings.gguf_conversion import check_room, measure
 from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
 from serving.settings.gguf_models import folder_for
 from serving.settings.model import Settings, is_local_path
 
-Severity = Literal["ok", "note", "warning", "error"]
-
 _WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One result of a check.
-
-    Attributes:
-        severity: `error` means that the deployment cannot work; a `note` says what
-            could not be checked.
-        setting: The setting the result is about.
-        message: What was found and, unless all is well, how to fix it.
-    """
-
-    severity: Severity
-    setting: str
-    message: str
-
-    def __str__(self) -> str:
-        """Render as the settings' own errors are: setting, then reason."""
-        return f"{self.setting}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +65,7 @@ class ModelFiles:
     @property
     def _text_config(self) -> dict[str, Any]:
         config = self.config or {}
-        return {**config, **config.get("text_config", {})}
+        return {**config, **(config.get("text_config") or {})}
 
 
 def check_models(settings: Settings) -> list[Finding]:

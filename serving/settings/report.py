@@ -6,6 +6,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from serving.settings.names import own_name_of, spellings_of
+
 
 def describe(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
     """Word every fault that pydantic has found.
@@ -25,8 +27,7 @@ def describe(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
             case "missing":
                 reason = "is required"
             case "extra_forbidden":
-                known = _fields_at(location[:-1], root)
-                yield f"{name}: unknown setting{did_you_mean(location[-1], known)}"
+                yield f"{name}: unknown setting{_suggestion(location, root)}"
                 continue
             case "greater_than_equal":
                 reason = f"must be ≥ {context['ge']} (got {fault['input']})"
@@ -38,7 +39,9 @@ def describe(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
                 reason = f"must be {context['expected']} (got {fault['input']!r})"
             case "value_error":
                 text = str(context["error"])
-                yield f"{name}.{text}" if name else text
+                # A section's own check names the setting within it.
+                inside = _section_at(location, root) is not None
+                yield f"{name}{'.' if inside else ': '}{text}" if name else text
                 continue
             case _:
                 message = fault["msg"][0].lower() + fault["msg"][1:]
@@ -67,6 +70,22 @@ def _is_section(annotation: Any) -> bool:
 def _fields_at(location: list[str], root: type[BaseModel]) -> frozenset[str]:
     section = _section_at(location, root)
     return frozenset(section.model_fields) if section else frozenset()
+
+
+def _suggestion(location: list[str], root: type[BaseModel]) -> str:
+    """Say which setting an unknown one was meant to be, as the end of a sentence."""
+    name = own_name_of(location[-1])
+    elsewhere = [
+        f"{section}.{name}"
+        for section in root.model_fields
+        if name in _fields_at([section], root)
+    ]
+    if len(location) > 1 and elsewhere:
+        return f"; did you mean {' or '.join(elsewhere)}?"
+    known = _fields_at(location[:-1], root)
+    foreign = {other for field in known for other in spellings_of(field)[1:]}
+    close = difflib.get_close_matches(location[-1], foreign, n=1, cutoff=0.8)
+    return did_you_mean(location[-1], frozenset(close) or known)
 
 
 def _purpose_of(location: list[str], root: type[BaseModel]) -> str | None:

@@ -5,12 +5,23 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
+    AliasGenerator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     WithJsonSchema,
+    model_validator,
 )
+
+from serving.draft_lengths import DRAFT_TOKENS, MAX_DRAFT_TOKENS, TETRIS_MARGIN
+from serving.settings.names import (
+    allow_old_names,
+    refuse_two_names,
+    spellings_of,
+)
+from serving.settings.sizes import Bytes
 
 POLICIES: Final = ("none", "fixed", "tetris", "dynamic", "goodput")
 """The policies that come with this package; `policies.registry` builds the same."""
@@ -33,7 +44,12 @@ PolicyName = Annotated[
     str,
     AfterValidator(_check_policy),
     WithJsonSchema(
-        {"anyOf": [{"enum": list(POLICIES)}, {"pattern": f"^{_OWN_POLICY}$"}]}
+        {
+            "anyOf": [
+                {"enum": list(POLICIES)},
+                {"pattern": f"^{_OWN_POLICY}$", "description": "`module:Class`"},
+            ]
+        }
     ),
 ]
 
@@ -48,7 +64,16 @@ def read_switch(value: Any) -> Any:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=False,
+        alias_generator=AliasGenerator(
+            validation_alias=lambda field: AliasChoices(*spellings_of(field))
+        ),
+    )
+
+    _name_each_once = model_validator(mode="before")(refuse_two_names)
 
 
 class ModelSettings(_Section):
@@ -108,23 +133,41 @@ class PolicySettings(_Section):
 
     `none` starts the engine without a drafter; `fixed` verifies `draft_tokens` of every
     request; `tetris` verifies as many in total, but the best ones of drafts that are
-    `extra_draft_tokens` deeper; `dynamic` and `goodput` choose how many from measured
-    costs, with drafts of at most `draft_tokens`. `module:Class` names a planner of your
-    own (`policies.planner`); its class is built with `params`.
+    `max_draft_tokens` deep; `dynamic` and `goodput` choose how many from measured
+    costs, with drafts of at most `max_draft_tokens`. `module:Class` names a planner of
+    your own (`policies.planner`); its class is built with `params`.
+
+    Where no name is given it is `none` without a drafter, `fixed` on a GPU (where
+    `goodput` has not been measured yet), and `goodput` otherwise.
     """
 
-    name: Annotated[PolicyName, Field(description="the verification policy")] = "tetris"
+    model_config = ConfigDict(json_schema_extra=allow_old_names)
+
+    name: Annotated[PolicyName, Field(description="the verification policy")] = (
+        "goodput"
+    )
     method: Annotated[DraftMethod, Field(description="the drafting method")] = (
         "draft_model"
     )
     draft_tokens: Annotated[
         int,
-        Field(ge=1, le=32, description="draft tokens verified per request and step"),
-    ] = 3
-    extra_draft_tokens: Annotated[
-        int,
-        Field(ge=0, le=32, description="draft tokens beyond that to choose from"),
-    ] = 2
+        Field(
+            ge=1,
+            le=32,
+            description="draft tokens that fixed, and tetris on average, verifies per "
+            "request and step",
+        ),
+    ] = DRAFT_TOKENS
+    max_draft_tokens: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=64,
+            description="the longest draft that tetris, dynamic and goodput choose "
+            f"from; unset: {MAX_DRAFT_TOKENS}, for tetris {TETRIS_MARGIN} more than "
+            "draft_tokens",
+        ),
+    ] = None
     latency_target_ms: Annotated[
         float | None,
         Field(gt=0, description="longest time between two steps; goodput keeps to it"),
@@ -150,9 +193,12 @@ class PolicySettings(_Section):
         """Draft depth the engine is started with (0 without speculation)."""
         if self.name == "none":
             return 0
-        if self.name == "tetris":
-            return self.draft_tokens + self.extra_draft_tokens
-        return self.draft_tokens
+        if self.name == "fixed":
+            return self.draft_tokens
+        if self.max_draft_tokens is not None:
+            return self.max_draft_tokens
+        is_constant = self.name == "tetris"
+        return self.draft_tokens + TETRIS_MARGIN if is_constant else MAX_DRAFT_TOKENS
 
 
 class EngineSettings(_Section):
@@ -180,7 +226,8 @@ class EngineSettings(_Section):
         Field(description="the number format of weights and activations"),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
-        int | None, Field(ge=1 << 20, description="bytes for the KV cache")
+        Annotated[Bytes, Field(ge=1 << 20)] | None,
+        Field(description="size of the KV cache, e.g. 512Mi"),
     ] = None
     gpu_memory_utilization: Annotated[
         float | None, Field(gt=0, le=1, description="share of the GPU's memory to use")
@@ -305,7 +352,8 @@ class HttpSettings(_Section):
         int, Field(ge=1, le=65535, description="the Prometheus metrics port")
     ] = 8080
     max_body_bytes: Annotated[
-        int, Field(ge=1024, description="the largest request body accepted, in bytes")
+        Bytes,
+        Field(ge=1024, description="the largest request body accepted, e.g. 4Mi"),
     ] = 4 << 20
     stream_interval_ms: Annotated[
         float,

@@ -81,8 +81,8 @@ def run_engine(
         target: Target model folder.
         draft: Draft model folder; None for `none`, ngram and suffix.
         policy: `none`, `fixed` or `tetris`.
-        draft_tokens: k.
-        extra_draft_tokens: Only used by `tetris`.
+        draft_tokens: k, and for policies that choose, the depth they choose within.
+        extra_draft_tokens: How much deeper than k `tetris` drafts.
         method: vLLM's speculative method.
         speculative: More keys of vLLM's `speculative_config`.
         classes: Request classes by name.
@@ -118,7 +118,7 @@ def run_engine(
                 "tetris": {
                     "policy": policy,
                     "draft_tokens": draft_tokens,
-                    "extra_draft_tokens": extra_draft_tokens,
+                    "max_draft_tokens": depth,
                     "classes": classes or {},
                 }
             },

@@ -44,7 +44,7 @@ def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(
     monkeypatch.syspath_prepend(tmp_path)
     additional = {
         "policy": "others_policy:EveryOther",
-        "draft_tokens": 3,
+        "max_draft_tokens": 3,
         "params": {"num_kept": 2},
     }
     with run_engine(

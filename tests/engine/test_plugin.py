@@ -45,15 +45,47 @@ def make_config(
     )
 
 
-TETRIS = {"policy": "tetris", "draft_tokens": 2, "extra_draft_tokens": 2}
+TETRIS = {"policy": "tetris", "draft_tokens": 2, "max_draft_tokens": 4}
 
 
 def test_a_policy_is_read_from_the_engines_configuration() -> None:
     spec = read_policy(make_config(TETRIS))
-    assert (spec.name, spec.draft_tokens, spec.extra_draft_tokens) == ("tetris", 2, 2)
+    assert (spec.name, spec.draft_tokens, spec.max_draft_tokens) == ("tetris", 2, 4)
     assert read_policy(make_config({"policy": "fixed", "draft_tokens": "4"})) == (
         type(spec)("fixed", 4)
     )
+
+
+@pytest.mark.parametrize(
+    ("section", "spec", "old"),
+    [
+        (
+            {"policy": "goodput", "draft_tokens": 4},
+            PolicySpec("goodput", max_draft_tokens=4),
+            "draft_tokens",
+        ),
+        (
+            {"policy": "tetris", "draft_tokens": 1, "extra_draft_tokens": 3},
+            PolicySpec("tetris", 1, max_draft_tokens=4),
+            "extra_draft_tokens",
+        ),
+    ],
+)
+def test_old_names_of_draft_lengths_are_read_with_a_warning_that_names_the_new(
+    section: dict[str, Any],
+    spec: PolicySpec,
+    old: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert read_policy(make_config(section)) == spec
+    assert f"additional_config['tetris'].{old}" in caplog.text
+    assert "max_draft_tokens: 4" in caplog.text
+
+
+def test_an_old_name_beside_the_new_one_is_refused() -> None:
+    section = TETRIS | {"extra_draft_tokens": 2}
+    with pytest.raises(ValueError, match=r"extra_draft_tokens: is given beside max_dr"):
+        read_policy(make_config(section))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +94,7 @@ def test_a_policy_is_read_from_the_engines_configuration() -> None:
         (make_config(None), r"additional_config\['tetris'\] is missing"),
         (make_config({}), r"additional_config\['tetris'\] is missing"),
         (make_config({"policy": "fixed"}), r"lacks 'draft_tokens'"),
+        (make_config({"policy": "goodput"}), r"lacks 'max_draft_tokens'"),
         (make_config({"draft_tokens": 2}), r"lacks 'policy'"),
         (
             make_config(TETRIS, data_parallel_size=2),
@@ -330,7 +363,7 @@ def test_a_refused_state_leaves_its_reason_and_the_planner_as_it_was(
     from serving.engine.shared.planner_host import PlannerHost
 
     plugin.register()
-    planner = build_planner(PolicySpec("goodput", 3))
+    planner = build_planner(PolicySpec("goodput", max_draft_tokens=3))
     host = SimpleNamespace(_planner=planner)
     scheduler = SimpleNamespace(import_state=partial(PlannerHost.import_state, host))
     engine_core = SimpleNamespace(scheduler=scheduler)

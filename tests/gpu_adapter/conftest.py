@@ -78,7 +78,7 @@ def make_config(
                 "tetris": {
                     "policy": policy,
                     "draft_tokens": DEPTH - extra_draft_tokens if tetris else DEPTH,
-                    "extra_draft_tokens": extra_draft_tokens if tetris else 0,
+                    "max_draft_tokens": DEPTH,
                 }
             },
             speculative_config={

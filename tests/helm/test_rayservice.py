@@ -219,6 +219,17 @@ def test_secrets_are_references():
     assert not of_kind(objects, "Secret")
 
 
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [("8Mi", "8m"), ("64k", "64k"), ("1G", "1g"), ("5000000", "5000000")],
+)
+def test_the_ingress_takes_bodies_by_the_size_in_nginx_words(size, words):
+    option = f"config.http.max_body_bytes={size}"
+    (ingress,) = of_kind(render("-f", str(PRODUCTION), "--set", option), "Ingress")
+    annotations = ingress["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == words
+
+
 def test_streams_pass_the_ingress_unbuffered_and_bodies_as_large_as_served():
     (ingress,) = of_kind(render_example(PRODUCTION), "Ingress")
     annotations = ingress["metadata"]["annotations"]

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 DEMO = str(CHART / "examples" / "demo-cpu.yaml")
+PRODUCTION = str(CHART / "examples" / "production.yaml")
 GPU = str(CHART / "examples" / "many-gpus-eagle3.yaml")
 
 REFUSED = {
@@ -34,6 +35,12 @@ REFUSED = {
     "a typo in a setting": (DEMO, "config.policy.nme=fixed", "property nme"),
     "a typo in a group": (DEMO, "workerGroups.engines.gpu=1", "property gpu "),
     "an unknown policy": (DEMO, "config.policy.name=best", "config.policy.name"),
+    "no size": (DEMO, "config.http.max_body_bytes=4 apples", "max_body_bytes"),
+    "a size nginx cannot read": (
+        PRODUCTION,
+        "config.http.max_body_bytes=1.5Gi",
+        "write a whole number of k, M or G for nginx, such as 4Mi (got 1.5Gi)",
+    ),
     "a zero": (DEMO, "config.replicas.min=0", "config.replicas.min"),
     "no model": (DEMO, "config.model=null", "config.model: Invalid type"),
     "a relative model": (DEMO, "config.model.target=./m", "absolute path"),
@@ -154,10 +161,14 @@ def test_defaults_in_templates_are_those_of_the_settings():
         assert type(expected)(default) == expected, f"{section}.{name}"
 
 
-def test_numbers_reach_serve_as_they_were_written():
+def test_numbers_reach_serve_as_they_were_written(tmp_path):
     """Helm reads numbers as floats and likes to write large ones with an exponent."""
-    text = ray_service(render("-f", DEMO))["serveConfigV2"]
+    values = tmp_path / "values.yaml"
+    values.write_text("config: {engine: {kv_cache_memory_bytes: 536870912}}", "utf-8")
+    text = ray_service(render("-f", DEMO, "-f", str(values)))["serveConfigV2"]
     assert "kv_cache_memory_bytes: 536870912\n" in text
+    text = ray_service(render("-f", DEMO))["serveConfigV2"]
+    assert "kv_cache_memory_bytes: 512Mi\n" in text
 
 
 def test_latency_targets_are_bucket_bounds_of_vllm():

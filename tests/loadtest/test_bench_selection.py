@@ -13,7 +13,7 @@ from policies.types import EngineLimits, PolicySpec
 @pytest.mark.parametrize("has_classes", [False, True])
 def test_every_step_is_timed_and_selection_is_a_part_of_it(has_classes: bool) -> None:
     limits = EngineLimits(skips_drafter=True, exits_early=True)
-    planner = build_planner(PolicySpec("goodput", 8), limits)
+    planner = build_planner(PolicySpec("goodput", max_draft_tokens=8), limits)
     selecting_us, planning_us = time_planning(
         planner, 64, 8, 30, has_classes=has_classes
     )

@@ -137,7 +137,11 @@ def test_an_engine_without_speculation_gets_no_drafter_and_no_adapter() -> None:
     assert "speculative_config" not in plain
     assert "scheduler_cls" not in plain
     assert tetris["speculative_config"]["num_speculative_tokens"] == 3
-    assert tetris["additional_config"]["tetris"]["draft_tokens"] == 2
+    assert tetris["additional_config"]["tetris"] == {
+        "policy": "tetris",
+        "draft_tokens": 2,
+        "max_draft_tokens": 3,
+    }
 
 
 # Requests

@@ -183,8 +183,7 @@ def test_samples_of_the_law_come_from_drafts_that_are_drawn_and_cut() -> None:
     assert args["speculative_config"]["draft_sample_method"] == "probabilistic"
     policy = args["additional_config"]["tetris"]
     assert policy["policy"] == "tetris"
-    assert policy["draft_tokens"] + policy["extra_draft_tokens"] == DEPTH
-    assert policy["draft_tokens"] < DEPTH
+    assert policy["draft_tokens"] < policy["max_draft_tokens"] == DEPTH
     assert LAW_TOKENS >= 16
     assert [arm.name for arm in PARTS["smoke"].arms if arm == LAW_ARM]
     assert not any(LAW_ARM in p.arms for n, p in PARTS.items() if n != "smoke")

@@ -53,7 +53,7 @@ def test_a_profile_is_kept_as_it_was_measured_at_every_size():
 @pytest.mark.parametrize("policy", ["dynamic", "goodput"])
 def test_planners_price_padded_what_is_padded(policy: str):
     limits = EngineLimits(max_tokens=512, max_reqs=64, padded_sizes=SIZES)
-    cost = build_planner(PolicySpec(policy, 4), limits).cost
+    cost = build_planner(PolicySpec(policy, max_draft_tokens=4), limits).cost
     for table in (cost.target, cost.draft_first):
         assert table.at(57) == table.at(64) < table.at(65)
     # Counts of requests.

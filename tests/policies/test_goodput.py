@@ -40,8 +40,8 @@ def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs: int):
     rivals: list[Planner] = [
         NoSpeculation(1),
         *(FixedPlanner(k) for k in range(1, MAX_DEPTH + 1)),
-        TetrisPlanner(1, 1),
-        TetrisPlanner(2, 1),
+        TetrisPlanner(1, 2),
+        TetrisPlanner(2, 3),
     ]
     best = max(MadeUpEngine(num_reqs).run(rival, 600) for rival in rivals)
     engine, planner = MadeUpEngine(num_reqs), make_goodput()
@@ -324,11 +324,13 @@ def test_dynamic_finds_the_best_single_length(num_reqs: int, token_ms: float):
 
 @pytest.mark.parametrize("name", ["fixed", "tetris", "dynamic", "goodput"])
 def test_every_policy_answers_the_whole_protocol(name: str):
-    planner = build_planner(PolicySpec(name, 2, 1), LIMITS)
+    planner = build_planner(PolicySpec(name, 2, max_draft_tokens=3), LIMITS)
     MadeUpEngine(4).run(planner, 120)
     planner.forget("0")
     assert isinstance(planner.report(), dict)
-    build_planner(PolicySpec(name, 2, 1), LIMITS).import_state(planner.export_state())
+    build_planner(PolicySpec(name, 2, max_draft_tokens=3), LIMITS).import_state(
+        planner.export_state()
+    )
 
 
 def test_a_novice_drafts_no_deeper_than_its_plan_while_nothing_ends_the_draft():

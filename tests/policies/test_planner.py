@@ -21,9 +21,10 @@ def make_batch(
 
 
 def make_planner(
-    name: str, draft_tokens: int = 2, extra_draft_tokens: int = 2
+    name: str, draft_tokens: int = 2, max_draft_tokens: int = 4
 ) -> Planner:
-    return build_planner(PolicySpec(name, draft_tokens, extra_draft_tokens))
+    spec = PolicySpec(name, draft_tokens, max_draft_tokens=max_draft_tokens)
+    return build_planner(spec)
 
 
 def test_fixed_verifies_every_draft():
@@ -32,16 +33,16 @@ def test_fixed_verifies_every_draft():
     assert selection.draft_budget == 3
 
 
-def test_fixed_drafts_its_constant_depth_and_ignores_the_extra():
-    planner = make_planner("fixed", draft_tokens=3, extra_draft_tokens=5)
+def test_fixed_drafts_its_constant_depth_and_ignores_the_largest():
+    planner = make_planner("fixed", draft_tokens=3, max_draft_tokens=8)
     assert [planner.choose_depth(n) for n in (0, 1, 64)] == [3, 3, 3]
-    assert PolicySpec("fixed", 3, 5).max_depth == 3
+    assert PolicySpec("fixed", 3, max_draft_tokens=8).max_depth == 3
 
 
 def test_tetris_drafts_deeper_than_it_verifies():
-    planner = make_planner("tetris", draft_tokens=3, extra_draft_tokens=5)
+    planner = make_planner("tetris", draft_tokens=3, max_draft_tokens=8)
     assert [planner.choose_depth(n) for n in (0, 1, 64)] == [8, 8, 8]
-    assert PolicySpec("tetris", 3, 5).max_depth == 8
+    assert PolicySpec("tetris", 3, max_draft_tokens=8).max_depth == 8
 
 
 def test_tetris_spends_k_per_drafting_request_where_survival_is_largest():
@@ -80,7 +81,7 @@ def test_without_confidence_tetris_prefers_shallow_positions():
 
 
 def test_without_confidence_every_request_gets_the_learnt_survival():
-    planner = make_planner("tetris", draft_tokens=1, extra_draft_tokens=2)
+    planner = make_planner("tetris", draft_tokens=1, max_draft_tokens=3)
     for _ in range(100):
         planner.observe(
             VerificationOutcome(
@@ -95,7 +96,7 @@ def test_without_confidence_every_request_gets_the_learnt_survival():
 
 
 def test_confidence_wins_over_what_was_learnt():
-    planner = make_planner("tetris", draft_tokens=1, extra_draft_tokens=1)
+    planner = make_planner("tetris", draft_tokens=1, max_draft_tokens=2)
     for _ in range(50):
         planner.observe(
             VerificationOutcome(num_verified=np.array([2]), num_accepted=np.array([0]))
@@ -125,9 +126,16 @@ def test_the_deepest_draft_of_an_empty_batch_is_zero():
     ("spec", "message"),
     [
         (PolicySpec("fixed", 0), "draft_tokens must be >= 1, got 0"),
-        (PolicySpec("tetris", 2, -1), "extra_draft_tokens must be >= 0, got -1"),
-        (PolicySpec("oracle", 2), r"'oracle' has no planner; .*'fixed', .*'tetris'"),
-        (PolicySpec("none", 2), "'none' has no planner"),
+        (PolicySpec("goodput"), "max_draft_tokens must be >= 1, got 0"),
+        (
+            PolicySpec("tetris", 2, max_draft_tokens=1),
+            "max_draft_tokens must be >= 2, got 1",
+        ),
+        (
+            PolicySpec("oracle", max_draft_tokens=2),
+            r"'oracle' has no planner; .*'fixed', .*'tetris'",
+        ),
+        (PolicySpec("none", max_draft_tokens=2), "'none' has no planner"),
     ],
 )
 def test_unknown_names_and_numbers_are_refused_by_value(spec, message):
@@ -138,4 +146,6 @@ def test_unknown_names_and_numbers_are_refused_by_value(spec, message):
 def test_every_named_policy_but_none_has_a_planner():
     assert POLICY_NAMES[0] == "none"
     for name in POLICY_NAMES[1:]:
-        assert build_planner(PolicySpec(name, 1)).choose_depth(1) >= 1
+        assert (
+            build_planner(PolicySpec(name, 1, max_draft_tokens=1)).choose_depth(1) >= 1
+        )

@@ -34,7 +34,7 @@ def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_package")
 def test_the_policy_in_the_readme_passes_the_published_check() -> None:
-    spec = PolicySpec(NAME, draft_tokens=4, params={"survival": 0.3})
+    spec = PolicySpec(NAME, max_draft_tokens=4, params={"survival": 0.3})
     check_planner(lambda limits: build_planner(spec, limits), max_depth=4)
 
 
@@ -42,11 +42,23 @@ def test_the_policy_in_the_readme_passes_the_published_check() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (PolicySpec(NAME, 4, params={"cut": 1}), "cannot be built from .*'cut'"),
-        (PolicySpec("my_policies.none:Threshold", 4), "cannot be imported: .*install"),
-        (PolicySpec("my_policies.threshold:Thresh", 4), "cannot be imported"),
-        (PolicySpec("my_policies.threshold:np", 4), "is no subclass of policies"),
-        (PolicySpec("my_policies", 4), "name a class as module:Class"),
+        (
+            PolicySpec(NAME, max_draft_tokens=4, params={"cut": 1}),
+            "cannot be built from .*'cut'",
+        ),
+        (
+            PolicySpec("my_policies.none:Threshold", max_draft_tokens=4),
+            "cannot be imported: .*install",
+        ),
+        (
+            PolicySpec("my_policies.threshold:Thresh", max_draft_tokens=4),
+            "cannot be imported",
+        ),
+        (
+            PolicySpec("my_policies.threshold:np", max_draft_tokens=4),
+            "is no subclass of policies",
+        ),
+        (PolicySpec("my_policies", max_draft_tokens=4), "name a class as module:Class"),
         (PolicySpec("fixed", 4, params={"cut": 1}), "takes no params"),
     ],
 )

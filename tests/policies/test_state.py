@@ -38,7 +38,9 @@ PATHS = {
 
 
 def make_planner(name: str) -> Planner:
-    return build_planner(PolicySpec(name, MAX_DEPTH), LIMITS)
+    return build_planner(
+        PolicySpec(name, MAX_DEPTH, max_draft_tokens=MAX_DEPTH), LIMITS
+    )
 
 
 @pytest.fixture(scope="module", params=["goodput", "dynamic"])

@@ -17,7 +17,7 @@ DEPTH = 4
 
 @pytest.mark.parametrize("policy", sorted(set(POLICY_NAMES) - {"none"}))
 def test_our_own_planners_keep_the_contract(policy: str) -> None:
-    spec = PolicySpec(policy, DEPTH, 0)
+    spec = PolicySpec(policy, DEPTH, max_draft_tokens=DEPTH)
     check_planner(lambda limits: build_planner(spec, limits), DEPTH)
 
 

@@ -30,7 +30,7 @@ def count_compiled() -> dict[str, int]:
 @pytest.mark.parametrize("policy", sorted(set(POLICY_NAMES) - {"none"}))
 @pytest.mark.parametrize("padded_sizes", [(), (1, 2, 4, 8, 16, 32, 64)])
 def test_nothing_is_left_to_compile(policy: str, padded_sizes: tuple[int, ...]):
-    spec = PolicySpec(policy, MAX_DEPTH - 1, 1)
+    spec = PolicySpec(policy, MAX_DEPTH - 1, max_draft_tokens=MAX_DEPTH)
     limits = EngineLimits(
         max_tokens=512,
         max_reqs=64,

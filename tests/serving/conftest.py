@@ -291,6 +291,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = start_up_command(
         tmp_path_factory.mktemp("server") / "up.log",
         {
+            # Its budget is the same in every step, so that tests can reckon with it.
+            "policy.name": "tetris",
+            "policy.draft_tokens": 2,
+            "policy.max_draft_tokens": 4,
             "engine.max_num_seqs": 8,
             "replicas.max": 2,
             "replicas.target_ongoing_requests": 4,

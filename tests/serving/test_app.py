@@ -32,7 +32,7 @@ def test_policy_none_starts_a_stock_engine_without_a_drafter() -> None:
 
 def test_tetris_drafts_deeper_than_it_verifies() -> None:
     kwargs = engine_kwargs(
-        policy={"name": "tetris", "draft_tokens": 2, "extra_draft_tokens": 3},
+        policy={"name": "tetris", "draft_tokens": 2, "max_draft_tokens": 5},
         engine={"max_num_seqs": 7},
     )
     assert kwargs["speculative_config"] == {
@@ -45,7 +45,7 @@ def test_tetris_drafts_deeper_than_it_verifies() -> None:
     assert kwargs["additional_config"]["tetris"] == {
         "policy": "tetris",
         "draft_tokens": 2,
-        "extra_draft_tokens": 3,
+        "max_draft_tokens": 5,
         "latency_target_ms": None,
         "params": {},
         "classes": {},
@@ -125,13 +125,13 @@ def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen() -> No
         assert isinstance(table, list)
         return table
 
-    assert lengths(64, name="goodput", draft_tokens=3) == [
+    assert lengths(64, name="goodput", max_draft_tokens=3) == [
         [1, 1, 1],
         [2, 2, 2],
         [3, 64, 3],
     ]
-    assert lengths(2, name="dynamic", draft_tokens=4) == [[1, 1, 3], [2, 2, 4]]
-    assert lengths(1, name="goodput", draft_tokens=4) == [[1, 1, 4]]
+    assert lengths(2, name="dynamic", max_draft_tokens=4) == [[1, 1, 3], [2, 2, 4]]
+    assert lengths(1, name="goodput", max_draft_tokens=4) == [[1, 1, 4]]
     assert lengths(64, name="tetris") == [[1, 64, 5]]
 
 

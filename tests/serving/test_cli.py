@@ -56,7 +56,7 @@ def test_every_command_explains_itself(
 def test_check_prints_what_the_engine_would_be_given(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["check", str(DEMO_CONFIG), "--set", "policy.draft_tokens=3"]) == 0
+    assert main(["check", str(DEMO_CONFIG), "--set", "policy.max_draft_tokens=5"]) == 0
     output = capsys.readouterr().out
     assert "settings are valid" in output
     assert "'num_speculative_tokens': 5" in output

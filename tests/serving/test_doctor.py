@@ -10,8 +10,9 @@ import pytest
 from serving.commands.doctor import doctor, examine
 from serving.local import ports
 from serving.settings.cpu_formats import lacks_bfloat16
+from serving.settings.finding import Finding
 from serving.settings.model import Settings, parse_settings
-from serving.settings.model_pair import Finding, check_models
+from serving.settings.model_pair import check_models
 from tests.serving.test_settings import minimal
 
 

@@ -87,10 +87,9 @@ def test_an_unknown_section_is_an_error_too() -> None:
 
 
 def test_a_number_out_of_range_names_setting_bound_value_and_meaning() -> None:
-    (problem,) = problems_of(minimal(policy={"draft_tokens": 0}))
+    (problem,) = problems_of(minimal(replicas={"min": 0}))
     assert problem == (
-        "a.yaml: policy.draft_tokens: must be ≥ 1 (got 0); "
-        "set draft tokens verified per request and step"
+        "a.yaml: replicas.min: must be ≥ 1 (got 0); set replicas kept when idle"
     )
 
 
@@ -115,7 +114,14 @@ def test_a_file_that_is_no_mapping_is_refused(data: object) -> None:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"model": {"draft": None}}, "model.draft: is required by policy.method"),
+        (
+            {"model": {"draft": None}, "policy": {"name": "fixed"}},
+            "model.draft: is required by policy.method",
+        ),
+        (
+            {"model": {"draft": None}, "policy": {"max_draft_tokens": 4}},
+            "model.draft: is required by policy.method",
+        ),
         ({"policy": {"method": "ngram"}}, "model.draft: policy.method: ngram drafts"),
         (
             {"engine": {"kv_cache_memory_bytes": None}},
@@ -147,8 +153,19 @@ def test_a_file_that_is_no_mapping_is_refused(data: object) -> None:
             "policy.extra.num_speculative_tokens: is set by the policy section",
         ),
         (
-            {"engine": {"max_model_len": 16}, "policy": {"draft_tokens": 16}},
+            {
+                "engine": {"max_model_len": 16},
+                "policy": {"name": "fixed", "draft_tokens": 16},
+            },
             "policy.draft_tokens: drafts must be shorter",
+        ),
+        (
+            {"engine": {"max_model_len": 16}, "policy": {"max_draft_tokens": 16}},
+            "policy.max_draft_tokens: drafts must be shorter",
+        ),
+        (
+            {"policy": {"name": "tetris", "max_draft_tokens": 2}},
+            "policy.max_draft_tokens: must be ≥ policy.draft_tokens (3, got 2)",
         ),
     ],
 )
@@ -232,7 +249,14 @@ def test_an_override_without_a_section_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "depth"),
-    [({"name": "none"}, 0), ({"name": "fixed"}, 3), ({"name": "tetris"}, 5)],
+    [
+        ({"name": "none"}, 0),
+        ({"name": "fixed"}, 3),
+        ({"name": "tetris"}, 5),
+        ({"name": "tetris", "draft_tokens": 1, "max_draft_tokens": 4}, 4),
+        ({"name": "goodput"}, 8),
+        ({"name": "dynamic", "max_draft_tokens": 4}, 4),
+    ],
 )
 def test_the_draft_depth_follows_the_policy(policy: dict[str, Any], depth: int) -> None:
     settings: Settings = parse_settings(minimal(policy=policy))

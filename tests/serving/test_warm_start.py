@@ -89,8 +89,8 @@ def test_replicas_share_only_what_was_learnt_about_the_same_work() -> None:
 
     assert key() == key(replicas={"max": 3})
     others = [
-        key(policy={"name": "goodput"}),
-        key(policy={"draft_tokens": 5}),
+        key(policy={"name": "dynamic"}),
+        key(policy={"max_draft_tokens": 5}),
         key(model={"draft": "org/other"}),
         key(engine={"dtype": "float32"}),
     ]

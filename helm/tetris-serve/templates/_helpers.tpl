@@ -85,6 +85,12 @@ One setting of `config`, with the default of serving/settings/model.py where it 
 {{- define "tetris-serve.device" -}}
 {{ include "tetris-serve.setting" (list . "engine" "device" "cpu") }}
 {{- end -}}
+{{/* As serving/settings/policy_choice.py chooses where none is named. */}}
+{{- define "tetris-serve.policy" -}}
+{{- $chosen := ternary "fixed" "goodput" (eq (include "tetris-serve.device" .) "gpu") -}}
+{{- if not (or .Values.config.model.draft .Values.config.policy) -}}{{- $chosen = "none" -}}{{- end -}}
+{{ include "tetris-serve.setting" (list . "policy" "name" $chosen) }}
+{{- end -}}
 {{- define "tetris-serve.minReplicas" -}}
 {{ include "tetris-serve.setting" (list . "replicas" "min" 1) }}
 {{- end -}}
@@ -94,8 +100,19 @@ One setting of `config`, with the default of serving/settings/model.py where it 
 {{- define "tetris-serve.httpPort" -}}
 {{ include "tetris-serve.setting" (list . "http" "port" 8000) }}
 {{- end -}}
-{{- define "tetris-serve.maxBodyBytes" -}}
-{{ include "tetris-serve.setting" (list . "http" "max_body_bytes" 4194304) }}
+{{/*
+In nginx's words, whose units are powers of 1024 and have one letter. 4M becomes a little
+more, 4m; the server itself keeps to the setting.
+*/}}
+{{- define "tetris-serve.maxBodySize" -}}
+{{- $size := include "tetris-serve.setting" (list . "http" "max_body_bytes" 4194304) -}}
+{{- if regexMatch "^[0-9]+ *[kKMG]i?B?$" $size -}}
+{{ regexReplaceAll "^([0-9]+) *([kKMG])i?B?$" $size "${1}${2}" | lower }}
+{{- else if regexMatch "[kKMGTPB]" $size -}}
+{{- fail (printf "config.http.max_body_bytes: write a whole number of k, M or G for nginx, such as 4Mi (got %s)" $size) -}}
+{{- else -}}
+{{ $size | float64 | int64 }}
+{{- end -}}
 {{- end -}}
 {{- define "tetris-serve.requestDrainSeconds" -}}
 {{ include "tetris-serve.setting" (list . "replicas" "drain_timeout_s" 120) | float64 | ceil | int }}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from policies.types import PolicySpec
+from serving.draft_lengths import read_old_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
     from serving.engine.compat import VllmConfig
+
+logger = logging.getLogger(__name__)
 
 ADDITIONAL_CONFIG_KEY = "tetris"
 """Our section of vLLM's `additional_config`."""
@@ -34,13 +38,18 @@ def read_policy(vllm_config: VllmConfig) -> PolicySpec:
     if not section:
         raise ValueError(
             f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: name the policy "
-            "and its draft_tokens there"
+            "and its draft_tokens or max_draft_tokens there"
         )
     try:
+        name = str(section["policy"])
+        section, old_names = read_old_lengths(name, section)
+        for sentence in old_names:
+            logger.warning("additional_config[%r].%s", ADDITIONAL_CONFIG_KEY, sentence)
+        is_fixed = name in {"fixed", "tetris"}
         spec = PolicySpec(
-            name=str(section["policy"]),
-            draft_tokens=int(section["draft_tokens"]),
-            extra_draft_tokens=int(section.get("extra_draft_tokens", 0)),
+            name,
+            draft_tokens=int(section["draft_tokens"]) if is_fixed else 0,
+            max_draft_tokens=0 if name == "fixed" else int(section["max_draft_tokens"]),
             latency_target_ms=section.get("latency_target_ms"),
             params=section.get("params") or {},
         )
@@ -73,8 +82,7 @@ def _check_engine(spec: PolicySpec, vllm_config: VllmConfig) -> None:
         )
     if speculative.num_speculative_tokens < spec.max_depth:
         raise ValueError(
-            f"policy {spec.name!r} drafts {spec.max_depth} tokens "
-            "(draft_tokens + extra_draft_tokens) but "
+            f"policy {spec.name!r} drafts {spec.max_depth} tokens but "
             "speculative_config.num_speculative_tokens is "
             f"{speculative.num_speculative_tokens}: raise it or lower the policy"
         )

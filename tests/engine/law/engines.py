@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 DEPTH = 8
 
 POLICIES: dict[str, dict[str, int]] = {
-    "fixed": {"draft_tokens": DEPTH, "extra_draft_tokens": 0},
-    "dynamic": {"draft_tokens": DEPTH, "extra_draft_tokens": 0},
-    "tetris": {"draft_tokens": 3, "extra_draft_tokens": DEPTH - 3},
-    "goodput": {"draft_tokens": DEPTH, "extra_draft_tokens": 0},
+    "fixed": {"draft_tokens": DEPTH},
+    "dynamic": {"max_draft_tokens": DEPTH},
+    "tetris": {"draft_tokens": 3, "max_draft_tokens": DEPTH},
+    "goodput": {"max_draft_tokens": DEPTH},
 }
 
 BLOCK_SIZE = 32

