@@ -130,7 +130,10 @@ def test_one_start_serves_all_rounds_unless_asked_otherwise(
     groups = bench._missing_groups()
 
     assert bench._split_by_starts(groups, ()) == [(groups, ())]
-    assert [name for name, one in PRESETS.items() if one.rounds_per_start] == ["cold"]
+    assert [name for name, one in PRESETS.items() if one.rounds_per_start] == [
+        "cold",
+        "gpu",
+    ]
 
 
 def test_a_drift_leaves_a_hundred_steps_to_recover_in() -> None:

@@ -37,7 +37,7 @@ def _no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_settings(*arguments: str) -> BenchSettings:
     options = make_parser().parse_args(["--output", "nowhere", *arguments])
-    preset = PRESETS[options.preset]
+    preset = cli.choose_preset(options)
     requests = RequestMaker(
         words_as_tokens, 2, 0, preset.min_requests, preset.requests_per_slot
     )
