@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.demo_pair.recipe import DRAFT_DIR, REPO, TARGET_DIR
+from loadtest.models.recipe import DRAFT_DIR, REPO, TARGET_DIR
 
 from .argument_types import (
     read_arms,

@@ -116,8 +116,8 @@ def digest_code() -> dict[str, str]:
     """
     here = Path(__file__).resolve().parent
     files = [here / name for name in _MEASURING]
-    demo_pair = here.parent / "demo_pair"
-    files += [demo_pair / "tokenizer.py", *sorted((demo_pair / "tasks").glob("*.py"))]
+    models = here.parent / "models"
+    files += [models / "tokenizer.py", *sorted((models / "tasks").glob("*.py"))]
     folders = (_package_folder("policies"), _package_folder("serving") / "engine")
     files += sorted(file for folder in folders for file in folder.rglob("*.py"))
     return {

@@ -184,7 +184,7 @@ def test_code_is_compared_file_by_file_under_its_name_in_the_repository() -> Non
         "loadtest/engine_bench/arm_process.py",
         "loadtest/engine_bench/plan.py",
         "loadtest/engine_bench/models.py",
-        "loadtest/demo_pair/tokenizer.py",
+        "loadtest/models/tokenizer.py",
     } <= digests.keys()
     # Reports may change between two pieces of a run.
     assert "loadtest/engine_bench/verdicts.py" not in digests

@@ -12,7 +12,7 @@ from loadtest.engine_bench.arms import parse_arm
 from loadtest.engine_bench.cli import make_parser
 from loadtest.engine_bench.errors import BenchError
 from loadtest.engine_bench.estimates import PLANNING_AT_REQUESTS
-from loadtest.engine_bench.plan import PLANNING, PRESETS, Cell, is_sweep
+from loadtest.engine_bench.plan import PLANNING, Cell, is_sweep
 from loadtest.engine_bench.run import Bench
 from loadtest.engine_bench.settings import BenchSettings
 from loadtest.engine_bench.store import Store
