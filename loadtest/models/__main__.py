@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser(
-        "train", parents=[pair], help="train both models (an hour or two; resumes)"
+        "train", parents=[pair], help="train both models (hours on two cores; resumes)"
     )
     train.add_argument("--only", choices=("target", "draft"), help="train just one")
     train.add_argument(
