@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument(
         "--scale",
-        type=float,
+        type=_scale,
         default=1.0,
         help="of the steps; 0.05 for a trial (default: %(default)s)",
     )
@@ -91,11 +91,11 @@ def _parser() -> argparse.ArgumentParser:
         help="measure right answers and acceptance on held-out prompts",
     )
     evaluate.add_argument(
-        "--prompts", type=int, default=100, help="per task (default: %(default)s)"
+        "--prompts", type=_positive, default=100, help="per task (default: %(default)s)"
     )
     evaluate.add_argument(
         "--long-prompts",
-        type=int,
+        type=_positive,
         default=20,
         help="per task, after a long chat (default: %(default)s)",
     )
@@ -125,7 +125,9 @@ def _parser() -> argparse.ArgumentParser:
         default=TARGET_DIR,
         help="what to copy (default: %(default)s)",
     )
-    pad.add_argument("--layers", type=int, help="instead of those usual at that size")
+    pad.add_argument(
+        "--layers", type=_positive, help="instead of those usual at that size"
+    )
     pad.set_defaults(run=_pad)
 
     untrained = commands.add_parser(
@@ -141,6 +143,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     untrained.set_defaults(run=_untrained)
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+    return int(text)
+
+
+def _scale(text: str) -> float:
+    scale = float(text)
+    if scale <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return scale
 
 
 def _count(text: str) -> int:

@@ -631,15 +631,32 @@ class TestCommandLine:
         assert stopped.value.code == 0
         assert "usage:" in capsys.readouterr().out
 
-    def test_a_bad_parameter_count_names_argument_and_fix(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                ["pad", "--parameters", "big", "--output", "x"],
+                "--parameters: 'big' is not a count; write",
+            ),
+            (
+                ["evaluate", "--prompts", "0"],
+                "--prompts: '0' is no whole number from 1",
+            ),
+            (["train", "--scale", "-1"], "--scale: '-1' is no number above 0"),
+        ],
+    )
+    def test_a_bad_number_names_argument_and_fix(
+        self,
+        arguments: list[str],
+        message: str,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         from loadtest.models.__main__ import main
 
         with pytest.raises(SystemExit):
-            main(["pad", "--parameters", "big", "--output", str(tmp_path)])
+            main(arguments)
 
-        assert "--parameters: 'big' is not a count; write" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
     def test_a_missing_evaluation_names_the_command_that_makes_it(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
