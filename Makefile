@@ -88,9 +88,9 @@ loadtest:
 
 demo-pair:
 	@$(SET_UP)
-	$(BIN)/python -m loadtest.demo_pair train $(ARGS)
-	$(BIN)/python -m loadtest.demo_pair evaluate
-	$(BIN)/python -m loadtest.demo_pair card
+	$(BIN)/python -m loadtest.models train $(ARGS)
+	$(BIN)/python -m loadtest.models evaluate
+	$(BIN)/python -m loadtest.models card
 
 settings:
 	@$(SET_UP) --dev

@@ -14,6 +14,8 @@ engine in a process of its own; the processes take turns, and all but one are st
     What happens inside an arm's process.
 ``telemetry``, ``step_errors``, ``acceptance_errors``, ``trace``
     What is noted there of scheduler and planner.
+``gpu``
+    What differs where the engines run on a GPU.
 ``workloads``, ``models``
     Requests and models.
 ``store``, ``comparison``, ``outcome_bins``, ``rows``, ``recovery``, ``saturation``,

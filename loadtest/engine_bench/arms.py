@@ -17,6 +17,11 @@ skipping the drafter or after its first pass. Beside `none` they show what it co
 
 DEFAULT_HELD_TOKENS = 8
 
+UPSTREAM = "adaptive"
+"""The arm of vLLM's own adaptive verification, which only a GPU's engine has."""
+
+DEFAULT_ADAPTIVE_TOKENS = 5
+
 _FORM = re.compile(r"(?P<policy>[a-z]+)(:(?P<tokens>\d+)(\+(?P<extra>\d+))?)?")
 
 
@@ -111,16 +116,17 @@ def parse_arm(text: str) -> Arm:
 
 
 def parse_bench_arm(text: str) -> Arm:
-    """Read an arm as `parse_arm` does, or `cold:8` or `warm:8`.
+    """Read an arm as `parse_arm` does, or `cold:8`, `warm:8` or `adaptive:5`.
 
     Raises:
         ValueError: If it is none, or a number makes no sense for it.
     """
     match = _FORM.fullmatch(text)
-    if match is None or match["policy"] not in HELD_AT_ZERO:
+    if match is None or match["policy"] not in (*HELD_AT_ZERO, UPSTREAM):
         return parse_arm(text)
     policy = match["policy"]
-    draft_tokens = int(match["tokens"] or DEFAULT_HELD_TOKENS)
+    default = DEFAULT_ADAPTIVE_TOKENS if policy == UPSTREAM else DEFAULT_HELD_TOKENS
+    draft_tokens = int(match["tokens"] or default)
     if draft_tokens < 1 or match["extra"] is not None:
         raise ValueError(f"{text!r}: write {policy}:8, what its engine could draft")
     return Arm(policy, draft_tokens)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.demo_pair.recipe import DRAFT_DIR, REPO, TARGET_DIR
+from loadtest.models.recipe import DRAFT_DIR, REPO, TARGET_DIR
 
 from .argument_types import (
     read_arms,
@@ -23,6 +23,7 @@ from .argument_types import (
 )
 from .arms import Arm
 from .errors import BenchError
+from .gpu import check_device, find_gpu, on_gpu
 from .models import check_model, check_tokenizer, kv_cache_bytes, pad
 from .plan import (
     PLANNING,
@@ -78,7 +79,8 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
             "Compare speculation policies on the real engine, offline. Every policy "
             "gets an\nengine in a process of its own; they take turns on the same "
             "requests, round by\nround, and all but one are stopped. Interrupted, the "
-            "same command goes on where\nit was."
+            "same command goes on where\nit was.\n\nWith --device gpu one engine at a "
+            "time goes through all cells of a round. That has not\nyet run on a GPU."
         ),
         epilog="presets:\n"
         + "\n".join(f"  {name:<8}{p.summary}" for name, p in PRESETS.items()),
@@ -92,7 +94,7 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     )
     presets = parser.add_mutually_exclusive_group()
     presets.add_argument(
-        "--preset", choices=PRESETS, default="full", help="default: %(default)s"
+        "--preset", choices=PRESETS, help="default: full; with --device gpu, gpu"
     )
     presets.add_argument(
         "--smoke",
@@ -114,7 +116,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         type=read_arms,
         metavar="LIST",
         help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; cold:8 and warm:8 are "
-        "the engine of goodput:8 held at depth 0",
+        "the engine of goodput:8 held at depth 0; adaptive:5 is vLLM's own adaptive "
+        "verification, on GPUs alone",
     )
     group.add_argument(
         "--workloads",
@@ -179,6 +182,12 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 def _add_how(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how")
     group.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="where the engines run (default: %(default)s; gpu is untried)",
+    )
+    group.add_argument(
         "--cpus",
         type=read_cpus,
         metavar="LIST",
@@ -208,6 +217,11 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def choose_preset(options: argparse.Namespace) -> Preset:
+    """Return the preset asked for, or the device's own."""
+    return PRESETS[options.preset or ("gpu" if options.device == "gpu" else "full")]
+
+
 def _run(options: argparse.Namespace) -> int:
     from .report import draw_plots, write_results
 
@@ -226,7 +240,8 @@ def _run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace, store: Store) -> bool:
     from .run import Bench
 
-    preset = PRESETS[options.preset]
+    preset = choose_preset(options)
+    gpu = find_gpu() if options.device == "gpu" else None
     check_model("--target", options.target)
     check_model("--draft", options.draft)
     check_tokenizer("--target", options.target)
@@ -238,6 +253,8 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
         max(options.requests_per_slot or 0, preset.drift_requests_per_slot),
     )
     settings = _make_settings(options, preset, requests)
+    if gpu is not None:
+        settings = on_gpu(settings, gpu)
     return Bench(settings, store, requests).measure(options.minutes)
 
 
@@ -246,6 +263,7 @@ def _make_settings(
 ) -> BenchSettings:
     arms = options.policies or preset.arms()
     cells = _list_cells(options, preset, arms)
+    check_device(options, arms, cells)
     max_tokens = options.max_tokens or preset.max_tokens
     reply = max_tokens + max(arm.max_depth for arm in arms)
     longest = max(longest_prompt(cell.workload) for cell in cells) + reply
@@ -319,7 +337,7 @@ def _list_cells(
 
 def _padded(options: argparse.Namespace, preset: Preset) -> Path:
     parameters = options.target_parameters
-    if parameters is None:
+    if parameters is None and options.device == "cpu":
         parameters = preset.target_parameters
     target: Path = options.target
     return pad(target, parameters, CACHE) if parameters else target

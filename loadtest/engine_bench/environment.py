@@ -27,6 +27,7 @@ _MEASURING = (
     "arms.py",
     "closed_loop.py",
     "engine.py",
+    "gpu.py",
     "held_depth.py",
     "measurement.py",
     "models.py",
@@ -46,14 +47,15 @@ _MEASURING = (
 )
 
 
-def describe_machine() -> dict[str, Any]:
-    """Return the processor, cores and memory."""
-    return {
+def describe_machine(gpu: str | None = None) -> dict[str, Any]:
+    """Return the processor, cores and memory, and the GPU if one is used."""
+    machine: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": platform.platform(),
     }
+    return machine if gpu is None else machine | {"gpu": gpu}
 
 
 def describe_versions() -> dict[str, str]:
@@ -114,8 +116,8 @@ def digest_code() -> dict[str, str]:
     """
     here = Path(__file__).resolve().parent
     files = [here / name for name in _MEASURING]
-    demo_pair = here.parent / "demo_pair"
-    files += [demo_pair / "tokenizer.py", *sorted((demo_pair / "tasks").glob("*.py"))]
+    models = here.parent / "models"
+    files += [models / "tokenizer.py", *sorted((models / "tasks").glob("*.py"))]
     folders = (_package_folder("policies"), _package_folder("serving") / "engine")
     files += sorted(file for folder in folders for file in folder.rglob("*.py"))
     return {

@@ -19,7 +19,7 @@ KV_BLOCK_TOKENS = 128
 """vLLM's block size on the CPU: every request's last block is partly empty."""
 
 _KV_MARGIN = 1.3
-_TRAIN_HINT = "train the pair first: python -m loadtest.demo_pair train"
+_TRAIN_HINT = "train the pair first: python -m loadtest.models train"
 
 
 def check_model(option: str, path: Path) -> None:
@@ -102,7 +102,7 @@ def pad(source: Path, num_parameters: int, cache: Path) -> Path:
     output = cache / f"{source.name}-{num_parameters}-{digest_model(source)[:8]}"
     if output.exists():
         return output
-    from loadtest.demo_pair.pad import pad_target
+    from loadtest.models.pad import pad_target
 
     unfinished = output.with_name(f"{output.name}.{os.getpid()}")
     try:

@@ -166,6 +166,22 @@ PRESETS: dict[str, Preset] = {
         rounds_per_start=1,
         trace=False,
     ),
+    "gpu": Preset(
+        summary="with --device gpu: vLLM's own ways and ours, 1 to 256 in flight",
+        policies=(
+            *("none", "fixed:2", "fixed:4", "fixed:6", "adaptive:6"),
+            *("tetris:2+4", "goodput:6"),
+        ),
+        blocks=(
+            Block(("mixed",), (0.0,), (1, 16, 64, 256)),
+            Block(("drift-context",), (0.0,), (64,)),
+            Block(("mixed",), (1.0,), (64,)),
+        ),
+        min_requests=24,
+        target_parameters=None,
+        trace=False,
+        rounds_per_start=1,
+    ),
     "smoke": Preset(
         summary="does it run: few tiny cells, numbers without meaning",
         policies=("none", "fixed:2", "tetris:2+2", "goodput:4"),

@@ -37,24 +37,26 @@ def engine_env(
 
     Args:
         env: Environment to start from.
-        cpus: Cores of the engine.
+        cpus: Cores of the engine; none for an engine on a GPU, which is bound to none.
         import_root: Folder that holds our packages.
     """
-    libraries = [str(path) for path in find_preloads()]
-    if inherited := env.get("LD_PRELOAD"):
-        libraries.append(inherited)
-    cores = ",".join(map(str, cpus))
     own = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": str(len(cpus)),
         "PYTHONPATH": os.pathsep.join(
             [str(import_root), *filter(None, [env.get("PYTHONPATH")])]
         ),
     }
+    if not cpus:
+        return dict(env) | own
+    libraries = [str(path) for path in find_preloads()]
+    if inherited := env.get("LD_PRELOAD"):
+        libraries.append(inherited)
+    cores = ",".join(map(str, cpus))
+    own["OMP_NUM_THREADS"] = str(len(cpus))
     if libraries:
         own["LD_PRELOAD"] = ":".join(libraries)
     if any("iomp" in library for library in libraries):

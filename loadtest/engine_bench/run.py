@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -79,7 +79,7 @@ class Bench:
         store.check_conditions(describe_conditions(settings, models))
         pieces = store.environment().get("pieces", [])
         self._environment = {
-            "machine": describe_machine(),
+            "machine": describe_machine(settings.gpu),
             "models": models,
             "versions": describe_versions(),
             "pieces": [*pieces, describe_piece()],
@@ -98,7 +98,8 @@ class Bench:
         num_traces = sum(len(arms) for _, arms in traces)
         if not groups and not traces:
             return True
-        _check_memory(self._settings, self._needed_arms(groups, traces))
+        if self._settings.gpu is None:
+            _check_memory(self._settings, self._needed_arms(groups, traces))
         self._store.write_environment(self._environment)
         deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
         counts = [(cell, len(self._settings.arms_in(cell))) for _, cell in groups]
@@ -138,8 +139,10 @@ class Bench:
         """Start engines and measure on them; return whether there was time for all."""
         if time.monotonic() > deadline_s:
             return False
-        logs = self._store.folder / LOG_FOLDER
-        with Pool(logs, self._settings.cpus, Yardstick()) as pool:
+        if self._settings.gpu is not None:
+            self._measure_one_by_one(groups, progress)
+            return True
+        with self._make_pool() as pool:
             self._start(pool, self._needed_arms(groups, traces), progress)
             for number, cell in groups:
                 if time.monotonic() > deadline_s:
@@ -153,6 +156,28 @@ class Bench:
                     return False
                 self._trace(pool, cell, untraced, progress)
         return True
+
+    def _measure_one_by_one(self, groups: Sequence[_Group], progress: Progress) -> None:
+        """Let each engine measure all groups before the next one starts."""
+        finished: dict[_Group, dict[Arm, Finished]] = {group: {} for group in groups}
+        for arm in shuffle(self._needed_arms(groups, ()), str(groups[0])):
+            with self._make_pool() as pool:
+                self._start(pool, [arm], progress)
+                for number, cell in groups:
+                    if arm not in self._settings.arms_in(cell):
+                        continue
+                    progress.show(f"round {number} {cell.name} {arm.name}")
+                    message = _message(cell, self._requests.make(cell, number))
+                    finished[number, cell] |= pool.run({arm: message}, neighbour=False)
+        for number, cell in groups:
+            self._store.append_group(
+                self._note_group(number, cell, finished[number, cell], progress)
+            )
+        write_results(self._store)
+
+    def _make_pool(self) -> Pool:
+        logs = self._store.folder / LOG_FOLDER
+        return Pool(logs, self._settings.cpus, Yardstick())
 
     def _missing_groups(self) -> list[_Group]:
         done = self._store.done()
@@ -234,8 +259,7 @@ class Bench:
     ) -> list[dict[str, Any]]:
         """Measure one cell in one round on all arms."""
         requests = self._requests.make(cell, number)
-        arms_in_cell = self._settings.arms_in(cell)
-        arms = shuffle(arms_in_cell, f"{number} {cell.name}")
+        arms = shuffle(self._settings.arms_in(cell), f"{number} {cell.name}")
         finished = self._take_turns(
             pool,
             {arm: _message(cell, requests) for arm in arms},
@@ -243,8 +267,18 @@ class Bench:
             f"round {number} {cell.name}",
             progress,
         )
+        return self._note_group(number, cell, finished, progress)
+
+    def _note_group(
+        self,
+        number: int,
+        cell: Cell,
+        finished: Mapping[Arm, Finished],
+        progress: Progress,
+    ) -> list[dict[str, Any]]:
+        """Return what all arms measured in one cell and round, fit to be kept."""
         measurements: list[dict[str, Any]] = []
-        for arm in arms_in_cell:
+        for arm in self._settings.arms_in(cell):
             result = finished[arm].result
             measurements.append(
                 {"policy": arm.name, "round": number}
@@ -261,7 +295,7 @@ class Bench:
                 finished[arm].spent_s,
                 f"round {number} {cell.name} {arm.name}: "
                 f"{result['output_tokens_per_s']:.0f} tokens/s"
-                f"{_note_others(result['other_cpu_share'], requests)}",
+                f"{_note_others(result['other_cpu_share'], cell)}",
             )
         differing = find_differing(measurements)
         for measurement in measurements:
@@ -320,8 +354,8 @@ def _message(cell: Cell, requests: Requests) -> dict[str, Any]:
     }
 
 
-def _note_others(cpu_share: float, requests: Requests) -> str:
-    if requests.neighbour or cpu_share < WORTH_MENTIONING_SHARE:
+def _note_others(cpu_share: float, cell: Cell) -> str:
+    if cell.workload == "drift-neighbour" or cpu_share < WORTH_MENTIONING_SHARE:
         return ""
     return f" (other processes took {cpu_share:.0%} of the machine)"
 

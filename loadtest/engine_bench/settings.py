@@ -43,9 +43,9 @@ class EngineSettings:
         own = self.planning_kv_cache_memory_bytes if arm.policy == "goodput" else 0
         return max(own, self.kv_cache_memory_bytes)
 
-    def llm_args(self, arm: Arm) -> dict[str, Any]:
-        """Return the arguments of `vllm.LLM` for an arm."""
-        args: dict[str, Any] = {
+    def shared_args(self, arm: Arm) -> dict[str, Any]:
+        """Return those of the arguments that no device changes."""
+        return {
             "model": str(self.target),
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
@@ -53,10 +53,24 @@ class EngineSettings:
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "kv_cache_memory_bytes": self.kv_cache_of(arm),
             "skip_tokenizer_init": True,
-            "enforce_eager": True,
-            "distributed_executor_backend": "uni",
             # Prompts do not repeat within a round, but they do from round to round.
             "enable_prefix_caching": False,
+        }
+
+    @staticmethod
+    def policy_config(arm: Arm) -> dict[str, Any]:
+        """Return an arm's policy as it travels inside vLLM's configuration."""
+        return {
+            "policy": arm.engine_policy,
+            "draft_tokens": arm.draft_tokens,
+            "max_draft_tokens": arm.max_depth,
+        }
+
+    def llm_args(self, arm: Arm) -> dict[str, Any]:
+        """Return the arguments of `vllm.LLM` for an arm."""
+        args = self.shared_args(arm) | {
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni",
         }
         if not arm.speculates:
             return args
@@ -64,13 +78,7 @@ class EngineSettings:
         return args | {
             "scheduler_cls": SCHEDULER_CLS,
             "worker_cls": WORKER_CLS,
-            "additional_config": {
-                "tetris": {
-                    "policy": arm.engine_policy,
-                    "draft_tokens": arm.draft_tokens,
-                    "max_draft_tokens": depth,
-                }
-            },
+            "additional_config": {"tetris": self.policy_config(arm)},
             "speculative_config": {
                 "method": "draft_model",
                 "model": str(self.draft),
@@ -91,7 +99,7 @@ class BenchSettings:
         cells: In the order of measurement.
         rounds: Measured rounds.
         engine: What all engines have in common.
-        cpus: Cores the engines are bound to.
+        cpus: Cores the engines are bound to; none on a GPU.
         max_tokens: Longest reply.
         seed: Of the requests.
         min_requests: Fewest requests of a cell; in drifting cells after the change.
@@ -103,6 +111,8 @@ class BenchSettings:
             for all. Two engines of one kind differ by up to 2 % from start to start,
             which more rounds on the same engines do not average out.
         sweep_arms: Arms that take part in the sweep over loads alone.
+        gpu: Name of the GPU, which one engine at a time holds; None for the CPU's
+            engines, which take turns.
     """
 
     arms: tuple[Arm, ...]
@@ -118,6 +128,7 @@ class BenchSettings:
     trace: bool
     rounds_per_start: int | None = None
     sweep_arms: frozenset[Arm] = frozenset()
+    gpu: str | None = None
 
     def arms_in(self, cell: Cell) -> tuple[Arm, ...]:
         """Return the arms that are measured in a cell."""
@@ -154,4 +165,4 @@ class BenchSettings:
             "requests_per_slot": self.requests_per_slot,
             "drift_requests_per_slot": self.drift_requests_per_slot,
             "rounds_per_start": self.rounds_per_start,
-        }
+        } | ({} if self.gpu is None else {"gpu": self.gpu})

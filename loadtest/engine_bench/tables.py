@@ -172,14 +172,22 @@ def _describe(results: Mapping[str, Any]) -> str:
     if per_start:
         each = "round" if per_start == 1 else f"{per_start} rounds"
         starts = f" All engines start anew for every {each}."
+    # A GPU's engines are bound to no cores.
+    place = machine.get("gpu") or (
+        f"{machine['cpu']}, {len(conditions['cpus'])} of {machine['cores']} cores"
+    )
+    turns = "arms take turns on the same requests, all other engines are stopped"
+    turns = f"{turns} meanwhile"
+    if "gpu" in machine:
+        turns = "one engine at a time goes through all cells, with the same requests"
     return (
-        f"{machine['cpu']}, {len(conditions['cpus'])} of {machine['cores']} cores; "
+        f"{place}; "
         f"target {models['target']['parameters'] / 1e6:.1f} M parameters, "
         f"draft {models['draft']['parameters'] / 1e6:.2f} M, {conditions['dtype']}; "
         f"replies up to {conditions['max_tokens']} tokens; {versions}; "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}.\n\n"
-        "Medians over rounds. Requests in flight are constant (closed loop), arms take "
-        f"turns on the same requests, all other engines are stopped meanwhile.{starts} "
+        "Medians over rounds. Requests in flight are constant (closed loop), "
+        f"{turns}.{starts} "
         "Ratios are geometric means of the ratios within a round, with 95 % "
         "t-intervals. "
         "Calibration errors are of acceptance as it was predicted in the steady parts, "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadtest.demo_pair.tasks import TASKS, Exchange, Message, Task, draw
+from loadtest.models.tasks import TASKS, Exchange, Message, Task, draw
 
 from .closed_loop import min_requests
 from .errors import BenchError
@@ -152,7 +152,7 @@ def load_render(model: Any) -> tuple[Render, int]:
     Returns:
         The function that `RequestMaker` needs, and the end-of-turn token.
     """
-    from loadtest.demo_pair.tokenizer import load_tokenizer, render
+    from loadtest.models.tokenizer import load_tokenizer, render
 
     tokenizer = load_tokenizer(model)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loadtest.client.errors import LoadTestError
-from loadtest.demo_pair.tasks import TASKS, TOOLS, Exchange, Message, draw
+from loadtest.models.tasks import TASKS, TOOLS, Exchange, Message, draw
 
 _DIFFICULTIES: dict[str, tuple[str, ...]] = {
     "easy": ("easy",),

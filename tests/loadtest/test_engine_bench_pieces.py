@@ -130,7 +130,10 @@ def test_one_start_serves_all_rounds_unless_asked_otherwise(
     groups = bench._missing_groups()
 
     assert bench._split_by_starts(groups, ()) == [(groups, ())]
-    assert [name for name, one in PRESETS.items() if one.rounds_per_start] == ["cold"]
+    assert [name for name, one in PRESETS.items() if one.rounds_per_start] == [
+        "cold",
+        "gpu",
+    ]
 
 
 def test_a_drift_leaves_a_hundred_steps_to_recover_in() -> None:
@@ -181,7 +184,7 @@ def test_code_is_compared_file_by_file_under_its_name_in_the_repository() -> Non
         "loadtest/engine_bench/arm_process.py",
         "loadtest/engine_bench/plan.py",
         "loadtest/engine_bench/models.py",
-        "loadtest/demo_pair/tokenizer.py",
+        "loadtest/models/tokenizer.py",
     } <= digests.keys()
     # Reports may change between two pieces of a run.
     assert "loadtest/engine_bench/verdicts.py" not in digests

@@ -12,7 +12,7 @@ from loadtest.engine_bench.arms import parse_arm
 from loadtest.engine_bench.cli import make_parser
 from loadtest.engine_bench.errors import BenchError
 from loadtest.engine_bench.estimates import PLANNING_AT_REQUESTS
-from loadtest.engine_bench.plan import PLANNING, PRESETS, Cell, is_sweep
+from loadtest.engine_bench.plan import PLANNING, Cell, is_sweep
 from loadtest.engine_bench.run import Bench
 from loadtest.engine_bench.settings import BenchSettings
 from loadtest.engine_bench.store import Store
@@ -37,7 +37,7 @@ def _no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_settings(*arguments: str) -> BenchSettings:
     options = make_parser().parse_args(["--output", "nowhere", *arguments])
-    preset = PRESETS[options.preset]
+    preset = cli.choose_preset(options)
     requests = RequestMaker(
         words_as_tokens, 2, 0, preset.min_requests, preset.requests_per_slot
     )

@@ -17,9 +17,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from loadtest.demo_pair.tokenizer import train_tokenizer
 from loadtest.engine_bench.cli import EXIT_INTERRUPTED
 from loadtest.engine_bench.traces import load_trace
+from loadtest.models.tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

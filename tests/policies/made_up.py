@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from collections.abc import Iterator
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -24,7 +26,8 @@ class MadeUpEngine:
     """Requests of different difficulty on an engine with a linear step cost.
 
     Requests, confidences and acceptances come from one stream per step, so that all
-    planners meet the same ones.
+    planners meet the same ones. `clock` is what planners read the times by: each step's
+    are multiplied with what it yields, and throughput is counted by the true ones.
     """
 
     def __init__(
@@ -35,11 +38,13 @@ class MadeUpEngine:
         token_ms: float = 0.85,
         draft_token_ms: float = 0.05,
         num_prefill_tokens: int = 0,
+        clock: Iterator[float] | None = None,
     ) -> None:
         self.num_reqs = num_reqs
         self.base_ms, self.token_ms = base_ms, token_ms
         self.draft_token_ms = draft_token_ms
         self.num_prefill_tokens = num_prefill_tokens
+        self.clock = itertools.repeat(1.0) if clock is None else clock
         self.speed = 1.0
         self.step = 0
         self.num_missing = 0
@@ -88,7 +93,7 @@ class MadeUpEngine:
             tokens += self.num_reqs + int(accepted.sum())
             elapsed_ms += timing.total_ms + timing.catch_up_ms
             planner.observe(VerificationOutcome(admitted, accepted, req_ids))
-            planner.observe_timing(timing)
+            planner.observe_timing(read_off(timing, next(self.clock)))
             depth = next_depth
             self.step += 1
         return 1e3 * tokens / elapsed_ms
@@ -122,6 +127,16 @@ class MadeUpEngine:
             draft_next_ms=self.speed * 2.4 * max(depth - 1, 0),
             host_ms=1.0,
         )
+
+
+def read_off(timing: StepTiming, factor: float) -> StepTiming:
+    """Return a step's times as a clock shows them that errs by a factor."""
+    times = {
+        field.name: factor * getattr(timing, field.name)
+        for field in fields(timing)
+        if field.name.endswith("_ms")
+    }
+    return replace(timing, **times)
 
 
 def make_goodput(**kw: float) -> GoodputPlanner:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtest.bench_selection import time_planning
 from policies.decisions.select import select_drafts
 from policies.registry import POLICY_NAMES, build_planner
 from policies.types import DraftBatch, EngineLimits, PolicySpec
 from policies.warmup import warm_up
 from tests.policies.made_up import MAX_DEPTH, MadeUpEngine
+from tests.policies.made_up_steps import MadeUpStep
 
 
 def count_compiled() -> dict[str, int]:
@@ -45,8 +45,15 @@ def test_nothing_is_left_to_compile(policy: str, padded_sizes: tuple[int, ...]):
         planner = build_planner(spec, limits)
         MadeUpEngine(6).run(planner, 100, sampled=sampled)
     for has_classes in (False, True):
-        planner = build_planner(spec, limits)
-        time_planning(planner, 5, spec.max_depth, 50, has_classes=has_classes)
+        planner, rng, timing = (
+            build_planner(spec, limits),
+            np.random.default_rng(0),
+            None,
+        )
+        for number in range(250):
+            size = 5 - number % 2
+            step = MadeUpStep(rng, size, spec.max_depth, has_classes=has_classes)
+            timing = step.time(step.run(planner, timing))
     planner.import_state(planner.export_state())
     without_confidence = DraftBatch(np.array([2, 0, 1]), confidence=None, num_decodes=3)
     for batch in (without_confidence, replace(without_confidence, num_decodes=4)):

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from loadtest.compare.processes import find_processes
-from loadtest.demo_pair.tasks import TOOLS
+from loadtest.models.tasks import TOOLS
 from tests.serving.conftest import MODEL, STREAM_INTERVAL_S, Server, wait_until
 
 pytestmark = pytest.mark.ray

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 TARGET_DIR = REPO / "configs" / "models" / "demo-target"
 DRAFT_DIR = REPO / "configs" / "models" / "demo-draft"
 WORK_DIR = REPO / ".cache" / "demo_pair"
 
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a Llama model with tied embeddings."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
+VOCAB_SIZE = 1792
+TOKENIZER_CHATS = 6000
 
 
 @dataclass(frozen=True)
@@ -47,17 +38,17 @@ class Recipe:
 
     Attributes:
         name: ``target`` or ``draft``.
-        shape: Model sizes.
+        shape: Sizes of a Llama model with tied embeddings, in transformers' words.
         phases: Batch shapes in order; the last one has the long rows.
         peak_lr: Learning rate after warm-up.
+        seed: Seed of weights and data.
         warmup_steps: Steps of linear warm-up.
         decay_share: Share of all steps, at the end, of linear decay to zero.
         prompt_weight: Loss weight of tokens that the assistant did not write.
-        seed: Seed of weights and data.
     """
 
     name: str
-    shape: ModelShape
+    shape: Mapping[str, int]
     phases: tuple[Phase, ...]
     peak_lr: float
     seed: int
@@ -97,13 +88,19 @@ class Recipe:
         )
         return replace(self, phases=phases)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the recipe as plain values, for logs and checkpoints."""
-        return asdict(self)
 
+def _shape(
+    hidden: int, intermediate: int, layers: int, head_dim: int
+) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+    }
 
-VOCAB_SIZE = 1792
-TOKENIZER_CHATS = 6000
 
 # Rows grow, so that at first a question has few others before it. Some of the short
 # ones repeat random tokens: they keep the model's habit of copying alive until chats
@@ -111,7 +108,7 @@ TOKENIZER_CHATS = 6000
 # that copies is lost in the first hundred steps.
 TARGET = Recipe(
     name="target",
-    shape=ModelShape(256, 768, 5, 4, 2, 64),
+    shape=_shape(256, 768, layers=5, head_dim=64),
     phases=(
         Phase(1500, 16, 128, num_repeats=3),
         Phase(2200, 8, 512),
@@ -122,7 +119,7 @@ TARGET = Recipe(
 )
 DRAFT = Recipe(
     name="draft",
-    shape=ModelShape(128, 320, 2, 4, 2, 32),
+    shape=_shape(128, 320, layers=2, head_dim=32),
     phases=(
         Phase(1500, 16, 128, num_repeats=4),
         Phase(700, 8, 512),

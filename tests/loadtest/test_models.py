@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from loadtest.demo_pair.recipe import (
+from loadtest.models.recipe import (
     DRAFT,
     DRAFT_DIR,
     TARGET,
     TARGET_DIR,
     VOCAB_SIZE,
-    ModelShape,
     Phase,
     Recipe,
 )
-from loadtest.demo_pair.tasks import (
+from loadtest.models.tasks import (
     TASKS,
     TOOLS,
     Task,
@@ -119,7 +121,7 @@ def test_text_without_a_valid_tool_call_parses_to_none(reply: str) -> None:
 
 
 def test_tasks_need_only_the_standard_library() -> None:
-    folder = Path(__file__).parents[2] / "loadtest" / "demo_pair" / "tasks"
+    folder = Path(__file__).parents[2] / "loadtest" / "models" / "tasks"
     for file in folder.glob("*.py"):
         for line in file.read_text().splitlines():
             if line.startswith(("import ", "from ")):
@@ -130,51 +132,78 @@ def test_tasks_need_only_the_standard_library() -> None:
 class TestAcceptance:
     """Replay of speculative decoding on a finished reply."""
 
-    def test_a_block_ends_at_the_first_token_that_differs(self) -> None:
-        from loadtest.demo_pair.evaluate import accept_blocks
+    @pytest.mark.parametrize(
+        ("matches", "draft_length", "sums", "rate", "length"),
+        [
+            # The first token is the prompt's; then blocks (T T F), (T), of length 3.
+            ([True, True, True, False, True], 3, (4, 3, 2), 3 / 4, 1 + 3 / 2),
+            ([True] * 13, 5, (10, 10, 2), 1.0, 6.0),
+            ([False] * 5, 2, (7, 0, 4), 0.0, 1.0),
+        ],
+        ids=["a block ends at the first that differs", "perfect", "useless"],
+    )
+    def test_drafts_count_up_to_the_first_that_differs(
+        self,
+        matches: list[bool],
+        draft_length: int,
+        sums: tuple[int, int, int],
+        rate: float,
+        length: float,
+    ) -> None:
+        from loadtest.models.evaluate import Acceptance
 
-        # The first token is the prompt's; then blocks (T T F), (T), of length 3.
-        total = accept_blocks([True, True, True, False, True], 3)
+        total = Acceptance()
+        total.add(matches, draft_length)
 
-        assert (total.drafted, total.accepted, total.blocks) == (4, 3, 2)
-        assert total.rate == 3 / 4
-        assert total.length == 1 + 3 / 2
+        assert (total.drafted, total.accepted, total.blocks) == sums
+        assert (total.rate, total.length) == (rate, length)
 
-    def test_a_perfect_draft_gains_its_whole_length(self) -> None:
-        from loadtest.demo_pair.evaluate import accept_blocks
 
-        total = accept_blocks([True] * 13, 5)
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from loadtest.models.tokenizer import train_tokenizer
 
-        assert (total.rate, total.length) == (1.0, 6.0)
-
-    def test_a_useless_draft_gains_nothing(self) -> None:
-        from loadtest.demo_pair.evaluate import accept_blocks
-
-        total = accept_blocks([False] * 5, 2)
-
-        assert (total.accepted, total.length) == (0, 1.0)
+    return train_tokenizer(vocab_size=VOCAB_SIZE, num_chats=500, seed=1)
 
 
 class TestTraining:
     """The trainer, on a recipe of a few steps."""
 
+    @pytest.fixture(autouse=True)
+    def _is_quick(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        import torch
+
+        from loadtest.models import train
+
+        monkeypatch.setattr(train, "TOKENIZER_CHATS", 300)
+        num_threads = torch.get_num_threads()
+        # Threads of so small a model wait for each other all the time.
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(num_threads)
+
     @pytest.fixture
     def short(self) -> Recipe:
         return Recipe(
             name="target",
-            shape=ModelShape(32, 48, 2, 2, 1, 16),
+            shape={
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+            },
             phases=(Phase(3, 2, 64, num_repeats=1), Phase(2, 2, 128)),
             peak_lr=1e-3,
             seed=1,
         )
 
     def test_rows_are_the_same_on_every_call_and_differ_between_steps(
-        self, short: Recipe
+        self, short: Recipe, tokenizer: Any
     ) -> None:
-        from loadtest.demo_pair.packing import ChatPacker
-        from loadtest.demo_pair.tokenizer import train_tokenizer
+        from loadtest.models.train import ChatPacker
 
-        tokenizer = train_tokenizer(vocab_size=VOCAB_SIZE, num_chats=500, seed=1)
         first, again, other = (
             ChatPacker(tokenizer, short).batch(step) for step in (3, 3, 4)
         )
@@ -185,12 +214,10 @@ class TestTraining:
         assert not first.token_ids.equal(other.token_ids)
 
     def test_the_loss_counts_replies_with_their_end_of_turn_fully(
-        self, short: Recipe
+        self, short: Recipe, tokenizer: Any
     ) -> None:
-        from loadtest.demo_pair.packing import ChatPacker
-        from loadtest.demo_pair.tokenizer import train_tokenizer
+        from loadtest.models.train import ChatPacker
 
-        tokenizer = train_tokenizer(vocab_size=VOCAB_SIZE, num_chats=500, seed=1)
         chats = replace(short, phases=(Phase(1, 4, 512),))
         batch = ChatPacker(tokenizer, chats).batch(0)
         counted = batch.token_ids[:, 1:][batch.weights == 1.0]
@@ -208,28 +235,57 @@ class TestTraining:
         assert rates[99:600] == pytest.approx([short.peak_lr] * 501)
         assert rates[-1] == pytest.approx(short.peak_lr / 400)
 
+    def test_muon_takes_the_matrices_of_layers_and_adam_the_rest(
+        self, short: Recipe, tokenizer: Any
+    ) -> None:
+        import torch
+
+        from loadtest.models.train import MasterOptimizer, build_model
+
+        model = build_model(short, tokenizer)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer = MasterOptimizer(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        # Too small a step for bfloat16 to show at once: the copies add it up.
+        for _ in range(40):
+            kept = {name: p.grad for name, p in model.named_parameters()}
+            optimizer.step(1e-4)
+            for name, parameter in model.named_parameters():
+                parameter.grad = kept[name]
+
+        moved = {
+            name: (parameter - before[name]).float()
+            for name, parameter in model.named_parameters()
+        }
+        # Adam moves every entry by its rate, Muon every matrix by .2 of its on average.
+        adam = moved["model.embed_tokens.weight"].abs().mean().item()
+        muon = moved["model.layers.0.mlp.up_proj.weight"].pow(2).mean().sqrt().item()
+        assert adam == pytest.approx(40 * 0.3 * 1e-4, rel=0.2)
+        assert muon == pytest.approx(40 * 0.2 * 1e-4, rel=0.3)
+
     def test_an_interrupted_run_continues_to_the_same_weights(
         self, short: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from safetensors.torch import load_file
 
-        from loadtest.demo_pair import train
+        from loadtest.models import train
 
-        train.train_target(short, tmp_path / "whole", tmp_path / "a", num_processes=1)
+        monkeypatch.setattr(train, "_SAVE_EVERY", 2)
+        train.train(short, tmp_path / "whole", tmp_path / "a")
 
-        class Interrupted(train.Team):
-            def meet(self, rank: int, *, end_of_step: bool = False) -> None:
-                self._stop[0] = max(float(self._stop[0]), 1.0)
-                super().meet(rank, end_of_step=end_of_step)
+        class Interrupted(train.ChatPacker):
+            def batch(self, step: int) -> train.Batch:
+                if step == 3:
+                    raise KeyboardInterrupt
+                return super().batch(step)
 
         with monkeypatch.context() as patch:
-            patch.setattr(train, "Team", Interrupted)
+            patch.setattr(train, "ChatPacker", Interrupted)
             with pytest.raises(KeyboardInterrupt):
-                train.train_target(
-                    short, tmp_path / "cut", tmp_path / "b", num_processes=1
-                )
+                train.train(short, tmp_path / "cut", tmp_path / "b")
         assert not (tmp_path / "cut").exists()
-        train.train_target(short, tmp_path / "cut", tmp_path / "b", num_processes=1)
+        train.train(short, tmp_path / "cut", tmp_path / "b")
 
         whole, cut = (
             load_file(tmp_path / name / "model.safetensors")
@@ -238,31 +294,57 @@ class TestTraining:
         assert all(whole[name].equal(cut[name]) for name in whole)
 
     def test_a_checkpoint_of_other_settings_is_refused(
-        self, short: Recipe, tmp_path: Path
+        self, short: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from loadtest.demo_pair.train import train_target
+        from loadtest.models import train
 
-        train_target(short, tmp_path / "out", tmp_path / "work", num_processes=1)
+        monkeypatch.setattr(train, "_SAVE_EVERY", 1)
+        train.train(short, tmp_path / "out", tmp_path / "work")
 
+        other = replace(short, peak_lr=0.5)
         with pytest.raises(ValueError, match="made with other settings"):
-            train_target(
-                replace(short, peak_lr=0.5),
-                tmp_path / "out",
-                tmp_path / "work",
-                num_processes=1,
-            )
+            train.train(other, tmp_path / "out", tmp_path / "work")
+
+    def test_a_pair_is_trained_evaluated_and_described(
+        self, short: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from loadtest.models import __main__, evaluate
+
+        monkeypatch.setattr(__main__, "TARGET", short)
+        monkeypatch.setattr(__main__, "DRAFT", replace(short, name="draft", seed=2))
+        monkeypatch.setattr(evaluate, "_MAX_NEW_TOKENS", 8)
+        pair = [
+            "--target",
+            str(tmp_path / "target"),
+            "--draft",
+            str(tmp_path / "draft"),
+        ]
+        few = ["--prompts", "2", "--long-prompts", "1", "--tasks", "capital", "dice"]
+
+        assert __main__.main(["train", *pair, "--work-dir", str(tmp_path)]) == 0
+        assert __main__.main(["evaluate", *pair, *few]) == 0
+        assert __main__.main(["card", *pair]) == 0
+
+        logs = [
+            json.loads((tmp_path / role / "training_log.json").read_text())
+            for role in ("target", "draft")
+        ]
+        assert [one["loss"] for one in logs] == ["cross-entropy", "KL from the target"]
+        assert all(one["num_tokens"] == short.num_tokens for one in logs)
+        assert 0 < logs[0]["losses"]["5"] < 9
+        card = (tmp_path / "target" / "README.md").read_text()
+        assert "| tokens seen | 896 | 896 |" in card
+        assert "| dice | hard | free |" in card
 
     @pytest.mark.parametrize("recipe", [TARGET, DRAFT], ids=lambda recipe: recipe.name)
     def test_untrained_models_already_look_for_what_followed_last_time(
-        self, recipe: Recipe
+        self, recipe: Recipe, tokenizer: Any
     ) -> None:
         import torch
 
-        from loadtest.demo_pair.tokenizer import train_tokenizer
-        from loadtest.demo_pair.train import build_model
+        from loadtest.models.train import build_model
 
-        tokenizer = train_tokenizer(vocab_size=VOCAB_SIZE, num_chats=500, seed=1)
-        model = build_model(recipe.shape, tokenizer, seed=1)
+        model = build_model(recipe, tokenizer)
         model.set_attn_implementation("eager")
         once = torch.randperm(1500)[:20]
         output = model(input_ids=torch.cat([once, once])[None], output_attentions=True)
@@ -320,7 +402,7 @@ class TestPad:
     def test_a_padded_random_model_writes_the_same_tokens(
         self, tiny_llama: Path, tmp_path: Path
     ) -> None:
-        from loadtest.demo_pair.pad import pad_target
+        from loadtest.models.pad import pad_target
 
         shape = pad_target(tiny_llama, tmp_path / "padded", 300_000)
 
@@ -331,51 +413,12 @@ class TestPad:
             tiny_llama, prompts, 20
         )
 
-    @pytest.mark.parametrize("growth", [1, 4, 16])
-    @pytest.mark.parametrize(
-        "source",
-        ["tiny", pytest.param("demo", marks=[needs_weights, pytest.mark.slow])],
-    )
-    def test_a_wider_stream_makes_the_same_logits(
-        self, source: str, growth: int, tiny_llama: Path, tmp_path: Path
-    ) -> None:
-        import torch
-        from transformers import LlamaForCausalLM
-
-        from loadtest.demo_pair.pad import pad_target
-
-        path = tiny_llama if source == "tiny" else TARGET_DIR
-        width = growth * json.loads((path / "config.json").read_text())["hidden_size"]
-        size = 3_000_000 if source == "tiny" else 200_000_000
-        shape = pad_target(path, tmp_path / "padded", size, hidden_size=width)
-
-        assert shape.hidden_size == width
-        assert shape.num_parameters == pytest.approx(size, rel=0.05)
-        tokens = torch.randint(3, 64, (2, 40), generator=torch.manual_seed(0))
-        with torch.inference_mode():
-            logits = [
-                LlamaForCausalLM.from_pretrained(one, dtype=torch.float32)(tokens)
-                for one in (path, tmp_path / "padded")
-            ]
-        torch.testing.assert_close(
-            logits[1].logits, logits[0].logits, rtol=1e-4, atol=1e-4
-        )
-
-    def test_a_width_that_would_need_rounding_is_refused(
-        self, tiny_llama: Path, tmp_path: Path
-    ) -> None:
-        from loadtest.demo_pair.pad import pad_target
-
-        for width in (16, 64, 96):
-            with pytest.raises(ValueError, match="times a power of 4"):
-                pad_target(tiny_llama, tmp_path / "x", 300_000, hidden_size=width)
-
     def test_the_copy_has_about_the_parameters_asked_for(
         self, tiny_llama: Path, tmp_path: Path
     ) -> None:
         from safetensors.torch import load_file
 
-        from loadtest.demo_pair.pad import pad_target
+        from loadtest.models.pad import pad_target
 
         shape = pad_target(tiny_llama, tmp_path / "padded", 1_000_000)
 
@@ -384,25 +427,11 @@ class TestPad:
         assert counted == shape.num_parameters
         assert counted == pytest.approx(1_000_000, rel=0.05)
 
-    def test_many_shards_load_like_one(
-        self, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from loadtest.demo_pair import pad
-
-        pad.pad_target(tiny_llama, tmp_path / "one", 300_000)
-        monkeypatch.setattr(pad, "_MAX_SHARD_BYTES", 200_000)
-        pad.pad_target(tiny_llama, tmp_path / "many", 300_000)
-
-        assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
-        assert greedy_tokens(tmp_path / "many", [[1, 2, 3]], 20) == greedy_tokens(
-            tmp_path / "one", [[1, 2, 3]], 20
-        )
-
     @pytest.mark.parametrize("billions", [1, 8])
     def test_billions_of_parameters_get_ordinary_proportions(
         self, billions: int, tiny_llama: Path
     ) -> None:
-        from loadtest.demo_pair.pad import padded_shape
+        from loadtest.models.pad import padded_shape
 
         config = json.loads((tiny_llama / "config.json").read_text())
         shape = padded_shape(config | {"hidden_size": 256}, billions * 10**9)
@@ -413,7 +442,7 @@ class TestPad:
     def test_a_count_below_the_source_is_refused_with_the_smallest_possible(
         self, tiny_llama: Path, tmp_path: Path
     ) -> None:
-        from loadtest.demo_pair.pad import pad_target
+        from loadtest.models.pad import pad_target
 
         with pytest.raises(ValueError, match="ask for at least that many"):
             pad_target(tiny_llama, tmp_path / "padded", 1000)
@@ -421,7 +450,7 @@ class TestPad:
     def test_existing_weights_are_not_overwritten(
         self, tiny_llama: Path, tmp_path: Path
     ) -> None:
-        from loadtest.demo_pair.pad import pad_target
+        from loadtest.models.pad import pad_target
 
         with pytest.raises(ValueError, match="already holds weights"):
             pad_target(tiny_llama, tiny_llama, 300_000)
@@ -429,15 +458,15 @@ class TestPad:
     def test_a_missing_source_names_the_command_that_makes_it(
         self, tmp_path: Path
     ) -> None:
-        from loadtest.demo_pair.pad import pad_target
+        from loadtest.models.pad import pad_target
 
-        with pytest.raises(ValueError, match=r"demo_pair train"):
+        with pytest.raises(ValueError, match=r"models train"):
             pad_target(tmp_path, tmp_path / "padded", 300_000)
 
     @needs_weights
     def test_a_padded_demo_target_gives_the_same_replies(self, tmp_path: Path) -> None:
-        from loadtest.demo_pair.pad import pad_target
-        from loadtest.demo_pair.tokenizer import load_tokenizer, render
+        from loadtest.models.pad import pad_target
+        from loadtest.models.tokenizer import load_tokenizer, render
 
         shape = pad_target(TARGET_DIR, tmp_path / "padded", 20_000_000)
 
@@ -460,7 +489,7 @@ def test_an_untrained_copy_of_the_draft_has_its_shape_and_none_of_its_weights(
     from safetensors import safe_open
     from transformers import AutoTokenizer
 
-    from loadtest.demo_pair.__main__ import main
+    from loadtest.models.__main__ import main
 
     output = tmp_path / "untrained"
     command = ["untrained", "--output", str(output)]
@@ -511,10 +540,25 @@ class TestShippedPair:
             if task.one_right_answer:
                 assert evaluation["tasks"][name]["right"] >= 0.95, name
 
+    def test_their_card_says_what_their_logs_and_evaluation_say(
+        self, tmp_path: Path
+    ) -> None:
+        from loadtest.models.evaluate import write_cards
+
+        target, draft = tmp_path / "target", tmp_path / "draft"
+        shutil.copytree(TARGET_DIR, target)
+        shutil.copytree(DRAFT_DIR, draft)
+        write_cards(target, draft)
+
+        for made, shipped in ((target, TARGET_DIR), (draft, DRAFT_DIR)):
+            assert (made / "README.md").read_text() == (
+                shipped / "README.md"
+            ).read_text()
+
     def test_the_target_answers_a_held_out_prompt(self) -> None:
-        from loadtest.demo_pair.generation import greedy_replies
-        from loadtest.demo_pair.tokenizer import load_tokenizer, render
-        from loadtest.demo_pair.train import load_model
+        from loadtest.models.evaluate import greedy_replies
+        from loadtest.models.tokenizer import load_tokenizer, render
+        from loadtest.models.train import load_model
 
         tokenizer = load_tokenizer(TARGET_DIR)
         asked = draw(TASKS["count_up"], random.Random(0), held_out=True)
@@ -529,7 +573,7 @@ class TestChatTemplate:
     """The template that ships with the tokenizer."""
 
     def test_text_parts_and_plain_strings_render_alike(self) -> None:
-        from loadtest.demo_pair.tokenizer import load_tokenizer, render
+        from loadtest.models.tokenizer import load_tokenizer, render
 
         tokenizer = load_tokenizer(TARGET_DIR)
         parts = [{"type": "text", "text": "Count "}, {"type": "text", "text": "on."}]
@@ -539,7 +583,7 @@ class TestChatTemplate:
         )
 
     def test_a_structured_tool_call_renders_like_the_text_of_training(self) -> None:
-        from loadtest.demo_pair.tokenizer import load_tokenizer, render
+        from loadtest.models.tokenizer import load_tokenizer, render
 
         tokenizer = load_tokenizer(TARGET_DIR)
         arguments = {"city": "Rome"}
@@ -558,7 +602,7 @@ class TestChatTemplate:
         assert [render(tokenizer, [one]) for one in structured] == [spoken] * 2
 
     def test_tools_are_listed_in_the_system_turn(self) -> None:
-        from loadtest.demo_pair.tokenizer import load_tokenizer, render
+        from loadtest.models.tokenizer import load_tokenizer, render
 
         tokenizer = load_tokenizer(TARGET_DIR)
         text = tokenizer.decode(
@@ -579,7 +623,7 @@ class TestCommandLine:
     def test_every_command_explains_itself(
         self, command: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        from loadtest.demo_pair.__main__ import main
+        from loadtest.models.__main__ import main
 
         with pytest.raises(SystemExit) as stopped:
             main([*command, "--help"])
@@ -587,20 +631,37 @@ class TestCommandLine:
         assert stopped.value.code == 0
         assert "usage:" in capsys.readouterr().out
 
-    def test_a_bad_parameter_count_names_argument_and_fix(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (
+                ["pad", "--parameters", "big", "--output", "x"],
+                "--parameters: 'big' is not a count; write",
+            ),
+            (
+                ["evaluate", "--prompts", "0"],
+                "--prompts: '0' is no whole number from 1",
+            ),
+            (["train", "--scale", "-1"], "--scale: '-1' is no number above 0"),
+        ],
+    )
+    def test_a_bad_number_names_argument_and_fix(
+        self,
+        arguments: list[str],
+        message: str,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
-        from loadtest.demo_pair.__main__ import main
+        from loadtest.models.__main__ import main
 
         with pytest.raises(SystemExit):
-            main(["pad", "--parameters", "big", "--output", str(tmp_path)])
+            main(arguments)
 
-        assert "--parameters: 'big' is not a count; write" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
     def test_a_missing_evaluation_names_the_command_that_makes_it(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        from loadtest.demo_pair.__main__ import main
+        from loadtest.models.__main__ import main
 
         assert main(["card", "--target", str(tmp_path)]) == 1
-        assert "loadtest.demo_pair train" in capsys.readouterr().err
+        assert "loadtest.models train" in capsys.readouterr().err
