@@ -177,7 +177,9 @@ def list_scenarios(
         own = read_stretch(trace, prices.at(cell.concurrency))
         plain = replace(own, noise=np.empty(0))
         beside = replace(plain, prices=prices.at(cell.concurrency, neighbour=True))
-        cheap = _change(plain, drafter=8.0)
+        dear = _change(plain, drafter=8.0)
+        later_ms = 20.0 * own.prices.draft_next_ms
+        later = replace(plain, prices=replace(own.prices, draft_next_ms=later_ms))
         for name, stretches, bursts in (
             ("recorded noise", (own, own, own), 0.0),
             ("made-up noise", (plain, plain, plain), 0.0),
@@ -185,8 +187,10 @@ def list_scenarios(
             ("all slower", (plain, _change(plain, 2.5, 2.5), plain), 0.0),
             ("recorded neighbour", (plain, beside, plain), 0.0),
             ("passes wait", (plain, _change(plain, wait=3.0), plain), 0.0),
-            ("drafter slower", (plain, cheap, plain), 0.0),
-            ("drafter gets cheap", (cheap, plain, plain), 0.0),
+            ("drafter slower", (plain, dear, plain), 0.0),
+            ("drafter gets cheap", (dear, plain, plain), 0.0),
+            ("later passes get cheap", (later, plain, plain), 0.0),
+            ("harder drafts", (plain, _harder(plain), plain), 0.0),
             ("long contexts", (plain, _change(plain, context=900), plain), 0.0),
         ):
             yield name, cell.name, stretches, bursts
@@ -204,6 +208,17 @@ def read_stretch(trace: RecordedTrace, prices: StepPrices) -> Stretch:
     counts, ms = trace.step("num_decode_tokens")[kept], trace.step("target_ms")[kept]
     noise = ms / fit_curve(counts, ms).at(counts)
     return Stretch(read_steps(trace, DEPTH)[:MAX_STEPS], prices, noise)
+
+
+def _harder(stretch: Stretch) -> Stretch:
+    """Return the same drafts, each position of which fails three times in ten more."""
+    rng = np.random.default_rng(0)
+    steps = []
+    for step in stretch.steps:
+        fails_at = rng.geometric(0.3, step.num_accepted.size) - 1
+        num_accepted = np.minimum(step.num_accepted, fails_at)
+        steps.append(replace(step, num_accepted=num_accepted))
+    return replace(stretch, steps=steps)
 
 
 def _change(
