@@ -171,8 +171,8 @@ PARTS: Mapping[str, Without] = {
     "backlog in the plan": Without({"backlog": NoBacklog}),
     "REPLAN_EVERY 8, not 1": _patched(depth_control, REPLAN_EVERY=1),
     "REPLAN_AT_ZERO_EVERY 16, not 8": _patched(depth_control, REPLAN_AT_ZERO_EVERY=8),
-    "SAME_LOAD 16, not any change": _patched(depth_control, SAME_LOAD=NEVER),
     "SAME_LOAD_AT_ZERO 8, not 16": _patched(depth_control, SAME_LOAD_AT_ZERO=16),
+    "SAME_LOAD 16, not any change": _patched(depth_control, SAME_LOAD=NEVER),
     "replanning at another load": _patched(
         depth_control, SAME_LOAD=0, SAME_LOAD_AT_ZERO=0
     ),
@@ -214,7 +214,7 @@ def _profile(
     planner: GoodputPlanner, prices: StepPrices, rng: np.random.Generator
 ) -> None:
     """Time passes as an engine does at its start, with small errors."""
-    counts = 2.0 ** np.arange(8)
+    counts = np.asarray(2.0 ** np.arange(8), dtype=np.float64)
     errors = np.exp(rng.normal(0.0, 0.02, (2, counts.size)))
     target_ms, draft_ms = (
         tuple((curve.at(counts) * own).tolist())
@@ -225,12 +225,16 @@ def _profile(
     )
 
 
-def measure(job: tuple[int, str, str, Sequence[Stretch], float]) -> list[Row]:
+Job = tuple[int, int, str, str, Sequence[Stretch], float]
+"""Number of the list, of the repeat, then what `list_scenarios` yields."""
+
+
+def measure(job: Job) -> list[Row]:
     """Play one scenario with every part left out in turn, under the same noise."""
-    seed, scenario, cell, stretches, bursts = job
+    number, repeat, scenario, cell, stretches, bursts = job
+    where = {"scenario": scenario, "cell": cell, "list": number, "repeat": repeat}
     return [
-        {"part": part, "scenario": scenario, "cell": cell, "seed": seed}
-        | play(without, stretches, bursts, seed)
+        {"part": part} | where | play(without, stretches, bursts, number + 100 * repeat)
         for part, without in PARTS.items()
     ]
 
@@ -246,16 +250,17 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in dict.fromkeys(row["part"] for row in rows):
         own = [row for row in rows if row["part"] == part]
-        benefits: dict[str, dict[Any, list[float]]] = defaultdict(
-            lambda: defaultdict(list)
+        benefits: dict[str, dict[Any, dict[str, list[float]]]] = defaultdict(
+            lambda: defaultdict(lambda: defaultdict(list))
         )
         for row in own:
             benefit = 100.0 * (with_all[_key(row)] / row["goodput_per_s"] - 1.0)
             temperature = f"{OVERALL} at temperature {row['cell'].split('-')[1][1:]}"
             for group in (OVERALL, temperature, row["scenario"]):
-                benefits[group][row["cell"], row["seed"]].append(benefit)
+                trace = benefits[group][row["cell"], row["list"]]
+                trace[row["scenario"]].append(benefit)
         found[part] = {
-            group: _interval([float(np.mean(one)) for one in by_trace.values()])
+            group: _interval([_mean_of_means(one) for one in by_trace.values()])
             for group, by_trace in sorted(benefits.items())
             if part != NOTHING
         } | {
@@ -265,12 +270,16 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     return found
 
 
-def _key(row: Row) -> tuple[str, str, int]:
-    return row["scenario"], row["cell"], row["seed"]
+def _key(row: Row) -> tuple[str, str, int, int]:
+    return row["scenario"], row["cell"], row["list"], row["repeat"]
 
 
 def _is_whole(row: Row) -> bool:
     return bool(row["part"] == NOTHING)
+
+
+def _mean_of_means(by_scenario: Mapping[str, Sequence[float]]) -> float:
+    return float(np.mean([np.mean(one) for one in by_scenario.values()]))
 
 
 def _interval(values: Sequence[float]) -> dict[str, float]:
@@ -287,13 +296,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prices", type=Path, default=MEASUREMENTS, metavar="FILE")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     parser.add_argument("--processes", type=int, default=1, metavar="N")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N")
     options = parser.parse_args(argv)
     prices = fit_measured(options.prices)
-    jobs = []
-    for seed, folder in enumerate(options.traces, 1):
+    jobs: list[Job] = []
+    for number, folder in enumerate(options.traces, 1):
         found = load_traces(folder, CELLS, [LENDER])
         drafts = {cell: own[LENDER] for cell, own in found.items()}
-        jobs += [(seed, *scenario) for scenario in list_scenarios(drafts, prices)]
+        for scenario in list_scenarios(drafts, prices):
+            jobs += [(number, repeat, *scenario) for repeat in range(options.repeats)]
     rows: list[Row] = []
     with multiprocessing.Pool(options.processes) as pool:
         for own_rows in pool.imap_unordered(measure, jobs):
@@ -306,9 +317,9 @@ def write(rows: Sequence[Row], folder: Path) -> None:
     """Write what was found, and where."""
     results = {
         "machine": describe_machine(),
-        "versions": describe_versions(),
+        "versions": describe_versions() | {"numba": numba.__version__},
         **describe_piece(),
-        "traces": sorted({f"{row['cell']} of list {row['seed']}" for row in rows}),
+        "traces": sorted({f"{row['cell']} of list {row['list']}" for row in rows}),
         "num_plays": len(rows),
         "benefit_per_cent": summarise(rows),
     }

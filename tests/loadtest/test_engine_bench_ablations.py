@@ -49,16 +49,16 @@ def test_a_planner_without_a_part_plays_and_the_same_luck_plays_the_same(part: s
 
 
 def test_a_benefit_is_paired_by_trace_and_its_interval_is_over_traces():
-    def row(part: str, seed: int, scenario: str, goodput: float) -> dict[str, object]:
+    def row(part: str, number: int, scenario: str, goodput: float) -> dict[str, object]:
         errors = dict.fromkeys(
             ("calibration_error", "step_time_error", "num_cost_resets"), 0.0
         )
-        where = {"scenario": scenario, "cell": CELLS[0].name, "seed": seed}
-        return {"part": part, "goodput_per_s": goodput} | where | errors
+        where = {"scenario": scenario, "cell": CELLS[0].name, "list": number}
+        return {"part": part, "goodput_per_s": goodput, "repeat": 0} | where | errors
 
     rows = [
-        row(part, seed, scenario, goodput)
-        for seed, goodputs in enumerate(((102.0, 100.0), (208.0, 200.0)))
+        row(part, number, scenario, goodput)
+        for number, goodputs in enumerate(((102.0, 100.0), (208.0, 200.0)))
         for scenario in ("a", "b")
         for part, goodput in zip((NOTHING, "x"), goodputs, strict=True)
     ]
