@@ -170,12 +170,8 @@ PARTS: Mapping[str, Without] = {
     "probes": _patched(exploration, PROBE_EVERY=NEVER),
     "backlog in the plan": Without({"backlog": NoBacklog}),
     "REPLAN_EVERY 8, not 1": _patched(depth_control, REPLAN_EVERY=1),
-    "REPLAN_AT_ZERO_EVERY 16, not 8": _patched(depth_control, REPLAN_AT_ZERO_EVERY=8),
-    "SAME_LOAD_AT_ZERO 8, not 16": _patched(depth_control, SAME_LOAD_AT_ZERO=16),
     "SAME_LOAD 16, not any change": _patched(depth_control, SAME_LOAD=NEVER),
-    "replanning at another load": _patched(
-        depth_control, SAME_LOAD=0, SAME_LOAD_AT_ZERO=0
-    ),
+    "replanning at another load": _patched(depth_control, SAME_LOAD=0),
     "KEEP_DEPTH_GAIN 1.01, not 1": _patched(depth_control, KEEP_DEPTH_GAIN=1.0),
     "LEARN_EVERY 4, not 1": _patched(goodput, LEARN_EVERY=1),
     "FLUSH_EVERY 2 to 8, not 1": _patched(draft_acceptance, FLUSH_EVERY=range(1, 2)),
