@@ -26,14 +26,8 @@ REPLAN_EVERY = 8
 """Steps between two looks at recent drafts, and between two choices of the depth at an
 unchanged load."""
 
-REPLAN_AT_ZERO_EVERY = 16
-"""The same while nothing is drafted: all that moves then is what a step costs."""
-
 SAME_LOAD = 16
 """A change by fewer than one request in this many is no reason to plan anew."""
-
-SAME_LOAD_AT_ZERO = 8
-"""The same while nothing is drafted."""
 
 KEEP_DEPTH_GAIN = 1.01
 """What a new depth must promise over the current one: estimates move by about a per
@@ -52,24 +46,20 @@ class Cadence:
     _planned_at: int = field(init=False, default=0)
     _planned_for: tuple[int, float | None] = field(init=False, default=(0, None))
 
-    def is_due(self, *, drafts: bool) -> bool:
+    def is_due(self) -> bool:
         """Count a step, and tell whether so many have passed; asked once a step."""
         self.num_steps += 1
-        replan_every = REPLAN_EVERY if drafts else REPLAN_AT_ZERO_EVERY
-        if self.num_steps < self._planned_at + replan_every:
+        if self.num_steps < self._planned_at + REPLAN_EVERY:
             return False
         self._planned_at = self.num_steps
         return True
 
-    def has_changed(
-        self, num_reqs: int, latency_target_ms: float | None, *, drafts: bool
-    ) -> bool:
+    def has_changed(self, num_reqs: int, latency_target_ms: float | None) -> bool:
         """Tell whether the load is another one than that of the latest plan."""
         planned_reqs, planned_target_ms = self._planned_for
         change = abs(num_reqs - planned_reqs)
-        same_load = SAME_LOAD if drafts else SAME_LOAD_AT_ZERO
         return latency_target_ms != planned_target_ms or (
-            change > 0 and change * same_load >= planned_reqs
+            change > 0 and change * SAME_LOAD >= planned_reqs
         )
 
     def note_plan(self, num_reqs: int, latency_target_ms: float | None) -> None:
@@ -125,13 +115,10 @@ class DepthControl:
         """
         if num_reqs < 1:
             return self.costs.plan.depth
-        is_due = self.cadence.is_due(drafts=self.costs.plan.depth > 0)
+        is_due = self.cadence.is_due()
         if (is_due and self._has_drafted) or self._estimate is None:
             self._look_ahead()
-        drafts = self.costs.plan.depth > 0
-        if is_due or self.cadence.has_changed(
-            num_reqs, latency_target_ms, drafts=drafts
-        ):
+        if is_due or self.cadence.has_changed(num_reqs, latency_target_ms):
             self._plan(num_reqs, latency_target_ms)
         depth = self.exploration.adjust_depth(self.costs.plan.depth, self.max_depth)
         exploring = self.exploration.exploring

@@ -40,9 +40,6 @@ TIME_PASS_EVERY = 64
 """Steps in a row that end their drafts after one pass, at most: the price of a second
 pass would be an old one otherwise, and confirm itself."""
 
-FIRST_PROBES = frozenset({16, 32, 48, 64})
-"""The first probes come sooner, once the cost model has found its level."""
-
 
 @dataclass(slots=True)
 class Exploration:
@@ -130,12 +127,7 @@ class Exploration:
     def is_probing(self) -> bool:
         """Tell, once a step, whether its drafts are left unverified."""
         self._steps_selected += 1
-        if self.exploring:
-            return False
-        return (
-            self._steps_selected in FIRST_PROBES
-            or self._steps_selected % PROBE_EVERY == 0
-        )
+        return not self.exploring and self._steps_selected % PROBE_EVERY == 0
 
 
 RESUME_HORIZON_STEPS = 40

@@ -23,6 +23,8 @@ engine in a process of its own; the processes take turns, and all but one are st
     What is kept, and figures made of it.
 ``prices``, ``replay``, ``offline_fit``, ``hindsight``, ``bounds``
     What any selector could have reached on the recorded drafts.
+``ablations``, ``ablation_scenarios``
+    What each part of `goodput` is worth, on recorded drafts.
 ``verdict``, ``verdicts``, ``estimates``
     What the benchmark is meant to show, and whether it does.
 ``report``, ``tables``, ``judged_tables``, ``markdown``, ``plots``

@@ -3,7 +3,7 @@
 An engine of `goodput` may be at depth 0 for hours. Its planner goes on planning and
 learning, its scheduler and runner are ours, its drafter is loaded: all of that is part
 of the price, so all of it stays. Only the depth is held, and what the planner believes
-to have chosen: at depth 0 it plans anew half as often. Exploring falls away with it.
+to have chosen. Exploring falls away with it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from policies.estimators.calibration import ConfidenceCalibration
 from policies.estimators.draft_acceptance import DraftAcceptance
 from policies.estimators.request_effects import RequestEffects
 from policies.estimators.step_cost import StepCost
-from policies.exploration import FIRST_PROBES, Exploration
+from policies.exploration import Exploration
 from policies.goodput import GoodputPlanner
 from policies.types import EngineLimits, StepTiming
 
@@ -61,8 +61,6 @@ def play_online(
     """
     planner = GoodputPlanner.build(max_depth, engine_limits(steps))
     planner.import_state(state)
-    # An engine has its first probes behind it when a measurement begins.
-    planner.depth.exploration._steps_selected = max(FIRST_PROBES)
     play_planner(steps, planner, prices)
     return play_planner(steps, planner, prices)
 
