@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from policies.decisions.batching import EngineLoad
-from policies.decisions.select import NO_ROWS, blank_past, select_drafts
+from policies.decisions.select import blank_past, select_drafts
 from policies.registry import build_planner
 from policies.types import CostProfile, DraftBatch, StepTiming, VerificationOutcome
 
@@ -39,7 +39,7 @@ def warm_up(spec: PolicySpec, limits: EngineLimits) -> None:
     )
     # Engines trim drafts to the room there is, whatever their policy.
     select_drafts(np.full((2, 2), 0.5), np.array([2, 2]), 1)
-    blank_past(np.full((2, 2), 0.5), np.array([2, 1]), NO_ROWS, 2)
+    blank_past(np.full((2, 2), 0.5), np.array([2, 1]))
     targets_ms = np.array([TARGET_MS, np.inf])
     urgent = replace(plain, weights=np.array([2.0, 1.0]), latency_targets_ms=targets_ms)
     for batch in (plain, urgent, replace(urgent, drafts_are_sampled=True)):

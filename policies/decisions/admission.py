@@ -12,7 +12,6 @@ from policies.decisions.budget import find_budget
 from policies.decisions.draft_costs import count_decodes
 from policies.decisions.latency import latest_step_ms, reserve_drafts
 from policies.decisions.select import (
-    NO_ROWS,
     admit_from,
     count_admitted,
     sum_prefixes,
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from policies.decisions.draft_costs import DraftCosts
     from policies.types import DraftBatch
 
-_NO_WEIGHTS = np.empty(0)
+_NO_ROWS, _NO_WEIGHTS = np.empty(0, dtype=np.int64), np.empty(0)
 """What compiled loops take for None."""
 
 
@@ -103,7 +102,7 @@ def reserve(
         `[num_reqs]`; empty if no request has a latency target.
     """
     if batch.latency_targets_ms is None:
-        return NO_ROWS
+        return _NO_ROWS
     num_decodes = count_decodes(batch)
     width = costs.expect_width(num_decodes)
     ends = np.array([num_decodes, num_decodes + width / 2, num_decodes + width])
@@ -137,7 +136,7 @@ def _above_threshold(
             weights,
             batch.num_draft_tokens,
             reserved,
-            NO_ROWS if explored is None else explored,
+            _NO_ROWS if explored is None else explored,
             price,
             max(price, costs.plan.min_value),
         )

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 ROUNDING = 1e-6
 """By which a softmax in float32 may exceed 1."""
 
-NO_ROWS = np.empty(0, dtype=np.int64)
-"""What compiled loops take for no selection of rows."""
-
 
 def compute_survival(acceptance: NDArray[np.float64]) -> NDArray[np.float64]:
     """Turn acceptance probabilities into survival probabilities.
@@ -175,30 +172,23 @@ def sum_prefixes(
 
 @compiled
 def blank_past(
-    confidence: NDArray[np.float64],
-    num_draft_tokens: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    depth: int,
+    confidence: NDArray[np.float64], num_draft_tokens: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Put 0 past what each request offers, and tell whose rest are probabilities.
 
     Args:
-        confidence: `[num_rows, >= depth]`; past 1 by rounding alone becomes 1.
+        confidence: `[num_reqs, depth]`; what is past 1 by rounding alone becomes 1.
         num_draft_tokens: `[num_reqs]`, 0..depth.
-        rows: `[num_reqs]`, which row is whose; empty for their order.
-        depth: Columns of the result.
 
     Returns:
-        A copy, `[num_reqs, depth]`, and `[num_reqs]`, whether a request has only values
-        within 0-1.
+        A copy, and `[num_reqs]`, whether a request has only values within 0-1.
     """
-    blanked = np.zeros((num_draft_tokens.size, depth))
+    blanked = np.zeros(confidence.shape)
     is_usable = np.ones(num_draft_tokens.size, np.bool_)
     for row in range(num_draft_tokens.size):
-        source = rows[row] if rows.size > 0 else row
         # No further than there is anything: compiled loops do not look where they read.
-        for position in range(min(num_draft_tokens[row], depth)):
-            value = confidence[source, position]
+        for position in range(min(num_draft_tokens[row], confidence.shape[1])):
+            value = confidence[row, position]
             # Nothing compares with NaN.
             if not 0.0 <= value <= 1.0 + ROUNDING:
                 is_usable[row] = False

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from policies.decisions.select import (
-    NO_ROWS,
     blank_past,
     compute_survival,
     count_admitted,
@@ -251,29 +250,24 @@ def test_what_is_admitted_and_expected_adds_up():
 def test_what_lies_past_a_draft_is_blanked_and_not_judged(unusable):
     confidence = np.array([[0.5, unusable], [0.25, 0.75]])
 
-    blanked, is_usable = blank_past(confidence, np.array([1, 2]), np.arange(2), 2)
+    blanked, is_usable = blank_past(confidence, np.array([1, 2]))
     assert is_usable.tolist() == [True, True]
     assert blanked.tolist() == [[0.5, 0.0], [0.25, 0.75]]
-    assert blank_past(confidence, np.array([2, 2]), np.arange(2), 2)[1].tolist() == [
-        False,
-        True,
-    ]
+    assert blank_past(confidence, np.array([2, 2]))[1].tolist() == [False, True]
     assert confidence[1].tolist() == [0.25, 0.75]
 
 
 def test_a_probability_that_was_rounded_past_1_is_1():
     above = float(np.nextafter(np.float32(1), np.float32(2)))
 
-    blanked, is_usable = blank_past(np.array([[above]]), np.array([1]), NO_ROWS, 1)
+    blanked, is_usable = blank_past(np.array([[above]]), np.array([1]))
 
     assert is_usable.all()
     assert blanked.tolist() == [[1.0]]
 
 
 def test_confidences_that_are_missing_are_not_read():
-    blanked, is_usable = blank_past(
-        np.array([[0.5], [0.25]]), np.array([3, 1]), NO_ROWS, 1
-    )
+    blanked, is_usable = blank_past(np.array([[0.5], [0.25]]), np.array([3, 1]))
 
     assert is_usable.all()
     assert blanked.tolist() == [[0.5], [0.25]]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.decisions.select import NO_ROWS
 from serving.engine.cpu.draft_room import DraftRooms
 from serving.engine.shared.faults import screen_confidence
 
@@ -72,11 +71,10 @@ class PendingDrafts:
         if depth > 0 and not skipped:
             confidence = self._read_confidence(draft_token_ids, depth)
         num_drafting = num_proposed = num_offered = 0
-        pending, rooms = self._pending, self.rooms
-        find, room_of = requests.get, rooms.of
+        pending, room_of = self._pending, self.rooms.of
         proposed = draft_token_ids.draft_token_ids
         for row, req_id in enumerate(draft_token_ids.req_ids if depth else ()):
-            request = find(req_id)
+            request = requests.get(req_id)
             if request is None or request.is_prefill_chunk or request.is_finished():
                 continue
             room = room_of(request)
@@ -91,7 +89,7 @@ class PendingDrafts:
                 or not room.stop_token_ids.isdisjoint(drafts)
             ):
                 num_usable, reason = (
-                    (0, "skipped") if skipped else rooms.limit(request, num_valid)
+                    (0, "skipped") if skipped else self.rooms.limit(request, num_valid)
                 )
                 if num_usable < num_valid:
                     counters.count_cut(reason, num_valid - num_usable)
@@ -120,40 +118,41 @@ class PendingDrafts:
                     request.spec_token_ids = []
 
     def gather(
-        self, req_ids: list[str], lengths: list[int]
-    ) -> tuple[NDArray[np.float64] | None, NDArray[np.int64]]:
+        self, req_ids: list[str], num_draft_tokens: NDArray[np.int64], depth: int
+    ) -> NDArray[np.float64] | None:
         """Return one row per request, 0 past its drafts; None if one is missing.
 
         Between steps NumPy falls out of the caches, so that every operation costs about
         10 us, whatever its size: there are as few of them as can be.
 
-        Args:
-            req_ids: `[num_reqs]`.
-            lengths: `[num_reqs]`, drafts that each offers.
-
         Returns:
-            `[num_reqs, depth]`, and the lengths as an array.
+            `[num_reqs, depth]`.
         """
-        depth = max(lengths)
-        pending = list(map(self._pending.__getitem__, req_ids))
-        confidence = pending[0][0]
-        rows = [row for source, row in pending if source is confidence]
+        pending = [self._pending[req_id] for req_id in req_ids]
+        first = pending[0][0]
+        if first is None:
+            return None
+        rows = [row for confidence, row in pending if confidence is first]
         if len(rows) < len(pending):
-            confidence, rows = _stack(pending, depth), []
-        num_draft_tokens = np.array(lengths, dtype=np.int64)
-        if confidence is None:
-            return None, num_draft_tokens
-        # The usual case: all were drafted in the last step, and nobody has left.
-        if rows == list(range(len(rows))):
-            rows = []
+            gathered = np.zeros((len(pending), depth))
+            for target, (confidence, row) in zip(gathered, pending, strict=True):
+                if confidence is None:
+                    return None
+                width = min(depth, confidence.shape[1])
+                target[:width] = confidence[row, :width]
+        # The usual cases: all were drafted in the last step, maybe nobody beside them.
+        elif (
+            first.shape == (len(rows), depth)
+            and rows == list(range(len(rows)))
+            and first.flags.c_contiguous
+        ):
+            gathered = first
+        else:
+            gathered = first[:, :depth].take(rows, axis=0)
         confidence, is_usable = screen_confidence(
-            confidence,
-            num_draft_tokens,
-            self._guard,
-            np.array(rows, dtype=np.int64) if rows else NO_ROWS,
-            depth,
+            gathered, num_draft_tokens, self._guard
         )
-        return (confidence if all(is_usable) else None), num_draft_tokens
+        return confidence if all(is_usable) else None
 
     def find_drafting(self, requests: Iterable[Request]) -> list[Request]:
         """Return those that a draft can be made for."""
@@ -176,19 +175,4 @@ class PendingDrafts:
         elif confidence.shape != (len(drafts.req_ids), depth):
             self._guard.note("confidence_invalid")
             confidence = None
-        else:
-            confidence = np.ascontiguousarray(confidence)
         return confidence
-
-
-def _stack(
-    pending: list[tuple[NDArray[np.float64] | None, int]], depth: int
-) -> NDArray[np.float64] | None:
-    """Put the rows of several steps' drafts together; None if one is missing."""
-    stacked = np.zeros((len(pending), depth))
-    for target, (confidence, row) in zip(stacked, pending, strict=True):
-        if confidence is None:
-            return None
-        width = min(depth, confidence.shape[1])
-        target[:width] = confidence[row, :width]
-    return stacked

@@ -128,14 +128,13 @@ class DraftSelector:
     def _make_batch(self, requests: list[Request]) -> DraftBatch | None:
         """Describe the drafts; None if a confidence is due and unusable."""
         lengths = [len(request.spec_token_ids) for request in requests]
+        num_draft_tokens = np.array(lengths, dtype=np.int64)
         confidence = None
         if self._traits.reports_confidence:
             req_ids = [request.request_id for request in requests]
-            confidence, num_draft_tokens = self._drafts.gather(req_ids, lengths)
+            confidence = self._drafts.gather(req_ids, num_draft_tokens, max(lengths))
             if confidence is None:
                 return None
-        else:
-            num_draft_tokens = np.array(lengths, dtype=np.int64)
         scheduler = self._scheduler
         return describe_drafts(
             scheduler,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.logger import init_logger
 
-from policies.decisions.select import NO_ROWS, blank_past
+from policies.decisions.select import blank_past
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -121,27 +121,20 @@ def screen_confidence(
     confidence: NDArray[np.float64],
     num_draft_tokens: NDArray[np.int64],
     guard: FaultGuard,
-    rows: NDArray[np.int64] = NO_ROWS,
-    depth: int | None = None,
 ) -> tuple[NDArray[np.float64], list[bool]]:
     """Let through what a drafter may say of its drafts; every adapter asks here.
 
     One number that is no probability would stay in all that is learnt.
 
     Args:
-        confidence: `[num_rows, >= depth]`, C-contiguous.
+        confidence: `[num_reqs, depth]`, C-contiguous.
         num_draft_tokens: `[num_reqs]`, how many of them count.
         guard: Counts a step with anything else.
-        rows: `[num_reqs]`, which row is whose; empty for their order.
-        depth: Positions to look at; None for all.
 
     Returns:
-        The confidences, `[num_reqs, depth]`, 0 past what counts, and `[num_reqs]`,
-        whose may be used.
+        The confidences, 0 past what counts, and `[num_reqs]`, whose may be used.
     """
-    width = confidence.shape[1]
-    depth = width if depth is None else min(depth, width)
-    blanked, is_usable = blank_past(confidence, num_draft_tokens, rows, depth)
+    blanked, is_usable = blank_past(confidence, num_draft_tokens)
     usable: list[bool] = is_usable.tolist()
     if not all(usable):
         guard.note("confidence_invalid")
