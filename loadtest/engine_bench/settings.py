@@ -60,11 +60,10 @@ class EngineSettings:
     @staticmethod
     def policy_config(arm: Arm) -> dict[str, Any]:
         """Return an arm's policy as it travels inside vLLM's configuration."""
-        return {
-            "policy": arm.engine_policy,
-            "draft_tokens": arm.draft_tokens,
-            "max_draft_tokens": arm.max_depth,
-        }
+        config = {"policy": arm.engine_policy, "max_draft_tokens": arm.max_depth}
+        if arm.engine_policy in {"fixed", "tetris"}:
+            config["draft_tokens"] = arm.draft_tokens
+        return config
 
     def llm_args(self, arm: Arm) -> dict[str, Any]:
         """Return the arguments of `vllm.LLM` for an arm."""

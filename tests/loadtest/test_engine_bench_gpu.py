@@ -70,7 +70,7 @@ def test_engines_are_those_that_a_server_runs(name: str, max_num_seqs: int) -> N
     policy: dict[str, Any] = {"name": arm.policy, "method": "draft_model"}
     if arm.speculates:
         policy["draft_tokens"] = arm.draft_tokens
-        policy["extra_draft_tokens"] = arm.extra_draft_tokens
+        policy["max_draft_tokens"] = arm.max_depth
     served = engine_kwargs_of(
         parse_settings(
             {
