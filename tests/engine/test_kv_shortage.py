@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine.shared import planner_host
+from serving.engine.shared import batch_planning
 from serving.engine.shared.kv_shortage import trim_to_free_blocks
 from tests.engine.checks import (
     check_counters,
@@ -153,7 +153,7 @@ def test_fewer_requests_are_preempted(
             )
 
     outputs, num_preemptions, counters = run()
-    monkeypatch.setattr(planner_host, "trim_to_free_blocks", lambda _: 0)
+    monkeypatch.setattr(batch_planning, "trim_to_free_blocks", lambda _: 0)
     expected, num_preemptions_without, _ = run()
     assert outputs == expected
     assert counters.num_cut_tokens["kv"] > 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.engine.shared import planner_host
+from serving.engine.shared import batch_planning
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
 
@@ -42,7 +42,7 @@ def test_fewer_requests_are_preempted(
     scheduler = make_scheduler(policy="tetris", num_blocks=26)
     num_preemptions = count_preemptions(scheduler)
     assert scheduler.counters.num_cut_tokens["kv"] > 0
-    monkeypatch.setattr(planner_host, "trim_to_free_blocks", lambda _: 0)
+    monkeypatch.setattr(batch_planning, "trim_to_free_blocks", lambda _: 0)
     scheduler = make_scheduler(policy="tetris", num_blocks=26)
     num_without = count_preemptions(scheduler)
     assert num_preemptions < num_without
