@@ -43,14 +43,16 @@ serve:
 # Two tests at a time, for an engine pins one thread; but whatever starts Ray needs both
 # cores of a small machine. With ARGS one of the two may have nothing to run.
 PYTEST := $(BIN)/pytest --durations=40
+# Files in their order: by the number of tests the one that takes longest would come last.
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 NONE_IS_FINE := $(if $(ARGS),|| [ $$? -eq 5 ])
 
 test:
 	@$(SET_UP) --dev
 ifdef FAST
-	$(PYTEST) -n 2 --dist loadfile -m "not ray and not vllm and not slow" $(ARGS)
+	$(PYTEST) $(SHARED) -m "not ray and not vllm and not slow" $(ARGS)
 else
-	$(PYTEST) -n 2 --dist loadfile -m "not ray" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) $(SHARED) -m "not ray" $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) -m ray $(ARGS) $(NONE_IS_FINE)
 endif
 
