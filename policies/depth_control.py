@@ -241,6 +241,6 @@ class DepthControl:
                 num_reqs, EXPLORE_DEPTH, skips_drafter=skips_drafter
             ),
             step_ms=costs.plain_ms(num_reqs, skips_drafter=skips_drafter),
-            catch_up_ms=self.backlog.fill_ms(costs.cost),
+            backlog_ms=self.backlog.fill_ms(costs.cost),
             max_step_ms=min((ms for ms in targets_ms if ms is not None), default=None),
         )

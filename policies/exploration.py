@@ -24,7 +24,7 @@ MAX_EXPLORE_INTERVAL = 400
 """Steps after which a drafter is tried again however dear its passes seem to be: their
 price may be an old one."""
 
-MAX_CATCH_UP_INTERVAL = 20_000
+MAX_BACKLOG_INTERVAL = 20_000
 """The same, once its price has been paid, where catching up is what makes it dear or a
 latency target forbids it: for a drafter that is not small beside its target, filling
 the KV cache of a batch takes seconds."""
@@ -62,7 +62,7 @@ class Exploration:
         self,
         explore_ms: float,
         step_ms: float,
-        catch_up_ms: float = 0.0,
+        backlog_ms: float = 0.0,
         max_step_ms: float | None = None,
     ) -> None:
         """Explore as often as is affordable.
@@ -70,17 +70,17 @@ class Exploration:
         Args:
             explore_ms: What an exploring step takes longer, without catching up.
             step_ms: A step that drafts nothing.
-            catch_up_ms: What filling the drafter's KV cache takes first.
+            backlog_ms: What filling the drafter's KV cache takes first.
             max_step_ms: Longest step that a latency target bears, or None.
         """
         affordable_ms = MAX_EXPLORE_SHARE * max(step_ms, 1e-6)
         # min and max: np.clip takes longer than all the rest.
         passes = max(explore_ms / affordable_ms, EXPLORE_EVERY)
-        catch_up = min(catch_up_ms / affordable_ms, MAX_CATCH_UP_INTERVAL)
-        self._interval = min(passes, MAX_EXPLORE_INTERVAL) + catch_up
-        whole_ms = step_ms + explore_ms + catch_up_ms
+        backlog = min(backlog_ms / affordable_ms, MAX_BACKLOG_INTERVAL)
+        self._interval = min(passes, MAX_EXPLORE_INTERVAL) + backlog
+        whole_ms = step_ms + explore_ms + backlog_ms
         if max_step_ms is not None and step_ms <= max_step_ms < whole_ms:
-            self._interval = MAX_CATCH_UP_INTERVAL
+            self._interval = MAX_BACKLOG_INTERVAL
         if self._num_explored == 0:
             self._interval = min(self._interval, MAX_EXPLORE_INTERVAL)
 

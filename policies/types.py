@@ -201,9 +201,9 @@ class StepTiming:
             of its work if it makes no passes; 0 if it was skipped.
         draft_next_ms: All further draft passes together, `depth - 1` of them.
         host_ms: The rest of the step: scheduling, bookkeeping, output.
-        catch_up_ms: Filling the drafter's KV cache after it had been skipped; not part
+        backlog_ms: Filling the drafter's KV cache after it had been skipped; not part
             of the step's own cost.
-        num_caught_up: Positions filled then.
+        num_backlog: Positions filled then.
     """
 
     num_reqs: int
@@ -215,8 +215,8 @@ class StepTiming:
     draft_first_ms: float
     draft_next_ms: float
     host_ms: float
-    catch_up_ms: float = 0.0
-    num_caught_up: int = 0
+    backlog_ms: float = 0.0
+    num_backlog: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -237,7 +237,7 @@ class StepTiming:
             and 0.0 <= self.draft_first_ms < math.inf
             and 0.0 <= self.draft_next_ms < math.inf
             and 0.0 <= self.host_ms < math.inf
-            and 0.0 <= self.catch_up_ms < math.inf
+            and 0.0 <= self.backlog_ms < math.inf
         )
 
 

@@ -95,7 +95,7 @@ class StepPrices:
         passes_ms = (depth - 1) * self.draft_next_ms
         return self.draft_first.at(num_tokens) + (passes_ms + self.host_ms)
 
-    def catch_up_ms(self, num_positions: int) -> float:
+    def backlog_ms(self, num_positions: int) -> float:
         """Price filling the drafter's cache where it was skipped: a pass over all."""
         return float(self.draft_first.at(num_positions)) if num_positions else 0.0
 

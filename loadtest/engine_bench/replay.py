@@ -161,14 +161,14 @@ def play_planner(
         chosen = planner.choose_depth(step.num_reqs)
         depth = _draft(planner, steps[(number + 1) % len(steps)], chosen)
         num_tokens = step.num_reqs + int(admitted.sum())
-        caught_up = 0
+        backlog = 0
         if depth == 0:
             num_missing = min(num_missing + num_tokens, step.num_context_tokens)
         else:
-            caught_up, num_missing = num_missing, 0
-        timing = _price(step, prices, num_tokens, depth, caught_up)
+            backlog, num_missing = num_missing, 0
+        timing = _price(step, prices, num_tokens, depth, backlog)
         tokens[number] = step.gain(admitted)
-        ms[number] = timing.total_ms + timing.catch_up_ms
+        ms[number] = timing.total_ms + timing.backlog_ms
         planner.observe(_outcome(step, admitted))
         for req_id in step.req_ids:
             if last_step_of[req_id] == number:
@@ -199,7 +199,7 @@ def play_own(trace: RecordedTrace, prices: StepPrices) -> Played | None:
         return None
     depth = np.nan_to_num(trace.step("depth")).astype(np.int64)
     num_tokens = (num_reqs + counted)[kept]
-    ms = np.nan_to_num(trace.step("catch_up_ms"))[kept]
+    ms = np.nan_to_num(trace.step("backlog_ms"))[kept]
     ms += prices.context.at(trace.step("num_context_tokens")[kept])
     for one in np.unique(depth[kept]).tolist():
         own = depth[kept] == one
@@ -251,7 +251,7 @@ def _draft(planner: Planner, step: ReplayStep, depth: int) -> int:
 
 
 def _price(
-    step: ReplayStep, prices: StepPrices, num_tokens: int, depth: int, caught_up: int
+    step: ReplayStep, prices: StepPrices, num_tokens: int, depth: int, backlog: int
 ) -> StepTiming:
     return StepTiming(
         num_reqs=step.num_reqs,
@@ -265,8 +265,8 @@ def _price(
         draft_first_ms=float(prices.draft_first.at(num_tokens)) if depth else 0.0,
         draft_next_ms=max(0, depth - 1) * prices.draft_next_ms,
         host_ms=prices.host_ms,
-        catch_up_ms=prices.catch_up_ms(caught_up),
-        num_caught_up=caught_up,
+        backlog_ms=prices.backlog_ms(backlog),
+        num_backlog=backlog,
     )
 
 

@@ -22,7 +22,7 @@ STEP_FIELDS = (
     "draft_first_ms",
     "draft_next_ms",
     "host_ms",
-    "catch_up_ms",
+    "backlog_ms",
 )
 """Taken from the timing of a step; NaN where it was not timed."""
 
@@ -187,7 +187,8 @@ class Trace:
         self._own_s += time.perf_counter() - began_s
 
     def _predict(self, batch: Any) -> Any:
-        calibration = getattr(self._planner, "calibration", None)
+        acceptance = getattr(self._planner, "acceptance", None)
+        calibration = getattr(acceptance, "calibration", None)
         if calibration is None or batch.confidence is None or not batch.req_ids:
             return None
         return calibration.predict(batch.confidence, batch.req_ids)

@@ -222,7 +222,7 @@ class StepCost:
         drift = self.target.observe(
             timing.num_tokens, timing.target_ms, timing.num_context_tokens
         )
-        self.draft_first.observe(timing.num_caught_up, timing.catch_up_ms)
+        self.draft_first.observe(timing.num_backlog, timing.backlog_ms)
         # What did not run in this step drifts with what did: a stolen core slows both
         # models down, and a drafter believed slow would never be tried again.
         if timing.draft_first_ms > 0:

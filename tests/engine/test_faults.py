@@ -278,7 +278,7 @@ def test_a_board_that_fails_is_not_taken_for_the_policy(
         ("runner.drafter", "take_times", "report_error"),
         ("runner.drafter", "_record", "report_error"),
         ("runner._cold", "look", "drafter_error"),
-        ("runner._cold", "catch_up", "drafter_error"),
+        ("runner._cold", "fill_backlog", "drafter_error"),
     ],
 )
 def test_a_fault_in_the_worker_costs_no_token_and_is_counted(

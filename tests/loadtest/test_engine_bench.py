@@ -55,7 +55,8 @@ from loadtest.engine_bench.workloads import (
     MAX_LONG_TOKENS,
     RequestMaker,
 )
-from policies.types import StepTiming
+from policies.registry import build_planner
+from policies.types import DraftBatch, PolicySpec, StepTiming, VerificationOutcome
 
 CELL = Cell("mixed", 0.0, 4)
 
@@ -661,7 +662,9 @@ def test_the_last_policy_is_compared_with_all_others() -> None:
 class FakePlanner:
     """Admits one draft of each request."""
 
-    calibration = SimpleNamespace(predict=lambda confidence, req_ids: confidence / 2)
+    acceptance = SimpleNamespace(
+        calibration=SimpleNamespace(predict=lambda confidence, req_ids: confidence / 2)
+    )
     cost = SimpleNamespace(predict_ms=lambda timing: 7.0)
     plan = "a plan"
 
@@ -734,11 +737,28 @@ def test_a_trace_keeps_what_was_offered_admitted_and_accepted(tmp_path: Path) ->
     assert happened.tolist() == [1.0, 0.0]
 
 
+def test_what_the_real_planner_predicts_is_kept(tmp_path: Path) -> None:
+    planner = build_planner(PolicySpec("goodput", max_draft_tokens=2))
+    batch = DraftBatch(np.array([2]), np.array([[0.9, 0.8]]), ("a",), num_decodes=1)
+    with record_trace(SimpleNamespace(_planner=planner)) as trace:
+        assert trace is not None
+        trace.select(batch)
+        trace.observe(
+            VerificationOutcome(np.array([2]), np.array([1]), ("a",), batch.confidence)
+        )
+    trace.save(tmp_path / "trace.npz")
+    predicted, happened = load_trace(tmp_path / "trace.npz").outcomes("predicted")
+    assert happened.tolist() == [1.0, 0.0]
+    assert ((predicted > 0.0) & (predicted < 1.0)).all()
+
+
 class SlowNotes(FakePlanner):
     """Predicts slowly, which only a traced step asks it to do twice."""
 
-    calibration = SimpleNamespace(
-        predict=lambda confidence, req_ids: time.sleep(0.02) or confidence
+    acceptance = SimpleNamespace(
+        calibration=SimpleNamespace(
+            predict=lambda confidence, req_ids: time.sleep(0.02) or confidence
+        )
     )
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ def make_trace(
     host_ms: float = HOST_MS,
     pass_ms: float = PASS_MS,
     reqs_per_step: int = NUM_REQS,
-    first_catch_up_ms: float = 0.0,
+    first_backlog_ms: float = 0.0,
 ) -> RecordedTrace:
     """Record an arm that drafts and verifies `depth` tokens for every request."""
     rng = np.random.default_rng(depth)
@@ -89,7 +89,7 @@ def make_trace(
         "draft_first_ms": first_ms(num_tokens) * every,
         "draft_next_ms": pass_ms * (depth - 1) * every,
         "host_ms": host_ms * every,
-        "catch_up_ms": first_catch_up_ms * (np.arange(num_steps) == 0),
+        "backlog_ms": first_backlog_ms * (np.arange(num_steps) == 0),
         "depth": depth * every,
     }
     drafts = {
@@ -277,7 +277,7 @@ def test_a_skipped_drafter_is_charged_for_catching_up() -> None:
 
 def test_an_arm_pays_for_catching_up_in_its_own_trace() -> None:
     free, dear = (
-        play_own(make_trace(2, num_steps=10, first_catch_up_ms=ms), PRICES)
+        play_own(make_trace(2, num_steps=10, first_backlog_ms=ms), PRICES)
         for ms in (0.0, 50.0)
     )
     assert free is not None

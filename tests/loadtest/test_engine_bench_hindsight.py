@@ -163,9 +163,9 @@ def test_a_planner_is_told_what_it_is_charged_for_catching_up() -> None:
 
     depths = [timing.depth for timing in planner.told]
     assert depths == [0, 0, 1, 1]
-    caught_up = [timing.num_caught_up for timing in planner.told]
-    assert caught_up == [0, 0, 2 * NUM_REQS, 0]
-    told_ms = [timing.total_ms + timing.catch_up_ms for timing in planner.told]
+    backlog = [timing.num_backlog for timing in planner.told]
+    assert backlog == [0, 0, 2 * NUM_REQS, 0]
+    told_ms = [timing.total_ms + timing.backlog_ms for timing in planner.told]
     np.testing.assert_allclose(played.ms, told_ms)
 
 

@@ -89,27 +89,27 @@ class MadeUpEngine:
             next_depth = planner.choose_depth(self.num_reqs)
             passed = (luck < acceptance) & (np.arange(MAX_DEPTH) < admitted[:, None])
             accepted = np.cumprod(passed, axis=1).sum(axis=1)
-            timing = self.catch_up(self.time(admitted.sum(), next_depth))
+            timing = self.fill_backlog(self.time(admitted.sum(), next_depth))
             tokens += self.num_reqs + int(accepted.sum())
-            elapsed_ms += timing.total_ms + timing.catch_up_ms
+            elapsed_ms += timing.total_ms + timing.backlog_ms
             planner.observe(VerificationOutcome(admitted, accepted, req_ids))
             planner.observe_timing(read_off(timing, next(self.clock)))
             depth = next_depth
             self.step += 1
         return 1e3 * tokens / elapsed_ms
 
-    def catch_up(self, timing: StepTiming) -> StepTiming:
+    def fill_backlog(self, timing: StepTiming) -> StepTiming:
         """Charge the first step that drafts for the positions of those that did not."""
         if timing.depth == 0:
             most = timing.num_context_tokens
             self.num_missing = min(self.num_missing + timing.num_tokens, most)
             return timing
-        num_caught_up, self.num_missing = self.num_missing, 0
-        pass_ms = self.speed * (1 + self.draft_token_ms * num_caught_up)
+        num_backlog, self.num_missing = self.num_missing, 0
+        pass_ms = self.speed * (1 + self.draft_token_ms * num_backlog)
         return replace(
             timing,
-            num_caught_up=num_caught_up,
-            catch_up_ms=pass_ms if num_caught_up else 0.0,
+            num_backlog=num_backlog,
+            backlog_ms=pass_ms if num_backlog else 0.0,
         )
 
     def time(self, num_verified: int, depth: int) -> StepTiming:

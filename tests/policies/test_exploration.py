@@ -9,7 +9,7 @@ from policies.baselines import DynamicPlanner
 from policies.depth_control import REPLAN_EVERY
 from policies.exploration import (
     EXPLORE_EVERY,
-    MAX_CATCH_UP_INTERVAL,
+    MAX_BACKLOG_INTERVAL,
     MAX_EXPLORE_INTERVAL,
     TIME_PASS_EVERY,
     Exploration,
@@ -35,7 +35,7 @@ def test_drafting_stops_where_it_does_not_pay_and_is_tried_again_now_and_then():
     depths = []
     for _ in range(2 * MAX_EXPLORE_INTERVAL):
         depths.append(planner.choose_depth(48))
-        planner.observe_timing(engine.catch_up(engine.time(0, depths[-1])))
+        planner.observe_timing(engine.fill_backlog(engine.time(0, depths[-1])))
         planner.observe(NOTHING)
     num_tries = np.count_nonzero(depths)
     assert 2 <= num_tries <= 2 * MAX_EXPLORE_INTERVAL / EXPLORE_EVERY
@@ -53,7 +53,7 @@ def test_steps_that_nobody_asked_about_count_towards_the_next_try(name: str):
         pass
     # It has just been tried.
     assert planner.choose_depth(48) == 0
-    planner.note_skipped_steps(MAX_CATCH_UP_INTERVAL + MAX_EXPLORE_INTERVAL)
+    planner.note_skipped_steps(MAX_BACKLOG_INTERVAL + MAX_EXPLORE_INTERVAL)
     assert planner.choose_depth(48) > 0
 
 
@@ -85,10 +85,10 @@ class DearDrafter:
         steps_ms = []
         for _ in range(num_steps):
             depth = self.planner.choose_depth(48)
-            timing = self.engine.catch_up(self.engine.time(0, depth))
+            timing = self.engine.fill_backlog(self.engine.time(0, depth))
             self.planner.observe_timing(timing)
             self.planner.observe(NOTHING)
-            steps_ms.append(timing.total_ms + timing.catch_up_ms)
+            steps_ms.append(timing.total_ms + timing.backlog_ms)
         return steps_ms
 
 

@@ -56,8 +56,8 @@ class ColdDrafter:
         self._runner = runner
         self._cache: DrafterCache | None = None
         self._stretch: _Stretch | None = None
-        self.num_caught_up = 0
-        self.catch_up_ms = 0.0
+        self.num_backlog = 0
+        self.backlog_ms = 0.0
 
     @staticmethod
     def supports(runner: GPUModelRunner) -> bool:
@@ -90,8 +90,8 @@ class ColdDrafter:
 
     def skip(self, output: SchedulerOutput) -> None:
         """Note what this step leaves out."""
-        self.num_caught_up = 0
-        self.catch_up_ms = 0.0
+        self.num_backlog = 0
+        self.backlog_ms = 0.0
         if self._stretch is not None:
             return
         cache = self._prepare(output)
@@ -104,12 +104,12 @@ class ColdDrafter:
         for row, req_id in enumerate(req_ids):
             cache.skip(req_id, starts[row], counts[req_id], blocks[row])
 
-    def catch_up(
+    def fill_backlog(
         self, output: SchedulerOutput, metadata: CommonAttentionMetadata
     ) -> None:
         """Fill what earlier skips left out, in as few passes as fit the buffers."""
-        self.num_caught_up = 0
-        self.catch_up_ms = 0.0
+        self.num_backlog = 0
+        self.backlog_ms = 0.0
         cache = self._prepare(output)
         if cache.is_complete:
             return
@@ -129,7 +129,7 @@ class ColdDrafter:
         begin_s = time.perf_counter()
         for batch in split_spans(spans, self._runner.drafter.max_num_tokens):
             self._run_pass(batch, metadata)
-        self.catch_up_ms = 1e3 * (time.perf_counter() - begin_s)
+        self.backlog_ms = 1e3 * (time.perf_counter() - begin_s)
 
     def _blocks(self) -> NDArray[np.int32]:
         """Return the block ids by row of the batch, `[max_num_reqs, max_blocks]`."""
@@ -181,7 +181,7 @@ class ColdDrafter:
         slot_mapping = block * drafter.block_size + positions % drafter.block_size
 
         num_tokens = int(counts.sum())
-        self.num_caught_up += num_tokens
+        self.num_backlog += num_tokens
         drafter.input_ids[:num_tokens] = token_ids
         drafter._set_positions(num_tokens, positions)
         attention = replace(

@@ -102,14 +102,14 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
             return None
         first_end = self._first_pass_end_s or self._draft_end_s
         self.draft_start_s = 0.0
-        catch_up_ms = 0.0 if cold is None else cold.catch_up_ms
+        backlog_ms = 0.0 if cold is None else cold.backlog_ms
         return WorkerTimes(
-            target_ms=1e3 * (start - step_start_s) - catch_up_ms,
+            target_ms=1e3 * (start - step_start_s) - backlog_ms,
             draft_first_ms=1e3 * (first_end - start),
             draft_next_ms=1e3 * (self._draft_end_s - first_end),
             depth=self._num_drafted,
-            catch_up_ms=catch_up_ms,
-            num_caught_up=0 if cold is None else cold.num_caught_up,
+            backlog_ms=backlog_ms,
+            num_backlog=0 if cold is None else cold.num_backlog,
         )
 
     def set_inputs_first_pass(self, *args: Any, **kwargs: Any) -> Any:

@@ -25,16 +25,16 @@ class WorkerTimes:
             of its work if it makes no passes.
         draft_next_ms: All further draft passes together.
         depth: Draft tokens made per request, 0 if none.
-        catch_up_ms: Filling the drafter's cache after it had been skipped.
-        num_caught_up: Positions filled then.
+        backlog_ms: Filling the drafter's cache after it had been skipped.
+        num_backlog: Positions filled then.
     """
 
     target_ms: float
     draft_first_ms: float
     draft_next_ms: float
     depth: int
-    catch_up_ms: float = 0.0
-    num_caught_up: int = 0
+    backlog_ms: float = 0.0
+    num_backlog: int = 0
 
 
 @dataclass

@@ -188,7 +188,7 @@ class UninterruptedRunner(GPUModelRunner):
                 # What it fails to fill costs accepted drafts, not the output's law.
                 attempt(
                     "drafter_error",
-                    self._cold.catch_up,
+                    self._cold.fill_backlog,
                     scheduler_output,
                     args[_METADATA_ARGUMENT],
                 )

@@ -85,7 +85,7 @@ class StepClock:
             times.target_ms
             + times.draft_first_ms
             + times.draft_next_ms
-            + times.catch_up_ms
+            + times.backlog_ms
         )
         return StepTiming(
             num_reqs=step.num_reqs,
@@ -97,6 +97,6 @@ class StepClock:
             draft_first_ms=times.draft_first_ms,
             draft_next_ms=times.draft_next_ms,
             host_ms=max(0.0, 1e3 * (now_s - step.start_s) - worker_ms),
-            catch_up_ms=times.catch_up_ms,
-            num_caught_up=times.num_caught_up,
+            backlog_ms=times.backlog_ms,
+            num_backlog=times.num_backlog,
         )
