@@ -48,10 +48,10 @@ class DraftCosts:
         self, first: int, num_counts: int, num_prefill_tokens: int
     ) -> NDArray[np.float64]:
         """Do as `verify_ms` for `first`, `first + 1`, ... decoded tokens."""
-        prices = np.zeros(num_counts)
-        self.cost.target.add_range(prices, first + num_prefill_tokens)
-        self.cost.draft_first.add_range(prices, first + num_prefill_tokens)
-        return prices
+        costs_ms = np.zeros(num_counts)
+        self.cost.target.add_range(costs_ms, first + num_prefill_tokens)
+        self.cost.draft_first.add_range(costs_ms, first + num_prefill_tokens)
+        return costs_ms
 
     def estimate_ms(
         self,

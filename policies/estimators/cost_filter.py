@@ -1,17 +1,17 @@
-"""How one sample moves what is known about prices: an extended Kalman filter.
+"""How one sample moves what is known about costs: an extended Kalman filter.
 
     log(sample) = level + noise
                 + log(base[count] * exp(deviation[count]) + slope * context + constant)
 
-Base prices come from the start-up profile. Level, deviations, slope and constant are
+Base costs come from the start-up profile. Level, deviations, slope and constant are
 learnt together, and what is not known about them apart is known as such: a sample that
 several could explain moves each by its share of the variance. Fitted one after the
 other they take each other's part. While the load grows, batches and contexts grow as
-one, and the price of tokens was booked as that of context: 40 times too much of it, and
+one, and the cost of tokens was booked as that of context: 40 times too much of it, and
 tokens all but free.
 
 The constant is 0 until a sudden shift, which may be of either kind. A throttled clock
-makes every price a multiple. A neighbour on a core makes every parallel region wait for
+makes every cost a multiple. A neighbour on a core makes every parallel region wait for
 a time slice: on two cores a pass over 4 tokens went from 40 to 420 ms, one over 28 from
 75 to 480. Taken for a multiple, verifying looks four times as dear as it is.
 
@@ -44,7 +44,7 @@ OWN_STD = 0.03
 """The same of what a count has to itself: kernels change their tiling there."""
 
 CONTEXT_STD = 1e-4
-"""Standard deviation of the slope, as a share of the price of 1. A KV position is 1e-5
+"""Standard deviation of the slope, as a share of the cost of 1. A KV position is 1e-5
 of the weights in a model of 8 B parameters, 1e-4 of a step of the demo target."""
 
 LEVEL_PROCESS_NOISE = 0.3
@@ -65,7 +65,7 @@ the way a sample moves it."""
 
 OUTLIER = 2.5
 """Deviations beyond which a sample counts as one of so many: a page fault or a
-neighbour's burst is not a new price."""
+neighbour's burst is not a new cost."""
 
 SHIFT_SAMPLES = 2
 """Outliers in a row to the same side that are a new level after all."""
@@ -83,7 +83,7 @@ LEAST_SPREAD = 1e-9
 anything to learn from it: less is rounding."""
 
 MOST_CHANGE = 2.0 * math.log(MOST_MS / LEAST_MS)
-"""Of level and deviations, in logarithms: past it a price makes no sense."""
+"""Of level and deviations, in logarithms: past it a cost makes no sense."""
 
 
 class NoiseState(NamedTuple):
@@ -107,7 +107,7 @@ def initial_covariance(
 
     Args:
         knots: `[num_knots]`, > 0, counts with a deviation.
-        profiled: Base prices were measured.
+        profiled: Base costs were measured.
         context_std: Standard deviation of the slope in milliseconds; 0 for no slope.
     """
     size = knots.size
@@ -273,11 +273,11 @@ def _shift(
     Args:
         mean: As in `learn_sample`.
         covariance: Same.
-        whole: The price without the level, > 0.
-        innovation: By how much the logarithm of the price shifted.
+        whole: The cost without the level, > 0.
+        innovation: By how much the logarithm of the cost shifted.
 
     Returns:
-        The price without the level after the shift.
+        The cost without the level after the shift.
     """
     share = 0.5 * innovation * min(1.0, abs(innovation))
     change = whole * (math.exp(share) - 1.0)

@@ -61,21 +61,21 @@ def make_knots(max_value: int) -> NDArray[np.float64]:
 class CostTable:
     """Milliseconds by count (tokens or requests), monotone, learnt online.
 
-        price = level * (base[count] * deviation[count] + slope * context + constant)
+        cost_ms = level * (base[count] * deviation[count] + slope * context + constant)
 
     The start-up profile (or a prior) is the base; level, deviations, the slope of the
     context (tokens attended to) and the constant are learnt together (`cost_filter`).
     Linear between points and, with the last slope, beyond them; a count that the engine
-    pads is priced, and learnt from, as what it is padded to.
+    pads counts as what it is padded to, in estimates and in learning.
 
     Attributes:
         max_count: Largest count.
-        first_ms: Prior price of a count of 1.
-        per_unit_ms: Prior price of one more.
+        first_ms: Prior cost of a count of 1.
+        per_unit_ms: Prior cost of one more.
         padded_sizes: As `EngineLimits.padded_sizes`.
         has_context: Samples say how many tokens they attended to.
         num_resets: How often what was learnt had lost all sense and was dropped for
-            the base prices; a sign of a clock that cannot be trusted.
+            the base costs; a sign of a clock that cannot be trusted.
 
     Source: ours; vLLM's cost tables are profiled once and never updated.
     """
@@ -121,20 +121,20 @@ class CostTable:
     def predict(self, count: NDArray[np.float64] | float) -> NDArray[np.float64]:
         """Return milliseconds for one or many counts; 0 where the count is <= 0.
 
-        The context, which has a price of its own, is no part of it.
+        The context, which has a cost of its own, is no part of it.
         """
         counts = np.asarray(count, dtype=np.float64)
-        prices = costs_at(
+        costs_ms = costs_at(
             self._xs, self._values(), self._sizes, self._level, counts.ravel()
         )
-        return prices.reshape(counts.shape)
+        return costs_ms.reshape(counts.shape)
 
-    def add_range(self, prices: NDArray[np.float64], first: int) -> None:
-        """Add the prices of `first`, `first + 1`, ... to an array, in place.
+    def add_range(self, costs_ms: NDArray[np.float64], first: int) -> None:
+        """Add the costs of `first`, `first + 1`, ... to an array, in place.
 
         As `predict` does, in a fraction of the time.
         """
-        costs_from(prices, self._xs, self._values(), self._sizes, self._level, first)
+        costs_from(costs_ms, self._xs, self._values(), self._sizes, self._level, first)
 
     def at(self, count: float) -> float:
         """Return milliseconds for one count, as `predict` does."""
@@ -170,14 +170,14 @@ class CostTable:
             num_context_tokens: Attended to, >= 0.
 
         Returns:
-            The factor by which level and constant moved the price of that count, 1 if
+            The factor by which level and constant moved the cost of that count, 1 if
             nothing was learnt.
         """
         if count <= 0 or not math.isfinite(measured_ms) or measured_ms <= 0.0:
             return 1.0
         before, constant = self._level, float(self._mean[CONSTANT])
         if constant > 0.0:
-            # Whose share of the price it may lose: that must be the latest price.
+            # Whose share of the cost it may lose: that must be the latest cost.
             self._values()
         self._noise_state, makes_sense = learn_sample(
             self._mean,
@@ -200,8 +200,10 @@ class CostTable:
         factor = self._level / before
         change = float(self._mean[CONSTANT] - constant)
         if change != 0.0:
-            price = cost_at(self._xs, self._value_ys, self._sizes, before, float(count))
-            factor *= 1.0 + before * change / price
+            cost_ms = cost_at(
+                self._xs, self._value_ys, self._sizes, before, float(count)
+            )
+            factor *= 1.0 + before * change / cost_ms
         return factor
 
     def rescale(self, factor: float) -> None:
@@ -264,7 +266,7 @@ class CostTable:
 
     def _draw(self) -> None:
         self._is_drawn = True
-        prices = apply_deviations(
+        costs_ms = apply_deviations(
             self._mean, self._covariance, self._knot_xs, self._xs, self._base_ys
         )
-        draw_through(self._xs, self._value_ys, prices)
+        draw_through(self._xs, self._value_ys, costs_ms)

@@ -106,16 +106,16 @@ def cost_at(
 
 @compiled
 def costs_from(
-    prices: NDArray[np.float64],
+    costs_ms: NDArray[np.float64],
     xs: NDArray[np.float64],
     ys: NDArray[np.float64],
     sizes: NDArray[np.float64],
     level: float,
     first: int,
 ) -> None:
-    """Add a curve's values at `first`, `first + 1`, ... to `prices`, in place."""
-    for index in range(prices.size):
-        prices[index] += cost_at(xs, ys, sizes, level, float(first + index))
+    """Add a curve's values at `first`, `first + 1`, ... to `costs_ms`, in place."""
+    for index in range(costs_ms.size):
+        costs_ms[index] += cost_at(xs, ys, sizes, level, float(first + index))
 
 
 @compiled
@@ -138,7 +138,7 @@ def costs_at(
     Returns:
         `[num_counts]`.
     """
-    prices = np.empty(counts.size)
+    costs_ms = np.empty(counts.size)
     for index in range(counts.size):
-        prices[index] = cost_at(xs, ys, sizes, level, counts[index])
-    return prices
+        costs_ms[index] = cost_at(xs, ys, sizes, level, counts[index])
+    return costs_ms

@@ -1,4 +1,4 @@
-"""Prices at a curve's knots that never fall, from what the filter knows of them."""
+"""Costs at a curve's knots that never fall, from what the filter knows of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEAST_VARIANCE = 1e-6
-"""Of a price, in logarithms: below it two are known equally well."""
+"""Of a cost, in logarithms: below it two are known equally well."""
 
 
 @compiled
@@ -26,7 +26,7 @@ def apply_deviations(
     xs: NDArray[np.float64],
     base_ys: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return the prices at a curve's knots, never falling, without the level.
+    """Return the costs at a curve's knots, never falling, without the level.
 
     Isotonic regression (pool adjacent violators): what is known well gives way the
     least.
@@ -34,31 +34,31 @@ def apply_deviations(
     Returns:
         `[num_points - 3]`.
     """
-    num_prices = xs.size - 3
-    # Pools of neighbours: their mean price, weight, and number.
-    pooled, weights = np.empty(num_prices), np.empty(num_prices)
-    sizes = np.empty(num_prices, dtype=np.int64)
+    num_costs = xs.size - 3
+    # Pools of neighbours: their mean cost, weight, and number.
+    pooled, weights = np.empty(num_costs), np.empty(num_costs)
+    sizes = np.empty(num_costs, dtype=np.int64)
     num_pools = 0
-    for index in range(num_prices):
+    for index in range(num_costs):
         left, share = weigh(knot_xs, xs[FIRST_KNOT + index])
         right = min(left + 1, mean.size - 4)
         deviation = (1.0 - share) * mean[1 + left] + share * mean[1 + right]
-        price = base_ys[FIRST_KNOT + index] * math.exp(deviation) + mean[CONSTANT]
+        cost_ms = base_ys[FIRST_KNOT + index] * math.exp(deviation) + mean[CONSTANT]
         knot = 1 + (right if share > 0.5 else left)
         variance = covariance[0, 0] + 2.0 * covariance[0, knot] + covariance[knot, knot]
         weight, size = 1.0 / max(variance, LEAST_VARIANCE), 1
-        while num_pools > 0 and pooled[num_pools - 1] > price:
+        while num_pools > 0 and pooled[num_pools - 1] > cost_ms:
             num_pools -= 1
             both = weights[num_pools] + weight
-            price = (weights[num_pools] * pooled[num_pools] + weight * price) / both
+            cost_ms = (weights[num_pools] * pooled[num_pools] + weight * cost_ms) / both
             weight, size = both, size + sizes[num_pools]
-        pooled[num_pools], weights[num_pools] = price, weight
+        pooled[num_pools], weights[num_pools] = cost_ms, weight
         sizes[num_pools] = size
         num_pools += 1
-    prices = np.empty(num_prices)
+    costs_ms = np.empty(num_costs)
     index = 0
     for pool in range(num_pools):
         for _ in range(sizes[pool]):
-            prices[index] = pooled[pool]
+            costs_ms[index] = pooled[pool]
             index += 1
-    return prices
+    return costs_ms

@@ -37,7 +37,7 @@ class StepCost:
              + draft_first(all tokens) + (depth - 1) * draft_next(num_reqs)
              + host(num_reqs)
 
-    A pass does the same to a prompt's token as to any other. With a price of their own
+    A pass does the same to a prompt's token as to any other. With a cost of their own
     prompts take part of what decoding costs wherever every step carries one, and hide
     how dear a verified token is.
 
