@@ -18,10 +18,22 @@ NAME = "my_policies.threshold:Threshold"
 MOST_LINES = 30
 
 
+def find_python() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+
+
+def test_the_selector_alone_answers_as_the_readme_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = find_python()[2]
+    exec(compile(code, "README.md", "exec"), {})
+    assert code.splitlines()[-1].endswith(f"# {capsys.readouterr().out.strip()}")
+
+
 @pytest.fixture
 def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install the README's policy as a package outside the repository."""
-    code, _ = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    code = find_python()[0]
     assert len(code.splitlines()) <= MOST_LINES
     package = tmp_path / "my_policies"
     package.mkdir()

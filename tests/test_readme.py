@@ -1,0 +1,74 @@
+"""The READMEs say what is there: figures are those committed, links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "loadtest" / "results" / "engine-cpu" / "results.json"
+LOADS = (1, 8, 32)
+
+PAGES = [
+    ROOT / line
+    for line in subprocess.run(
+        ["git", "ls-files", "*README.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+]
+
+
+def rate(rows: dict[tuple[str, int], dict[str, Any]], policy: str, load: int) -> int:
+    return round(rows[policy, load]["output_tokens_per_s"]["median"])
+
+
+def render() -> str:
+    """Render the table of the first page from what was measured."""
+    rows = {
+        (row["policy"], row["concurrency"]): row
+        for row in json.loads(RESULTS.read_text())["rows"]
+        if row["workload"] == "mixed" and row["temperature"] == 0.0
+    }
+    fixed = []
+    for load in LOADS:
+        best = max(range(1, 7), key=lambda k: rate(rows, f"fixed:{k}", load))
+        fixed.append(f"{rate(rows, f'fixed:{best}', load)} ({best})")
+    lines = [
+        ("", LOADS),
+        ("no speculation", [rate(rows, "none", load) for load in LOADS]),
+        ("the best fixed length for each", fixed),
+        ("`tetris`, 4 + 2 deeper", [rate(rows, "tetris:4+2", load) for load in LOADS]),
+        ("`goodput`", [rate(rows, "goodput:8", load) for load in LOADS]),
+    ]
+    table = [f"| {name} | {' | '.join(map(str, cells))} |" for name, cells in lines]
+    table[0] = table[0].replace("|  |", "| |")
+    table.insert(1, "|---|---|---|---|")
+    return "\n".join(table)
+
+
+def test_the_table_is_what_was_measured() -> None:
+    page = (ROOT / "README.md").read_text()
+    found = re.search(
+        r"<!-- table:begin -->\n(.*)\n<!-- table:end -->", page, re.DOTALL
+    )
+    assert found is not None
+    assert found[1] == render()
+
+
+def test_the_first_page_is_one_sitting() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    local = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in local if not (page.parent / link).exists()] == []
