@@ -84,7 +84,11 @@ def is_listening(port: int) -> bool:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """The environment of a user's shell, with metrics exported every second."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PORT"))}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("RAY_", "PORT", "VLLM_"))
+    }
     env |= {"RAY_metrics_report_interval_ms": "1000", "RAY_worker_niceness": "0"}
     return env | extra
 

@@ -172,7 +172,8 @@ def wait_for(page: Page, condition: str, timeout_s: float = 30.0) -> None:
 
 
 def ask(page: Page, question: str) -> None:
-    """Type a question and press Enter."""
+    """Type a question and press Enter, once the page listens."""
+    wait_for(page, "document.activeElement.id === 'text'")
     page.keyboard.insert_text(question)
     page.keyboard.press("Enter")
 
