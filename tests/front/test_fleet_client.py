@@ -189,7 +189,9 @@ def test_nobody_is_blamed_for_engines_that_were_dead_before(
         await scene.begun(requests)
         for victim in victims:
             victim.die()
-        await asyncio.sleep(0.5)
+        num_leases = len(scene.fleet.opened)
+        # Each has found both dead, and one of them again.
+        await until(lambda: len(scene.fleet.opened) > num_leases + 3 * len(requests))
         scene.fleet.replicas.clear()
         scene.add_replica()
         await scene.check_all(requests)
