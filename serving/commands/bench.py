@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -37,5 +38,12 @@ def add_bench_command(commands: Any) -> None:
 
 
 def _run(benchmark: EntryPoint, args: argparse.Namespace) -> int:
-    main = benchmark.load()
+    try:
+        main = benchmark.load()
+    except ModuleNotFoundError as error:
+        sys.stderr.write(
+            f"error: bench {benchmark.name} needs {error.name}, which servers do "
+            "without: pip install 'tetris-serve[loadtest]'\n"
+        )
+        return 1
     return int(main(args.arguments, prog=f"tetris-serve bench {benchmark.name}"))

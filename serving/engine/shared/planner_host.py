@@ -138,6 +138,14 @@ class PlannerHost:
         planner.import_state(state)
         self._planner = planner
 
+    def wrap_planner(self, wrap: Callable[[Any], Any]) -> None:
+        """Put somebody between engine and planner, for good: to record or hold it back.
+
+        Args:
+            wrap: Takes the planner; returns what is asked in its place from now on.
+        """
+        self._planner = wrap(self._planner)
+
     def _choose_depth(self, num_reqs: int) -> int | None:
         """Ask for the next depth, within the engine's; None if the planner fails."""
         target_ms = self._classes.tightest_target_ms(self.running)
