@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadtest.engine_bench.arms import Arm as Policy
-from loadtest.engine_bench.arms import parse_arm as parse_policy
+from loadtest.arms import Arm as Policy
+from loadtest.arms import parse_arm as parse_policy
 
 PLAIN_POLICIES = ("none", "fixed")
 """What vLLM does without us."""

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import yaml
 
+from loadtest.argument_types import read_minutes, read_positive
 from loadtest.client.errors import LoadTestError
-from loadtest.engine_bench.argument_types import read_minutes, read_positive
 from loadtest.load.arrivals import parse_load
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, LoadOptions, add_option
 from loadtest.load.workloads import make_workload

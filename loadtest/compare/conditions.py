@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from loadtest.engine_bench.models import count_parameters, digest_model
+from loadtest.model_files import describe_model
 
 from .deployment import REPO, find_config
 
@@ -62,8 +62,7 @@ def describe_models(config: str, settings: Iterable[str]) -> dict[str, Any]:
     for role in ("target", "draft"):
         path = file.parent / Path(str(names.get(role, "-"))).expanduser()
         if path.is_dir():
-            described = {"name": path.name, "digest": digest_model(path)}
-            models[role] = described | {"parameters": count_parameters(path)}
+            models[role] = describe_model(path)
     return models
 
 

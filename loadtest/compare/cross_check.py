@@ -35,11 +35,11 @@ from typing import Any
 
 import numpy as np
 
+from loadtest.argument_types import read_positive
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, read_records
-from loadtest.engine_bench.argument_types import read_positive
-from loadtest.engine_bench.environment import (
+from loadtest.environment import (
     describe_machine,
     describe_piece,
     describe_versions,

@@ -8,19 +8,18 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 from loadtest.client.records import compress, read_records
-from loadtest.engine_bench.environment import (
+from loadtest.environment import (
     describe_machine,
     describe_piece,
     describe_versions,
 )
-from loadtest.engine_bench.progress import Progress
 from loadtest.interrupts import interruptible
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
+from loadtest.progress import Progress
 from loadtest.report.page import write_results
 from loadtest.report.summary import Limits, Targets, summarise
 
@@ -125,13 +124,12 @@ class Runner:
     def _note_environment(self) -> None:
         options = self._options
         is_ours = any(arm.policy for arm in options.arms)
-        others = {name: version(name) for name in ("ray", "locust")}
         models = describe_models(options.config, options.set) if is_ours else {}
         pieces = self._store.environment().get("pieces", [])
         self._store.write_environment(
             {
                 "machine": describe_machine(),
-                "versions": describe_versions() | others,
+                "versions": describe_versions(),
                 "models": models,
                 "pieces": [*pieces, describe_piece()],
             }

@@ -1,0 +1,91 @@
+"""Policies that are compared, each with its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from policies.registry import POLICY_NAMES
+
+DEFAULT_EXTRA_DRAFT_TOKENS = 2
+
+_DEFAULT_DRAFT_TOKENS = {"fixed": 3, "tetris": 2, "dynamic": 5, "goodput": 5}
+
+_FORM = re.compile(r"(?P<policy>[a-z]+)(:(?P<tokens>\d+)(\+(?P<extra>\d+))?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A policy with its numbers.
+
+    Attributes:
+        policy: Its name.
+        draft_tokens: k; 0 for `none`.
+        extra_draft_tokens: How much deeper than k `tetris` drafts; 0 for the others.
+    """
+
+    policy: str
+    draft_tokens: int = 0
+    extra_draft_tokens: int = 0
+
+    @property
+    def name(self) -> str:
+        """The form that `parse_arm` reads, e.g. `tetris:2+2`."""
+        if self.policy == "none":
+            return self.policy
+        extra = f"+{self.extra_draft_tokens}" if self.policy == "tetris" else ""
+        return f"{self.policy}:{self.draft_tokens}{extra}"
+
+    @property
+    def file_name(self) -> str:
+        """The name, fit for a file."""
+        return self.name.replace(":", "-").replace("+", "-")
+
+    @property
+    def max_depth(self) -> int:
+        """Draft tokens the engine must be able to propose per request."""
+        return self.draft_tokens + self.extra_draft_tokens
+
+
+def parse_arm(text: str, others: Mapping[str, int] = MappingProxyType({})) -> Arm:
+    """Read an arm: `none`, `fixed:3`, `dynamic:5`, `goodput:5` or `tetris:2+2`.
+
+    Numbers may be left out.
+
+    Args:
+        text: The arm.
+        others: Further names, with the number of draft tokens each has by itself.
+
+    Raises:
+        ValueError: If the policy is unknown or a number makes no sense for it.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None or match["policy"] not in (*POLICY_NAMES, *others):
+        raise ValueError(
+            f"{text!r} is no policy; write one of "
+            f"{', '.join((*POLICY_NAMES, *others))}, "
+            "with numbers as in fixed:3, goodput:5 or tetris:2+2"
+        )
+    policy, extra = match["policy"], match["extra"]
+    if policy == "none":
+        if match["tokens"] is not None:
+            raise ValueError(f"{text!r}: policy none drafts nothing; write none")
+        return Arm("none")
+    defaults = _DEFAULT_DRAFT_TOKENS | dict(others)
+    draft_tokens = int(match["tokens"] or defaults.get(policy, 3))
+    if draft_tokens < 1:
+        raise ValueError(f"{text!r}: draft tokens must be at least 1")
+    if policy != "tetris":
+        if extra is not None:
+            raise ValueError(
+                f"{text!r}: only tetris takes extra draft tokens; "
+                f"write {policy}:{draft_tokens}"
+            )
+        return Arm(policy, draft_tokens)
+    return Arm(
+        policy,
+        draft_tokens,
+        DEFAULT_EXTRA_DRAFT_TOKENS if extra is None else int(extra),
+    )

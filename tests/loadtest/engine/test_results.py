@@ -1,0 +1,275 @@
+"""From measurements to rows, ratios, tables and plots."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadtest.client.errors import LoadTestError
+from loadtest.engine.plan import Cell
+from loadtest.engine.plots import draw
+from loadtest.engine.report import throughput_table, write_results
+from loadtest.engine.store import Store
+from loadtest.engine.summary import (
+    ALL_LOADS,
+    compare_with_best,
+    make_ratios,
+    make_rows,
+)
+from tests.loadtest.engine.made_up import CELL, CONDITIONS, ENVIRONMENT, bins, measured
+
+COMMITTED = Path(__file__).parents[3] / "loadtest" / "results" / "engine-cpu"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "results")
+    store.check_conditions(CONDITIONS)
+    store.write_environment(ENVIRONMENT)
+    return store
+
+
+def fill(store: Store, speeds: Iterable[tuple[float, float]]) -> None:
+    for number, (none, tetris) in enumerate(speeds, start=1):
+        store.append_group(
+            [measured("none", number, none), measured("tetris:2+2", number, tetris)]
+        )
+
+
+def ratio_of(ratios: Any, concurrency: int = CELL.concurrency) -> Any:
+    (found,) = [one for one in ratios if one["concurrency"] == concurrency]
+    return found
+
+
+def test_a_group_cut_short_by_a_crash_is_measured_again(store: Store) -> None:
+    path = store.folder / "measurements.jsonl"
+    path.write_text('[{"policy": "none", "rou')
+
+    assert store.done() == set()
+    fill(store, [(100.0, 110.0)])
+
+    assert [one["output_tokens_per_s"] for one in store.measurements()] == [100, 110]
+    assert store.done() == {(1, CELL)}
+
+
+def test_changed_settings_are_refused_by_name_with_both_values(store: Store) -> None:
+    store.check_conditions({**CONDITIONS, "max_tokens": 64})  # Nothing is measured yet.
+    store.check_conditions(CONDITIONS)
+    fill(store, [(100.0, 110.0)])
+
+    with pytest.raises(LoadTestError, match="max_tokens: was 96, is 128") as refusal:
+        store.check_conditions({**CONDITIONS, "max_tokens": 128})
+
+    assert "--restart" in str(refusal.value)
+    assert "dtype" not in str(refusal.value)
+
+
+def test_a_restart_removes_what_a_run_wrote_and_nothing_else(store: Store) -> None:
+    fill(store, [(100.0, 110.0)])
+    mine = store.folder / "notes.txt"
+    mine.write_text("keep")
+
+    store.clear()
+
+    assert store.measurements() == []
+    assert mine.exists()
+
+
+def test_blocks_of_a_round_add_up_before_rounds_are_compared() -> None:
+    blocks = [
+        measured("tetris:2+2", 1, 100.0),
+        measured("tetris:2+2", 1, 300.0, window_s=1.0, num_tokens=300, block=1),
+        measured("tetris:2+2", 2, 90.0, engine_start="2.1"),
+    ]
+
+    (row,) = make_rows(blocks)
+
+    # 600 tokens in 4 s, not the mean of 100 and 300.
+    assert row["output_tokens_per_s"] == {"median": 120.0, "min": 90.0, "max": 150.0}
+    assert row["rounds"] == row["engine_starts"] == 2
+    assert row["window_s"] == 7.0
+    assert row["num_requests"] == 36
+    assert row["verification_success_rate"] == 0.5
+    assert row["verified_per_step"] == 8.0
+    assert row["planning_us_per_step"] == pytest.approx(100.0)
+    assert row["step_ms"] == pytest.approx((4000 / 20 + 300) / 2)
+
+
+def test_engines_that_start_once_for_all_rounds_count_once() -> None:
+    rounds = [measured("none", n, 100.0, engine_start="1.1") for n in (1, 2, 3)]
+
+    (row,) = make_rows(rounds)
+
+    assert (row["rounds"], row["engine_starts"]) == (3, 1)
+    assert row["verification_success_rate"] is None
+    assert row["planning_us_per_step"] is None
+
+
+def test_what_moves_a_whole_round_cancels_in_the_ratio() -> None:
+    rounds = [
+        measured(policy, number, factor * speed)
+        for number, factor in enumerate((1.0, 0.5, 2.0), start=1)
+        for policy, speed in (("none", 100.0), ("tetris:2+2", 110.0))
+    ]
+
+    ratio = ratio_of(make_ratios(rounds))
+
+    assert (ratio["policy"], ratio["against"]) == ("tetris:2+2", "none")
+    assert [ratio[k] for k in ("ratio", "low", "high")] == pytest.approx([1.1] * 3)
+    assert ratio["rounds"] == 3
+
+
+def test_only_common_rounds_are_compared_and_one_has_no_interval() -> None:
+    rounds = [
+        *(measured("none", number, 100.0) for number in (1, 2)),
+        *(measured("tetris:2+2", number, 120.0) for number in (2, 3)),
+    ]
+
+    ratio = ratio_of(make_ratios(rounds))
+
+    assert ratio["ratio"] == pytest.approx(1.2)
+    assert (ratio["low"], ratio["rounds"]) == (None, 1)
+
+
+def test_over_all_loads_rounds_compare_with_their_geometric_mean() -> None:
+    other = Cell("mixed", 0.0, 8)
+    rounds = [
+        measured(policy, number, speed, cell=cell)
+        for number in (1, 2)
+        for cell, tetris in ((CELL, 100.0), (other, 400.0))
+        for policy, speed in (("none", 100.0), ("tetris:2+2", tetris))
+        # The third load is not measured in both rounds.
+    ]
+    rounds.append(measured("none", 3, 1.0))
+
+    ratio = ratio_of(make_ratios(rounds), ALL_LOADS)
+
+    assert ratio["ratio"] == pytest.approx(2.0)
+    assert ratio["rounds"] == 2
+
+
+def test_the_luckiest_of_equals_is_not_held_against_a_policy() -> None:
+    """Each rival is the fastest by luck in one round, and equal in the others."""
+    speeds = {
+        "fixed:1": (120.0, 100.0, 100.0),
+        "fixed:2": (100.0, 120.0, 100.0),
+        "fixed:3": (100.0, 100.0, 120.0),
+        "goodput:8": (110.0, 110.0, 110.0),
+    }
+    rounds = [
+        measured(policy, number, speed)
+        for policy, own in speeds.items()
+        for number, speed in enumerate(own, start=1)
+    ]
+
+    (best,) = compare_with_best(rounds, "goodput:8")
+
+    assert best["ratio"] > 1.02
+    assert best["rounds"] == 3
+    (alone,) = compare_with_best(rounds[-6:], "goodput:8")
+    assert alone["against"] == "fixed:3"
+    assert compare_with_best(rounds[-3:], "goodput:8") == []
+
+
+def test_a_row_pools_the_outcomes_of_its_blocks() -> None:
+    half, sure = np.full(50, 0.45), np.full(50, 0.95)
+    blocks = [
+        measured("goodput:8", 1, 100.0, calibration_bins=bins(half, np.ones(50))),
+        measured("goodput:8", 2, 100.0, calibration_bins=bins(sure, np.ones(50))),
+    ]
+
+    (row,) = make_rows(blocks)
+
+    assert row["calibration_error"] == pytest.approx((0.55 + 0.05) / 2)
+    assert row["confidence_error"] is None
+    # Pooled, one load that predicts too much and one too little would look exact.
+    blocks[1] |= Cell("mixed", 0.0, 8).as_dict()
+    errors = [one["calibration_error"] for one in make_rows(blocks)]
+    assert errors == pytest.approx([0.55, 0.05])
+
+
+def test_results_tell_speeds_ratios_and_where_they_come_from(store: Store) -> None:
+    fill(store, [(100.0, 110.0), (50.0, 55.0)])
+
+    results = write_results(store)
+    draw(results, store.folder / "results.png")
+
+    written = json.loads((store.folder / "results.json").read_text())
+    assert written == json.loads(json.dumps(results))
+    assert written["environment"] == ENVIRONMENT
+    table = (store.folder / "results.md").read_text()
+    for part in (
+        "A CPU, 2 of 2 cores; target model (100 M parameters, 01234567)",
+        "vllm 0.32.0, ray 2.60.0; commit 0f0f0f0f; 2026-11-21",
+        "24 requests, 2 rounds, 2 engine starts a policy",
+        "| tetris:2+2 | **82** (1.50, .50) |",
+        "| none | 1.100 (1.100-1.100) |",
+        "| the best other | 1.100 (1.100-1.100), none |",
+        "| tetris:2+2 | 4 | 55-110 |",
+        "0 of 48 replies differ",
+    ):
+        assert part in table
+    assert (store.folder / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_change_on_the_way_is_told_apart(store: Store) -> None:
+    phases = {"before": 100.0, "after": 60.0}
+    drift = Cell("drift-context", 0.0, 4)
+    store.append_group([measured("none", 1, 80.0, cell=drift, phases=phases)])
+
+    write_results(store)
+
+    assert (
+        "| none | 4 | 80-80 | 100 → 60 |" in (store.folder / "results.md").read_text()
+    )
+
+
+def test_the_small_table_shows_speed_acceptance_length_and_success() -> None:
+    row = {
+        "policy": "none",
+        "concurrency": 1,
+        "output_tokens_per_s": {"median": 70.4},
+        "acceptance_length": 1.0,
+        "verification_success_rate": None,
+        "verified_per_step": None,
+    }
+    fixed = row | {
+        "policy": "fixed:1",
+        "output_tokens_per_s": {"median": 97.0},
+        "acceptance_length": 1.561,
+        "verification_success_rate": 0.558,
+        "verified_per_step": 1.0,
+    }
+    # An adaptive policy may verify nothing at all.
+    idle = row | {"policy": "goodput:5", "concurrency": 4, "verified_per_step": 0.0}
+
+    assert throughput_table([row, fixed, idle]).splitlines()[2:] == [
+        "| none | 70 | - |",
+        "| fixed:1 | **97** (1.56, .56) | - |",
+        "| goodput:5 | - | **70** (1.00, -) |",
+    ]
+
+
+@pytest.mark.parametrize("folder", [".", "cold", "cold-400m", "warm"])
+def test_committed_results_are_what_was_measured(folder: str, tmp_path: Path) -> None:
+    for name in ("measurements.jsonl", "settings.json", "environment.json"):
+        shutil.copy(COMMITTED / folder / name, tmp_path / name)
+
+    again = json.loads(json.dumps(write_results(Store(tmp_path))))
+
+    committed = json.loads((COMMITTED / folder / "results.json").read_text())
+    for part in ("rows", "ratios"):
+        assert len(again[part]) == len(committed[part])
+    by_key = {
+        (row["policy"], row["workload"], row["temperature"], row["concurrency"]): row
+        for row in again["rows"]
+    }
+    for row in committed["rows"]:
+        key = row["policy"], row["workload"], row["temperature"], row["concurrency"]
+        assert by_key[key] == row
