@@ -42,8 +42,8 @@ def _run(benchmark: EntryPoint, args: argparse.Namespace) -> int:
         main = benchmark.load()
     except ModuleNotFoundError as error:
         sys.stderr.write(
-            f"error: bench {benchmark.name} needs {error.name}, which servers do "
-            "without: pip install 'tetris-serve[loadtest]'\n"
+            f"error: bench {benchmark.name} cannot start: {error}; run the set-up "
+            "again, or install what is missing\n"
         )
         return 1
     return int(main(args.arguments, prog=f"tetris-serve bench {benchmark.name}"))
