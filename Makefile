@@ -2,7 +2,7 @@
 # and is then one or two plain commands that also run by themselves.
 
 PYTHON ?= python3
-CONFIG ?= configs/demo.yaml
+CONFIG ?= configs/smollm2.yaml
 TETRIS_VENV ?= .venv
 export TETRIS_VENV
 

@@ -46,7 +46,7 @@ def build(args: dict[str, Any]) -> "Application":
     """Build the application from a deployment file or from inline settings.
 
     This is the import path for Ray Serve: `serve run serving.app:build
-    config=configs/demo.yaml`, or `import_path: serving.app:build` with `args` in a
+    config=configs/tiny.yaml`, or `import_path: serving.app:build` with `args` in a
     Serve config file.
 
     Args:

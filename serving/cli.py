@@ -17,7 +17,7 @@ from serving.settings.model import (
 )
 
 _EXIT_BAD_SETTINGS = 2
-_DEFAULT_CONFIG = "configs/demo.yaml"
+_DEFAULT_CONFIG = "configs/smollm2.yaml"
 _FILE_ENDINGS = (".yaml", ".yml")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "loadtest" / "results" / "engine-cpu" / "results.json"
@@ -88,6 +89,20 @@ def test_the_table_is_what_was_measured(page: str, rendered: Callable[[], str]) 
     )
     assert found is not None
     assert found[1] == rendered()
+
+
+def test_the_first_request_asks_what_make_serve_serves() -> None:
+    page, makefile = ((ROOT / name).read_text() for name in ("README.md", "Makefile"))
+    default = re.search(r"^CONFIG \?= (\S+)$", makefile, re.MULTILINE)
+    request = re.search(r"-d '(.*)'$", page, re.MULTILINE)
+    answer = re.search(r"```json\n(.*?)\n```", page, re.DOTALL)
+    assert default is not None
+    assert request is not None
+    assert answer is not None
+
+    served = yaml.safe_load((ROOT / default[1]).read_text())["model"]["id"]
+    assert json.loads(request[1])["model"] == served
+    assert json.loads(answer[1])["model"] == served
 
 
 def test_the_first_page_is_one_sitting() -> None:

@@ -121,7 +121,7 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         "served by vLLM alone",
         parse_arm,
     )
-    add_text("--config", "configs/demo.yaml", "deployment file of the policies")
+    add_text("--config", "configs/tiny.yaml", "deployment file of the policies")
     add_list("--set", "replace a setting in it, e.g. replicas.max=3")
     add_list("--metrics-url", "NAME=URL: Prometheus page of a running arm", _read_pair)
     add(

@@ -1,7 +1,7 @@
 """Replace all replicas of a running `tetris-serve up`, as a new release would.
 
     python -m loadtest.compare.redeploy --dashboard http://127.0.0.1:8265 \
-        --config configs/demo.yaml --policy tetris --set replicas.max=2
+        --config configs/tiny.yaml --policy tetris --set replicas.max=2
 
 Serve does nothing when it is given what runs already. So every call names a release
 of its own in the replicas' environment, which Serve has to roll out; all else stays

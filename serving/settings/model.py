@@ -193,7 +193,7 @@ def _find(path: Path) -> Path:
         if candidate.is_file():
             return candidate
     raise SettingsError(
-        [f"{path}: no such file; give a deployment file such as configs/demo.yaml"]
+        [f"{path}: no such file; give a deployment file such as configs/tiny.yaml"]
     )
 
 

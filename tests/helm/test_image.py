@@ -121,7 +121,7 @@ def is_sent(path: str) -> bool:
 
 
 def test_the_context_holds_what_the_server_reads_and_nothing_local():
-    needed = ["pyproject.toml", "serving/app.py", "configs/demo.yaml"]
+    needed = ["pyproject.toml", "serving/app.py", "configs/tiny.yaml"]
     assert all(map(is_sent, [*needed, "configs/requirements/cpu.txt"]))
     assert not any(map(is_sent, [".git/config", ".venv/bin/python", "tests/x.py"]))
 

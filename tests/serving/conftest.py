@@ -24,7 +24,7 @@ from prometheus_client.samples import Sample
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-DEMO_CONFIG = ROOT / "configs" / "demo.yaml"
+DEMO_CONFIG = ROOT / "configs" / "tiny.yaml"
 MODEL = "demo"
 
 T = TypeVar("T")

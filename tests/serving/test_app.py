@@ -220,7 +220,7 @@ def test_a_fleet_has_a_slot_for_each_front_of_two_generations() -> None:
 
 
 def test_a_fronts_process_is_spared_what_is_meant_for_kernels() -> None:
-    settings = settings_from_args({"config": "configs/demo.yaml"})
+    settings = settings_from_args({"config": "configs/tiny.yaml"})
     options = front_options_of(settings)["ray_actor_options"]
     variables = options["runtime_env"]["env_vars"]
     assert "LD_PRELOAD" not in variables
@@ -230,7 +230,7 @@ def test_a_fronts_process_is_spared_what_is_meant_for_kernels() -> None:
 
 def test_build_takes_a_file_with_overrides_or_the_sections_themselves() -> None:
     from_file = settings_from_args(
-        {"config": "configs/demo.yaml", "policy.name": "fixed"}
+        {"config": "configs/tiny.yaml", "policy.name": "fixed"}
     )
     assert from_file.model.id == "demo"
     assert from_file.policy.name == "fixed"

@@ -276,7 +276,7 @@ def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(
     tmp_path: Path,
 ) -> None:
     port, dashboard_port = find_free_ports(2)
-    content = yaml.safe_load((ROOT / "configs" / "serve" / "demo.yaml").read_text())
+    content = yaml.safe_load((ROOT / "configs" / "serve" / "tiny.yaml").read_text())
     content["http_options"]["port"] = port
     content["applications"][0]["args"]["config"] = str(DEMO_CONFIG)
     file = tmp_path / "serve.yaml"

@@ -60,7 +60,7 @@ def test_the_demo_and_three_model_families_are_shipped() -> None:
 def test_the_serve_config_file_names_an_existing_deployment_file() -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    text = (ROOT / "configs" / "serve" / "demo.yaml").read_text()
+    text = (ROOT / "configs" / "serve" / "tiny.yaml").read_text()
     schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
     (application,) = schema.applications
     assert application.import_path == "serving.app:build"
@@ -216,7 +216,7 @@ def test_a_file_is_found_from_the_project_folder_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_settings("configs/demo.yaml").model.id == "demo"
+    assert load_settings("configs/tiny.yaml").model.id == "demo"
 
 
 def test_a_missing_file_says_what_to_give() -> None:

@@ -164,7 +164,7 @@ def test_nothing_more_happens_after_the_end_of_a_run_and_the_run_has_failed(has_
 
 
 def test_every_release_is_the_same_deployment_under_a_new_name():
-    config = Path("configs/demo.yaml")
+    config = Path("configs/tiny.yaml")
     settings = ["replicas.max=2", "engine.enforce_eager=true"]
     first, second = (
         describe_release(config, "tetris", settings, name)["applications"][0]
@@ -186,7 +186,7 @@ def test_every_release_is_the_same_deployment_under_a_new_name():
 @pytest.mark.slow
 def test_the_redeployment_of_an_arm_replaces_its_replicas(tmp_path):
     settings = ["replicas.max=1", "replicas.drain_timeout_s=5"]
-    launcher = Launcher(tmp_path, "configs/demo.yaml", settings)
+    launcher = Launcher(tmp_path, "configs/tiny.yaml", settings)
     with launcher.run(parse_arm("tetris:2+2"), print) as deployment:
         assert deployment.redeploy_command is not None
         action = ServerAction("redeploy", 0.0)
@@ -199,7 +199,7 @@ def test_the_redeployment_of_an_arm_replaces_its_replicas(tmp_path):
 
 def test_the_command_that_redeploys_needs_nothing_but_the_dashboard():
     command = redeploy_command(
-        ROOT, ["--config", "configs/demo.yaml", "--set", "a.b=[1, 2]"]
+        ROOT, ["--config", "configs/tiny.yaml", "--set", "a.b=[1, 2]"]
     )
     command = command.replace("{dashboard}", "http://127.0.0.1:9")
     finished = subprocess.run(

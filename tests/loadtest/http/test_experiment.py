@@ -281,7 +281,7 @@ def test_a_policy_becomes_settings_of_our_server():
 
 
 def test_vllm_alone_is_started_with_the_very_options_of_our_server(tmp_path):
-    launcher = Launcher(tmp_path, "configs/demo.yaml", ["engine.max_num_seqs=3"])
+    launcher = Launcher(tmp_path, "configs/tiny.yaml", ["engine.max_num_seqs=3"])
     ours, plain = (
         launcher._command(parse_arm(arm), 1234) for arm in ("fixed:3", "a=vllm:fixed:3")
     )

@@ -1,0 +1,128 @@
+"""Shards of chats on the disk: token ids, and who wrote them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+Say = Callable[[str], None]
+
+CHATS_PER_SHARD = 256
+
+_HELD_OUT_EVERY = 16
+
+
+@dataclass(frozen=True)
+class Chat:
+    """One conversation, from its template's first token on.
+
+    Attributes:
+        token_ids: All tokens.
+        answers: Half-open spans of what the target answered, end token included.
+        temperature: Of the answers.
+    """
+
+    token_ids: list[int]
+    answers: list[tuple[int, int]]
+    temperature: float
+
+
+class WorkDir:
+    """The folder of one drafter's data and training."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        """Open or create it for a target.
+
+        Raises:
+            ValueError: It holds what another target has written.
+        """
+        self.path = path
+        self.checkpoint = path / "head.pt"
+        self.curve = path / "curve.jsonl"
+        self._chats, self._features = path / "chats", path / "features"
+        for folder in (self._chats, self._features):
+            folder.mkdir(parents=True, exist_ok=True)
+        note, digest = path / "target.txt", _digest(target)
+        if not note.exists():
+            note.write_text(digest + "\n")
+        elif note.read_text().strip() != digest:
+            raise ValueError(
+                f"{path} belongs to another target than {target}; "
+                "choose another --work-dir"
+            )
+
+    def chats_of(self, shard: int) -> Path:
+        """Return the file of a shard's chats, which may not exist yet."""
+        return self._chats / f"{shard:05}.npz"
+
+    def features_of(self, shard: int) -> Path:
+        """Return the file of what the target computes for a shard."""
+        return self._features / f"{shard:05}.npy"
+
+    def shards(self) -> list[int]:
+        """Return the shards that have been written."""
+        return sorted(int(file.stem) for file in self._chats.glob("*.npz"))
+
+    def ready(self, *, held_out: bool) -> list[int]:
+        """Return the shards that have features, of one side of the split."""
+        return [
+            shard
+            for shard in self.shards()
+            if is_held_out(shard) is held_out and self.features_of(shard).exists()
+        ]
+
+
+def is_held_out(shard: int) -> bool:
+    """Tell whether training never sees a shard."""
+    return shard % _HELD_OUT_EVERY == 0
+
+
+def write_shard(file: Path, chats: Sequence[Chat]) -> None:
+    """Write chats whole or not at all."""
+    lengths = [len(chat.token_ids) for chat in chats]
+    token_ids = [token for chat in chats for token in chat.token_ids]
+    if max(token_ids, default=0) > np.iinfo(np.uint16).max:
+        raise ValueError("the target's vocabulary does not fit into 16 bits")
+    answers = [(n, *span) for n, chat in enumerate(chats) for span in chat.answers]
+    with partial(file).open("wb") as opened:
+        np.savez_compressed(
+            opened,
+            token_ids=np.array(token_ids, np.uint16),
+            lengths=np.array(lengths, np.int32),
+            answers=np.array(answers, np.int32).reshape(-1, 3),
+            temperatures=np.array([chat.temperature for chat in chats]),
+        )
+    partial(file).replace(file)
+
+
+def read_shard(file: Path) -> list[Chat]:
+    """Read what :func:`write_shard` has written."""
+    with np.load(file) as content:
+        # What follows the last end is empty.
+        rows = np.split(content["token_ids"], np.cumsum(content["lengths"]))[:-1]
+        spans: list[list[tuple[int, int]]] = [[] for _ in rows]
+        for number, begin, end in content["answers"].tolist():
+            spans[number].append((begin, end))
+        temperatures = content["temperatures"].tolist()
+    return [
+        Chat(row.tolist(), answers, temperature)
+        for row, answers, temperature in zip(rows, spans, temperatures, strict=True)
+    ]
+
+
+def partial(file: Path) -> Path:
+    """Return where a file is written before it takes its name."""
+    return file.with_name(f".{file.name}.{os.getpid()}.partial")
+
+
+def _digest(target: Path) -> str:
+    digest = hashlib.sha256()
+    for file in [target / "config.json", *sorted(target.glob("*.safetensors"))]:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,96 @@
+"""Writes the trained head as a model folder, with its card."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from .chats import WorkDir, read_shard
+from .head import head_config
+
+EVALUATION = "evaluation.json"
+_LOG = "training_log.json"
+_POINTS_SHOWN = 12
+
+
+def export(target: Path, work_dir: WorkDir, output: Path) -> None:
+    """Write the newest checkpoint as a folder that vLLM loads.
+
+    Args:
+        target: The model folder that the head drafts for.
+        work_dir: Holds the checkpoint.
+        output: Folder to write.
+
+    Raises:
+        ValueError: There is no checkpoint.
+    """
+    if not work_dir.checkpoint.exists():
+        raise ValueError(f"{work_dir.path} holds no checkpoint; run the command train")
+    saved = torch.load(work_dir.checkpoint, weights_only=True)
+    state, weights = saved["state"], saved["weights"]
+    recipe = state["recipe"]
+    vocabulary = torch.tensor(state["vocabulary"])
+    config = head_config(
+        AutoConfig.from_pretrained(target), len(vocabulary), recipe["aux_layer_ids"]
+    )
+    chats = [chat for n in state["shards"] for chat in read_shard(work_dir.chats_of(n))]
+    log = {
+        "target": target.name,
+        "recipe": recipe,
+        "num_parameters": sum(weight.numel() for weight in weights.values()),
+        "num_chats": len(chats),
+        "num_answer_tokens": sum(e - b for chat in chats for b, e in chat.answers),
+        "tokens_seen": state["tokens_seen"],
+        "train_s": round(state["train_s"]),
+        "curve": state["curve"],
+        "hardware": _hardware(),
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    config["dtype"] = str(weights["fc.weight"].dtype).removeprefix("torch.")
+    # vLLM adds it to the number of a draft token.
+    weights["d2t"] = vocabulary - torch.arange(len(vocabulary))
+    save_file(weights, output / "model.safetensors")
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (output / _LOG).write_text(json.dumps(log, indent=1) + "\n")
+    (output / EVALUATION).unlink(missing_ok=True)
+    write_card(output)
+
+
+def write_card(folder: Path) -> None:
+    """Write ``README.md`` from the log, and the evaluation if there is one."""
+    log = json.loads((folder / _LOG).read_text())
+    evaluation = folder / EVALUATION
+    curve = log["curve"]
+    every = max(1, -(-len(curve) // _POINTS_SHOWN))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    card = environment.get_template("card.md.jinja").render(
+        log=log,
+        shown=curve[::-every][::-1],
+        evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else None,
+    )
+    (folder / "README.md").write_text(card)
+
+
+def _hardware() -> dict[str, Any]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.split(":", 1)[1] for line in lines if line.startswith("model name"))
+    return {
+        "cpu": next(names, platform.processor()).strip(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }

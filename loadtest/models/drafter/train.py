@@ -1,0 +1,385 @@
+"""Trains the head on the target's distribution, as it will draft."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from .chats import Say, WorkDir, partial
+from .corpus import Batch, Corpus
+from .head import Eagle3Head, predictable
+
+_SAVE_EVERY_S = 60.0
+_WEIGHT_DECAY = 0.01
+_ADAM_BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a head is trained.
+
+    Attributes:
+        aux_layer_ids: Layers of the target whose input the head reads.
+        draft_vocab_size: Tokens that can be drafted.
+        num_steps: Draft steps that are unrolled.
+        step_decay: Weight of a step's loss, over that of the step before.
+        batch_tokens: Tokens in a batch, prompts and padding included.
+        peak_lr: Learning rate after warm-up, of Muon.
+        adam_share: Adam's learning rate, over Muon's.
+        warmup_batches: Batches of linear warm-up.
+        evaluate_every: Answer tokens between two evaluations.
+        evaluated_chats: Held-out chats of an evaluation.
+        seed: Of weights and order.
+    """
+
+    aux_layer_ids: tuple[int, ...] = (3, 16, 28)
+    draft_vocab_size: int = 8192
+    num_steps: int = 3
+    step_decay: float = 0.8
+    batch_tokens: int = 2048
+    peak_lr: float = 2e-3
+    adam_share: float = 0.5
+    warmup_batches: int = 50
+    evaluate_every: int = 200_000
+    evaluated_chats: int = 128
+    seed: int = 1
+
+
+class Trainer:
+    """A head, its optimizer, and what it has seen."""
+
+    def __init__(self, target: Path, work_dir: WorkDir, recipe: Recipe) -> None:
+        """Go on from the newest checkpoint, or begin.
+
+        Raises:
+            ValueError: Data is missing, or the checkpoint has another recipe.
+        """
+        self._work_dir, self._recipe = work_dir, recipe
+        training, held_out = (work_dir.ready(held_out=side) for side in (False, True))
+        if not training or not held_out:
+            raise ValueError(
+                f"{work_dir.path} lacks shards with features on one side of the split; "
+                "run the commands generate and features first"
+            )
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+        self._width = model.config.hidden_size
+        self._held_out = Corpus(work_dir, held_out[:1], self._width)
+        saved = _load_checkpoint(work_dir, recipe)
+        if saved is None:
+            corpus = Corpus(work_dir, training, self._width)
+            common = corpus.common_tokens(recipe.draft_vocab_size)
+            self._state = _begin(recipe, training, common)
+        else:
+            self._state = saved["state"]
+        self._vocabulary = torch.tensor(self._state["vocabulary"])
+        self._embedding = model.get_input_embeddings().weight.detach()
+        output = model.get_output_embeddings().weight.detach()
+        self._target_rows = output[self._vocabulary]
+        torch.manual_seed(recipe.seed)
+        self._head = Eagle3Head(
+            model.config, recipe.draft_vocab_size, len(recipe.aux_layer_ids)
+        )
+        with torch.no_grad():
+            self._head.norm.weight.copy_(model.model.norm.weight)
+            self._head.lm_head.weight.copy_(self._target_rows)
+        self._head.bfloat16()
+        self._optimizer = MasterOptimizer(self._head, recipe.adam_share)
+        if saved is not None:
+            self._optimizer.load_state_dict(saved["optimizer"])
+
+    def run(self, num_tokens: int, say: Say) -> None:
+        """Train until so many answer tokens have been seen, and evaluate.
+
+        The learning rate falls along a cosine to zero at the end. Shards written
+        meanwhile come in with the next epoch.
+
+        Args:
+            num_tokens: Answer tokens to have seen in all.
+            say: Takes lines about the progress.
+        """
+        state, recipe = self._state, self._recipe
+        progress = _Progress(state["tokens_seen"], num_tokens, say)
+        saved_s = time.monotonic()
+        while state["tokens_seen"] < num_tokens:
+            corpus = Corpus(self._work_dir, state["shards"], self._width)
+            plan = corpus.plan(f"{recipe.seed} {state['epoch']}", recipe.batch_tokens)
+            for numbers in plan[state["batch"] :]:
+                began_s = time.monotonic()
+                before = state["tokens_seen"] // recipe.evaluate_every
+                seen = self._learn(corpus.load(numbers), self._lr(num_tokens))
+                state["tokens_seen"] += seen
+                state["batch"] += 1
+                state["num_batches"] += 1
+                now_s = time.monotonic()
+                state["train_s"] += now_s - began_s
+                is_last = state["tokens_seen"] >= num_tokens
+                if is_last or state["tokens_seen"] // recipe.evaluate_every > before:
+                    say(self._evaluate())
+                elif now_s - saved_s < _SAVE_EVERY_S:
+                    continue
+                progress.tell(state["tokens_seen"])
+                saved_s = now_s
+                self._save()
+                if is_last:
+                    return
+            state["epoch"] += 1
+            state["batch"] = 0
+            state["shards"] = self._work_dir.ready(held_out=False)
+
+    def _save(self) -> None:
+        content = {
+            "state": self._state,
+            "weights": self._head.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        file, curve = self._work_dir.checkpoint, self._work_dir.curve
+        torch.save(content, partial(file))
+        partial(file).replace(file)
+        lines = (json.dumps(point) + "\n" for point in self._state["curve"])
+        partial(curve).write_text("".join(lines))
+        partial(curve).replace(curve)
+
+    def _lr(self, num_tokens: int) -> float:
+        warmup = (self._state["num_batches"] + 1) / self._recipe.warmup_batches
+        done = min(1.0, self._state["tokens_seen"] / num_tokens)
+        cosine = (1 + math.cos(math.pi * done)) / 2
+        return float(self._recipe.peak_lr * min(1.0, warmup) * cosine)
+
+    def _learn(self, batch: Batch, lr: float) -> int:
+        losses = step_losses(
+            self._head,
+            self._embedding,
+            self._target_rows,
+            batch,
+            self._recipe.num_steps,
+        )
+        weights = [self._recipe.step_decay**step for step in range(len(losses))]
+        loss = sum(w * one for w, one in zip(weights, losses, strict=True))
+        (loss / sum(weights)).backward()
+        self._optimizer.step(lr)
+        self._state["recent"].append([float(one.detach()) for one in losses])
+        return int(predictable(batch.answer_of, 1).sum())
+
+    def _evaluate(self) -> str:
+        state, recipe = self._state, self._recipe
+        recent = torch.tensor(state["recent"])
+        state["recent"] = []
+        report = evaluate(
+            self._head,
+            self._embedding,
+            self._vocabulary,
+            self._held_out,
+            recipe.num_steps,
+            recipe.evaluated_chats,
+        )
+        state["curve"].append(
+            {
+                "tokens_seen": state["tokens_seen"],
+                "train_s": round(state["train_s"]),
+                "num_shards": len(state["shards"]),
+                "loss": [round(value, 4) for value in recent.mean(0).tolist()],
+                **report,
+            }
+        )
+        accepted = report["temperature_0"]["accepted"]
+        return (
+            f"{state['tokens_seen']:,} tokens: loss {recent.mean(0)[0]:.3f}, accepted "
+            f"at temperature 0 by position {' '.join(f'{p:.3f}' for p in accepted)}"
+        )
+
+
+class _Progress:
+    """Says how fast it goes, and for how long yet."""
+
+    def __init__(self, tokens_seen: int, num_tokens: int, say: Say) -> None:
+        self._first, self._num_tokens, self._say = tokens_seen, num_tokens, say
+        self._began_s = time.monotonic()
+
+    def tell(self, tokens_seen: int) -> None:
+        speed = (tokens_seen - self._first) / (time.monotonic() - self._began_s)
+        left_h = (self._num_tokens - tokens_seen) / speed / 3600
+        self._say(
+            f"{tokens_seen:,}/{self._num_tokens:,} tokens, {speed:.0f} tokens/s, "
+            f"{left_h:.1f} h left"
+        )
+
+
+class MasterOptimizer:
+    """Muon for hidden matrices, Adam for the rest, on float32 copies of the weights.
+
+    Computing in bfloat16 is what these processors do fast; the copies keep the updates
+    that it would round off.
+    """
+
+    def __init__(self, head: torch.nn.Module, adam_share: float) -> None:
+        """Copy the weights."""
+        self._adam_share = adam_share
+        self._copied = [(p, p.detach().float()) for p in head.parameters()]
+        is_hidden = [
+            weight.ndim == 2 and not name.startswith("lm_head")
+            for name, weight in head.named_parameters()
+        ]
+        hidden, others = (
+            [
+                m
+                for (_, m), own in zip(self._copied, is_hidden, strict=True)
+                if own is on
+            ]
+            for on in (True, False)
+        )
+        self._muon = torch.optim.Muon(
+            hidden, weight_decay=_WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
+        )
+        self._adam = torch.optim.Adam(others, betas=_ADAM_BETAS)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Update the weights by their gradients, and drop those."""
+        for weight, master in self._copied:
+            assert weight.grad is not None
+            master.grad = weight.grad.float()
+            weight.grad = None
+        for optimizer, share in ((self._muon, 1.0), (self._adam, self._adam_share)):
+            optimizer.param_groups[0]["lr"] = share * lr
+            optimizer.step()
+        self._copy_back()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs, weights included."""
+        return {
+            "masters": [master for _, master in self._copied],
+            "muon": self._muon.state_dict(),
+            "adam": self._adam.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`, and the weights with it."""
+        for (_, master), saved in zip(self._copied, state["masters"], strict=True):
+            master.copy_(saved)
+        self._muon.load_state_dict(state["muon"])
+        self._adam.load_state_dict(state["adam"])
+        self._copy_back()
+
+    def _copy_back(self) -> None:
+        for weight, master in self._copied:
+            weight.copy_(master)
+
+
+def step_losses(
+    head: Eagle3Head,
+    embedding: torch.Tensor,
+    target_rows: torch.Tensor,
+    batch: Batch,
+    num_steps: int,
+) -> list[torch.Tensor]:
+    """Return each step's mean divergence from the target, over the draft vocabulary.
+
+    Args:
+        head: In training.
+        embedding: The target's, [vocabulary, width].
+        target_rows: Its output layer for the draft vocabulary, [draft, width].
+        batch: Chats.
+        num_steps: Draft steps.
+    """
+    wanted = (batch.last @ target_rows.T).float().log_softmax(-1)
+    states = head.unroll(embedding, batch.token_ids, batch.features, num_steps)
+    counted = predictable(batch.answer_of, num_steps)
+    losses = []
+    for step, (state, rows) in enumerate(zip(states, counted, strict=True)):
+        chat, place = rows.nonzero(as_tuple=True)
+        drafted = head.lm_head(state[chat, place]).float().log_softmax(-1)
+        divergence = functional.kl_div(
+            drafted, wanted[chat, place + step + 1], log_target=True, reduction="none"
+        )
+        losses.append(divergence.sum() / max(1, len(chat)))
+    return losses
+
+
+@torch.no_grad()
+def evaluate(
+    head: Eagle3Head,
+    embedding: torch.Tensor,
+    vocabulary: torch.Tensor,
+    corpus: Corpus,
+    num_steps: int,
+    num_chats: int,
+) -> dict[str, dict[str, list[float]]]:
+    """Compare drafts with what the target wrote, at temperatures 0 and 1.
+
+    A draft that equals the target's own token is accepted; of text sampled at
+    temperature 1 that happens as often as verification accepts a one-hot draft.
+
+    Returns:
+        By temperature and position: `matches`, had all earlier drafts been accepted;
+        `survival`, the share of drafts for which that is so and which match; and
+        `accepted`, the share of matches among drafts whose forerunners survived.
+    """
+    hits = {0.0: torch.zeros(4, num_steps), 1.0: torch.zeros(4, num_steps)}
+    numbers = corpus.plan("held out", 1)[:num_chats]
+    for batch in (corpus.load(one) for one in numbers):
+        total = hits.get(float(batch.temperatures[0]))
+        if total is None:
+            continue
+        states = head.unroll(embedding, batch.token_ids, batch.features, num_steps)
+        survives = torch.ones_like(batch.token_ids, dtype=torch.bool)
+        written = functional.pad(batch.token_ids, (0, num_steps + 1))
+        length = batch.token_ids.shape[1]
+        rows = predictable(batch.answer_of, num_steps)
+        for step, state in enumerate(states):
+            drafted = vocabulary[head.lm_head(state).argmax(-1)]
+            match = drafted == written[:, step + 2 : step + 2 + length]
+            before, survives = survives, survives & match
+            parts = (rows[step], rows[step] & match, rows[step] & before)
+            for n, part in enumerate((*parts, rows[step] & survives)):
+                total[n, step] += part.sum()
+    return {
+        f"temperature_{temperature:.0f}": {
+            "matches": _shares(total[1], total[0]),
+            "survival": _shares(total[3], total[0]),
+            "accepted": _shares(total[3], total[2]),
+        }
+        for temperature, total in hits.items()
+    }
+
+
+def _shares(part: torch.Tensor, whole: torch.Tensor) -> list[float]:
+    return [round(value, 4) for value in (part / whole.clamp(min=1)).tolist()]
+
+
+def _begin(recipe: Recipe, shards: list[int], vocabulary: list[int]) -> dict[str, Any]:
+    return {
+        "recipe": _plain(recipe),
+        "vocabulary": vocabulary,
+        "shards": shards,
+        **dict.fromkeys(("epoch", "batch", "num_batches", "tokens_seen"), 0),
+        "train_s": 0.0,
+        "recent": [],
+        "curve": [],
+    }
+
+
+def _load_checkpoint(work_dir: WorkDir, recipe: Recipe) -> dict[str, Any] | None:
+    if not work_dir.checkpoint.exists():
+        return None
+    saved: dict[str, Any] = torch.load(work_dir.checkpoint, weights_only=True)
+    if saved["state"]["recipe"] != _plain(recipe):
+        raise ValueError(
+            f"{work_dir.checkpoint} was made with other settings; delete it, or choose "
+            "another --work-dir"
+        )
+    return saved
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    # Tuples are lists once they have been written.
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
+    return plain

@@ -1,0 +1,236 @@
+"""The drafter's data, training and export, on a target of a few thousand weights."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from loadtest.models.drafter.chats import Chat, WorkDir, read_shard, write_shard
+from tests.engine.checks import complete, draw_prompts, greedy
+from tests.engine.conftest import THIRD_PARTY_MAY_WARN, run_engine
+from tests.engine.tiny_models import (
+    VOCAB_SIZE,
+    write_llama_pair,
+    write_markov_llama,
+    write_tokenizer,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(*THIRD_PARTY_MAY_WARN),
+]
+
+AUX_LAYERS = (0, 1, 2)
+DRAFT_TOKENS = 4
+TEMPLATE = "{% for m in messages %}<s>{{ m.role[0] }}{{ m.content }}</s>{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_markov_llama(tmp_path_factory.mktemp("target"))
+    write_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def data(target: Path, tmp_path: Path) -> WorkDir:
+    """A held-out shard and one to train on, with features."""
+    from loadtest.models.drafter.features import compute_features
+
+    rng = random.Random(0)
+    work_dir = WorkDir(tmp_path / "work", target)
+    for shard in (0, 1):
+        chats = []
+        for number in range(48):
+            length = rng.randint(12, 60)
+            tokens = rng.choices(range(3, 40), k=length)
+            chats.append(Chat(tokens, [(4, length)], (0.0, 0.7, 1.0)[number % 3]))
+        write_shard(work_dir.chats_of(shard), chats)
+    compute_features(target, work_dir, AUX_LAYERS, lambda line: None)
+    return work_dir
+
+
+def test_vllm_drafts_what_the_unrolled_head_predicts(
+    target: Path, tmp_path: Path
+) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from loadtest.models.drafter.export import export
+    from loadtest.models.drafter.head import Eagle3Head
+    from loadtest.models.drafter.train import Recipe
+
+    model = LlamaForCausalLM.from_pretrained(target).float()
+    vocabulary = sorted(random.Random(1).sample(range(VOCAB_SIZE), 48))
+    torch.manual_seed(2)
+    head = Eagle3Head(model.config, len(vocabulary), len(AUX_LAYERS))
+    with torch.no_grad():
+        for weight in head.parameters():
+            # Strong enough for every input, and every row attention sees, to matter.
+            weight.mul_(4.0 if weight.ndim == 2 else torch.rand_like(weight) + 0.5)
+    work_dir = WorkDir(tmp_path, target)
+    state = {
+        "recipe": json.loads(json.dumps(Recipe(aux_layer_ids=AUX_LAYERS).__dict__)),
+        "vocabulary": vocabulary,
+        "shards": [],
+        "tokens_seen": 0,
+        "train_s": 0.0,
+        "curve": [],
+    }
+    torch.save({"state": state, "weights": head.state_dict()}, work_dir.checkpoint)
+    export(target, work_dir, tmp_path / "head")
+
+    drafted: list[tuple[list[int], list[int]]] = []
+    config = {
+        "method": "eagle3",
+        "model": str(tmp_path / "head"),
+        "num_speculative_tokens": DRAFT_TOKENS,
+    }
+    with run_engine(target, speculative_config=config) as engine:
+        take = engine.scheduler.update_draft_token_ids
+
+        def note(drafts):
+            for name, tokens in zip(
+                drafts.req_ids, drafts.draft_token_ids, strict=True
+            ):
+                request = engine.scheduler.requests.get(name)
+                if request is not None and len(tokens) == DRAFT_TOKENS:
+                    drafted.append((list(request.all_token_ids), list(tokens)))
+            take(drafts)
+
+        engine.scheduler.update_draft_token_ids = note
+        complete(engine, draw_prompts(4), greedy(32, temperature=1.0, seed=1))
+
+    embedding = model.get_input_embeddings().weight.detach()
+    for known, tokens in drafted:
+        with torch.no_grad():
+            states = model(
+                torch.tensor([known]), output_hidden_states=True
+            ).hidden_states
+            features = torch.cat([states[layer] for layer in AUX_LAYERS], dim=-1)
+            outputs = head.unroll(
+                embedding,
+                torch.tensor([known + tokens]),
+                torch.nn.functional.pad(features, (0, 0, 0, DRAFT_TOKENS)),
+                DRAFT_TOKENS,
+            )
+            row = len(known) - 2
+            best = [int(head.lm_head(output[0, row]).argmax()) for output in outputs]
+        assert [vocabulary[n] for n in best] == tokens
+    assert len(drafted) > 60
+    assert len({tuple(tokens) for _, tokens in drafted}) > 30
+
+
+def test_a_step_counts_where_its_token_belongs_to_the_answer_being_written() -> None:
+    import torch
+
+    from loadtest.models.drafter.head import predictable
+
+    answer_of = torch.tensor([[0, 0, 1, 1, 1, 0, 2, 2]])
+
+    assert predictable(answer_of, 2).int().tolist() == [
+        [[0, 1, 1, 0, 0, 1, 0, 0]],
+        [[0, 1, 0, 0, 0, 0, 0, 0]],
+    ]
+
+
+def test_stopped_training_goes_on_with_the_same_losses(
+    target: Path,
+    data: WorkDir,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from loadtest.models.drafter import train
+    from loadtest.models.drafter.train import Recipe, Trainer
+
+    recipe = Recipe(
+        aux_layer_ids=AUX_LAYERS,
+        draft_vocab_size=40,
+        num_steps=3,
+        batch_tokens=256,
+        warmup_batches=4,
+        evaluate_every=1000,
+        evaluated_chats=12,
+    )
+    num_tokens = 5000
+
+    def curve() -> list[dict[str, object]]:
+        lines = data.curve.read_text().splitlines()
+        return [json.loads(line) | {"train_s": 0} for line in lines]
+
+    Trainer(target, data, recipe).run(num_tokens, lambda line: None)
+    expected = curve()
+    data.checkpoint.unlink()
+
+    monkeypatch.setattr(train, "_SAVE_EVERY_S", 0.0)
+    evaluations = []
+
+    def stop(line: str) -> None:
+        if "accepted" in line:
+            evaluations.append(line)
+        if len(evaluations) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(target, data, recipe).run(num_tokens, stop)
+    assert len(curve()) == 2
+    Trainer(target, data, recipe).run(num_tokens, lambda line: None)
+
+    assert curve() == expected
+    assert expected[-1]["loss"] < expected[0]["loss"]
+    with pytest.raises(ValueError, match="other settings"):
+        Trainer(target, data, replace(recipe, num_steps=2))
+
+
+def test_generation_goes_on_after_a_kill(tmp_path: Path) -> None:
+    from loadtest.models.drafter.generate import generate
+
+    # Undecided, so that it ends a turn now and then.
+    target, _ = write_llama_pair(tmp_path, noise=0.0)
+    write_tokenizer(target)
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    work_dir = WorkDir(tmp_path / "work", target)
+
+    def run(say, num_shards: int = 2) -> None:
+        generate(
+            target,
+            work_dir,
+            num_shards,
+            say,
+            num_seqs=8,
+            kv_cache_bytes=64 << 20,
+            chats_per_shard=24,
+            answer_tokens=40,
+        )
+
+    def stop(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(stop)
+    (first,) = work_dir.shards()
+    before = work_dir.chats_of(first).read_bytes()
+    # What a kill in the middle of writing leaves.
+    (work_dir.chats_of(first).parent / ".00001.npz.1.partial").write_bytes(b"PK")
+    run(lambda line: None)
+
+    assert work_dir.shards() == [0, 1]
+    assert work_dir.chats_of(first).read_bytes() == before
+    chats = [c for n in (0, 1) for c in read_shard(work_dir.chats_of(n))]
+    asked = [tuple(c.token_ids[2 : c.token_ids.index(2)]) for c in chats]
+    assert len(asked) > 4
+    assert len(set(asked)) == len(asked)
+    for chat in chats:
+        for begin, end in chat.answers:
+            # `</s><s>a`, which asks for an answer, then the answer.
+            assert chat.token_ids[begin - 3 : begin - 1] == [2, 1]
+            assert 0 < end - begin <= 40
