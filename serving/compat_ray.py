@@ -93,6 +93,9 @@ RAY: Final[Table] = {
     "ray.serve._private.constants": {
         "SERVE_LOGGER_NAME": "the log that vLLM's set-up would close",
     },
+    "ray.serve._private.common": {
+        "RUNNING_REQUESTS_KEY": "what a replica reports in place of Serve's count",
+    },
     "ray.serve.api": {"delete(name, _blocking)": "draining by Ctrl-C can be cut short"},
     "ray._private.worker": {"_global_node": "the local Ray"},
     "ray._private.node:Node": {

@@ -73,7 +73,12 @@ def planner_key_of(settings: Settings) -> str:
 
 def replica_env_of(settings: Settings) -> dict[str, str]:
     """Environment a replica's process starts with; `engine.env` has the last word."""
-    env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    env = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # How often the autoscaler is told what runs and waits; Ray's default is 10.
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
+    }
     models = (settings.model.target, settings.model.draft, settings.model.tokenizer)
     if all(is_local_path(model) for model in models if model is not None):
         env["HF_HUB_OFFLINE"] = "1"

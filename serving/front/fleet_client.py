@@ -21,6 +21,7 @@ from serving.engine.compat import (
     GracefulHTTPError,
 )
 from serving.front.condemned import Condemned
+from serving.front.credit import Credit
 from serving.front.in_flight import InFlight, InFlightRequests
 from serving.front.lease_holder import LeaseHolder
 from serving.front.lease_queue import LeaseQueue
@@ -53,8 +54,9 @@ class FleetClient(EngineCoreClient):
     """Leases replicas for requests, and receives their tokens.
 
     Attributes:
-        on_replay: Told why, when a request is to go on in another engine.
+        on_replay: Told why, and of how many tokens, when a request moves.
         on_failure: Told the id of a request that cannot be served, and why.
+        credit: How much may be leased.
     """
 
     def __init__(
@@ -79,16 +81,21 @@ class FleetClient(EngineCoreClient):
         """
         self.engine_ranks_managed = [0]
         self.resources = SimpleNamespace(engine_dead=False)
-        self.on_replay: Callable[[str], None] = lambda _reason: None
+        self.on_replay: Callable[[str, int], None] = lambda _reason, _tokens: None
         self.on_failure: Callable[[str, Exception], None] = _log_unheard
         self._supported_tasks = tuple(supported_tasks)
         self._has_room = has_room
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
         self._requests = InFlightRequests()
         self._condemned = Condemned()
-        self._links = TokenLinks(front, self._take_step, self._lose_link)
+        self._links = TokenLinks(
+            front, self._take_step, lambda _: self._queue.open_more(), self._lose_link
+        )
+        self.credit = Credit(self._links)
         self._leases = LeaseHolder(front, fingerprint, open_stream, self._links)
-        self._queue: LeaseQueue[InFlight] = LeaseQueue(self._start_lease)
+        self._queue: LeaseQueue[InFlight] = LeaseQueue(
+            self._start_lease, self._may_lease
+        )
 
     @property
     def num_unplaced(self) -> int:
@@ -123,7 +130,7 @@ class FleetClient(EngineCoreClient):
         if self._condemned.holds(one):
             raise GracefulHTTPError(_CONDEMNED, HTTPStatus.BAD_REQUEST)
         self._requests.add(one)
-        self._queue.add(one)
+        self._enqueue(one)
 
     async def abort_requests_async(self, request_ids: Iterable[str]) -> None:
         """Forget requests, wherever they are."""
@@ -140,6 +147,10 @@ class FleetClient(EngineCoreClient):
             self._give_up(one)
         self._links.close()
 
+    def tell_waiting(self) -> None:
+        """Tell replicas what waits for them; call it now and then."""
+        self._links.tell_waiting(sum(one.lease is None for one in self._requests))
+
     def fail_overdue(self) -> None:
         """Fail what has waited too long for a replica; call it now and then."""
         now_s = time.monotonic()
@@ -151,17 +162,42 @@ class FleetClient(EngineCoreClient):
                     HTTPStatus.SERVICE_UNAVAILABLE,
                 )
 
+    def _enqueue(self, one: InFlight) -> None:
+        is_replay = one.num_replays > 0
+        self._queue.add(one, first=is_replay, priority=one.request.priority)
+
+    def _may_lease(self, one: InFlight, num_unsettled: int) -> bool:
+        is_here = one in self._requests
+        return not is_here or self.credit.allows(one, num_unsettled)
+
     def _start_lease(self, one: InFlight) -> None:
-        if self._requests.find(one.engine_id) is not one:
-            asyncio.get_running_loop().call_soon(self._queue.place)
+        if one not in self._requests:
+            asyncio.get_running_loop().call_soon(self._queue.settle)
             return
+        self.credit.note_opened(one)
         one.lease = self._leases.start(self._hold(one))
 
     async def _hold(self, one: InFlight) -> None:
         engine_id = one.engine_id
-        reason = await self._leases.hold(one, self._queue.place)
+
+        def settle(link: TokenLink | None) -> None:
+            if link is not None and self._requests.find(engine_id) is one:
+                one.num_refusals = 0
+                self._place(one, link)
+            self._queue.settle()
+
+        reason = await self._leases.hold(one, settle)
         if self._requests.find(engine_id) is one:
             self._move(one, reason)
+
+    def _place(self, one: InFlight, link: TokenLink | None) -> None:
+        """Note which replica has a request, None for none."""
+        if one.link is not link:
+            if one.link is not None:
+                one.link.num_held -= 1
+            if link is not None:
+                link.num_held += 1
+            one.link = link
 
     def _take_step(self, link: TokenLink, step: Any) -> None:
         """Hand on one step of one engine."""
@@ -173,7 +209,8 @@ class FleetClient(EngineCoreClient):
             one = self._requests.find(output.request_id)
             if one is None:
                 continue
-            one.link = link
+            self._place(one, link)
+            self.credit.note_begun(one)
             if output.finish_reason == FinishReason.ABORT:
                 # Nobody here asked for it: the engine is being shut down.
                 dropped.append(one)
@@ -186,6 +223,7 @@ class FleetClient(EngineCoreClient):
             if output.finish_reason is not None:
                 ended.append(output.request_id)
                 self._requests.pop(one.request_id)
+                self._place(one, None)
             output.request_id = one.request_id
             outputs.append(output)
         if ended:
@@ -221,7 +259,7 @@ class FleetClient(EngineCoreClient):
                 self._condemn(one)
                 return
         one.attempt += 1
-        one.link = one.lease = None
+        one.lease = None
         self._requests.add(one)
         if was_placed:
             one.num_replays += 1
@@ -232,16 +270,15 @@ class FleetClient(EngineCoreClient):
                     HTTPStatus.SERVICE_UNAVAILABLE,
                 )
                 return
-            self.on_replay(reason if reason in REASONS else "failure")
+            shown = reason if reason in REASONS else "failure"
+            self.on_replay(shown, one.num_tokens)
             one.since_s = time.monotonic()
-            self._queue.add(one, first=True)
+            self._enqueue(one)
             return
         logger.info("Request %s goes on looking: %s", one.request_id, reason)
         wait_s = min(FIRST_RETRY_S * 2**one.num_refusals, LAST_RETRY_S)
         one.num_refusals += 1
-        asyncio.get_running_loop().call_later(
-            wait_s, lambda: self._queue.add(one, first=bool(one.emitted))
-        )
+        asyncio.get_running_loop().call_later(wait_s, self._enqueue, one)
 
     def _give_up(self, one: InFlight) -> None:
         """End whatever a request holds at a replica; it may be gone."""
@@ -249,6 +286,8 @@ class FleetClient(EngineCoreClient):
             one.link.abort([one.engine_id])
         elif one.lease is not None and one.lease is not asyncio.current_task():
             one.lease.cancel()
+        self._place(one, None)
+        self.credit.note_begun(one)
 
     def _condemn(self, one: InFlight) -> None:
         logger.error("Request %s killed an engine alone", one.request_id)

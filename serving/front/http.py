@@ -211,6 +211,10 @@ class Front(PageRoutes):
         while True:
             await asyncio.sleep(_TICK_S)
             self._client.fail_overdue()
+            self._client.tell_waiting()
+            if self._client.num_unplaced:
+                await self._replicas.refresh()
+                self._client.credit.num_replicas = self._replicas.num_running or 0
             self._metrics.record(self._client)
 
     async def _watch_replicas(self, after: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -65,6 +65,11 @@ class InFlight:
         return f"{self.request_id}~{self.attempt}" if self.attempt else self.request_id
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that an engine computes before it goes on."""
+        return len(self.request.prompt_token_ids or ()) + len(self.emitted)
+
+    @property
     def must_run_alone(self) -> bool:
         """Whether its neighbours would be at risk."""
         return self.num_deaths >= MAX_SHARED_DEATHS
@@ -107,6 +112,10 @@ class InFlightRequests:
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._by_engine_id)
+
+    def __contains__(self, one: InFlight) -> bool:
+        """Return whether this request is one, in its present attempt."""
+        return self.find(one.engine_id) is one
 
     def __iter__(self) -> Iterator[InFlight]:
         """Iterate over those there are now."""

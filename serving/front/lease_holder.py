@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from serving.front.in_flight import InFlight
+    from serving.front.token_link import TokenLink
     from serving.front.token_links import TokenLinks
 
     OpenStream = Callable[[bytes, str, Sequence[bytes], bool], Any]
@@ -52,12 +53,15 @@ class LeaseHolder:
         loop = asyncio.get_running_loop()
         return loop.create_task(holding, context=self._context.copy())
 
-    async def hold(self, one: InFlight, on_settled: Callable[[], None]) -> str:
+    async def hold(
+        self, one: InFlight, on_settled: Callable[[TokenLink | None], None]
+    ) -> str:
         """Hold one lease from end to end.
 
         Args:
-            one: Whose it is; gets its link once a replica has accepted it.
-            on_settled: Told once that it has got its replica, or will get none.
+            one: Whose it is.
+            on_settled: Told once of the link to the replica that has accepted it, or
+                that it will get none.
 
         Returns:
             Why it ended.
@@ -75,9 +79,8 @@ class LeaseHolder:
                     continue
                 link = self._links.open(self._decode_offer(data))
                 if kind == ACCEPTED:
-                    one.link, one.num_refusals = link, 0
                     is_placed = True
-                    on_settled()
+                    on_settled(link)
         except asyncio.CancelledError:
             if stream is not None:
                 stream.cancel()
@@ -86,5 +89,5 @@ class LeaseHolder:
             reason = "engine died" if lost_its_engine(error) else repr(error)
         finally:
             if not is_placed:
-                on_settled()
+                on_settled(None)
         return reason

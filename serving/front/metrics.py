@@ -23,6 +23,10 @@ class FrontMetrics:
             "Times that a request went on in another engine, by what was lost.",
             ("reason",),
         )
+        self._tokens = metrics.Counter(
+            "tetris_replayed_tokens_total",
+            "Tokens that other engines had computed before, prompts included.",
+        )
         self._unplaced = metrics.Gauge(
             "tetris_unplaced_requests", "Requests that wait for a replica."
         )
@@ -30,9 +34,10 @@ class FrontMetrics:
             "tetris_connected_replicas", "Replicas whose tokens can reach this front."
         )
 
-    def count_replay(self, reason: str) -> None:
-        """Count one replay."""
+    def count_replay(self, reason: str, num_tokens: int) -> None:
+        """Count one replay, of so many tokens."""
         self._replays.inc(1, {"reason": reason})
+        self._tokens.inc(num_tokens)
 
     def record(self, client: FleetClient) -> None:
         """Set the gauges."""

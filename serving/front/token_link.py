@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -16,6 +17,7 @@ from serving.replica.token_channel import (
     ABORT,
     ENDED,
     HELLO,
+    WAITING,
     ReplicaState,
     decode_sequence,
 )
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from serving.replica.token_channel import LinkOffer
 
     OnFrames = Callable[["TokenLink", Sequence[Any]], None]
+    OnState = Callable[["TokenLink"], None]
     OnLost = Callable[["TokenLink", str], None]
 
 logger = logging.getLogger("ray.serve")
@@ -34,6 +37,10 @@ LOOK_S: Final = 1.0
 MAX_SILENT_LOOKS: Final = 10
 """A replica speaks four times a second; one that is silent for so long is gone, or its
 host does nothing any more."""
+
+SPARE_SHARE: Final = 8
+"""One in so many requests more than an engine has seats for may be leased, so that one
+is there when a seat becomes free: a lease takes about as long as a step."""
 
 _BAD_EVENTS: Final = (
     zmq.EVENT_DISCONNECTED
@@ -53,6 +60,7 @@ class TokenLink:
     Attributes:
         offer: Where it leads to.
         state: What the replica said last.
+        num_held: Requests of this front that the replica has.
         is_lost: Whether it has been lost.
     """
 
@@ -62,6 +70,7 @@ class TokenLink:
         front: bytes,
         offer: LinkOffer,
         on_frames: OnFrames,
+        on_state: OnState,
         on_lost: OnLost,
     ) -> None:
         """Connect, and say hello.
@@ -71,15 +80,19 @@ class TokenLink:
             front: The front's name, unique in the cluster.
             offer: From a lease.
             on_frames: Given each message's frames, as the engine core made them.
+            on_state: Told after each message.
             on_lost: Told once, with the reason.
         """
         self.offer = offer
         self.state = ReplicaState()
+        self.num_held = 0
         self.is_lost = False
         self._on_frames = on_frames
+        self._on_state = on_state
         self._on_lost = on_lost
         self._decode_state = msgspec.msgpack.Decoder(ReplicaState).decode
         self._expected = 0
+        self._num_others = self._num_held_then = self._told_waiting = 0
         self._socket = context.socket(zmq.DEALER)
         public_key, secret_key = zmq.curve_keypair()
         self._socket.curve_serverkey = offer.public_key
@@ -97,6 +110,15 @@ class TokenLink:
         ]
         self._send(HELLO, b"")
 
+    @property
+    def num_free_seats(self) -> int:
+        """Requests that this front may add, if every front takes its part."""
+        num_seats = self.offer.num_seats
+        num_seats += math.ceil(num_seats / SPARE_SHARE)
+        free = num_seats - self._num_others - self._num_held_then
+        share = math.ceil(free / self.state.num_fronts)
+        return max(0, share - (self.num_held - self._num_held_then))
+
     def end(self, request_ids: Iterable[str]) -> None:
         """Tell the replica that requests have ended, which ends their leases."""
         self._send(ENDED, msgspec.msgpack.encode(list(request_ids)))
@@ -104,6 +126,12 @@ class TokenLink:
     def abort(self, request_ids: Iterable[str]) -> None:
         """Tell the replica that nobody waits for requests any more."""
         self._send(ABORT, msgspec.msgpack.encode(list(request_ids)))
+
+    def tell_waiting(self, num_waiting: int) -> None:
+        """Tell the replica how much waits that it could have, if it is news."""
+        if num_waiting != self._told_waiting:
+            self._told_waiting = num_waiting
+            self._send(WAITING, msgspec.msgpack.encode(num_waiting))
 
     def close(self, reason: str) -> None:
         """Lose the link. Idempotent."""
@@ -137,8 +165,13 @@ class TokenLink:
                 return
             self._expected += 1
             self.state = self._decode_state(state.buffer)
+            num_requests = self.state.num_running + self.state.num_waiting
+            # Until the next message, what this front adds or ends is counted by itself.
+            self._num_held_then = self.num_held
+            self._num_others = max(0, num_requests - self.num_held)
             if frames:
                 self._on_frames(self, frames)
+            self._on_state(self)
             if not self.state.is_alive:
                 self.close("engine died")
 

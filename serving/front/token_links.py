@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import zmq.asyncio
@@ -12,7 +13,7 @@ from serving.front.token_link import TokenLink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from serving.front.token_link import OnLost
+    from serving.front.token_link import OnLost, OnState
     from serving.replica.token_channel import LinkOffer
 
     OnStep = Callable[[TokenLink, Any], None]
@@ -21,16 +22,20 @@ if TYPE_CHECKING:
 class TokenLinks:
     """One link to each replica from which something is leased."""
 
-    def __init__(self, front: bytes, on_step: OnStep, on_lost: OnLost) -> None:
+    def __init__(
+        self, front: bytes, on_step: OnStep, on_state: OnState, on_lost: OnLost
+    ) -> None:
         """Connect to nothing yet.
 
         Args:
             front: The front's name, unique in the cluster.
             on_step: Given each step of an engine, as vLLM's `EngineCoreOutputs`.
+            on_state: Told of each message, after its step.
             on_lost: Told of each link once, with the reason.
         """
         self._front = front
         self._on_step = on_step
+        self._on_state = on_state
         self._on_lost = on_lost
         self._context = zmq.asyncio.Context()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
@@ -49,9 +54,19 @@ class TokenLinks:
         link = self._links.get(offer.replica)
         if link is None:
             link = self._links[offer.replica] = TokenLink(
-                self._context, self._front, offer, self._take, self._lose
+                self._context,
+                self._front,
+                offer,
+                self._take,
+                self._on_state,
+                self._lose,
             )
         return link
+
+    def tell_waiting(self, num_waiting: int) -> None:
+        """Tell replicas what waits for any of them, each its share."""
+        for link in self:
+            link.tell_waiting(math.ceil(num_waiting / len(self)))
 
     def close(self) -> None:
         """Lose all of them."""

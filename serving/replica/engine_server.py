@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 from ray import cloudpickle
 
+from serving.compat_ray import RUNNING_REQUESTS_KEY
 from serving.engine.compat import (
     EngineCoreProc,
     EngineCoreRequestType,
@@ -75,12 +76,15 @@ class SlottedEngine(TetrisEngine):
         check(LEASES)
         await super().start()
 
-    def _start_async_llm_engine(self, *args: Any, **kwargs: Any) -> Any:
+    def _start_async_llm_engine(
+        self, vllm_engine_args: Any, vllm_engine_config: Any, placement_group: Any
+    ) -> Any:
         loop = asyncio.get_running_loop()
         addresses = [get_open_zmq_ipc_path() for _ in range(1, self._num_slots)]
         self.relay = relay = TokenRelay(
             replica=uuid.uuid4().hex,
             host=ray.util.get_node_ip_address(),
+            num_seats=vllm_engine_config.scheduler_config.max_num_seqs,
             slot_addresses=addresses,
             on_message=lambda *message: loop.call_soon_threadsafe(
                 self.leases.hear, *message
@@ -89,7 +93,9 @@ class SlottedEngine(TetrisEngine):
         )
         os.environ[DIE_WITH_PARENT] = "1"
         with _launching_with(addresses):
-            client = super()._start_async_llm_engine(*args, **kwargs)
+            client = super()._start_async_llm_engine(
+                vllm_engine_args, vllm_engine_config, placement_group
+            )
         core = client.engine_core
         self.leases = Leases(
             relay,
@@ -99,7 +105,9 @@ class SlottedEngine(TetrisEngine):
             flush=core.get_supported_tasks_async,
         )
         relay.watch_processes(core.resources.engine_manager.sentinels())
-        client.logger_manager.stat_loggers.append(_StateLogger(relay))
+        cache = client.vllm_config.cache_config
+        num_kv_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
+        client.logger_manager.stat_loggers.append(_StateLogger(relay, num_kv_tokens))
         relay.start()
         return client
 
@@ -154,6 +162,14 @@ class EngineServer(TetrisServer):
         described: dict[str, Any] = await self.engine.describe()
         return described
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Serve's autoscaler what waits at fronts beside what runs here.
+
+        Fronts lease no more than there are seats for, so that Serve's own count, which
+        this replaces, stops there.
+        """
+        return {RUNNING_REQUESTS_KEY: self.engine.leases.num_wanted}
+
     async def lease(
         self, front: bytes, fingerprint: str, frames: Sequence[bytes], alone: bool
     ) -> AsyncGenerator[tuple[str, bytes], None]:
@@ -183,17 +199,20 @@ class EngineServer(TetrisServer):
 class _StateLogger(StatLoggerBase):
     """Hands on what routers want to know of each step."""
 
-    def __init__(self, relay: TokenRelay) -> None:
+    def __init__(self, relay: TokenRelay, num_kv_tokens: int) -> None:
         self._relay = relay
+        self._num_kv_tokens = num_kv_tokens
 
     def record(self, scheduler_stats: Any, *_args: Any, **_kwargs: Any) -> None:
         """Take over the figures of a step."""
         if scheduler_stats is not None:
+            usage = scheduler_stats.kv_cache_usage
             self._relay.set_state(
                 ReplicaState(
                     num_running=scheduler_stats.num_running_reqs,
                     num_waiting=scheduler_stats.num_waiting_reqs,
-                    kv_cache_usage=scheduler_stats.kv_cache_usage,
+                    kv_cache_usage=usage,
+                    num_free_kv_tokens=int((1.0 - usage) * self._num_kv_tokens),
                 )
             )
 

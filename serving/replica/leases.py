@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from serving.engine.compat import EngineCoreRequest, MsgpackDecoder
-from serving.replica.token_channel import ABORT, ENDED, GOODBYE, HELLO
+from serving.replica.token_channel import ABORT, ENDED, GOODBYE, HELLO, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -42,11 +42,19 @@ class LeaseLostError(Exception):
 
 @dataclasses.dataclass
 class _Seat:
-    """A front's place at this replica."""
+    """A front's place at this replica.
+
+    Attributes:
+        slot: Of the engine.
+        linked: Whether its token channel stands.
+        leases: Resolved when a request has ended, by its id.
+        num_waiting: What waits at the front for a replica, this one's share.
+    """
 
     slot: int
     linked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     leases: dict[str, asyncio.Future[None]] = dataclasses.field(default_factory=dict)
+    num_waiting: int = 0
 
 
 class Leases:
@@ -83,6 +91,11 @@ class Leases:
     def num_running(self) -> int:
         """Requests in the engine."""
         return sum(len(seat.leases) for seat in self._seats.values())
+
+    @property
+    def num_wanted(self) -> int:
+        """Requests in the engine, and those that fronts would have in it."""
+        return self.num_running + sum(seat.num_waiting for seat in self._seats.values())
 
     async def hold(
         self, front: bytes, frames: Sequence[bytes], *, alone: bool
@@ -152,8 +165,8 @@ class Leases:
 
         Args:
             front: Its name.
-            kind: `HELLO`, `ENDED`, `ABORT` or `GOODBYE`.
-            payload: Request ids, for the middle two.
+            kind: `HELLO`, `ENDED`, `ABORT`, `WAITING` or `GOODBYE`.
+            payload: Request ids for `ENDED` and `ABORT`, a number for `WAITING`.
         """
         seat = self._seats.get(front)
         if seat is None and kind == HELLO and self._free_slots:
@@ -165,8 +178,11 @@ class Leases:
             # What ran over an earlier connection is lost: tokens may be missing.
             self._lose_all(seat)
             seat.linked.set()
+        elif kind == WAITING:
+            seat.num_waiting = msgspec.msgpack.decode(payload, type=int)
         elif kind == GOODBYE:
             seat.linked.clear()
+            seat.num_waiting = 0
             self._lose_all(seat)
             self._leave_later(front)
         elif kind in (ENDED, ABORT):

@@ -5,7 +5,7 @@ client's own (a *slot*). A thread of the replica's actor forwards those messages
 unread, to the front that holds the slot:
 
     replica -> front    [sequence, state, frame, ...]   frames as the engine made them
-    front -> replica    [kind, payload]                 HELLO, ENDED or ABORT
+    front -> replica    [kind, payload]                 HELLO, ENDED, ABORT or WAITING
 
 `sequence` counts a front's messages from 0, so that one that got lost shows. `state` is
 what routing wants to know of the replica (`ReplicaState`); an idle replica sends it
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 HELLO: Final = b"hello"
 ENDED: Final = b"ended"
 ABORT: Final = b"abort"
+WAITING: Final = b"waiting"
 GOODBYE: Final = b"goodbye"
 """Not sent: how a front that cannot be reached any more is reported."""
 
@@ -52,12 +53,16 @@ class ReplicaState(msgspec.Struct, array_like=True, frozen=True):
         num_running: Requests in the engine's batch.
         num_waiting: Requests the engine lets wait.
         kv_cache_usage: Share of the KV blocks held by requests, 0-1.
+        num_free_kv_tokens: Tokens for which there are KV blocks that no request holds.
+        num_fronts: Fronts that are told this.
     """
 
     is_alive: bool = True
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0
+    num_free_kv_tokens: int = 0
+    num_fronts: int = 1
 
 
 class LinkOffer(msgspec.Struct, frozen=True):
@@ -67,11 +72,13 @@ class LinkOffer(msgspec.Struct, frozen=True):
         replica: Unique to one run of one engine.
         address: ZMQ address.
         public_key: Of the socket, Z85.
+        num_seats: Requests the engine runs at a time.
     """
 
     replica: str
     address: str
     public_key: bytes
+    num_seats: int
 
 
 def decode_sequence(data: Any) -> int:
@@ -102,6 +109,7 @@ class TokenRelay(threading.Thread):
         *,
         replica: str,
         host: str,
+        num_seats: int,
         slot_addresses: Sequence[str],
         on_message: OnMessage,
         dead_frame: bytes,
@@ -111,6 +119,7 @@ class TokenRelay(threading.Thread):
         Args:
             replica: Unique to this run of this engine.
             host: Address to listen on, reachable for fronts and best for nobody else.
+            num_seats: Requests the engine runs at a time.
             slot_addresses: Where the engine will push outputs, for slots 1 and up.
             on_message: Told what fronts say, in this thread: front, kind, payload.
             dead_frame: What the engine core pushes when it dies.
@@ -131,7 +140,7 @@ class TokenRelay(threading.Thread):
         self._fronts_socket.router_mandatory = True
         listen = f"[{host}]" if ":" in host else host
         port = self._fronts_socket.bind_to_random_port(f"tcp://{listen}")
-        self.offer = LinkOffer(replica, f"tcp://{listen}:{port}", public_key)
+        self.offer = LinkOffer(replica, f"tcp://{listen}:{port}", public_key, num_seats)
         self._poller = zmq.Poller()
         self._poller.register(self._fronts_socket, zmq.POLLIN)
         self._slots: dict[Any, int] = {}
@@ -159,7 +168,8 @@ class TokenRelay(threading.Thread):
 
     def set_state(self, state: ReplicaState) -> None:
         """Tell fronts this from the next message on."""
-        self._state = msgspec.msgpack.encode(state)
+        shared = msgspec.structs.replace(state, num_fronts=max(1, len(self._fronts)))
+        self._state = msgspec.msgpack.encode(shared)
 
     def watch_processes(self, sentinels: Sequence[int]) -> None:
         """Tell all fronts that the engine is dead as soon as one of these ends.

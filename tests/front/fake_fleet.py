@@ -19,7 +19,7 @@ from serving.engine.compat import (
 from serving.engine.shared.replay import emitted_token_ids_of
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.leases import Leases
-from serving.replica.token_channel import TokenRelay
+from serving.replica.token_channel import ReplicaState, TokenRelay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -66,9 +66,12 @@ class FakeReplica:
         poison: First prompt token of requests that it dies of at their third token.
         is_alive: False once dead.
         is_held: Whether its engine stands still.
+        num_free_kv_tokens: What it says is free.
     """
 
-    def __init__(self, folder: Path, poison: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, poison: int | None = None, num_seats: int = 64
+    ) -> None:
         addresses = [
             f"ipc://{folder}/{uuid.uuid4().hex[:8]}" for _ in range(1, NUM_SLOTS)
         ]
@@ -76,6 +79,7 @@ class FakeReplica:
         self.relay = TokenRelay(
             replica=uuid.uuid4().hex,
             host="127.0.0.1",
+            num_seats=num_seats,
             slot_addresses=addresses,
             on_message=lambda *m: loop.call_soon_threadsafe(self.leases.hear, *m),
             dead_frame=DEAD,
@@ -89,6 +93,7 @@ class FakeReplica:
         self.poison = poison
         self.is_alive = True
         self.is_held = False
+        self.num_free_kv_tokens = 1_000_000
         self._encoder = MsgpackEncoder()
         self._context = zmq.Context()
         self._sockets = [self._context.socket(zmq.PUSH) for _ in addresses]
@@ -116,6 +121,12 @@ class FakeReplica:
             await asyncio.sleep(STEP_S)
             if not self.is_held:
                 self._step()
+            self.relay.set_state(
+                ReplicaState(
+                    num_running=len(self.running),
+                    num_free_kv_tokens=self.num_free_kv_tokens,
+                )
+            )
 
     def _step(self) -> None:
         by_slot: dict[int, list[Any]] = {}
@@ -206,13 +217,18 @@ class FakeStream:
 
 
 class FakeFleet:
-    """Routes leases in turn."""
+    """Routes leases in turn.
+
+    Attributes:
+        goes_by_load: Routes to whichever has the fewest instead, as Serve does.
+    """
 
     def __init__(self) -> None:
         self.replicas: list[FakeReplica] = []
         self.opened: list[FakeStream] = []
         self.num_accepted = 0
         self.error_of_the_dead: Exception = EngineGoneError()
+        self.goes_by_load = False
         self._turn = 0
 
     def open_stream(self, *args: Any) -> FakeStream:
@@ -224,5 +240,7 @@ class FakeFleet:
         """Serve goes on listing a dead replica for a while."""
         if not self.replicas:
             return None
+        if self.goes_by_load:
+            return min(self.replicas, key=lambda one: len(one.running))
         self._turn += 1
         return self.replicas[self._turn % len(self.replicas)]

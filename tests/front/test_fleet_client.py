@@ -50,7 +50,7 @@ class Scene:
             **options,
         )
         client.on_failure = self.failures.__setitem__
-        client.on_replay = self.replays.append
+        client.on_replay = lambda reason, _tokens: self.replays.append(reason)
         return client
 
     def add_replica(self, **options: Any) -> FakeReplica:
@@ -69,6 +69,13 @@ class Scene:
 
     async def send(self, count: int, **params: Any) -> list[Any]:
         requests = [make_request(f"r{n}", (n + 1, 7), **params) for n in range(count)]
+        for request in requests:
+            await self.client.add_request_async(request)
+        return requests
+
+    async def send_more(self, count: int) -> list[Any]:
+        """Send others, with names of their own."""
+        requests = [make_request(f"more {n}") for n in range(count)]
         for request in requests:
             await self.client.add_request_async(request)
         return requests
@@ -384,5 +391,116 @@ def test_a_slot_is_free_again_when_its_front_is_gone(tmp_path: Path) -> None:
             assert step.outputs[0].request_id == "r"
             client.shutdown()
             await until(lambda: not replica.leases.num_running)
+
+    run(play, tmp_path)
+
+
+def test_no_more_is_leased_than_engines_have_seats_for(tmp_path: Path) -> None:
+    """What waits in an engine can be overtaken by nothing, a replay least of all."""
+
+    async def play(scene: Scene) -> None:
+        replicas = [scene.add_replica(num_seats=8) for _ in range(2)]
+        scene.client.credit.num_replicas = 2
+        for replica in replicas:
+            replica.is_held = True
+        requests = await scene.send(60)
+        await until(lambda: sum(len(one.running) for one in replicas) == 18)
+        await asyncio.sleep(0.1)
+        assert [len(one.running) for one in replicas] == [9, 9]
+        for replica in replicas:
+            replica.is_held = False
+        await scene.check_all(requests)
+
+    run(play, tmp_path)
+
+
+def test_fronts_share_the_seats_there_are(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        replica = scene.add_replica(num_seats=8)
+        other = scene.make_client(b"another")
+        for client in (scene.client, other):
+            await client.add_request_async(make_request(f"first of {id(client)}"))
+        await until(lambda: scene.client.num_links == other.num_links == 1)
+        links = [*scene.client._links, *other._links]
+        await until(lambda: [one.state.num_fronts for one in links] == [2, 2])
+        replica.is_held = True
+        for n in range(30):
+            await scene.client.add_request_async(make_request(f"a{n}"))
+            await other.add_request_async(make_request(f"b{n}"))
+        await until(lambda: len(replica.running) >= 9)
+        await asyncio.sleep(0.1)
+        assert 9 <= len(replica.running) <= 10
+        other.shutdown()
+
+    run(play, tmp_path)
+
+
+def test_a_front_looks_for_replicas_that_it_does_not_know(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        scene.fleet.goes_by_load = True
+        full = scene.add_replica(num_seats=8)
+        full.is_held = True
+        requests = await scene.send(18)
+        await until(lambda: len(full.running) == 9)
+        new = scene.add_replica(num_seats=8)
+        new.is_held = True
+        await asyncio.sleep(0.05)
+        assert not new.taken
+        scene.client.credit.num_replicas = 2
+        await until(lambda: len(new.running) == 9)
+        assert len(full.running) == 9
+        full.is_held = new.is_held = False
+        await scene.check_all(requests)
+
+    run(play, tmp_path)
+
+
+def test_replays_go_before_what_waits_and_as_blocks_are_free(tmp_path: Path) -> None:
+    """Of one replica's requests the other cannot take back all at once."""
+
+    async def play(scene: Scene) -> None:
+        doomed, other = scene.add_replica(), scene.add_replica()
+        requests = await scene.send(30, max_tokens=2000)
+        await until(
+            lambda: all(len(scene.ids.get(r.request_id, ())) > 20 for r in requests)
+        )
+        doomed.is_held = other.is_held = True
+        await asyncio.sleep(0.1)
+        lost = set(doomed.running)
+        assert 10 <= len(lost) <= 20
+        # Room for two of them at a time.
+        other.num_free_kv_tokens = int(2.5 * max(len(scene.ids[name]) for name in lost))
+        (link,) = (one for one in scene.client._links if one.offer == other.relay.offer)
+        await until(lambda: link.state.num_free_kv_tokens == other.num_free_kv_tokens)
+        num_taken = len(other.taken)
+        scene.fleet.replicas.remove(doomed)
+        await doomed.close()
+        late = await scene.send_more(5)
+        await until(lambda: len(other.taken) == num_taken + 2)
+        await asyncio.sleep(0.3)
+        assert len(other.taken) == num_taken + 2
+        other.is_held = False
+        await until(lambda: len(other.taken) == num_taken + len(lost) + 5)
+        names = [one.request_id.split("~")[0] for one in other.taken[num_taken:]]
+        assert set(names[:-5]) == lost
+        assert names[-5:] == [one.request_id for one in late]
+
+    run(play, tmp_path)
+
+
+def test_replicas_know_what_waits_for_them(tmp_path: Path) -> None:
+    """The autoscaler cannot see a front's queue otherwise."""
+
+    async def play(scene: Scene) -> None:
+        replica = scene.add_replica(num_seats=8)
+        replica.is_held = True
+        requests = await scene.send(30)
+        await until(lambda: len(replica.running) == 9)
+        scene.client.tell_waiting()
+        await until(lambda: replica.leases.num_wanted == 30)
+        replica.is_held = False
+        await scene.check_all(requests)
+        scene.client.tell_waiting()
+        await until(lambda: replica.leases.num_wanted == 0)
 
     run(play, tmp_path)

@@ -41,6 +41,7 @@ class Ends:
         self.relay = TokenRelay(
             replica="a replica",
             host="127.0.0.1",
+            num_seats=4,
             slot_addresses=[address],
             on_message=lambda *message: self.heard.append(message),
             dead_frame=DEAD,
@@ -59,6 +60,7 @@ class Ends:
             FRONT,
             msgspec.structs.replace(self.relay.offer, **changes),
             lambda _, frames: self.steps.append([bytes(f.buffer) for f in frames]),
+            lambda _: None,
             lambda _, reason: self.lost.append(reason),
         )
 

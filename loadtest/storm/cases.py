@@ -1,0 +1,106 @@
+"""What is asked in a storm: requests whose answers are known token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+NUM_TOKENS: Final = 240
+"""Of an answer: long enough to be under way when something dies."""
+
+_PETS: Final = {
+    "type": "array",
+    "items": {"enum": ["cat", "dog", "goldfish"]},
+    "minItems": 60,
+    "maxItems": 300,
+}
+_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "list_pets",
+        "parameters": {
+            "type": "object",
+            "properties": {"pets": _PETS},
+            "required": ["pets"],
+        },
+    },
+}
+
+FEATURES: Final[dict[str, dict[str, Any]]] = {
+    "schema": {
+        "ignore_eos": False,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "pets", "schema": _PETS},
+        },
+    },
+    "tools": {
+        "ignore_eos": False,
+        "tools": [_TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "list_pets"}},
+    },
+    "penalties": {
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.1,
+    },
+    "logprobs": {"logprobs": 2},
+    "two answers": {"n": 2, "temperature": 0.7, "seed": 1},
+    "stop string": {"stop": ["never said 123456"]},
+    "least tokens": {"min_tokens": 200, "ignore_eos": False},
+}
+"""What a stream depends on beside its prompt, as fields of a request."""
+
+PLAIN: Final = "plain"
+_CHATS: Final = frozenset({"tools"})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request.
+
+    Attributes:
+        kind: `PLAIN`, or a name in `FEATURES`.
+        number: Makes its prompt.
+    """
+
+    kind: str
+    number: int
+
+    @property
+    def path(self) -> str:
+        """Where it goes."""
+        is_chat = self.kind in _CHATS
+        return "/v1/chat/completions" if is_chat else "/v1/completions"
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether its tokens are decided by the prompt alone."""
+        return "temperature" not in FEATURES.get(self.kind, {})
+
+    def body(self, model: str) -> dict[str, Any]:
+        """Return the request."""
+        text = f"Count from {self.number} to 90 and on:"
+        prompt: dict[str, Any] = {"prompt": text}
+        if self.kind in _CHATS:
+            prompt = {"messages": [{"role": "user", "content": text}]}
+        return {
+            "model": model,
+            **prompt,
+            "max_tokens": NUM_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+            **FEATURES.get(self.kind, {}),
+        }
+
+
+def make_cases(num_prompts: int) -> list[Case]:
+    """Return cases in the order they are sent: one in three with a feature."""
+    features = list(FEATURES)
+    cases = []
+    for number in range(num_prompts):
+        kind = features[number // 3 % len(features)] if number % 3 == 2 else PLAIN
+        cases.append(Case(kind, number))
+    return cases

@@ -1,0 +1,119 @@
+"""Streams as their clients see them: tokens, text, and when each part came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+
+from loadtest.client.sse import SseDecoder
+
+if TYPE_CHECKING:
+    from .cases import Case
+
+TIMEOUT_S: Final = 300.0
+"""Of a stream: time enough for all engines to start anew."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream.
+
+    Attributes:
+        case: What was asked.
+        token_ids: By choice.
+        text: By choice, arguments of tool calls included.
+        finish_reasons: By choice.
+        times_s: When parts came, monotonic; the first is when it was sent.
+        error: Why it failed.
+        is_cut: Whether the connection broke: its front is gone.
+    """
+
+    case: Case
+    token_ids: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    text: dict[int, str] = field(default_factory=lambda: defaultdict(str))
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    times_s: list[float] = field(default_factory=list)
+    error: str | None = None
+    is_cut: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every answer has come to its end."""
+        num_answers = 1 if self.case.is_greedy else 2
+        return self.error is None and len(self.finish_reasons) == num_answers
+
+    def gap_at(self, when_s: float) -> float | None:
+        """Return how long nothing came around a time; None if it was not under way."""
+        before = [one for one in self.times_s if one <= when_s]
+        after = [one for one in self.times_s if one > when_s]
+        return after[0] - before[-1] if before and after else None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take in one event."""
+        if "error" in event:
+            self.error = str(event["error"])
+            return
+        for choice in event.get("choices", ()):
+            index = choice["index"]
+            self.token_ids[index] += choice.get("token_ids") or []
+            delta = choice.get("delta") or {}
+            self.text[index] += choice.get("text") or delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                self.text[index] += call["function"].get("arguments") or ""
+            if choice.get("finish_reason"):
+                self.finish_reasons[index] = choice["finish_reason"]
+
+
+async def run_stream(
+    session: aiohttp.ClientSession, url: str, model: str, case: Case
+) -> Stream:
+    """Ask once and read to the end; a failure is kept in the stream."""
+    stream = Stream(case, times_s=[time.monotonic()])
+    decoder = SseDecoder()
+    try:
+        async with session.post(f"{url}{case.path}", json=case.body(model)) as answer:
+            if answer.status != 200:
+                stream.error = f"{answer.status}: {await answer.text()}"
+                return stream
+            async for piece in answer.content.iter_any():
+                for event in decoder.feed(piece):
+                    if event.data != "[DONE]":
+                        stream.take(json.loads(event.data))
+                        stream.times_s.append(time.monotonic())
+    except TimeoutError as error:
+        stream.error = repr(error)
+    except aiohttp.ClientError as error:
+        stream.error, stream.is_cut = repr(error), True
+    if stream.error is None and not stream.is_whole:
+        stream.error, stream.is_cut = "the stream ended early", True
+    return stream
+
+
+def open_session(num_in_flight: int) -> aiohttp.ClientSession:
+    """Return a session that keeps so many connections."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=num_in_flight, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+    )
+
+
+async def run_in_turn(
+    url: str, model: str, cases: list[Case], num_in_flight: int
+) -> list[Stream]:
+    """Run every case once, so many at a time."""
+    queue = iter(cases)
+    streams: list[Stream] = []
+    async with open_session(num_in_flight) as session:
+
+        async def work() -> None:
+            for case in queue:
+                streams.append(await run_stream(session, url, model, case))
+
+        await asyncio.gather(*(work() for _ in range(num_in_flight)))
+    return streams

@@ -1,0 +1,70 @@
+"""How much a front may lease: what replicas have seats and KV blocks for.
+
+Serve's router knows how many calls a replica has, not how many its engine can run. What
+is leased beyond that waits inside an engine, where no replay, no class and no other
+front's request can overtake it. So fronts lease by what every message of a replica says
+of its engine, and keep the rest in a queue of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from serving.front.in_flight import InFlight
+    from serving.front.token_links import TokenLinks
+
+MAX_UNSETTLED: Final = 8
+"""Leases on their way through Serve at a time, where their order is lost."""
+
+
+class Credit:
+    """Says whether the next lease may be opened.
+
+    Attributes:
+        num_replicas: Replicas that run, as far as known. While the front is connected
+            to fewer, one lease at a time may look for the others; with none at all it
+            wakes a deployment that has scaled to zero.
+    """
+
+    def __init__(self, links: TokenLinks) -> None:
+        """Give credit by these links."""
+        self.num_replicas = 0
+        self._links = links
+        # Replays whose first token is still to come, and the tokens they compute anew.
+        self._refilling: dict[InFlight, int] = {}
+
+    def allows(self, one: InFlight, num_unsettled: int) -> bool:
+        """Return whether this request's lease may be opened.
+
+        Args:
+            one: The request.
+            num_unsettled: Leases on their way to a replica.
+        """
+        looks_for_more = len(self._links) < max(1, self.num_replicas)
+        if looks_for_more and not num_unsettled:
+            return True
+        num_seats = sum(link.num_free_seats for link in self._links)
+        if num_unsettled >= min(num_seats, MAX_UNSETTLED):
+            return False
+        return not one.emitted or self._has_room_to_refill(one.num_tokens)
+
+    def note_opened(self, one: InFlight) -> None:
+        """Remember what a replay takes before its blocks show."""
+        if one.emitted:
+            self._refilling[one] = one.num_tokens
+
+    def note_begun(self, one: InFlight) -> None:
+        """Forget it: the request has put out a token, or is not there any more."""
+        self._refilling.pop(one, None)
+
+    def _has_room_to_refill(self, num_tokens: int) -> bool:
+        """Return whether replays of so many tokens fit beside those under way.
+
+        A replica that dies leaves more to compute again than the others may have blocks
+        for; all at once they would preempt one another and what runs there.
+        """
+        if not self._refilling:
+            return True
+        free = sum(link.state.num_free_kv_tokens for link in self._links)
+        return num_tokens + sum(self._refilling.values()) <= free
