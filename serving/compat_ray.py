@@ -73,6 +73,12 @@ RAY: Final[Table] = {
     "ray.serve._private.http_util": {
         "session_id_from_headers(headers)": "the session that a request names",
     },
+    "ray.serve.context": {
+        "_serve_request_context": "leases do not end with the request they are for",
+    },
+    "ray.serve.context:_RequestContext": {
+        "request_id": "under which replicas log a request's leases",
+    },
     f"{_SERVE}.constants": {
         "DEFAULT_LLM_ROUTER_HTTP_TIMEOUT": "longest wait for a first token",
     },

@@ -22,7 +22,7 @@ from serving.engine.compat import (
 )
 from serving.front.condemned import Condemned
 from serving.front.in_flight import InFlight, InFlightRequests
-from serving.front.lease_holder import LeaseHolder
+from serving.front.lease_holder import LeaseHolder, lease_context
 from serving.front.lease_queue import LeaseQueue
 from serving.front.token_links import TokenLinks
 
@@ -119,7 +119,7 @@ class FleetClient(EngineCoreClient):
                 "All replicas are busy and the queue is full; retry.",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
-        one = InFlight(request, since_s=time.monotonic())
+        one = InFlight(request, since_s=time.monotonic(), context=lease_context())
         if self._condemned.holds(one):
             raise GracefulHTTPError(_CONDEMNED, HTTPStatus.BAD_REQUEST)
         self._requests.add(one)
@@ -155,7 +155,7 @@ class FleetClient(EngineCoreClient):
         if self._requests.find(one.engine_id) is not one:
             asyncio.get_running_loop().call_soon(self._queue.place)
             return
-        one.lease = self._leases.start(self._hold(one))
+        one.lease = self._leases.start(self._hold(one), one.context)
 
     async def _hold(self, one: InFlight) -> None:
         engine_id = one.engine_id

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import MsgpackEncoder
 from serving.front.errors import lost_its_engine
 from serving.replica.leases import ACCEPTED, OFFER
@@ -43,14 +44,18 @@ class LeaseHolder:
         self._links = links
         self._encoder = MsgpackEncoder()
         self._decode_offer = msgspec.msgpack.Decoder(LinkOffer).decode
-        # Serve ties calls to the request in whose context they are made, and ends them
-        # with it. A lease may be opened while another request's message is handled.
-        self._context = contextvars.Context()
 
-    def start(self, holding: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something that holds a lease in no request's context."""
-        loop = asyncio.get_running_loop()
-        return loop.create_task(holding, context=self._context.copy())
+    def start(
+        self, holding: Coroutine[Any, Any, None], context: contextvars.Context
+    ) -> asyncio.Task[None]:
+        """Run something that holds a lease.
+
+        Args:
+            holding: Runs until the lease has ended.
+            context: From `lease_context`, for whoever calls this may be handling
+                another request's message.
+        """
+        return asyncio.get_running_loop().create_task(holding, context=context.copy())
 
     async def hold(self, one: InFlight, on_settled: Callable[[], None]) -> str:
         """Hold one lease from end to end.
@@ -88,3 +93,20 @@ class LeaseHolder:
             if not is_placed:
                 on_settled()
         return reason
+
+
+def lease_context() -> contextvars.Context:
+    """Return the present request's context as its leases are to have it.
+
+    Serve ends the calls that were made in a request's context with that request; leases
+    end by themselves. What stays is the id under which replicas log them, and the span.
+    """
+    context = contextvars.copy_context()
+    context.run(_leave_request)
+    return context
+
+
+def _leave_request() -> None:
+    request = _serve_request_context.get()
+    if request is not None:
+        _serve_request_context.set(_RequestContext(request_id=request.request_id))
