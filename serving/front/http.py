@@ -20,6 +20,7 @@ from starlette.responses import (
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
+from serving.compat_ray import DEFAULT_LLM_ROUTER_HTTP_TIMEOUT
 from serving.engine.shared.replay import INTERNAL_PREFIX
 from serving.front.board import (
     BoardFeed,
@@ -52,6 +53,9 @@ UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 
 HEADERS_WITHIN_S: Final = 10.0
 """A stream that has nothing to say yet begins then, and says that it is alive."""
+
+FIRST_ANSWER_WITHIN_S: Final = DEFAULT_LLM_ROUTER_HTTP_TIMEOUT
+"""Then an answer that has not come, or a stream without a token, is given up."""
 
 _KEEP_ALIVE: Final = ": waiting for an engine\n\n"
 _HELLO_AGAIN_S: Final = 1.0
@@ -237,9 +241,11 @@ async def _ask(
 
     Raises:
         ApiError: It refuses.
+        TimeoutError: It takes too long; the request has ended in its engine too.
     """
     try:
-        answer = await create(body, raw_request=request)
+        async with asyncio.timeout(FIRST_ANSWER_WITHIN_S):
+            answer = await create(body, raw_request=request)
     except (ValueError, VLLMClientError, GracefulHTTPError) as error:
         make_refusal = create.__self__.create_error_response  # type: ignore[attr-defined]  # a bound method
         raise from_engine(make_refusal(error), body) from error
@@ -256,6 +262,7 @@ async def _answer(
 
 async def _stream(body: Any, chunks: AsyncGenerator[str, None]) -> Response:
     """Begin a stream, if possible once it is known whether it is an error."""
+    due_s = asyncio.get_running_loop().time() + FIRST_ANSWER_WITHIN_S
     first = asyncio.ensure_future(anext(chunks, None))
     try:
         done, _ = await asyncio.wait((first,), timeout=HEADERS_WITHIN_S)
@@ -266,7 +273,9 @@ async def _stream(body: Any, chunks: AsyncGenerator[str, None]) -> Response:
         refusal = _find_refusal(first.result())
         if refusal is not None:
             raise from_engine(refusal, body)
-    return StreamingResponse(_events(first, chunks), media_type="text/event-stream")
+    return StreamingResponse(
+        _events(first, chunks, due_s), media_type="text/event-stream"
+    )
 
 
 def _find_refusal(chunk: str | None) -> ErrorResponse | None:
@@ -278,13 +287,19 @@ def _find_refusal(chunk: str | None) -> ErrorResponse | None:
 
 
 async def _events(
-    first: asyncio.Future[str | None], chunks: AsyncGenerator[str, None]
+    first: asyncio.Future[str | None],
+    chunks: AsyncGenerator[str, None],
+    due_s: float,
 ) -> AsyncGenerator[str, None]:
     """Yield server-sent events; a failure on the way becomes a last `error` event."""
+    loop = asyncio.get_running_loop()
     try:
         while not first.done():
+            if loop.time() >= due_s:
+                raise TimeoutError
             yield _KEEP_ALIVE
-            await asyncio.wait((first,), timeout=HEADERS_WITHIN_S)
+            patience_s = min(HEADERS_WITHIN_S, due_s - loop.time())
+            await asyncio.wait((first,), timeout=patience_s)
         begin = first.result()
         if begin is not None:
             yield reword_streamed_errors(begin)

@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
 from serving.front import http
-from serving.front.errors import ApiError
+from serving.front.errors import ApiError, describe
 
 BODY = CompletionRequest(model="m", prompt="p")
 
@@ -56,6 +56,38 @@ def test_a_stream_that_waits_says_that_it_is_alive(
     assert len(parts) > 2
     # Comments, which clients of server-sent events skip.
     assert all(part.startswith(": ") for part in parts[:-1])
+
+
+def test_a_stream_whose_first_token_takes_too_long_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "HEADERS_WITHIN_S", 0.02)
+    monkeypatch.setattr(http, "FIRST_ANSWER_WITHIN_S", 0.1)
+    *_, last = read(chunks("data: 1\n\n", pause_s=60.0))
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert (error["code"], error["type"]) == (408, "RequestTimeoutError")
+
+
+def test_an_answer_that_takes_too_long_is_given_up_with_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "FIRST_ANSWER_WITHIN_S", 0.05)
+
+    class Handler:
+        was_cancelled = False
+
+        async def create(self, _body: Any, raw_request: Any) -> None:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.was_cancelled = True
+                raise
+
+    handler = Handler()
+    with pytest.raises(TimeoutError) as error:
+        asyncio.run(http._ask(BODY, None, handler.create))
+    assert describe(error.value).status == 408
+    assert handler.was_cancelled
 
 
 def test_a_failure_on_the_way_is_the_last_event() -> None:
