@@ -310,4 +310,6 @@ async def _events(
         yield f"data: {json.dumps(error_body(describe(error)))}\n\n"
     finally:
         first.cancel()
+        # A generator cannot be closed while somebody waits for its next value.
+        await asyncio.wait((first,))
         await chunks.aclose()
