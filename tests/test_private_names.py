@@ -49,15 +49,13 @@ EXTENDS = {
     ],
     "engine/gpu/speculators.py:PacedTargetDependent": ["TargetDependentARSpeculator"],
     "replica/engine.py:TetrisEngine": ["VLLMEngine"],
-    "replica/server.py:TetrisServer": ["LLMServer"],
+    "replica/server.py:EngineServer": ["LLMServer"],
     "replica/local_models.py:SkipLocalDownload": ["CallbackBase"],
     "replica/engine_server.py:SlottedEngine": ["VLLMEngine"],
-    "replica/engine_server.py:EngineServer": ["LLMServer"],
     "replica/engine_server.py:_StateLogger": ["StatLoggerBase"],
-    "replica/stream_pacing.py:PacedCollector": [
+    "front/stream_pacing.py:PacedCollector": [
         "vllm.v1.engine.output_processor:RequestOutputCollector"
     ],
-    "front/app.py:TetrisIngress": ["OpenAiIngress"],
     "front/fleet_client.py:FleetClient": ["EngineCoreClient"],
 }
 

@@ -1,36 +1,28 @@
-"""The OpenAI API, answered by vLLM's own handlers in the front's process."""
+"""One front: the OpenAI API over HTTP, answered by vLLM's own handlers."""
 
 import asyncio
-import json
 import logging
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from fastapi import Request
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.responses import (
-    JSONResponse,
-    Response,
-    StreamingResponse,
-)
-from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
-from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 
-from serving.compat_ray import DEFAULT_LLM_ROUTER_HTTP_TIMEOUT
+from serving.compat_ray import SetRequestIdMiddleware, metrics_lifespan
 from serving.engine.shared.replay import INTERNAL_PREFIX
-from serving.front.board import (
-    BoardFeed,
-)
+from serving.front.answers import ask, begin_stream
+from serving.front.board import BoardFeed
 from serving.front.errors import (
     ApiError,
-    describe,
-    error_body,
-    from_engine,
-    reword_streamed_errors,
+    BodyLimitMiddleware,
+    ErrorMiddleware,
+    answer_http_exception,
 )
 from serving.front.fleet_client import FleetClient
 from serving.front.metrics import FrontMetrics
@@ -42,31 +34,70 @@ from serving.front.request_body import (
     DetokenizeBody,
     TokenizeBody,
 )
+from serving.front.request_class import find_unknown_class, set_priority
+from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state
-from serving.replica.request_class import find_unknown_class, set_priority
-from serving.replica.stream_pacing import pace_streams
+from serving.settings.gguf_models import convert_alike
 
 logger = logging.getLogger("ray.serve")
+
+Route = Callable[[FastAPI], Callable[..., Any]]
+
+_ROUTES: Final[Mapping[str, Route]] = {
+    "health": lambda api: api.get("/health"),
+    "models": lambda api: api.get("/v1/models"),
+    "model_data": lambda api: api.get("/v1/models/{model:path}"),
+    "completions": lambda api: api.post("/v1/completions"),
+    "chat": lambda api: api.post("/v1/chat/completions"),
+    "tokenize": lambda api: api.post("/tokenize"),
+    "detokenize": lambda api: api.post("/detokenize"),
+}
+_BOARD_ROUTES: Final[Mapping[str, Route]] = {
+    "chat_page": lambda api: api.get("/", include_in_schema=False),
+    "board": lambda api: api.get("/board", include_in_schema=False),
+    "board_events": lambda api: api.get("/board/events", include_in_schema=False),
+}
 
 UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
 """Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
 
-HEADERS_WITHIN_S: Final = 10.0
-"""A stream that has nothing to say yet begins then, and says that it is alive."""
-
-FIRST_ANSWER_WITHIN_S: Final = DEFAULT_LLM_ROUTER_HTTP_TIMEOUT
-"""Then an answer that has not come, or a stream without a token, is given up."""
-
-_KEEP_ALIVE: Final = ": waiting for an engine\n\n"
 _HELLO_AGAIN_S: Final = 1.0
 _TICK_S: Final = 1.0
 _BOARD_TIMEOUT_S: Final = 5.0
 
-_ERROR_EVENT = re.compile(r'data: \{"error": ')
+
+def build_front(max_body_bytes: int, *, has_board: bool) -> type["Front"]:
+    """Return the class that Serve deploys, mounted on a web application of its own.
+
+    Args:
+        max_body_bytes: Largest request body accepted; larger ones get a 413.
+        has_board: Whether there are the live board and the chat page.
+    """
+    api = build_api(max_body_bytes)
+    routes = {**_ROUTES, **(_BOARD_ROUTES if has_board else {})}
+    mounted = {name: route(api)(getattr(Front, name)) for name, route in routes.items()}
+    front: type[Front] = serve.ingress(api)(type("Front", (Front,), mounted))
+    return front
+
+
+def build_api(max_body_bytes: int) -> FastAPI:
+    """Build the web application, without routes: errors, limits, ids, metrics.
+
+    Args:
+        max_body_bytes: Largest request body accepted; larger ones get a 413.
+    """
+    api = FastAPI(title="Tetris Serve", lifespan=metrics_lifespan)
+    api.add_exception_handler(RequestValidationError, answer_http_exception)
+    api.add_exception_handler(HTTPException, answer_http_exception)
+    # Starlette runs the middleware added last first.
+    api.add_middleware(BodyLimitMiddleware, max_body_bytes=max_body_bytes)
+    api.add_middleware(ErrorMiddleware)
+    api.add_middleware(SetRequestIdMiddleware)
+    return api
 
 
 class Front(PageRoutes):
-    """One front: routes of the OpenAI API over leased engine replicas."""
+    """Routes of the OpenAI API over leased engine replicas."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits constructors
         self,
@@ -79,6 +110,7 @@ class Front(PageRoutes):
         min_replicas: int,
         max_ongoing_requests: int,
         max_queued_requests: int,
+        gguf_files: Mapping[str, str],
     ) -> None:
         """Build vLLM's handlers from what a replica says; waits for the first one.
 
@@ -92,6 +124,8 @@ class Front(PageRoutes):
             min_replicas: Replicas there are, connected or not.
             max_ongoing_requests: Requests one replica takes.
             max_queued_requests: Requests that may wait for one.
+            gguf_files: The folder that must be here, converted, by GGUF file: the
+                tokenizer is in it.
         """
         self._engines = engines
         self._model_card = {**model_card, "created": int(time.time())}
@@ -100,6 +134,8 @@ class Front(PageRoutes):
         pace_streams(1e-3 * stream_interval_ms)
         self._replicas = ReplicaCount(self._count_engines)
         self._feed = BoardFeed(self._watch_replicas)
+        for name, folder in gguf_files.items():
+            await asyncio.to_thread(convert_alike, name, folder, logger.info)
         leases = engines.options(stream=True).lease
         hello = await self._say_hello()
 
@@ -154,22 +190,24 @@ class Front(PageRoutes):
         """Turn a prompt or a conversation into token ids."""
         self._check_model(body.model)
         serving = self._state.serving_tokenization
-        return await _answer(body, request, serving.create_tokenize)
+        answer = await ask(body, request, serving.create_tokenize)
+        return JSONResponse(answer.model_dump())
 
     async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
         """Turn token ids into text."""
         self._check_model(body.model)
         serving = self._state.serving_tokenization
-        return await _answer(body, request, serving.create_detokenize)
+        answer = await ask(body, request, serving.create_detokenize)
+        return JSONResponse(answer.model_dump())
 
     async def _generate(
         self, body: Any, request: Request, create: Callable[..., Awaitable[Any]]
     ) -> Response:
         self._check_model(body.model)
         self._prepare(body)
-        answer = await _ask(body, request, create)
+        answer = await ask(body, request, create)
         if isinstance(answer, AsyncGenerator):
-            return await _stream(body, answer)
+            return await begin_stream(body, answer)
         return JSONResponse(answer.model_dump())
 
     def _prepare(self, body: Any) -> None:
@@ -232,84 +270,3 @@ class Front(PageRoutes):
             return 0
         engines = application.deployments[self._engines.deployment_name]
         return int(engines.replica_states.get("RUNNING", 0))
-
-
-async def _ask(
-    body: Any, request: Request, create: Callable[..., Awaitable[Any]]
-) -> Any:
-    """Ask one of vLLM's handlers.
-
-    Raises:
-        ApiError: It refuses.
-        TimeoutError: It takes too long; the request has ended in its engine too.
-    """
-    try:
-        async with asyncio.timeout(FIRST_ANSWER_WITHIN_S):
-            answer = await create(body, raw_request=request)
-    except (ValueError, VLLMClientError, GracefulHTTPError) as error:
-        make_refusal = create.__self__.create_error_response  # type: ignore[attr-defined]  # a bound method
-        raise from_engine(make_refusal(error), body) from error
-    if isinstance(answer, ErrorResponse):
-        raise from_engine(answer, body)
-    return answer
-
-
-async def _answer(
-    body: Any, request: Request, create: Callable[..., Awaitable[Any]]
-) -> Response:
-    return JSONResponse((await _ask(body, request, create)).model_dump())
-
-
-async def _stream(body: Any, chunks: AsyncGenerator[str, None]) -> Response:
-    """Begin a stream, if possible once it is known whether it is an error."""
-    due_s = asyncio.get_running_loop().time() + FIRST_ANSWER_WITHIN_S
-    first = asyncio.ensure_future(anext(chunks, None))
-    try:
-        done, _ = await asyncio.wait((first,), timeout=HEADERS_WITHIN_S)
-    except asyncio.CancelledError:
-        first.cancel()
-        raise
-    if done:
-        refusal = _find_refusal(first.result())
-        if refusal is not None:
-            raise from_engine(refusal, body)
-    return StreamingResponse(
-        _events(first, chunks, due_s), media_type="text/event-stream"
-    )
-
-
-def _find_refusal(chunk: str | None) -> ErrorResponse | None:
-    """Return the error that a stream begins with, if it does."""
-    if not chunk or not _ERROR_EVENT.match(chunk):
-        return None
-    error = json.loads(chunk.split("\n", 1)[0].removeprefix("data: "))["error"]
-    return ErrorResponse(error=ErrorInfo(**error))
-
-
-async def _events(
-    first: asyncio.Future[str | None],
-    chunks: AsyncGenerator[str, None],
-    due_s: float,
-) -> AsyncGenerator[str, None]:
-    """Yield server-sent events; a failure on the way becomes a last `error` event."""
-    loop = asyncio.get_running_loop()
-    try:
-        while not first.done():
-            if loop.time() >= due_s:
-                raise TimeoutError
-            yield _KEEP_ALIVE
-            patience_s = min(HEADERS_WITHIN_S, due_s - loop.time())
-            await asyncio.wait((first,), timeout=patience_s)
-        begin = first.result()
-        if begin is not None:
-            yield reword_streamed_errors(begin)
-        async for chunk in chunks:
-            yield reword_streamed_errors(chunk)
-    except Exception as error:
-        logger.exception("A stream broke off")
-        yield f"data: {json.dumps(error_body(describe(error)))}\n\n"
-    finally:
-        first.cancel()
-        # A generator cannot be closed while somebody waits for its next value.
-        await asyncio.wait((first,))
-        await chunks.aclose()

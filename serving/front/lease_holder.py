@@ -7,10 +7,11 @@ import contextvars
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from ray.exceptions import RayActorError, RayTaskError
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import MsgpackEncoder
-from serving.front.errors import lost_its_engine
 from serving.replica.leases import ACCEPTED, OFFER
 from serving.replica.token_channel import LinkOffer
 
@@ -88,11 +89,17 @@ class LeaseHolder:
                 stream.cancel()
             raise
         except Exception as error:
-            reason = "engine died" if lost_its_engine(error) else repr(error)
+            reason = "engine died" if _lost_its_engine(error) else repr(error)
         finally:
             if not is_placed:
                 on_settled()
         return reason
+
+
+def _lost_its_engine(error: Exception) -> bool:
+    """Tell whether the engine, or the replica around it, died under a lease."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return isinstance(cause, EngineDeadError | RayActorError)
 
 
 def lease_context() -> contextvars.Context:

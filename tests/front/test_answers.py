@@ -1,4 +1,4 @@
-"""How a stream begins: with an error's status, with tokens, or with a sign of life."""
+"""Answers: refused, whole, or a stream that begins with tokens or a sign of life."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import StreamingResponse
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
-from serving.front import http
+from serving.front import answers
 from serving.front.errors import ApiError, describe
 
 BODY = CompletionRequest(model="m", prompt="p")
@@ -27,7 +27,7 @@ async def chunks(
 
 def read(stream: AsyncGenerator[str, None]) -> list[Any]:
     async def begin_and_read() -> list[Any]:
-        response = await http._stream(BODY, stream)
+        response = await answers.begin_stream(BODY, stream)
         assert isinstance(response, StreamingResponse)
         return [part async for part in response.body_iterator]
 
@@ -50,19 +50,36 @@ def test_a_stream_that_begins_with_an_error_has_its_status() -> None:
 def test_a_stream_that_waits_says_that_it_is_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "HEADERS_WITHIN_S", 0.05)
-    parts = read(chunks("data: 1\n\n", pause_s=0.18))
-    assert parts[-1] == "data: 1\n\n"
-    assert len(parts) > 2
-    # Comments, which clients of server-sent events skip.
-    assert all(part.startswith(": ") for part in parts[:-1])
+    monkeypatch.setattr(answers, "HEADERS_WITHIN_S", 0.02)
+
+    async def begin_and_read() -> list[Any]:
+        has_waited = asyncio.Event()
+
+        async def late() -> AsyncGenerator[str, None]:
+            await has_waited.wait()
+            yield "data: 1\n\n"
+
+        response = await answers.begin_stream(BODY, late())
+        assert isinstance(response, StreamingResponse)
+        parts = []
+        async for part in response.body_iterator:
+            parts.append(part)
+            if len(parts) == 2:
+                has_waited.set()
+        return parts
+
+    *comments, last = asyncio.run(begin_and_read())
+    assert last == "data: 1\n\n"
+    # Clients of server-sent events skip them.
+    assert len(comments) >= 2
+    assert all(part.startswith(": ") for part in comments)
 
 
 def test_a_stream_whose_first_token_takes_too_long_ends_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "HEADERS_WITHIN_S", 0.02)
-    monkeypatch.setattr(http, "FIRST_ANSWER_WITHIN_S", 0.1)
+    monkeypatch.setattr(answers, "HEADERS_WITHIN_S", 0.02)
+    monkeypatch.setattr(answers, "FIRST_ANSWER_WITHIN_S", 0.1)
     *_, last = read(chunks("data: 1\n\n", pause_s=60.0))
     error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["code"], error["type"]) == (408, "RequestTimeoutError")
@@ -71,7 +88,7 @@ def test_a_stream_whose_first_token_takes_too_long_ends_with_an_error(
 def test_an_answer_that_takes_too_long_is_given_up_with_its_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "FIRST_ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(answers, "FIRST_ANSWER_WITHIN_S", 0.05)
 
     class Handler:
         was_cancelled = False
@@ -85,7 +102,7 @@ def test_an_answer_that_takes_too_long_is_given_up_with_its_work(
 
     handler = Handler()
     with pytest.raises(TimeoutError) as error:
-        asyncio.run(http._ask(BODY, None, handler.create))
+        asyncio.run(answers.ask(BODY, None, handler.create))
     assert describe(error.value).status == 408
     assert handler.was_cancelled
 
