@@ -43,6 +43,7 @@ NEEDS_TROUBLE = {
     "Fallbacks",
     "Engine steps and failed snapshots",
     "Preemptions",
+    "Requests that went on elsewhere",
     "Prefix cache hits",
 }
 
