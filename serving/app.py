@@ -93,7 +93,7 @@ def build_app(settings: Settings) -> "Application":
     from ray import serve
 
     from serving.compat_ray import build_llm_deployment, to_model_metadata
-    from serving.front.http import build_front
+    from serving.front.app import build_front
     from serving.replica.server import EngineServer
 
     gguf_files = {

@@ -263,7 +263,7 @@ def _import_application() -> None:
     """Import what takes seconds, while Ray's processes start."""
     # Whatever is wrong with them, `build_app` says better.
     with contextlib.suppress(ImportError):
-        import serving.front.http
+        import serving.front.app
         import serving.replica.server  # noqa: F401 - imported for the time it takes
 
 

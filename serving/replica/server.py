@@ -13,7 +13,6 @@ from ray.serve.llm import LLMConfig
 from serving.compat_ray import LLMServer
 from serving.replica.capacity import capacity_reader
 from serving.replica.engine_gone import EngineGoneError
-from serving.replica.engine_server import SlottedEngine
 from serving.replica.metrics import (
     CAPACITY_PERIOD_S,
     SNAPSHOT_PERIOD_S,
@@ -24,6 +23,7 @@ from serving.replica.metrics import (
 )
 from serving.replica.options import ReplicaOptions
 from serving.replica.serve_log import keep_serve_log
+from serving.replica.slotted_engine import SlottedEngine
 from serving.replica.warm_start import (
     ServePeers,
     count_warm_start,

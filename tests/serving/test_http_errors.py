@@ -214,7 +214,7 @@ def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Whatever its type: libraries raise ValueError for their own faults too."""
-    from serving.front.http import build_api
+    from serving.front.app import build_api
 
     api = build_api(max_body_bytes=1024)
 
