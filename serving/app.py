@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
-FRONTS: Final = "TetrisIngress"
-ENGINES: Final = "TetrisServer"
+FRONTS: Final = "TetrisFront"
+ENGINES: Final = "TetrisEngine"
 """Deployments' names, the latter before that of the model; labels of all metrics."""
 
 _FRONT_MAX_REQUESTS: Final = 10_000

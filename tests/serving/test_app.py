@@ -218,11 +218,11 @@ def test_replicas_have_a_slot_for_each_front_of_two_generations(
         )
     )
     front = build_app(settings)._bound_deployment
-    assert front.name == "TetrisIngress"
+    assert front.name == "TetrisFront"
     # Ray's default of 5 would let requests wait where nothing of ours runs.
     assert front.max_ongoing_requests == 10_000
     (engines,) = front.init_args
-    assert engines._bound_deployment.name == "TetrisServer:m"
+    assert engines._bound_deployment.name == "TetrisEngine:m"
     assert engines._bound_deployment.init_kwargs["num_slots"] == 7
     assert front.init_kwargs["gguf_files"] == {"x.gguf": folder}
 
