@@ -319,6 +319,8 @@ def server(
             "replicas.upscale_delay_s": 1,
             "replicas.downscale_delay_s": 3600,
             "engine.extra.otlp_traces_endpoint": collector.url,
+            # A replica's vLLM sees no tokens, takes itself for idle, and sums up so.
+            "engine.env.VLLM_LOGGING_LEVEL": "DEBUG",
             "http.board": "true",
             "http.stream_interval_ms": 1e3 * STREAM_INTERVAL_S,
         },

@@ -50,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "least tokens": {"min_tokens": 250, "ignore_eos": False},
     "a stop string": {"stop": ["never said 123456"]},
-    "two choices": {"n": 2},
+    "two prompts": {"prompt": ["Count from 7 to 90 and on:", "One, two, three,"]},
 }
 """What a stream depends on besides its prompt."""
 
