@@ -1,4 +1,4 @@
-"""Build the Ray Serve application of one deployment: an ingress and its engines."""
+"""Build the Ray Serve application of one deployment: fronts and engine replicas."""
 
 import logging
 from collections.abc import Mapping
@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
-_INGRESS_HEADROOM: Final = 256
-"""Requests the ingress holds beyond what engines run and queue.
-
-The engines' own queue limit must be met first, because its refusal is ours to word;
-Serve's refusal at the ingress is plain text.
-"""
+FRONTS: Final = "TetrisFront"
+ENGINES: Final = "TetrisEngine"
+"""Deployments' names, the latter before that of the model; labels of all metrics."""
 
 _FRONT_MAX_REQUESTS: Final = 10_000
 _FRONT_TARGET_REQUESTS: Final = 200
@@ -83,7 +80,7 @@ def settings_from_args(args: dict[str, Any]) -> Settings:
 def build_app(settings: Settings) -> "Application":
     """Build the application of checked settings.
 
-    GGUF files are converted here, and by every replica on a machine that has not yet.
+    GGUF files are converted here, and by all on machines that have not yet.
 
     Raises:
         SettingsError: The model files are missing or do not belong together.
@@ -92,88 +89,45 @@ def build_app(settings: Settings) -> "Application":
     declared = settings.model
     settings = with_converted_models(settings, logger.info)
     check_servable(settings)
-    if settings.http.front == "fleet":
-        return _build_fleet(settings)
     check_ray()
     from ray import serve
 
-    from serving.compat_ray import (
-        build_llm_deployment,
-        make_fastapi_ingress,
-        to_model_metadata,
-    )
-    from serving.front.app import BOARD_ENDPOINTS, ENDPOINTS, TetrisIngress, build_api
-    from serving.replica.server import TetrisServer
+    from serving.compat_ray import build_llm_deployment, to_model_metadata
+    from serving.front.app import build_front
+    from serving.replica.server import EngineServer
 
     gguf_files = {
         name: getattr(settings.model, field)
         for field, name in gguf_files_of(declared).items()
     }
     llm_config = llm_config_of(settings, gguf_files)
-    engines = build_llm_deployment(
-        llm_config,
-        deployment_cls=TetrisServer,
-        bind_kwargs={"options": _replica_options(settings)},
-    )
-    model_id = settings.model.id
-    ingress = serve.deployment(
-        make_fastapi_ingress(
-            TetrisIngress,
-            endpoint_map=ENDPOINTS | (BOARD_ENDPOINTS if settings.http.board else {}),
-            app=build_api(settings.http.max_body_bytes),
-        ),
-        **_ingress_options(settings),
-    )
-    return ingress.bind(
-        llm_deployments={model_id: engines},
-        model_cards={model_id: to_model_metadata(model_id, llm_config)},
-    )
-
-
-def _build_fleet(settings: Settings) -> "Application":
-    """Build fronts over engine replicas; both keep the names of Ray's own path."""
-    from ray import serve
-
-    from serving.compat_ray import (
-        build_llm_deployment,
-        make_fastapi_ingress,
-        to_model_metadata,
-    )
-    from serving.front.app import BOARD_ENDPOINTS, ENDPOINTS, build_api
-    from serving.front.http import Front
-    from serving.replica.engine_server import EngineServer
-
-    llm_config = llm_config_of(settings)
     replicas, http = settings.replicas, settings.http
     engines = build_llm_deployment(
         llm_config,
-        name_prefix="TetrisServer:",
+        name_prefix=f"{ENGINES}:",
         deployment_cls=EngineServer,
         bind_kwargs={
             "options": _replica_options(settings),
             # Twice, because an update has both generations of fronts connected.
             "num_slots": 1 + 2 * http.fronts.max,
         },
-        # What may wait is the fronts' business, who know which of it is a replay.
-        override_serve_options={"max_queued_requests": -1},
     )
     front = serve.deployment(
-        make_fastapi_ingress(
-            Front,
-            endpoint_map=ENDPOINTS | (BOARD_ENDPOINTS if http.board else {}),
-            app=build_api(http.max_body_bytes),
-        ),
+        build_front(http.max_body_bytes, has_board=http.board),
         **front_options_of(settings),
     )
     return front.bind(
         engines,
         model_card=to_model_metadata(settings.model.id, llm_config).model_dump(),
         policy_name=settings.policy.name,
-        class_priorities=_class_priorities(settings),
+        class_priorities={
+            name: one.priority for name, one in settings.policy.classes.items()
+        },
         stream_interval_ms=http.stream_interval_ms,
         min_replicas=replicas.min,
         max_ongoing_requests=replicas.max_ongoing_requests,
         max_queued_requests=replicas.max_queued_requests,
+        gguf_files=gguf_files,
     )
 
 
@@ -183,16 +137,10 @@ def _replica_options(settings: Settings) -> ReplicaOptions:
         policy_name=settings.policy.name,
         has_snapshots=has_adapter(settings),
         planner_key=planner_key_of(settings),
-        class_priorities=_class_priorities(settings),
         hang_timeout_s=settings.replicas.engine_hang_timeout_s,
         load_timeout_s=settings.replicas.start_timeout_s,
-        stream_interval_s=1e-3 * settings.http.stream_interval_ms,
         board_text=bool(settings.http.board_text),
     )
-
-
-def _class_priorities(settings: Settings) -> dict[str, int | None]:
-    return {name: one.priority for name, one in settings.policy.classes.items()}
 
 
 def check_servable(settings: Settings) -> None:
@@ -235,8 +183,6 @@ def llm_config_of(
         placement_group_config={
             "bundle_per_worker": {"CPU": 0, "GPU": replicas.num_gpus}
         },
-        # Streams are paced where the engine hands them out.
-        experimental_configs={"stream_batching_interval_ms": 0},
         runtime_env={"env_vars": replica_env_of(settings)},
         log_engine_metrics=True,
         **_download_options(settings, dict(gguf_files or {})),
@@ -268,7 +214,8 @@ def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
             "downscale_delay_s": replicas.downscale_delay_s,
         },
         "max_ongoing_requests": replicas.max_ongoing_requests,
-        "max_queued_requests": replicas.max_queued_requests,
+        # What may wait is the fronts' business, who know which of it is a replay.
+        "max_queued_requests": -1,
         "max_constructor_retry_count": replicas.start_attempts,
         "health_check_period_s": replicas.health_check_period_s,
         "health_check_timeout_s": replicas.health_check_timeout_s,
@@ -282,7 +229,7 @@ def front_options_of(settings: Settings) -> dict[str, Any]:
     """Options of the deployment of fronts."""
     fronts = settings.http.fronts
     return {
-        "name": "TetrisIngress",
+        "name": FRONTS,
         "autoscaling_config": {
             "min_replicas": fronts.min,
             "max_replicas": fronts.max,
@@ -298,6 +245,7 @@ def front_options_of(settings: Settings) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": settings.replicas.drain_timeout_s,
         "ray_actor_options": {
             "num_cpus": 0,
+            "label_selector": fronts.label_selector,
             "runtime_env": {"env_vars": _front_env(settings)},
         },
     }
@@ -309,21 +257,3 @@ def _front_env(settings: Settings) -> dict[str, str]:
     for name in _KERNEL_VARIABLES:
         env.pop(name, None)
     return env | {"OMP_NUM_THREADS": "1"}
-
-
-def _ingress_options(settings: Settings) -> dict[str, Any]:
-    replicas = settings.replicas
-    engines_hold = replicas.max * replicas.max_ongoing_requests
-    return {
-        "num_replicas": 1,
-        "max_ongoing_requests": (
-            engines_hold + replicas.max_queued_requests + _INGRESS_HEADROOM
-        ),
-        "max_queued_requests": _INGRESS_HEADROOM,
-        "max_constructor_retry_count": replicas.start_attempts,
-        "health_check_period_s": replicas.health_check_period_s,
-        "health_check_timeout_s": replicas.health_check_timeout_s,
-        "graceful_shutdown_wait_loop_s": 0.5,
-        "graceful_shutdown_timeout_s": replicas.drain_timeout_s,
-        "ray_actor_options": {"num_cpus": 0},
-    }

@@ -21,69 +21,43 @@ _SERVE: Final = f"{_LLM}.serve"
 
 RAY: Final[Table] = {
     f"{_SERVE}.core.server.llm_server:LLMServer": {
+        "__init__(llm_config, engine_cls, ...)": "our engine",
         "start()": "polling and following the engine begin after it",
-        "_run_request(request, engine_method, ...)": (
-            "requests that speculation cannot serve are refused before it"
-        ),
         "sleep(...) wakeup(...) collective_rpc(...)": "may load: a hang is told later",
-        "_default_engine_cls": "our engine",
         "engine": "the running engine",
     },
     f"{_SERVE}.engines.vllm.vllm_engine:VLLMEngine": {
-        "start()": "tokenization is found after it",
+        "start()": "the names it leans on are looked for before it",
         (
             "_start_async_llm_engine(vllm_engine_args, vllm_engine_config, "
             "placement_group)"
         ): "one CPU worker runs in the engine core's process",
         "_engine_client": "the way to the engine core, and whether it lives",
         "_vllm_args": "what a front builds vLLM's handlers with",
-        "_app_state _oai_serving_tokenization": (
-            "Ray 2.60 looks for vLLM's tokenization under an older name"
-        ),
     },
     f"{_SERVE}.core.server.builder": {
         (
-            "build_llm_deployment(llm_config, ..., bind_kwargs, ..., deployment_cls)"
+            "build_llm_deployment(llm_config, name_prefix, bind_kwargs, ..., "
+            "deployment_cls)"
         ): "binds the engine replicas",
-    },
-    f"{_SERVE}.core.ingress.ingress": {
-        "make_fastapi_ingress(endpoint_map, app)": "mounts methods as routes",
-    },
-    f"{_SERVE}.core.ingress.ingress:OpenAiIngress": {
-        "__init__(llm_deployments, model_cards, ...)": "what `build_app` binds",
-        "_process_llm_request(body, call_method, raw_request)": "replaced",
-        "_get_response(body, call_method, raw_request)": "a request's answers",
-        "_get_model_id(model)": "replaced: unknown models are a 404",
-        "_get_configured_serve_handle(model_id)": "the replicas of a model",
-        "_default_serve_handles _model_cards": "replicas and models",
     },
     f"{_SERVE}.core.ingress.middleware": {
         "SetRequestIdMiddleware": "a request's id, from its header or made",
     },
-    f"{_SERVE}.core.ingress.utils": {
-        "NON_STREAMING_RESPONSE_TYPES": "tells an answer from a stream's first chunk",
-        "_openai_json_wrapper(generator)": "chunks as server-sent events",
-    },
     f"{_SERVE}.observability.metrics.fast_api_metrics": {
         "metrics_lifespan(app)": "HTTP metrics",
     },
-    f"{_SERVE}.core.protocol": {
-        "RawRequestInfo": "a request's headers, for the session that it names",
+    "ray.serve.context": {
+        "_serve_request_context": "leases do not end with the request they are for",
     },
-    "ray.serve._private.http_util": {
-        "session_id_from_headers(headers)": "the session that a request names",
+    "ray.serve.context:_RequestContext": {
+        "request_id": "under which replicas log a request's leases",
     },
     f"{_SERVE}.constants": {
         "DEFAULT_LLM_ROUTER_HTTP_TIMEOUT": "longest wait for a first token",
     },
     f"{_SERVE}.core.configs.openai_api_models": {
-        "ChatCompletionRequest CompletionRequest": "vLLM's bodies, which Serve pickles",
-        "TokenizeChatRequest TokenizeCompletionRequest DetokenizeRequest": "bodies",
-        "ErrorResponse ErrorInfo": "refusals",
         "to_model_metadata(model_id, ...)": "how `/v1/models` describes a model",
-    },
-    f"{_SERVE}.core.configs.openai_api_models:OpenAIHTTPException": {
-        "status_code message": "refusals of Ray's own",
     },
     f"{_LLM}.common.callbacks.base:CallbackBase": {
         "on_before_node_init()": "skips the download of local models",

@@ -49,15 +49,13 @@ EXTENDS = {
     ],
     "engine/gpu/speculators.py:PacedTargetDependent": ["TargetDependentARSpeculator"],
     "replica/engine.py:TetrisEngine": ["VLLMEngine"],
-    "replica/server.py:TetrisServer": ["LLMServer"],
+    "replica/server.py:EngineServer": ["LLMServer"],
     "replica/local_models.py:SkipLocalDownload": ["CallbackBase"],
-    "replica/engine_server.py:SlottedEngine": ["VLLMEngine"],
-    "replica/engine_server.py:EngineServer": ["LLMServer"],
-    "replica/engine_server.py:_StateLogger": ["StatLoggerBase"],
-    "replica/stream_pacing.py:PacedCollector": [
+    "replica/slotted_engine.py:SlottedEngine": ["VLLMEngine"],
+    "replica/slotted_engine.py:_StateLogger": ["StatLoggerBase"],
+    "front/stream_pacing.py:PacedCollector": [
         "vllm.v1.engine.output_processor:RequestOutputCollector"
     ],
-    "front/app.py:TetrisIngress": ["OpenAiIngress"],
     "front/fleet_client.py:FleetClient": ["EngineCoreClient"],
 }
 
@@ -103,10 +101,10 @@ HOLDS_IN = {
     ("front/vllm_app.py", "state"): ["RequestState"],
     ("replica/engine.py", "self._engine_client"): ["AsyncLLM"],
     ("replica/engine.py", "core"): ["AsyncMPClient"],
-    ("replica/engine_server.py", "client"): ["AsyncLLM"],
-    ("replica/engine_server.py", "core"): ["AsyncMPClient"],
-    ("replica/engine_server.py", "core.resources"): ["BackgroundResources"],
-    ("replica/engine_server.py", "scheduler_stats"): ["SchedulerStats"],
+    ("replica/slotted_engine.py", "client"): ["AsyncLLM"],
+    ("replica/slotted_engine.py", "core"): ["AsyncMPClient"],
+    ("replica/slotted_engine.py", "core.resources"): ["BackgroundResources"],
+    ("replica/slotted_engine.py", "scheduler_stats"): ["SchedulerStats"],
     ("engine/shared/replay.py", "grammar"): ["StructuredOutputGrammar"],
     ("engine/shared/replay.py", "request.structured_output_request"): [
         "StructuredOutputRequest"

@@ -17,7 +17,7 @@ _ROLES = (
     ("VLLM::Worker", "worker"),
     ("ServeController", "controller"),
     ("ProxyActor", "proxy"),
-    ("Ingress", "ingress"),
+    ("TetrisFront", "front"),
     ("ServeReplica", "replica"),
     ("ray::IDLE", "idle Ray worker"),
     ("raylet/raylet", "raylet"),

@@ -14,7 +14,7 @@ from loadtest.client.errors import LoadTestError
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.scrape import GrowingCounters, read_page
-from loadtest.engine_bench.environment import (
+from loadtest.environment import (
     describe_machine,
     describe_piece,
     describe_versions,
@@ -56,7 +56,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="for results.json")
-    add("--config", default="configs/demo.yaml", help="deployment file")
+    add("--config", default="configs/tiny.yaml", help="deployment file")
     add("--policy", default="goodput:8", help="e.g. none, fixed:3, goodput:8")
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings")
     add("--replicas", type=int, default=2)

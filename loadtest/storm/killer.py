@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from loadtest.compare.deployment import Deployment
 
-ROLES: Final = {"engine": "engine", "replica": "replica", "front": "ingress"}
+ROLES: Final = {"engine": "engine", "replica": "replica", "front": "front"}
 """Whom each kind of kill hits, by the role of its process."""
 
 MAX_RECOVERY_S: Final = 300.0

@@ -1,54 +1,31 @@
-"""The OpenAI-compatible HTTP surface, on Ray Serve's ingress.
-
-Changes against Ray's `OpenAiIngress`: only routes that a text model serves, a health
-route, a body limit, every error as an OpenAI error object, and no middleware that
-re-packs streamed chunks.
-"""
+"""One front: the OpenAI API over HTTP, answered by vLLM's own handlers."""
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from ray import serve
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
 from starlette.exceptions import HTTPException
-from starlette.responses import (
-    JSONResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import JSONResponse, Response
 
-from serving.compat_ray import (
-    DEFAULT_LLM_ROUTER_HTTP_TIMEOUT,
-    NON_STREAMING_RESPONSE_TYPES,
-    ErrorResponse,
-    OpenAiIngress,
-    RawRequestInfo,
-    SetRequestIdMiddleware,
-    _openai_json_wrapper,
-    metrics_lifespan,
-    session_id_from_headers,
-)
-from serving.front.board import (
-    BoardFeed,
-)
+from serving.compat_ray import SetRequestIdMiddleware, metrics_lifespan
+from serving.engine.shared.replay import INTERNAL_PREFIX
+from serving.front.answers import ask, begin_stream
+from serving.front.board import BoardFeed
 from serving.front.errors import (
     ApiError,
     BodyLimitMiddleware,
     ErrorMiddleware,
     answer_http_exception,
-    came_too_late,
-    describe,
-    error_body,
-    from_engine,
-    lost_its_engine,
-    reword_streamed_errors,
 )
+from serving.front.fleet_client import FleetClient
+from serving.front.metrics import FrontMetrics
 from serving.front.pages import PageRoutes
 from serving.front.replica_count import ReplicaCount
 from serving.front.request_body import (
@@ -57,211 +34,243 @@ from serving.front.request_body import (
     DetokenizeBody,
     TokenizeBody,
 )
+from serving.front.request_class import find_unknown_class, set_priority
+from serving.front.stream_pacing import pace_streams
+from serving.front.vllm_app import build_app_state
+from serving.settings.gguf_models import convert_alike
 
 logger = logging.getLogger("ray.serve")
 
-ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
-    "health": lambda app: app.get("/health"),
-    "models": lambda app: app.get("/v1/models"),
-    "model_data": lambda app: app.get("/v1/models/{model:path}"),
-    "completions": lambda app: app.post("/v1/completions"),
-    "chat": lambda app: app.post("/v1/chat/completions"),
-    "tokenize": lambda app: app.post("/tokenize"),
-    "detokenize": lambda app: app.post("/detokenize"),
+Route = Callable[[FastAPI], Callable[..., Any]]
+
+_ROUTES: Final[Mapping[str, Route]] = {
+    "health": lambda api: api.get("/health"),
+    "models": lambda api: api.get("/v1/models"),
+    "model_data": lambda api: api.get("/v1/models/{model:path}"),
+    "completions": lambda api: api.post("/v1/completions"),
+    "chat": lambda api: api.post("/v1/chat/completions"),
+    "tokenize": lambda api: api.post("/tokenize"),
+    "detokenize": lambda api: api.post("/detokenize"),
+}
+_BOARD_ROUTES: Final[Mapping[str, Route]] = {
+    "chat_page": lambda api: api.get("/", include_in_schema=False),
+    "board": lambda api: api.get("/board", include_in_schema=False),
+    "board_events": lambda api: api.get("/board/events", include_in_schema=False),
 }
 
-BOARD_ENDPOINTS: Final[dict[str, Callable[[FastAPI], Callable[..., Any]]]] = {
-    "chat_page": lambda app: app.get("/", include_in_schema=False),
-    "board": lambda app: app.get("/board", include_in_schema=False),
-    "board_events": lambda app: app.get("/board/events", include_in_schema=False),
-}
+UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
+"""Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
 
+_HELLO_AGAIN_S: Final = 1.0
+_TICK_S: Final = 1.0
 _BOARD_TIMEOUT_S: Final = 5.0
-_ASK_AGAIN_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""A replica whose engine died is gone before the last."""
+
+
+def build_front(max_body_bytes: int, *, has_board: bool) -> type["Front"]:
+    """Return the class that Serve deploys, mounted on a web application of its own.
+
+    Args:
+        max_body_bytes: Largest request body accepted; larger ones get a 413.
+        has_board: Whether there are the live board and the chat page.
+    """
+    api = build_api(max_body_bytes)
+    routes = {**_ROUTES, **(_BOARD_ROUTES if has_board else {})}
+    mounted = {name: route(api)(getattr(Front, name)) for name, route in routes.items()}
+    front: type[Front] = serve.ingress(api)(type("Front", (Front,), mounted))
+    return front
 
 
 def build_api(max_body_bytes: int) -> FastAPI:
-    """Build the web application that the ingress class is mounted on.
+    """Build the web application, without routes: errors, limits, ids, metrics.
 
     Args:
         max_body_bytes: Largest request body accepted; larger ones get a 413.
     """
-    app = FastAPI(title="Tetris Serve", lifespan=metrics_lifespan)
-    app.add_exception_handler(RequestValidationError, answer_http_exception)
-    app.add_exception_handler(HTTPException, answer_http_exception)
+    api = FastAPI(title="Tetris Serve", lifespan=metrics_lifespan)
+    api.add_exception_handler(RequestValidationError, answer_http_exception)
+    api.add_exception_handler(HTTPException, answer_http_exception)
     # Starlette runs the middleware added last first.
-    app.add_middleware(BodyLimitMiddleware, max_body_bytes=max_body_bytes)
-    app.add_middleware(ErrorMiddleware)
-    app.add_middleware(SetRequestIdMiddleware)
-    return app
+    api.add_middleware(BodyLimitMiddleware, max_body_bytes=max_body_bytes)
+    api.add_middleware(ErrorMiddleware)
+    api.add_middleware(SetRequestIdMiddleware)
+    return api
 
 
-class TetrisIngress(PageRoutes, OpenAiIngress):
-    """Routes of the OpenAI API, answered by the engine replicas."""
+class Front(PageRoutes):
+    """Routes of the OpenAI API over leased engine replicas."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Keep the handles of the engine deployments."""
-        super().__init__(*args, **kwargs)
-        self._started_s = int(time.time())
-        app_name = serve.get_replica_context().app_name
-        self._replicas = ReplicaCount(lambda: _count_engines(app_name))
+    async def __init__(  # type: ignore[misc]  # Ray awaits constructors
+        self,
+        engines: DeploymentHandle,
+        *,
+        model_card: Mapping[str, Any],
+        policy_name: str,
+        class_priorities: Mapping[str, int | None],
+        stream_interval_ms: float,
+        min_replicas: int,
+        max_ongoing_requests: int,
+        max_queued_requests: int,
+        gguf_files: Mapping[str, str],
+    ) -> None:
+        """Build vLLM's handlers from what a replica says; waits for the first one.
+
+        Args:
+            engines: The engine replicas.
+            model_card: How `/v1/models` describes the model.
+            policy_name: The verification policy.
+            class_priorities: vLLM priority by name of request class, None for a class
+                without one.
+            stream_interval_ms: Least time between two chunks of a stream.
+            min_replicas: Replicas there are, connected or not.
+            max_ongoing_requests: Requests one replica takes.
+            max_queued_requests: Requests that may wait for one.
+            gguf_files: The folder that must be here, converted, by GGUF file: the
+                tokenizer is in it.
+        """
+        self._engines = engines
+        self._model_card = {**model_card, "created": int(time.time())}
+        self._policy_name = policy_name
+        self._class_priorities = class_priorities
+        pace_streams(1e-3 * stream_interval_ms)
+        self._replicas = ReplicaCount(self._count_engines)
         self._feed = BoardFeed(self._watch_replicas)
+        for name, folder in gguf_files.items():
+            await asyncio.to_thread(convert_alike, name, folder, logger.info)
+        leases = engines.options(stream=True).lease
+        hello = await self._say_hello()
+
+        def has_room(num_requests: int, num_replicas: int) -> bool:
+            replicas = max(num_replicas, min_replicas)
+            limit = replicas * max_ongoing_requests + max_queued_requests
+            return num_requests < limit
+
+        self._client = FleetClient(
+            front=uuid.uuid4().bytes,
+            fingerprint=hello["fingerprint"],
+            supported_tasks=hello["supported_tasks"],
+            open_stream=leases.remote,
+            has_room=has_room,
+        )
+        self._metrics = FrontMetrics()
+        self._client.on_replay = self._metrics.count_replay
+        self._state = await build_app_state(hello, self._client)
+        self._ticking = asyncio.create_task(self._tick())
+
+    def check_health(self) -> None:
+        """Let Serve replace a front whose output loop has ended.
+
+        Raises:
+            RuntimeError: It has.
+        """
+        if self._state.engine_client.errored:
+            raise RuntimeError("the front's output loop has ended")
 
     async def models(self) -> Response:
         """List the models."""
-        cards = [self._describe(model) for model in self._model_cards]
-        return JSONResponse({"object": "list", "data": cards})
+        return JSONResponse({"object": "list", "data": [self._model_card]})
 
     async def model_data(self, model: str) -> Response:
         """Describe one model."""
-        return JSONResponse(self._describe(await self._get_model_id(model)))
+        self._check_model(model)
+        return JSONResponse(self._model_card)
 
     async def completions(self, body: CompletionBody, request: Request) -> Response:
         """Complete a prompt, streaming or not."""
-        return await self._process_llm_request(body, "completions", request)
+        serving = self._state.openai_serving_completion
+        return await self._generate(body, request, serving.create_completion)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Answer a conversation, streaming or not."""
         if not body.messages:
             raise ApiError(400, "messages: must hold at least one message", "messages")
-        return await self._process_llm_request(body, "chat", request)
+        serving = self._state.openai_serving_chat
+        return await self._generate(body, request, serving.create_chat_completion)
 
     async def tokenize(self, body: TokenizeBody, request: Request) -> Response:
         """Turn a prompt or a conversation into token ids."""
-        return await self._answer_once(body, "tokenize", request)
+        self._check_model(body.model)
+        serving = self._state.serving_tokenization
+        answer = await ask(body, request, serving.create_tokenize)
+        return JSONResponse(answer.model_dump())
 
     async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
         """Turn token ids into text."""
-        return await self._answer_once(body, "detokenize", request)
-
-    async def _process_llm_request(
-        self, body: Any, call_method: str, raw_request: Request | None = None
-    ) -> Response:
-        chunks, first = await self._first_answer(body, call_method, raw_request)
-        if isinstance(first, NON_STREAMING_RESPONSE_TYPES):
-            return JSONResponse(first.model_dump())
-        return StreamingResponse(_events(first, chunks), media_type="text/event-stream")
-
-    async def _answer_once(
-        self, body: Any, call_method: str, raw_request: Request
-    ) -> Response:
-        _, answer = await self._first_answer(body, call_method, raw_request)
+        self._check_model(body.model)
+        serving = self._state.serving_tokenization
+        answer = await ask(body, request, serving.create_detokenize)
         return JSONResponse(answer.model_dump())
 
-    async def _get_response(
-        self, *, body: Any, call_method: str, raw_request: Request | None = None
-    ) -> AsyncGenerator[Any, None]:
-        """Ask a replica; whoever leaves early ends the generation too."""
-        handle = self._get_configured_serve_handle(await self._get_model_id(body.model))
-        about = None
-        if raw_request is not None:
-            session_id = session_id_from_headers(raw_request.headers)
-            if session_id:
-                handle = handle.options(session_id=session_id)
-            about = RawRequestInfo.from_starlette_request(raw_request)
-        response = getattr(handle, call_method).remote(body, about)
-        try:
-            async for part in response:
-                yield part
-        except (asyncio.CancelledError, GeneratorExit):
-            # Cut by a timeout, Serve's call would go on and hold its place.
-            response.cancel()
-            raise
+    async def _generate(
+        self, body: Any, request: Request, create: Callable[..., Awaitable[Any]]
+    ) -> Response:
+        self._check_model(body.model)
+        self._prepare(body)
+        answer = await ask(body, request, create)
+        if isinstance(answer, AsyncGenerator):
+            return await begin_stream(body, answer)
+        return JSONResponse(answer.model_dump())
 
-    async def _first_answer(
-        self, body: Any, call_method: str, raw_request: Request | None
-    ) -> tuple[AsyncGenerator[Any, None], Any]:
-        """Wait for the first answer, while a refusal can still set the HTTP status.
+    def _prepare(self, body: Any) -> None:
+        """Check a request, and take from it what only fronts may say to engines."""
+        unknown = find_unknown_class(body, self._class_priorities)
+        if unknown is not None:
+            raise ApiError(400, unknown, "vllm_xargs")
+        if self._policy_name != "none":
+            for field in UNSUPPORTED_WITH_SPECULATION:
+                if getattr(body, field, None):
+                    raise ApiError(
+                        400,
+                        f"{field} cannot be combined with speculative decoding; leave "
+                        f"{field} out, or serve the model with policy none",
+                        field,
+                    )
+        if body.vllm_xargs:
+            body.vllm_xargs = {
+                name: value
+                for name, value in body.vllm_xargs.items()
+                if not name.startswith(INTERNAL_PREFIX)
+            }
+        set_priority(body, self._class_priorities)
 
-        Until then a request can still go to another replica if its own dies: once only
-        if it ran there, for it may be what the engine died of.
-        """
-        waits_s = iter(_ASK_AGAIN_AFTER_S)
-        was_lost = False
-        while True:
-            chunks = self._get_response(
-                body=body, call_method=call_method, raw_request=raw_request
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model != self._model_card["id"]:
+            raise ApiError(
+                404,
+                f"The model {model[:200]!r} does not exist; see /v1/models.",
+                "model",
             )
+
+    async def _say_hello(self) -> dict[str, Any]:
+        while True:
             try:
-                async with asyncio.timeout(DEFAULT_LLM_ROUTER_HTTP_TIMEOUT):
-                    first = await anext(chunks, None)
-                break
-            except (BackPressureError, DeploymentUnavailableError) as error:
-                # Serve gives our web application handlers of its own for these two,
-                # which answer in plain text.
-                raise describe(error) from error
+                answer: dict[str, Any] = await self._engines.hello.remote()
+                return answer
             except Exception as error:
-                wait_s = next(waits_s, None)
-                is_lost = lost_its_engine(error)
-                if wait_s is None or not (is_lost or came_too_late(error)):
-                    raise
-                if is_lost and was_lost:
-                    raise
-                was_lost = was_lost or is_lost
-                logger.warning("The request's engine died; asking another replica")
-                await asyncio.sleep(wait_s)
-        if first is None:
-            raise RuntimeError("the engine gave no answer")
-        refusal = first[0] if isinstance(first, list) else first
-        if isinstance(refusal, ErrorResponse):
-            raise from_engine(refusal, body)
-        return chunks, first
+                logger.warning("No replica says hello yet: %r", error)
+                await asyncio.sleep(_HELLO_AGAIN_S)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._client.fail_overdue()
+            self._client.tell_waiting()
+            if self._client.num_unplaced:
+                await self._replicas.refresh()
+                self._client.credit.num_replicas = self._replicas.num_running or 0
+            self._metrics.record(self._client)
 
     async def _watch_replicas(self, after: Mapping[str, int]) -> list[dict[str, Any]]:
         """Ask all replicas; one that fails is left out of this look."""
-        answers = [
-            answer
-            for handle in self._default_serve_handles.values()
-            for answer in await handle.broadcast(
-                "watch_board", dict(after)
-            ).results_async(timeout_s=_BOARD_TIMEOUT_S, return_exceptions=True)
-        ]
+        answers = await self._engines.broadcast(
+            "watch_board", dict(after)
+        ).results_async(timeout_s=_BOARD_TIMEOUT_S, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, dict)]
 
-    def _describe(self, model: str) -> dict[str, Any]:
-        # OpenAI's clients expect a creation time, which Ray's model card lacks.
-        return {**self._model_cards[model].model_dump(), "created": self._started_s}
-
-    async def _get_model_id(self, model: str | None) -> str:
-        if model is None:
-            (model,) = self._model_cards
-        if model not in self._model_cards:
-            raise _unknown_model(model)
-        return str(model)
-
-
-async def _events(
-    first: Any, chunks: AsyncGenerator[Any, None]
-) -> AsyncGenerator[str, None]:
-    """Yield server-sent events; a failure on the way becomes a last `error` event."""
-
-    async def all_chunks() -> AsyncGenerator[Any, None]:
-        yield first
-        async for chunk in chunks:
-            yield chunk
-
-    try:
-        async for event in _openai_json_wrapper(all_chunks()):
-            yield reword_streamed_errors(event)
-    except Exception as error:
-        logger.exception("A stream broke off")
-        yield f"data: {json.dumps(error_body(describe(error)))}\n\n"
-
-
-def _unknown_model(model: str) -> ApiError:
-    return ApiError(
-        404, f"The model {model[:200]!r} does not exist; see /v1/models.", "model"
-    )
-
-
-def _count_engines(app_name: str) -> int:
-    """Count the running engine replicas of one application, as Serve sees them."""
-    application = serve.status().applications.get(app_name)
-    if application is None:
-        return 0
-    return sum(
-        deployment.replica_states.get("RUNNING", 0)
-        for name, deployment in application.deployments.items()
-        if name.startswith("TetrisServer")
-    )
+    def _count_engines(self) -> int:
+        """Count the running engine replicas, as Serve sees them."""
+        app_name = serve.get_replica_context().app_name
+        application = serve.status().applications.get(app_name)
+        if application is None:
+            return 0
+        engines = application.deployments[self._engines.deployment_name]
+        return int(engines.replica_states.get("RUNNING", 0))

@@ -17,16 +17,12 @@ from typing import Any, Final
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
-
-from serving.compat_ray import ErrorResponse, OpenAIHTTPException
-from serving.replica.engine_gone import EngineGoneError
 
 logger = logging.getLogger("ray.serve")
 
@@ -70,35 +66,16 @@ class ApiError(Exception):
         self.param = param
 
 
-def came_too_late(error: BaseException) -> bool:
-    """Tell whether a request reached no engine, because that had died before.
-
-    Args:
-        error: Whatever was raised, here or in a replica.
-    """
-    return isinstance(_cause(error), EngineGoneError)
-
-
-def lost_its_engine(error: BaseException) -> bool:
-    """Tell whether a request failed because its engine, or the replica around it, died.
-
-    Args:
-        error: Whatever was raised, here or in a replica.
-    """
-    return isinstance(_cause(error), EngineDeadError | RayActorError)
-
-
 def describe(error: BaseException) -> ApiError:
     """Decide what a client may know of a failure.
 
     Args:
-        error: Whatever was raised, here or in a replica.
+        error: Whatever was raised.
 
     Returns:
         Status, message and field. Failures that are not the client's are reduced to a
         sentence; their details belong in the log.
     """
-    error = _cause(error)
     match error:
         case ApiError():
             return error
@@ -106,16 +83,7 @@ def describe(error: BaseException) -> ApiError:
             return _describe_validation(error.errors())
         case HTTPException():
             return ApiError(error.status_code, str(error.detail))
-        case OpenAIHTTPException():
-            return ApiError(error.status_code, error.message)
-        case BackPressureError():
-            return ApiError(503, "All replicas are busy and the queue is full; retry.")
-        case (
-            EngineGoneError()
-            | EngineDeadError()
-            | RayActorError()
-            | DeploymentUnavailableError()
-        ):
+        case EngineDeadError():
             return ApiError(503, "The engine is not available at the moment; retry.")
         case VLLMClientError():
             message = str(error.args[0]) if error.args else "Invalid request."
@@ -146,13 +114,6 @@ def error_response(error: BaseException) -> JSONResponse:
     if described.status in {429, 503}:
         headers["Retry-After"] = str(_RETRY_AFTER_S)
     return JSONResponse(error_body(described), described.status, headers)
-
-
-def _cause(error: BaseException) -> BaseException:
-    cause: BaseException | None = None
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-    return cause or error
 
 
 def reword_streamed_errors(events: str) -> str:

@@ -23,7 +23,7 @@ from serving.engine.compat import (
 from serving.front.condemned import Condemned
 from serving.front.credit import Credit
 from serving.front.in_flight import InFlight, InFlightRequests
-from serving.front.lease_holder import LeaseHolder
+from serving.front.lease_holder import LeaseHolder, lease_context
 from serving.front.lease_queue import LeaseQueue
 from serving.front.token_links import TokenLinks
 
@@ -126,7 +126,7 @@ class FleetClient(EngineCoreClient):
                 "All replicas are busy and the queue is full; retry.",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
-        one = InFlight(request, since_s=time.monotonic())
+        one = InFlight(request, since_s=time.monotonic(), context=lease_context())
         if self._condemned.holds(one):
             raise GracefulHTTPError(_CONDEMNED, HTTPStatus.BAD_REQUEST)
         self._requests.add(one)
@@ -175,7 +175,7 @@ class FleetClient(EngineCoreClient):
             asyncio.get_running_loop().call_soon(self._queue.settle)
             return
         self.credit.note_opened(one)
-        one.lease = self._leases.start(self._hold(one))
+        one.lease = self._leases.start(self._hold(one), one.context)
 
     async def _hold(self, one: InFlight) -> None:
         engine_id = one.engine_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import dataclasses
 import hashlib
@@ -37,6 +38,7 @@ class InFlight:
         link: Where its tokens come from, once placed.
         lease: The task that holds its lease.
         since_s: When it began to wait for a replica, monotonic.
+        context: In which its leases are opened.
     """
 
     request: Any
@@ -50,6 +52,9 @@ class InFlight:
     link: TokenLink | None = None
     lease: asyncio.Task[None] | None = None
     since_s: float = 0.0
+    context: contextvars.Context = dataclasses.field(
+        default_factory=contextvars.Context
+    )
 
     @property
     def request_id(self) -> str:

@@ -7,9 +7,11 @@ import contextvars
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from ray.exceptions import RayActorError, RayTaskError
+from vllm.v1.engine.exceptions import EngineDeadError
 
+from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import MsgpackEncoder
-from serving.front.errors import lost_its_engine
 from serving.replica.leases import ACCEPTED, OFFER
 from serving.replica.token_channel import LinkOffer
 
@@ -44,14 +46,18 @@ class LeaseHolder:
         self._links = links
         self._encoder = MsgpackEncoder()
         self._decode_offer = msgspec.msgpack.Decoder(LinkOffer).decode
-        # Serve ties calls to the request in whose context they are made, and ends them
-        # with it. A lease may be opened while another request's message is handled.
-        self._context = contextvars.Context()
 
-    def start(self, holding: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something that holds a lease in no request's context."""
-        loop = asyncio.get_running_loop()
-        return loop.create_task(holding, context=self._context.copy())
+    def start(
+        self, holding: Coroutine[Any, Any, None], context: contextvars.Context
+    ) -> asyncio.Task[None]:
+        """Run something that holds a lease.
+
+        Args:
+            holding: Runs until the lease has ended.
+            context: From `lease_context`, for whoever calls this may be handling
+                another request's message.
+        """
+        return asyncio.get_running_loop().create_task(holding, context=context.copy())
 
     async def hold(
         self, one: InFlight, on_settled: Callable[[TokenLink | None], None]
@@ -86,8 +92,31 @@ class LeaseHolder:
                 stream.cancel()
             raise
         except Exception as error:
-            reason = "engine died" if lost_its_engine(error) else repr(error)
+            reason = "engine died" if _lost_its_engine(error) else repr(error)
         finally:
             if not is_placed:
                 on_settled(None)
         return reason
+
+
+def _lost_its_engine(error: Exception) -> bool:
+    """Tell whether the engine, or the replica around it, died under a lease."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return isinstance(cause, EngineDeadError | RayActorError)
+
+
+def lease_context() -> contextvars.Context:
+    """Return the present request's context as its leases are to have it.
+
+    Serve ends the calls that were made in a request's context with that request; leases
+    end by themselves. What stays is the id under which replicas log them, and the span.
+    """
+    context = contextvars.copy_context()
+    context.run(_leave_request)
+    return context
+
+
+def _leave_request() -> None:
+    request = _serve_request_context.get()
+    if request is not None:
+        _serve_request_context.set(_RequestContext(request_id=request.request_id))

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import pydantic_core
 from pydantic import ValidationError, WrapValidator
-from vllm.exceptions import VLLMClientError
-
-from serving.compat_ray import (
-    ChatCompletionRequest,
-    CompletionRequest,
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.tokenize.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
+from vllm.exceptions import VLLMClientError
+
 from serving.front.errors import ApiError
 
 logger = logging.getLogger("ray.serve")
@@ -31,7 +31,7 @@ def check_body(value: Any, validate: Callable[[Any], Any]) -> Any:
         validate: Makes a request of it.
 
     Returns:
-        The request; it can be pickled.
+        The request.
 
     Raises:
         ApiError: The body is malformed in a way that pydantic or vLLM trips over.

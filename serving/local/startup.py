@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import httpx
 
+from serving.app import ENGINES
+
 _POLL_S: Final = 0.5
 _MAX_EXPLANATION_LINES: Final = 4
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt): .+")
@@ -132,7 +134,7 @@ def _progress(application: Any) -> str:
 
 
 def _role(deployment_name: str) -> str:
-    return "engine" if deployment_name.startswith("TetrisServer") else "endpoint"
+    return "engine" if deployment_name.startswith(ENGINES) else "endpoint"
 
 
 def _states(deployment: Any) -> list[str]:

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 class TetrisEngine(VLLMEngine):
     """Ray's vLLM engine for vLLM 0.32, with what a replica asks of it besides.
 
-    Changes against Ray's `VLLMEngine`:
-        Tokenization is found: Ray 2.60 looks for `openai_serving_tokenization`, which
-        this vLLM calls `serving_tokenization`, and would refuse every such request.
-        One CPU worker runs in the engine core's process (`_start_async_llm_engine`).
+    Changes against Ray's `VLLMEngine`: one CPU worker runs in the engine core's process
+    (`_start_async_llm_engine`).
     """
 
     async def start(self) -> None:
@@ -33,7 +31,6 @@ class TetrisEngine(VLLMEngine):
         """
         check(SERVER)
         await super().start()
-        self._oai_serving_tokenization = self._app_state.serving_tokenization
 
     def _start_async_llm_engine(
         self,

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +14,8 @@ class ReplicaOptions:
         policy_name: The verification policy.
         has_snapshots: Whether our scheduler runs in the engine.
         planner_key: What another replica must agree in to share its planner's state.
-        class_priorities: vLLM priority by name of request class, None for a class
-            without one.
         hang_timeout_s: Longest silence of an engine that works, seconds.
         load_timeout_s: Longest silence of one that loads, seconds.
-        stream_interval_s: Least time between two chunks of a stream, seconds.
         board_text: Whether the board may show draft tokens as text.
     """
 
@@ -30,8 +23,6 @@ class ReplicaOptions:
     policy_name: str
     has_snapshots: bool
     planner_key: str
-    class_priorities: Mapping[str, int | None]
     hang_timeout_s: float
     load_timeout_s: float
-    stream_interval_s: float
     board_text: bool

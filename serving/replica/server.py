@@ -1,17 +1,17 @@
-"""The engine replica: Ray Serve's LLM server with speculation metrics and checks."""
+"""The engine replica: leases, metrics, warm start, and an end with its engine."""
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import ray
 from ray import serve
 from ray.serve.llm import LLMConfig
 
-from serving.compat_ray import ErrorInfo, ErrorResponse, LLMServer
+from serving.compat_ray import RUNNING_REQUESTS_KEY, LLMServer
 from serving.replica.capacity import capacity_reader
-from serving.replica.engine import TetrisEngine
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.metrics import (
     CAPACITY_PERIOD_S,
@@ -22,9 +22,8 @@ from serving.replica.metrics import (
     poll_snapshots,
 )
 from serving.replica.options import ReplicaOptions
-from serving.replica.request_class import find_unknown_class, set_priority
 from serving.replica.serve_log import keep_serve_log
-from serving.replica.stream_pacing import pace_streams
+from serving.replica.slotted_engine import SlottedEngine
 from serving.replica.warm_start import (
     ServePeers,
     count_warm_start,
@@ -35,55 +34,82 @@ from serving.replica.watchdog import EngineWatch, end_process
 
 logger = logging.getLogger("ray.serve")
 
-_UNSUPPORTED_WITH_SPECULATION: Final = ("min_p", "logit_bias")
-"""Sampling parameters that rejection sampling in vLLM ignores, so it refuses them."""
+OTHER_MODEL: Final = "other model"
+"""Answer to a lease: this replica cannot go on with what the front has begun."""
 
 _SUM_UP_PERIOD_S: Final = 10.0
 """As vLLM's own server does."""
 
 _ENGINE_CHECK_S: Final = 0.2
-_LAST_WORDS_S: Final = 1.0
-"""Time to tell the requests that ended with the engine."""
 
 
-class TetrisServer(LLMServer):
-    """One replica: a vLLM engine behind Ray Serve.
+class EngineServer(LLMServer):
+    """One replica: a vLLM engine that works for fronts.
 
     Changes against Ray's `LLMServer`:
+        Fronts call `hello` and `lease`; nobody calls the OpenAI methods.
         `start` also takes over what a running replica has learnt, and polls the
         engine's speculation counters, about once a second, and what other processes
         leave of the device.
-        Requests that speculation cannot serve are refused with the field's name.
         vLLM is asked to log its figures, without which they grow.
-        Streams are handed on at once, unless tokens come too often (`pace_streams`).
-        A replica ends soon after its engine, dead or hung (`_follow_engine`).
+        A replica ends with its engine, dead or hung (`_follow_engine`).
     """
 
-    _default_engine_cls = TetrisEngine
-
     async def __init__(  # type: ignore[misc]  # Ray awaits constructors
-        self,
-        llm_config: LLMConfig,
-        *,
-        options: ReplicaOptions,
-        last_words_s: float = _LAST_WORDS_S,
-        **kwargs: Any,
+        self, llm_config: LLMConfig, *, options: ReplicaOptions, num_slots: int
     ) -> None:
         """Start the engine; returns when it can serve.
 
         Args:
             llm_config: Ray Serve's description of the deployment.
             options: What of the settings is not in it.
-            last_words_s: How long a replica whose engine died still answers, seconds.
-            **kwargs: For Ray's server.
+            num_slots: Fronts that may be connected at a time, plus one.
         """
         self._options = options
-        self._last_words_s = last_words_s
         self._background: list[asyncio.Task[None]] = []
         self._watch = EngineWatch(options.hang_timeout_s, options.load_timeout_s)
-        self._is_ending = False
-        pace_streams(options.stream_interval_s)
-        await super().__init__(llm_config, **kwargs)
+        await super().__init__(
+            llm_config,
+            engine_cls=functools.partial(SlottedEngine, num_slots=num_slots),
+        )
+
+    async def hello(self) -> dict[str, Any]:
+        """Tell a front what it needs to speak for this deployment's engines."""
+        described: dict[str, Any] = await self.engine.describe()
+        return described
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Serve's autoscaler what waits at fronts beside what runs here.
+
+        Fronts lease no more than there are seats for, so that Serve's own count, which
+        this replaces, stops there.
+        """
+        return {RUNNING_REQUESTS_KEY: self.engine.leases.num_wanted}
+
+    async def lease(
+        self, front: bytes, fingerprint: str, frames: Sequence[bytes], alone: bool
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Run one request, whose tokens go to the front's token channel.
+
+        Args:
+            front: The front's name.
+            fingerprint: Of the engine whose configuration the front has.
+            frames: An `EngineCoreRequest`, encoded as for the engine core.
+            alone: Whether it must have the engine for itself.
+
+        Yields:
+            As `Leases.hold`; only `OTHER_MODEL` if this engine is not such a one.
+
+        Raises:
+            EngineGoneError: The engine is dead.
+        """
+        if self.engine.is_dead:
+            raise EngineGoneError
+        if fingerprint != self.engine.fingerprint:
+            yield OTHER_MODEL, b""
+            return
+        async for event in self.engine.leases.hold(front, frames, alone=alone):
+            yield event
 
     async def start(self) -> None:
         """Start the engine, warm if it can be, and the polling of its counters."""
@@ -132,17 +158,16 @@ class TetrisServer(LLMServer):
 
         Serve would find out by three failed health checks in a row. Until then a
         replica that refuses at once looks like the least busy one and draws every
-        request; and for as long as a drain may take, it would wait for requests that
+        lease; and for as long as a drain may take, it would wait for requests that
         a hung engine never finishes, and the next one for the device that it holds.
-        Of a process that has ended, Serve's routers hear at once.
+        Of a process that has ended, Serve's routers hear at once, and of a dead engine
+        fronts hear over the token channel.
         """
         hanging = asyncio.create_task(self._watch.wait_until_hung(self.engine.answer))
         while not (self.engine.is_dead or hanging.done()):
             await asyncio.sleep(_ENGINE_CHECK_S)
-        self._is_ending = True
         what = f"is silent for {hanging.result():.0f} s" if hanging.done() else "died"
         logger.error(f"The engine {what}; this replica ends, and Serve starts another")
-        await asyncio.sleep(self._last_words_s)
         end_process(logger)
 
     async def sleep(self, **kwargs: Any) -> None:
@@ -180,42 +205,3 @@ class TetrisServer(LLMServer):
                 after.get(replica, 0), with_text=self._options.board_text
             )
         return {"replica": replica, "policy": self._options.policy_name, **seen}
-
-    async def _run_request(
-        self, request: Any, *, engine_method: str, **kwargs: Any
-    ) -> AsyncGenerator[Any, None]:
-        if self._is_ending or self.engine.is_dead:
-            raise EngineGoneError
-        refusal = self._refuse(request)
-        if refusal is not None:
-            return _only(refusal)
-        set_priority(request, self._options.class_priorities)
-        stream: AsyncGenerator[Any, None] = await super()._run_request(
-            request, engine_method=engine_method, **kwargs
-        )
-        return stream
-
-    def _refuse(self, request: Any) -> ErrorResponse | None:
-        unknown = find_unknown_class(request, self._options.class_priorities)
-        if unknown is not None:
-            return _bad_request(unknown, "vllm_xargs")
-        if self._options.policy_name == "none":
-            return None
-        for field in _UNSUPPORTED_WITH_SPECULATION:
-            if getattr(request, field, None):
-                return _bad_request(
-                    f"{field} cannot be combined with speculative decoding; leave "
-                    f"{field} out, or serve the model with policy none",
-                    field,
-                )
-        return None
-
-
-def _bad_request(message: str, param: str) -> ErrorResponse:
-    return ErrorResponse(
-        error=ErrorInfo(message=message, type="BadRequestError", param=param, code=400)
-    )
-
-
-async def _only(item: Any) -> AsyncGenerator[Any, None]:
-    yield item

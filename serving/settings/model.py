@@ -16,6 +16,7 @@ from pydantic import ValidationError, model_validator
 
 from serving.settings.checks import find_disagreements
 from serving.settings.finding import Finding
+from serving.settings.gone import drop_front_choice
 from serving.settings.names import means_the_same
 from serving.settings.policy_choice import complete_policy
 from serving.settings.report import describe
@@ -100,7 +101,11 @@ def parse_settings(
         )
     merged = _merged(data, overrides or {}, source)
     try:
-        findings = complete_policy(merged)
+        findings = drop_front_choice(merged)
+    except ValueError as error:
+        raise SettingsError([f"{source}: {error}"]) from None
+    try:
+        findings += complete_policy(merged)
     except ValueError as error:
         raise SettingsError([f"{source}: policy.{error}"]) from None
     try:

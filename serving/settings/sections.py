@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from serving.draft_lengths import DRAFT_TOKENS, MAX_DRAFT_TOKENS, TETRIS_MARGIN
+from serving.settings.gone import allow_front_choice
 from serving.settings.names import (
     allow_old_names,
     refuse_two_names,
@@ -325,7 +326,7 @@ class ReplicaSettings(_Section):
 
 
 class FrontsSettings(_Section):
-    """How many fronts Ray Serve keeps.
+    """The fronts that Ray Serve keeps.
 
     A front that dies takes its clients' connections along, though no engine's work on
     other fronts' requests.
@@ -335,6 +336,10 @@ class FrontsSettings(_Section):
     max: Annotated[
         int, Field(ge=1, le=64, description="fronts at the highest load")
     ] = 1
+    label_selector: Annotated[
+        dict[str, str],
+        Field(description="which nodes may have one, by Ray's labels of nodes"),
+    ] = {}
 
 
 class HttpSettings(_Section):
@@ -342,6 +347,8 @@ class HttpSettings(_Section):
 
     Under `serve run` and `serve deploy` Ray's own configuration owns the addresses.
     """
+
+    model_config = ConfigDict(json_schema_extra=allow_front_choice)
 
     host: Annotated[str, Field(description="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535, description="the HTTP port")] = 8000
@@ -366,12 +373,6 @@ class HttpSettings(_Section):
     keep_alive_timeout_s: Annotated[
         int, Field(ge=1, description="seconds an idle connection is kept")
     ] = 90
-    front: Annotated[
-        Literal["fleet", "ray"],
-        Field(
-            description="what answers: fronts that outlive engines, or Ray's ingress"
-        ),
-    ] = "ray"
     fronts: FrontsSettings = FrontsSettings()
     board: Annotated[
         bool,

@@ -14,7 +14,7 @@ import pytest
 with warnings.catch_warnings():
     # Marks do not reach what is warned about while modules are imported.
     warnings.simplefilter("ignore")
-    import serving.front.http  # noqa: F401 - the import is what is wanted
+    import serving.front.app  # noqa: F401 - the import is what is wanted
 
 FRONT_DIR = Path(__file__).parent
 

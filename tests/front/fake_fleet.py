@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -194,6 +195,7 @@ class FakeStream:
 
     def __init__(self, fleet: FakeFleet, args: tuple[Any, ...]) -> None:
         self._fleet, self._args = fleet, args
+        self.context = contextvars.copy_context()
         self.is_cancelled = False
 
     def cancel(self) -> None:

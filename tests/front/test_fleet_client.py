@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import FinishReason, GracefulHTTPError
 from serving.engine.shared.replay import emitted_token_ids_of
 from serving.front import fleet_client
@@ -130,6 +131,27 @@ def test_every_token_comes_once_and_leases_end_with_their_requests(
         await until(lambda: not any(r.leases.num_running for r in replicas))
         assert not any(replica.aborted for replica in replicas)
         assert not scene.replays
+
+    run(play, tmp_path)
+
+
+def test_leases_have_their_requests_id_and_outlive_its_call(tmp_path: Path) -> None:
+    """Replicas log the client's id; Serve ends no lease because a request has ended."""
+
+    async def play(scene: Scene) -> None:
+        call = _RequestContext(request_id="the client's", _internal_request_id="a call")
+        _serve_request_context.set(call)
+        victim = scene.add_replica()
+        requests = await scene.send(1)
+        await scene.begun(requests)
+        _serve_request_context.set(_RequestContext(request_id="another's"))
+        victim.die()
+        scene.add_replica()
+        await scene.check_all(requests)
+        calls = [one.context[_serve_request_context] for one in scene.fleet.opened]
+        assert len(calls) > 1
+        assert {one.request_id for one in calls} == {"the client's"}
+        assert {one._internal_request_id for one in calls} == {""}
 
     run(play, tmp_path)
 

@@ -3,7 +3,6 @@
 Both are real programs in processes of their own; nothing of them is left afterwards.
 """
 
-import concurrent.futures
 import json
 import secrets
 import time
@@ -11,16 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import yaml
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceResponse,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
-    TraceServiceServicer,
-    add_TraceServiceServicer_to_server,
-)
 
 from tests.helm.conftest import ROOT, require
 from tests.serving.conftest import BIN, Command, find_free_ports, wait_until
@@ -200,33 +191,6 @@ class Prometheus:
         """Tell whether the node answers."""
         up = self.query('up{job="ray"}')
         return bool(up) and up[0]["value"][1] == "1"
-
-
-class SpanCollector(TraceServiceServicer):
-    """The receiving end of OTLP over gRPC: OpenTelemetry's service, in memory."""
-
-    def __init__(self) -> None:
-        """Listen on a port of the loopback interface."""
-        self.spans: list[tuple[str, str, str]] = []
-        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
-        add_TraceServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        self.url = f"http://127.0.0.1:{port}"
-        self._server.start()
-
-    def Export(self, request: Any, context: Any) -> ExportTraceServiceResponse:  # noqa: N802 - gRPC's name
-        """Keep scope, name and trace of every span."""
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans += [
-                    (scope.scope.name, span.name, span.trace_id.hex())
-                    for span in scope.spans
-                ]
-        return ExportTraceServiceResponse()
-
-    def stop(self) -> None:
-        """Stop listening."""
-        self._server.stop(None)
 
 
 def deploy(cluster: RayCluster, serve_config: str, timeout_s: float) -> None:

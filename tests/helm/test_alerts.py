@@ -100,8 +100,9 @@ def test_every_alert_says_what_to_do():
 
 
 def test_alerts_read_metrics_that_we_export():
-    source = (ROOT / "serving" / "replica" / "metrics.py").read_text("utf-8")
-    known = set(re.findall(r'"(tetris_\w+)"', source))
+    sources = [ROOT / "serving" / part / "metrics.py" for part in ("replica", "front")]
+    text = "".join(source.read_text("utf-8") for source in sources)
+    known = set(re.findall(r'"(tetris_\w+)"', text))
     read = set(re.findall(r"ray_(tetris_\w+)", str(alerts())))
     assert read
     assert read <= known

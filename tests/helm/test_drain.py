@@ -10,10 +10,17 @@ import httpx
 import pytest
 import yaml
 
+from serving.app import front_options_of, settings_from_args
 from serving.cli import main
 from tests.helm.conftest import CHART, ray_service, render
 from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
+
+pytestmark = pytest.mark.filterwarnings(
+    # Torch and Ray warn about themselves while they are imported.
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+)
 
 DEADLINE_S = 300
 
@@ -59,11 +66,11 @@ def replica_nodes(cluster: RayCluster) -> set[str]:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster):
-    """The chart's options of the ingress, on more replicas than chance would spare."""
+    """The chart's options of fronts, on more replicas than chance would spare."""
     example = str(CHART / "examples" / "demo-cpu.yaml")
     rendered = yaml.safe_load(ray_service(render("-f", example))["serveConfigV2"])
-    (ingress,) = rendered["applications"][0]["deployments"]
-    options = ingress["ray_actor_options"]
+    settings = settings_from_args(rendered["applications"][0]["args"])
+    options = front_options_of(settings)["ray_actor_options"]
     config, _ = slow_config(num_replicas=6, ray_actor_options=options)
     deploy(cluster, config, timeout_s=300)
     # Serve's controller always runs on the head.

@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 
+from serving.app import front_options_of, settings_from_args
 from tests.helm.conftest import (
     CHART,
     EXAMPLES,
@@ -15,8 +16,16 @@ from tests.helm.conftest import (
     render_example,
 )
 
+pytestmark = pytest.mark.filterwarnings(
+    # Torch and Ray warn about themselves while they are imported.
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+)
+
 DEMO = str(CHART / "examples" / "demo-cpu.yaml")
 PRODUCTION = CHART / "examples" / "production.yaml"
+
+OFF_THE_HEAD = {"ray.io/node-group": "!headgroup"}
 
 examples = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 
@@ -33,11 +42,21 @@ def test_no_replica_is_ever_placed_on_the_head(example):
     assert head["rayStartParams"]["num-cpus"] == "0"
     assert ray_service(render_example(example))["excludeHeadPodFromServeSvc"] is True
     config = yaml.safe_load(ray_service(render_example(example))["serveConfigV2"])
-    (ingress,) = config["applications"][0]["deployments"]
-    # The only one that asks for no CPU; test_drain.py has Ray place it.
-    assert ingress["name"] == "TetrisIngress"
-    selector = ingress["ray_actor_options"]["label_selector"]
-    assert selector == {"ray.io/node-group": "!headgroup"}
+    (application,) = config["applications"]
+    # Only fronts ask for no CPU; test_drain.py has Ray place them.
+    options = front_options_of(settings_from_args(application["args"]))
+    assert options["ray_actor_options"]["label_selector"] == OFF_THE_HEAD
+    # Options given here would replace the environment that a front needs.
+    assert "deployments" not in application
+
+
+def test_fronts_may_be_kept_to_some_workers_as_well():
+    config = ray_service(
+        render("-f", DEMO, "--set", "config.http.fronts.label_selector.zone=a")
+    )["serveConfigV2"]
+    args = yaml.safe_load(config)["applications"][0]["args"]
+    assert args["http"]["fronts"]["label_selector"] == OFF_THE_HEAD | {"zone": "a"}
+    assert args["http"]["board"] is True
 
 
 def test_the_head_has_no_cpus_whatever_is_asked_for():

@@ -22,6 +22,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from tests.serving.span_collector import SpanCollector
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 DEMO_CONFIG = ROOT / "configs" / "tiny.yaml"
@@ -286,11 +288,20 @@ def start_up_command(
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def collector() -> Iterator[SpanCollector]:
+    """What the shared deployment sends spans to."""
+    running = SpanCollector()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, collector: SpanCollector
+) -> Iterator[Server]:
     """One deployment for all tests that only talk to it.
 
     It starts with one replica and may grow to two; it never shrinks meanwhile.
-    TETRIS_TEST_FRONT=fleet runs these tests through a front in place of Ray's ingress.
     """
     running = start_up_command(
         tmp_path_factory.mktemp("server") / "up.log",
@@ -307,9 +318,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "replicas.max_queued_requests": 16,
             "replicas.upscale_delay_s": 1,
             "replicas.downscale_delay_s": 3600,
+            "engine.extra.otlp_traces_endpoint": collector.url,
+            # A replica's vLLM sees no tokens, takes itself for idle, and sums up so.
+            "engine.env.VLLM_LOGGING_LEVEL": "DEBUG",
             "http.board": "true",
             "http.stream_interval_ms": 1e3 * STREAM_INTERVAL_S,
-            "http.front": os.environ.get("TETRIS_TEST_FRONT", "ray"),
         },
     )
     yield running

@@ -1,5 +1,6 @@
 """How settings become engine arguments, Ray resources and replica environments."""
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -200,23 +201,30 @@ def test_only_deployments_of_local_models_run_offline(tmp_path: Path) -> None:
     assert replica_env_of(parse_settings(minimal(model=local)))["HF_HUB_OFFLINE"] == "1"
 
 
-def test_a_fleet_has_a_slot_for_each_front_of_two_generations() -> None:
+def test_replicas_have_a_slot_for_each_front_of_two_generations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """During an update the old fronts and the new ones are connected."""
+    # Asked for what it is, Ray would start.
+    monkeypatch.setattr("ray.get_runtime_context", lambda: Namespace(runtime_env={}))
+    # Of it the tokenizer is the fronts' business.
+    monkeypatch.setattr("serving.app.gguf_files_of", lambda _: {"target": "x.gguf"})
     folder = str(ROOT / "configs" / "models" / "demo-target")
     settings = parse_settings(
         minimal(
             model={"target": folder},
             policy={"name": "none"},
-            http={"front": "fleet", "fronts": {"min": 2, "max": 3}},
+            http={"fronts": {"min": 2, "max": 3}},
         )
     )
     front = build_app(settings)._bound_deployment
-    assert front.name == "TetrisIngress"
+    assert front.name == "TetrisFront"
     # Ray's default of 5 would let requests wait where nothing of ours runs.
     assert front.max_ongoing_requests == 10_000
     (engines,) = front.init_args
-    assert engines._bound_deployment.name == "TetrisServer:m"
+    assert engines._bound_deployment.name == "TetrisEngine:m"
     assert engines._bound_deployment.init_kwargs["num_slots"] == 7
+    assert front.init_kwargs["gguf_files"] == {"x.gguf": folder}
 
 
 def test_a_fronts_process_is_spared_what_is_meant_for_kernels() -> None:

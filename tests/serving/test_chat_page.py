@@ -65,7 +65,7 @@ class FakeServer:
         return f"http://127.0.0.1:{self.port}/"
 
     async def page(self, _: Request) -> Response:
-        """Serve the page as the ingress does."""
+        """Serve the page as a front does."""
         return HTMLResponse(CHAT_PAGE.read_text("utf-8"), headers=PAGE_HEADERS)
 
     async def models(self, _: Request) -> Response:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tests.serving.conftest import (
     MODEL,
     START_TIMEOUT_S,
     Server,
+    read_logs,
     start_up_command,
     wait_until,
 )
@@ -48,8 +50,19 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "least tokens": {"min_tokens": 250, "ignore_eos": False},
     "a stop string": {"stop": ["never said 123456"]},
+    "two prompts": {"prompt": ["Count from 7 to 90 and on:", "One, two, three,"]},
 }
 """What a stream depends on besides its prompt."""
+
+
+@dataclass
+class Choice:
+    """One choice of a stream."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
 
 
 @dataclass
@@ -57,12 +70,14 @@ class Stream:
     """One stream as its client saw it."""
 
     kind: str
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
+    choices: dict[int, Choice] = field(default_factory=dict)
     num_completion_tokens: int | None = None
     error: Any = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to its end."""
+        return self.num_completion_tokens is not None
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +86,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = start_up_command(
         tmp_path_factory.mktemp("fleet") / "up.log",
         {
-            "http.front": "fleet",
             "engine.dtype": "float32",
             "engine.max_num_seqs": 16,
             "replicas.min": 2,
@@ -107,7 +121,7 @@ def body_of(number: int, options: dict[str, Any]) -> dict[str, Any]:
 
 def read_stream(server: Server, body: dict[str, Any], stream: Stream) -> None:
     with (
-        # A stream that breaks has no finish reason.
+        # A stream that breaks has no usage.
         contextlib.suppress(httpx.HTTPError),
         httpx.stream(
             "POST",
@@ -126,12 +140,13 @@ def read_stream(server: Server, body: dict[str, Any], stream: Stream) -> None:
                 return
             if event.get("usage"):
                 stream.num_completion_tokens = event["usage"]["completion_tokens"]
-            for choice in event["choices"]:
-                stream.token_ids += choice["token_ids"] or []
-                stream.text += choice["text"]
-                if choice["logprobs"]:
-                    stream.logprobs += choice["logprobs"]["token_logprobs"]
-                stream.finish_reason = choice["finish_reason"] or stream.finish_reason
+            for part in event["choices"]:
+                choice = stream.choices.setdefault(part["index"], Choice())
+                choice.token_ids += part["token_ids"] or []
+                choice.text += part["text"]
+                if part["logprobs"]:
+                    choice.logprobs += part["logprobs"]["token_logprobs"]
+                choice.finish_reason = part["finish_reason"] or choice.finish_reason
 
 
 def run_all(server: Server, disturb: Any = None) -> list[Stream]:
@@ -146,7 +161,7 @@ def run_all(server: Server, disturb: Any = None) -> list[Stream]:
     for thread in threads:
         thread.start()
     if disturb is not None:
-        wait_until(lambda: all(one.token_ids for one in streams), 60, period_s=0.01)
+        wait_until(lambda: all(one.choices for one in streams), 60, period_s=0.01)
         disturb()
     for thread in threads:
         thread.join(300)
@@ -160,6 +175,11 @@ def processes(server: Server, role: str) -> list[psutil.Process]:
 
 def replays(server: Server) -> float:
     return server.total("ray_tetris_replays_total")
+
+
+def count_goodbyes(server: Server) -> int:
+    """Count the replicas that said in their logs that they end by themselves."""
+    return read_logs(server).count("this replica ends, and Serve starts")
 
 
 def when_both_are_ready(server: Server) -> list[psutil.Process]:
@@ -177,21 +197,49 @@ def when_both_are_ready(server: Server) -> list[psutil.Process]:
 def check_equal(streams: list[Stream], undisturbed: list[Stream]) -> None:
     assert [one.error for one in streams] == [None] * len(streams)
     for seen, expected in zip(streams, undisturbed, strict=True):
-        assert seen.token_ids == expected.token_ids, seen.kind
-        assert seen.text == expected.text, seen.kind
-        assert seen.finish_reason == expected.finish_reason, seen.kind
-        assert seen.num_completion_tokens == len(expected.token_ids), seen.kind
-        assert seen.logprobs == pytest.approx(expected.logprobs, abs=1e-3), seen.kind
+        assert seen.choices.keys() == expected.choices.keys(), seen.kind
+        for index, choice in seen.choices.items():
+            wanted = expected.choices[index]
+            assert choice.token_ids == wanted.token_ids, seen.kind
+            assert choice.text == wanted.text, seen.kind
+            assert choice.finish_reason == wanted.finish_reason, seen.kind
+            assert choice.logprobs == pytest.approx(wanted.logprobs, abs=1e-3), (
+                seen.kind
+            )
+        num_tokens = sum(len(one.token_ids) for one in expected.choices.values())
+        assert seen.num_completion_tokens == num_tokens, seen.kind
 
 
 def test_streams_go_on_when_an_engine_is_killed(
     fleet: Server, undisturbed: list[Stream]
 ) -> None:
-    """Token for token, as if nothing had happened; nothing is counted twice."""
+    """Token for token, as if nothing had happened; nothing is counted twice.
+
+    The replica around it ends too: one that stayed would draw leases as the least
+    busy.
+    """
     engines = when_both_are_ready(fleet)
-    before = replays(fleet)
+    before, num_gone = replays(fleet), count_goodbyes(fleet)
     check_equal(run_all(fleet, engines[0].kill), undisturbed)
     wait_until(lambda: replays(fleet) > before, 30)
+    wait_until(lambda: count_goodbyes(fleet) > num_gone, 30)
+
+
+def test_the_replica_that_takes_its_place_starts_from_what_the_other_has_learnt(
+    fleet: Server,
+) -> None:
+    when_both_are_ready(fleet)
+    name = "ray_tetris_warm_starts_total"
+    wait_until(lambda: fleet.total(name, outcome="warm") > 0, 120)
+
+
+def test_streams_go_on_when_an_engine_hangs(
+    fleet: Server, undisturbed: list[Stream]
+) -> None:
+    """What it holds, a GPU above all, must be free for the next."""
+    victim = when_both_are_ready(fleet)[0]
+    check_equal(run_all(fleet, lambda: victim.send_signal(signal.SIGSTOP)), undisturbed)
+    assert victim not in processes(fleet, "engine")
 
 
 def test_streams_go_on_when_a_replica_is_killed(
@@ -224,10 +272,10 @@ def test_a_front_that_is_killed_takes_only_its_own_connections(
 ) -> None:
     """And nothing of its goes on in the engines."""
     when_both_are_ready(fleet)
-    fronts = processes(fleet, "ingress")
+    fronts = processes(fleet, "front")
     assert len(fronts) == 2
     streams = run_all(fleet, fronts[0].kill)
-    broken = [one.finish_reason is None for one in streams]
+    broken = [not one.is_whole for one in streams]
     assert 0 < sum(broken) < len(streams)
     check_equal(
         [one for one, is_broken in zip(streams, broken, strict=True) if not is_broken],
@@ -238,7 +286,7 @@ def test_a_front_that_is_killed_takes_only_its_own_connections(
         ],
     )
     wait_until(lambda: fleet.total("ray_vllm_num_requests_running") == 0, 60)
-    wait_until(lambda: len(processes(fleet, "ingress")) == 2, START_TIMEOUT_S)
+    wait_until(lambda: len(processes(fleet, "front")) == 2, START_TIMEOUT_S)
     check_equal(run_all(fleet), undisturbed)
 
 

@@ -184,7 +184,7 @@ def test_metrics_are_labelled_by_deployment_replica_and_policy_only(
         lambda: server.samples("ray_tetris_engine_steps_total"), 120
     )
     assert sample.labels["application"] == "tetris"
-    assert sample.labels["deployment"] == f"TetrisServer:{MODEL}"
+    assert sample.labels["deployment"] == f"TetrisEngine:{MODEL}"
     assert sample.labels["policy"] == "tetris"
     assert sample.labels["replica"]
     assert not {"request", "request_id"} & sample.labels.keys()

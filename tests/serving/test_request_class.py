@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from serving.engine.shared import request_classes
-from serving.replica.request_class import (
+from serving.front.request_class import (
     REQUEST_CLASS_XARG,
     find_unknown_class,
     set_priority,

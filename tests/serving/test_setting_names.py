@@ -284,3 +284,17 @@ def test_any_file_is_read_alike_once_written_down_or_refused_in_words(
     again = parse_settings(yaml.safe_load(dump_settings(parsed)))
     assert again.model_dump() == parsed.model_dump()
     assert [one for one in again.findings if one.severity == "warning"] == []
+
+
+def test_the_only_front_may_still_be_named_and_is_told_to_be_the_only_one() -> None:
+    assert findings_of(minimal(http={"front": "fleet", "port": 81})) == [
+        "warning: http.front: fleet is all there is; remove the setting"
+    ]
+    assert parse_settings(minimal(http={"front": "fleet", "port": 81})).http.port == 81
+
+
+def test_the_front_that_went_is_an_error() -> None:
+    assert problems_of(minimal(http={"front": "ray"})) == [
+        "a.yaml: http.front: ray is gone, and fronts answer all requests; remove the "
+        "setting"
+    ]

@@ -58,7 +58,7 @@ async def collect(gaps_s: Gaps, interval_s: float, error: Exception | None) -> G
     """
     from vllm.sampling_params import RequestOutputKind
 
-    from serving.replica.stream_pacing import PacedCollector
+    from serving.front.stream_pacing import PacedCollector
 
     collector = PacedCollector(RequestOutputKind.DELTA, "r", interval_s=interval_s)
     loop = asyncio.get_running_loop()

@@ -1,17 +1,17 @@
-"""A new replica takes over what a running one has learnt, or starts on its own."""
+"""A new replica takes over what a running one has learnt, or starts on its own.
+
+Real ones do so in test_failover.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.engine_args import planner_key_of
 from serving.settings.model import parse_settings
-from tests.serving.conftest import START_TIMEOUT_S, start_up_command, wait_until
-from tests.serving.test_autoscaling import load, num_replicas
 from tests.serving.test_settings import minimal
 
 pytestmark = pytest.mark.filterwarnings(
@@ -95,35 +95,3 @@ def test_replicas_share_only_what_was_learnt_about_the_same_work() -> None:
         key(engine={"dtype": "float32"}),
     ]
     assert len({key(), *others}) == 5
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_second_replica_of_a_busy_deployment_starts_warm(tmp_path: Path) -> None:
-    running = start_up_command(
-        tmp_path / "up.log",
-        {
-            "policy.name": "goodput",
-            "engine.max_num_seqs": 8,
-            "replicas.max": 2,
-            "replicas.target_ongoing_requests": 2,
-            "replicas.max_ongoing_requests": 8,
-            "replicas.upscale_delay_s": 20,
-            "replicas.downscale_delay_s": 3600,
-        },
-    )
-    try:
-        # Twenty seconds of this are some thousand steps to learn from.
-        with load(running, num_clients=6):
-            wait_until(lambda: num_replicas(running) == 2, START_TIMEOUT_S)
-        outcomes = wait_until(
-            lambda: (
-                found
-                if len(found := running.samples("ray_tetris_warm_starts_total")) == 2
-                else None
-            ),
-            120,
-        )
-    finally:
-        running.command.end()
-    assert {s.labels["outcome"]: s.value for s in outcomes} == {"no_peer": 1, "warm": 1}

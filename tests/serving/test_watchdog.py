@@ -1,4 +1,4 @@
-"""When an engine counts as hung; a real one is in test_recovery."""
+"""When an engine counts as hung; a real one is in test_failover."""
 
 import asyncio
 import time

@@ -20,6 +20,14 @@ the schema that values.schema.json was generated from.
 {{- $_ := set $config.engine "extra" $extra -}}
 {{- end }}
 {{- end -}}
+{{- /*
+A front asks for no CPU, so the head's lack of them does not keep it away, and a restart
+of the head would end all requests. Nodes are labelled with KubeRay's group.
+*/}}
+{{- $http := get $config "http" | default dict -}}
+{{- $offTheHead := dict "label_selector" (dict "ray.io/node-group" "!headgroup") -}}
+{{- $_ := set $http "fronts" (merge (get $http "fronts" | default dict) $offTheHead) -}}
+{{- $_ := set $config "http" $http -}}
 {{- /* Probes and Service count on a proxy on every worker that has a replica. */ -}}
 proxy_location: EveryNode
 http_options:
@@ -40,15 +48,6 @@ applications:
   - name: {{ .Values.serve.applicationName }}
     route_prefix: {{ .Values.serve.routePrefix }}
     import_path: serving.app:build
-    {{- /*
-    The ingress asks for no CPU, so the head's lack of them does not keep it away, and a
-    restart of the head would end all requests. Nodes are labelled with KubeRay's group.
-    */}}
-    deployments:
-      - name: TetrisIngress
-        ray_actor_options:
-          num_cpus: 0
-          label_selector: {ray.io/node-group: "!headgroup"}
     args:
       {{- toYaml $config | nindent 6 }}
 {{- end -}}

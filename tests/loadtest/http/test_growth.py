@@ -200,8 +200,8 @@ def test_half_an_hour_of_samples_fits_into_a_small_table():
     [
         ("VLLM::EngineCore", "engine"),
         ("VLLM::Worker", "worker"),
-        ("ray::ServeReplica:tetris:TetrisServer:demo.initialize", "replica"),
-        ("ray::ServeReplica:tetris:TetrisIngress", "ingress"),
+        ("ray::ServeReplica:tetris:TetrisEngine:demo.initialize", "replica"),
+        ("ray::ServeReplica:tetris:TetrisFront", "front"),
         ("ray::DashboardAgent", "Ray agents"),
         ("ray-dashboard-ServeHead-0", "dashboard"),
         ("python -m serving.cli up --set http.dashboard_port=1", "up"),

@@ -1,4 +1,4 @@
-"""The engine replica behind a front: leases in, tokens out over a socket."""
+"""An engine with an output for each front, forwarded to it over a socket."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import contextlib
 import copy
 import functools
 import hashlib
-import logging
 import os
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import cloudpickle
 
-from serving.compat_ray import RUNNING_REQUESTS_KEY
 from serving.engine.compat import (
     EngineCoreProc,
     EngineCoreRequestType,
@@ -29,22 +27,13 @@ from serving.engine.front_names import LEASES
 from serving.engine.version import SUPPORTED_VLLM
 from serving.plugin import DIE_WITH_PARENT
 from serving.replica.engine import TetrisEngine
-from serving.replica.engine_gone import EngineGoneError
 from serving.replica.leases import Leases
-from serving.replica.server import TetrisServer
 from serving.replica.token_channel import ReplicaState, TokenRelay
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ray.serve.llm import LLMConfig
-
-logger = logging.getLogger("ray.serve")
-
-_ENGINE_CHECK_S: Final = 0.05
-
-OTHER_MODEL: Final = "other model"
-"""Answer to a lease: this replica cannot go on with what the front has begun."""
 
 
 class SlottedEngine(TetrisEngine):
@@ -129,71 +118,6 @@ class SlottedEngine(TetrisEngine):
         model = self._engine_client.model_config
         parts = (SUPPORTED_VLLM, model.compute_hash(), model.tokenizer)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-class EngineServer(TetrisServer):
-    """One replica that works for fronts.
-
-    Changes against `TetrisServer`: `hello` and `lease` in place of the OpenAI methods,
-    which nobody calls. When the engine has died the replica ends at once: fronts have
-    been told over the token channel, and all that a replica without an engine does is
-    refuse the leases they ask for.
-    """
-
-    async def __init__(  # type: ignore[misc]  # Ray awaits constructors
-        self, llm_config: LLMConfig, *, num_slots: int, **kwargs: Any
-    ) -> None:
-        """Start the engine; returns when it can serve.
-
-        Args:
-            llm_config: Ray Serve's description of the deployment.
-            num_slots: Fronts that may be connected at a time, plus one.
-            **kwargs: For `TetrisServer`.
-        """
-        await super().__init__(
-            llm_config,
-            engine_cls=functools.partial(SlottedEngine, num_slots=num_slots),
-            last_words_s=0.0,
-            **kwargs,
-        )
-
-    async def hello(self) -> dict[str, Any]:
-        """Tell a front what it needs to speak for this deployment's engines."""
-        described: dict[str, Any] = await self.engine.describe()
-        return described
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Serve's autoscaler what waits at fronts beside what runs here.
-
-        Fronts lease no more than there are seats for, so that Serve's own count, which
-        this replaces, stops there.
-        """
-        return {RUNNING_REQUESTS_KEY: self.engine.leases.num_wanted}
-
-    async def lease(
-        self, front: bytes, fingerprint: str, frames: Sequence[bytes], alone: bool
-    ) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Run one request, whose tokens go to the front's token channel.
-
-        Args:
-            front: The front's name.
-            fingerprint: Of the engine whose configuration the front has.
-            frames: An `EngineCoreRequest`, encoded as for the engine core.
-            alone: Whether it must have the engine for itself.
-
-        Yields:
-            As `Leases.hold`; only `OTHER_MODEL` if this engine is not such a one.
-
-        Raises:
-            EngineGoneError: The engine is dead.
-        """
-        if self.engine.is_dead:
-            raise EngineGoneError
-        if fingerprint != self.engine.fingerprint:
-            yield OTHER_MODEL, b""
-            return
-        async for event in self.engine.leases.hold(front, frames, alone=alone):
-            yield event
 
 
 class _StateLogger(StatLoggerBase):

@@ -1,4 +1,4 @@
-"""Which class a request belongs to, decided where it enters the replica.
+"""Which class a request belongs to, decided where it enters.
 
 A request names its class itself, in `vllm_xargs.request_class`. Whatever authenticates
 clients belongs in front of this: it overwrites that field by what the client's key may
