@@ -184,8 +184,7 @@ def count_goodbyes(server: Server) -> int:
 def when_both_are_ready(server: Server) -> list[psutil.Process]:
     """Wait for both replicas and warm them up; return their engines.
 
-    Else streams have come to their end on the one that is to be killed before they begin
-    on the other.
+    Else streams end on the one that is to be killed before they begin on the other.
     """
 
     def ready() -> list[psutil.Process]:
