@@ -220,22 +220,22 @@ def test_old_names_are_told_of_and_printed_as_new_ones(
 
 @pytest.mark.parametrize("command", ["check", "doctor"])
 @pytest.mark.parametrize(
-    "source",
+    ("source", "found"),
     [
-        [str(DEMO_CONFIG)],
-        ["--config", str(DEMO_CONFIG)],
-        [TARGET, "--draft", DRAFT],
-        [],
+        ([str(DEMO_CONFIG)], "model.draft: same tokenizer"),
+        (["--config", str(DEMO_CONFIG)], "model.draft: same tokenizer"),
+        ([TARGET, "--draft", DRAFT], "model.draft: same tokenizer"),
+        ([], "engine.max_model_len: 8192 of the target's 8192"),
     ],
     ids=["file", "config", "model", "nothing"],
 )
 def test_check_and_doctor_take_a_deployment_as_up_does(
-    command: str, source: list[str], capsys: pytest.CaptureFixture[str]
+    command: str, source: list[str], found: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # What this very machine lacks, e.g. a free port, is another matter.
     assert main([command, *source]) in {0, 1}
     output = capsys.readouterr().out
-    assert "model.draft: same tokenizer" in output
+    assert found in output
     if command == "check":
         assert "kv_cache_memory_bytes: " in output
         assert "Mi)" in output
