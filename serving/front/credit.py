@@ -42,7 +42,10 @@ class Credit:
             num_unsettled: Leases on their way to a replica.
         """
         looks_for_more = len(self._links) < max(1, self.num_replicas)
-        if looks_for_more and not num_unsettled:
+        # Nor may a front starve: by what others hold, or by what was said last of an
+        # engine that says nothing new.
+        has_none = not any(link.num_held for link in self._links)
+        if (looks_for_more or has_none) and not num_unsettled:
             return True
         num_seats = sum(link.num_free_seats for link in self._links)
         if num_unsettled >= min(num_seats, MAX_UNSETTLED):

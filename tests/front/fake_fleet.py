@@ -68,6 +68,7 @@ class FakeReplica:
         is_alive: False once dead.
         is_held: Whether its engine stands still.
         num_free_kv_tokens: What it says is free.
+        num_others: Requests that it says it has beside its own.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class FakeReplica:
         self.is_alive = True
         self.is_held = False
         self.num_free_kv_tokens = 1_000_000
+        self.num_others = 0
         self._encoder = MsgpackEncoder()
         self._context = zmq.Context()
         self._sockets = [self._context.socket(zmq.PUSH) for _ in addresses]
@@ -124,7 +126,7 @@ class FakeReplica:
                 self._step()
             self.relay.set_state(
                 ReplicaState(
-                    num_running=len(self.running),
+                    num_running=len(self.running) + self.num_others,
                     num_free_kv_tokens=self.num_free_kv_tokens,
                 )
             )

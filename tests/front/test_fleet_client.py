@@ -457,6 +457,18 @@ def test_fronts_share_the_seats_there_are(tmp_path: Path) -> None:
     run(play, tmp_path)
 
 
+def test_a_front_that_holds_nothing_may_always_ask(tmp_path: Path) -> None:
+    """It would wait for ever, for others or for news of an engine that has none."""
+
+    async def play(scene: Scene) -> None:
+        replica = scene.add_replica(num_seats=8)
+        replica.num_others = 100
+        requests = await scene.send(3)
+        await scene.check_all(requests)
+
+    run(play, tmp_path)
+
+
 def test_a_front_looks_for_replicas_that_it_does_not_know(tmp_path: Path) -> None:
     async def play(scene: Scene) -> None:
         scene.fleet.goes_by_load = True
