@@ -80,6 +80,9 @@ async def run_stream(
         async with session.post(f"{url}{case.path}", json=case.body(model)) as answer:
             if answer.status != 200:
                 stream.error = f"{answer.status}: {await answer.text()}"
+                # Serve's own words, where its front died before a stream had begun.
+                is_ours = answer.content_type == "application/json"
+                stream.is_cut = answer.status >= 500 and not is_ours
                 return stream
             async for piece in answer.content.iter_any():
                 for event in decoder.feed(piece):
