@@ -240,11 +240,11 @@ class TestTraining:
     ) -> None:
         import torch
 
-        from loadtest.models.train import MasterOptimizer, build_model
+        from loadtest.models.train import build_model, make_optimizer
 
         model = build_model(short, tokenizer)
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimizer = MasterOptimizer(model)
+        optimizer = make_optimizer(model)
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         # Too small a step for bfloat16 to show at once: the copies add it up.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
+
+from loadtest.models.optimizer import describe_hardware
 
 from .chats import WorkDir, read_shard
 from .head import head_config
@@ -51,7 +50,7 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
         "tokens_seen": state["tokens_seen"],
         "train_s": round(state["train_s"]),
         "curve": state["curve"],
-        "hardware": _hardware(),
+        "hardware": describe_hardware(),
     }
     output.mkdir(parents=True, exist_ok=True)
     config["dtype"] = str(weights["fc.weight"].dtype).removeprefix("torch.")
@@ -82,15 +81,3 @@ def write_card(folder: Path) -> None:
         evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else None,
     )
     (folder / "README.md").write_text(card)
-
-
-def _hardware() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.split(":", 1)[1] for line in lines if line.startswith("model name"))
-    return {
-        "cpu": next(names, platform.processor()).strip(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }

@@ -13,6 +13,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from loadtest.models.optimizer import MasterOptimizer
+
 from .chats import Say, WorkDir, partial
 from .corpus import Batch, Corpus
 from .head import Eagle3Head, predictable
@@ -91,7 +93,13 @@ class Trainer:
             self._head.norm.weight.copy_(model.model.norm.weight)
             self._head.lm_head.weight.copy_(self._target_rows)
         self._head.bfloat16()
-        self._optimizer = MasterOptimizer(self._head, recipe.adam_share)
+        self._optimizer = MasterOptimizer(
+            self._head,
+            lambda name: not name.startswith("lm_head"),
+            weight_decay=_WEIGHT_DECAY,
+            adam_share=recipe.adam_share,
+            adam_betas=_ADAM_BETAS,
+        )
         if saved is not None:
             self._optimizer.load_state_dict(saved["optimizer"])
 
@@ -210,68 +218,6 @@ class _Progress:
             f"{tokens_seen:,}/{self._num_tokens:,} tokens, {speed:.0f} tokens/s, "
             f"{left_h:.1f} h left"
         )
-
-
-class MasterOptimizer:
-    """Muon for hidden matrices, Adam for the rest, on float32 copies of the weights.
-
-    Computing in bfloat16 is what these processors do fast; the copies keep the updates
-    that it would round off.
-    """
-
-    def __init__(self, head: torch.nn.Module, adam_share: float) -> None:
-        """Copy the weights."""
-        self._adam_share = adam_share
-        self._copied = [(p, p.detach().float()) for p in head.parameters()]
-        is_hidden = [
-            weight.ndim == 2 and not name.startswith("lm_head")
-            for name, weight in head.named_parameters()
-        ]
-        hidden, others = (
-            [
-                m
-                for (_, m), own in zip(self._copied, is_hidden, strict=True)
-                if own is on
-            ]
-            for on in (True, False)
-        )
-        self._muon = torch.optim.Muon(
-            hidden, weight_decay=_WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
-        )
-        self._adam = torch.optim.Adam(others, betas=_ADAM_BETAS)
-
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """Update the weights by their gradients, and drop those."""
-        for weight, master in self._copied:
-            assert weight.grad is not None
-            master.grad = weight.grad.float()
-            weight.grad = None
-        for optimizer, share in ((self._muon, 1.0), (self._adam, self._adam_share)):
-            optimizer.param_groups[0]["lr"] = share * lr
-            optimizer.step()
-        self._copy_back()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs, weights included."""
-        return {
-            "masters": [master for _, master in self._copied],
-            "muon": self._muon.state_dict(),
-            "adam": self._adam.state_dict(),
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state_dict`, and the weights with it."""
-        for (_, master), saved in zip(self._copied, state["masters"], strict=True):
-            master.copy_(saved)
-        self._muon.load_state_dict(state["muon"])
-        self._adam.load_state_dict(state["adam"])
-        self._copy_back()
-
-    def _copy_back(self) -> None:
-        for weight, master in self._copied:
-            weight.copy_(master)
 
 
 def step_losses(
