@@ -165,12 +165,13 @@ class TokenLink:
                 return
             self._expected += 1
             self.state = self._decode_state(state.buffer)
-            num_requests = self.state.num_running + self.state.num_waiting
-            # Until the next message, what this front adds or ends is counted by itself.
-            self._num_held_then = self.num_held
-            self._num_others = max(0, num_requests - self.num_held)
             if frames:
                 self._on_frames(self, frames)
+            num_requests = self.state.num_running + self.state.num_waiting
+            # Of what this message did not end. Until the next one, what this front adds
+            # or ends is counted by itself.
+            self._num_held_then = self.num_held
+            self._num_others = max(0, num_requests - self.num_held)
             self._on_state(self)
             if not self.state.is_alive:
                 self.close("engine died")

@@ -123,6 +123,23 @@ def test_the_replicas_state_comes_with_every_message_and_without_any(
     run(check, tmp_path)
 
 
+def test_seats_are_counted_after_what_a_message_has_ended(tmp_path: Path) -> None:
+    """Else the requests of others pass for those that have just ended here."""
+
+    async def play(ends: Ends) -> None:
+        await ends.greeted()
+        link = ends.link
+        link.num_held = 3
+        link._on_frames = lambda *_: setattr(link, "num_held", 0)
+        ends.relay.set_state(ReplicaState(num_running=4))
+        ends.engine.send_multipart([b"a step"])
+        await until(lambda: not link.num_held)
+        # Four seats and one to spare; all that runs is of other fronts.
+        assert link.num_free_seats == 1
+
+    run(play, tmp_path)
+
+
 def test_a_message_left_out_loses_the_link(tmp_path: Path) -> None:
     """Tokens would be missing in the middle of a sentence."""
 
