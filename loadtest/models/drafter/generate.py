@@ -38,7 +38,7 @@ def generate(
     say: Say,
     *,
     num_seqs: int = 96,
-    kv_cache_bytes: int = 3 << 29,
+    kv_cache_bytes: int = 3 << 30,
     chats_per_shard: int = CHATS_PER_SHARD,
     answer_tokens: int = _ANSWER_TOKENS,
 ) -> None:
@@ -114,7 +114,9 @@ def start_engine(target: Path, **arguments: Any) -> LLM:
         **arguments: Of `vllm.LLM`, over those set here.
     """
     defaults = {
-        "max_num_batched_tokens": 2048,
+        # No prompt may be cut in two: vLLM rewinds the generator of a seeded request
+        # after such a step, which torch's generators on CPUs cannot.
+        "max_num_batched_tokens": 8192,
         "enforce_eager": True,
         "distributed_executor_backend": "uni",
     }
