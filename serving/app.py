@@ -213,6 +213,9 @@ def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
             "upscale_delay_s": replicas.upscale_delay_s,
             "downscale_delay_s": replicas.downscale_delay_s,
         },
+        "request_router_config": {
+            "request_router_class": "serving.front.router:LeaseRouter"
+        },
         "max_ongoing_requests": replicas.max_ongoing_requests,
         # What may wait is the fronts' business, who know which of it is a replay.
         "max_queued_requests": -1,

@@ -52,7 +52,7 @@ EXTENDS = {
     "replica/server.py:EngineServer": ["LLMServer"],
     "replica/local_models.py:SkipLocalDownload": ["CallbackBase"],
     "replica/slotted_engine.py:SlottedEngine": ["VLLMEngine"],
-    "replica/slotted_engine.py:_StateLogger": ["StatLoggerBase"],
+    "replica/state_logger.py:StateLogger": ["StatLoggerBase"],
     "front/stream_pacing.py:PacedCollector": [
         "vllm.v1.engine.output_processor:RequestOutputCollector"
     ],
@@ -104,7 +104,10 @@ HOLDS_IN = {
     ("replica/slotted_engine.py", "client"): ["AsyncLLM"],
     ("replica/slotted_engine.py", "core"): ["AsyncMPClient"],
     ("replica/slotted_engine.py", "core.resources"): ["BackgroundResources"],
-    ("replica/slotted_engine.py", "scheduler_stats"): ["SchedulerStats"],
+    ("replica/state_logger.py", "scheduler_stats"): ["SchedulerStats"],
+    ("replica/state_logger.py", "stats"): ["SchedulerStats"],
+    ("replica/state_logger.py", "prefix"): ["PrefixCacheStats"],
+    ("replica/state_logger.py", "drafts"): ["SpecDecodingStats"],
     ("engine/shared/replay.py", "grammar"): ["StructuredOutputGrammar"],
     ("engine/shared/replay.py", "request.structured_output_request"): [
         "StructuredOutputRequest"

@@ -122,6 +122,13 @@ LEASES: Final[Table] = {
     },
     "vllm.v1.metrics.stats:SchedulerStats": {
         "num_running_reqs num_waiting_reqs kv_cache_usage": "what routers go by",
+        "prefix_cache_stats spec_decoding_stats": "from which a step's cost is learnt",
+    },
+    "vllm.v1.metrics.stats:PrefixCacheStats": {
+        "queries hits": "prompt tokens that entered the batch, and those cached",
+    },
+    "vllm.v1.spec_decode.metrics:SpecDecodingStats": {
+        "num_accepted_tokens": "tokens that a step puts out",
     },
 }
 """In a replica that works for fronts, besides `compat_names.SERVER`."""

@@ -35,6 +35,7 @@ from serving.front.request_body import (
     TokenizeBody,
 )
 from serving.front.request_class import find_unknown_class, set_priority
+from serving.front.router import running_ids
 from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state
 from serving.settings.gguf_models import convert_alike
@@ -150,9 +151,11 @@ class Front(PageRoutes):
             supported_tasks=hello["supported_tasks"],
             open_stream=leases.remote,
             has_room=has_room,
+            running_ids=running_ids,
         )
         self._metrics = FrontMetrics()
         self._client.on_replay = self._metrics.count_replay
+        self._client.routing.on_choice = self._metrics.count_choice
         self._state = await build_app_state(hello, self._client)
         self._ticking = asyncio.create_task(self._tick())
 
@@ -254,9 +257,6 @@ class Front(PageRoutes):
             await asyncio.sleep(_TICK_S)
             self._client.fail_overdue()
             self._client.tell_waiting()
-            if self._client.num_unplaced:
-                await self._replicas.refresh()
-                self._client.credit.num_replicas = self._replicas.num_running or 0
             self._metrics.record(self._client)
 
     async def _watch_replicas(self, after: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -25,10 +25,11 @@ from serving.front.credit import Credit
 from serving.front.in_flight import InFlight, InFlightRequests
 from serving.front.lease_holder import LeaseHolder, lease_context
 from serving.front.lease_queue import LeaseQueue
+from serving.front.routing import Routing
 from serving.front.token_links import TokenLinks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from serving.front.lease_holder import OpenStream
     from serving.front.token_link import TokenLink
@@ -57,6 +58,7 @@ class FleetClient(EngineCoreClient):
         on_replay: Told why, and of how many tokens, when a request moves.
         on_failure: Told the id of a request that cannot be served, and why.
         credit: How much may be leased.
+        routing: From whom.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class FleetClient(EngineCoreClient):
         supported_tasks: Sequence[str],
         open_stream: OpenStream,
         has_room: Callable[[int, int], bool] = lambda _requests, _replicas: True,
+        running_ids: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         """Connect to nothing yet.
 
@@ -78,6 +81,7 @@ class FleetClient(EngineCoreClient):
                 iterated once and cancelled.
             has_room: Whether another request may come in, by the requests there are and
                 the replicas connected.
+            running_ids: Serve's names of the replicas that run, connected or not.
         """
         self.engine_ranks_managed = [0]
         self.resources = SimpleNamespace(engine_dead=False)
@@ -85,6 +89,7 @@ class FleetClient(EngineCoreClient):
         self.on_failure: Callable[[str, Exception], None] = _log_unheard
         self._supported_tasks = tuple(supported_tasks)
         self._has_room = has_room
+        self._running_ids = running_ids
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
         self._requests = InFlightRequests()
         self._condemned = Condemned()
@@ -92,6 +97,7 @@ class FleetClient(EngineCoreClient):
             front, self._take_step, lambda _: self._queue.open_more(), self._lose_link
         )
         self.credit = Credit(self._links)
+        self.routing = Routing(self._links, running_ids)
         self._leases = LeaseHolder(front, fingerprint, open_stream, self._links)
         self._queue: LeaseQueue[InFlight] = LeaseQueue(
             self._start_lease, self._may_lease
@@ -167,6 +173,9 @@ class FleetClient(EngineCoreClient):
         self._queue.add(one, first=is_replay, priority=one.request.priority)
 
     def _may_lease(self, one: InFlight, num_unsettled: int) -> bool:
+        running = self._running_ids()
+        if running:
+            self.credit.num_replicas = len(running)
         is_here = one in self._requests
         return not is_here or self.credit.allows(one, num_unsettled)
 
@@ -175,18 +184,33 @@ class FleetClient(EngineCoreClient):
             asyncio.get_running_loop().call_soon(self._queue.settle)
             return
         self.credit.note_opened(one)
-        one.lease = self._leases.start(self._hold(one), one.context)
-
-    async def _hold(self, one: InFlight) -> None:
-        engine_id = one.engine_id
+        wanted, engine_id = self.routing.choose(one), one.engine_id
+        is_settled = False
 
         def settle(link: TokenLink | None) -> None:
+            nonlocal is_settled
+            if is_settled:
+                return
+            is_settled = True
+            self.routing.note_settled(one, link)
             if link is not None and self._requests.find(engine_id) is one:
                 one.num_refusals = 0
                 self._place(one, link)
             self._queue.settle()
 
-        reason = await self._leases.hold(one, settle)
+        holding = self._hold(one, engine_id, wanted, settle)
+        one.lease = self._leases.start(holding, one.context)
+        # One that is cancelled before its first step never runs, and says nothing.
+        one.lease.add_done_callback(lambda _: settle(None))
+
+    async def _hold(
+        self,
+        one: InFlight,
+        engine_id: str,
+        wanted: str,
+        settle: Callable[[TokenLink | None], None],
+    ) -> None:
+        reason = await self._leases.hold(one, wanted, settle)
         if self._requests.find(engine_id) is one:
             self._move(one, reason)
 
@@ -210,7 +234,7 @@ class FleetClient(EngineCoreClient):
             if one is None:
                 continue
             self._place(one, link)
-            self.credit.note_begun(one)
+            self._note_begun(one)
             if output.finish_reason == FinishReason.ABORT:
                 # Nobody here asked for it: the engine is being shut down.
                 dropped.append(one)
@@ -222,6 +246,7 @@ class FleetClient(EngineCoreClient):
                 event.timestamp += shift_s
             if output.finish_reason is not None:
                 ended.append(output.request_id)
+                self.routing.note_reply(len(one.emitted))
                 self._requests.pop(one.request_id)
                 self._place(one, None)
             output.request_id = one.request_id
@@ -287,7 +312,11 @@ class FleetClient(EngineCoreClient):
         elif one.lease is not None and one.lease is not asyncio.current_task():
             one.lease.cancel()
         self._place(one, None)
+        self._note_begun(one)
+
+    def _note_begun(self, one: InFlight) -> None:
         self.credit.note_begun(one)
+        self.routing.note_begun(one)
 
     def _condemn(self, one: InFlight) -> None:
         logger.error("Request %s killed an engine alone", one.request_id)

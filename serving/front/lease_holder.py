@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from ray.exceptions import RayActorError, RayTaskError
@@ -22,7 +22,20 @@ if TYPE_CHECKING:
     from serving.front.token_link import TokenLink
     from serving.front.token_links import TokenLinks
 
-    OpenStream = Callable[[bytes, str, Sequence[bytes], bool], Any]
+    class OpenStream(Protocol):
+        """Opens a lease, as `EngineServer.lease`."""
+
+        def __call__(
+            self,
+            front: bytes,
+            fingerprint: str,
+            frames: Sequence[bytes],
+            alone: bool,
+            /,
+            *,
+            wanted: str,
+        ) -> Any:
+            """Return what can be iterated once, and cancelled."""
 
 
 class LeaseHolder:
@@ -60,12 +73,16 @@ class LeaseHolder:
         return asyncio.get_running_loop().create_task(holding, context=context.copy())
 
     async def hold(
-        self, one: InFlight, on_settled: Callable[[TokenLink | None], None]
+        self,
+        one: InFlight,
+        wanted: str,
+        on_settled: Callable[[TokenLink | None], None],
     ) -> str:
         """Hold one lease from end to end.
 
         Args:
             one: Whose it is.
+            wanted: Serve's name of the replica it is meant for, "" for any.
             on_settled: Told once of the link to the replica that has accepted it, or
                 that it will get none.
 
@@ -77,7 +94,11 @@ class LeaseHolder:
         is_placed, reason, stream = False, "lease ended", None
         try:
             stream = self._open_stream(
-                self._front, self._fingerprint, frames, one.was_alone
+                self._front,
+                self._fingerprint,
+                frames,
+                one.was_alone,
+                wanted=wanted,
             )
             async for kind, data in stream:
                 if kind not in (OFFER, ACCEPTED):

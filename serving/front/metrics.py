@@ -27,6 +27,11 @@ class FrontMetrics:
             "tetris_replayed_tokens_total",
             "Tokens that other engines had computed before, prompts included.",
         )
+        self._choices = metrics.Counter(
+            "tetris_routed_total",
+            "Leases by why their replica was chosen.",
+            ("reason",),
+        )
         self._unplaced = metrics.Gauge(
             "tetris_unplaced_requests", "Requests that wait for a replica."
         )
@@ -38,6 +43,10 @@ class FrontMetrics:
         """Count one replay, of so many tokens."""
         self._replays.inc(1, {"reason": reason})
         self._tokens.inc(num_tokens)
+
+    def count_choice(self, reason: str) -> None:
+        """Count one decision where a lease should go."""
+        self._choices.inc(1, {"reason": reason})
 
     def record(self, client: FleetClient) -> None:
         """Set the gauges."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -61,6 +62,9 @@ class TokenLink:
         offer: Where it leads to.
         state: What the replica said last.
         num_held: Requests of this front that the replica has.
+        num_coming: Requests of this front that are on their way to it.
+        num_prompt_tokens: Of this front's requests, which it has still to compute.
+        heard_s: When it last said something, monotonic.
         is_lost: Whether it has been lost.
     """
 
@@ -85,7 +89,8 @@ class TokenLink:
         """
         self.offer = offer
         self.state = ReplicaState()
-        self.num_held = 0
+        self.num_held = self.num_coming = self.num_prompt_tokens = 0
+        self.heard_s = time.monotonic()
         self.is_lost = False
         self._on_frames = on_frames
         self._on_state = on_state
@@ -109,6 +114,11 @@ class TokenLink:
             for part in (self._read, self._watch_connection, self._watch_silence)
         ]
         self._send(HELLO, b"")
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that the replica has, or will have in a moment."""
+        return self._num_others + self.num_held + self.num_coming
 
     @property
     def num_free_seats(self) -> int:
@@ -164,6 +174,7 @@ class TokenLink:
                 self.close("gap")
                 return
             self._expected += 1
+            self.heard_s = time.monotonic()
             self.state = self._decode_state(state.buffer)
             if frames:
                 self._on_frames(self, frames)

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class TokenLinks:
-    """One link to each replica from which something is leased."""
+    """One link to each replica from which something is leased.
+
+    Attributes:
+        all: Those there are now.
+    """
 
     def __init__(
         self, front: bytes, on_step: OnStep, on_state: OnState, on_lost: OnLost
@@ -40,6 +44,7 @@ class TokenLinks:
         self._context = zmq.asyncio.Context()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self._links: dict[str, TokenLink] = {}
+        self.all: tuple[TokenLink, ...] = ()
 
     def __len__(self) -> int:
         """Return how many replicas are connected."""
@@ -47,7 +52,11 @@ class TokenLinks:
 
     def __iter__(self) -> Iterator[TokenLink]:
         """Iterate over the links there are now."""
-        return iter(list(self._links.values()))
+        return iter(self.all)
+
+    def find(self, replica: str) -> TokenLink | None:
+        """Return the link to a replica, None if there is none."""
+        return self._links.get(replica)
 
     def open(self, offer: LinkOffer) -> TokenLink:
         """Return the link to a replica, a new one if there is none."""
@@ -61,6 +70,7 @@ class TokenLinks:
                 self._on_state,
                 self._lose,
             )
+            self.all = tuple(self._links.values())
         return link
 
     def tell_waiting(self, num_waiting: int) -> None:
@@ -79,4 +89,5 @@ class TokenLinks:
 
     def _lose(self, link: TokenLink, reason: str) -> None:
         self._links.pop(link.offer.replica, None)
+        self.all = tuple(self._links.values())
         self._on_lost(link, reason)

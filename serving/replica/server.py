@@ -87,7 +87,12 @@ class EngineServer(LLMServer):
         return {RUNNING_REQUESTS_KEY: self.engine.leases.num_wanted}
 
     async def lease(
-        self, front: bytes, fingerprint: str, frames: Sequence[bytes], alone: bool
+        self,
+        front: bytes,
+        fingerprint: str,
+        frames: Sequence[bytes],
+        alone: bool,
+        wanted: str = "",
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Run one request, whose tokens go to the front's token channel.
 
@@ -96,6 +101,7 @@ class EngineServer(LLMServer):
             fingerprint: Of the engine whose configuration the front has.
             frames: An `EngineCoreRequest`, encoded as for the engine core.
             alone: Whether it must have the engine for itself.
+            wanted: The replica it is meant for; the router has read it.
 
         Yields:
             As `Leases.hold`; only `OTHER_MODEL` if this engine is not such a one.
@@ -103,6 +109,7 @@ class EngineServer(LLMServer):
         Raises:
             EngineGoneError: The engine is dead.
         """
+        del wanted
         if self.engine.is_dead:
             raise EngineGoneError
         if fingerprint != self.engine.fingerprint:

@@ -12,12 +12,11 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray import cloudpickle
+from ray import cloudpickle, serve
 
 from serving.engine.compat import (
     EngineCoreProc,
     EngineCoreRequestType,
-    StatLoggerBase,
     check,
     core_client,
     get_open_zmq_ipc_path,
@@ -28,7 +27,8 @@ from serving.engine.version import SUPPORTED_VLLM
 from serving.plugin import DIE_WITH_PARENT
 from serving.replica.engine import TetrisEngine
 from serving.replica.leases import Leases
-from serving.replica.token_channel import ReplicaState, TokenRelay
+from serving.replica.state_logger import StateLogger
+from serving.replica.token_channel import TokenRelay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,6 +79,7 @@ class SlottedEngine(TetrisEngine):
                 self.leases.hear, *message
             ),
             dead_frame=EngineCoreProc.ENGINE_CORE_DEAD,
+            serve_id=serve.get_replica_context().replica_id.unique_id,
         )
         os.environ[DIE_WITH_PARENT] = "1"
         with _launching_with(addresses):
@@ -96,7 +97,7 @@ class SlottedEngine(TetrisEngine):
         relay.watch_processes(core.resources.engine_manager.sentinels())
         cache = client.vllm_config.cache_config
         num_kv_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
-        client.logger_manager.stat_loggers.append(_StateLogger(relay, num_kv_tokens))
+        client.logger_manager.stat_loggers.append(StateLogger(relay, num_kv_tokens))
         relay.start()
         return client
 
@@ -118,30 +119,6 @@ class SlottedEngine(TetrisEngine):
         model = self._engine_client.model_config
         parts = (SUPPORTED_VLLM, model.compute_hash(), model.tokenizer)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-class _StateLogger(StatLoggerBase):
-    """Hands on what routers want to know of each step."""
-
-    def __init__(self, relay: TokenRelay, num_kv_tokens: int) -> None:
-        self._relay = relay
-        self._num_kv_tokens = num_kv_tokens
-
-    def record(self, scheduler_stats: Any, *_args: Any, **_kwargs: Any) -> None:
-        """Take over the figures of a step."""
-        if scheduler_stats is not None:
-            usage = scheduler_stats.kv_cache_usage
-            self._relay.set_state(
-                ReplicaState(
-                    num_running=scheduler_stats.num_running_reqs,
-                    num_waiting=scheduler_stats.num_waiting_reqs,
-                    kv_cache_usage=usage,
-                    num_free_kv_tokens=int((1.0 - usage) * self._num_kv_tokens),
-                )
-            )
-
-    def log_engine_initialized(self) -> None:
-        """Say nothing."""
 
 
 @contextlib.contextmanager

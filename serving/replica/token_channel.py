@@ -55,6 +55,10 @@ class ReplicaState(msgspec.Struct, array_like=True, frozen=True):
         kv_cache_usage: Share of the KV blocks held by requests, 0-1.
         num_free_kv_tokens: Tokens for which there are KV blocks that no request holds.
         num_fronts: Fronts that are told this.
+        base_ms: Of a step, whatever it holds; 0 while nothing is known of costs.
+        request_ms: Of each request in it, its drafts included.
+        prompt_token_ms: Of each prompt token computed.
+        tokens_per_step: Of each request in each step, accepted drafts included.
     """
 
     is_alive: bool = True
@@ -63,6 +67,10 @@ class ReplicaState(msgspec.Struct, array_like=True, frozen=True):
     kv_cache_usage: float = 0.0
     num_free_kv_tokens: int = 0
     num_fronts: int = 1
+    base_ms: float = 0.0
+    request_ms: float = 0.0
+    prompt_token_ms: float = 0.0
+    tokens_per_step: float = 1.0
 
 
 class LinkOffer(msgspec.Struct, frozen=True):
@@ -73,12 +81,14 @@ class LinkOffer(msgspec.Struct, frozen=True):
         address: ZMQ address.
         public_key: Of the socket, Z85.
         num_seats: Requests the engine runs at a time.
+        serve_id: Serve's name of the replica.
     """
 
     replica: str
     address: str
     public_key: bytes
     num_seats: int
+    serve_id: str
 
 
 def decode_sequence(data: Any) -> int:
@@ -113,6 +123,7 @@ class TokenRelay(threading.Thread):
         slot_addresses: Sequence[str],
         on_message: OnMessage,
         dead_frame: bytes,
+        serve_id: str = "",
     ) -> None:
         """Bind all sockets; nothing is forwarded before `start`.
 
@@ -123,6 +134,7 @@ class TokenRelay(threading.Thread):
             slot_addresses: Where the engine will push outputs, for slots 1 and up.
             on_message: Told what fronts say, in this thread: front, kind, payload.
             dead_frame: What the engine core pushes when it dies.
+            serve_id: Serve's name of the replica.
         """
         super().__init__(name="token-relay", daemon=True)
         self._context = zmq.Context()
@@ -140,7 +152,9 @@ class TokenRelay(threading.Thread):
         self._fronts_socket.router_mandatory = True
         listen = f"[{host}]" if ":" in host else host
         port = self._fronts_socket.bind_to_random_port(f"tcp://{listen}")
-        self.offer = LinkOffer(replica, f"tcp://{listen}:{port}", public_key, num_seats)
+        self.offer = LinkOffer(
+            replica, f"tcp://{listen}:{port}", public_key, num_seats, serve_id
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._fronts_socket, zmq.POLLIN)
         self._slots: dict[Any, int] = {}

@@ -69,10 +69,15 @@ class FakeReplica:
         is_held: Whether its engine stands still.
         num_free_kv_tokens: What it says is free.
         num_others: Requests that it says it has beside its own.
+        costs: What it says of costs, as `ReplicaState` names it.
     """
 
     def __init__(
-        self, folder: Path, poison: int | None = None, num_seats: int = 64
+        self,
+        folder: Path,
+        poison: int | None = None,
+        num_seats: int = 64,
+        serve_id: str = "",
     ) -> None:
         addresses = [
             f"ipc://{folder}/{uuid.uuid4().hex[:8]}" for _ in range(1, NUM_SLOTS)
@@ -85,6 +90,7 @@ class FakeReplica:
             slot_addresses=addresses,
             on_message=lambda *m: loop.call_soon_threadsafe(self.leases.hear, *m),
             dead_frame=DEAD,
+            serve_id=serve_id,
         )
         self.leases = Leases(
             self.relay, NUM_SLOTS, add=self._add, abort=self._abort, flush=self._flush
@@ -97,6 +103,7 @@ class FakeReplica:
         self.is_held = False
         self.num_free_kv_tokens = 1_000_000
         self.num_others = 0
+        self.costs: dict[str, float] = {}
         self._encoder = MsgpackEncoder()
         self._context = zmq.Context()
         self._sockets = [self._context.socket(zmq.PUSH) for _ in addresses]
@@ -128,6 +135,7 @@ class FakeReplica:
                 ReplicaState(
                     num_running=len(self.running) + self.num_others,
                     num_free_kv_tokens=self.num_free_kv_tokens,
+                    **self.costs,
                 )
             )
 
@@ -195,8 +203,8 @@ def make_output(request_id: str, token_ids: list[int], reason: Any) -> Any:
 class FakeStream:
     """A streaming call, routed to whichever replica comes next."""
 
-    def __init__(self, fleet: FakeFleet, args: tuple[Any, ...]) -> None:
-        self._fleet, self._args = fleet, args
+    def __init__(self, fleet: FakeFleet, args: tuple[Any, ...], wanted: str) -> None:
+        self._fleet, self._args, self.wanted = fleet, args, wanted
         self.context = contextvars.copy_context()
         self.is_cancelled = False
 
@@ -205,7 +213,7 @@ class FakeStream:
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
         front, _fingerprint, frames, alone = self._args
-        while not (replica := self._fleet.choose()):
+        while not (replica := self._fleet.choose(self.wanted)):
             await asyncio.sleep(STEP_S)
         if not replica.is_alive:
             raise self._fleet.error_of_the_dead
@@ -235,13 +243,16 @@ class FakeFleet:
         self.goes_by_load = False
         self._turn = 0
 
-    def open_stream(self, *args: Any) -> FakeStream:
-        stream = FakeStream(self, args)
+    def open_stream(self, *args: Any, wanted: str) -> FakeStream:
+        stream = FakeStream(self, args, wanted)
         self.opened.append(stream)
         return stream
 
-    def choose(self) -> FakeReplica | None:
+    def choose(self, wanted: str) -> FakeReplica | None:
         """Serve goes on listing a dead replica for a while."""
+        for replica in self.replicas:
+            if wanted and replica.relay.offer.serve_id == wanted:
+                return replica
         if not self.replicas:
             return None
         if self.goes_by_load:

@@ -42,6 +42,11 @@ class Scene:
         self.client = self.make_client(b"a front")
         self._reading = asyncio.create_task(self._read())
 
+    def read_anew(self) -> None:
+        """Read from the client there is now."""
+        self._reading.cancel()
+        self._reading = asyncio.create_task(self._read())
+
     def make_client(self, name: bytes, **options: Any) -> FleetClient:
         client = FleetClient(
             front=name,

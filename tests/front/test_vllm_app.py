@@ -60,7 +60,7 @@ async def main():
         def cancel(self):
             pass
 
-    def open_stream(front, fingerprint, frames, alone):
+    def open_stream(front, fingerprint, frames, alone, wanted):
         opened.append(frames)
         return Stream()
 

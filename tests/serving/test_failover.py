@@ -300,6 +300,15 @@ def test_a_front_that_is_killed_takes_only_its_own_connections(
     check_equal(run_all(fleet), undisturbed)
 
 
+def test_leases_go_where_fronts_want_them(fleet: Server) -> None:
+    """By what replicas say of their steps; Serve chooses none of a working fleet's."""
+    when_both_are_ready(fleet)
+    run_all(fleet)
+    name = "ray_tetris_routed_total"
+    wait_until(lambda: fleet.total(name, reason="gain") > 0, 30)
+    assert fleet.total(name, reason="stale") == 0
+
+
 def test_clients_cannot_say_what_only_fronts_may_say(fleet: Server) -> None:
     """Tokens that a client claims to have got would be skipped."""
     body = {"model": MODEL, "prompt": "a", "max_tokens": 4, "temperature": 0}

@@ -1,0 +1,173 @@
+"""Which replica each lease is meant for, by what replicas said last."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from policies.decisions.routing import (
+    Candidate,
+    PrefixHolders,
+    ReplicaLoad,
+    choose_replica,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from serving.front.in_flight import InFlight
+    from serving.front.token_link import TokenLink
+    from serving.front.token_links import TokenLinks
+
+MAX_STATE_AGE_S: Final = 2.0
+"""A replica speaks four times a second; what is older than this decides nothing."""
+
+LOOK_AGAIN_S: Final = 5.0
+"""Until a replica that did not take a lease is tried again without being connected."""
+
+REASONS: Final = ("gain", "prefix", "only", "unknown", "new", "stale", "full", "alone")
+"""Why a lease is meant for a replica: those of `policies.decisions.routing`, and
+
+    `new`       it runs, and this front is not connected to it yet
+    `stale`     for none: what replicas said last is too old, Serve chooses
+    `full`      for none: no replica has room, Serve chooses
+    `alone`     for none: the request must have an engine for itself, Serve chooses
+"""
+
+_USUAL_REPLY_TOKENS: Final = 100.0
+_REPLY_WEIGHT: Final = 0.05
+
+
+class Routing:
+    """Chooses among the replicas a front is connected to, and finds new ones."""
+
+    def __init__(
+        self,
+        links: TokenLinks,
+        running_ids: Callable[[], Collection[str]],
+        draw: Callable[[int], int] = random.randrange,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Know no replica yet.
+
+        Args:
+            links: To replicas.
+            running_ids: Serve's names of those that run, connected or not.
+            draw: Returns a random integer from 0 to below its argument.
+            clock: Seconds.
+        """
+        self.on_choice: Callable[[str], None] = lambda _reason: None
+        self._links = links
+        self._running_ids = running_ids
+        self._draw = draw
+        self._clock = clock
+        self._prefixes = PrefixHolders()
+        self._reply_tokens = _USUAL_REPLY_TOKENS
+        self._looked_s: dict[str, float] = {}
+        self._coming: dict[InFlight, TokenLink] = {}
+        self._unbegun: dict[InFlight, tuple[TokenLink, int]] = {}
+
+    def choose(self, one: InFlight) -> str:
+        """Return Serve's name of the replica for a request, "" to let Serve choose."""
+        if one.must_run_alone:
+            # Its engine would be the one that the others want.
+            self.on_choice("alone")
+            return ""
+        new = self._find_new()
+        if new:
+            self._looked_s[new] = self._clock()
+            self.on_choice("new")
+            return new
+        token_ids = one.request.prompt_token_ids or ()
+        links, num_tokens = self._links.all, one.num_tokens
+        held = self._prefixes.find(token_ids)
+        holder = self._links.find(held[0]) if held else None
+        choice = choose_replica(
+            len(links),
+            lambda index: self._describe(
+                links[index],
+                num_tokens,
+                held[1] if held and links[index] is holder else 0,
+            ),
+            self._draw,
+            num_prompt_tokens=num_tokens,
+            num_reply_tokens=self._reply_tokens,
+            holder=None if holder is None else links.index(holder),
+        )
+        if choice is None:
+            is_stale = any(self._is_stale(link) for link in links)
+            self.on_choice("stale" if is_stale else "full")
+            return ""
+        self.on_choice(choice.reason)
+        link = links[choice.replica]
+        link.num_coming += 1
+        self._coming[one] = link
+        self._expect(one, link, token_ids)
+        return link.offer.serve_id
+
+    def note_settled(self, one: InFlight, link: TokenLink | None) -> None:
+        """Note where a lease went in the end, None for nowhere."""
+        wanted = self._coming.pop(one, None)
+        if wanted is not None:
+            wanted.num_coming -= 1
+        if link is not wanted:
+            self.note_begun(one)
+            if link is not None:
+                self._expect(one, link, one.request.prompt_token_ids or ())
+
+    def note_begun(self, one: InFlight) -> None:
+        """Note that a request's prompt has been computed, or never will be."""
+        expected = self._unbegun.pop(one, None)
+        if expected is not None:
+            link, num_tokens = expected
+            link.num_prompt_tokens -= num_tokens
+
+    def note_reply(self, num_tokens: int) -> None:
+        """Note how long a reply has become."""
+        self._reply_tokens += _REPLY_WEIGHT * (max(1, num_tokens) - self._reply_tokens)
+
+    def _expect(self, one: InFlight, link: TokenLink, token_ids: Sequence[int]) -> None:
+        link.num_prompt_tokens += one.num_tokens
+        self._unbegun[one] = link, one.num_tokens
+        self._prefixes.note(token_ids, link.offer.replica)
+
+    def _describe(
+        self, link: TokenLink, num_tokens: int, num_cached: int
+    ) -> Candidate | None:
+        """Describe what a request would meet, None where it finds no room."""
+        state = link.state
+        has_room = link.num_requests == 0 or num_tokens <= state.num_free_kv_tokens
+        has_seat = link.num_free_seats > link.num_coming
+        if not (has_room and has_seat) or self._is_stale(link):
+            return None
+        if not state.base_ms:
+            return Candidate(None)
+        load = ReplicaLoad(
+            base_ms=state.base_ms,
+            request_ms=state.request_ms,
+            prompt_token_ms=state.prompt_token_ms,
+            tokens_per_step=state.tokens_per_step,
+            num_requests=link.num_requests,
+            num_prompt_tokens=link.num_prompt_tokens,
+        )
+        return Candidate(load, num_cached)
+
+    def _is_stale(self, link: TokenLink) -> bool:
+        return self._clock() - link.heard_s > MAX_STATE_AGE_S
+
+    def _find_new(self) -> str:
+        running = self._running_ids()
+        if len(running) <= len(self._links):
+            return ""
+        connected = {link.offer.serve_id for link in self._links.all}
+        late_s = self._clock() - LOOK_AGAIN_S
+        for name in running:
+            if name not in connected and self._looked_s.get(name, late_s) <= late_s:
+                self._looked_s = {
+                    kept: since
+                    for kept, since in self._looked_s.items()
+                    if since > late_s
+                }
+                return name
+        return ""

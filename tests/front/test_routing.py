@@ -1,0 +1,169 @@
+"""Where a front's leases go: by what made-up replicas say (`fake_fleet`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.front import routing
+from tests.front.fake_fleet import make_request
+from tests.front.test_fleet_client import Scene, run, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.front.fake_fleet import FakeReplica
+
+COSTS = {"base_ms": 10.0, "request_ms": 1.0, "prompt_token_ms": 0.1}
+
+
+class Routed:
+    """Replicas that Serve names, and a client that counts why each was chosen."""
+
+    def __init__(self, scene: Scene, *names: str) -> None:
+        self.scene = scene
+        self.running = set(names)
+        self.replicas = {name: self.add(name) for name in names}
+        self.reasons: Counter[str] = Counter()
+        scene.client.shutdown()
+        scene.client = scene.make_client(b"routed", running_ids=lambda: self.running)
+        scene.client.routing.on_choice = lambda one: self.reasons.update([one])
+        scene.read_anew()
+
+    def add(self, name: str, **options: Any) -> FakeReplica:
+        replica = self.scene.add_replica(serve_id=name, **options)
+        replica.costs = COSTS
+        return replica
+
+    async def connect(self) -> None:
+        """Have every replica connected and heard."""
+        for number in range(len(self.replicas)):
+            await self.scene.client.add_request_async(make_request(f"connect {number}"))
+            await until(lambda n=number: self.scene.client.num_links > n)
+        links = self.scene.client.routing._links.all
+        await until(
+            lambda: all(link.state.base_ms and not link.num_requests for link in links)
+        )
+        for replica in self.replicas.values():
+            replica.taken.clear()
+        self.reasons.clear()
+
+    def taken(self) -> dict[str, int]:
+        return {name: len(one.taken) for name, one in self.replicas.items()}
+
+
+async def send(scene: Scene, count: int, **params: Any) -> None:
+    for n in range(count):
+        await scene.client.add_request_async(make_request(f"s{n}", **params))
+
+
+def test_every_running_replica_is_connected_to_at_once(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        routed = Routed(scene, "a", "b", "c")
+        await send(scene, 3)
+        await until(lambda: sum(routed.taken().values()) == 3)
+        assert routed.reasons["new"] == 3
+        assert set(routed.taken().values()) == {1}
+
+    run(play, tmp_path)
+
+
+def test_a_burst_is_shared_before_any_replica_has_answered(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        routed = Routed(scene, "a", "b")
+        await routed.connect()
+        await send(scene, 8)
+        await until(lambda: sum(routed.taken().values()) == 8)
+        assert min(routed.taken().values()) >= 3
+        assert set(routed.reasons) <= {"gain", "only"}
+
+    run(play, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        {name: 3 * value for name, value in COSTS.items()},
+        {**COSTS, "tokens_per_step": 1.0},
+    ],
+    ids=["a neighbour on its cores", "drafts that are refused"],
+)
+def test_the_worse_replica_gets_less(costs: dict[str, float], tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        routed = Routed(scene, "worse", "better")
+        routed.replicas["better"].costs = {**COSTS, "tokens_per_step": 3.0}
+        routed.replicas["worse"].costs = costs
+        await routed.connect()
+        for replica in routed.replicas.values():
+            replica.is_held = True
+        await send(scene, 16)
+        await until(lambda: sum(routed.taken().values()) == 16)
+        taken = routed.taken()
+        assert taken["better"] > 2 * taken["worse"]
+
+    run(play, tmp_path)
+
+
+def test_a_known_beginning_goes_where_it_was_computed(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        routed = Routed(scene, *"abcdefgh")
+        await routed.connect()
+        prompt = range(1, 2_001)
+        await send(scene, 1, prompt=prompt)
+        await until(lambda: "s0" in scene.reasons)
+        holder = max(routed.taken(), key=routed.taken().__getitem__)
+        for n in range(8):
+            request = make_request(f"again {n}", prompt=[*prompt, 5, n])
+            await scene.client.add_request_async(request)
+            await until(lambda: request.request_id in scene.reasons)  # noqa: B023
+        assert routed.taken()[holder] == 9
+
+    run(play, tmp_path)
+
+
+def test_old_state_decides_nothing_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(scene: Scene) -> None:
+        routed = Routed(scene, "a", "b")
+        await routed.connect()
+        monkeypatch.setattr(routing, "MAX_STATE_AGE_S", -1.0)
+        await send(scene, 4)
+        await until(lambda: sum(routed.taken().values()) == 4)
+        assert routed.reasons == {"stale": 4}
+
+    run(play, tmp_path)
+
+
+def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(
+    tmp_path: Path,
+) -> None:
+    async def play(scene: Scene) -> None:
+        routed = Routed(scene, "a", "b")
+        routed.replicas["b"].die()
+        await send(scene, 6)
+        await until(lambda: len(routed.replicas["a"].taken) == 6)
+        assert routed.reasons["new"] == 2
+
+    run(play, tmp_path)
+
+
+def test_requests_that_are_gone_before_their_lease_began_block_nothing(
+    tmp_path: Path,
+) -> None:
+    """A task that is cancelled before its first step never runs at all."""
+
+    async def play(scene: Scene) -> None:
+        scene.add_replica()
+        for n in range(20):
+            await scene.client.add_request_async(make_request(f"gone {n}"))
+            await scene.client.abort_requests_async([f"gone {n}"])
+        request = make_request("stays")
+        await scene.client.add_request_async(request)
+        await scene.check_all([request])
+        await asyncio.sleep(0)
+
+    run(play, tmp_path)
