@@ -205,14 +205,23 @@ def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
     actor_options: dict[str, Any] = {"num_cpus": replicas.num_cpus}
     if replicas.resources:
         actor_options["resources"] = dict(replicas.resources)
+    autoscaling: dict[str, Any] = {
+        "min_replicas": replicas.min,
+        "max_replicas": replicas.max,
+        "target_ongoing_requests": replicas.target_ongoing_requests,
+        "upscale_delay_s": replicas.upscale_delay_s,
+        "downscale_delay_s": replicas.downscale_delay_s,
+    }
+    if replicas.target_token_ms is not None:
+        autoscaling["policy"] = {
+            "policy_function": "serving.autoscaler:TokenTimeScaling",
+            "policy_kwargs": {
+                "target_token_ms": replicas.target_token_ms,
+                "usual_capacity": replicas.target_ongoing_requests,
+            },
+        }
     return {
-        "autoscaling_config": {
-            "min_replicas": replicas.min,
-            "max_replicas": replicas.max,
-            "target_ongoing_requests": replicas.target_ongoing_requests,
-            "upscale_delay_s": replicas.upscale_delay_s,
-            "downscale_delay_s": replicas.downscale_delay_s,
-        },
+        "autoscaling_config": autoscaling,
         "request_router_config": {
             "request_router_class": "serving.front.router:LeaseRouter"
         },

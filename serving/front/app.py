@@ -35,7 +35,7 @@ from serving.front.request_body import (
     TokenizeBody,
 )
 from serving.front.request_class import find_unknown_class, set_priority
-from serving.front.router import running_ids
+from serving.front.running_replicas import running_ids
 from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state
 from serving.settings.gguf_models import convert_alike

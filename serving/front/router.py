@@ -11,15 +11,10 @@ from typing import Any, Final
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+from serving.front import running_replicas
+
 WANTED: Final = "wanted"
 """The keyword under which a call names its replica."""
-
-_running_ids: frozenset[str] = frozenset()
-
-
-def running_ids() -> frozenset[str]:
-    """Return Serve's names of the engine replicas that run, as this process knows."""
-    return _running_ids
 
 
 class LeaseRouter(RequestRouter):
@@ -31,9 +26,8 @@ class LeaseRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take note of who runs."""
-        global _running_ids
         super().update_replicas(replicas)
-        _running_ids = frozenset(one.replica_id.unique_id for one in replicas)
+        running_replicas.note_running(one.replica_id.unique_id for one in replicas)
 
     async def choose_replicas(
         self,

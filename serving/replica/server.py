@@ -22,6 +22,7 @@ from serving.replica.metrics import (
     poll_snapshots,
 )
 from serving.replica.options import ReplicaOptions
+from serving.replica.pace_stats import stats_of
 from serving.replica.serve_log import keep_serve_log
 from serving.replica.slotted_engine import SlottedEngine
 from serving.replica.warm_start import (
@@ -79,12 +80,17 @@ class EngineServer(LLMServer):
         return described
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Serve's autoscaler what waits at fronts beside what runs here.
+        """Tell Serve's autoscaler what runs here, what waits at fronts, and how fast.
 
         Fronts lease no more than there are seats for, so that Serve's own count, which
         this replaces, stops there.
         """
-        return {RUNNING_REQUESTS_KEY: self.engine.leases.num_wanted}
+        engine = self.engine
+        num_seats = engine.relay.offer.num_seats
+        return {
+            RUNNING_REQUESTS_KEY: engine.leases.num_wanted,
+            **stats_of(engine.steps.state, num_seats),
+        }
 
     async def lease(
         self,

@@ -55,6 +55,7 @@ class SlottedEngine(TetrisEngine):
         super().__init__(llm_config)
         self._num_slots = num_slots
         self.leases: Leases
+        self.steps: StateLogger
 
     async def start(self) -> None:
         """Start the engine.
@@ -97,7 +98,8 @@ class SlottedEngine(TetrisEngine):
         relay.watch_processes(core.resources.engine_manager.sentinels())
         cache = client.vllm_config.cache_config
         num_kv_tokens = (cache.num_gpu_blocks or 0) * cache.block_size
-        client.logger_manager.stat_loggers.append(StateLogger(relay, num_kv_tokens))
+        self.steps = StateLogger(relay, num_kv_tokens)
+        client.logger_manager.stat_loggers.append(self.steps)
         relay.start()
         return client
 

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class StateLogger(StatLoggerBase):
-    """Learns what steps cost from vLLM's own figures, and hands on both."""
+    """Learns what steps cost from vLLM's own figures, and hands on both.
+
+    Attributes:
+        state: What fronts were told last.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class StateLogger(StatLoggerBase):
         self._relay = relay
         self._num_kv_tokens = num_kv_tokens
         self._clock = clock
+        self.state = ReplicaState()
         self._cost = RequestCost()
         # When the step before ended, and how many requests were left in the batch.
         self._before_s, self._num_before = 0.0, 0
@@ -45,18 +50,17 @@ class StateLogger(StatLoggerBase):
         self._learn(scheduler_stats)
         usage = scheduler_stats.kv_cache_usage
         base_ms, request_ms, prompt_token_ms = self._cost.costs_ms or (0.0, 0.0, 0.0)
-        self._relay.set_state(
-            ReplicaState(
-                num_running=scheduler_stats.num_running_reqs,
-                num_waiting=scheduler_stats.num_waiting_reqs,
-                kv_cache_usage=usage,
-                num_free_kv_tokens=int((1.0 - usage) * self._num_kv_tokens),
-                base_ms=base_ms,
-                request_ms=request_ms,
-                prompt_token_ms=prompt_token_ms,
-                tokens_per_step=self._cost.tokens_per_step,
-            )
+        self.state = ReplicaState(
+            num_running=scheduler_stats.num_running_reqs,
+            num_waiting=scheduler_stats.num_waiting_reqs,
+            kv_cache_usage=usage,
+            num_free_kv_tokens=int((1.0 - usage) * self._num_kv_tokens),
+            base_ms=base_ms,
+            request_ms=request_ms,
+            prompt_token_ms=prompt_token_ms,
+            tokens_per_step=self._cost.tokens_per_step,
         )
+        self._relay.set_state(self.state)
 
     def log_engine_initialized(self) -> None:
         """Say nothing."""

@@ -276,6 +276,16 @@ class ReplicaSettings(_Section):
     target_ongoing_requests: Annotated[
         float, Field(gt=0, description="requests per replica that autoscaling aims at")
     ] = 16
+    target_token_ms: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description=(
+                "mean time between two tokens of a request that autoscaling keeps, "
+                "instead of a number of requests"
+            ),
+        ),
+    ] = None
     max_ongoing_requests: Annotated[
         int, Field(ge=1, le=100_000, description="requests one replica accepts")
     ] = 64

@@ -306,6 +306,7 @@ def test_leases_go_where_fronts_want_them(fleet: Server) -> None:
     run_all(fleet)
     name = "ray_tetris_routed_total"
     wait_until(lambda: fleet.total(name, reason="gain") > 0, 30)
+    assert fleet.total(name, reason="new") >= 2
     assert fleet.total(name, reason="stale") == 0
 
 

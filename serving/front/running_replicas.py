@@ -1,0 +1,25 @@
+"""Which engine replicas run, as the router of this process was told last.
+
+A module of its own, for Serve pickles the module of a router's class by value: what the
+router keeps in its own module, nobody else sees.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_running_ids: frozenset[str] = frozenset()
+
+
+def note_running(ids: Iterable[str]) -> None:
+    """Remember Serve's names of the replicas that run."""
+    global _running_ids
+    _running_ids = frozenset(ids)
+
+
+def running_ids() -> frozenset[str]:
+    """Return Serve's names of them; none before anything was routed."""
+    return _running_ids
