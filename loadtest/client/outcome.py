@@ -64,7 +64,6 @@ class Outcome:
         failure: None for success, else one of the kinds above.
         detail: What the server or the network said about a failure.
         digest: Of the reply's text.
-        chaos: What we did to the request ourselves.
     """
 
     id: str
@@ -86,7 +85,6 @@ class Outcome:
     failure: str | None = None
     detail: str = ""
     digest: str = ""
-    chaos: str | None = None
 
     @property
     def is_ok(self) -> bool:

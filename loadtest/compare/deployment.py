@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
 
 from .arms import Arm
-from .redeploy import redeploy_command
+from .redeploy import redeploy
 
 REPO = Path(loadtest.__file__).resolve().parents[1]
 _START_TIMEOUT_S = 900.0
@@ -49,16 +50,14 @@ class Deployment:
         metrics_urls: Prometheus pages.
         settle_s: How far they lag behind.
         pid: The process that all of it descends from; None for someone else's.
-        dashboard: Address of Ray's dashboard, if it told us.
-        redeploy_command: Replaces its replicas by others of the same kind.
+        redeploy: Orders a new release of what we serve.
     """
 
     endpoint: Endpoint
     metrics_urls: tuple[str, ...] = ()
     settle_s: float = 0.0
     pid: int | None = None
-    dashboard: str | None = None
-    redeploy_command: str | None = None
+    redeploy: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +134,13 @@ class Launcher:
         if not is_ours:
             return _describe(endpoint, None, process.pid)
         dashboard = _DASHBOARD.search(text)
+        assert dashboard is not None  # It stands before the line that says ready.
         return Deployment(
             endpoint,
             tuple(_METRICS.findall(text)),
             _OWN_SETTLE_S,
             process.pid,
-            dashboard and dashboard[1],
-            redeploy_command(REPO, self._up_arguments(arm)),
+            partial(redeploy, dashboard[1], self._up_arguments(arm)),
         )
 
 
@@ -163,7 +162,7 @@ def find_config(name: str) -> Path:
 
 @contextmanager
 def run_logged(
-    command: Sequence[str], log: Path, env: Mapping[str, str]
+    command: Sequence[str], log: Path, env: Mapping[str, str] = os.environ
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command while the block runs; then nothing of it is left.
 
