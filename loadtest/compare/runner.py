@@ -207,7 +207,7 @@ class Runner:
         blows = options.chaos.blows
         chaos = ServerChaos(blows, deployment, sent.duration, progress.say)
         began_s = time.monotonic()
-        with Scraper(deployment, options.soak) as seen:
+        with Scraper(deployment, samples_processes=options.soak) as seen:
             try:
                 run_locust(
                     sent,

@@ -153,8 +153,15 @@ class Scraper:
         problems: Why figures are missing.
     """
 
-    def __init__(self, deployment: Deployment, samples_processes: bool = False) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        *,
+        samples_processes: bool = False,
+        looks_per_page: int = _LOOKS_PER_PAGE,
+    ) -> None:
         """Read nothing yet."""
+        self._looks_per_page = looks_per_page
         self._deployment = deployment
         self._sampled_pid = deployment.pid if samples_processes else None
         self._grown = {page: GrowingCounters() for page in deployment.metrics_urls}
@@ -184,7 +191,7 @@ class Scraper:
     def _follow(self) -> None:
         num_looks = 1
         while not self._stop.wait(_PERIOD_S):
-            self._look(reads_pages=num_looks % _LOOKS_PER_PAGE == 0)
+            self._look(reads_pages=num_looks % self._looks_per_page == 0)
             num_looks += 1
 
     def _look(self, *, reads_pages: bool = True) -> None:
