@@ -21,6 +21,7 @@ from locust.runners import WorkerRunner
 from loadtest.client.errors import LoadTestError
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, add_option
 from loadtest.load.run import EXIT_BAD_OPTIONS, LocustRun
+from loadtest.load.session import Session
 
 _SPAWN_PER_S = 1000.0
 _PAUSE_AFTER_FAILURE_S = 0.5
@@ -82,8 +83,8 @@ class _StreamingUser(User):
 
     def on_start(self) -> None:
         """Begin the first conversation; a worker that came late has no session."""
-        self._session = _runs[self.environment].session
-        self._chat = self._session and self._session.chat()
+        self._session: Session | None = _runs[self.environment].session
+        self._chat = None if self._session is None else self._session.chat()
 
 
 class ClosedLoopUser(_StreamingUser):

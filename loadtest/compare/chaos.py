@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ _FORM = re.compile(
 VICTIMS = {"replica": ("replica", "server"), "engine": ("engine",), "front": ("front",)}
 """Roles of the processes that each kind of kill may hit."""
 
-_REDEPLOY_TIMEOUT_S = 600.0
 _LOOK_PERIOD_S = 1.0
 
 
@@ -75,17 +74,15 @@ def check_chaos(options: argparse.Namespace) -> None:
     if "redeploy" in kinds and rivals:
         raise LoadTestError(f"--chaos redeploy: {rivals[0]} is not served by us")
     attached = [arm.name for arm in options.arms if arm.url is not None]
-    if not attached or not (kinds or options.soak):
-        return
-    if options.deployment_pid is None or len(attached) > 1:
+    if attached and (kinds or options.soak):
         raise LoadTestError(
-            f"--soak and chaos of {' and '.join(attached)}, which run already, need "
-            "--deployment-pid, and that is the one of a single arm"
+            f"--soak and chaos need the processes of {attached[0]}, which runs "
+            f"already: have us start it, --arm '{attached[0]}=cmd:...'"
         )
 
 
 class ServerChaos:
-    """Carries blows out in a thread, counted from the begin of a run.
+    """Carries blows out, each when its moment has come and the one before is done.
 
     Attributes:
         log: What was done: `epoch_s`, `at_s` in the run (both None for what never
@@ -101,89 +98,79 @@ class ServerChaos:
         say: Callable[[str], None],
     ) -> None:
         """Do nothing yet."""
-        self._blows, self._deployment = blows, deployment
+        self._left, self._deployment = list(blows), deployment
         self._duration_s, self._say = duration_s, say
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._replaced: set[int] | None = None
+        self._next_look_s = 0.0
         self.log: list[dict[str, Any]] = []
 
-    def begin(self, epoch_s: float) -> None:
-        """Start the clock: the run began at `epoch_s`."""
-        self._thread = threading.Thread(target=self._run, args=(epoch_s,), daemon=True)
-        self._thread.start()
+    def tick(self, epoch_s: float) -> None:
+        """Do what is due in a run that began at `epoch_s`; called all the time."""
+        now_s = time.time()
+        if self._replaced is not None:
+            if now_s >= self._next_look_s:
+                self._next_look_s = now_s + _LOOK_PERIOD_S
+                self._look()
+        elif self._left and now_s - epoch_s >= self._left[0][1] * self._duration_s:
+            kind, _ = self._left.pop(0)
+            when = {"epoch_s": now_s, "at_s": round(now_s - epoch_s, 3)}
+            self.log.append(when | {"kind": kind})
+            self._redeploy() if kind == "redeploy" else self._kill(kind)
 
     def end(self) -> None:
-        """Do nothing more, and put what is left into the log."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        for kind, part in self._blows[len(self.log) :]:
+        """Put what the run left undone into the log."""
+        if self._replaced is not None:
+            after = self._replicas()
+            self._note(f"replicas {self._replaced} are not replaced, there are {after}")
+        for kind, part in self._left:
+            self.log.append({"epoch_s": None, "at_s": None, "kind": kind})
             due_s = part * self._duration_s
-            what = f"at {due_s:.0f} s the run was over, or what came before was not"
-            self._note(kind, None, None, what, False)
+            self._note(
+                f"at {due_s:.0f} s the run was over, or what came before was not"
+            )
 
-    def _run(self, epoch_s: float) -> None:
-        for kind, part in self._blows:
-            due_s = epoch_s + part * self._duration_s
-            if self._stop.wait(max(0.0, due_s - time.time())):
-                return
-            began_s = time.time()
-            what, done = self._act(kind)
-            self._note(kind, began_s, round(began_s - epoch_s, 3), what, done)
+    def _note(self, what: str, *, done: bool = False) -> None:
+        """Say how the latest blow ended."""
+        self.log[-1] |= {"what": what, "done": done}
+        self._say(f"chaos: {self.log[-1]['kind']}: {what}")
 
-    def _note(
-        self,
-        kind: str,
-        epoch_s: float | None,
-        at_s: float | None,
-        what: str,
-        done: bool,
-    ) -> None:
-        when = {"epoch_s": epoch_s, "at_s": at_s}
-        self.log.append(when | {"kind": kind, "what": what, "done": done})
-        self._say(f"chaos: {kind}: {what}")
-
-    def _act(self, kind: str) -> tuple[str, bool]:
-        pid = self._deployment.pid
-        assert pid is not None  # Else it was refused.
-        if kind == "redeploy":
-            return self._redeploy(pid)
+    def _kill(self, kind: str) -> None:
+        assert self._deployment.pid is not None  # Else it was refused.
         role = kind.removeprefix("kill-")
-        for process in find_victims(pid, role):
-            try:
+        for process in find_victims(self._deployment.pid, role):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
-            return f"killed the {role} process {process.pid}", True
-        return "there is no such process", False
+                self._note(f"killed the {role} process {process.pid}", done=True)
+                return
+        self._note("there is no such process")
 
-    def _redeploy(self, pid: int) -> tuple[str, bool]:
+    def _redeploy(self) -> None:
         assert self._deployment.redeploy is not None  # Else it was refused.
-        before, began_s = _replicas(pid), time.monotonic()
+        before = self._replicas()
         try:
             self._deployment.redeploy()
         except LoadTestError as error:
-            return str(error), False
-        # Serve has only taken the order so far.
-        while True:
-            after, took_s = _replicas(pid), time.monotonic() - began_s
-            if before and after and not before & after:
-                what = (
-                    f"after {took_s:.0f} s replicas {before} were replaced by {after}"
-                )
-                return what, True
-            if took_s > _REDEPLOY_TIMEOUT_S or self._stop.is_set():
-                return f"replicas {before} are not replaced, there are {after}", False
-            self._stop.wait(_LOOK_PERIOD_S)
+            self._note(str(error))
+        else:
+            # Serve has only taken the order so far.
+            self._replaced = before
+
+    def _look(self) -> None:
+        before, after = self._replaced, self._replicas()
+        if before and after and not before & after:
+            took_s = time.time() - self.log[-1]["epoch_s"]
+            what = f"after {took_s:.0f} s replicas {before} were replaced by {after}"
+            self._note(what, done=True)
+            self._replaced = None
+
+    def _replicas(self) -> set[int]:
+        assert self._deployment.pid is not None  # Else it was refused.
+        return {one.pid for one in find_victims(self._deployment.pid, "replica")}
 
 
 def find_victims(pid: int, kind: str) -> list[psutil.Process]:
     """Return the processes of a deployment that a kind of kill may hit."""
     return [one for role, one in find_processes(pid) if role in VICTIMS[kind]]
-
-
-def _replicas(pid: int) -> set[int]:
-    return {process.pid for process in find_victims(pid, "replica")}
 
 
 def log_drops(share: float, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

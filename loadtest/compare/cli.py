@@ -76,7 +76,7 @@ def parse_options(
     options.header = options.header or os.environ.get(HEADER_VARIABLE, "")
     options.duration = options.duration or (_SOAK_S if options.soak else _DURATION_S)
     options.arms = [*options.policies, *options.arm]
-    if not (options.report_only or options.arms):
+    if not options.arms:
         parser.error("give --policies, --arm or --preset: there is nothing to measure")
     return options
 
@@ -116,9 +116,6 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     add_text("--config", "configs/tiny.yaml", "deployment file of the policies")
     add_list("--set", "replace a setting in it, e.g. replicas.max=3")
     add_list("--metrics-url", "NAME=URL: Prometheus page of a running arm", _read_pair)
-    add(
-        "--deployment-pid", type=read_positive, help="of a running arm, for chaos, soak"
-    )
     add_text(
         *("--loads", "closed:8"),
         "PROCESS:SHAPE,... Processes: closed (requests in flight), or arrivals a "
@@ -164,7 +161,6 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         type=_one(parse_chaos),
     )
     add("--restart", action="store_true", help="discard what the folder holds")
-    add("--report-only", action="store_true", help="measure nothing, write the report")
     return parser
 
 
@@ -172,9 +168,9 @@ def _run(options: argparse.Namespace) -> int:
     store = Store(options.output)
     if options.restart:
         store.clear()
-    is_complete = options.report_only or Runner(options, store).measure()
+    is_complete = Runner(options, store).measure()
     runs, missed = store.runs(), []
-    if runs or is_complete:
+    if runs:
         results = write_results(store, runs, options.objective)
         sys.stderr.write(f"\nreport: {write_page(store, runs, results)}\n")
         missed = [one for one in results["objectives"] if not one["is_met"]]

@@ -17,8 +17,8 @@ from loadtest.model_files import describe_model
 from .deployment import find_config
 
 _LEFT_OUT = (
-    *("output", "preset", "restart", "report_only", "minutes", "objective", "rounds"),
-    *("policies", "arm", "loads", "workloads", "metrics_url", "deployment_pid"),
+    *("output", "preset", "restart", "minutes", "objective", "rounds"),
+    *("policies", "arm", "loads", "workloads", "metrics_url"),
 )
 """Options that may differ between pieces of one experiment, or are told otherwise."""
 

@@ -67,7 +67,6 @@ class Launcher:
     Attributes:
         logs: Folder for servers' output.
         metrics_urls: Prometheus pages of arms that run already, by arm.
-        deployment_pid: Of a running deployment on this machine.
         headers: Of every request, e.g. an API key.
     """
 
@@ -75,7 +74,6 @@ class Launcher:
     config: str = ""
     settings: Sequence[str] = ()
     metrics_urls: Mapping[str, str] = field(default_factory=dict)
-    deployment_pid: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -93,7 +91,7 @@ class Launcher:
                     f"{arm.url}/v1/models does not answer ({silence}); start the server"
                 )
             page = self.metrics_urls.get(arm.name)
-            yield _describe(endpoint, page, self.deployment_pid)
+            yield _describe(endpoint, page, None)
             return
         log = self.logs / f"{arm.file_name}.log"
         port = find_free_port()

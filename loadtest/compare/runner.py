@@ -89,7 +89,6 @@ class Runner:
             config=options.config,
             settings=options.set,
             metrics_urls=dict(options.metrics_url),
-            deployment_pid=options.deployment_pid,
             headers=read_header(options.header),
         )
         store.check_conditions(describe_conditions(options))
@@ -214,7 +213,7 @@ class Runner:
                     self._logs / f"locust-{run_id}.log",
                     processes=options.processes,
                     nice=options.client_nice,
-                    on_begin=chaos.begin,
+                    on_wait=chaos.tick,
                 )
             finally:
                 chaos.end()

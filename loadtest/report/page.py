@@ -14,7 +14,6 @@ from typing import Any
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from markupsafe import Markup
 
-from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, read_records
 from loadtest.result_folder import ResultFolder
 
@@ -43,19 +42,12 @@ _ONLY_IN_RECORDS = ("timeline", "process_samples", "failed_requests")
 def write_results(
     folder: ResultFolder, runs: Sequence[Run], objectives: Sequence[Objective]
 ) -> dict[str, Any]:
-    """Write results.json from what has been measured, and return what it holds.
-
-    Raises:
-        LoadTestError: If nothing has been measured.
-    """
-    conditions = folder.conditions()
-    if not runs or conditions is None:
-        raise LoadTestError(f"--output {folder.folder} holds no measurements to report")
+    """Write results.json from what has been measured, and return what it holds."""
     rows, ratios = make_rows(runs), make_ratios(runs)
     verdicts = judge(objectives, rows, ratios) + judge_chaos(runs) + judge_soak(runs)
     results = {
         "environment": folder.environment(),
-        "settings": conditions,
+        "settings": folder.conditions(),
         "objectives": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
         "ratios": ratios,

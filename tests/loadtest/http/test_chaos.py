@@ -60,15 +60,17 @@ def replica() -> Iterator[tuple[psutil.Process, psutil.Process]]:
 
 
 def strike(
-    pid: int, *blows: tuple[str, float], order: Callable[[], None] | None = None
+    pid: int,
+    *blows: tuple[str, float],
+    order: Callable[[], Any] | None = None,
+    ticks: int = 1,
 ) -> list[dict[str, Any]]:
-    """Carry blows out on a run of one second that has just begun."""
+    """Carry blows out on a run of ten seconds that began six seconds ago."""
     said: list[str] = []
-    chaos = ServerChaos(
-        blows, Deployment(NOWHERE, pid=pid, redeploy=order), 1.0, said.append
-    )
-    chaos.begin(time.time())
-    wait_for(lambda: len(chaos.log) == len(blows))
+    deployment = Deployment(NOWHERE, pid=pid, redeploy=order)
+    chaos = ServerChaos(blows, deployment, 10.0, said.append)
+    for _ in range(ticks):
+        chaos.tick(time.time() - 6.0)
     chaos.end()
     assert len(said) == len(chaos.log) == len(blows)
     return chaos.log
@@ -93,15 +95,21 @@ def test_chaos_that_is_none_is_refused(text):
         parse_chaos(text)
 
 
-def test_an_engine_is_killed_when_its_moment_has_come():
+def test_an_engine_is_killed_when_its_moment_has_come_and_not_before():
     with run_server("VLLM::Engine", "Core") as (parent, victim):
-        none, blow = strike(parent.pid, ("kill-replica", 0.0), ("kill-engine", 0.3))
+        blows = ("kill-replica", 0.0), ("kill-engine", 0.5), ("kill-engine", 0.7)
+        none, blow, never = strike(parent.pid, *blows, ticks=3)
         assert blow["what"] == f"killed the engine process {victim.pid}"
-        assert blow["done"]
-        assert blow["at_s"] >= 0.3
+        assert blow["at_s"] == pytest.approx(6.0, abs=0.1)
         victim.wait(WAIT_S)
         assert parent.is_running()
-        assert (none["what"], none["done"]) == ("there is no such process", False)
+    assert [one["done"] for one in (none, blow, never)] == [False, True, False]
+    assert none["what"] == "there is no such process"
+    # What the end of a run finds undone has failed.
+    verdict = verdict_of([never])
+    assert verdict.objective == "chaos: kill-engine is done"
+    assert not verdict.is_met
+    assert "at 7 s the run was over" in verdict.note
 
 
 def test_a_redeployment_that_fails_says_why(replica):
@@ -114,39 +122,24 @@ def test_a_redeployment_that_fails_says_why(replica):
 
 def test_a_redeployment_is_done_when_the_replicas_are_others(replica):
     parent, old = replica
-    [blow] = strike(parent.pid, ("redeploy", 0.0), order=old.kill)
+
+    def replace() -> None:
+        old.kill()
+        wait_for(lambda: [c for c in parent.children() if c.pid != old.pid])
+        wait_for(lambda: "Replica" in str(parent.children()[-1].cmdline()))
+
+    [blow] = strike(parent.pid, ("redeploy", 0.0), order=replace, ticks=2)
     assert f"replicas {{{old.pid}}} were replaced by " in blow["what"]
     assert blow["done"]
 
 
 def test_a_redeployment_that_was_only_ordered_is_not_done(replica):
     parent, old = replica
-    ordered: list[bool] = []
-    deployment = Deployment(
-        NOWHERE, pid=parent.pid, redeploy=lambda: ordered.append(True)
-    )
-    blows = [("redeploy", 0.0), ("kill-replica", 0.1)]
-    chaos = ServerChaos(blows, deployment, 1.0, lambda _: None)
-    chaos.begin(time.time())
-    wait_for(lambda: ordered)
-    chaos.end()
-    assert [blow["done"] for blow in chaos.log] == [False, False]
-    assert f"replicas {{{old.pid}}} are not replaced" in chaos.log[0]["what"]
-    assert "what came before was not" in chaos.log[1]["what"]
-
-
-@pytest.mark.parametrize("has_begun", [True, False])
-def test_nothing_more_happens_after_the_end_of_a_run_and_the_run_has_failed(has_begun):
-    said: list[str] = []
-    chaos = ServerChaos([("kill-engine", 0.9)], Deployment(NOWHERE), 600.0, said.append)
-    if has_begun:
-        chaos.begin(time.time())
-    chaos.end()
-    verdict = verdict_of(chaos.log)
-    assert verdict.objective == "chaos: kill-engine is done"
-    assert not verdict.is_met
-    assert "at 540 s the run was over" in verdict.note
-    assert len(said) == 1
+    blows = ("redeploy", 0.0), ("kill-replica", 0.1)
+    log = strike(parent.pid, *blows, order=lambda: None, ticks=3)
+    assert [blow["done"] for blow in log] == [False, False]
+    assert f"replicas {{{old.pid}}} are not replaced" in log[0]["what"]
+    assert "what came before was not" in log[1]["what"]
 
 
 def test_dropping_no_stream_has_not_happened():
@@ -187,7 +180,10 @@ def test_the_redeployment_of_an_arm_replaces_its_replicas(tmp_path):
     launcher = Launcher(tmp_path, "configs/tiny.yaml", settings)
     with launcher.run(parse_arm("tetris:2+2"), print) as deployment:
         chaos = ServerChaos([("redeploy", 0.0)], deployment, 1.0, print)
-        chaos.begin(time.time())
-        wait_for(lambda: chaos.log, REDEPLOY_WAIT_S)
-        chaos.end()
-    assert chaos.log[0]["done"], chaos.log
+        began_s = time.time()
+
+        def is_done() -> bool:
+            chaos.tick(began_s)
+            return bool(chaos.log[0].get("done"))
+
+        wait_for(is_done, REDEPLOY_WAIT_S)

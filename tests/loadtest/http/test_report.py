@@ -400,6 +400,7 @@ def test_committed_results_are_still_rendered(name):
         in page
     )
     assert all(one["id"] in page for one in results["failed_requests"])
+    assert "Targets: TTFT 1000 ms, TPOT 100 ms" in page
     levels = {row["level"] for row in results["rows"]}
     targets = Targets(**results["settings"]["targets"])
     drawn = draw_against_load(results["rows"], targets, caption)
