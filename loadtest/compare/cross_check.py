@@ -51,6 +51,7 @@ FIGURES = {
 }
 """Our names and theirs."""
 
+CLIENTS = ("ours", "theirs")
 AGREES, DIFFERS, CANNOT_TELL = "agrees", "DIFFERS", "cannot tell"
 _TIMEOUT_S = 1800.0
 
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    ratios = {figure: compare_figure(rounds, figure) for figure in FIGURES}
+    ratios = compare_clients(rounds)
     verdicts = {f: judge_ratio(r, options.tolerance) for f, r in ratios.items()}
     written = {
         "environment": {
@@ -142,19 +143,21 @@ def measure_round(options: argparse.Namespace, number: int) -> dict[str, Any]:
         content = next(m["content"] for m in messages if m["role"] == "user")
         lines.append(json.dumps({"prompt": content}))
     prompts.write_text("\n".join(lines) + "\n")
-    clients = {"ours": _measure_ours, "theirs": _measure_theirs}
-    order = list(clients) if number % 2 else list(clients)[::-1]
+    measure = {"ours": _measure_ours, "theirs": _measure_theirs}
+    order = CLIENTS if number % 2 else CLIENTS[::-1]
     # Both find the same prompts in the server's prefix cache: it has seen them once.
     _measure_ours(options, prompts, number)
-    measured = {name: clients[name](options, prompts, number) for name in order}
+    measured = {client: measure[client](options, prompts, number) for client in order}
     sys.stderr.write(f"round {number} {measured}\n")
     return {"round": number, "order": order, **measured}
 
 
-def compare_figure(rounds: Sequence[dict[str, Any]], figure: str) -> Ratio:
-    """Return ours over theirs, paired by round."""
-    ours, theirs = ([one[c][figure] for one in rounds] for c in ("ours", "theirs"))
-    return compare(ours, theirs)
+def compare_clients(rounds: Sequence[dict[str, Any]]) -> dict[str, Ratio]:
+    """Return ours over theirs, paired by round, for every figure."""
+    return {
+        figure: compare(*([one[c][figure] for one in rounds] for c in CLIENTS))
+        for figure in FIGURES
+    }
 
 
 def judge_ratio(ratio: Ratio, tolerance: float) -> str:

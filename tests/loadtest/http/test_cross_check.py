@@ -12,7 +12,13 @@ import pytest
 from loadtest.client.errors import LoadTestError
 from loadtest.client.outcome import Outcome
 from loadtest.client.records import Records
-from loadtest.compare.cross_check import compare_figure, judge_ratio, main, read_ours
+from loadtest.compare.cross_check import (
+    FIGURES,
+    compare_clients,
+    judge_ratio,
+    main,
+    read_ours,
+)
 from loadtest.report.rows import Ratio
 
 from .stand_in_server import plain_reply
@@ -47,10 +53,11 @@ def test_a_cross_check_with_failed_requests_compares_nothing():
 
 def test_clients_are_compared_within_rounds():
     rounds = [
-        {"round": n, "ours": {"ttft_p50_ms": 1.1 * t}, "theirs": {"ttft_p50_ms": t}}
-        for n, t in ((1, 50.0), (2, 200.0))
+        {"ours": dict.fromkeys(FIGURES, 1.1 * t), "theirs": dict.fromkeys(FIGURES, t)}
+        for t in (50.0, 200.0)
     ]
-    assert compare_figure(rounds, "ttft_p50_ms").ratio == pytest.approx(1.1)
+    for ratio in compare_clients(rounds).values():
+        assert ratio.ratio == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(
