@@ -22,7 +22,7 @@ _FORM = re.compile(
     r"(?P<kind>kill-replica|kill-engine|redeploy)@(?P<part>0?\.\d+|0)"
     r"|drop=(?P<share>0?\.\d+)"
 )
-VICTIMS = {"replica": ("replica", "server"), "engine": ("engine",), "front": ("front",)}
+VICTIMS = {"engine": ("engine",), "replica": ("replica", "server"), "front": ("front",)}
 """Roles of the processes that each kind of kill may hit."""
 
 _LOOK_PERIOD_S = 1.0

@@ -67,7 +67,7 @@ def summarise(
     ended = [o for o in sent if o.is_ok and lead_in_s <= o.end_s <= duration_s]
     num_failed = sum(o.is_failed for o in sent)
     failures = Counter(o.failure for o in sent if o.failure)
-    cached = [o for o in ok if o.cached_tokens is not None]
+    cached = [o for o in ok if o.cached_tokens is not None and o.prompt_tokens]
     percentiles = {
         f"{kind}_p{percent}_ms": _percentile(values, percent)
         for kind, values in latencies(own).items()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,22 @@ from .judge import Judge, describe_stalls
 from .killer import kill_in_turn
 from .streams import run_streams
 
+_FLEET = (
+    *("replicas.min=2", "replicas.max=2", "http.fronts.min=2", "http.fronts.max=2"),
+    "engine.dtype=float32",
+)
+_say = partial(print, flush=True)
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run it; the status is 1 if a stream failed or was corrupted."""
     options = _parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
+    settings = [*_FLEET, *options.set]
+    launcher = Launcher(options.output / "logs", options.config, settings)
     try:
-        results = _run(options)
+        with launcher.run(parse_arm(options.policy), _say) as deployment:
+            results = asyncio.run(_play(options, deployment))
     except LoadTestError as error:
         _say(f"error: {error}")
         return 2
@@ -52,42 +62,23 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.storm",
-        description="Starts a deployment, notes the answers to a set of requests, then "
-        "asks again and again while one process after another is killed, and compares. "
-        "In float32 and at temperature 0 every token has to be the same.",
+        description="Starts a deployment of two fronts and two replicas, notes the "
+        "answers to a set of requests, then asks again and again while one process "
+        "after another is killed, and compares. In float32 and at temperature 0 every "
+        "token has to be the same.",
     )
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="for results.json")
     add("--config", default="configs/tiny.yaml", help="deployment file")
     add("--policy", default="goodput:8", help="e.g. none, fixed:3, goodput:8")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings")
-    add("--replicas", type=int, default=2)
-    add("--fronts", type=int, default=2)
+    add("--set", action="append", default=[], help="e.g. http.fronts.max=3")
     add("--in-flight", type=int, default=16, help="streams at a time")
     add("--streams", type=int, default=1000, help="fewest in all")
     add("--prompts", type=int, default=63, help="different requests")
-    add("--kills", default="engine,replica,front", help=f"of {', '.join(VICTIMS)}")
+    add("--kills", nargs="+", choices=VICTIMS, default=[*VICTIMS])
     add("--each", type=int, default=10, help="kills of each kind")
     add("--seed", type=int, default=0, help="of victims and moments")
-    options = parser.parse_args(arguments)
-    options.kills = [kind for kind in options.kills.split(",") if kind]
-    unknown = set(options.kills) - VICTIMS.keys()
-    if unknown:
-        parser.error(f"--kills: {min(unknown)} is none of {', '.join(VICTIMS)}")
-    return options
-
-
-def _run(options: argparse.Namespace) -> dict[str, Any]:
-    counts = {"replicas": options.replicas, "http.fronts": options.fronts}
-    settings = [
-        f"{where}.{bound}={count}"
-        for where, count in counts.items()
-        for bound in ("min", "max")
-    ]
-    settings += ["engine.dtype=float32", *options.settings]
-    launcher = Launcher(options.output / "logs", options.config, settings)
-    with launcher.run(parse_arm(options.policy), _say) as deployment:
-        return asyncio.run(_play(options, deployment))
+    return parser.parse_args(arguments)
 
 
 async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
@@ -127,10 +118,7 @@ async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str
         "stalls": describe_stalls(streams, kills),
         "kills": [one | {"at_s": round(one["at_s"] - began_s, 2)} for one in kills],
         "lasted_s": round(lasted_s, 1),
-        "settings": {
-            name: getattr(options, name)
-            for name in ("policy", "replicas", "fronts", "in_flight", "prompts", "seed")
-        },
+        "settings": vars(options) | {"output": str(options.output)},
         "machine": describe_machine(),
         "versions": describe_versions(),
         **describe_piece(),
@@ -144,10 +132,6 @@ def _ask_until(
         if number >= fewest and is_over():
             return
         yield case
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - a command's output
 
 
 if __name__ == "__main__":
