@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,27 +156,45 @@ class Runner:
         )
 
     def _warm_up(self, arm: Arm, deployment: Deployment) -> None:
-        if self._options.warm_up <= 0:
+        seconds = self._options.warm_up
+        if seconds <= 0:
             return
-        records = self._store.folder / "warm-up.jsonl"
-        options = replace(
-            self._sent,
-            host=deployment.endpoint.url,
+        self._send(
+            deployment,
+            f"warm-up-{arm.file_name}",
             load=_WARM_UP_LOAD,
             workload=self._cells[0][0],
-            duration=self._options.warm_up,
+            seed="warm-up",
+            duration=seconds,
             requests=0,
             drop_share=0.0,
-            seed="warm-up",
-            run_id="warm-up",
-            records=str(records.absolute()),
-        )
-        log = self._logs / f"locust-warm-up-{arm.file_name}.log"
-        run_locust(options, log, nice=self._options.client_nice)
-        records.unlink()
+        ).unlink()
         if deployment.metrics_urls:
             # Else the warm-up would count into the first run.
             time.sleep(deployment.settle_s)
+
+    def _send(
+        self,
+        deployment: Deployment,
+        run_id: str,
+        processes: int = 1,
+        on_wait: Callable[[float], None] = lambda _: None,
+        **changes: Any,
+    ) -> Path:
+        """Put load on a deployment; return the records of all requests."""
+        records = self._store.folder.absolute() / "records" / f"{run_id}.jsonl"
+        records.parent.mkdir(exist_ok=True)
+        host = deployment.endpoint.url
+        run_locust(
+            replace(
+                self._sent, host=host, run_id=run_id, records=str(records), **changes
+            ),
+            self._logs / f"locust-{run_id}.log",
+            processes=processes,
+            nice=self._options.client_nice,
+            on_wait=on_wait,
+        )
+        return records
 
     def _measure(
         self,
@@ -189,31 +207,21 @@ class Runner:
         options, (workload, load) = self._options, cell
         cell_name = f"{workload} {load.name}"
         name = f"{number}-{Path(workload).name}-{load.name}-{arm.name}"
-        run_id = re.sub(r"[^\w.=-]", "_", name)
-        records = self._store.folder / "records" / f"{run_id}.jsonl"
-        records.parent.mkdir(exist_ok=True)
-        sent = replace(
-            self._sent,
-            host=deployment.endpoint.url,
-            load=load.name,
-            workload=workload,
-            # Equal for all arms: they get the same requests. Not for all cells: the
-            # prefix cache would know those of the one before.
-            seed=f"{options.seed}/{number}/{cell_name}",
-            run_id=run_id,
-            records=str(records.absolute()),
-        )
-        blows = options.chaos.blows
-        chaos = ServerChaos(blows, deployment, sent.duration, progress.say)
+        duration_s, blows = self._sent.duration, options.chaos.blows
+        chaos = ServerChaos(blows, deployment, duration_s, progress.say)
         began_s = time.monotonic()
         with Scraper(deployment, samples_processes=options.soak) as seen:
             try:
-                run_locust(
-                    sent,
-                    self._logs / f"locust-{run_id}.log",
-                    processes=options.processes,
-                    nice=options.client_nice,
-                    on_wait=chaos.tick,
+                records = self._send(
+                    deployment,
+                    re.sub(r"[^\w.=-]", "_", name),
+                    options.processes,
+                    chaos.tick,
+                    load=load.name,
+                    workload=workload,
+                    # Equal for all arms: they get the same requests. Not for all cells:
+                    # the prefix cache would know those of the one before.
+                    seed=f"{options.seed}/{number}/{cell_name}",
                 )
             finally:
                 chaos.end()
@@ -226,37 +234,37 @@ class Runner:
             "is_open": load.is_open,
             "is_soak": options.soak,
             "epoch_s": read.epoch_s,
-            **self._summarise(read, load.is_open, sent),
+            **self._summarise(read, load.is_open),
             "failed_requests": [
                 place | {name: getattr(outcome, name) for name in _OF_FAILURES}
                 for outcome in read.outcomes
                 if outcome.is_failed
             ],
-            "records": str(compress(records).relative_to(self._store.folder)),
+            "records": f"records/{compress(records).name}",
             "server": summarise_server(seen.counters, seen.timeline),
             "counters": {n: v for n, v in seen.counters.items() if v},
             "timeline": seen.timeline,
             "server_problems": seen.problems[:10],
-            "chaos": chaos.log + log_drops(sent.drop_share, read.outcomes),
+            "chaos": chaos.log + log_drops(options.chaos.drop_share, read.outcomes),
             "process_samples": seen.process_samples,
         }
         told = f"{arm.name} {cell_name}: {_say(run)}"
         progress.advance(cell_name, time.monotonic() - began_s, told)
         return run
 
-    def _summarise(
-        self, read: Records, is_open: bool, sent: LoadOptions
-    ) -> dict[str, Any]:
+    def _summarise(self, read: Records, is_open: bool) -> dict[str, Any]:
         options = self._options
         # A number of requests is sent until the last of them has ended.
         last_s = max((o.end_s for o in read.outcomes), default=0.0)
-        sending_s = last_s if sent.requests else sent.duration
+        sending_s = last_s if options.requests else options.duration
         figures = summarise(
             read,
             is_open=is_open,
             duration_s=sending_s,
-            lead_in_s=0.0 if sent.requests else options.lead_in,
-            targets=Targets(sent.ttft_target_ms or None, sent.tpot_target_ms or None),
+            lead_in_s=0.0 if options.requests else options.lead_in,
+            targets=Targets(
+                options.ttft_target_ms or None, options.tpot_target_ms or None
+            ),
             limits=Limits(options.max_client_cpu, options.max_lag_ms),
         )
         return {"sending_s": sending_s, **figures}
