@@ -115,7 +115,6 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     )
     add_text("--config", "configs/tiny.yaml", "deployment file of the policies")
     add_list("--set", "replace a setting in it, e.g. replicas.max=3")
-    add_list("--metrics-url", "NAME=URL: Prometheus page of a running arm", _read_pair)
     add_text(
         *("--loads", "closed:8"),
         "PROCESS:SHAPE,... Processes: closed (requests in flight), or arrivals a "
@@ -205,10 +204,3 @@ def _each(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
         return tuple(read(part.strip()) for part in text.split(",") if part.strip())
 
     return _one(read_each)
-
-
-def _read_pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise ValueError(f"{text!r}: write NAME=URL")
-    return name, value

@@ -18,7 +18,7 @@ from .deployment import find_config
 
 _LEFT_OUT = (
     *("output", "preset", "restart", "minutes", "objective", "rounds"),
-    *("policies", "arm", "loads", "workloads", "metrics_url"),
+    *("policies", "arm", "loads", "workloads"),
 )
 """Options that may differ between pieces of one experiment, or are told otherwise."""
 

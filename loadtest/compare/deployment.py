@@ -36,9 +36,8 @@ _EXPORT_PERIOD_S = 4.0
 in, so that a short period is felt beside an engine on few cores."""
 
 _OWN_SETTLE_S = _EXPORT_PERIOD_S + 2.0
-_RAY_SETTLE_S = 11.0
 _VLLM_SETTLE_S = 0.5
-"""Ray exports metrics every ten seconds unless told otherwise; vLLM does at once."""
+"""Of a server that exports its metrics at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,12 @@ class Launcher:
 
     Attributes:
         logs: Folder for servers' output.
-        metrics_urls: Prometheus pages of arms that run already, by arm.
         headers: Of every request, e.g. an API key.
     """
 
     logs: Path
     config: str = ""
     settings: Sequence[str] = ()
-    metrics_urls: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -90,8 +87,7 @@ class Launcher:
                 raise LoadTestError(
                     f"{arm.url}/v1/models does not answer ({silence}); start the server"
                 )
-            page = self.metrics_urls.get(arm.name)
-            yield _describe(endpoint, page, None)
+            yield _describe(endpoint, None)
             return
         log = self.logs / f"{arm.file_name}.log"
         port = find_free_port()
@@ -130,7 +126,7 @@ class Launcher:
                 raise LoadTestError(f"{arm.name} did not start; end of {log}:\n{tail}")
             time.sleep(0.2)
         if not is_ours:
-            return _describe(endpoint, None, process.pid)
+            return _describe(endpoint, process.pid)
         dashboard = _DASHBOARD.search(text)
         assert dashboard is not None  # It stands before the line that says ready.
         return Deployment(
@@ -142,14 +138,11 @@ class Launcher:
         )
 
 
-def _describe(endpoint: Endpoint, page: str | None, pid: int | None) -> Deployment:
-    """Find the Prometheus page of a server that is not ours, and how it lags behind."""
-    text = endpoint.fetch(page or "/metrics")
-    is_rays = "\nray_" in f"\n{text}"
-    pages = (page,) if page else (f"{endpoint.url}/metrics",) * (text is not None)
-    return Deployment(
-        endpoint, pages, _RAY_SETTLE_S if is_rays else _VLLM_SETTLE_S, pid
-    )
+def _describe(endpoint: Endpoint, pid: int | None) -> Deployment:
+    """Find the Prometheus page of a server that is not ours, if it has one."""
+    page = f"{endpoint.url}/metrics"
+    pages = (page,) if endpoint.fetch(page) is not None else ()
+    return Deployment(endpoint, pages, _VLLM_SETTLE_S, pid)
 
 
 def find_config(name: str) -> Path:

@@ -88,7 +88,6 @@ class Runner:
             logs=self._logs,
             config=options.config,
             settings=options.set,
-            metrics_urls=dict(options.metrics_url),
             headers=read_header(options.header),
         )
         store.check_conditions(describe_conditions(options))
