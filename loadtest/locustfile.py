@@ -49,7 +49,7 @@ def _init(environment: Environment, **_: Any) -> None:
     if environment.web_ui is not None:
         from loadtest.load.web_page import extend_web_ui
 
-        extend_web_ui(environment.web_ui, run)
+        extend_web_ui(environment.web_ui)
         return
     try:
         run.read_options()

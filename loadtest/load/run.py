@@ -47,7 +47,6 @@ class LocustRun:
     Attributes:
         options: Of the latest run.
         session: What the users of this process send through, while a test runs.
-        client: The latest that each of the client's processes said about itself.
         failure: Why the run had to end; empty if it did not.
         workers: The workers of the run, by their ids; one that comes later sends
             nothing.
@@ -67,7 +66,6 @@ class LocustRun:
         self._file: IO[str] | None = None
         self.options = LoadOptions(host="")
         self.session: Session | None = None
-        self.client: dict[str, dict[str, Any]] = {}
         self.failure = ""
         self.workers: list[str] = []
         events = environment.events
@@ -152,7 +150,6 @@ class LocustRun:
             return
         assert self._workload is not None  # The shape has prepared the run.
         self._idle.clear()
-        self.client.clear()
         self._epoch_s = time.time() + self._head_start_s
         if self._is_master:
             self._environment.parsed_options.tetris_run = {
@@ -246,12 +243,9 @@ class LocustRun:
             self._write([line])
 
     def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        for line in lines:
-            if "client" in line:
-                self.client[line["client"]["process"]] = line["client"]
-            if self._file is not None:
-                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
         if self._file is not None:
+            for line in lines:
+                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self._file.flush()
 
 

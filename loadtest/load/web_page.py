@@ -7,8 +7,6 @@ from typing import Any
 
 from flask import Response, request
 
-from .run import LocustRun
-
 _KEY = "tokens"
 _TIMES = [(kind, p) for p in (50, 95) for kind in ("TTFT", "ITL", "TPOT")]
 _TITLES = {
@@ -20,19 +18,17 @@ _TITLES = {
     **{f"{kind.lower()}_p{p}_ms": f"{kind} p{p} ms" for kind, p in _TIMES},
     "failed": "Failed",
     "cut": "Cut streams",
-    "client_cpu": "Client's CPU, cores",
-    "client_lag_ms": "Client late, ms",
 }
 
 
-def extend_web_ui(web_ui: Any, run: LocustRun) -> None:
+def extend_web_ui(web_ui: Any) -> None:
     """Add the tab to Locust's web UI."""
     stats = web_ui.environment.runner.stats
 
     @web_ui.app.after_request
     def extend_answer(response: Response) -> Response:
         if request.endpoint == "locust.request_stats" and response.is_json:
-            table = {"key": _KEY, "data": _make_rows(stats, run)}
+            table = {"key": _KEY, "data": _make_rows(stats)}
             answer = response.get_json() | {"extended_stats": [table]}
             response.set_data(json.dumps(answer))
         return response
@@ -45,9 +41,8 @@ def extend_web_ui(web_ui: Any, run: LocustRun) -> None:
     }
 
 
-def _make_rows(stats: Any, run: LocustRun) -> list[dict[str, Any]]:
+def _make_rows(stats: Any) -> list[dict[str, Any]]:
     """Return a row for each workload: rates of the latest seconds, latencies of all."""
-    client = list(run.client.values())
     rows = []
     for name in sorted({entry.name for entry in stats.entries.values()}):
         chats, ttfts = stats.get(name, "CHAT"), stats.get(name, "TTFT")
@@ -65,8 +60,6 @@ def _make_rows(stats: Any, run: LocustRun) -> list[dict[str, Any]]:
             "tokens_out_per_s": round(chats.current_rps * chats.avg_content_length, 1),
             "failed": chats.num_failures,
             "cut": stats.get(name, "CUT").num_requests,
-            "client_cpu": max((one["cpu"] for one in client), default=None),
-            "client_lag_ms": max((one["lag_p99_ms"] for one in client), default=None),
         }
         rows.append(row)
     return rows

@@ -102,7 +102,7 @@ class StandIn:
         key: Without it as `Authorization` everything is refused; empty for none.
         replicas: How many `/health` tells; with 0 it refuses.
         page: What its exporter shows; None for nothing.
-        naming_s: How long it takes to say which models it has.
+        pages: What was got from it.
         bodies: Requests it got.
         ids: Their `X-Request-Id`.
     """
@@ -114,7 +114,7 @@ class StandIn:
     key: str = ""
     replicas: int = 1
     page: str | None = PAGE
-    naming_s: float = 0.0
+    pages: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     url: str = ""
@@ -123,7 +123,6 @@ class StandIn:
         """Return status and body for a path."""
         match path:
             case "/v1/models":
-                time.sleep(self.naming_s)
                 return 200, json.dumps({"data": [{"id": "stand-in"}]})
             case "/health":
                 health = json.dumps({"running_replicas": self.replicas})
@@ -151,6 +150,7 @@ def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
             """Say nothing."""
 
         def do_GET(self) -> None:
+            stand_in.pages.append(self.path)
             status, body = stand_in.answer_get(self.path)
             self.send_response(status if self._may_enter() else 401)
             self.send_header("Content-Length", str(len(body)))

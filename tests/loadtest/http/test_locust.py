@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import os
@@ -137,7 +136,6 @@ def test_statistics_have_rows_for_tokens_but_count_requests_once(tmp_path):
             *("--host", server.url, "--load=closed:1", "--duration=60"),
             *("--requests=9", "--max-tokens=8", "--ttft-target-ms=3000"),
             *("--tpot-target-ms=5000", f"--json-file={tmp_path / 'statistics'}"),
-            f"--csv={tmp_path / 'statistics'}",
         )
     entries = json.loads((tmp_path / "statistics.json").read_text())
     rows = {entry["method"]: entry for entry in entries}
@@ -147,11 +145,6 @@ def test_statistics_have_rows_for_tokens_but_count_requests_once(tmp_path):
     assert rows["CHAT"]["total_content_length"] == 6 * 8 + 3 * 2
     # The stand-in counts 7 tokens of every prompt that it answers to the end.
     assert rows["TTFT"]["total_content_length"] == 6 * 7
-    with (tmp_path / "statistics_stats.csv").open() as file:
-        table = {line["Type"]: line for line in csv.DictReader(file)}
-    assert table["GOOD"]["Request Count"] == table["CUT"]["Request Count"] == "3"
-    assert float(table["GOOD"]["Requests/s"]) > 0
-    assert table[""]["Request Count"] == "9"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +171,7 @@ def master_and_workers(port: int) -> tuple[list[str], list[str]]:
 def test_a_run_is_that_of_the_workers_that_were_there_when_it_began(
     server, tmp_path, prompt_file
 ):
-    server.naming_s, records = 3.0, tmp_path / "records.jsonl"
+    records = tmp_path / "records.jsonl"
     load = ("--load=paced:20", "--duration=8", "--max-tokens=2", "--expect-workers=2")
     told = (f"--workload={prompt_file}", f"--records={records}", "--host", server.url)
     leads, works = master_and_workers(find_free_port())
@@ -194,8 +187,8 @@ def test_a_run_is_that_of_the_workers_that_were_there_when_it_began(
     assert len(ids) == len(set(ids)) == len(server.bodies) == 160, output
     # What the late one was never to send is not missing.
     assert found.num_processes == 2
-    # Asking for the model takes two seconds longer than a master's head start.
-    assert max(one.send_lag_ms for one in found.outcomes) < 1500
+    # What takes a while is done before the clock starts: no worker asks again.
+    assert server.pages == ["/v1/models"]
 
 
 def test_what_a_worker_cannot_do_is_said_by_the_master(server, tmp_path):
@@ -237,7 +230,6 @@ def test_the_page_shows_tokens_and_stop_ends_an_open_load_at_once(server, prompt
         page.start()
         wait_for(lambda: len(server.bodies) > 100)
         wait_for(lambda: page.tokens().get("tokens_out_per_s"))
-        wait_for(lambda: page.tokens()["client_lag_ms"] is not None)
         # What Locust's page makes a table of; without it the whole page stays empty.
         main_page = page.client.get("/").text.replace("&#34;", '"')
         assert '"structure"' in main_page
