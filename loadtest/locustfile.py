@@ -28,18 +28,17 @@ _PAUSE_AFTER_FAILURE_S = 0.5
 """Of a user in closed loop: a server that refuses at once would otherwise be asked
 again hundreds of times a second, as no real client does."""
 
+_IDLE_S = 0.2
 _runs: dict[Environment, LocustRun] = {}
 
 
 @events.init_command_line_parser.add_listener
 def _add_options(parser: Any) -> None:
     group = parser.add_argument_group("streamed completions")
-    for name in OPTIONS:
-        if name == "header":
-            # Not in the group, which knows no secrets.
-            add_option(parser, name, env_var=HEADER_VARIABLE, is_secret=True)
-        else:
-            add_option(group, name)
+    for name in OPTIONS.keys() - {"header"}:
+        add_option(group, name)
+    # Not in the group, which knows no secrets.
+    add_option(parser, "header", env_var=HEADER_VARIABLE, is_secret=True)
 
 
 @events.init.add_listener
@@ -47,16 +46,16 @@ def _init(environment: Environment, **_: Any) -> None:
     run = _runs[environment] = LocustRun(environment)
     if isinstance(environment.runner, WorkerRunner):
         return  # Its options come from the master.
-    if environment.web_ui is None:
-        try:
-            run.read_options()
-        except LoadTestError as error:
-            sys.stderr.write(f"error: {error}\n")
-            sys.exit(EXIT_BAD_OPTIONS)
-    else:
+    if environment.web_ui is not None:
         from loadtest.load.web_page import extend_web_ui
 
-        extend_web_ui(environment.web_ui, run)
+        extend_web_ui(environment.web_ui)
+        return
+    try:
+        run.read_options()
+    except LoadTestError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(EXIT_BAD_OPTIONS)
 
 
 class LoadShape(LoadTestShape):
@@ -64,13 +63,11 @@ class LoadShape(LoadTestShape):
 
     def tick(self) -> tuple[int, float, list[type[User]]] | None:
         """Return users, spawn rate and class; None at the end."""
-        runner = self.runner
-        run = _runs[runner.environment]
+        run = _runs[self.runner.environment]
         # A run's first tick comes before Locust announces the test. Its state does not
         # tell: that is the same at the next tick if a test takes long to begin.
-        if runner.shape_last_tick is None and not run.prepare():
-            return None
-        if run.is_over:
+        is_first = self.runner.shape_last_tick is None
+        if not run.prepare() if is_first else run.is_over:
             return None
         load = run.options.arrivals
         if load.is_open:
@@ -84,28 +81,22 @@ class _StreamingUser(User):
     host = ""
     wait_time = constant(0)
 
-    @property
-    def session(self) -> Session:
-        session = _runs[self.environment].session
-        assert session is not None  # Users run between a test's start and its stop.
-        return session
+    def on_start(self) -> None:
+        """Begin the first conversation; a worker that came late has no session."""
+        self._session: Session | None = _runs[self.environment].session
+        self._chat = None if self._session is None else self._session.chat()
 
 
 class ClosedLoopUser(_StreamingUser):
     """Sends a request, waits for its end, sends the next one."""
 
-    def on_start(self) -> None:
-        """Begin the first conversation."""
-        self._chat = self.session.chat()
-
     @task
     def send(self) -> None:
         """Send the next turn."""
-        session = self.session
-        if session.is_over:
-            gevent.sleep(0.2)
-            return
-        if not session.send(next(self._chat), session.now_s).is_ok:
+        session = self._session
+        if session is None or self._chat is None or session.is_over:
+            gevent.sleep(_IDLE_S)
+        elif not session.send(next(self._chat), session.now_s).is_ok:
             gevent.sleep(_PAUSE_AFTER_FAILURE_S)
 
 
@@ -115,7 +106,7 @@ class OpenLoopUser(_StreamingUser):
     @task
     def run_arrivals(self) -> None:
         """Go through all arrivals, once."""
-        if not hasattr(self, "_has_run"):
-            self._has_run = True
-            self.session.run_arrivals()
-        gevent.sleep(0.2)
+        session, self._session = self._session, None
+        if session is not None:
+            session.run_arrivals()
+        gevent.sleep(_IDLE_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -31,7 +30,6 @@ class ChatStream:
             outcome: Where to write; times in it are those given to `take`.
         """
         self._outcome = outcome
-        self._digest = hashlib.blake2b(digest_size=8)
         self._response_id: str | None = None
         self._num_text_events = 0
         self._is_done = False
@@ -69,7 +67,6 @@ class ChatStream:
             is_complete: Whether it ended as HTTP says it must, and between two events.
         """
         outcome = self._outcome
-        outcome.digest = self._digest.hexdigest()
         if not outcome.counted_by_server:
             outcome.output_tokens = self._num_text_events
         elif outcome.output_tokens < self._num_text_events:
@@ -123,7 +120,6 @@ class ChatStream:
             if outcome.finish_reason is not None:
                 self._fail(CORRUPT, "text after the finish reason")
             self._num_text_events += 1
-            self._digest.update(text.encode(errors="surrogatepass"))
         if not (text or finish_reason or has_more_tokens):
             return
         outcome.finish_reason = finish_reason or outcome.finish_reason

@@ -63,8 +63,6 @@ class Outcome:
         status: HTTP status.
         failure: None for success, else one of the kinds above.
         detail: What the server or the network said about a failure.
-        digest: Of the reply's text.
-        chaos: What we did to the request ourselves.
     """
 
     id: str
@@ -85,8 +83,6 @@ class Outcome:
     status: int | None = None
     failure: str | None = None
     detail: str = ""
-    digest: str = ""
-    chaos: str | None = None
 
     @property
     def is_ok(self) -> bool:

@@ -7,7 +7,6 @@ import math
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,26 +36,6 @@ _PORTS = {"http": 80, "https": 443}
 
 class _DroppedByUsError(Exception):
     """Chaos asked for the connection to be closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Misbehaviour:
-    """What a client does to its own stream, after its first tokens.
-
-    A stall does not hold the server up: what it writes goes into the sockets' buffers,
-    over loopback 4 MiB, which a reply of a few hundred tokens (300 bytes each) never
-    fills. It shows a client that takes its reply away late. A small receive buffer
-    would not change that: it is the server's send buffer that grows.
-
-    Attributes:
-        name: Noted in the outcome.
-        stall_s: Seconds without reading; 0 for none.
-        drop: Whether to close the connection.
-    """
-
-    name: str
-    stall_s: float = 0.0
-    drop: bool = False
 
 
 class StreamingClient:
@@ -119,7 +98,8 @@ class StreamingClient:
         body: Mapping[str, Any],
         outcome: Outcome,
         began_s: float,
-        misbehaviour: Misbehaviour | None = None,
+        *,
+        drop: bool = False,
         give_up_s: float = math.inf,
     ) -> None:
         """Send one request and write into `outcome` what became of it.
@@ -131,7 +111,7 @@ class StreamingClient:
             outcome: With id and time of schedule filled in.
             began_s: `time.perf_counter()` at the begin of the run, from which all
                 times of the outcome count.
-            misbehaviour: What to do to the stream ourselves.
+            drop: Whether to close the connection ourselves, after the first token.
             give_up_s: When to stop waiting because the run is over, in seconds of the
                 run; the request is then unfinished, not failed.
         """
@@ -141,7 +121,7 @@ class StreamingClient:
         left_s = max(give_up_s - outcome.sent_s, 0.0)
         deadline = Timeout.start_new(min(self._total_timeout_s, left_s))
         try:
-            self._exchange(payload, headers, outcome, began_s, misbehaviour)
+            self._exchange(payload, headers, outcome, began_s, drop)
         except _DroppedByUsError:
             _fail(outcome, CLIENT_DROPPED, "we closed the connection")
         except (Timeout, TimeoutError) as error:
@@ -163,7 +143,7 @@ class StreamingClient:
         headers: Mapping[str, str],
         outcome: Outcome,
         began_s: float,
-        misbehaviour: Misbehaviour | None,
+        drop: bool,
     ) -> None:
         response: Any = self._http.request("POST", self._path, payload, headers)
         try:
@@ -188,10 +168,8 @@ class StreamingClient:
                 while line := response.readline(b"\n"):
                     for event in decoder.feed(line):
                         stream.take(event, read_s)
-                    if misbehaviour and outcome.num_deliveries:
-                        outcome.chaos = misbehaviour.name
-                        _misbehave(misbehaviour)
-                        misbehaviour = None
+                    if drop and outcome.num_deliveries:
+                        raise _DroppedByUsError
                 rest = response.read()
                 for event in decoder.feed(rest):
                     stream.take(event, read_s)
@@ -207,17 +185,6 @@ class StreamingClient:
 
 def _send_at_once(connection: Any) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _misbehave(what: Misbehaviour) -> None:
-    """Stall or drop.
-
-    Raises:
-        _DroppedByUsError: To have the connection closed.
-    """
-    if what.drop:
-        raise _DroppedByUsError
-    gevent.sleep(what.stall_s)
 
 
 def _is_loss(error: Exception) -> bool:

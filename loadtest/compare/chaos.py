@@ -4,92 +4,85 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from loadtest.client.errors import LoadTestError
-from loadtest.client.outcome import Outcome
-from loadtest.load.client_chaos import parse_client_actions
+from loadtest.client.outcome import CLIENT_DROPPED, Outcome
 
 from .deployment import Deployment
 from .processes import find_processes
 
-_FORM = re.compile(r"(?P<kind>kill-replica|kill-engine|redeploy)@(?P<part>[\d.]+)")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_VICTIMS = {"kill-replica": ("replica", "server"), "kill-engine": ("engine",)}
-_REDEPLOY_TIMEOUT_S = 600.0
+_FORM = re.compile(
+    r"(?P<kind>kill-replica|kill-engine|redeploy)@(?P<part>0?\.\d+|0)"
+    r"|drop=(?P<share>0?\.\d+)"
+)
+VICTIMS = {"engine": ("engine",), "replica": ("replica", "server"), "front": ("front",)}
+"""Roles of the processes that each kind of kill may hit."""
+
 _LOOK_PERIOD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServerAction:
-    """One blow to the server.
+class Chaos:
+    """What is to befall a run.
 
     Attributes:
-        kind: `kill-replica`, `kill-engine` (SIGKILL, one process) or `redeploy`.
-        part: When, as a part of the run.
+        blows: Kinds (`kill-replica`, `kill-engine`: SIGKILL, one process; `redeploy`)
+            and when, as a part of the run, in order.
+        drop_share: Of streams, which their clients close at the first token.
     """
 
-    kind: str
-    part: float
+    blows: tuple[tuple[str, float], ...] = ()
+    drop_share: float = 0.0
 
 
-def parse_chaos(text: str) -> tuple[tuple[ServerAction, ...], str]:
-    """Read e.g. `kill-replica@0.3,redeploy@0.6,stall@0.5x3=5,drop@0.7x3`.
-
-    Returns what we do to the server, and the rest for the clients, checked.
+def parse_chaos(text: str) -> Chaos:
+    """Read e.g. `kill-replica@0.3,redeploy@0.6,drop=0.05`.
 
     Raises:
         ValueError: If something in it is neither.
     """
-    server, clients = [], []
+    blows, share = [], 0.0
     for part in filter(None, (p.strip() for p in text.split(","))):
         match = _FORM.fullmatch(part)
-        if match is not None and 0 <= float(match["part"]) < 1:
-            server.append(ServerAction(match["kind"], float(match["part"])))
-        elif part.startswith(("kill", "redeploy")):
+        if match is None:
             raise ValueError(
-                f"{part!r}: write kill-replica@PART, kill-engine@PART or "
-                "redeploy@PART with a part of the run below 1"
+                f"{part!r}: write kill-replica@PART, kill-engine@PART or redeploy@PART "
+                "with a part of the run below 1, or drop=SHARE of streams"
             )
-        else:
-            parse_client_actions(part)
-            clients.append(part)
-    return tuple(sorted(server, key=lambda a: a.part)), ",".join(clients)
+        if match["kind"]:
+            blows.append((match["kind"], float(match["part"])))
+        share = float(match["share"] or share)
+    return Chaos(tuple(sorted(blows, key=lambda blow: blow[1])), share)
 
 
 def check_chaos(options: argparse.Namespace) -> None:
     """Refuse what could not be done when its time came, and say what to give."""
-    kinds = {action.kind for action in parse_chaos(options.chaos)[0]}
+    kinds = {kind for kind, _ in options.chaos.blows}
     if kinds and options.requests:
         raise LoadTestError(
             f"--chaos {min(kinds)}@PART is a part of --duration, and with --requests a "
             "run ends when it will; leave --requests out"
         )
     rivals = [arm.name for arm in options.arms if not arm.policy or arm.is_plain_vllm]
-    if "redeploy" in kinds and options.redeploy_command is None and rivals:
-        raise LoadTestError(
-            f"--chaos redeploy needs --redeploy-command for {rivals[0]}, which we do "
-            "not serve"
-        )
+    if "redeploy" in kinds and rivals:
+        raise LoadTestError(f"--chaos redeploy: {rivals[0]} is not served by us")
     attached = [arm.name for arm in options.arms if arm.url is not None]
-    if not attached or not (kinds or options.soak):
-        return
-    if options.deployment_pid is None or len(attached) > 1:
+    if attached and (kinds or options.soak):
         raise LoadTestError(
-            f"--soak and chaos of {' and '.join(attached)}, which run already, need "
-            "--deployment-pid, and that is the one of a single arm"
+            f"--soak and chaos need the processes of {attached[0]}, which runs "
+            f"already: have us start it, --arm '{attached[0]}=cmd:...'"
         )
 
 
 class ServerChaos:
-    """Carries actions out in a thread, counted from the begin of a run.
+    """Carries blows out, each when its moment has come and the one before is done.
 
     Attributes:
         log: What was done: `epoch_s`, `at_s` in the run (both None for what never
@@ -99,137 +92,92 @@ class ServerChaos:
 
     def __init__(
         self,
-        actions: Sequence[ServerAction],
+        blows: Sequence[tuple[str, float]],
         deployment: Deployment,
         duration_s: float,
-        redeploy_command: str | None,
         say: Callable[[str], None],
     ) -> None:
         """Do nothing yet."""
-        self._actions, self._deployment = actions, deployment
-        self._duration_s, self._redeploy_command = duration_s, redeploy_command
-        self._say = say
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._left, self._deployment = list(blows), deployment
+        self._duration_s, self._say = duration_s, say
+        self._replaced: set[int] | None = None
+        self._next_look_s = 0.0
         self.log: list[dict[str, Any]] = []
 
-    def begin(self, epoch_s: float) -> None:
-        """Start the clock: the run began at `epoch_s`."""
-        self._thread = threading.Thread(target=self._run, args=(epoch_s,), daemon=True)
-        self._thread.start()
+    def tick(self, epoch_s: float) -> None:
+        """Do what is due in a run that began at `epoch_s`; called all the time."""
+        now_s = time.time()
+        if self._replaced is not None:
+            if now_s >= self._next_look_s:
+                self._next_look_s = now_s + _LOOK_PERIOD_S
+                self._look()
+        elif self._left and now_s - epoch_s >= self._left[0][1] * self._duration_s:
+            kind, _ = self._left.pop(0)
+            when = {"epoch_s": now_s, "at_s": round(now_s - epoch_s, 3)}
+            self.log.append(when | {"kind": kind})
+            self._redeploy() if kind == "redeploy" else self._kill(kind)
 
     def end(self) -> None:
-        """Do nothing more, and put what is left into the log."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        for action in self._actions[len(self.log) :]:
-            due_s = action.part * self._duration_s
-            what = f"at {due_s:.0f} s the run was over, or what came before was not"
-            self._note(action.kind, None, None, what, False)
-
-    def _run(self, epoch_s: float) -> None:
-        for action in self._actions:
-            due_s = epoch_s + action.part * self._duration_s
-            if self._stop.wait(max(0.0, due_s - time.time())):
-                return
-            began_s = time.time()
-            at_s = round(began_s - epoch_s, 3)
-            self._note(action.kind, began_s, at_s, *self._act(action.kind))
-
-    def _note(
-        self,
-        kind: str,
-        epoch_s: float | None,
-        at_s: float | None,
-        what: str,
-        done: bool,
-    ) -> None:
-        when = {"epoch_s": epoch_s, "at_s": at_s}
-        self.log.append(when | {"kind": kind, "what": what, "done": done})
-        self._say(f"chaos: {kind}: {what}")
-
-    def _act(self, kind: str) -> tuple[str, bool]:
-        if self._deployment.pid is None:
-            return "give --deployment-pid for a server we did not start", False
-        if kind == "redeploy":
-            return self._redeploy(self._deployment.pid)
-        for role, process in find_processes(self._deployment.pid):
-            if role in _VICTIMS[kind]:
-                try:
-                    process.kill()
-                except psutil.NoSuchProcess:
-                    continue
-                return f"killed the {role} process {process.pid}", True
-        return "there is no such process", False
-
-    def _redeploy(self, pid: int) -> tuple[str, bool]:
-        command = self._redeploy_command or self._deployment.redeploy_command
-        if command is None:
-            return "give --redeploy-command", False
-        # Ours holds paths, which are nobody's business in a report.
-        name = repr(command) if self._redeploy_command else "the redeploy"
-        command = command.replace("{dashboard}", self._deployment.dashboard or "")
-        before, began_s = _find_replicas(pid), time.monotonic()
-        try:
-            finished = subprocess.run(
-                ["/bin/sh", "-c", command],
-                capture_output=True,
-                text=True,
-                timeout=_REDEPLOY_TIMEOUT_S,
-                check=False,
+        """Put what the run left undone into the log."""
+        if self._replaced is not None:
+            after = self._replicas()
+            self._note(f"replicas {self._replaced} are not replaced, there are {after}")
+        for kind, part in self._left:
+            self.log.append({"epoch_s": None, "at_s": None, "kind": kind})
+            due_s = part * self._duration_s
+            self._note(
+                f"at {due_s:.0f} s the run was over, or what came before was not"
             )
-        except subprocess.TimeoutExpired:
-            return f"{name} took more than {_REDEPLOY_TIMEOUT_S:.0f} s", False
-        said = _COLOURS.sub("", finished.stdout + finished.stderr)
-        last = said.strip().splitlines()[-1:]
-        what = f"{name} exited with {finished.returncode} {' '.join(last)}".strip()
-        if finished.returncode != 0:
-            return what, False
-        # Serve has only taken the order so far.
-        after = self._wait_for_others(pid, before)
-        took_s = time.monotonic() - began_s
-        what += f"; after {took_s:.0f} s replicas {_list(before)}"
+
+    def _note(self, what: str, *, done: bool = False) -> None:
+        """Say how the latest blow ended."""
+        self.log[-1] |= {"what": what, "done": done}
+        self._say(f"chaos: {self.log[-1]['kind']}: {what}")
+
+    def _kill(self, kind: str) -> None:
+        assert self._deployment.pid is not None  # Else it was refused.
+        role = kind.removeprefix("kill-")
+        for process in find_victims(self._deployment.pid, role):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+                self._note(f"killed the {role} process {process.pid}", done=True)
+                return
+        self._note("there is no such process")
+
+    def _redeploy(self) -> None:
+        assert self._deployment.redeploy is not None  # Else it was refused.
+        before = self._replicas()
+        try:
+            self._deployment.redeploy()
+        except LoadTestError as error:
+            self._note(str(error))
+        else:
+            # Serve has only taken the order so far.
+            self._replaced = before
+
+    def _look(self) -> None:
+        before, after = self._replaced, self._replicas()
         if before and after and not before & after:
-            return f"{what} were replaced by {_list(after)}", True
-        return f"{what} are not replaced, there are {_list(after)}", False
+            took_s = time.time() - self.log[-1]["epoch_s"]
+            what = f"after {took_s:.0f} s replicas {before} were replaced by {after}"
+            self._note(what, done=True)
+            self._replaced = None
 
-    def _wait_for_others(self, pid: int, before: set[int]) -> set[int]:
-        """Return the replicas when all are new ones, or the time or the run is over."""
-        deadline_s = time.monotonic() + _REDEPLOY_TIMEOUT_S
-        is_over = False
-        while True:
-            after = _find_replicas(pid)
-            if is_over or (after and not after & before):
-                return after
-            is_over = self._stop.wait(_LOOK_PERIOD_S) or time.monotonic() > deadline_s
+    def _replicas(self) -> set[int]:
+        assert self._deployment.pid is not None  # Else it was refused.
+        return {one.pid for one in find_victims(self._deployment.pid, "replica")}
 
 
-def _find_replicas(pid: int) -> set[int]:
-    roles = _VICTIMS["kill-replica"]
-    return {process.pid for role, process in find_processes(pid) if role in roles}
+def find_victims(pid: int, kind: str) -> list[psutil.Process]:
+    """Return the processes of a deployment that a kind of kill may hit."""
+    return [one for role, one in find_processes(pid) if role in VICTIMS[kind]]
 
 
-def _list(pids: set[int]) -> str:
-    return ", ".join(map(str, sorted(pids))) or "none"
-
-
-def log_client_actions(
-    text: str, outcomes: Sequence[Outcome], duration_s: float, num_processes: int
-) -> list[dict[str, Any]]:
-    """Return what came of each action of clients, as rows beside the server's.
-
-    Every process of the client carries out all actions. There is no single moment, so
-    `epoch_s` is None; `num_streams` is how many it befell, `done` whether any.
-    """
-    left = sorted((o for o in outcomes if o.chaos), key=lambda one: one.sent_s)
-    rows = []
-    for action in sorted(parse_client_actions(text), key=lambda one: one.part):
-        kind, due_s = action.misbehaviour.name, action.part * duration_s
-        count = action.count * num_processes
-        own = [o for o in left if o.chaos == kind and o.sent_s >= due_s][:count]
-        left = [outcome for outcome in left if outcome not in own]
-        what = f"befell {len(own)} of {count} streams"
-        row = {"epoch_s": None, "at_s": round(due_s, 3), "kind": kind, "what": what}
-        rows.append(row | {"num_streams": len(own), "done": bool(own)})
-    return rows
+def log_drops(share: float, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return what came of dropping streams, as a row beside the server's, if any."""
+    if not share:
+        return []
+    count = sum(one.failure == CLIENT_DROPPED for one in outcomes)
+    what = f"befell {count} of {len(outcomes)} streams"
+    row = {"epoch_s": None, "at_s": None, "kind": "drop", "what": what}
+    return [row | {"num_streams": count, "done": count > 0}]

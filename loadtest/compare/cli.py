@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,16 +14,14 @@ import yaml
 from loadtest.argument_types import read_minutes, read_positive
 from loadtest.client.errors import LoadTestError
 from loadtest.load.arrivals import parse_load
-from loadtest.load.options import HEADER_VARIABLE, OPTIONS, LoadOptions, add_option
-from loadtest.load.workloads import make_workload
+from loadtest.load.options import HEADER_VARIABLE, OPTIONS, add_option
 from loadtest.report.objectives import parse_objective
 from loadtest.report.page import write_page, write_results
 from loadtest.report.summary import Limits
 
 from .arms import parse_arm
-from .chaos import check_chaos, parse_chaos
-from .runner import Runner
-from .store import Store
+from .chaos import Chaos, parse_chaos
+from .runner import SENT, Runner, Store
 
 EXIT_FAILED = 1
 EXIT_MORE_TO_DO = 3
@@ -34,11 +31,6 @@ PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
 )
 _DURATION_S = 60.0
 _SOAK_S = 3600.0
-_SENT = (
-    *("duration", "requests", "drain", "max_tokens", "temperature", "seed", "model"),
-    *("extra_body", "max_prompt_chars", "ttft_target_ms", "tpot_target_ms"),
-)
-"""Options of a run that are ours too."""
 
 T = TypeVar("T")
 
@@ -84,7 +76,7 @@ def parse_options(
     options.header = options.header or os.environ.get(HEADER_VARIABLE, "")
     options.duration = options.duration or (_SOAK_S if options.soak else _DURATION_S)
     options.arms = [*options.policies, *options.arm]
-    if not (options.report_only or options.arms):
+    if not options.arms:
         parser.error("give --policies, --arm or --preset: there is nothing to measure")
     return options
 
@@ -123,15 +115,11 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     )
     add_text("--config", "configs/tiny.yaml", "deployment file of the policies")
     add_list("--set", "replace a setting in it, e.g. replicas.max=3")
-    add_list("--metrics-url", "NAME=URL: Prometheus page of a running arm", _read_pair)
-    add(
-        "--deployment-pid", type=read_positive, help="of a running arm, for chaos, soak"
-    )
     add_text(
         *("--loads", "closed:8"),
         "PROCESS:SHAPE,... Processes: closed (requests in flight), or arrivals a "
-        "second: paced, poisson, gamma=CV (bursts). Shapes: 8, ramp:1-32, "
-        "ladder:4-16x4, spike:4-32, diurnal:1-8x2",
+        "second: paced, poisson, gamma=CV (bursts). Shapes: 8, ramp:1-32, spike:4-32, "
+        "diurnal:1-8",
         type=_each(parse_load),
     )
     workloads = f"{OPTIONS['workload'].metadata['help']}: ShareGPT, or lines of prompts"
@@ -142,7 +130,7 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         "ttft_target_ms": {"default": 1000.0},
         "tpot_target_ms": {"default": 100.0},
     }
-    for name in (*_SENT, "header"):
+    for name in (*SENT, "header"):
         add_option(parser, name, **own.get(name, {}))
     limits = Limits()
     for name, value, text in (
@@ -166,18 +154,12 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     add("--minutes", type=read_minutes, help="then exit with 3 if needed")
     add("--soak", action="store_true", help="fail when the server's processes grow")
     add_text(
-        *("--chaos", ""),
-        "e.g. kill-replica@0.3,kill-engine@0.5,redeploy@0.7,stall@0.1x4=5,drop@0.2x4: "
-        "at which part of a run",
-        type=_one(_read_chaos),
-    )
-    add_text(
-        *("--redeploy-command", None),
-        "for chaos; {dashboard} stands for Ray's dashboard (default: the same "
-        "deployment as a new release, see python -m loadtest.compare.redeploy)",
+        *("--chaos", Chaos()),
+        "e.g. kill-replica@0.3,kill-engine@0.5,redeploy@0.7,drop=0.05: at which part "
+        "of a run, or of which share of streams",
+        type=_one(parse_chaos),
     )
     add("--restart", action="store_true", help="discard what the folder holds")
-    add("--report-only", action="store_true", help="measure nothing, write the report")
     return parser
 
 
@@ -185,15 +167,12 @@ def _run(options: argparse.Namespace) -> int:
     store = Store(options.output)
     if options.restart:
         store.clear()
-    is_complete = True
-    if not options.report_only:
-        runner = Runner(options, make_load_options(options), store)
-        is_complete = runner.measure()
-    runs = store.runs()
-    if runs or is_complete:
+    is_complete = Runner(options, store).measure()
+    runs, missed = store.runs(), []
+    if runs:
         results = write_results(store, runs, options.objective)
         sys.stderr.write(f"\nreport: {write_page(store, runs, results)}\n")
-    missed = [one for one in results["objectives"] if not one["is_met"]] if runs else []
+        missed = [one for one in results["objectives"] if not one["is_met"]]
     for one in missed:
         note = f" ({one['note']})" if one["note"] else ""
         sys.stderr.write(
@@ -204,33 +183,6 @@ def _run(options: argparse.Namespace) -> int:
         sys.stderr.write("not everything is measured yet: run the same command again\n")
         return EXIT_MORE_TO_DO
     return EXIT_FAILED if missed else 0
-
-
-def make_load_options(options: argparse.Namespace) -> LoadOptions:
-    """Return what all runs have in common, after a check that all fits together.
-
-    Raises:
-        LoadTestError: If it does not.
-    """
-    if len({arm.name for arm in options.arms}) < len(options.arms):
-        raise LoadTestError("two arms have the same name; name them with --arm NAME=")
-    if options.lead_in >= options.duration:
-        raise LoadTestError(
-            f"--lead-in {options.lead_in:g} leaves nothing of --duration "
-            f"{options.duration:g}"
-        )
-    sent = LoadOptions(
-        host="http://unknown",
-        client_chaos=parse_chaos(options.chaos)[1],
-        header=options.header,
-        **{name: getattr(options, name) for name in _SENT},
-    )
-    for load in options.loads:
-        replace(sent, load=load.name).check()
-    for workload in options.workloads:
-        make_workload(workload, "check", options.max_prompt_chars or None)
-    check_chaos(options)
-    return sent
 
 
 def _one(read: Callable[[str], T]) -> Callable[[str], T]:
@@ -252,15 +204,3 @@ def _each(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
         return tuple(read(part.strip()) for part in text.split(",") if part.strip())
 
     return _one(read_each)
-
-
-def _read_chaos(text: str) -> str:
-    parse_chaos(text)
-    return text
-
-
-def _read_pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise ValueError(f"{text!r}: write NAME=URL")
-    return name, value

@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from loadtest.environment import digest_code
 from loadtest.model_files import describe_model
 
-from .deployment import REPO, find_config
+from .deployment import find_config
 
 _LEFT_OUT = (
-    *("output", "preset", "restart", "report_only", "minutes", "objective", "rounds"),
-    *("policies", "arm", "loads", "workloads", "metrics_url", "deployment_pid"),
+    *("output", "preset", "restart", "minutes", "objective", "rounds"),
+    *("policies", "arm", "loads", "workloads"),
 )
 """Options that may differ between pieces of one experiment, or are told otherwise."""
+
+_CODE = {
+    "client": (
+        *("loadtest/client/*.py", "loadtest/load/*.py", "loadtest/locustfile.py"),
+        "loadtest/report/summary.py",
+    ),
+    "server": ("policies/**/*.py", "serving/**/*.py"),
+}
 
 
 def describe_conditions(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that must be equal for results to belong together."""
-    package = Path(__file__).parents[1]
-    rooms = ("client/*.py", "load/*.py", "locustfile.py", "report/summary.py")
+    code = {
+        part: _digest(str(digest_code(*patterns))) for part, patterns in _CODE.items()
+    }
+    files = [find_config(options.config), *map(Path, options.workloads)]
     return {
         **{k: v for k, v in vars(options).items() if k not in _LEFT_OUT},
         "arms": [asdict(arm) for arm in options.arms],
+        "chaos": asdict(options.chaos),
         # What follows the name may be a secret.
         "header": options.header.partition(":")[0],
         "targets": {
@@ -39,14 +51,8 @@ def describe_conditions(options: argparse.Namespace) -> dict[str, Any]:
             "max_client_cpu": options.max_client_cpu,
             "max_lag_ms": options.max_lag_ms,
         },
-        "config_digest": _digest([find_config(options.config)]),
-        "files": _digest(options.workloads),
-        "client": _digest(f for room in rooms for f in sorted(package.glob(room))),
-        "server": _digest(
-            file
-            for name in ("policies", "serving")
-            for file in sorted((REPO / name).rglob("*.py"))
-        ),
+        "files": {f.name: _digest(f.read_text()) for f in files if f.is_file()},
+        **code,
     }
 
 
@@ -58,19 +64,12 @@ def describe_models(config: str, settings: Iterable[str]) -> dict[str, Any]:
     for setting in settings:
         name, _, value = setting.partition("=")
         names[name.removeprefix("model.")] = value
-    models = {}
-    for role in ("target", "draft"):
-        path = file.parent / Path(str(names.get(role, "-"))).expanduser()
-        if path.is_dir():
-            models[role] = describe_model(path)
-    return models
+    paths = {
+        role: file.parent / Path(str(names.get(role, "-"))).expanduser()
+        for role in ("target", "draft")
+    }
+    return {role: describe_model(p) for role, p in paths.items() if p.is_dir()}
 
 
-def _digest(files: Iterable[str | Path]) -> str:
-    """Return a short digest of files, of those that are there."""
-    digest = hashlib.sha256()
-    for file in map(Path, files):
-        digest.update(file.name.encode() + b"\0")
-        if file.is_file():
-            digest.update(file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]

@@ -24,12 +24,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +36,23 @@ from loadtest.argument_types import read_positive
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, read_records
-from loadtest.environment import (
-    describe_machine,
-    describe_piece,
-    describe_versions,
-)
+from loadtest.environment import describe_machine, describe_piece, describe_versions
 from loadtest.load.options import HEADER_VARIABLE, LoadOptions, read_header
 from loadtest.load.workloads import make_workload
 from loadtest.report.rows import Ratio, compare
 
-from .deployment import read_tail
+from .deployment import read_tail, run_logged
 from .locust_process import run_locust
 
-FIGURES = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
-AGREES, DIFFERS, CANNOT_TELL = "agrees", "DIFFERS", "cannot tell"
-_THEIR_NAMES = {
+FIGURES = {
     "output_tokens_per_s": "output_throughput",
     "ttft_p50_ms": "median_ttft_ms",
     "tpot_p50_ms": "median_tpot_ms",
 }
+"""Our names and theirs."""
+
+CLIENTS = ("ours", "theirs")
+AGREES, DIFFERS, CANNOT_TELL = "agrees", "DIFFERS", "cannot tell"
 _TIMEOUT_S = 1800.0
 
 # The `vllm` command asks for the metadata of a package called vllm, which the build
@@ -94,23 +89,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--tolerance", type=float, default=0.05, metavar="SHARE")
     add("--output", type=Path, required=True, metavar="DIR")
     options = parser.parse_args(arguments)
+    options.output = options.output.absolute()
     options.output.mkdir(parents=True, exist_ok=True)
     options.url = options.url.rstrip("/").removesuffix("/v1")
-    headers = read_header(os.environ.get(HEADER_VARIABLE, ""))
-    endpoint = Endpoint(options.url, headers)
+    header = os.environ.get(HEADER_VARIABLE, "")
+    endpoint = Endpoint(options.url, read_header(header))
     try:
         options.model = options.model or endpoint.find_model()
-        server = {"url": options.url, "tetris_serve": version("tetris-serve")}
-        for name in ("v1/models", "version"):
-            with suppress(ValueError):
-                server[name] = json.loads(endpoint.fetch(f"/{name}") or "")
         rounds = [measure_round(options, n + 1) for n in range(options.rounds)]
     except LoadTestError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
         return 130
-    ratios = {figure: compare_figure(rounds, figure) for figure in FIGURES}
+    ratios = compare_clients(rounds)
     verdicts = {f: judge_ratio(r, options.tolerance) for f, r in ratios.items()}
     written = {
         "environment": {
@@ -118,9 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "versions": describe_versions(),
             **describe_piece(),
         },
-        "server": server,
+        "server": {
+            "url": options.url,
+            "v1/models": json.loads(endpoint.fetch("/v1/models") or "{}"),
+        },
         "check": vars(options) | {"output": str(options.output)},
-        "tolerance": options.tolerance,
         "rounds": rounds,
         "ratios": {figure: asdict(ratio) for figure, ratio in ratios.items()},
         "verdicts": verdicts,
@@ -142,30 +136,28 @@ def measure_round(options: argparse.Namespace, number: int) -> dict[str, Any]:
         options: What to do.
         number: Of the round; decides the prompts.
     """
-    prompts = options.output.absolute() / f"prompts-{number}.jsonl"
+    prompts = options.output / f"prompts-{number}.jsonl"
     workload, lines = make_workload(options.workload, f"cross-check {number}"), []
     for index in range(options.requests):
         messages = workload.conversation(index).messages
         content = next(m["content"] for m in messages if m["role"] == "user")
         lines.append(json.dumps({"prompt": content}))
     prompts.write_text("\n".join(lines) + "\n")
-    clients = {"ours": _measure_ours, "theirs": _measure_theirs}
-    order = list(clients) if number % 2 else list(clients)[::-1]
+    measure = {"ours": _measure_ours, "theirs": _measure_theirs}
+    order = CLIENTS if number % 2 else CLIENTS[::-1]
     # Both find the same prompts in the server's prefix cache: it has seen them once.
     _measure_ours(options, prompts, number)
-    measured = {name: clients[name](options, prompts, number) for name in order}
-    for name in clients:
-        told = "  ".join(
-            f"{figure} {measured[name][figure]:8.1f}" for figure in FIGURES
-        )
-        sys.stderr.write(f"round {number} {name:7}{told}\n")
+    measured = {client: measure[client](options, prompts, number) for client in order}
+    sys.stderr.write(f"round {number} {measured}\n")
     return {"round": number, "order": order, **measured}
 
 
-def compare_figure(rounds: Sequence[dict[str, Any]], figure: str) -> Ratio:
-    """Return ours over theirs, paired by round."""
-    ours, theirs = ([one[c][figure] for one in rounds] for c in ("ours", "theirs"))
-    return compare(ours, theirs)
+def compare_clients(rounds: Sequence[dict[str, Any]]) -> dict[str, Ratio]:
+    """Return ours over theirs, paired by round, for every figure."""
+    return {
+        figure: compare(*([one[c][figure] for one in rounds] for c in CLIENTS))
+        for figure in FIGURES
+    }
 
 
 def judge_ratio(ratio: Ratio, tolerance: float) -> str:
@@ -210,7 +202,7 @@ def read_ours(records: Records) -> dict[str, float]:
 def _measure_ours(
     options: argparse.Namespace, prompts: Path, number: int
 ) -> dict[str, float]:
-    records = options.output.absolute() / "ours.jsonl"
+    records = options.output / "ours.jsonl"
     sent = LoadOptions(
         host=options.url,
         load=f"closed:{options.in_flight}",
@@ -234,41 +226,27 @@ def _measure_theirs(
 ) -> dict[str, float]:
     result, log = options.output / "theirs.json", options.output / "theirs.log"
     result.unlink(missing_ok=True)
-    told = {
-        "--backend": "openai-chat",
-        "--base-url": options.url,
-        "--endpoint": "/v1/chat/completions",
-        "--model": options.model,
-        "--tokenizer": options.tokenizer,
-        "--dataset-name": "custom",
-        "--dataset-path": prompts,
-        "--custom-output-len": options.max_tokens,
-        "--num-prompts": options.requests,
-        "--max-concurrency": options.in_flight,
-        "--temperature": 0,
-        "--seed": number,
-        "--result-dir": options.output,
-        "--result-filename": result.name,
-    }
-    command = [sys.executable, "-c", _BENCH_SERVE]
-    command += [str(part) for option in told.items() for part in option]
-    command += ["--ignore-eos", "--skip-chat-template", "--save-result"]
-    command += ["--disable-tqdm", "--disable-shuffle"]
-    with log.open("wb") as output:
-        finished = subprocess.run(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    if finished.returncode != 0 or not result.exists():
+    command = f"""
+        --backend openai-chat --endpoint /v1/chat/completions --dataset-name custom
+        --num-prompts {options.requests} --max-concurrency {options.in_flight}
+        --custom-output-len {options.max_tokens} --temperature 0 --seed {number}
+        --ignore-eos --skip-chat-template --disable-tqdm --disable-shuffle
+        --save-result --result-filename {result.name}
+        """.split()
+    command += [f"--base-url={options.url}", f"--model={options.model}"]
+    tokenizer = Path(options.tokenizer)
+    tokenizer = tokenizer.absolute() if tokenizer.is_dir() else tokenizer
+    command += [f"--tokenizer={tokenizer}", f"--dataset-path={prompts}"]
+    command += [f"--result-dir={options.output}"]
+    with run_logged([sys.executable, "-c", _BENCH_SERVE, *command], log) as process:
+        process.wait(_TIMEOUT_S)
+    if process.returncode != 0 or not result.exists():
         tail = read_tail(log)
         raise LoadTestError(f"vllm bench serve failed; the end of {log}:\n{tail}")
     found = json.loads(result.read_text())
     if found["completed"] != options.requests:
         raise LoadTestError(f"vllm bench serve completed only {found['completed']}")
-    figures = {ours: float(found[theirs]) for ours, theirs in _THEIR_NAMES.items()}
+    figures = {ours: float(found[theirs]) for ours, theirs in FIGURES.items()}
     return {**figures, "num_requests": found["completed"]}
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
 
 from .arms import Arm
-from .redeploy import redeploy_command
+from .redeploy import redeploy
 
 REPO = Path(loadtest.__file__).resolve().parents[1]
 _START_TIMEOUT_S = 900.0
@@ -35,9 +36,8 @@ _EXPORT_PERIOD_S = 4.0
 in, so that a short period is felt beside an engine on few cores."""
 
 _OWN_SETTLE_S = _EXPORT_PERIOD_S + 2.0
-_RAY_SETTLE_S = 11.0
 _VLLM_SETTLE_S = 0.5
-"""Ray exports metrics every ten seconds unless told otherwise; vLLM does at once."""
+"""Of a server that exports its metrics at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,14 @@ class Deployment:
         metrics_urls: Prometheus pages.
         settle_s: How far they lag behind.
         pid: The process that all of it descends from; None for someone else's.
-        dashboard: Address of Ray's dashboard, if it told us.
-        redeploy_command: Replaces its replicas by others of the same kind.
+        redeploy: Orders a new release of what we serve.
     """
 
     endpoint: Endpoint
     metrics_urls: tuple[str, ...] = ()
     settle_s: float = 0.0
     pid: int | None = None
-    dashboard: str | None = None
-    redeploy_command: str | None = None
+    redeploy: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +65,12 @@ class Launcher:
 
     Attributes:
         logs: Folder for servers' output.
-        metrics_urls: Prometheus pages of arms that run already, by arm.
-        deployment_pid: Of a running deployment on this machine.
         headers: Of every request, e.g. an API key.
     """
 
     logs: Path
     config: str = ""
     settings: Sequence[str] = ()
-    metrics_urls: Mapping[str, str] = field(default_factory=dict)
-    deployment_pid: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
@@ -93,8 +87,7 @@ class Launcher:
                 raise LoadTestError(
                     f"{arm.url}/v1/models does not answer ({silence}); start the server"
                 )
-            page = self.metrics_urls.get(arm.name)
-            yield _describe(endpoint, page, self.deployment_pid)
+            yield _describe(endpoint, None)
             return
         log = self.logs / f"{arm.file_name}.log"
         port = find_free_port()
@@ -133,26 +126,23 @@ class Launcher:
                 raise LoadTestError(f"{arm.name} did not start; end of {log}:\n{tail}")
             time.sleep(0.2)
         if not is_ours:
-            return _describe(endpoint, None, process.pid)
+            return _describe(endpoint, process.pid)
         dashboard = _DASHBOARD.search(text)
+        assert dashboard is not None  # It stands before the line that says ready.
         return Deployment(
             endpoint,
             tuple(_METRICS.findall(text)),
             _OWN_SETTLE_S,
             process.pid,
-            dashboard and dashboard[1],
-            redeploy_command(REPO, self._up_arguments(arm)),
+            partial(redeploy, dashboard[1], self._up_arguments(arm)),
         )
 
 
-def _describe(endpoint: Endpoint, page: str | None, pid: int | None) -> Deployment:
-    """Find the Prometheus page of a server that is not ours, and how it lags behind."""
-    text = endpoint.fetch(page or "/metrics")
-    is_rays = "\nray_" in f"\n{text}"
-    pages = (page,) if page else (f"{endpoint.url}/metrics",) * (text is not None)
-    return Deployment(
-        endpoint, pages, _RAY_SETTLE_S if is_rays else _VLLM_SETTLE_S, pid
-    )
+def _describe(endpoint: Endpoint, pid: int | None) -> Deployment:
+    """Find the Prometheus page of a server that is not ours, if it has one."""
+    page = f"{endpoint.url}/metrics"
+    pages = (page,) if endpoint.fetch(page) is not None else ()
+    return Deployment(endpoint, pages, _VLLM_SETTLE_S, pid)
 
 
 def find_config(name: str) -> Path:
@@ -163,7 +153,7 @@ def find_config(name: str) -> Path:
 
 @contextmanager
 def run_logged(
-    command: Sequence[str], log: Path, env: Mapping[str, str]
+    command: Sequence[str], log: Path, env: Mapping[str, str] = os.environ
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command while the block runs; then nothing of it is left.
 

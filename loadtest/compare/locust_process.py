@@ -29,7 +29,6 @@ def run_locust(
     *,
     processes: int = 1,
     nice: int | None = None,
-    on_begin: Callable[[float], None] = lambda _: None,
     on_wait: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Put load on an endpoint and wait for the end.
@@ -39,8 +38,7 @@ def run_locust(
         log: Where Locust's own words go.
         processes: Of the client.
         nice: Their priority; None leaves it.
-        on_begin: Told once when the run began, by the wall clock.
-        on_wait: Told the seconds since then, several times a second.
+        on_wait: Told when the run began, by the wall clock, several times a second.
 
     Raises:
         LoadTestError: If Locust fails or does not end, with the end of its log.
@@ -68,10 +66,9 @@ def run_locust(
         while process.poll() is None:
             if time.monotonic() - started_s > limit_s:
                 raise _failure(f"has not ended after {limit_s:.0f} s", log)
+            epoch_s = epoch_s or _read_epoch(records)
             if epoch_s is not None:
-                on_wait(time.time() - epoch_s)
-            elif (epoch_s := _read_epoch(records)) is not None:
-                on_begin(epoch_s)
+                on_wait(epoch_s)
             time.sleep(_PERIOD_S)
         if process.returncode != 0 or not records.exists():
             raise _failure(f"failed with {process.returncode}", log)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -66,40 +65,12 @@ def _find_role(process: psutil.Process | None) -> str:
     return role_of(command)
 
 
-class ProcessSampler:
-    """Samples a deployment's processes in a thread while a block runs.
-
-    Attributes:
-        samples: Rows with `epoch_s`, `role`, `pids`, `num_processes`, `memory_mib`
-            (private: resident without shared), `num_fds`, `num_threads`.
-    """
-
-    def __init__(self, pid: int | None, period_s: float) -> None:
-        """Sample nothing yet; with no pid, never."""
-        self._pid, self._period_s = pid, period_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self.samples: list[dict[str, Any]] = []
-
-    def __enter__(self) -> ProcessSampler:
-        """Begin."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        self._stop.set()
-        self._thread.join()
-
-    def _follow(self) -> None:
-        while self._pid is not None:
-            self.samples += sample(self._pid)
-            if self._stop.wait(self._period_s):
-                return
-
-
 def sample(pid: int) -> list[dict[str, Any]]:
-    """Return a row for each role below a process."""
+    """Return a row for each role below a process.
+
+    Each has `epoch_s`, `role`, `pids`, `num_processes`, `memory_mib` (private: resident
+    without shared), `num_fds`, `num_threads`.
+    """
     now_s, by_role = time.time(), defaultdict(list)
     for role, process in find_processes(pid):
         try:

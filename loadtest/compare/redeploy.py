@@ -1,19 +1,9 @@
-"""Replace all replicas of a running `tetris-serve up`, as a new release would.
-
-    python -m loadtest.compare.redeploy --dashboard http://127.0.0.1:8265 \
-        --config configs/tiny.yaml --policy tetris --set replicas.max=2
-
-Serve does nothing when it is given what runs already. So every call names a release
-of its own in the replicas' environment, which Serve has to roll out; all else stays
-as `tetris-serve up` got it. The command returns before Serve has replaced anything.
-"""
+"""Replace all replicas of a running `tetris-serve up`, as a new release would."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,26 +14,30 @@ from typing import Any
 
 import yaml
 
+from loadtest.client.errors import LoadTestError
 
-def redeploy_command(repo: Path, up_arguments: Sequence[str]) -> str:
-    """Return the shell command that redeploys what `up` serves with these arguments.
+_TIMEOUT_S = 600.0
 
-    In it `{dashboard}` stands for the address of Ray's dashboard.
+
+def describe_release(up_arguments: Sequence[str], release: str) -> dict[str, Any]:
+    """Return the Serve config file of a release, unlike that of any before.
+
+    Serve does nothing when it is given what runs already. So every release has a name
+    of its own in the replicas' environment, which Serve has to roll out; all else stays
+    as `tetris-serve up` got it.
+
+    Args:
+        up_arguments: Of `tetris-serve up`: `--config`, `--policy` and `--set`.
+        release: Its name.
     """
-    command = [sys.executable, "-m", __name__, "--dashboard", "{dashboard}"]
-    return f"cd {shlex.quote(str(repo))} && {shlex.join([*command, *up_arguments])}"
-
-
-def describe_release(
-    config: Path, policy: str | None, settings: Sequence[str], release: str
-) -> dict[str, Any]:
-    """Return the Serve config file of a release, unlike that of any before."""
-    args: dict[str, Any] = {"config": str(config.resolve())}
-    if policy is not None:
-        args["policy.name"] = policy
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        args[name] = yaml.safe_load(value)
+    names = {"--config": "config", "--policy": "policy.name"}
+    args: dict[str, Any] = {}
+    for option, text in zip(up_arguments[::2], up_arguments[1::2], strict=True):
+        if option == "--set":
+            name, _, value = text.partition("=")
+            args[name] = yaml.safe_load(value)
+        else:
+            args[names[option]] = text
     application = {
         "name": "tetris",
         "route_prefix": "/",
@@ -54,34 +48,29 @@ def describe_release(
     return {"applications": [application]}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Send a release to Serve; see the module's words."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.compare.redeploy",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--dashboard", required=True, metavar="URL", help="as `up` prints it")
-    add("--config", type=Path, required=True, metavar="FILE")
-    add("--policy", metavar="NAME")
-    add("--set", action="append", default=[], metavar="NAME=VALUE")
-    options = parser.parse_args(arguments)
-    described = describe_release(
-        options.config, options.policy, options.set, f"{time.time():.3f}"
-    )
+def redeploy(dashboard: str, up_arguments: Sequence[str]) -> None:
+    """Send a new release to Serve; return before it has replaced anything.
+
+    Raises:
+        LoadTestError: Says why Serve did not take it.
+    """
+    release = describe_release(up_arguments, f"{time.time():.3f}")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "release.yaml"
         # JSON is YAML too.
-        file.write_text(json.dumps(described))
-        deploy = [sys.executable, "-m", "ray.serve.scripts", "deploy", str(file)]
-        return subprocess.run(
-            [*deploy, "--address", options.dashboard],
+        file.write_text(json.dumps(release))
+        command = [sys.executable, "-m", "ray.serve.scripts", "deploy", str(file)]
+        finished = subprocess.run(
+            [*command, "--address", dashboard],
             # As `up` has it: the token lies where Ray's own commands look for it.
             env={"RAY_AUTH_MODE": "token", **os.environ},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
             check=False,
-        ).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        )
+    if finished.returncode != 0:
+        said = (finished.stdout + finished.stderr).strip().splitlines()
+        raise LoadTestError(
+            f"serve deploy exited with {finished.returncode} {said[-1:]}"
+        )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from loadtest.client.records import compress, read_records
+from loadtest.client.errors import LoadTestError
+from loadtest.client.records import Records, compress, read_records
 from loadtest.environment import (
     describe_machine,
     describe_piece,
@@ -19,22 +22,26 @@ from loadtest.environment import (
 from loadtest.interrupts import interruptible
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
+from loadtest.load.workloads import make_workload
 from loadtest.progress import Progress
 from loadtest.report.page import write_results
 from loadtest.report.summary import Limits, Targets, summarise
+from loadtest.result_folder import ResultFolder
 
 from .arms import Arm
-from .chaos import ServerChaos, log_client_actions, parse_chaos
+from .chaos import ServerChaos, check_chaos, log_drops
 from .conditions import describe_conditions, describe_models
 from .deployment import Deployment, Launcher
 from .locust_process import run_locust
-from .processes import ProcessSampler
 from .scrape import Scraper, summarise_server
-from .store import LOG_FOLDER, RunKey, Store, key_of
+
+SENT = (
+    *("duration", "requests", "drain", "max_tokens", "temperature", "seed", "model"),
+    *("extra_body", "max_prompt_chars", "ttft_target_ms", "tpot_target_ms"),
+)
+"""Options of a run that are ours too."""
 
 _WARM_UP_LOAD = "closed:4"
-_SOAK_PERIOD_S = 5.0
-_TELL_PERIOD_S = 30.0
 _OF_FAILURES = (
     *("id", "failure", "detail", "status"),
     *("sent_s", "end_s", "output_tokens"),
@@ -43,33 +50,44 @@ _OF_FAILURES = (
 Cell = tuple[str, Load]
 """Workload and load, under which every arm is measured."""
 
+RunKey = tuple[int, str, str, str]
+"""Round, arm, workload, load."""
+
+
+class Store(ResultFolder):
+    """An output folder, with a record for each run."""
+
+    records_file = "runs.jsonl"
+    output_files = ("results.json", "report.html")
+    folders = ("records", "logs")
+    error = LoadTestError
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return all finished runs, oldest first; of one run again, the last."""
+        return list({_key_of(run): run for run in self.records()}.values())
+
 
 class Runner:
     """One invocation on one output folder."""
 
-    def __init__(
-        self, options: argparse.Namespace, sent: LoadOptions, store: Store
-    ) -> None:
-        """Check that what the folder holds was measured under the same conditions.
+    def __init__(self, options: argparse.Namespace, store: Store) -> None:
+        """Check that all fits together, also with what the folder holds.
 
         Args:
             options: As `cli` parses them.
-            sent: What all runs have in common.
             store: Where results go.
 
         Raises:
-            LoadTestError: If it was not.
+            LoadTestError: If it does not.
         """
-        self._options, self._sent, self._store = options, sent, store
-        self._logs = store.folder / LOG_FOLDER
+        self._options, self._store = options, store
+        self._sent = make_load_options(options)
+        self._logs = store.folder / "logs"
         self._cells = list(itertools.product(options.workloads, options.loads))
-        self._server_chaos, _ = parse_chaos(options.chaos)
         self._launcher = Launcher(
             logs=self._logs,
             config=options.config,
             settings=options.set,
-            metrics_urls=dict(options.metrics_url),
-            deployment_pid=options.deployment_pid,
             headers=read_header(options.header),
         )
         store.check_conditions(describe_conditions(options))
@@ -87,12 +105,10 @@ class Runner:
         if not turns:
             return True
         self._note_environment()
-        limit_s = 60 * (self._options.minutes or math.inf)
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = time.monotonic() + 60 * (self._options.minutes or math.inf)
         progress = Progress(sum(len(cells) for _, _, cells in turns))
-        for _, _, cells in turns:
-            for cell in cells:
-                progress.expect(_name(cell), 1)
+        for workload, load in (cell for _, _, cells in turns for cell in cells):
+            progress.expect(f"{workload} {load.name}", 1)
         with interruptible():
             for number, arm, cells in turns:
                 if time.monotonic() > deadline_s:
@@ -103,20 +119,23 @@ class Runner:
                     for cell in cells:
                         if time.monotonic() > deadline_s:
                             return False
-                        key = _key(number, arm, cell)
-                        run = self._measure(key, cell[1], deployment, progress)
+                        run = self._measure(number, arm, cell, deployment, progress)
                         self._store.append_record(run | {"started_s": started_s})
                         runs = self._store.runs()
                         write_results(self._store, runs, self._options.objective)
         return True
 
     def _missing_turns(self) -> list[tuple[int, Arm, list[Cell]]]:
-        done = {key_of(run) for run in self._store.runs()}
+        done = {_key_of(run) for run in self._store.runs()}
         arms, turns = self._options.arms, []
         for number in range(1, self._options.rounds + 1):
             start = (number - 1) % len(arms)
             for arm in [*arms[start:], *arms[:start]]:
-                missing = [c for c in self._cells if _key(number, arm, c) not in done]
+                missing = [
+                    (workload, load)
+                    for workload, load in self._cells
+                    if (number, arm.name, workload, load.name) not in done
+                ]
                 if missing:
                     turns.append((number, arm, missing))
         return turns
@@ -136,118 +155,149 @@ class Runner:
         )
 
     def _warm_up(self, arm: Arm, deployment: Deployment) -> None:
-        if self._options.warm_up <= 0:
+        seconds = self._options.warm_up
+        if seconds <= 0:
             return
-        records = self._store.folder / "warm-up.jsonl"
-        options = replace(
-            self._sent,
-            host=deployment.endpoint.url,
+        self._send(
+            deployment,
+            f"warm-up-{arm.file_name}",
             load=_WARM_UP_LOAD,
             workload=self._cells[0][0],
-            duration=self._options.warm_up,
-            requests=0,
-            client_chaos="",
             seed="warm-up",
-            run_id="warm-up",
-            records=str(records.absolute()),
-        )
-        log = self._logs / f"locust-warm-up-{arm.file_name}.log"
-        run_locust(options, log, nice=self._options.client_nice)
-        records.unlink()
+            duration=seconds,
+            requests=0,
+            drop_share=0.0,
+        ).unlink()
         if deployment.metrics_urls:
             # Else the warm-up would count into the first run.
             time.sleep(deployment.settle_s)
 
+    def _send(
+        self,
+        deployment: Deployment,
+        run_id: str,
+        processes: int = 1,
+        on_wait: Callable[[float], None] = lambda _: None,
+        **changes: Any,
+    ) -> Path:
+        """Put load on a deployment; return the records of all requests."""
+        records = self._store.folder.absolute() / "records" / f"{run_id}.jsonl"
+        records.parent.mkdir(exist_ok=True)
+        host = deployment.endpoint.url
+        run_locust(
+            replace(
+                self._sent, host=host, run_id=run_id, records=str(records), **changes
+            ),
+            self._logs / f"locust-{run_id}.log",
+            processes=processes,
+            nice=self._options.client_nice,
+            on_wait=on_wait,
+        )
+        return records
+
     def _measure(
-        self, key: RunKey, load: Load, deployment: Deployment, progress: Progress
+        self,
+        number: int,
+        arm: Arm,
+        cell: Cell,
+        deployment: Deployment,
+        progress: Progress,
     ) -> dict[str, Any]:
-        options, (number, arm, workload, load_name) = self._options, key
-        records = self._store.record_file(key)
-        cell_name = f"{workload} {load_name}"
-        sent = replace(
-            self._sent,
-            host=deployment.endpoint.url,
-            load=load_name,
-            workload=workload,
-            # Equal for all arms: they get the same requests. Not for all cells: the
-            # prefix cache would know those of the one before.
-            seed=f"{options.seed}/{number}/{cell_name}",
-            run_id=records.stem,
-            records=str(records.absolute()),
-        )
-        chaos = ServerChaos(
-            self._server_chaos,
-            deployment,
-            sent.duration,
-            options.redeploy_command,
-            progress.say,
-        )
+        options, (workload, load) = self._options, cell
+        cell_name = f"{workload} {load.name}"
+        name = f"{number}-{Path(workload).name}-{load.name}-{arm.name}"
+        duration_s, blows = self._sent.duration, options.chaos.blows
+        chaos = ServerChaos(blows, deployment, duration_s, progress.say)
         began_s = time.monotonic()
-        pid = deployment.pid if options.soak else None
-        with (
-            Scraper(deployment) as seen,
-            ProcessSampler(pid, _SOAK_PERIOD_S) as processes,
-        ):
+        with Scraper(deployment, samples_processes=options.soak) as seen:
             try:
-                run_locust(
-                    sent,
-                    self._logs / f"locust-{records.stem}.log",
-                    processes=options.processes,
-                    nice=options.client_nice,
-                    on_begin=chaos.begin,
-                    on_wait=_teller(sent.duration, progress.say),
+                records = self._send(
+                    deployment,
+                    re.sub(r"[^\w.=-]", "_", name),
+                    options.processes,
+                    chaos.tick,
+                    load=load.name,
+                    workload=workload,
+                    # Equal for all arms: they get the same requests. Not for all cells:
+                    # the prefix cache would know those of the one before.
+                    seed=f"{options.seed}/{number}/{cell_name}",
                 )
             finally:
                 chaos.end()
         read = read_records(records)
-        # A number of requests is sent until the last of them has ended.
-        last_s = max((o.end_s for o in read.outcomes), default=0.0)
-        sending_s = last_s if sent.requests else sent.duration
-        place = {"round": number, "arm": arm, "workload": workload, "load": load_name}
+        place = {"round": number, "arm": arm.name, "workload": workload}
+        place["load"] = load.name
         run = {
             **place,
             "level": load.first if load.kind == "constant" else None,
             "is_open": load.is_open,
             "is_soak": options.soak,
             "epoch_s": read.epoch_s,
-            "sending_s": sending_s,
-            **summarise(
-                read,
-                is_open=load.is_open,
-                duration_s=sending_s,
-                lead_in_s=0.0 if sent.requests else options.lead_in,
-                targets=Targets(
-                    sent.ttft_target_ms or None, sent.tpot_target_ms or None
-                ),
-                limits=Limits(options.max_client_cpu, options.max_lag_ms),
-            ),
+            **self._summarise(read, load.is_open),
             "failed_requests": [
                 place | {name: getattr(outcome, name) for name in _OF_FAILURES}
                 for outcome in read.outcomes
                 if outcome.is_failed
             ],
-            "records": str(compress(records).relative_to(self._store.folder)),
+            "records": f"records/{compress(records).name}",
             "server": summarise_server(seen.counters, seen.timeline),
-            "counters": seen.counters,
+            "counters": {n: v for n, v in seen.counters.items() if v},
             "timeline": seen.timeline,
             "server_problems": seen.problems[:10],
-            "chaos": chaos.log
-            + log_client_actions(
-                sent.client_chaos, read.outcomes, sent.duration, options.processes
-            ),
-            "process_samples": processes.samples,
+            "chaos": chaos.log + log_drops(options.chaos.drop_share, read.outcomes),
+            "process_samples": seen.process_samples,
         }
-        told = f"{arm} {cell_name}: {_say(run)}"
+        told = f"{arm.name} {cell_name}: {_say(run)}"
         progress.advance(cell_name, time.monotonic() - began_s, told)
         return run
 
+    def _summarise(self, read: Records, is_open: bool) -> dict[str, Any]:
+        options = self._options
+        # A number of requests is sent until the last of them has ended.
+        last_s = max((o.end_s for o in read.outcomes), default=0.0)
+        sending_s = last_s if options.requests else options.duration
+        figures = summarise(
+            read,
+            is_open=is_open,
+            duration_s=sending_s,
+            lead_in_s=0.0 if options.requests else options.lead_in,
+            targets=Targets(
+                options.ttft_target_ms or None, options.tpot_target_ms or None
+            ),
+            limits=Limits(options.max_client_cpu, options.max_lag_ms),
+        )
+        return {"sending_s": sending_s, **figures}
 
-def _key(number: int, arm: Arm, cell: Cell) -> RunKey:
-    return number, arm.name, cell[0], cell[1].name
+
+def make_load_options(options: argparse.Namespace) -> LoadOptions:
+    """Return what all runs have in common, after a check that all fits together.
+
+    Raises:
+        LoadTestError: If it does not.
+    """
+    if len({arm.name for arm in options.arms}) < len(options.arms):
+        raise LoadTestError("two arms have the same name; name them with --arm NAME=")
+    if options.lead_in >= options.duration:
+        raise LoadTestError(
+            f"--lead-in {options.lead_in:g} leaves nothing of --duration "
+            f"{options.duration:g}"
+        )
+    sent = LoadOptions(
+        host="http://unknown",
+        drop_share=options.chaos.drop_share,
+        header=options.header,
+        **{name: getattr(options, name) for name in SENT},
+    )
+    for load in options.loads:
+        replace(sent, load=load.name).check()
+    for workload in options.workloads:
+        make_workload(workload, "check", options.max_prompt_chars or None)
+    check_chaos(options)
+    return sent
 
 
-def _name(cell: Cell) -> str:
-    return f"{cell[0]} {cell[1].name}"
+def _key_of(run: Mapping[str, Any]) -> RunKey:
+    return run["round"], run["arm"], run["workload"], run["load"]
 
 
 def _say(run: dict[str, Any]) -> str:
@@ -258,18 +308,3 @@ def _say(run: dict[str, Any]) -> str:
     if not run["is_valid"]:
         words.append("INVALID, " + "; ".join(run["invalid_because"]))
     return ", ".join(words)
-
-
-def _teller(duration_s: float, say: Callable[[str], None]) -> Callable[[float], None]:
-    """Return what tells how far a long run has come."""
-    due_s = itertools.count(_TELL_PERIOD_S, _TELL_PERIOD_S)
-    next_s = next(due_s)
-
-    def tell(now_s: float) -> None:
-        nonlocal next_s
-        if now_s >= next_s:
-            next_s = next(due_s)
-            is_over = " over, waiting for the last requests" * (now_s >= duration_s)
-            say(f"  {now_s:.0f} of {duration_s:.0f} s{is_over}")
-
-    return tell

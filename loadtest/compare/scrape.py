@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from .deployment import Deployment
+from .processes import sample
 
 _PERIOD_S = 5.0
 _LOOKS_PER_PAGE = 2
@@ -43,10 +44,7 @@ _COUNTS = {
     "fallbacks": ("tetris_fallbacks_total",),
     "preemptions": ("vllm_num_preemptions_total",),
 }
-_TIMELINE_COUNTERS = {
-    f"tetris_draft_tokens_{what}_total": what
-    for what in ("proposed", "verified", "accepted")
-}
+_ACCEPTED = "tetris_draft_tokens_accepted_total"
 _NAME_END = re.compile(r"[{ ]")
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
@@ -143,26 +141,36 @@ def _divide(part: float | None, whole: float | None) -> float | None:
 
 
 class Scraper:
-    """Follows a server's metrics in a thread while a block runs.
+    """Follows a server in a thread while a block runs.
 
     Attributes:
         counters: At the end, growth of every counter by normalised name.
         timeline: Every few seconds `epoch_s`, `replicas`, `num_running`,
-            `num_waiting`, `kv_cache_usage`, and the counters of proposed, verified
-            and accepted tokens so far; what a server does not tell is left out.
-            Several pages are added up, and count only together.
+            `num_waiting`, `kv_cache_usage`, and the counter of accepted draft tokens so
+            far; what a server does not tell is left out. Several pages are added up,
+            and count only together.
+        process_samples: Rows of `processes.sample`, if asked for.
         problems: Why figures are missing.
     """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        *,
+        samples_processes: bool = False,
+        looks_per_page: int = _LOOKS_PER_PAGE,
+    ) -> None:
         """Read nothing yet."""
+        self._looks_per_page = looks_per_page
         self._deployment = deployment
+        self._sampled_pid = deployment.pid if samples_processes else None
         self._grown = {page: GrowingCounters() for page in deployment.metrics_urls}
         self._tells_replicas = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self.counters: dict[str, float] = {}
         self.timeline: list[dict[str, float]] = []
+        self.process_samples: list[dict[str, Any]] = []
         self.problems: list[str] = []
 
     def __enter__(self) -> Scraper:
@@ -183,7 +191,7 @@ class Scraper:
     def _follow(self) -> None:
         num_looks = 1
         while not self._stop.wait(_PERIOD_S):
-            self._look(reads_pages=num_looks % _LOOKS_PER_PAGE == 0)
+            self._look(reads_pages=num_looks % self._looks_per_page == 0)
             num_looks += 1
 
     def _look(self, *, reads_pages: bool = True) -> None:
@@ -196,11 +204,13 @@ class Scraper:
         if replicas or (replicas == 0 and self._tells_replicas):
             point["replicas"], self._tells_replicas = replicas, True
         self.timeline.append(point)
+        if self._sampled_pid is not None:
+            self.process_samples += sample(self._sampled_pid)
 
     def _read_pages(self) -> dict[str, float]:
         gauges = []
         for page, grown in self._grown.items():
-            text = self._deployment.endpoint.fetch(page, self._note)
+            text = self._deployment.endpoint.fetch(page, self.problems.append)
             if text is not None:
                 counters, queues = read_page(text)
                 grown.update(counters)
@@ -208,9 +218,5 @@ class Scraper:
         if len(gauges) < len(self._grown):
             return {}
         totals = add_gauges(grown.totals for grown in self._grown.values())
-        shown = {k: totals[n] for n, k in _TIMELINE_COUNTERS.items() if n in totals}
-        return add_gauges(gauges) | shown
-
-    def _note(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
+        accepted = {"accepted": totals[_ACCEPTED]} if _ACCEPTED in totals else {}
+        return add_gauges(gauges) | accepted

@@ -12,8 +12,7 @@ from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
 
 from .arrivals import Load, parse_load
-from .client_chaos import ClientAction, parse_client_actions
-from .workloads import GENERATED, Workload, make_workload
+from .workloads import GENERATED
 
 HEADER_VARIABLE = "TETRIS_LOADTEST_HEADER"
 """In the environment, not among arguments: everybody may read those."""
@@ -43,14 +42,13 @@ class LoadOptions:
     ttft_target_ms: float = _option(0.0, "for goodput; 0 for none", "MS")
     tpot_target_ms: float = _option(0.0, "for goodput; 0 for none", "MS")
     extra_body: str = _option("{}", "more fields of each request", "JSON")
-    read_timeout: float = _option(120.0, "longest time without a byte", "S")
     request_timeout: float = _option(600.0, "longest time of a request", "S")
     max_prompt_chars: int = _option(
         0, "leave out longer conversations of a file; 0 for none", "N"
     )
+    drop_share: float = _option(0.0, "of streams, closed at their first token", "SHARE")
     run_id: str = _option("locust", "begins all request ids", "NAME")
     records: str = _option("", "outcomes as JSON lines", "FILE")
-    client_chaos: str = _option("", "e.g. stall@0.4x3=5,drop@0.6x3", "LIST")
     header: str = _option("", "one more header, e.g. an API key", "NAME: VALUE")
 
     def check(self) -> None:
@@ -66,7 +64,7 @@ class LoadOptions:
         if self.duration <= 0:
             raise LoadTestError(f"--duration must be above 0 (got {self.duration:g})")
         try:
-            is_open, _ = self.arrivals.is_open, self.actions
+            is_open = self.arrivals.is_open
         except ValueError as error:
             raise LoadTestError(str(error)) from None
         if self.requests and is_open:
@@ -81,11 +79,6 @@ class LoadOptions:
         return parse_load(self.load)
 
     @cached_property
-    def actions(self) -> tuple[ClientAction, ...]:
-        """What clients do to their own streams."""
-        return parse_client_actions(self.client_chaos)
-
-    @cached_property
     def endpoint(self) -> Endpoint:
         """Where to send."""
         url = self.host.rstrip("/").removesuffix("/v1")
@@ -94,17 +87,26 @@ class LoadOptions:
     @cached_property
     def body(self) -> dict[str, Any]:
         """What all requests have in common, besides the model."""
+        try:
+            more = json.loads(self.extra_body or "{}")
+        except ValueError:
+            more = None
+        if not isinstance(more, dict):
+            raise LoadTestError(
+                f"--extra-body must be a JSON object (got {self.extra_body})"
+            )
+        if more.get("n") not in (None, 1):
+            raise LoadTestError(
+                f"--extra-body: n must be 1 (got {more['n']}): a stream is measured as "
+                "one reply"
+            )
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **_read_extra_body(self.extra_body),
+            **more,
         }
-
-    def make_workload(self) -> Workload:
-        """Make the workload."""
-        return make_workload(self.workload, self.seed, self.max_prompt_chars or None)
 
 
 OPTIONS = {one.name: one for one in dataclasses.fields(LoadOptions)[1:]}
@@ -128,18 +130,3 @@ def read_header(text: str) -> dict[str, str]:
     if not separator or not name.strip():
         raise LoadTestError("--header must be NAME: VALUE")
     return {name.strip(): value.strip()}
-
-
-def _read_extra_body(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise LoadTestError(f"--extra-body must be a JSON object (got {text})")
-    if value.get("n") not in (None, 1):
-        raise LoadTestError(
-            f"--extra-body: n must be 1 (got {value['n']}): a stream is measured as "
-            "one reply"
-        )
-    return value

@@ -17,9 +17,8 @@ from loadtest.client.outcome import Outcome
 from loadtest.client.streaming import StreamingClient
 
 from .arrivals import arrival_times
-from .client_chaos import ActionQueue
 from .options import LoadOptions
-from .workloads import Conversation
+from .workloads import Conversation, Workload
 
 Turn = tuple[int, list[dict[str, Any]], Conversation]
 """Position in the conversation, messages, and the conversation."""
@@ -35,48 +34,40 @@ class Session:
     def __init__(
         self,
         options: LoadOptions,
+        workload: Workload,
         on_item: Callable[[Outcome | ClientSample], None],
+        *,
+        epoch_s: float,
+        index: int = 0,
+        count: int = 1,
     ) -> None:
-        """Get all that takes a while, before a run begins.
+        """Start the clock.
 
         Args:
-            options: Of the run.
+            options: Of the run, with a model.
+            workload: Its conversations.
             on_item: Takes finished requests, and what the client says about itself.
-
-        Raises:
-            LoadTestError, OSError: If the workload or the model cannot be had.
+            epoch_s: When the run begins, by the wall clock.
+            index: Which process of the client this is.
+            count: How many there are.
         """
-        self._options, self._on_item = options, on_item
-        self._workload = options.make_workload()
-        # A file is shuffled with its first conversation.
-        self._workload.conversation(0)
-        model = options.model or options.endpoint.find_model()
-        self._body = {"model": model, **options.body}
-        self._num_sent = 0
-        self._num_in_flight = 0
+        self._options, self._workload, self._on_item = options, workload, on_item
+        self._index, self._count = index, count
+        self._numbers = itertools.count(index, count)
+        self._limit = _share(options, index, count)
+        self._num_sent = self._num_in_flight = 0
         self._has_more_arrivals = options.arrivals.is_open
         self._is_stopped = Event()
-        self._actions = ActionQueue(options.actions)
         self._client = StreamingClient(
             options.endpoint.url,
             headers=options.endpoint.headers,
-            read_timeout_s=options.read_timeout,
             total_timeout_s=options.request_timeout,
         )
-
-    def begin(
-        self, epoch_s: float | None = None, index: int = 0, count: int = 1
-    ) -> None:
-        """Start the clock, at `epoch_s` by the wall clock; None for now."""
-        self._index, self._count = index, count
-        self._conversations = itertools.count(index, count)
-        self._limit = _share(self._options, index, count)
         # One reading of the wall clock, for processes to agree on; from here on only
         # the monotonic clock counts.
-        self.epoch_s = time.time() if epoch_s is None else epoch_s
-        self._began_s = time.perf_counter() - (time.time() - self.epoch_s)
+        self._began_s = time.perf_counter() - (time.time() - epoch_s)
         self._watch = gevent.spawn(
-            watch_client, f"client {index}", self._began_s, self._on_item
+            watch_client, f"client {index}", self._began_s, on_item
         )
 
     @property
@@ -114,36 +105,34 @@ class Session:
         """
         gevent.sleep(max(0.0, -self.now_s))
         while True:
-            yield from self._turns(next(self._conversations))
+            yield from self._turns(next(self._numbers))
 
-    def send(self, request: Turn, at_s: float) -> Outcome:
-        """Send a request that is due at `at_s`, and wait for its end."""
+    def send(self, request: Turn, due_s: float) -> Outcome:
+        """Send a request that is due at `due_s`, and wait for its end."""
         turn, messages, conversation = request
-        options = self._options
+        options, number = self._options, self._num_sent
         outcome = Outcome(
-            id=f"{options.run_id}-{self._index}-{self._num_sent}",
+            id=f"{options.run_id}-{self._index}-{number}",
             workload=options.workload,
             turn=turn,
-            scheduled_s=at_s,
+            scheduled_s=due_s,
         )
-        self._num_sent += 1
-        body = {**self._body, "messages": messages}
+        body = {"model": options.model, **options.body, "messages": messages}
         if conversation.tools:
             body.setdefault("tools", conversation.tools)
-        action = self._actions.next(self.now_s / options.duration)
+        share = options.drop_share
+        self._num_sent += 1
         self._num_in_flight += 1
         try:
             self._client.run(
                 body,
                 outcome,
                 self._began_s,
-                None if action is None else action.misbehaviour,
+                drop=int((number + 1) * share) > int(number * share),
                 give_up_s=options.duration + options.drain,
             )
         finally:
             self._num_in_flight -= 1
-            if action is not None and outcome.chaos is None:
-                self._actions.give_back(action)
             self._on_item(outcome)
         return outcome
 
@@ -157,22 +146,22 @@ class Session:
         arrivals = arrival_times(options.arrivals, options.duration, options.seed)
         numbered = itertools.islice(enumerate(arrivals), self._index, None, self._count)
         try:
-            for number, at_s in numbered:
+            for number, due_s in numbered:
                 # What is overdue is still sent, unless somebody pressed Stop.
-                if self._is_stopped.wait(max(0.0, at_s - self.now_s)):
+                if self._is_stopped.wait(max(0.0, due_s - self.now_s)):
                     break
-                pool.spawn(self._run_conversation, number, at_s)
+                pool.spawn(self._run_conversation, number, due_s)
             pool.join()
         finally:
             # A user that is stopped takes its conversations with it.
             pool.kill()
             self._has_more_arrivals = False
 
-    def _run_conversation(self, number: int, at_s: float) -> None:
+    def _run_conversation(self, number: int, due_s: float) -> None:
         for request in self._turns(number):
-            if not self.send(request, at_s).is_ok or self.is_over:
+            if not self.send(request, due_s).is_ok or self.is_over:
                 return
-            at_s = self.now_s
+            due_s = self.now_s
 
     def _turns(self, number: int) -> Iterator[Turn]:
         conversation = self._workload.conversation(number)
@@ -188,8 +177,7 @@ def _share(options: LoadOptions, index: int, count: int) -> float:
     """
     if not options.requests:
         return math.inf
-    num_sending = min(count, math.ceil(options.arrivals.highest))
-    if index >= num_sending:
-        return 0
+    load = options.arrivals
+    num_sending = min(count, math.ceil(max(load.first, load.last)))
     each, left = divmod(options.requests, num_sending)
-    return each + (index < left)
+    return each + (index < left) if index < num_sending else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -171,11 +172,8 @@ def make_workload(name: str, seed: str, max_chars: int | None = None) -> Workloa
     found = read_conversations(path)
     if not found:
         raise LoadTestError(f"{path}: holds no prompt")
-    short = [
-        conversation
-        for conversation in found
-        if max_chars is None or _num_chars(conversation.messages) <= max_chars
-    ]
+    limit = max_chars or math.inf
+    short = [one for one in found if _num_chars(one.messages) <= limit]
     if not short:
         raise LoadTestError(
             f"{path}: holds no conversation of at most {max_chars} characters; raise "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 _NUM_BLOCKS = 12
@@ -69,24 +69,30 @@ def fit_all(
     out there.
     """
     fits: dict[tuple[str, str], Growth | None] = {}
-    times = sorted({sample["epoch_s"] for sample in samples})
-    for role in sorted({sample["role"] for sample in samples}):
-        own = [sample for sample in samples if sample["role"] == role]
-        counts = {sample["epoch_s"]: sample[_NUM_PROCESSES] for sample in own}
-        numbers = [(time_s, counts.get(time_s, 0.0)) for time_s in times]
-        fits[role, _NUM_PROCESSES] = fit_growth(_NUM_PROCESSES, numbers)
-        stretches = itertools.groupby(own, key=lambda one: one["pids"])
-        steady = max((list(stretch) for _, stretch in stretches), key=len)
+    if not samples:
+        return fits
+    table = pd.DataFrame(samples)
+    times = sorted(table["epoch_s"].unique())
+    for role, own in table.groupby("role"):
+        counts = own.set_index("epoch_s")[_NUM_PROCESSES].reindex(times, fill_value=0)
+        fits[role, _NUM_PROCESSES] = fit_growth(_NUM_PROCESSES, [*counts.items()])
+        pids = own["pids"].map(tuple)
+        stretches = own.groupby((pids != pids.shift()).cumsum())
+        steady = max((stretch for _, stretch in stretches), key=len)
         for measure in MEASURES:
-            points = [(sample["epoch_s"], sample[measure]) for sample in steady]
+            points = steady[["epoch_s", measure]].to_numpy(float)
             fit = fit_growth(measure, points)
             if fit is not None or role not in _PASSING_ROLES:
                 fits[role, measure] = fit
     return fits
 
 
-def fit_growth(measure: str, points: Sequence[tuple[float, float]]) -> Growth | None:
-    """Fit a line to block means of (seconds, value): Theil and Sen's median slope.
+def fit_growth(measure: str, points: Any) -> Growth | None:
+    """Fit a line to block means of points: Theil and Sen's median slope.
+
+    Args:
+        measure: What grows; says what is tolerated.
+        points: `[num_points, 2]`, seconds and values, in order.
 
     Returns None with too few points for blocks of at least two.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from .rows import COMPARED, FIGURES
 
 Row = Mapping[str, Any]
 
+_CREDENTIALS = ("is_valid", "tokens_counted_by_server")
 UNCOUNTED = "the server did not count tokens: events were counted, a lower bound"
 
 _FORM = re.compile(
@@ -23,11 +24,11 @@ _FORM = re.compile(
 class Objective:
     """A bound on a figure of an arm, of all arms where none is named.
 
-    Of two arms the ratio is bound.
+    Of two arms, `ours/theirs`, the ratio is bound.
     """
 
     text: str
-    arms: tuple[str, ...]
+    arm: str | None
     metric: str
     at_most: bool
     value: float
@@ -60,15 +61,15 @@ def parse_objective(text: str) -> Objective:
             f"{text!r} is no objective; write e.g. ttft_p95_ms<=500, "
             "goodput@goodput_per_s>=2 or ours/vllm@output_tokens_per_s>=0.95"
         )
-    arms = tuple(match["arm"].split("/", 1)) if match["arm"] else ()
-    known = COMPARED if len(arms) == 2 else FIGURES
+    is_ratio = "/" in (match["arm"] or "")
+    known = COMPARED if is_ratio else FIGURES
     if match["metric"] not in known:
         raise ValueError(
-            f"{text!r}: there is no {'ratio' if len(arms) == 2 else 'figure'} "
+            f"{text!r}: there is no {'ratio' if is_ratio else 'figure'} "
             f"{match['metric']}; use one of {', '.join(known)}"
         )
     return Objective(
-        text, arms, match["metric"], match["op"] == "<=", float(match["value"])
+        text, match["arm"], match["metric"], match["op"] == "<=", float(match["value"])
     )
 
 
@@ -76,53 +77,57 @@ def judge(
     objectives: Sequence[Objective], rows: Sequence[Row], ratios: Sequence[Row]
 ) -> list[Verdict]:
     """Judge every objective in every cell of the results' rows and paired ratios."""
+    pairs = _pair(rows, ratios)
     verdicts = []
     for objective in objectives:
-        found = [_judge(objective, *one) for one in _find(objective, rows, ratios)]
-        # A slip in an arm's name must not pass as success.
-        verdicts += found or [
-            Verdict(objective.text, "anywhere", None, False, "there is no such arm")
-        ]
+        arm, candidates = objective.arm, pairs if "/" in (objective.arm or "") else rows
+        own = [row for row in candidates if arm in (None, row["arm"])]
+        verdicts += [_judge(objective, row) for row in own]
+        if not own:
+            # A slip in an arm's name must not pass as success.
+            note = "there is no such arm"
+            verdicts.append(Verdict(objective.text, "anywhere", None, False, note))
     return verdicts
 
 
-def _find(
-    objective: Objective, rows: Sequence[Row], ratios: Sequence[Row]
-) -> Iterator[tuple[str, float | None, list[Row]]]:
-    """Yield places, what is found there, and the rows that it comes from."""
-    arms, metric = objective.arms, objective.metric
-    own = [row for row in rows if not arms or row["arm"] in arms]
-    if len(arms) < 2:
-        for row in own:
-            value = row[metric]
-            is_spread = isinstance(value, Mapping)
-            yield where(row), value["median"] if is_spread else value, [row]
-        return
-    for cell in dict.fromkeys((row["workload"], row["load"]) for row in own):
-        both = [row for row in own if (row["workload"], row["load"]) == cell]
-        by_arms: dict[tuple[str, ...], float] = {}
-        for one in ratios:
-            if (one["workload"], one["load"], one["metric"]) == (*cell, metric):
-                by_arms[one["arm"], one["against"]] = one["ratio"]
-                by_arms[one["against"], one["arm"]] = 1 / one["ratio"]
-        if len(both) == 2:
-            yield f"{'/'.join(arms)}, {', '.join(cell)}", by_arms.get(arms), both
+def _pair(rows: Sequence[Row], ratios: Sequence[Row]) -> list[Row]:
+    """Return a row for each two arms of a cell, whose figures are ratios."""
+    known: dict[tuple[str, ...], dict[str, float]] = {}
+    for one in ratios:
+        cell, pair = (one["workload"], one["load"]), (one["arm"], one["against"])
+        known.setdefault((*cell, *pair), {})[one["metric"]] = one["ratio"]
+        known.setdefault((*cell, *pair[::-1]), {})[one["metric"]] = 1 / one["ratio"]
+    return [
+        {
+            **dict.fromkeys(COMPARED),
+            **known.get((a["workload"], a["load"], a["arm"], b["arm"]), {}),
+            "arm": f"{a['arm']}/{b['arm']}",
+            "workload": a["workload"],
+            "load": a["load"],
+            **{name: a[name] and b[name] for name in _CREDENTIALS},
+        }
+        for a in rows
+        for b in rows
+        if (a["workload"], a["load"]) == (b["workload"], b["load"]) and a is not b
+    ]
 
 
-def _judge(
-    objective: Objective, place: str, found: float | None, rows: Iterable[Row]
-) -> Verdict:
-    metric, note = objective.metric, ""
+def _judge(objective: Objective, row: Row) -> Verdict:
+    metric, note, found = objective.metric, "", row[objective.metric]
+    if isinstance(found, Mapping):
+        found = found["median"]
     has_time = metric.endswith(("_ms", "_per_s")) or metric.startswith("goodput")
     has_tokens = "token" in metric or metric.startswith(("tpot", "goodput"))
-    if has_time and not all(row["is_valid"] for row in rows):
+    if has_time and not row["is_valid"]:
         note = "the client was the limit"
-    elif has_tokens and not all(row["tokens_counted_by_server"] for row in rows):
+    elif has_tokens and not row["tokens_counted_by_server"]:
         note = UNCOUNTED
-    if found is None:
-        return Verdict(objective.text, place, None, False, note or "not measured")
-    within = found <= objective.value if objective.at_most else found >= objective.value
-    return Verdict(objective.text, place, found, within and not note, note)
+    elif found is None:
+        note = "not measured"
+    is_met = not note and (
+        found <= objective.value if objective.at_most else found >= objective.value
+    )
+    return Verdict(objective.text, where(row), found, is_met, note)
 
 
 def where(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Writes results.json, tables as CSV and a report.html that needs nothing else."""
+"""Writes results.json and a report.html that needs nothing else."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import base64
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from markupsafe import Markup
 
-from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, read_records
 from loadtest.result_folder import ResultFolder
 
 from .objectives import UNCOUNTED, Objective, judge, judge_chaos, judge_soak
-from .rows import COMPARED, make_ratios, make_rows, over_time
+from .rows import COMPARED, make_ratios, make_rows
 from .summary import Limits, Targets
 
 Run = Mapping[str, Any]
 
-_TEMPLATE = "page.html.jinja"
 _MAX_LISTED = 2000
 _SHOWN = {
     "output_tokens_per_s": "tokens/s",
@@ -39,73 +36,55 @@ _SHOWN = {
     "tpot_p95_ms": "TPOT p95",
     "e2e_p95_ms": "E2E p95 ms",
 }
-_SAMPLES = {"timeline": "timeline.csv", "process_samples": "processes.csv"}
+_ONLY_IN_RECORDS = ("timeline", "process_samples", "failed_requests")
 
 
 def write_results(
     folder: ResultFolder, runs: Sequence[Run], objectives: Sequence[Objective]
 ) -> dict[str, Any]:
-    """Write results.json and the tables beside it from what has been measured.
-
-    Returns:
-        What results.json holds.
-
-    Raises:
-        LoadTestError: If nothing has been measured.
-    """
-    conditions = folder.conditions()
-    if not runs or conditions is None:
-        raise LoadTestError(f"--output {folder.folder} holds no measurements to report")
+    """Write results.json from what has been measured, and return what it holds."""
     rows, ratios = make_rows(runs), make_ratios(runs)
     verdicts = judge(objectives, rows, ratios) + judge_chaos(runs) + judge_soak(runs)
-    left_out = (*_SAMPLES, "failed_requests")
-    kept = [{k: run[k] for k in run if k not in left_out} for run in runs]
     results = {
         "environment": folder.environment(),
-        "settings": conditions,
+        "settings": folder.conditions(),
         "objectives": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
         "ratios": ratios,
         "runs": [
-            run | {"counters": {n: v for n, v in run["counters"].items() if v}}
-            for run in kept
+            {k: v for k, v in run.items() if k not in _ONLY_IN_RECORDS} for run in runs
         ],
         "failed_requests": [f for run in runs for f in run["failed_requests"]],
     }
     folder.write("results.json", json.dumps(_round(results), indent=1) + "\n")
-    flat = pd.json_normalize(kept).drop(columns="chaos")
-    counters = [name for name in flat if name.startswith("counters.")]
-    flat["invalid_because"] = flat["invalid_because"].map("; ".join)
-    folder.write("runs.csv", flat.drop(columns=counters).to_csv(index=False))
-    for kind, name in _SAMPLES.items():
-        tables = [table for run in runs if len(table := over_time(run, kind))]
-        if tables:
-            folder.write(name, pd.concat(tables).to_csv(index=False))
     return results
 
 
 def write_page(
     folder: ResultFolder, runs: Sequence[Run], results: Mapping[str, Any]
 ) -> Path:
-    """Write report.html; without matplotlib it has tables alone.
+    """Write report.html with figures, and return the file."""
+    pictures = _draw(folder.folder, results, runs)
+    folder.write("report.html", render_page(results, pictures))
+    return folder.folder / "report.html"
 
-    Returns:
-        The file.
-    """
+
+def render_page(
+    results: Mapping[str, Any], pictures: Iterable[tuple[str, bytes | None]] = ()
+) -> str:
+    """Return the page of what a results.json holds, an older one's too."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=ChainableUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = _number
-    environment.filters["spread"] = _spread
+    environment.filters |= {"number": _number, "spread": _spread}
     failed, rows = results["failed_requests"], results["rows"]
-    caption = _describe_origin(results)
-    text = environment.get_template(_TEMPLATE).render(
+    return environment.get_template("page.html.jinja").render(
         results=results,
-        caption=caption,
+        caption=_describe_origin(results),
         settings=results["settings"],
         default_limits=asdict(Limits()),
         uncounted=UNCOUNTED,
@@ -114,36 +93,31 @@ def write_page(
         compared=COMPARED,
         figures=[
             {"title": title, "data": base64.b64encode(png).decode()}
-            for title, png in _draw(folder.folder, results, runs, caption)
+            for title, png in pictures
             if png is not None
         ],
         failed=failed[:_MAX_LISTED],
         num_failed=len(failed),
-        chaos=[
-            {"arm": run["arm"], "load": run["load"], "round": run["round"], **blow}
-            for run in runs
-            for blow in run["chaos"]
-        ],
+        chaos=[run | blow for run in results["runs"] for blow in run["chaos"]],
     )
-    folder.write("report.html", text)
-    return folder.folder / "report.html"
 
 
 def _describe_origin(results: Mapping[str, Any]) -> str:
     """Return machine, models and number of requests, for under every figure."""
     environment = results["environment"]
     machine, models = environment.get("machine", {}), environment.get("models", {})
+    counts = (row.get("num_sent", row["num_requests"]) for row in results["rows"])
     parts = [
         f"{machine.get('cpu') or 'unknown machine'}, {machine.get('cores')} cores, "
         f"{machine.get('memory_gib')} GiB",
         *(f"{r} {m['name']} ({m['digest'][:12]})" for r, m in models.items()),
-        f"{sum(row['num_sent'] for row in results['rows'])} requests in all",
+        f"{sum(counts)} requests in all",
     ]
     return "; ".join(parts)
 
 
 def _draw(
-    folder: Path, results: Mapping[str, Any], runs: Sequence[Run], caption: str
+    folder: Path, results: Mapping[str, Any], runs: Sequence[Run]
 ) -> Iterator[tuple[str, bytes | None]]:
     try:
         from . import figures
@@ -155,28 +129,25 @@ def _draw(
             "pip install --no-deps -r configs/requirements/dev.txt\n"
         )
         return
-    targets = Targets(**results["settings"]["targets"])
-    rows = pd.DataFrame({"row": results["rows"]})
-    kind = [(row["workload"], row["load"].partition(":")[0]) for row in rows["row"]]
-    for (workload, process), own in rows.groupby(pd.Index(kind), sort=False)["row"]:
-        title = f"{workload}, {process}: against load"
-        yield title, figures.draw_against_load(own.tolist(), targets, caption)
-    by_cell: dict[tuple[str, str], dict[str, Run]] = {}
+    caption, targets = _describe_origin(results), results["settings"]["targets"]
+    by_process: dict[str, list[Run]] = {}
+    for row in results["rows"]:
+        process = f"{row['workload']}, {row['load'].partition(':')[0]}"
+        by_process.setdefault(process, []).append(row)
+    for title, rows in by_process.items():
+        drawn = figures.draw_against_load(rows, Targets(**targets), caption)
+        yield f"{title}: against load", drawn
+    by_cell: dict[str, dict[str, Run]] = {}
     for run in runs:
-        by_cell.setdefault((run["workload"], run["load"]), {})[run["arm"]] = run
-    for cell, last in by_cell.items():
-        title = ", ".join(cell)
+        by_cell.setdefault(f"{run['workload']}, {run['load']}", {})[run["arm"]] = run
+    for title, last in by_cell.items():
         records = {arm: _read(folder / run["records"]) for arm, run in last.items()}
-        outcomes = {arm: one.outcomes for arm, one in records.items()}
-        drawn = figures.draw_distributions(outcomes, caption)
-        yield f"{title}: distributions, all of the last round", drawn
         sending_s = max(run["sending_s"] for run in last.values())
         drawn = figures.draw_timeline(records, last, sending_s, caption)
         yield f"{title}: over time, last round", drawn
         for arm, run in last.items():
-            if run.get("is_soak"):
-                drawn = figures.draw_soak(run["process_samples"], caption)
-                yield f"{title}, {arm}: processes", drawn
+            drawn = figures.draw_soak(run["process_samples"], caption)
+            yield f"{title}, {arm}: processes", drawn
 
 
 def _read(path: Path) -> Records:
@@ -184,17 +155,17 @@ def _read(path: Path) -> Records:
 
 
 def _number(value: Any, digits: int = 3) -> str:
-    if value is None:
-        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return "-"
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:.0f}"
     return f"{value:.{digits}g}"
 
 
-def _spread(value: Mapping[str, float] | None) -> str:
-    if value is None:
+def _spread(value: Any) -> str:
+    if not isinstance(value, Mapping):
         return "-"
     middle, low, high = (_number(value[name]) for name in ("median", "min", "max"))
     if value["min"] == value["max"]:

@@ -13,9 +13,8 @@ from scipy import stats
 
 Run = Mapping[str, Any]
 
-_MAX_TIMES = 400
 _CONFIDENCE = 0.95
-CELL = ["workload", "load"]
+_CELL = ["workload", "load"]
 COMPARED = (
     *("output_tokens_per_s", "goodput_per_s", "requests_per_s"),
     *("ttft_p50_ms", "tpot_p50_ms", "e2e_p50_ms"),
@@ -34,6 +33,7 @@ _SERVER_COUNTS = (
     *(f"draft_tokens_{what}" for what in ("proposed", "verified", "accepted")),
     *("fallbacks", "preemptions"),
 )
+_OF_SERVER = (*_SERVER_COUNTS, "acceptance_length", "replicas_max")
 FIGURES = (
     *(*_SPREAD, *_COUNTS, *_SERVER_COUNTS),
     *("failure_rate", "acceptance_length", "verification_success_rate"),
@@ -77,7 +77,7 @@ def make_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Runs that the client spoilt stay in, and mark their row.
     """
-    groups = pd.DataFrame(runs).groupby([*CELL, "arm"], sort=False)
+    groups = pd.DataFrame(runs).groupby([*_CELL, "arm"], sort=False)
     return [
         {"arm": arm, "workload": workload, "load": load, **_make_row(own)}
         for (workload, load, arm), own in groups
@@ -91,71 +91,57 @@ def make_ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
     one of the other rounds alone would hide it.
     """
     frame, ratios = pd.DataFrame(runs), []
-    for cell, of_cell in frame.groupby(CELL, sort=False):
-        by_round = of_cell.set_index(["round", "arm"])
+    for (workload, load), of_cell in frame.groupby(_CELL, sort=False):
+        by_round = of_cell.pivot(index="round", columns="arm", values=list(COMPARED))
         for metric in COMPARED:
             values = by_round[metric].astype(float)
-            spoilt = values[values.isna() | (values == 0)].index.get_level_values("arm")
-            by_arm = values.unstack("arm").drop(columns=spoilt.unique())
-            arms = [arm for arm in frame["arm"].unique() if arm in by_arm]
+            arms = [arm for arm in frame["arm"].unique() if arm in values]
             for number, ours in enumerate(arms):
                 for theirs in arms[:number]:
-                    both = by_arm[[ours, theirs]].dropna()
-                    if len(both):
-                        place = {"arm": ours, "against": theirs, "metric": metric}
+                    # Rounds that only one of them has had so far come in pieces.
+                    had = of_cell.groupby("round")["arm"].agg(set)
+                    both = values.loc[had[had >= {ours, theirs}].index, [ours, theirs]]
+                    if len(both) and (both > 0).all(axis=None):
                         ratio = compare(both[ours].tolist(), both[theirs].tolist())
-                        cell_ = dict(zip(CELL, cell, strict=True))
-                        ratios.append(place | cell_ | asdict(ratio))
+                        place = {"arm": ours, "against": theirs, "metric": metric}
+                        place |= {"workload": workload, "load": load}
+                        ratios.append(place | asdict(ratio))
     return ratios
 
 
-def over_time(run: Run, kind: str) -> pd.DataFrame:
-    """Return a run's `timeline` or `process_samples` at 400 times or so."""
-    table = pd.DataFrame(run[kind])
-    if table.empty:
-        return table
-    times = np.unique(table["epoch_s"])
-    kept = {*times[:: -(-len(times) // _MAX_TIMES)], times[-1]}
-    table = table[table["epoch_s"].isin(kept)]
-    if "pids" in table:
-        table["pids"] = [" ".join(map(str, pids)) for pids in table["pids"]]
-    place = {name: run[name] for name in ("round", "arm", *CELL)}
-    at_s = table.pop("epoch_s") - run["epoch_s"]
-    return table.assign(**place, at_s=at_s)[[*place, "at_s", *table]].round(3)
-
-
 def _make_row(own: pd.DataFrame) -> dict[str, Any]:
-    server = pd.DataFrame(own["server"].tolist())
-    row: dict[str, Any] = {"rounds": len(own), "is_valid": bool(own["is_valid"].all())}
-    # Every round starts an engine anew, one that goes on in pieces more than once.
-    starts = own["started_s"] if "started_s" in own else own["round"]
-    row["engine_starts"] = int(starts.nunique())
+    server = pd.DataFrame(own["server"].tolist(), index=own.index)
+    server = server.reindex(columns=[*_OF_SERVER]).astype(float)
     level = own["level"].iloc[0]
-    row["level"] = None if pd.isna(level) else float(level)
-    row["is_open"] = bool(own["is_open"].iloc[0])
+    row: dict[str, Any] = {
+        "rounds": len(own),
+        "is_valid": bool(own["is_valid"].all()),
+        # Every round starts an engine anew, one that goes on in pieces more than once.
+        "engine_starts": int(own["started_s"].nunique()),
+        "level": None if pd.isna(level) else float(level),
+        "is_open": bool(own["is_open"].iloc[0]),
+        "tokens_counted_by_server": bool(own["tokens_counted_by_server"].all()),
+        "failures": dict(sum(map(Counter, own["failures"]), Counter())),
+        "invalid_because": sorted(set(own["invalid_because"].explode().dropna())),
+    }
     row |= {name: int(own[name].sum()) for name in _COUNTS}
     # Of all rounds together: a median would hide the one in which requests were lost.
     row["failure_rate"] = row["num_failed"] / max(1, row["num_sent"])
-    row["tokens_counted_by_server"] = bool(own["tokens_counted_by_server"].all())
     # A round in which nothing was answered must not drop out of a latency.
     for name in _SPREAD:
         row[name] = None if own[name].isna().any() else _spread(own[name])
-    for name in _SERVER_COUNTS:
-        row[name] = _known(server, name).sum() if len(_known(server, name)) else None
-    lengths = _known(server, "acceptance_length")
-    row["acceptance_length"] = _spread(lengths) if len(lengths) else None
+    sums = server[[*_SERVER_COUNTS]].sum(min_count=1)
+    row |= {name: None if pd.isna(value) else value for name, value in sums.items()}
+    row["acceptance_length"] = _spread(server["acceptance_length"].dropna())
     verified, accepted = row["draft_tokens_verified"], row["draft_tokens_accepted"]
     row["verification_success_rate"] = accepted / verified if verified else None
-    row["replicas_max"] = max(_known(server, "replicas_max"), default=None)
-    row["failures"] = dict(sum(map(Counter, own["failures"]), Counter()))
-    row["invalid_because"] = sorted({r for one in own["invalid_because"] for r in one})
+    replicas = server["replicas_max"].max()
+    row["replicas_max"] = None if pd.isna(replicas) else replicas
     return row
 
 
-def _known(server: pd.DataFrame, name: str) -> pd.Series:
-    return server[name].dropna().astype(float) if name in server else pd.Series()
-
-
-def _spread(values: pd.Series) -> dict[str, float]:
-    """Return median and range over rounds."""
+def _spread(values: pd.Series) -> dict[str, float] | None:
+    """Return median and range over rounds; None without any."""
+    if values.empty:
+        return None
     return {k: float(v) for k, v in values.agg(["median", "min", "max"]).items()}

@@ -63,12 +63,21 @@ def summarise(
     width_s = max(duration_s - lead_in_s, 1e-9)
     own = [o for o in sent if lead_in_s <= o.scheduled_s < duration_s]
     ok = [o for o in own if o.is_ok]
-    good = [o for o in own if o.meets(targets.ttft_ms, targets.tpot_ms)]
+    num_good = sum(o.meets(targets.ttft_ms, targets.tpot_ms) for o in own)
     ended = [o for o in sent if o.is_ok and lead_in_s <= o.end_s <= duration_s]
     num_failed = sum(o.is_failed for o in sent)
     failures = Counter(o.failure for o in sent if o.failure)
-    figures: dict[str, Any] = {
-        "window_s": width_s,
+    cached = [o for o in ok if o.cached_tokens is not None and o.prompt_tokens]
+    percentiles = {
+        f"{kind}_p{percent}_ms": _percentile(values, percent)
+        for kind, values in latencies(own).items()
+        for percent in PERCENTILES
+    }
+    # Little's law, measured: time spent in flight over time passed.
+    in_flight_s = sum(
+        max(0.0, min(o.end_s, duration_s) - max(o.sent_s, lead_in_s)) for o in sent
+    )
+    return {
         "num_requests": len(own),
         "num_ok": len(ok),
         "num_sent": len(sent),
@@ -78,25 +87,19 @@ def summarise(
         "failures": dict(failures),
         "failure_rate": num_failed / max(1, len(sent)),
         "requests_per_s": len(ended) / width_s,
-        "goodput_per_s": len(good) / width_s,
-        "goodput_share": len(good) / len(own) if own else None,
+        "goodput_per_s": num_good / width_s,
+        "goodput_share": num_good / len(own) if own else None,
         "output_tokens_per_s": count_tokens(sent, *window) / width_s,
         "input_tokens_per_s": sum(o.prompt_tokens or 0 for o in ended) / width_s,
-        "output_tokens": sum(o.output_tokens for o in own),
-        "input_tokens": sum(o.prompt_tokens or 0 for o in own),
-        "cached_share": _cached_share(ok),
+        "cached_share": sum(o.cached_tokens or 0 for o in cached)
+        / sum(o.prompt_tokens or 0 for o in cached)
+        if cached
+        else None,
         "tokens_counted_by_server": all(o.counted_by_server for o in ok),
-        # Little's law, measured: time spent in flight over time passed.
-        "mean_in_flight": sum(
-            max(0.0, min(o.end_s, duration_s) - max(o.sent_s, lead_in_s)) for o in sent
-        )
-        / width_s,
+        "mean_in_flight": in_flight_s / width_s,
+        **percentiles,
+        **_judge_client(records, own, window, is_open, limits),
     }
-    for name, values in latencies(own).items():
-        for percent in PERCENTILES:
-            figures[f"{name}_p{percent}_ms"] = _percentile(values, percent)
-        figures[f"{name}_mean_ms"] = float(np.mean(values)) if values else None
-    return figures | _judge_client(records, own, window, is_open, limits)
 
 
 def latencies(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
@@ -104,19 +107,16 @@ def latencies(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
 
     A request that was not answered has at least the time it waited until it was given
     up: leaving it out would flatter a server that hangs. Requests that failed
-    otherwise, and streams that we stalled ourselves, are in no latency.
+    otherwise are in no latency.
     """
-    undisturbed = [o for o in outcomes if o.chaos is None]
-    ok = [o for o in undisturbed if o.is_ok]
-    hung = [o for o in undisturbed if o.failure in (TIMEOUT, UNFINISHED)]
+    ok = [o for o in outcomes if o.is_ok]
+    hung = [o for o in outcomes if o.failure in (TIMEOUT, UNFINISHED)]
+    waited = [o.waited_ms if o.ttft_ms is None else o.ttft_ms for o in hung]
     by_kind: dict[str, list[float | None]] = {
-        "ttft": [
-            *(o.ttft_ms for o in ok),
-            *(o.waited_ms if o.ttft_ms is None else o.ttft_ms for o in hung),
-        ],
+        "ttft": [*(o.ttft_ms for o in ok), *waited],
         "itl": [gap for o in ok for gap in o.gaps_ms],
         "tpot": [o.tpot_ms for o in ok],
-        "e2e": [o.e2e_ms for o in ok] + [o.waited_ms for o in hung],
+        "e2e": [*(o.e2e_ms for o in ok), *(o.waited_ms for o in hung)],
     }
     return {
         kind: [value for value in values if value is not None]
@@ -145,12 +145,6 @@ def _percentile(values: Sequence[float], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
 
 
-def _cached_share(ok: Sequence[Outcome]) -> float | None:
-    known = [o for o in ok if o.cached_tokens is not None and o.prompt_tokens]
-    prompt = sum(o.prompt_tokens or 0 for o in known)
-    return sum(o.cached_tokens or 0 for o in known) / prompt if prompt else None
-
-
 def _judge_client(
     records: Records,
     own: Sequence[Outcome],
@@ -166,21 +160,23 @@ def _judge_client(
     lag = _largest(by_process["lag_p99_ms"].quantile(0.95))
     late = _percentile([o.send_lag_ms for o in own], 99) if is_open else None
     limit = f"(limit {limits.max_lag_ms:.0f} ms)"
-    complaints = {
-        "the client said nothing about itself": busiest is None,
-        f"the client used {busiest or 0:.0%} of a core (limit "
-        f"{limits.max_client_cpu:.0%}): use --processes": (
-            (busiest or 0) > limits.max_client_cpu
-        ),
-        f"the client's timers were {lag or 0:.0f} ms late {limit}: give it a core of "
-        "its own, or try --client-nice -10": (lag or 0) > limits.max_lag_ms,
-        f"requests were sent {late or 0:.0f} ms late {limit}": (
-            (late or 0) > limits.max_lag_ms
-        ),
-        "no request was due in the measured part": not own,
-    }
-    reasons = [reason for reason, is_so in complaints.items() if is_so]
-    reasons += _find_silent(records)
+    reasons = _find_silent(records)
+    if busiest is None:
+        reasons.append("the client said nothing about itself")
+    elif busiest > limits.max_client_cpu:
+        reasons.append(
+            f"the client used {busiest:.0%} of a core (limit "
+            f"{limits.max_client_cpu:.0%}): use --processes"
+        )
+    if lag is not None and lag > limits.max_lag_ms:
+        reasons.append(
+            f"the client's timers were {lag:.0f} ms late {limit}: give it a core of "
+            "its own, or try --client-nice -10"
+        )
+    if late is not None and late > limits.max_lag_ms:
+        reasons.append(f"requests were sent {late:.0f} ms late {limit}")
+    if not own:
+        reasons.append("no request was due in the measured part")
     return {
         "client_cpu": busiest,
         "client_lag_ms": lag,

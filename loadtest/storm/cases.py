@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,17 +53,11 @@ FEATURES: Final[dict[str, dict[str, Any]]] = {
 """What a stream depends on beside its prompt, as fields of a request."""
 
 PLAIN: Final = "plain"
-_CHATS: Final = frozenset({"tools"})
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request.
-
-    Attributes:
-        kind: `PLAIN`, or a name in `FEATURES`.
-        number: Makes its prompt.
-    """
+    """One request: a feature or `PLAIN`, and the number that makes its prompt."""
 
     kind: str
     number: int
@@ -70,8 +65,7 @@ class Case:
     @property
     def path(self) -> str:
         """Where it goes."""
-        is_chat = self.kind in _CHATS
-        return "/v1/chat/completions" if is_chat else "/v1/completions"
+        return f"/v1/{'chat/' * (self.kind == 'tools')}completions"
 
     @property
     def is_greedy(self) -> bool:
@@ -82,7 +76,7 @@ class Case:
         """Return the request."""
         text = f"Count from {self.number} to 90 and on:"
         prompt: dict[str, Any] = {"prompt": text}
-        if self.kind in _CHATS:
+        if self.kind == "tools":
             prompt = {"messages": [{"role": "user", "content": text}]}
         return {
             "model": model,
@@ -98,9 +92,8 @@ class Case:
 
 def make_cases(num_prompts: int) -> list[Case]:
     """Return cases in the order they are sent: one in three with a feature."""
-    features = list(FEATURES)
-    cases = []
-    for number in range(num_prompts):
-        kind = features[number // 3 % len(features)] if number % 3 == 2 else PLAIN
-        cases.append(Case(kind, number))
-    return cases
+    features = itertools.cycle(FEATURES)
+    return [
+        Case(next(features) if number % 3 == 2 else PLAIN, number)
+        for number in range(num_prompts)
+    ]

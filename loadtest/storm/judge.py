@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx
-import numpy as np
+import pandas as pd
 
 if TYPE_CHECKING:
     from .cases import Case
@@ -18,30 +17,18 @@ NEAR_TIE: Final = 1e-4
 """Of the two likeliest tokens' log probabilities: float32 cannot tell them apart in
 batches of another shape."""
 
+_MAX_EXAMPLES: Final = 20
 
-@dataclass(slots=True)
-class Verdict:
-    """Counts, and what was wrong.
+
+class Judge:
+    """Compares streams with those of an undisturbed run.
 
     Attributes:
         counts: Streams by what became of them: `equal`, `forgiven` (they part where
             the target's likeliest tokens tie), `whole` (sampled: nothing to compare
             with), `corrupted`, `failed`, `cut` (their front was killed).
-        examples: Of what failed or was corrupted, a few.
+        examples: Of what failed, was corrupted or forgiven, a few.
     """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: list[dict[str, Any]] = field(default_factory=list)
-
-    def note(self, what: str, stream: Stream, why: str = "") -> None:
-        """Count a stream."""
-        self.counts[what] += 1
-        if why and len(self.examples) < 20:
-            self.examples.append({"what": what, "kind": stream.case.kind, "why": why})
-
-
-class Judge:
-    """Compares streams with those of an undisturbed run."""
 
     def __init__(
         self, url: str, model: str, undisturbed: Iterable[Stream], *, may_cut: bool
@@ -56,59 +43,48 @@ class Judge:
         """
         self._url, self._model, self._may_cut = url, model, may_cut
         self._right: Mapping[Case, Stream] = {one.case: one for one in undisturbed}
+        self.counts: Counter[str] = Counter()
+        self.examples: list[dict[str, Any]] = []
 
-    def judge(self, streams: Iterable[Stream]) -> Verdict:
-        """Return what became of all streams."""
-        verdict = Verdict()
-        for stream in streams:
-            self._judge(stream, verdict)
-        return verdict
+    def judge(self, stream: Stream) -> None:
+        """Count what became of a stream."""
+        what, why = self._compare(stream)
+        self.counts[what] += 1
+        if why and len(self.examples) < _MAX_EXAMPLES:
+            example = {"what": what, "kind": stream.case.kind, "why": why}
+            self.examples.append(example)
 
-    def _judge(self, stream: Stream, verdict: Verdict) -> None:
+    def _compare(self, stream: Stream) -> tuple[str, str]:
         if stream.error is not None:
             is_cut = stream.is_cut and self._may_cut
-            verdict.note("cut" if is_cut else "failed", stream, stream.error)
-            return
+            return "cut" if is_cut else "failed", stream.error
         if not stream.case.is_greedy:
-            verdict.note("whole", stream)
-            return
+            return "whole", ""
         right = self._right[stream.case]
         if stream.token_ids == right.token_ids and stream.text == right.text:
-            verdict.note("equal", stream)
-            return
+            return "equal", ""
         ids, known = stream.token_ids[0], right.token_ids[0]
-        at = next(
-            (i for i, (a, b) in enumerate(zip(ids, known, strict=False)) if a != b),
-            min(len(ids), len(known)),
-        )
+        pairs = enumerate(zip(ids, known, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(known)))
         gap = self._gap(stream.case, known[:at])
         why = f"parts at token {at} of {len(known)}, likeliest two {gap:.1e} apart"
-        verdict.note("forgiven" if gap < NEAR_TIE else "corrupted", stream, why)
+        return "forgiven" if gap < NEAR_TIE else "corrupted", why
 
     def _gap(self, case: Case, before: list[int]) -> float:
         """Return how far apart the next token's two likeliest are; inf if unknown."""
         prompt = case.body(self._model).get("prompt")
         if prompt is None:
             return float("inf")
-        tokens = httpx.post(
-            f"{self._url}/tokenize",
-            json={"model": self._model, "prompt": prompt},
-            timeout=60,
-        ).json()["tokens"]
-        answer = httpx.post(
-            f"{self._url}/v1/completions",
-            json={
-                "model": self._model,
-                "prompt": tokens + before,
-                "max_tokens": 1,
-                "temperature": 0,
-                "logprobs": 2,
-            },
-            timeout=60,
-        ).json()
+        tokens = self._ask("/tokenize", prompt=prompt)["tokens"]
+        one = {"max_tokens": 1, "temperature": 0, "logprobs": 2}
+        answer = self._ask("/v1/completions", prompt=tokens + before, **one)
         likeliest = answer["choices"][0]["logprobs"]["top_logprobs"][0].values()
         first, second, *_ = sorted(likeliest, reverse=True)
         return float(first - second)
+
+    def _ask(self, path: str, **body: Any) -> Any:
+        body["model"] = self._model
+        return httpx.post(f"{self._url}{path}", json=body, timeout=60).json()
 
 
 def describe_stalls(
@@ -120,19 +96,10 @@ def describe_stalls(
     on as ever, so that the median is of the kinder half.
     """
     streams = list(streams)
-    gaps: dict[str, list[float]] = {}
-    for kill in kills:
-        found = (stream.gap_at(kill["at_s"]) for stream in streams)
-        gaps.setdefault(kill["kind"], []).extend(1e3 * one for one in found if one)
-    return {
-        kind: {
-            "streams": len(some),
-            **{
-                f"p{q}_ms": round(float(np.percentile(some, q)), 1)
-                for q in (50, 90, 99)
-            },
-            "max_ms": round(max(some), 1),
-        }
-        for kind, some in gaps.items()
-        if some
-    }
+    gaps = [(k["kind"], one.gap_at(k["at_s"])) for k in kills for one in streams]
+    table = pd.DataFrame(gaps, columns=["kind", "gap_s"]).dropna()
+    by_kind = (1e3 * table["gap_s"].astype(float)).groupby(table["kind"])
+    found = by_kind.describe(percentiles=[0.5, 0.9, 0.99]).round(1)
+    names = {"count": "streams", "max": "max_ms"}
+    names |= {f"{q}%": f"p{q}_ms" for q in (50, 90, 99)}
+    return dict(found[[*names]].rename(columns=names).T.to_dict())

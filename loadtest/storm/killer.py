@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
 from loadtest.client.errors import LoadTestError
-from loadtest.compare.processes import find_processes
+from loadtest.compare.chaos import VICTIMS, find_victims
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from loadtest.compare.deployment import Deployment
-
-ROLES: Final = {"engine": "engine", "replica": "replica", "front": "front"}
-"""Whom each kind of kill hits, by the role of its process."""
 
 MAX_RECOVERY_S: Final = 300.0
 _LOOK_S: Final = 0.25
@@ -28,73 +22,49 @@ _PAUSE_S: Final = (0.2, 2.0)
 streams."""
 
 
-class Killer:
-    """Goes through kinds of kills in turn.
+async def kill_in_turn(
+    deployment: Deployment, kinds: list[str], seed: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Kill one process of each kind, the next when all are back and replicas answer.
 
-    Attributes:
-        kills: `kind`, `at_s` (monotonic), and `recovered_after_s` until every process
-            of the kind was there again and replicas answered.
+    Returns:
+        `kind`, `at_s` (monotonic) and `recovered_after_s` of every kill.
+
+    Raises:
+        LoadTestError: Something did not come back.
     """
-
-    def __init__(
-        self,
-        deployment: Deployment,
-        kinds: Sequence[str],
-        num_each: int,
-        *,
-        seed: int,
-        say: Callable[[str], None],
-    ) -> None:
-        """Kill nothing yet."""
-        self._deployment = deployment
-        self._kinds = [*kinds] * num_each
-        self._random = random.Random(seed)
-        self._say = say
-        self._num_whole = self._count()
-        self.kills: list[dict[str, Any]] = []
-
-    async def run(self) -> None:
-        """Kill until all is done.
-
-        Raises:
-            LoadTestError: Something did not come back.
-        """
-        for turn, kind in zip(itertools.count(1), self._kinds, strict=False):
-            await asyncio.sleep(self._random.uniform(*_PAUSE_S))
-            victim = self._random.choice(self._find(kind))
-            at_s = time.monotonic()
-            victim.kill()
-            await self._recover(kind, at_s)
-            after_s = round(time.monotonic() - at_s, 1)
-            self.kills.append(
-                {"kind": kind, "at_s": at_s, "recovered_after_s": after_s}
-            )
-            self._say(
-                f"kill {turn}/{len(self._kinds)}: {kind}, whole after {after_s} s"
-            )
-
-    def _find(self, kind: str) -> list[psutil.Process]:
-        assert self._deployment.pid is not None
-        found = find_processes(self._deployment.pid)
-        return [process for role, process in found if role == ROLES[kind]]
-
-    def _count(self) -> dict[str, int]:
-        return {kind: len(self._find(kind)) for kind in ROLES}
-
-    async def _recover(self, kind: str, at_s: float) -> None:
-        while time.monotonic() - at_s < MAX_RECOVERY_S:
+    draw, num_whole = random.Random(seed), _count(deployment)
+    kills: list[dict[str, Any]] = []
+    for kind in kinds:
+        await asyncio.sleep(draw.uniform(*_PAUSE_S))
+        victim = draw.choice(_find(deployment, kind))
+        at_s = time.monotonic()
+        victim.kill()
+        # In a thread: looking through processes takes a while, and clients stream.
+        while not await asyncio.to_thread(_is_whole, deployment, num_whole):
+            if time.monotonic() - at_s > MAX_RECOVERY_S:
+                raise LoadTestError(
+                    f"after {MAX_RECOVERY_S:.0f} s the {kind} that was killed is not "
+                    "back; see the server's log"
+                )
             await asyncio.sleep(_LOOK_S)
-            # In threads: looking through processes takes a while, and clients stream.
-            counts = await asyncio.to_thread(self._count)
-            if counts == self._num_whole and await asyncio.to_thread(self._answers):
-                return
-        raise LoadTestError(
-            f"after {MAX_RECOVERY_S:.0f} s the {kind} that was killed is not back; see "
-            "the server's log"
-        )
+        after_s = round(time.monotonic() - at_s, 1)
+        kills.append({"kind": kind, "at_s": at_s, "recovered_after_s": after_s})
+        say(f"kill {len(kills)}/{len(kinds)}: {kind}, whole after {after_s} s")
+    return kills
 
-    def _answers(self) -> bool:
-        text = self._deployment.endpoint.fetch("/health")
-        return text is not None and (
-            f'"running_replicas":{self._num_whole["replica"]}' in text.replace(" ", "")
-        )
+
+def _is_whole(deployment: Deployment, num_whole: dict[str, int]) -> bool:
+    return (
+        _count(deployment) == num_whole
+        and deployment.endpoint.count_replicas() == num_whole["replica"]
+    )
+
+
+def _count(deployment: Deployment) -> dict[str, int]:
+    return {kind: len(_find(deployment, kind)) for kind in VICTIMS}
+
+
+def _find(deployment: Deployment, kind: str) -> list[Any]:
+    assert deployment.pid is not None  # We have started it.
+    return find_victims(deployment.pid, kind)

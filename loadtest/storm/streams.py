@@ -14,6 +14,8 @@ import aiohttp
 from loadtest.client.sse import SseDecoder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .cases import Case
 
 TIMEOUT_S: Final = 300.0
@@ -70,7 +72,7 @@ class Stream:
                 self.finish_reasons[index] = choice["finish_reason"]
 
 
-async def run_stream(
+async def _run(
     session: aiohttp.ClientSession, url: str, model: str, case: Case
 ) -> Stream:
     """Ask once and read to the end; a failure is kept in the stream."""
@@ -98,25 +100,23 @@ async def run_stream(
     return stream
 
 
-def open_session(num_in_flight: int) -> aiohttp.ClientSession:
-    """Return a session that keeps so many connections."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=num_in_flight, force_close=True),
-        timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-    )
-
-
-async def run_in_turn(
-    url: str, model: str, cases: list[Case], num_in_flight: int
+async def run_streams(
+    url: str,
+    model: str,
+    cases: Iterable[Case],
+    num_in_flight: int,
 ) -> list[Stream]:
-    """Run every case once, so many at a time."""
+    """Run cases, so many at a time, to the last one."""
     queue = iter(cases)
     streams: list[Stream] = []
-    async with open_session(num_in_flight) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=num_in_flight, force_close=True),
+        timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+    ) as session:
 
         async def work() -> None:
             for case in queue:
-                streams.append(await run_stream(session, url, model, case))
+                streams.append(await _run(session, url, model, case))
 
         await asyncio.gather(*(work() for _ in range(num_in_flight)))
     return streams

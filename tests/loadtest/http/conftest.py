@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from .stand_in_server import StandIn, plain_reply, run_stand_in
+from .stand_in_server import StandIn, run_stand_in
 
 
 @pytest.fixture
 def server() -> Iterator[StandIn]:
     """A stand-in that sends a token every 5 ms."""
-    with run_stand_in(StandIn(plain_reply(0.005))) as running:
+    with run_stand_in(StandIn()) as running:
         yield running
 
 

@@ -4,12 +4,11 @@ Not a model: it sends what a script says, piece by piece, so that tests know to 
 token and to the event what a client must report. Runs in threads of the test's own
 process or, as a script, in a process of its own:
 
-    python -m tests.loadtest.http.stand_in_server --port 9000 --step-ms 5
+    python -m tests.loadtest.http.stand_in_server 9000
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import threading
@@ -29,6 +28,15 @@ CLOSE = object()
 Script = Callable[[Mapping[str, Any]], Iterator[object]]
 """From a request's body to pieces: bytes to send, seconds to wait, or CLOSE."""
 
+PAGE = """\
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total {proposed}
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total {accepted}
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total {accepted}
+"""
+
 
 def event(value: object) -> bytes:
     """Return one event."""
@@ -42,9 +50,9 @@ def chunk(text: str = "", *, finish: str | None = None, **more: Any) -> bytes:
     return event({"id": "chat-1", "choices": [choice], **more})
 
 
-def usage(prompt: int, completion: int) -> bytes:
+def usage(prompt: int, completion: int, **more: Any) -> bytes:
     """Return the chunk that carries only the usage."""
-    counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, **more}
     return event({"id": "chat-1", "choices": [], "usage": counts})
 
 
@@ -86,43 +94,47 @@ class StandIn:
     """A running stand-in.
 
     Attributes:
-        script: What it replies.
+        script: What it replies; by default a token a step.
+        step_s: Of the default.
         status: HTTP status; other than 200 the script's bytes are the whole body.
         chunked: Whether bodies use chunked transfer coding; else they end with the
             connection.
-        bodies: Requests it got.
-        ids: Their `X-Request-Id`.
         key: Without it as `Authorization` everything is refused; empty for none.
         replicas: How many `/health` tells; with 0 it refuses.
+        page: What its exporter shows; None for nothing.
+        pages: What was got from it.
+        bodies: Requests it got.
+        ids: Their `X-Request-Id`.
     """
 
-    script: Script
+    script: Script | None = None
+    step_s: float = 0.005
     status: int = 200
     chunked: bool = True
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    arrivals_s: list[float] = field(default_factory=list)
-    url: str = ""
     key: str = ""
     replicas: int = 1
+    page: str | None = PAGE
+    pages: list[str] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    url: str = ""
 
-    def answer_get(self, path: str) -> bytes | None:
-        """Return the body for a path; None where there is nothing."""
-        if path == "/v1/models":
-            return json.dumps({"object": "list", "data": [{"id": "stand-in"}]}).encode()
-        if path == "/health":
-            return json.dumps({"running_replicas": self.replicas}).encode()
-        if path == "/metrics":
-            tokens = sum(map(num_asked, self.bodies))
-            return (
-                "# TYPE vllm:spec_decode_num_draft_tokens_total counter\n"
-                f"vllm:spec_decode_num_draft_tokens_total {2 * tokens}\n"
-                "# TYPE vllm:spec_decode_num_accepted_tokens_total counter\n"
-                f"vllm:spec_decode_num_accepted_tokens_total {tokens}\n"
-                "# TYPE vllm:spec_decode_num_drafts_total counter\n"
-                f"vllm:spec_decode_num_drafts_total {tokens}\n"
-            ).encode()
-        return None
+    def answer_get(self, path: str) -> tuple[int, str]:
+        """Return status and body for a path."""
+        match path:
+            case "/v1/models":
+                return 200, json.dumps({"data": [{"id": "stand-in"}]})
+            case "/health":
+                health = json.dumps({"running_replicas": self.replicas})
+                return 200 if self.replicas else 503, health
+            case "/metrics" if self.page is not None:
+                tokens = sum(map(num_asked, self.bodies))
+                counts = {"{proposed}": 2 * tokens, "{accepted}": tokens}
+                page = self.page
+                for name, count in counts.items():
+                    page = page.replace(name, str(count))
+                return 200, page
+        return 404, ""
 
 
 @contextmanager
@@ -138,21 +150,15 @@ def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
             """Say nothing."""
 
         def do_GET(self) -> None:
-            body = stand_in.answer_get(self.path)
-            status = 200 if body is not None else 404
-            if not self._may_enter():
-                status, body = 401, b""
-            elif self.path == "/health" and not stand_in.replicas:
-                status = 503
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body or b"")))
+            stand_in.pages.append(self.path)
+            status, body = stand_in.answer_get(self.path)
+            self.send_response(status if self._may_enter() else 401)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body or b"")
+            self.wfile.write(body.encode())
 
         def do_POST(self) -> None:
-            stand_in.arrivals_s.append(time.perf_counter())
-            length = int(self.headers["Content-Length"])
-            body = json.loads(self.rfile.read(length))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             stand_in.bodies.append(body)
             stand_in.ids.append(self.headers.get("X-Request-Id", ""))
             try:
@@ -172,7 +178,8 @@ def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
                 self.send_header("Connection", "close")
                 self.close_connection = True
             self.end_headers()
-            for piece in stand_in.script(body):
+            script = stand_in.script or plain_reply(stand_in.step_s)
+            for piece in script(body):
                 if piece is CLOSE:
                     self.close_connection = True
                     return
@@ -205,18 +212,6 @@ def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
         thread.join()
 
 
-def main() -> None:
-    """Serve plain replies until interrupted."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--step-ms", type=float, default=5.0)
-    args = parser.parse_args()
-    stand_in = StandIn(plain_reply(args.step_ms / 1e3))
-    with run_stand_in(stand_in, args.port) as running:
-        sys.stdout.write(f"{running.url}\n")
-        sys.stdout.flush()
-        threading.Event().wait()
-
-
 if __name__ == "__main__":
-    main()
+    with run_stand_in(StandIn(), int(sys.argv[1])):
+        threading.Event().wait()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +12,16 @@ import pytest
 from loadtest.client.errors import LoadTestError
 from loadtest.client.outcome import Outcome
 from loadtest.client.records import Records
-from loadtest.compare.cross_check import compare_figure, judge_ratio, main, read_ours
+from loadtest.compare.cross_check import (
+    FIGURES,
+    compare_clients,
+    judge_ratio,
+    main,
+    read_ours,
+)
 from loadtest.report.rows import Ratio
 
-from .stand_in_server import StandIn, plain_reply, run_stand_in
-
-ROOT = Path(__file__).resolve().parents[3]
+from .stand_in_server import plain_reply
 
 
 def outcome(number: int, at_s: float, **changes: Any) -> Outcome:
@@ -51,10 +53,11 @@ def test_a_cross_check_with_failed_requests_compares_nothing():
 
 def test_clients_are_compared_within_rounds():
     rounds = [
-        {"round": n, "ours": {"ttft_p50_ms": 1.1 * t}, "theirs": {"ttft_p50_ms": t}}
-        for n, t in ((1, 50.0), (2, 200.0))
+        {"ours": dict.fromkeys(FIGURES, 1.1 * t), "theirs": dict.fromkeys(FIGURES, t)}
+        for t in (50.0, 200.0)
     ]
-    assert compare_figure(rounds, "ttft_p50_ms").ratio == pytest.approx(1.1)
+    for ratio in compare_clients(rounds).values():
+        assert ratio.ratio == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,9 @@ def test_clients_agree_when_the_whole_interval_is_within_the_tolerance(
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllms_client_and_ours_measure_a_stand_in(tmp_path, monkeypatch, capsys):
+def test_vllms_client_and_ours_measure_a_stand_in(
+    server, tmp_path, monkeypatch, capsys
+):
     prompts: Counter[str] = Counter()
 
     def reply(body: Mapping[str, Any]) -> Iterator[object]:
@@ -86,20 +91,16 @@ def test_vllms_client_and_ours_measure_a_stand_in(tmp_path, monkeypatch, capsys)
         prompts[content if isinstance(content, str) else content[0]["text"]] += 1
         yield from plain_reply(0.02)(body)
 
-    key = "Bearer very-secret"
-    monkeypatch.setenv("TETRIS_LOADTEST_HEADER", f"Authorization: {key}")
-    monkeypatch.chdir(ROOT)
-    with run_stand_in(StandIn(reply, key=key)) as server:
-        where = ["--url", f"{server.url}/v1", "--output", str(tmp_path)]
-        amount = ["--requests=6", "--in-flight=2", "--max-tokens=8", "--rounds=1"]
-        status = main([*where, *amount])
+    server.script, server.key = reply, "Bearer very-secret"
+    monkeypatch.setenv("TETRIS_LOADTEST_HEADER", f"Authorization: {server.key}")
+    where = ["--url", f"{server.url}/v1", "--output", str(tmp_path)]
+    amount = ["--requests=6", "--in-flight=2", "--max-tokens=8", "--rounds=1"]
     # Nobody agrees after one round.
-    assert status == 1
+    assert main([*where, *amount]) == 1
     assert capsys.readouterr().out.count("cannot tell") == 3
     found = json.loads((tmp_path / "cross_check.json").read_text())
     assert found["server"]["url"] == server.url
     assert found["server"]["v1/models"]["data"] == [{"id": "stand-in"}]
-    assert found["server"]["tetris_serve"] == version("tetris-serve")
     # One pass of ours for the prefix cache, then both, all with the same prompts.
     assert prompts.total() == 18
     assert all(count % 3 == 0 for count in prompts.values())

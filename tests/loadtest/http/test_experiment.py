@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import signal
@@ -19,8 +18,9 @@ import pytest
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import read_records
 from loadtest.compare.arms import parse_arm
-from loadtest.compare.cli import PRESETS, main, make_load_options, parse_options
+from loadtest.compare.cli import PRESETS, main, parse_options
 from loadtest.compare.deployment import Launcher
+from loadtest.compare.runner import make_load_options
 from loadtest.load.arrivals import arrival_times, parse_load
 
 from .stand_in_server import (
@@ -29,7 +29,6 @@ from .stand_in_server import (
     WAIT_S,
     StandIn,
     chunk,
-    plain_reply,
     run_stand_in,
     usage,
     wait_for,
@@ -53,46 +52,46 @@ def experiment(output: Path, *arguments: str) -> int:
     return main(["--output", str(output), *short, *calm, *arguments])
 
 
+def results_in(folder: Path) -> dict[str, Any]:
+    """Return what results.json holds."""
+    return dict(json.loads((folder / "results.json").read_text()))
+
+
 def test_an_experiment_sends_arms_the_same_and_reports_on_them(
     server, tmp_path, prompts, capsys
 ):
-    with run_stand_in(StandIn(plain_reply(0.05))) as slow:
+    with run_stand_in(StandIn(step_s=0.05)) as slow:
         arms = [f"--arm=fast={server.url}", f"--arm=slow={slow.url}/v1"]
         loads = ["--loads", "poisson:10", prompts]
         objectives = ["--objective=fast/slow@tpot_p50_ms<=0.7"]
-        status = experiment(tmp_path, *arms, *loads, *objectives)
+        status = experiment(tmp_path, *arms, *loads, *objectives, "--warm-up=1")
         seen = len(server.bodies)
         # Everything is measured: the same command only judges.
-        again = experiment(tmp_path, *arms, *loads, "--objective=slow@tpot_p50_ms<=10")
-    assert status == 0
-    assert again == 1
+        missed = ["--objective=slow@tpot_p50_ms<=10", "--warm-up=1"]
+        again = experiment(tmp_path, *arms, *loads, *missed)
+    assert (status, again) == (0, 1)
     assert len(server.bodies) == seen
     assert "missed: slow@tpot_p50_ms<=10 in slow, " in capsys.readouterr().err
-    ours, theirs = (
-        sorted(json.dumps(body["messages"]) for body in one.bodies)
-        for one in (server, slow)
-    )
-    assert ours
-    assert ours == theirs
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = results_in(tmp_path)
     rows = {(row["arm"], row["load"]): row for row in results["rows"]}
     assert set(rows) == {("fast", "poisson:10"), ("slow", "poisson:10")}
     for row in rows.values():
         assert row["num_ok"] == row["num_requests"] > 0
         assert row["acceptance_length"]["median"] == pytest.approx(2.0)
         assert row["verification_success_rate"] == pytest.approx(0.5)
-        assert row["replicas_max"] == 1
+        assert row["replicas_max"] == row["engine_starts"] == 1
         assert row["is_valid"]
     # Eight tokens take seven steps of 50 ms, less what the first one was read late.
     assert rows["slow", "poisson:10"]["tpot_p50_ms"]["median"] >= 45
-    assert (tmp_path / "runs.csv").read_text().count("\n") == 3
-    with (tmp_path / "timeline.csv").open() as file:
-        timeline = list(csv.DictReader(file))
-    assert {point["arm"] for point in timeline} == {"fast", "slow"}
-    assert {float(point["replicas"]) for point in timeline} == {1}
-    for run in results["runs"]:
+    for run, arm in zip(results["runs"], (server, slow), strict=True):
         name = "vllm_spec_decode_num_drafts_total"
         assert run["counters"][name] == run["server"]["draft_tokens_accepted"]
+        # The same in both runs, after a warm-up that counts into neither.
+        assert run["num_sent"] == results["runs"][0]["num_sent"]
+        sent = [body["messages"] for body in arm.bodies[-run["num_sent"] :]]
+        assert sorted(map(str, sent)) == sorted(
+            str(body["messages"]) for body in server.bodies[-len(sent) :]
+        )
     report = (tmp_path / "report.html").read_text()
     assert 'src="data:image/png;base64,' in report
     # Self-contained: nothing is loaded from anywhere.
@@ -110,15 +109,10 @@ def test_every_failed_request_is_listed_with_its_id(tmp_path):
         yield chunk("b", finish="stop") + usage(1, 2) + DONE
 
     with run_stand_in(StandIn(every_third_is_cut)) as server:
-        status = experiment(
-            tmp_path,
-            f"--arm=a={server.url}",
-            "--loads=closed:3",
-            "--objective=failure_rate<=0.01",
-        )
+        where = (f"--arm=a={server.url}", "--loads=closed:3")
+        status = experiment(tmp_path, *where, "--objective=failure_rate<=0.01")
     assert status == 1
-    results = json.loads((tmp_path / "results.json").read_text())
-    failed = results["failed_requests"]
+    failed = results_in(tmp_path)["failed_requests"]
     assert {one["failure"] for one in failed} == {"cut"}
     assert len(failed) == pytest.approx(len(server.ids) / 3, abs=2)
     assert {one["id"] for one in failed} < set(server.ids)
@@ -126,23 +120,18 @@ def test_every_failed_request_is_listed_with_its_id(tmp_path):
     assert all(one["id"] in report for one in failed)
 
 
-def test_a_key_reaches_the_endpoint_and_nobody_else(tmp_path, capsys):
-    key = "Bearer very-secret"
-    with run_stand_in(StandIn(plain_reply(0.005), key=key)) as server:
-        arm = f"--arm=a={server.url}"
-        assert experiment(tmp_path / "without", arm) == 1
-        assert "give its key with --header" in capsys.readouterr().err
-        header = f"--header=Authorization: {key}"
-        status = experiment(
-            tmp_path / "with", arm, header, "--objective=failure_rate<=0"
-        )
+def test_a_key_reaches_the_endpoint_and_nobody_else(server, tmp_path, capsys):
+    server.key = "Bearer very-secret"
+    arm = f"--arm=a={server.url}"
+    assert experiment(tmp_path / "without", arm) == 1
+    assert "give its key with --header" in capsys.readouterr().err
+    header = f"--header=Authorization: {server.key}"
+    status = experiment(tmp_path / "with", arm, header, "--objective=failure_rate<=0")
     assert status == 0
-    results = json.loads((tmp_path / "with" / "results.json").read_text())
-    [row] = results["rows"]
+    [row] = results_in(tmp_path / "with")["rows"]
     assert row["num_ok"] > 0
     assert row["acceptance_length"] is not None
     written = [p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()]
-    assert written
     assert not any(b"very-secret" in text for text in written)
 
 
@@ -162,11 +151,8 @@ def test_a_spoilt_run_meets_no_objective_and_conditions_are_not_mixed(
 
 def test_workers_without_users_are_not_waited_for(server, tmp_path):
     began_s = time.monotonic()
-    experiment(
-        tmp_path,
-        f"--arm=a={server.url}",
-        *("--loads=closed:2", "--processes=3", "--requests=31", "--duration=300"),
-    )
+    load = ("--loads=closed:2", "--processes=3", "--requests=31", "--duration=300")
+    experiment(tmp_path, f"--arm=a={server.url}", *load)
     assert len(server.ids) == len(set(server.ids)) == 31
     assert time.monotonic() - began_s < 300
     [path] = (tmp_path / "records").glob("*.gz")
@@ -186,9 +172,27 @@ def test_workers_together_send_what_one_process_would(server, tmp_path, prompts)
     assert {sample.process for sample in records.client} == {"client 0", "client 1"}
 
 
+@pytest.mark.parametrize("chaos", ["kill-replica@0.2", "drop=0.2"])
+def test_chaos_is_judged_and_servers_are_not_blamed_for_it(tmp_path, capsys, chaos):
+    arm = [f"--arm=a=cmd:{STAND_IN} {{port}}", "--loads=closed:3"]
+    status = experiment(tmp_path, *arm, f"--chaos={chaos}")
+    results = results_in(tmp_path)
+    [verdict] = results["objectives"]
+    assert verdict["note"] in (tmp_path / "report.html").read_text()
+    assert results["failed_requests"] == []
+    if chaos == "drop=0.2":
+        count = results["rows"][0]["failures"]["client_dropped"]
+        assert status == 0
+        assert 0 < verdict["found"] == count == results["rows"][0]["num_sent"] // 5
+    else:
+        assert status == 1
+        assert "chaos: kill-replica is done" in capsys.readouterr().err
+        assert verdict["note"] == "there is no such process"
+
+
 def test_a_command_is_started_and_leaves_nothing_behind(tmp_path):
     launcher = Launcher(tmp_path)
-    with launcher.run(parse_arm(f"a=cmd:{STAND_IN} --port {{port}}"), print) as running:
+    with launcher.run(parse_arm(f"a=cmd:{STAND_IN} {{port}}"), print) as running:
         assert running.endpoint.why_silent() is None
         assert running.metrics_urls == (f"{running.endpoint.url}/metrics",)
         process = psutil.Process(running.pid)
@@ -228,6 +232,7 @@ def test_ctrl_c_ends_the_run_and_what_it_started(server, tmp_path):
         (["--policies=none", "--objective=fast"], "no objective"),
         (["--policies=none", "--objective=failures<=0"], "there is no figure failures"),
         (["--policies=none", "--chaos=kill-all"], "kill-replica@PART"),
+        (["--policies=none", "--chaos=kill-engine@1.5"], "part of the run below 1"),
         (["--policies=none", "--duration=soon"], "invalid float value"),
     ],
 )
@@ -245,18 +250,17 @@ def test_options_that_cannot_work_are_refused(tmp_path, capsys, arguments, messa
         (["--policies=none", "--workloads=mixd"], "no workload"),
         (["--policies=none,none"], "same name"),
         (["--policies=none", "--lead-in=60"], "leaves nothing"),
-        (["--arm=a=http://x", "--chaos=redeploy@0.5"], "--redeploy-command"),
-        (["--arm=a=vllm:none", "--chaos=redeploy@0.5"], "--redeploy-command"),
-        (["--arm=a=http://x", "--chaos=kill-engine@0.5"], "--deployment-pid"),
+        (["--arm=a=http://x", "--chaos=redeploy@0.5"], "not served by us"),
+        (["--arm=a=vllm:none", "--chaos=redeploy@0.5"], "not served by us"),
+        (["--arm=a=http://x", "--chaos=kill-engine@0.5"], "have us start it"),
         (
             ["--policies=none", "--requests=5", "--chaos=kill-engine@0.5"],
             "leave --requests out",
         ),
-        (["--arm=a=http://x", "--soak"], "--deployment-pid"),
+        (["--arm=a=http://x", "--soak"], "have us start it"),
         (["--policies=none", "--header=secret"], "NAME: VALUE"),
         (["--policies=none", "--extra-body=[]"], "JSON object"),
         (["--policies=none", "--loads=poisson:1", "--requests=5"], "closed loop"),
-        (["--report-only"], "no measurements"),
     ],
 )
 def test_experiments_that_cannot_work_are_explained(
@@ -266,18 +270,21 @@ def test_experiments_that_cannot_work_are_explained(
     assert message in capsys.readouterr().err
 
 
-def test_a_policy_becomes_settings_of_our_server():
-    assert parse_arm("a=tetris:3+1").up_arguments() == [
-        *("--policy", "tetris", "--set", "policy.draft_tokens=3"),
-        *("--set", "policy.max_draft_tokens=4"),
-    ]
-    assert parse_arm("goodput:6").up_arguments() == [
-        *("--policy", "goodput", "--set", "policy.max_draft_tokens=6"),
-    ]
-    assert parse_arm("fixed:2").up_arguments() == [
-        *("--policy", "fixed", "--set", "policy.draft_tokens=2"),
-    ]
-    assert parse_arm("none").up_arguments() == ["--policy", "none"]
+@pytest.mark.parametrize(
+    ("arm", "arguments"),
+    [
+        ("none", "--policy none"),
+        ("fixed:2", "--policy fixed --set policy.draft_tokens=2"),
+        ("goodput:6", "--policy goodput --set policy.max_draft_tokens=6"),
+        (
+            "a=tetris:3+1",
+            "--policy tetris --set policy.draft_tokens=3 "
+            "--set policy.max_draft_tokens=4",
+        ),
+    ],
+)
+def test_a_policy_becomes_settings_of_our_server(arm, arguments):
+    assert parse_arm(arm).up_arguments() == arguments.split()
 
 
 def test_vllm_alone_is_started_with_the_very_options_of_our_server(tmp_path):

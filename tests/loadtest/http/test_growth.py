@@ -12,7 +12,6 @@ import pytest
 from loadtest.compare.processes import find_processes, role_of, sample
 from loadtest.report.growth import MEASURES, find_leftovers, fit_all, fit_growth
 from loadtest.report.objectives import judge_soak
-from loadtest.report.rows import over_time
 
 
 def line(per_hour: float, noise: float, seed: int = 0) -> list[tuple[float, float]]:
@@ -175,21 +174,6 @@ def test_requests_and_cache_blocks_left_behind_are_named():
     # Who does not tell at the end has not shown that nothing is left.
     assert "do not tell" in find_leftovers([idle, {"epoch_s": 5.0}])[0]
     assert find_leftovers([])
-
-
-# The table
-
-
-def test_half_an_hour_of_samples_fits_into_a_small_table():
-    roles = {f"role {n}": [1000 * n + k for k in range(4)] for n in range(12)}
-    run = soak([row(t, r, p, v) for t, v in line(0, 1) for r, p in roles.items()])
-    rows = over_time(run, "process_samples")
-    times = set(rows["at_s"])
-    assert {0.0, 3595.0} < times
-    assert len(times) <= 401
-    text = rows.to_csv(index=False)
-    assert len(text) < 1_000_000
-    assert "role 3,3000 3001 3002 3003,4," in text
 
 
 # Processes

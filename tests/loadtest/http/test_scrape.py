@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
 
 from loadtest.client.endpoint import Endpoint
 from loadtest.compare.deployment import Deployment
 from loadtest.compare.scrape import (
     GrowingCounters,
     Scraper,
-    add_gauges,
     read_page,
     summarise_server,
 )
 
-from .stand_in_server import StandIn, plain_reply, run_stand_in
+from .stand_in_server import StandIn, run_stand_in
 
 PAGE = """\
 # TYPE ray_tetris_drafts_total counter
@@ -41,6 +40,7 @@ def test_figures_are_read_from_rays_and_vllms_pages():
         "tetris_drafts_total",
         "vllm_generation_tokens_total",
     }
+    # Queues add up, and the fullest cache counts.
     assert queues == {"num_running": 5.0, "kv_cache_usage": 0.5}
 
 
@@ -57,53 +57,29 @@ def test_counters_add_up_through_restarts_and_replicas_that_go_away():
     assert grown.totals == {"drafts": 22.0}
 
 
-def test_queues_of_several_nodes_add_up_and_the_fullest_cache_counts():
-    nodes = [
-        {"num_running": 2.0, "num_waiting": 1.0, "kv_cache_usage": 0.5},
-        {"num_running": 3.0, "kv_cache_usage": 0.25},
-    ]
-    assert add_gauges(nodes) == {
-        "num_running": 5.0,
-        "num_waiting": 1.0,
-        "kv_cache_usage": 0.5,
-    }
-
-
-@dataclass
-class Node(StandIn):
-    """A stand-in whose exporter shows a queue, or nothing."""
-
-    page: str | None = PAGE
-
-    def answer_get(self, path: str) -> bytes | None:
-        """Return the page, if there is one."""
-        if path != "/metrics":
-            return super().answer_get(path)
-        return None if self.page is None else self.page.encode()
-
-
 def test_one_page_of_two_is_no_figure_of_the_whole():
     with (
-        run_stand_in(Node(plain_reply(0.0))) as here,
-        run_stand_in(Node(plain_reply(0.0))) as there,
+        run_stand_in(StandIn(page=PAGE)) as here,
+        run_stand_in(StandIn(page=PAGE)) as there,
     ):
         pages = (f"{here.url}/metrics", f"{there.url}/metrics")
-        with Scraper(Deployment(Endpoint(here.url), pages)) as scraper:
+        deployment = Deployment(Endpoint(here.url), pages, pid=os.getpid())
+        with Scraper(deployment, samples_processes=True) as scraper:
             there.page = None
     first, last = scraper.timeline
     assert (first["num_running"], first["kv_cache_usage"]) == (10.0, 0.5)
     assert "num_running" not in last
     assert scraper.problems
+    assert len({row["epoch_s"] for row in scraper.process_samples}) == 2
 
 
-def test_an_outage_is_a_time_without_replicas():
-    with run_stand_in(StandIn(plain_reply(0.0))) as server:
-        with Scraper(Deployment(Endpoint(server.url))) as scraper:
-            server.replicas = 0
-        summary = summarise_server(scraper.counters, scraper.timeline)
-        assert [point["replicas"] for point in scraper.timeline] == [1, 0]
-        assert (summary["replicas_min"], summary["replicas_max"]) == (0, 1)
-        # Who has never told a number may mean something else by its refusal.
-        with Scraper(Deployment(Endpoint(server.url))) as scraper:
-            pass
-        assert not any("replicas" in point for point in scraper.timeline)
+def test_an_outage_is_a_time_without_replicas(server):
+    with Scraper(Deployment(Endpoint(server.url))) as scraper:
+        server.replicas = 0
+    summary = summarise_server(scraper.counters, scraper.timeline)
+    assert [point["replicas"] for point in scraper.timeline] == [1, 0]
+    assert (summary["replicas_min"], summary["replicas_max"]) == (0, 1)
+    # Who has never told a number may mean something else by its refusal.
+    with Scraper(Deployment(Endpoint(server.url))) as scraper:
+        pass
+    assert not any("replicas" in point for point in scraper.timeline)

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtest.client.health import ClientSample, watch_client
 from loadtest.client.outcome import Outcome
 from loadtest.client.sse import SseDecoder
-from loadtest.client.streaming import Misbehaviour, StreamingClient
+from loadtest.client.streaming import StreamingClient
 
 from .stand_in_server import (
     CLOSE,
@@ -83,8 +84,8 @@ def fall_silent(*sent: object) -> tuple[Script, threading.Event]:
 
 def request(
     script: Script,
-    misbehaviour: Misbehaviour | None = None,
     *,
+    drop: bool = False,
     late_s: float = 0.0,
     read_timeout_s: float = 10.0,
     **options: Any,
@@ -93,7 +94,7 @@ def request(
     outcome = Outcome(id="request-1")
     with run_stand_in(StandIn(take_turns(script), **options)) as server:
         client = StreamingClient(server.url, read_timeout_s=read_timeout_s)
-        client.run(BODY, outcome, time.perf_counter() - late_s, misbehaviour)
+        client.run(BODY, outcome, time.perf_counter() - late_s, drop=drop)
         client.close()
     assert server.ids == ["request-1"]
     return outcome
@@ -368,26 +369,13 @@ def test_what_the_end_of_the_run_finds_in_flight_is_unfinished(is_killed):
 
 
 def test_a_dropped_stream_is_not_the_servers_failure():
-    outcome = request(plain_reply(STEP_S), Misbehaviour("drop", drop=True))
-    assert (outcome.failure, outcome.chaos) == ("client_dropped", "drop")
+    outcome = request(plain_reply(STEP_S), drop=True)
+    assert (outcome.failure, outcome.num_deliveries) == ("client_dropped", 1)
     assert (outcome.is_failed, outcome.is_cut) == (False, False)
     assert not outcome.meets(None, None)
-
-
-def test_a_stalled_stream_is_read_to_its_end():
-    outcome = request(plain_reply(0.0), Misbehaviour("stall", stall_s=0.3))
-    assert outcome.is_ok
-    assert outcome.chaos == "stall"
-    assert outcome.end_s >= 0.3
-
-
-@pytest.mark.parametrize("name", ["drop", "stall"])
-def test_what_would_have_befallen_a_stream_without_a_token_has_not_happened(name):
-    asked = Misbehaviour(name, stall_s=5.0, drop=name == "drop")
-    refused = request(pieces(b"{}"), asked, status=503)
-    empty = request(pieces(DONE), asked)
-    assert (refused.failure, refused.chaos) == ("http_503", None)
-    assert (empty.failure, empty.chaos) == ("empty", None)
+    # One without a token has failed before.
+    assert request(pieces(b"{}"), drop=True, status=503).failure == "http_503"
+    assert request(pieces(DONE), drop=True).failure == "empty"
 
 
 # Outcomes
@@ -412,3 +400,22 @@ def test_an_outcome_reads_back_from_its_record():
 def test_an_address_that_is_none_is_refused(host):
     with pytest.raises(ValueError, match="--host"):
         StreamingClient(host)
+
+
+# The client itself
+
+
+def test_a_freeze_is_told_by_the_sample_after_it_as_if_every_timer_had_fired():
+    samples: list[ClientSample] = []
+    watching = gevent.spawn(
+        watch_client, "client 0", time.perf_counter(), samples.append
+    )
+    gevent.sleep(0.1)
+    time.sleep(1.5)
+    gevent.sleep(0.1)
+    watching.kill()
+    [sample] = samples
+    assert sample.at_s >= 1.5
+    # One late timer among six prompt ones would be no 99th percentile.
+    assert sample.lag_p99_ms == pytest.approx(1480, abs=100)
+    assert sample.lag_max_ms >= sample.lag_p99_ms

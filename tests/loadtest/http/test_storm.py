@@ -1,0 +1,100 @@
+"""What a storm concludes from streams, on a stand-in that is never struck."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from loadtest.storm.cases import FEATURES, NUM_TOKENS, PLAIN, Case, make_cases
+from loadtest.storm.judge import Judge, describe_stalls
+from loadtest.storm.streams import Stream, run_streams
+
+from .stand_in_server import CLOSE, DONE, StandIn, event, run_stand_in
+
+ONE = Case(PLAIN, 1)
+
+
+def answer(body: Mapping[str, Any]) -> Iterator[object]:
+    """Reply with three tokens to every choice, or break off."""
+    for index in range(body.get("n", 1)):
+        token = {"index": index, "token_ids": [1, 2], "text": "a"}
+        yield event({"choices": [token]})
+        yield 0.01
+        if body["prompt"].startswith("Count from 7 "):
+            yield CLOSE
+        yield event({"choices": [token | {"token_ids": [3], "finish_reason": "stop"}]})
+    yield DONE
+
+
+def stream(*ids: int, **changes: Any) -> Stream:
+    """A stream of one answer."""
+    return Stream(ONE, {0: list(ids)}, {0: "text"}, {0: "stop"}, **changes)
+
+
+def test_every_feature_is_asked_for_among_plain_requests():
+    cases = make_cases(63)
+    assert {case.kind for case in cases} == {PLAIN, *FEATURES}
+    assert sum(case.kind == PLAIN for case in cases) == 42
+    for case in cases:
+        assert case.body("m")["max_tokens"] == NUM_TOKENS
+        assert ("messages" in case.body("m")) is case.path.startswith("/v1/chat")
+
+
+def test_streams_are_read_whole_and_one_that_breaks_off_is_cut():
+    cases = [ONE, Case("two answers", 2), Case(PLAIN, 7)]
+    with run_stand_in(StandIn(answer)) as server:
+        found = asyncio.run(run_streams(server.url, "m", cases, 2))
+    by_case = {one.case: one for one in found}
+    plain, twice, broken = (by_case[case] for case in cases)
+    assert plain.token_ids == {0: [1, 2, 3]}
+    assert twice.token_ids == {0: [1, 2, 3], 1: [1, 2, 3]}
+    assert plain.is_whole
+    assert twice.is_whole
+    assert broken.is_cut
+    assert broken.error
+
+
+@pytest.mark.parametrize(
+    ("became", "gap", "may_cut", "verdict"),
+    [
+        (stream(1, 2, 3), 1.0, True, "equal"),
+        (stream(1, 9, 3), 1.0, True, "corrupted"),
+        (stream(1, 2), 1.0, True, "corrupted"),
+        (stream(1, 9, 3), 1e-6, True, "forgiven"),
+        (stream(1, error="gone", is_cut=True), 1.0, True, "cut"),
+        (stream(1, error="gone", is_cut=True), 1.0, False, "failed"),
+        (stream(1, error="500", is_cut=False), 1.0, True, "failed"),
+        (Stream(Case("two answers", 1)), 1.0, True, "whole"),
+    ],
+)
+def test_streams_are_judged_by_those_of_an_undisturbed_run(
+    monkeypatch, became, gap, may_cut, verdict
+):
+    judge = Judge("http://x", "m", [stream(1, 2, 3)], may_cut=may_cut)
+
+    def ask(path: str, **_: Any) -> dict[str, Any]:
+        top = {"a": -0.1, "b": -0.1 - gap, "c": -9.0}
+        return {
+            "/tokenize": {"tokens": [7]},
+            "/v1/completions": {"choices": [{"logprobs": {"top_logprobs": [top]}}]},
+        }[path]
+
+    monkeypatch.setattr(judge, "_ask", ask)
+    judge.judge(became)
+    assert judge.counts == {verdict: 1}
+    assert len(judge.examples) == (verdict not in ("equal", "whole"))
+
+
+def test_stalls_are_those_of_streams_under_way():
+    streams = [stream(times_s=[0.0, 1.0, 1.5]), stream(times_s=[2.0, 3.0])]
+    kills = [{"kind": "engine", "at_s": 1.2}, {"kind": "front", "at_s": 9.0}]
+    assert describe_stalls(streams, kills) == {
+        "engine": {
+            "streams": 1,
+            "max_ms": 500,
+            **dict.fromkeys(("p50_ms", "p90_ms", "p99_ms"), 500),
+        }
+    }
