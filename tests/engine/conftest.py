@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ import pytest
 from tests.engine.tiny_models import write_llama_pair
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm import LLM
 
 MAX_NUM_SEQS = 16
@@ -153,6 +154,6 @@ def _let_vllm_scan_llvmlite() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def tiny_pair(tmp_path_factory):
     """A random target and a draft that often agrees with it."""
     return write_llama_pair(tmp_path_factory.mktemp("tiny_pair"), noise=0.05)

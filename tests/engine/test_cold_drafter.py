@@ -1,9 +1,5 @@
 """Depth 0 without a drafter: nothing is lost when drafting resumes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
 
@@ -13,12 +9,6 @@ from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY
 from tests.engine.checks import draw_prompt
 from tests.engine.conftest import run_engine
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from policies.types import StepTiming
-    from tests.engine.conftest import Engine
-
 DEPTH = 3
 
 
@@ -27,20 +17,18 @@ class Switched(FixedPlanner):
 
     __slots__ = ("depth", "timings")
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(DEPTH)
         object.__setattr__(self, "depth", DEPTH)
         object.__setattr__(self, "timings", [])
 
-    def switch(self, depth: int) -> None:
+    def switch(self, depth):
         object.__setattr__(self, "depth", depth)
 
-    def choose_depth(
-        self, num_reqs: int, latency_target_ms: float | None = None
-    ) -> int:
+    def choose_depth(self, num_reqs, latency_target_ms=None):
         return self.depth
 
-    def observe_timing(self, timing: StepTiming) -> None:
+    def observe_timing(self, timing):
         self.timings.append(timing)
 
 
@@ -49,24 +37,22 @@ class Alternating(FixedPlanner):
 
     __slots__ = ("num_off", "num_on", "num_steps", "timings")
 
-    def __init__(self, num_on: int, num_off: int) -> None:
+    def __init__(self, num_on, num_off):
         super().__init__(DEPTH)
         values = {"num_on": num_on, "num_off": num_off, "num_steps": 0, "timings": []}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def choose_depth(
-        self, num_reqs: int, latency_target_ms: float | None = None
-    ) -> int:
+    def choose_depth(self, num_reqs, latency_target_ms=None):
         object.__setattr__(self, "num_steps", self.num_steps + 1)
         drafting = self.num_steps % (self.num_on + self.num_off) < self.num_on
         return DEPTH if drafting else 0
 
-    def observe_timing(self, timing: StepTiming) -> None:
+    def observe_timing(self, timing):
         self.timings.append(timing)
 
 
-def make_prompts(num_prompts: int, seed: int = 0) -> list[dict[str, list[int]]]:
+def make_prompts(num_prompts, seed=0):
     rng = np.random.default_rng(seed)
     return [
         {"prompt_token_ids": rng.integers(3, 64, int(length)).tolist()}
@@ -74,19 +60,19 @@ def make_prompts(num_prompts: int, seed: int = 0) -> list[dict[str, list[int]]]:
     ]
 
 
-def run(engine: Engine, prompts: list[Any], max_tokens: int = 80) -> list[Any]:
+def run(engine, prompts, max_tokens=80):
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    outputs: list[Any] = engine.llm.generate(prompts, sampling, use_tqdm=False)
+    outputs = engine.llm.generate(prompts, sampling, use_tqdm=False)
     return outputs
 
 
-def generate(engine: Engine, prompts: list[Any], max_tokens: int = 80) -> list[Any]:
+def generate(engine, prompts, max_tokens=80):
     return [output.outputs[0].token_ids for output in run(engine, prompts, max_tokens)]
 
 
-def acceptance_rate(engine: Engine) -> float:
+def acceptance_rate(engine):
     counters = engine.scheduler.counters
     assert counters.num_verified_tokens > 100
     return counters.num_accepted_tokens / counters.num_verified_tokens
@@ -95,7 +81,7 @@ def acceptance_rate(engine: Engine) -> float:
 @pytest.mark.vllm
 @pytest.mark.parametrize(("num_on", "num_off"), [(3, 7), (5, 50)])
 def test_acceptance_is_what_it_was_after_steps_without_the_drafter(
-    tiny_pair: tuple[Path, Path], num_on: int, num_off: int
+    tiny_pair, num_on, num_off
 ):
     # The target drafts for itself: every draft must be accepted, unless the drafter
     # reads a cache with holes.
@@ -125,9 +111,7 @@ BLOCK = 32
 these tests share."""
 
 
-def continue_what_was_made_without_the_drafter(
-    target: Path,
-) -> tuple[list[Any], list[Any], float]:
+def continue_what_was_made_without_the_drafter(target):
     """Let second requests go on where first ones, made at depth 0, ended.
 
     Returns:
@@ -170,9 +154,7 @@ def continue_what_was_made_without_the_drafter(
 
 
 @pytest.mark.vllm
-def test_a_second_request_that_hits_the_cached_prefix_loses_nothing_either(
-    tiny_pair: tuple[Path, Path],
-):
+def test_a_second_request_that_hits_the_cached_prefix_loses_nothing_either(tiny_pair):
     outputs, expected, rate = continue_what_was_made_without_the_drafter(tiny_pair[0])
     assert outputs == expected
     assert rate == 1.0
@@ -180,7 +162,7 @@ def test_a_second_request_that_hits_the_cached_prefix_loses_nothing_either(
 
 @pytest.mark.vllm
 def test_unmarked_blocks_would_cost_a_second_request_its_acceptance(
-    tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    tiny_pair, monkeypatch
 ):
     """The control: nobody is told that cached blocks lack the drafter's half."""
     monkeypatch.setattr(DrafterCache, "admit", lambda *_: None)
@@ -190,9 +172,7 @@ def test_unmarked_blocks_would_cost_a_second_request_its_acceptance(
 
 
 @pytest.mark.vllm
-def test_without_catching_up_acceptance_would_fall(
-    tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-):
+def test_without_catching_up_acceptance_would_fall(tiny_pair, monkeypatch):
     target, _ = tiny_pair
     monkeypatch.setattr(
         "serving.engine.cpu.cold_drafter.ColdDrafter._run_pass", lambda *args: None
@@ -204,19 +184,13 @@ def test_without_catching_up_acceptance_would_fall(
 
 
 @pytest.mark.vllm
-def test_a_preempted_request_starts_over_with_a_complete_cache(
-    tiny_pair: tuple[Path, Path],
-):
+def test_a_preempted_request_starts_over_with_a_complete_cache(tiny_pair):
     target, _ = tiny_pair
     prompts = make_prompts(12, seed=1)
     with run_engine(target) as plain:
         expected = generate(plain, prompts, max_tokens=150)
     with run_engine(
-        target,
-        target,
-        policy="fixed",
-        draft_tokens=DEPTH,
-        num_gpu_blocks_override=12,
+        target, target, policy="fixed", draft_tokens=DEPTH, num_gpu_blocks_override=12
     ) as engine:
         engine.scheduler._planner = Alternating(3, 7)
         assert generate(engine, prompts, max_tokens=150) == expected
@@ -227,9 +201,7 @@ def test_a_preempted_request_starts_over_with_a_complete_cache(
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("policy", ["dynamic", "goodput"])
-def test_adaptive_policies_leave_the_output_alone(
-    tiny_pair: tuple[Path, Path], policy: str
-):
+def test_adaptive_policies_leave_the_output_alone(tiny_pair, policy):
     target, draft = tiny_pair
     prompts = make_prompts(40, seed=2)
     with run_engine(target) as plain:
@@ -245,13 +217,11 @@ def test_adaptive_policies_leave_the_output_alone(
         engine.scheduler.import_state(engine.scheduler.export_state())
 
 
-def make_blocks(*ids: int) -> np.ndarray:
+def make_blocks(*ids):
     return np.array(ids, dtype=np.int32)
 
 
-def fill_one(
-    cache: DrafterCache, req_id: str, start: int, num_tokens: int, blocks: np.ndarray
-) -> int | None:
+def fill_one(cache, req_id, start, num_tokens, blocks):
     """Fill a step of one request."""
     starts = np.array([start], dtype=np.int32)
     return cache.fill([req_id], starts, np.array([num_tokens]), blocks[None]).get(0)

@@ -1,17 +1,10 @@
 """What prompts will bring into a step is known before the step is scheduled."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from tests.engine.checks import complete, draw_prompt, greedy
 from tests.engine.conftest import run_engine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -19,13 +12,13 @@ SHARED = draw_prompt(99, 70)
 """Two KV blocks of it are cached once one request has computed them."""
 
 
-def test_the_prompts_of_a_step_are_foreseen(tiny_pair: tuple[Path, Path]) -> None:
+def test_the_prompts_of_a_step_are_foreseen(tiny_pair):
     """More requests than may run, some with a beginning that is cached."""
     prompts = [
         (SHARED if n % 3 == 0 else []) + draw_prompt(n, 9 + n) for n in range(20)
     ]
-    foreseen: list[int] = []
-    brought: list[int] = []
+    foreseen = []
+    brought = []
     with run_engine(
         *tiny_pair, policy="tetris", max_num_seqs=4, block_size=32
     ) as engine:
@@ -33,7 +26,7 @@ def test_the_prompts_of_a_step_are_foreseen(tiny_pair: tuple[Path, Path]) -> Non
         complete(engine, [SHARED], [greedy(4)])
         schedule = scheduler.schedule
 
-        def spy_on_schedule(*args: Any) -> Any:
+        def spy_on_schedule(*args):
             foreseen.append(count_coming_prompt_tokens(scheduler))
             output = schedule(*args)
             brought.append(
@@ -52,9 +45,7 @@ def test_the_prompts_of_a_step_are_foreseen(tiny_pair: tuple[Path, Path]) -> Non
     assert sum(brought) == sum(map(len, prompts)) - 7 * 64
 
 
-def test_no_more_is_foreseen_than_a_step_can_carry(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_no_more_is_foreseen_than_a_step_can_carry(tiny_pair):
     largest = 0
     with run_engine(
         *tiny_pair, policy="goodput", max_num_seqs=4, max_num_batched_tokens=64
@@ -62,7 +53,7 @@ def test_no_more_is_foreseen_than_a_step_can_carry(
         scheduler = engine.scheduler
         schedule = scheduler.schedule
 
-        def spy_on_schedule(*args: Any) -> Any:
+        def spy_on_schedule(*args):
             nonlocal largest
             largest = max(largest, count_coming_prompt_tokens(scheduler))
             return schedule(*args)

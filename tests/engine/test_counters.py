@@ -1,13 +1,11 @@
 """Counters of speculation, by request and by position."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from serving.engine.shared.counters import SpeculationCounters
 
 
-def test_blocks_counted_together_are_counted_as_one_by_one() -> None:
+def test_blocks_counted_together_are_counted_as_one_by_one():
     rng = np.random.default_rng(0)
     together = SpeculationCounters("goodput", "draft_model", max_depth=4)
     single = SpeculationCounters("goodput", "draft_model", max_depth=4)
@@ -24,7 +22,7 @@ def test_blocks_counted_together_are_counted_as_one_by_one() -> None:
     assert sum(together.num_accepted_tokens_per_pos) <= together.num_accepted_tokens
 
 
-def test_a_block_reaches_every_position_up_to_its_length() -> None:
+def test_a_block_reaches_every_position_up_to_its_length():
     counters = SpeculationCounters("fixed", "draft_model", max_depth=3)
     counters.count_verification([3, 1, 0], [2, 0, 0])
     assert counters.num_drafts == 2

@@ -34,10 +34,8 @@ from tests.engine.tiny_models import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.engine.conftest import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -59,7 +57,7 @@ class Models:
     draft: dict[str, Path | None]
     _expected: dict[Path, Summaries] = field(default_factory=dict)
 
-    def expect(self, method: str) -> Summaries:
+    def expect(self, method):
         """Complete the prompts with a method's target alone, once."""
         target = self.target[method]
         if target not in self._expected:
@@ -70,9 +68,7 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models(
-    tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Models:
+def models(tiny_pair, tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     llama = write_markov_llama(folder / "target")
     write_tokenizer(llama)
@@ -107,15 +103,15 @@ class Handover:
     logits: list[torch.Tensor]
 
 
-def record_handovers(engine: Engine) -> list[Handover]:
+def record_handovers(engine):
     """Record drafts, confidences and, if there is a draft model, its logits."""
-    handovers: list[Handover] = []
-    logits: list[torch.Tensor] = []
+    handovers = []
+    logits = []
     model = getattr(engine.runner.drafter, "model", None)
     if model is not None:
         compute_logits = model.compute_logits
 
-        def spy_on_logits(hidden_states: torch.Tensor, *args: Any) -> torch.Tensor:
+        def spy_on_logits(hidden_states, *args):
             computed = compute_logits(hidden_states, *args)
             # Sampling divides them by the temperature in place.
             logits.append(computed.clone())
@@ -125,7 +121,7 @@ def record_handovers(engine: Engine) -> list[Handover]:
     scheduler = engine.scheduler
     receive = scheduler.update_draft_token_ids
 
-    def spy_on_drafts(drafts: Any) -> None:
+    def spy_on_drafts(drafts):
         num_drafts = [len(ids) for ids in drafts.draft_token_ids]
         handovers.append(Handover(num_drafts, drafts.confidence, logits.copy()))
         logits.clear()
@@ -135,9 +131,7 @@ def record_handovers(engine: Engine) -> list[Handover]:
     return handovers
 
 
-def check_confidence(
-    handovers: list[Handover], scale: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
+def check_confidence(handovers, scale):
     """Expect the largest probability at every position of every draft."""
     assert handovers
     for handover in handovers:
@@ -151,9 +145,7 @@ def check_confidence(
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
-def test_drafters_with_logits_are_selected_by_their_confidence(
-    method: str, models: Models
-) -> None:
+def test_drafters_with_logits_are_selected_by_their_confidence(method, models):
     from serving.engine.cpu.drafter import ConfidenceDrafter
 
     expected = models.expect(method)
@@ -182,9 +174,7 @@ def test_drafters_with_logits_are_selected_by_their_confidence(
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])
-def test_sampled_drafts_report_the_distribution_they_are_drawn_from(
-    method: str, models: Models
-) -> None:
+def test_sampled_drafts_report_the_distribution_they_are_drawn_from(method, models):
     """Flattened by the request's temperature; greedy neighbours keep their output."""
     temperature = 0.7
     expected = models.expect(method)
@@ -213,9 +203,7 @@ def test_sampled_drafts_report_the_distribution_they_are_drawn_from(
         assert engine.scheduler.counters.num_cut_tokens["budget"] > 0
 
 
-def test_a_grammar_makes_sampled_drafts_take_the_likeliest_token(
-    models: Models,
-) -> None:
+def test_a_grammar_makes_sampled_drafts_take_the_likeliest_token(models):
     """VLLM cuts a draft at the first token the grammar forbids.
 
     Cutting by the drawn token would bias the output; the likeliest token depends on
@@ -229,7 +217,7 @@ def test_a_grammar_makes_sampled_drafts_take_the_likeliest_token(
         temperature=1.0,
         structured_outputs=StructuredOutputsParams(regex="[a-h0-9]{20}"),
     )
-    drawn: list[tuple[bool, bool]] = []
+    drawn = []
     with run_engine(
         models.target["eagle"],
         models.draft["eagle"],
@@ -241,7 +229,7 @@ def test_a_grammar_makes_sampled_drafts_take_the_likeliest_token(
         drafter = engine.runner.drafter
         sample = drafter._sample_from_logits
 
-        def spy_on_sample(logits: torch.Tensor, metadata: Any) -> Any:
+        def spy_on_sample(logits, metadata):
             likeliest = logits.argmax(dim=-1)
             drafts, probs = sample(logits, metadata)
             rows = drafter._grammar_rows
@@ -264,7 +252,7 @@ def test_a_grammar_makes_sampled_drafts_take_the_likeliest_token(
     assert any(follows for follows, _ in drawn)
 
 
-def check_learnt_acceptance(engine: Engine, expected: Summaries) -> None:
+def check_learnt_acceptance(engine, expected):
     """Expect a drafter without logits to be ranked by what was learnt."""
     scheduler = engine.scheduler
     learner = scheduler._planner._positions
@@ -285,9 +273,7 @@ def check_learnt_acceptance(engine: Engine, expected: Summaries) -> None:
     assert learner.estimate()[0] > 0.55 > prior[0]
 
 
-def test_ngram_drafts_are_selected_by_learnt_acceptance(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ngram_drafts_are_selected_by_learnt_acceptance(models, monkeypatch):
     expected = models.expect("ngram")
     with run_engine(
         models.target["ngram"],
@@ -307,9 +293,7 @@ def test_ngram_drafts_are_selected_by_learnt_acceptance(
         check_counters(scheduler.counters)
 
 
-def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(
-    models: Models,
-) -> None:
+def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(models):
     from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT
 
     with run_engine(
@@ -335,9 +319,7 @@ def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(
         assert float(cost.draft_next_ms(len(PROMPTS), DEPTH)) < 0.01
 
 
-def test_suffix_drafts_are_selected_by_learnt_acceptance(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suffix_drafts_are_selected_by_learnt_acceptance(models, monkeypatch):
     pytest.importorskip(
         "arctic_inference",
         reason="suffix decoding needs arctic-inference, which comes as source only",
@@ -357,9 +339,7 @@ def test_suffix_drafts_are_selected_by_learnt_acceptance(
 
 
 @pytest.mark.parametrize("method", ["eagle", "mtp"])
-def test_a_head_past_its_context_leaves_the_shared_cache_alone(
-    method: str, models: Models
-) -> None:
+def test_a_head_past_its_context_leaves_the_shared_cache_alone(method, models):
     """The neighbours' drafts are as often right after as before.
 
     A request of 106 tokens and more, past the head's context of 96, shares a KV block
@@ -379,7 +359,7 @@ def test_a_head_past_its_context_leaves_the_shared_cache_alone(
     ) as engine:
         counters = engine.scheduler.counters
 
-        def count_accepted() -> tuple[int, int]:
+        def count_accepted():
             before = counters.num_verified_tokens, counters.num_accepted_tokens
             outputs = complete(engine, neighbours, PARAMS)
             # EAGLE-like drafters recompute the last block of a cached prefix.

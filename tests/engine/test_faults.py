@@ -1,11 +1,9 @@
 """Whatever goes wrong between policy and drafter, the engine goes on as vLLM does."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +20,6 @@ from tests.engine.checks import (
 )
 from tests.engine.conftest import run_engine
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from policies.types import DraftBatch
-    from tests.engine.conftest import Engine
-
 pytestmark = pytest.mark.vllm
 
 PROMPTS = draw_prompts(4)
@@ -39,14 +30,14 @@ Expected = list[list[tuple[Any, ...]]]
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_pair: tuple[Path, Path]) -> Expected:
+def expected(tiny_pair):
     """What the target alone answers."""
     with run_engine(tiny_pair[0]) as plain:
         return summarize_all(complete(plain, PROMPTS, PARAMS))
 
 
 @pytest.fixture(scope="module")
-def tetris(tiny_pair: tuple[Path, Path], expected: Expected) -> Iterator[Engine]:
+def tetris(tiny_pair, expected):
     """An engine that drafts four tokens a request and verifies two.
 
     Starts after the plain engine has gone: engines of one process share globals.
@@ -56,7 +47,7 @@ def tetris(tiny_pair: tuple[Path, Path], expected: Expected) -> Iterator[Engine]
 
 
 @pytest.fixture
-def engine(tetris: Engine) -> Iterator[Engine]:
+def engine(tetris):
     """The engine with everything a test breaks put back afterwards."""
     scheduler = tetris.scheduler
     planner, faults = scheduler._planner, scheduler.counters.num_fallbacks
@@ -70,32 +61,26 @@ def engine(tetris: Engine) -> Iterator[Engine]:
 class Broken:
     """A planner of which one method misbehaves."""
 
-    def __init__(self, planner: Any, method: str, misbehave: Callable[..., Any]):
+    def __init__(self, planner, method, misbehave):
         self._planner = planner
         self._broken = {method: misbehave}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return self._broken.get(name) or getattr(self._planner, name)
 
 
-def raise_error(*args: Any) -> Any:
+def raise_error(*args):
     raise RuntimeError("a bug in the policy")
 
 
-def admit(
-    change: Callable[[np.ndarray], Any], **figures: Any
-) -> Callable[[DraftBatch], Any]:
+def admit(change, **figures):
     """Make a selection that is wrong in a given way."""
     return lambda batch: DraftSelection(
-        **{
-            "num_admitted": change(batch.num_draft_tokens),
-            "draft_budget": 8,
-            **figures,
-        }
+        **{"num_admitted": change(batch.num_draft_tokens), "draft_budget": 8, **figures}
     )
 
 
-def check_everything_was_verified(engine: Engine, expected: Expected) -> None:
+def check_everything_was_verified(engine, expected):
     """Complete the prompts, expecting plain speculative decoding."""
     counters = engine.scheduler.counters
     before = counters.snapshot()
@@ -131,11 +116,8 @@ def check_everything_was_verified(engine: Engine, expected: Expected) -> None:
     ],
 )
 def test_a_policy_that_cannot_select_verifies_everything(
-    misbehave: Callable[..., Any],
-    engine: Engine,
-    expected: Expected,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    misbehave, engine, expected, caplog
+):
     engine.scheduler._planner = Broken(engine.scheduler._planner, "select", misbehave)
     with caplog.at_level(logging.WARNING, logger="serving.engine.shared.faults"):
         check_everything_was_verified(engine, expected)
@@ -151,9 +133,7 @@ def test_a_policy_that_cannot_select_verifies_everything(
     "method",
     ["observe", "observe_timing", "forget", "plan_batch", "choose_depth", "report"],
 )
-def test_a_policy_that_fails_beside_selection_loses_no_token(
-    method: str, engine: Engine, expected: Expected
-) -> None:
+def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, expected):
     scheduler = engine.scheduler
     scheduler._planner = Broken(scheduler._planner, method, raise_error)
     with watch(engine):
@@ -166,9 +146,7 @@ def test_a_policy_that_fails_beside_selection_loses_no_token(
 @pytest.mark.parametrize(
     ("answer", "depth"), [(-3, 0), (99, DEPTH), (2.0, 2), ("many", DEPTH)]
 )
-def test_an_impossible_depth_becomes_a_possible_one(
-    answer: Any, depth: int, engine: Engine, expected: Expected
-) -> None:
+def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expected):
     scheduler = engine.scheduler
     scheduler._planner = Broken(
         scheduler._planner, "choose_depth", lambda *load: answer
@@ -177,13 +155,7 @@ def test_an_impossible_depth_becomes_a_possible_one(
     assert scheduler.counters.draft_depth == depth
 
 
-def break_part(
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: str,
-    method: str,
-    misbehave: Callable[..., Any] = raise_error,
-) -> None:
+def break_part(engine, monkeypatch, owner, method, misbehave=raise_error):
     """Let a method fail of the scheduler, or of what it holds under a name."""
     scheduler = engine.scheduler
     part = attrgetter(owner)(scheduler) if owner else scheduler
@@ -216,13 +188,8 @@ def break_part(
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
-    owner: str,
-    method: str,
-    reason: str,
-    engine: Engine,
-    expected: Expected,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    owner, method, reason, engine, expected, monkeypatch
+):
     break_part(engine, monkeypatch, owner, method)
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     faults = engine.scheduler.counters.num_fallbacks
@@ -246,12 +213,8 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
     ],
 )
 def test_a_fault_in_a_function_costs_no_token_either(
-    place: str,
-    reason: str,
-    engine: Engine,
-    expected: Expected,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    place, reason, engine, expected, monkeypatch
+):
     monkeypatch.setattr(place, raise_error)
     # One more than may run, so that some wait.
     prompts = PROMPTS * 5
@@ -262,8 +225,8 @@ def test_a_fault_in_a_function_costs_no_token_either(
 
 @pytest.mark.parametrize("method", ["start_step", "note_drafts", "note_outcome"])
 def test_a_board_that_fails_is_not_taken_for_the_policy(
-    method: str, engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    method, engine, expected, monkeypatch
+):
     break_part(engine, monkeypatch, "board", method)
     engine.scheduler.board.watch(0)
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
@@ -282,13 +245,8 @@ def test_a_board_that_fails_is_not_taken_for_the_policy(
     ],
 )
 def test_a_fault_in_the_worker_costs_no_token_and_is_counted(
-    part: str,
-    method: str,
-    reason: str,
-    engine: Engine,
-    expected: Expected,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    part, method, reason, engine, expected, monkeypatch
+):
     monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert engine.scheduler.counters.num_fallbacks[reason] > 0
@@ -297,17 +255,15 @@ def test_a_fault_in_the_worker_costs_no_token_and_is_counted(
 class Stopping:
     """An order to look between passes whether to go on, which cannot be followed."""
 
-    def start(self, req_ids: tuple[str, ...]) -> Any:
+    def start(self, req_ids):
         return self
 
-    def should_continue(self, confidence: list[float], ended: list[int]) -> bool:
+    def should_continue(self, confidence, ended):
         raise RuntimeError("a bug in the rule")
 
 
 @pytest.mark.parametrize("stop", [Stopping(), "no rule at all"])
-def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(
-    stop: Any, engine: Engine, expected: Expected
-) -> None:
+def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
     scheduler = engine.scheduler
     scheduler._planner = Broken(scheduler._planner, "early_exit", lambda *_: stop)
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
@@ -316,20 +272,20 @@ def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(
 
 
 def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
-    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine, expected, monkeypatch
+):
     """The second of four requests fails in the second step that drafts."""
     scheduler = engine.scheduler
     of, num_before = type(scheduler._drafts.rooms).of, scheduler.counters.num_steps
 
-    def fail_once(rooms: Any, request: Any) -> Any:
+    def fail_once(rooms, request):
         is_second = scheduler.counters.num_steps == num_before + 2
         if is_second and request.spec_token_ids and request.request_id[:2] == "r1":
             raise RuntimeError("a bug")
         return of(rooms, request)
 
     break_part(engine, monkeypatch, "_drafts.rooms", "of", fail_once)
-    learnt: list[int] = []
+    learnt = []
     scheduler._planner = Broken(
         scheduler._planner,
         "observe",
@@ -345,24 +301,22 @@ def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
     assert learnt[1:5] == [4, 0, 4, 4]
 
 
-def damage_confidence(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, damage: Callable[..., Any]
-) -> None:
+def damage_confidence(engine, monkeypatch, damage):
     """Let the scheduler receive other confidences than the worker recorded."""
     scheduler = engine.scheduler
     receive = scheduler.update_draft_token_ids
 
-    def receive_damaged(drafts: Any) -> None:
+    def receive_damaged(drafts):
         confidence = None if drafts.confidence is None else damage(drafts.confidence)
         receive(replace(drafts, confidence=confidence))
 
     monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
 
 
-def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
+def put(value):
     """Spoil the first position of every request."""
 
-    def spoil(confidence: np.ndarray) -> np.ndarray:
+    def spoil(confidence):
         spoilt = confidence.copy()
         spoilt[:, 0] = value
         return spoilt
@@ -384,13 +338,8 @@ def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
     ],
 )
 def test_confidence_that_cannot_be_trusted_verifies_everything(
-    damage: Callable[..., Any],
-    fault: str,
-    engine: Engine,
-    expected: Expected,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    damage, fault, engine, expected, monkeypatch, caplog
+):
     damage_confidence(engine, monkeypatch, damage)
     with caplog.at_level(logging.WARNING, logger="serving.engine.shared.faults"):
         check_everything_was_verified(engine, expected)
@@ -402,10 +351,8 @@ def test_confidence_that_cannot_be_trusted_verifies_everything(
     )
 
 
-def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learnt: list[tuple[Any, ...]] = []
+def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(engine, monkeypatch):
+    learnt = []
     scheduler = engine.scheduler
     scheduler._planner = Broken(
         scheduler._planner, "observe", lambda outcome: learnt.extend(outcome.req_ids)
@@ -418,16 +365,14 @@ def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(
     assert not learnt
 
 
-def test_confidence_nobody_needs_may_be_anything(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_confidence_nobody_needs_may_be_anything(engine, monkeypatch):
     """Only the last position of a full draft is spoilt, and none is full here.
 
     With five tokens to come a request verifies four drafts at most; it gets one token
     from the prompt, so three.
     """
 
-    def spoil_last(confidence: np.ndarray) -> np.ndarray:
+    def spoil_last(confidence):
         spoilt = confidence.copy()
         spoilt[:, DEPTH - 1] = np.nan
         return spoilt
@@ -438,12 +383,12 @@ def test_confidence_nobody_needs_may_be_anything(
 
 
 def test_a_drafter_that_computes_no_numbers_costs_only_its_drafts(
-    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine, expected, monkeypatch
+):
     model = engine.runner.drafter.model
     compute_logits = model.compute_logits
 
-    def compute_nan(hidden_states: Any) -> Any:
+    def compute_nan(hidden_states):
         return compute_logits(hidden_states) * float("nan")
 
     monkeypatch.setattr(model, "compute_logits", compute_nan)
@@ -451,12 +396,10 @@ def test_a_drafter_that_computes_no_numbers_costs_only_its_drafts(
     assert engine.scheduler.counters.num_fallbacks["confidence_invalid"] > 0
 
 
-def test_one_bad_confidence_spoils_its_own_step_only(
-    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_bad_confidence_spoils_its_own_step_only(engine, expected, monkeypatch):
     num_received = 0
 
-    def spoil_third_and_fourth(confidence: np.ndarray) -> np.ndarray:
+    def spoil_third_and_fourth(confidence):
         nonlocal num_received
         num_received += 1
         spoilt = confidence.copy()

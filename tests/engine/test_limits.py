@@ -4,13 +4,10 @@ Target and draft are the same model here, so that every draft is right by constr
 one rejected draft means a hole or a wrong position in the drafter's cache.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,12 +25,6 @@ from tests.engine.checks import (
 )
 from tests.engine.conftest import run_engine
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.engine.checks import Step
-    from tests.engine.conftest import Engine
-
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 BLOCK = 32
@@ -46,13 +37,13 @@ DEPTH = 5
 
 
 @pytest.fixture(scope="module")
-def target(tiny_pair: tuple[Path, Path]) -> Path:
+def target(tiny_pair):
     """The target, which drafts for itself."""
     return tiny_pair[0]
 
 
 @pytest.fixture(scope="module")
-def short_draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def short_draft(target, tmp_path_factory):
     """The same model, whose own configuration ends its context at `LIMIT`."""
     folder = tmp_path_factory.mktemp("short") / "draft"
     shutil.copytree(target, folder)
@@ -62,23 +53,23 @@ def short_draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def count_drafts(steps: list[Step], *names: str) -> tuple[int, int]:
+def count_drafts(steps, *names):
     """Verified and accepted drafts of some requests."""
     verified = sum(s.num_drafts.get(name, 0) for s in steps for name in names)
     accepted = sum(s.num_accepted.get(name, 0) for s in steps for name in names)
     return verified, accepted
 
 
-def record_positions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def record_positions(engine, monkeypatch):
     """Record the largest position of every pass of the draft model.
 
     Its rotation table ends at its context; the kernel reads past the end unasked.
     """
-    largest: list[int] = []
+    largest = []
     model = engine.runner.drafter.model
     forward = model.forward
 
-    def spy_on_forward(*args: Any, positions: Any, **kwargs: Any) -> Any:
+    def spy_on_forward(*args, positions, **kwargs):
         largest.append(int(positions.max()))
         return forward(*args, positions=positions, **kwargs)
 
@@ -86,7 +77,7 @@ def record_positions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[in
     return largest
 
 
-def make_neighbours(prefix: list[int], num_rounds: int) -> list[Arrival]:
+def make_neighbours(prefix, num_rounds):
     """Short requests that keep joining, and share their first KV block.
 
     They stay below 32 + 3 + 20 + 5 = 60 tokens, far from any limit here.
@@ -104,11 +95,8 @@ def make_neighbours(prefix: list[int], num_rounds: int) -> list[Arrival]:
 
 @pytest.mark.parametrize("shortened_by", ["setting", "draft", "target"])
 def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
-    shortened_by: str,
-    target: Path,
-    short_draft: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    shortened_by, target, short_draft, monkeypatch
+):
     """One request crosses the drafter's limit while others come and go.
 
     Upstream stops drafting for the whole batch then. The request in question stops
@@ -125,7 +113,7 @@ def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
     arrivals = [outgrowing, *make_neighbours(prefix, num_rounds=24)]
     names = [a.name for a in arrivals[1:]]
 
-    common: dict[str, Any] = {"block_size": BLOCK, "max_model_len": max_model_len}
+    common = {"block_size": BLOCK, "max_model_len": max_model_len}
     with run_engine(target, **common) as plain:
         expected = drive(plain, arrivals)
     with (
@@ -158,9 +146,7 @@ def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
     assert accepted == verified > 0
 
 
-def test_the_last_draft_comes_from_the_last_position_of_the_context(
-    target: Path,
-) -> None:
+def test_the_last_draft_comes_from_the_last_position_of_the_context(target):
     """A drafter of context L reads positions 0..L-1 and predicts one more.
 
     A request of n tokens therefore gets min(k, L + 1 - n) drafts, all of them right.
@@ -201,7 +187,7 @@ def test_the_last_draft_comes_from_the_last_position_of_the_context(
         assert accepted < verified
 
 
-def test_drafting_past_the_limit_leaves_the_cache_as_it_was(target: Path) -> None:
+def test_drafting_past_the_limit_leaves_the_cache_as_it_was(target):
     """The rows of a request past the limit still run, and must not write.
 
     vLLM maps a position past the limit to 0 and masks its slot, but counts on from
@@ -227,8 +213,8 @@ def test_drafting_past_the_limit_leaves_the_cache_as_it_was(target: Path) -> Non
 
 
 def test_a_skipped_drafter_catches_up_no_further_than_its_context(
-    target: Path, short_draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    target, short_draft, monkeypatch
+):
     """Two steps of three go without the drafter, then it fills in what it missed.
 
     A request that has outgrown it is missing positions the drafter has no rotation
@@ -239,7 +225,7 @@ def test_a_skipped_drafter_catches_up_no_further_than_its_context(
     prefix = draw_prompt(0, LIMIT - 12)
     outgrowing = Arrival("outgrowing", prefix, greedy(40), step=2)
     arrivals = [outgrowing, *make_neighbours(prefix, num_rounds=24)]
-    args: dict[str, Any] = {"block_size": BLOCK, "max_model_len": 2 * LIMIT}
+    args = {"block_size": BLOCK, "max_model_len": 2 * LIMIT}
     with run_engine(target, **args) as plain:
         expected = drive(plain, arrivals)
     with (
@@ -260,7 +246,7 @@ def test_a_skipped_drafter_catches_up_no_further_than_its_context(
     assert verified > len(arrivals) * DEPTH
 
 
-def test_a_token_limit_inside_a_block_wastes_no_draft(target: Path) -> None:
+def test_a_token_limit_inside_a_block_wastes_no_draft(target):
     """A request that may emit r more tokens verifies at most r - 1 drafts.
 
     The last of the r is the bonus token, so that every emitted token but the first
@@ -292,9 +278,7 @@ def test_a_token_limit_inside_a_block_wastes_no_draft(target: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fixed", "tetris"])
-def test_the_end_of_the_targets_context_wastes_no_budget(
-    policy: str, target: Path
-) -> None:
+def test_the_end_of_the_targets_context_wastes_no_budget(policy, target):
     """Drafts that vLLM would drop at the end must not take a place in the budget."""
     prompts = [draw_prompt(i, LIMIT - 9 - i) for i in range(4)]
     with run_engine(target, max_model_len=LIMIT) as plain:
@@ -314,7 +298,7 @@ def test_the_end_of_the_targets_context_wastes_no_budget(
         assert output.outputs[0].finish_reason == "length"
 
 
-def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
+def test_drafts_that_are_not_looked_at_would_have_been_kept_whole():
     """Far from every limit a request's drafts pass at once."""
     from vllm import SamplingParams
 
@@ -328,7 +312,7 @@ def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
         )
         rooms = DraftRooms(DEPTH, max_model_len, drafter_limit)
         for num_output in range(1, max_tokens):
-            request: Any = SimpleNamespace(
+            request = SimpleNamespace(
                 request_id="it",
                 sampling_params=params,
                 num_prompt_tokens=10,

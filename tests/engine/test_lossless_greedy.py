@@ -7,25 +7,17 @@ the machine, so the test asks for more: *every* token an engine emits is the tar
 most likely one, given what it emitted before, up to bf16 rounding.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.engine.conftest import Engine, run_engine
+from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs
 from tests.engine.tiny_models import VOCAB_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -40,7 +32,7 @@ TIGHT_ENGINE = {
 }
 
 
-FEATURES: tuple[dict[str, Any], ...] = (
+FEATURES = (
     {},
     {"ignore_eos": True},
     {"extra_args": {"speculative_decoding": "off"}},
@@ -61,7 +53,7 @@ class Job:
     arrival_step: int
 
 
-def make_jobs(seed: int = 0) -> list[Job]:
+def make_jobs(seed=0):
     """Draw prompts, settings and arrivals; a third of the prompts share a prefix."""
     rng = np.random.default_rng(seed)
     shared = rng.integers(3, VOCAB_SIZE, size=80).tolist()
@@ -81,13 +73,13 @@ def make_jobs(seed: int = 0) -> list[Job]:
     return jobs
 
 
-def run_jobs(engine: Engine, jobs: Sequence[Job]) -> dict[int, list[int]]:
+def run_jobs(engine, jobs):
     """Feed jobs to an engine as they arrive, between its steps."""
     from vllm import SamplingParams
 
     waiting = list(enumerate(jobs))
     llm_engine = engine.llm.llm_engine
-    finished: dict[int, list[int]] = {}
+    finished = {}
     step = 0
     while waiting or llm_engine.has_unfinished_requests():
         while waiting and waiting[0][1].arrival_step <= step:
@@ -112,12 +104,12 @@ class Batches:
     num_preempted: int = 0
 
 
-def spy_on_batches(engine: Engine) -> Batches:
+def spy_on_batches(engine):
     """Count the situations that the jobs are meant to produce."""
     seen = Batches()
-    schedule: Callable[..., Any] = engine.scheduler.schedule
+    schedule = engine.scheduler.schedule
 
-    def spying_schedule(*args: Any) -> Any:
+    def spying_schedule(*args):
         output = schedule(*args)
         chunks = [
             engine.scheduler.requests[req_id].is_prefill_chunk
@@ -132,13 +124,13 @@ def spy_on_batches(engine: Engine) -> Batches:
 
 
 @pytest.fixture(scope="module")
-def jobs() -> list[Job]:
+def jobs():
     """The same work for every engine."""
     return make_jobs()
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_pair: tuple[Path, Path], jobs: list[Job]) -> dict[int, list[int]]:
+def expected(tiny_pair, jobs):
     """The token ids without speculation."""
     with run_engine(tiny_pair[0], policy="none", **TIGHT_ENGINE) as engine:
         return run_jobs(engine, jobs)
@@ -156,13 +148,8 @@ def expected(tiny_pair: tuple[Path, Path], jobs: list[Job]) -> dict[int, list[in
     ],
 )
 def test_float32_token_ids_equal_those_without_speculation(
-    policy: str,
-    draft_tokens: int,
-    extra_draft_tokens: int,
-    tiny_pair: tuple[Path, Path],
-    jobs: list[Job],
-    expected: dict[int, list[int]],
-) -> None:
+    policy, draft_tokens, extra_draft_tokens, tiny_pair, jobs, expected
+):
     with run_engine(
         *tiny_pair,
         policy=policy,
@@ -190,9 +177,7 @@ def test_float32_token_ids_equal_those_without_speculation(
         assert counters.num_cut_tokens["budget"] > NUM_REQUESTS
 
 
-def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(tiny_pair):
     """VLLM bars stop tokens from the bonus token by where its block starts."""
     from vllm import SamplingParams
 
@@ -247,15 +232,13 @@ class Rounding:
     model: Any
 
     @classmethod
-    def of(cls, target: Path) -> Rounding:
+    def of(cls, target):
         """Load a target with the weights that a bf16 engine computes with."""
         weights = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
         return cls(weights.float())
 
     @torch.no_grad()
-    def shortfall(
-        self, prompt: Sequence[int], tokens: Sequence[int]
-    ) -> NDArray[np.float32]:
+    def shortfall(self, prompt, tokens):
         """How far each token's logit falls short of the largest one.
 
         Returns:
@@ -267,13 +250,11 @@ class Rounding:
         chosen = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1)).squeeze(-1)
         num_roundings = ROUNDINGS_PER_LAYER * self.model.config.num_hidden_layers + 2
         noise = BF16_ROUNDING * num_roundings**0.5 * logits.std(dim=-1) * 2**0.5
-        gaps: NDArray[np.float32] = ((logits.amax(dim=-1) - chosen) / noise).numpy()
+        gaps = ((logits.amax(dim=-1) - chosen) / noise).numpy()
         return gaps
 
 
-def decode_bf16(
-    target: Path, draft: Path | None, prompts: Sequence[Sequence[int]], **policy: Any
-) -> list[list[int]]:
+def decode_bf16(target, draft, prompts, **policy):
     """Complete prompts in bf16, greedily."""
     from vllm import SamplingParams
 
@@ -290,7 +271,7 @@ def decode_bf16(
 
 
 @pytest.fixture(scope="module")
-def bf16_prompts() -> list[list[int]]:
+def bf16_prompts():
     """200 prompts of different lengths."""
     rng = np.random.default_rng(1)
     return [
@@ -300,9 +281,7 @@ def bf16_prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def bf16_expected(
-    tiny_pair: tuple[Path, Path], bf16_prompts: list[list[int]]
-) -> list[list[int]]:
+def bf16_expected(tiny_pair, bf16_prompts):
     """The bf16 token ids without speculation."""
     return decode_bf16(tiny_pair[0], None, bf16_prompts)
 
@@ -316,12 +295,8 @@ def bf16_expected(
     ids=["fixed", "tetris"],
 )
 def test_bf16_divergences_start_at_near_ties(
-    policy: dict[str, Any],
-    tiny_pair: tuple[Path, Path],
-    bf16_prompts: list[list[int]],
-    bf16_expected: list[list[int]],
-    record_property: Callable[..., None],
-) -> None:
+    policy, tiny_pair, bf16_prompts, bf16_expected, record_property
+):
     rounding = Rounding.of(tiny_pair[0])
     outputs = decode_bf16(*tiny_pair, bf16_prompts, **policy)
 
@@ -351,9 +326,7 @@ def test_bf16_divergences_start_at_near_ties(
         assert both[1][-1] < NEAR_TIE_SIGMAS
 
 
-def test_tokens_the_target_would_not_choose_are_no_near_ties(
-    tiny_pair: tuple[Path, Path], bf16_prompts: list[list[int]]
-) -> None:
+def test_tokens_the_target_would_not_choose_are_no_near_ties(tiny_pair, bf16_prompts):
     """The control: what comes out if every draft token is accepted."""
     target, draft = tiny_pair
     rounding = Rounding.of(target)

@@ -1,16 +1,9 @@
 """A policy of a package that is not ours decides in a real engine."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.engine.checks import complete, draw_prompts, greedy
 from tests.engine.conftest import run_engine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -38,8 +31,8 @@ class EveryOther(Planner):
 
 
 def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(
-    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_pair, tmp_path, monkeypatch
+):
     (tmp_path / "others_policy.py").write_text(CODE, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     additional = {

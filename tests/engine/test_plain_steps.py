@@ -1,10 +1,7 @@
 """Steps without drafts cost no rejection sampling, and come out the same."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,15 +11,12 @@ from policies.baselines import FixedPlanner
 from tests.engine.checks import draw_prompt, summarize_all
 from tests.engine.conftest import run_engine
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.vllm
 
 NUM_PROMPTS = 4
 
 
-def generate(engine: Any, **sampling: Any) -> Any:
+def generate(engine, **sampling):
     from vllm import SamplingParams
 
     return engine.llm.generate(
@@ -35,21 +29,17 @@ def generate(engine: Any, **sampling: Any) -> Any:
 class NeverDrafts(FixedPlanner):
     """Has nothing drafted, as goodput under full load."""
 
-    def choose_depth(
-        self, num_reqs: int, latency_target_ms: float | None = None
-    ) -> int:
+    def choose_depth(self, num_reqs, latency_target_ms=None):
         return 0
 
 
 @pytest.mark.parametrize("cu_num_tokens", [[1], [1, 2, 3], [5, 6, 40]])
-def test_a_step_without_drafts_is_described_as_vllm_does(
-    cu_num_tokens: list[int],
-) -> None:
+def test_a_step_without_drafts_is_described_as_vllm_does(cu_num_tokens):
     from serving.engine.compat_cpu import GPUModelRunner
     from serving.engine.cpu.plain_steps import PlainSteps
 
     # Stands in for what vLLM's own description of a step reads of its runner.
-    runner: Any = SimpleNamespace(
+    runner = SimpleNamespace(
         device=torch.device("cpu"),
         input_ids=SimpleNamespace(gpu=torch.zeros(64, dtype=torch.int32)),
         arange_np=np.arange(64),
@@ -83,14 +73,14 @@ def test_a_step_without_drafts_is_described_as_vllm_does(
     ids=["greedy", "penalties", "seeded"],
 )
 def test_without_drafts_an_engine_answers_like_one_without_a_drafter(
-    sampling: dict[str, Any], tiny_pair: tuple[Path, Path]
-) -> None:
+    sampling, tiny_pair
+):
     with run_engine(tiny_pair[0]) as plain:
         expected = generate(plain, **sampling)
     with run_engine(*tiny_pair, policy="goodput") as engine:
         engine.scheduler._planner = NeverDrafts(1)
         generate(engine, **sampling)  # The first step still has depth 1 to draft.
-        rejections: list[Any] = []
+        rejections = []
         sampler = engine.runner.rejection_sampler
         sampler.register_forward_hook(lambda *call: rejections.append(call))
         outputs = generate(engine, **sampling)

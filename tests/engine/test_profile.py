@@ -1,26 +1,18 @@
 """Forward passes that are timed at start-up."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.engine.conftest import run_engine
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.vllm
 
 MOST_TOKENS = 64
 
 
-def test_passes_are_timed_at_every_count_a_step_can_carry(
-    tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_are_timed_at_every_count_a_step_can_carry(tiny_pair, monkeypatch):
     from serving.engine.cpu.profile import profile_passes
 
     with run_engine(
@@ -41,8 +33,8 @@ def test_passes_are_timed_at_every_count_a_step_can_carry(
 
 @pytest.mark.parametrize("in_one_pass", [False, True])
 def test_one_pass_of_the_drafter_is_priced_however_many_it_makes(
-    in_one_pass: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    in_one_pass, monkeypatch
+):
     """A clock that passes alone move: 10 ms a target's, 2 ms a drafter's."""
     from serving.engine.compat_cpu import SpecDecodeBaseProposer
     from serving.engine.cpu import profile
@@ -53,10 +45,10 @@ def test_one_pass_of_the_drafter_is_priced_however_many_it_makes(
         num_speculative_tokens = 4
         parallel_drafting = in_one_pass
 
-        def __init__(self) -> None:
+        def __init__(self):
             """Load nothing."""
 
-        def dummy_run(self, _: int) -> None:
+        def dummy_run(self, _):
             nonlocal now_s
             now_s += 0.002 * (1 if in_one_pass else 4)
 
@@ -65,7 +57,7 @@ def test_one_pass_of_the_drafter_is_priced_however_many_it_makes(
         drafter = Drafter()
         model = SimpleNamespace(compute_logits=lambda hidden_states: hidden_states)
 
-        def _dummy_run(self, num_tokens: int) -> tuple[list[int], None]:
+        def _dummy_run(self, num_tokens):
             nonlocal now_s
             now_s += 0.01
             self.drafter.dummy_run(num_tokens)

@@ -14,14 +14,11 @@ from transformers import LlamaForCausalLM
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front.in_flight import derive_seed
 from tests.engine.checks import complete
-from tests.engine.conftest import Engine, run_engine
+from tests.engine.conftest import run_engine
 from tests.engine.small_pair import VOCAB, write_small_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     Pair = tuple[Path, Path]
 
@@ -62,12 +59,12 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(tmp_path_factory):
     return write_small_pair(tmp_path_factory.mktemp("pair"), noise=0.3)
 
 
 @pytest.fixture(scope="module")
-def engine(pair: Pair) -> Iterator[Engine]:
+def engine(pair):
     """With blocks of the prefix cache that are short enough to end in the output."""
     with run_engine(
         *pair,
@@ -83,7 +80,7 @@ def engine(pair: Pair) -> Iterator[Engine]:
         yield running
 
 
-def make_params(kind: Kind, emitted: Sequence[int] = (), **changes: Any) -> Any:
+def make_params(kind, emitted=(), **changes):
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -103,9 +100,7 @@ def make_params(kind: Kind, emitted: Sequence[int] = (), **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(
-    engine: Engine, name: str
-) -> None:
+def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(engine, name):
     """Wherever the cut is, and whatever the tokens depend on."""
     kind = KINDS[name]
     for whole in complete(engine, PROMPTS, make_params(kind)):
@@ -129,7 +124,7 @@ def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(
                 ]
 
 
-def test_tokens_appended_to_the_prompt_would_not_do(engine: Engine) -> None:
+def test_tokens_appended_to_the_prompt_would_not_do(engine):
     """The control: of a prompt, penalties know nothing."""
     kind = KINDS["penalties"]
     differences = 0
@@ -143,13 +138,13 @@ def test_tokens_appended_to_the_prompt_would_not_do(engine: Engine) -> None:
     assert differences
 
 
-def test_a_replay_is_served_before_those_that_wait(engine: Engine) -> None:
+def test_a_replay_is_served_before_those_that_wait(engine):
     """Somebody is waiting in the middle of a sentence."""
     scheduler = engine.scheduler
-    held: list[str] = []
+    held = []
     original = scheduler.schedule
 
-    def note_order(*args: Any, **kwargs: Any) -> Any:
+    def note_order(*args, **kwargs):
         if not held:
             held.extend(str(one.request_id) for one in scheduler.waiting)
         return original(*args, **kwargs)
@@ -168,16 +163,16 @@ def test_a_replay_is_served_before_those_that_wait(engine: Engine) -> None:
 
 
 @torch.no_grad()
-def find_law_of_two_tokens(target: Path) -> NDArray[np.float64]:
+def find_law_of_two_tokens(target):
     """Return `[vocab, vocab]`, the exact joint law of the first two tokens."""
     model = LlamaForCausalLM.from_pretrained(target).double()
     prompts = torch.tensor([[*LAW_PROMPT, token] for token in range(VOCAB)])
     probs = model(prompts).logits.softmax(dim=-1)
-    law: NDArray[np.float64] = (probs[0, -2, :, None] * probs[:, -1]).numpy()
+    law = (probs[0, -2, :, None] * probs[:, -1]).numpy()
     return law
 
 
-def compare(pairs: Sequence[tuple[int, int]], law: NDArray[np.float64]) -> float:
+def compare(pairs, law):
     """Return the p-value of a chi-square test; what is too rare shares one cell."""
     seen = np.zeros_like(law)
     np.add.at(seen, tuple(np.transpose(pairs)), 1)
@@ -193,8 +188,8 @@ def compare(pairs: Sequence[tuple[int, int]], law: NDArray[np.float64]) -> float
     ids=["new noise", "the same noise again"],
 )
 def test_a_seeded_replay_follows_the_law_under_new_noise_only(
-    engine: Engine, pair: Pair, reseed: Callable[[int, int], int], follows_the_law: bool
-) -> None:
+    engine, pair, reseed, follows_the_law
+):
     plain = KINDS["plain"]
     seeds = range(NUM_SAMPLES)
     prompts = [LAW_PROMPT] * NUM_SAMPLES

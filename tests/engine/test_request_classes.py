@@ -1,10 +1,7 @@
 """Request classes: read from the configuration, found for requests, seen to matter."""
 
-from __future__ import annotations
-
 from itertools import count
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,9 +11,6 @@ from tests.engine.checks import complete, draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CLASSES = {
     "interactive": {"weight": 4.0, "latency_target_ms": 30.0, "priority": -1},
     "batch": {"weight": 0.5, "priority": 10},
@@ -24,7 +18,7 @@ CLASSES = {
 }
 
 
-def read(classes: Any) -> RequestClasses:
+def read(classes):
     return RequestClasses.read(
         SimpleNamespace(additional_config={"tetris": {"classes": classes}})
     )
@@ -33,7 +27,7 @@ def read(classes: Any) -> RequestClasses:
 NEXT_ID = count()
 
 
-def make_request(priority: int = 0, **extra_args: Any) -> Any:
+def make_request(priority=0, **extra_args):
     return SimpleNamespace(
         request_id=str(next(NEXT_ID)),
         priority=priority,
@@ -41,7 +35,7 @@ def make_request(priority: int = 0, **extra_args: Any) -> Any:
     )
 
 
-def test_a_name_wins_over_a_priority_and_a_priority_over_the_default() -> None:
+def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
     classes = read(CLASSES)
     weights = [
         classes.of(make_request(10, request_class="interactive")).weight,
@@ -52,13 +46,13 @@ def test_a_name_wins_over_a_priority_and_a_priority_over_the_default() -> None:
     assert weights == [4.0, 0.5, 2.0, 2.0]
 
 
-def test_without_a_default_the_rest_weigh_one() -> None:
+def test_without_a_default_the_rest_weigh_one():
     classes = read({"batch": {"weight": 0.5, "priority": 10}})
     assert classes.of(make_request()).weight == 1.0
     assert classes.of(make_request()).latency_target_ms is None
 
 
-def test_weights_and_targets_are_left_out_where_they_make_no_difference() -> None:
+def test_weights_and_targets_are_left_out_where_they_make_no_difference():
     plain = [make_request(), make_request()]
     assert read({}).weigh(plain) is None
     assert read({}).tightest_target_ms(plain) is None
@@ -67,7 +61,7 @@ def test_weights_and_targets_are_left_out_where_they_make_no_difference() -> Non
     assert read(CLASSES).tightest_target_ms([]) is None
 
 
-def test_requests_of_different_classes_are_told_apart() -> None:
+def test_requests_of_different_classes_are_told_apart():
     requests = [make_request(-1), make_request(), make_request(10)]
     classes = read(CLASSES)
     np.testing.assert_array_equal(classes.weigh(requests), [4.0, 2.0, 0.5])
@@ -75,7 +69,7 @@ def test_requests_of_different_classes_are_told_apart() -> None:
     assert classes.tightest_target_ms(requests) == 30.0
 
 
-def test_a_class_is_looked_up_once_and_forgotten_with_its_request() -> None:
+def test_a_class_is_looked_up_once_and_forgotten_with_its_request():
     classes, request = read(CLASSES), make_request(10)
     assert classes.of(request).weight == 0.5
     request.priority = -1
@@ -97,23 +91,18 @@ def test_a_class_is_looked_up_once_and_forgotten_with_its_request() -> None:
         ),
     ],
 )
-def test_classes_that_make_no_sense_are_refused(classes: Any, message: str) -> None:
+def test_classes_that_make_no_sense_are_refused(classes, message):
     with pytest.raises(ValueError, match=message):
         read(classes)
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_classes_reach_the_planner_by_name_and_by_priority(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_classes_reach_the_planner_by_name_and_by_priority(tiny_pair):
     from vllm import SamplingParams
 
     with run_engine(
-        *tiny_pair,
-        policy="goodput",
-        classes=CLASSES,
-        scheduling_policy="priority",
+        *tiny_pair, policy="goodput", classes=CLASSES, scheduling_policy="priority"
     ) as engine:
         batches, targets = [], []
         planner = engine.scheduler._planner
@@ -122,14 +111,14 @@ def test_classes_reach_the_planner_by_name_and_by_priority(
         class Spy:
             """The planner, overheard."""
 
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name):
                 return getattr(planner, name)
 
-            def select(self, batch: Any) -> Any:
+            def select(self, batch):
                 batches.append(batch)
                 return select(batch)
 
-            def choose_depth(self, num_reqs: int, target_ms: float | None) -> int:
+            def choose_depth(self, num_reqs, target_ms):
                 targets.append(target_ms)
                 return choose_depth(num_reqs, target_ms)
 
@@ -154,9 +143,7 @@ def test_classes_reach_the_planner_by_name_and_by_priority(
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_weights_and_latency_targets_leave_the_output_alone(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_weights_and_latency_targets_leave_the_output_alone(tiny_pair):
     prompts = draw_prompts(24)
     params = [
         greedy(
@@ -178,14 +165,14 @@ def test_weights_and_latency_targets_leave_the_output_alone(
         class Spy:
             """The planner, overheard."""
 
-            def __getattr__(self, name: str) -> Any:
+            def __getattr__(self, name):
                 return getattr(planner, name)
 
-            def plan_batch(self, load: Any) -> Any:
+            def plan_batch(self, load):
                 loads.append(load)
                 return planner.plan_batch(load)
 
-            def select(self, batch: Any) -> Any:
+            def select(self, batch):
                 select_batches.append(batch)
                 return planner.select(batch)
 

@@ -4,12 +4,9 @@ Where target and draft are the same model every verified draft is right, so that
 rejection means a hole in the drafter's cache.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -31,22 +28,15 @@ from tests.engine.checks import (
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_beliefs, make_up_costs
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.engine.conftest import Engine
-
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 BLOCK = 32
 """The smallest KV block of vLLM's CPU attention."""
 
 
-def test_a_prompt_in_chunks_shares_its_steps_with_drafts(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_a_prompt_in_chunks_shares_its_steps_with_drafts(tiny_pair):
     target, _ = tiny_pair
-    args: dict[str, Any] = {"max_num_batched_tokens": 40, "max_num_seqs": 4}
+    args = {"max_num_batched_tokens": 40, "max_num_seqs": 4}
     arrivals = [
         Arrival("early0", draw_prompt(0, 6), greedy(40)),
         Arrival("early1", draw_prompt(1, 9), greedy(40)),
@@ -77,12 +67,10 @@ def test_a_prompt_in_chunks_shares_its_steps_with_drafts(
 
 
 @pytest.mark.parametrize("draft", ["same", "noisy"])
-def test_a_preempted_request_starts_over_with_both_caches(
-    draft: str, tiny_pair: tuple[Path, Path]
-) -> None:
+def test_a_preempted_request_starts_over_with_both_caches(draft, tiny_pair):
     """Six requests of four blocks each share twelve."""
     target = tiny_pair[0]
-    args: dict[str, Any] = {
+    args = {
         "block_size": BLOCK,
         "num_gpu_blocks_override": 13,
         "max_model_len": 6 * BLOCK,
@@ -96,10 +84,10 @@ def test_a_preempted_request_starts_over_with_both_caches(
         target, target if draft == "same" else tiny_pair[1], policy="tetris", **args
     ) as engine:
         scheduler = engine.scheduler
-        preempted: list[tuple[str, int]] = []
+        preempted = []
         preempt = scheduler._preempt_request
 
-        def spy_on_preempt(request: Any, *args: Any, **kwargs: Any) -> None:
+        def spy_on_preempt(request, *args, **kwargs):
             preempted.append((request.request_id, request.num_output_tokens))
             preempt(request, *args, **kwargs)
 
@@ -120,7 +108,7 @@ def test_a_preempted_request_starts_over_with_both_caches(
     assert summarize_all(outputs) == summarize_all(expected)
 
 
-SMALL_CACHE: dict[str, Any] = {
+SMALL_CACHE = {
     "block_size": BLOCK,
     # One block is vLLM's own.
     "num_gpu_blocks_override": 21,
@@ -133,17 +121,15 @@ SMALL_CACHE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
-def test_goodput_lets_in_what_fits_and_starves_nobody(
-    policy: str, tiny_pair: tuple[Path, Path]
-) -> None:
+def test_goodput_lets_in_what_fits_and_starves_nobody(policy, tiny_pair):
     """Long prompts in chunks and outputs of up to three blocks, in two priorities."""
     from vllm import SamplingParams
 
     num_requests = 30
     lengths = {f"{n}": 1 + 29 * n % 100 for n in range(num_requests)}
     priorities = {name: int(name) % 2 for name in lengths}
-    first_token_step: dict[str, int] = {}
-    ended: set[str] = set()
+    first_token_step = {}
+    ended = set()
     num_preempted = 0
     with run_engine(
         *tiny_pair, policy=policy, scheduling_policy="priority", **SMALL_CACHE
@@ -152,7 +138,7 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(
             make_up_costs(engine)
         schedule = engine.scheduler.schedule
 
-        def spy_on_schedule(*args: Any) -> Any:
+        def spy_on_schedule(*args):
             nonlocal num_preempted
             output = schedule(*args)
             num_preempted += len(output.preempted_req_ids or ())
@@ -161,7 +147,7 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(
         engine.scheduler.schedule = spy_on_schedule
         llm_engine = engine.llm.llm_engine
         waiting = list(lengths)
-        num_side_by_side: Counter[int] = Counter()
+        num_side_by_side = Counter()
         for step in range(2000):
             # Three at once, then nobody for two steps: always somebody waits.
             for name in waiting[: 3 if step % 3 == 0 else 0]:
@@ -199,13 +185,11 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(
     assert num_preempted <= 2 if policy == "goodput" else num_preempted >= 10
 
 
-def test_steps_keep_to_sizes_whose_kernels_are_at_hand(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_steps_keep_to_sizes_whose_kernels_are_at_hand(tiny_pair):
     """Wherever drafts are left over, also in steps that prompts join."""
     from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
 
-    sizes: Counter[int] = Counter()
+    sizes = Counter()
     num_joined = 0
     with run_engine(
         *tiny_pair, policy="goodput", draft_tokens=4, max_num_seqs=24
@@ -213,7 +197,7 @@ def test_steps_keep_to_sizes_whose_kernels_are_at_hand(
         make_up_beliefs(engine)
         schedule = engine.scheduler.schedule
 
-        def spy_on_schedule(*args: Any) -> Any:
+        def spy_on_schedule(*args):
             nonlocal num_joined
             num_cut = engine.scheduler.counters.num_cut_tokens
             before = num_cut["budget"]
@@ -232,15 +216,13 @@ def test_steps_keep_to_sizes_whose_kernels_are_at_hand(
     assert sizes.keys() <= set(CPU_STEP_SIZES)
 
 
-def time_steps(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[float, float]]:
+def time_steps(engine, monkeypatch):
     """Take down the seconds of every step from now on, and those of its planning."""
-    times: list[tuple[float, float]] = []
+    times = []
     llm_engine, counters = engine.llm.llm_engine, engine.scheduler.counters
     step = llm_engine.step
 
-    def timed_step() -> Any:
+    def timed_step():
         began_s, planning_s = time.perf_counter(), counters.planning_seconds_total
         outputs = step()
         step_s = time.perf_counter() - began_s
@@ -251,9 +233,7 @@ def time_steps(
     return times
 
 
-def test_planning_is_timed_whole_and_takes_little_of_a_step(
-    tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planning_is_timed_whole_and_takes_little_of_a_step(tiny_pair, monkeypatch):
     classes = {
         "chat": {"weight": 4.0, "latency_target_ms": 30.0},
         "bulk": {"weight": 0.5},
@@ -263,11 +243,7 @@ def test_planning_is_timed_whole_and_takes_little_of_a_step(
         for n in range(64)
     ]
     with run_engine(
-        *tiny_pair,
-        policy="goodput",
-        draft_tokens=4,
-        classes=classes,
-        max_num_seqs=64,
+        *tiny_pair, policy="goodput", draft_tokens=4, classes=classes, max_num_seqs=64
     ) as engine:
         make_up_costs(engine)
         prompts = [draw_prompt(n, 20) for n in range(64)]
@@ -290,12 +266,12 @@ def test_planning_is_timed_whole_and_takes_little_of_a_step(
     assert planning_s.mean() < max(2e-3, step_s.mean() / 10)
 
 
-def test_cut_tokens_are_counted_by_what_cut_them() -> None:
+def test_cut_tokens_are_counted_by_what_cut_them():
     from serving.engine.cpu.selection import DraftSelector
 
-    def count(**selection: Any) -> dict[str, int]:
+    def count(**selection):
         counters = SpeculationCounters("goodput", "draft_model", 4)
-        requests: Any = [SimpleNamespace(spec_token_ids=[7] * 4) for _ in range(3)]
+        requests = [SimpleNamespace(spec_token_ids=[7] * 4) for _ in range(3)]
         admitted = np.array([4, 1, 0])
         DraftSelector._admit(
             SimpleNamespace(_counters=counters),

@@ -1,9 +1,5 @@
 """Steps at depth 0 in which there is nothing to plan."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from policies.baselines import FixedPlanner
@@ -12,21 +8,16 @@ from serving.engine.shared.batch_limits import RequestPace
 from tests.engine.checks import complete, draw_prompts, greedy, summarize_all
 from tests.engine.conftest import run_engine
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from policies.types import StepTiming
-
 NUM_REQS = 4
 
 
-def plan(skipping: SkippedPlanning, depth: int = 0, **other: int) -> None:
+def plan(skipping, depth=0, **other):
     """Plan a step in which every running request gets a token, but for `other`."""
     sizes = {"num_tokens": NUM_REQS, "num_scheduled": NUM_REQS, "num_running": NUM_REQS}
     skipping.note_planned(depth, **(sizes | other))
 
 
-def settle(**how: Any) -> SkippedPlanning:
+def settle(**how):
     """Return the state after so many planned steps that the next needs no plan."""
     skipping = SkippedPlanning(**({"is_possible": True} | how))
     for _ in range(TELL_ALL + 1):
@@ -34,7 +25,7 @@ def settle(**how: Any) -> SkippedPlanning:
     return skipping
 
 
-def test_the_first_steps_at_depth_0_are_all_planned_and_timed() -> None:
+def test_the_first_steps_at_depth_0_are_all_planned_and_timed():
     skipping = SkippedPlanning(is_possible=True)
     for _ in range(TELL_ALL):
         assert not skipping.is_due(NUM_REQS, 0)
@@ -42,7 +33,7 @@ def test_the_first_steps_at_depth_0_are_all_planned_and_timed() -> None:
         assert not skipping.is_quiet
 
 
-def test_then_one_of_many_is_timed_and_the_next_one_planned() -> None:
+def test_then_one_of_many_is_timed_and_the_next_one_planned():
     skipping = settle()
     planned, timed = [], []
     for step in range(TELL_ALL + 2, TELL_ALL + 2 + 3 * TELL_EVERY):
@@ -58,7 +49,7 @@ def test_then_one_of_many_is_timed_and_the_next_one_planned() -> None:
     assert planned == [step + 1 for step in timed]
 
 
-def test_unplanned_steps_are_counted_until_the_planner_is_asked_again() -> None:
+def test_unplanned_steps_are_counted_until_the_planner_is_asked_again():
     skipping = settle()
     while skipping.is_due(NUM_REQS, 0):
         skipping.note_unplanned()
@@ -74,7 +65,7 @@ def test_unplanned_steps_are_counted_until_the_planner_is_asked_again() -> None:
 @pytest.mark.parametrize(
     ("num_running", "num_waiting"), [(NUM_REQS - 1, 0), (NUM_REQS, 1), (0, 0)]
 )
-def test_whoever_leaves_or_waits_ends_it(num_running: int, num_waiting: int) -> None:
+def test_whoever_leaves_or_waits_ends_it(num_running, num_waiting):
     skipping = settle()
     assert skipping.is_due(NUM_REQS, 0)
     assert not skipping.is_due(num_running, num_waiting)
@@ -83,15 +74,13 @@ def test_whoever_leaves_or_waits_ends_it(num_running: int, num_waiting: int) -> 
 @pytest.mark.parametrize(
     "other", [{"num_tokens": 9}, {"num_scheduled": 3, "num_tokens": 3}, {"depth": 1}]
 )
-def test_only_the_same_requests_with_a_token_each_may_go_on(
-    other: dict[str, int],
-) -> None:
+def test_only_the_same_requests_with_a_token_each_may_go_on(other):
     skipping = settle()
     plan(skipping, **other)
     assert not skipping.is_due(NUM_REQS, 0)
 
 
-def test_drafting_starts_the_count_anew() -> None:
+def test_drafting_starts_the_count_anew():
     skipping = settle()
     plan(skipping, depth=2)
     plan(skipping)
@@ -99,13 +88,13 @@ def test_drafting_starts_the_count_anew() -> None:
     assert not skipping.is_due(NUM_REQS, 0)
 
 
-def test_an_engine_that_runs_its_drafter_at_depth_0_plans_every_step() -> None:
+def test_an_engine_that_runs_its_drafter_at_depth_0_plans_every_step():
     skipping = settle(is_possible=False)
     assert not skipping.is_due(NUM_REQS, 0)
     assert not skipping.is_quiet
 
 
-def test_skipped_steps_weigh_on_the_pace_as_planned_ones_would() -> None:
+def test_skipped_steps_weigh_on_the_pace_as_planned_ones_would():
     step_by_step, at_once = RequestPace(), RequestPace()
     for pace in (step_by_step, at_once):
         pace.note(30, 10)
@@ -122,28 +111,24 @@ class NeverDrafting(FixedPlanner):
 
     __slots__ = ("num_asked", "num_skipped", "timings")
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(3)
         for name, value in (("num_asked", 0), ("num_skipped", 0), ("timings", [])):
             object.__setattr__(self, name, value)
 
-    def choose_depth(
-        self, num_reqs: int, latency_target_ms: float | None = None
-    ) -> int:
+    def choose_depth(self, num_reqs, latency_target_ms=None):
         object.__setattr__(self, "num_asked", self.num_asked + 1)
         return 0
 
-    def note_skipped_steps(self, num_steps: int) -> None:
+    def note_skipped_steps(self, num_steps):
         object.__setattr__(self, "num_skipped", self.num_skipped + num_steps)
 
-    def observe_timing(self, timing: StepTiming) -> None:
+    def observe_timing(self, timing):
         self.timings.append(timing)
 
 
 @pytest.mark.vllm
-def test_an_engine_skips_planning_between_arrivals_and_ends(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_an_engine_skips_planning_between_arrivals_and_ends(tiny_pair):
     target, draft = tiny_pair
     prompts = draw_prompts(6)
     # They end one after the other.

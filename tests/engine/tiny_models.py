@@ -81,10 +81,7 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = to_byte_level
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)
 
 

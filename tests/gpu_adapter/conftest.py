@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -19,8 +18,6 @@ with warnings.catch_warnings():
     import serving.engine.gpu.worker  # noqa: F401 - the import is what is wanted
     from serving.engine.gpu.scheduler import TetrisAsyncScheduler
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 
@@ -38,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def pair(tmp_path_factory):
     """Model folders; only their configuration is read here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,20 +44,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def make_config(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
+def make_config(pair, monkeypatch):
     """Build vLLM's own configuration, then pretend that a GPU resolved it."""
 
     def make(
-        policy: str = "goodput",
+        policy="goodput",
         *,
-        graphs: bool = True,
-        is_async: bool = True,
-        extra_draft_tokens: int = 2,
-        capture_sizes: tuple[int, ...] = (),
-        **engine_args: Any,
-    ) -> Any:
+        graphs=True,
+        is_async=True,
+        extra_draft_tokens=2,
+        capture_sizes=(),
+        **engine_args,
+    ):
         from vllm import EngineArgs
         from vllm.config import CUDAGraphMode
 
@@ -102,12 +97,10 @@ def make_config(
 
 
 @pytest.fixture
-def make_scheduler(make_config: Callable[..., Any]) -> Callable[..., Any]:
+def make_scheduler(make_config):
     """Build a scheduler with a KV cache of its own."""
 
-    def make(
-        cls: type = TetrisAsyncScheduler, *, num_blocks: int = 400, **options: Any
-    ) -> Any:
+    def make(cls=TetrisAsyncScheduler, *, num_blocks=400, **options):
         import torch
         from vllm.v1.kv_cache_interface import (
             FullAttentionSpec,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from policies.types import CostProfile
 from serving.engine.compat import ModelRunnerOutput, StepTimingSample
 from serving.engine.gpu.clock import DeviceClock
 from serving.engine.gpu.step_messages import (
@@ -21,6 +20,9 @@ from serving.engine.gpu.step_messages import (
 )
 from serving.engine.gpu.verification import make_profile
 from tests.gpu_adapter.stand_ins import StandInDevice, make_verification
+
+if TYPE_CHECKING:
+    from policies.types import CostProfile
 
 
 @dataclass

@@ -1,9 +1,6 @@
 """vLLM's asynchronous scheduler under urgent load that never ends."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,13 +8,10 @@ from serving.engine.shared.ageing import Ageing
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-def make_request(name: str, priority: int) -> Any:
+def make_request(name, priority):
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
@@ -27,11 +21,7 @@ def make_request(name: str, priority: int) -> Any:
 
 
 @pytest.mark.parametrize("is_ageing", [True, False])
-def test_a_request_that_can_wait_gets_its_turn(
-    is_ageing: bool,
-    make_scheduler: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_that_can_wait_gets_its_turn(is_ageing, make_scheduler, monkeypatch):
     if not is_ageing:
         monkeypatch.setattr(Ageing, "look", lambda _: None)
     scheduler = make_scheduler(scheduling_policy="priority")
@@ -40,7 +30,7 @@ def test_a_request_that_can_wait_gets_its_turn(
     scheduler._batch.ageing._clock = lambda: now_s
     schedule = scheduler.schedule
 
-    def schedule_under_load() -> Any:
+    def schedule_under_load():
         nonlocal now_s, num_urgent
         now_s += 1
         while len(scheduler.waiting) < 12:

@@ -1,10 +1,7 @@
 """Whatever goes wrong on the way to a decision, a GPU engine's requests go on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,22 +11,19 @@ from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import drive
 from tests.gpu_adapter.test_scheduler import add, make_worker
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("confidence", [np.nan, np.inf, 1.5, -0.5])
 def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(
-    confidence: float, make_scheduler: Callable[..., Any]
-) -> None:
+    confidence, make_scheduler
+):
     scheduler = make_scheduler()
     requests = add(scheduler, 3, max_tokens=150)
     worker = make_worker(3)
     execute = worker.execute
 
-    def report_nonsense_once(output: Any) -> Any:
+    def report_nonsense_once(output):
         result = execute(output)
         report = getattr(result, REPORT_ATTRIBUTE)
         if len(worker.steps) == 10:
@@ -52,16 +46,14 @@ def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(
     assert sum(step.num_verified for step in late) > len(late)
 
 
-def test_a_request_with_impossible_confidences_spoils_no_others(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_a_request_with_impossible_confidences_spoils_no_others(make_scheduler):
     scheduler = make_scheduler()
     add(scheduler, 2, max_tokens=100)
     worker = make_worker(2)
     execute = worker.execute
-    learnt: list[str] = []
+    learnt = []
 
-    def report_nonsense(output: Any) -> Any:
+    def report_nonsense(output):
         result = execute(output)
         report = getattr(result, REPORT_ATTRIBUTE)
         if report.verification is not None:
@@ -101,12 +93,8 @@ def test_a_request_with_impossible_confidences_spoils_no_others(
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
-    owner: str,
-    method: str,
-    reason: str,
-    make_scheduler: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    owner, method, reason, make_scheduler, monkeypatch
+):
     scheduler = make_scheduler(policy="tetris")
     part = attrgetter(owner)(scheduler) if owner else scheduler
     monkeypatch.setattr(type(part), method, fail)
@@ -121,8 +109,8 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
 
 @pytest.mark.parametrize("method", ["_select", "_give_order", "_set_depth"])
 def test_a_step_without_a_decision_verifies_all_its_drafts(
-    method: str, make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    method, make_scheduler, monkeypatch
+):
     scheduler = make_scheduler(policy="tetris")
     monkeypatch.setattr(type(scheduler), method, fail)
     requests = add(scheduler, 3)
@@ -137,8 +125,8 @@ def test_a_step_without_a_decision_verifies_all_its_drafts(
 
 @pytest.mark.parametrize("method", ["start_step", "note_drafts", "note_outcome"])
 def test_a_board_that_fails_is_not_taken_for_the_policy(
-    method: str, make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    method, make_scheduler, monkeypatch
+):
     scheduler = make_scheduler(policy="tetris")
     monkeypatch.setattr(type(scheduler.board), method, fail)
     scheduler.board.watch(0)
@@ -148,19 +136,19 @@ def test_a_board_that_fails_is_not_taken_for_the_policy(
     assert set(scheduler.counters.num_fallbacks) == {"board_error"}
 
 
-def fail(*_: Any, **__: Any) -> Any:
+def fail(*_, **__):
     raise RuntimeError("a bug of our own")
 
 
 class Listening:
     """A planner that notes whose outcomes it is told."""
 
-    def __init__(self, planner: Any, learnt: list[str]) -> None:
+    def __init__(self, planner, learnt):
         self._planner, self._learnt = planner, learnt
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._planner, name)
 
-    def observe(self, outcome: Any) -> None:
+    def observe(self, outcome):
         self._learnt.extend(outcome.req_ids)
         self._planner.observe(outcome)

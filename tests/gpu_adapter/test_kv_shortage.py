@@ -1,9 +1,6 @@
 """vLLM's asynchronous scheduler while KV blocks are short."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,13 +8,10 @@ from serving.engine.shared import batch_planning
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-def count_preemptions(scheduler: Any) -> int:
+def count_preemptions(scheduler):
     """Serve requests of many lengths and count how often one lost its blocks."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -36,9 +30,7 @@ def count_preemptions(scheduler: Any) -> int:
     return sum(request.num_preemptions for request in requests)
 
 
-def test_fewer_requests_are_preempted(
-    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fewer_requests_are_preempted(make_scheduler, monkeypatch):
     scheduler = make_scheduler(policy="tetris", num_blocks=26)
     num_preemptions = count_preemptions(scheduler)
     assert scheduler.counters.num_cut_tokens["kv"] > 0

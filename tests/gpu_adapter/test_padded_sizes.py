@@ -1,14 +1,8 @@
 """Passes are padded to the sizes of captured graphs, and the planner knows them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -16,9 +10,7 @@ SIZES = (1, 2, 4, 8, 16, 24, 32)
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "goodput"])
-def test_the_planner_prices_a_pass_as_the_graph_it_replays(
-    policy: str, make_scheduler: Callable[..., Any]
-) -> None:
+def test_the_planner_prices_a_pass_as_the_graph_it_replays(policy, make_scheduler):
     cost = make_scheduler(policy=policy, capture_sizes=SIZES[::-1])._planner.cost
     assert cost.target.at(17) == cost.target.at(24) < cost.target.at(25)
     assert cost.draft_first.at(17) == cost.draft_first.at(24)
@@ -26,19 +18,17 @@ def test_the_planner_prices_a_pass_as_the_graph_it_replays(
     assert cost.target.at(33) < cost.target.at(34)
 
 
-def test_an_engine_without_graphs_pads_nothing(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_an_engine_without_graphs_pads_nothing(make_scheduler):
     scheduler = make_scheduler(graphs=False, capture_sizes=SIZES)
     assert scheduler._planner.cost.padded_sizes == ()
 
 
-def test_upstream_pads_every_batch_to_the_next_captured_size() -> None:
+def test_upstream_pads_every_batch_to_the_next_captured_size():
     """Trimmed batches that decode, by whole graphs; those with prompts, piecewise."""
     from vllm.config import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-    manager: Any = object.__new__(CudaGraphManager)
+    manager = object.__new__(CudaGraphManager)
     manager.__dict__.update(
         vllm_config=SimpleNamespace(
             speculative_config=None,
@@ -60,7 +50,7 @@ def test_upstream_pads_every_batch_to_the_next_captured_size() -> None:
     )
     manager._init_candidates()
 
-    def pad(num_tokens: int, max_query_len: int | None) -> tuple[Any, int]:
+    def pad(num_tokens, max_query_len):
         found = manager.dispatch(
             num_reqs=min(8, num_tokens),
             num_tokens=num_tokens,

@@ -1,11 +1,8 @@
 """Runner, worker and drafters, with stand-ins for vLLM's own methods below ours."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -45,9 +42,6 @@ from tests.gpu_adapter.stand_ins import (
     stand_in_manager,
 )
 
-if TYPE_CHECKING:
-    pass
-
 REFUSAL = (
     "Adaptive verification trims verification requests on device, which the X "
     "attention backend does not support. Pass enable_adaptive_verification=false in "
@@ -58,12 +52,12 @@ REFUSAL = (
 class StandInOutput(AsyncModelRunnerOutput):
     """vLLM's asynchronous output without a device."""
 
-    def get_output(self) -> ModelRunnerOutput:
+    def get_output(self):
         return ModelRunnerOutput(["a"], {"a": 0}, [[7]])
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> TetrisGPUModelRunner:
+def runner(monkeypatch):
     """A runner of ours over methods of vLLM's that do nothing."""
     monkeypatch.setattr(runner_v2, "get_tp_group", StandInGroup)
     monkeypatch.setattr(GPUModelRunnerV2, "__init__", lambda self: None)
@@ -87,15 +81,11 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> TetrisGPUModelRunner:
     return made
 
 
-def make_kv_cache(
-    runner: TetrisGPUModelRunner,
-    monkeypatch: pytest.MonkeyPatch,
-    errors: list[Exception],
-) -> list[bool]:
+def make_kv_cache(runner, monkeypatch, errors):
     """Run `initialize_kv_cache` over a method of vLLM's that fails at first."""
     asked = []
 
-    def initialize(self: Any, *_: Any) -> None:
+    def initialize(self, *_):
         asked.append(self.speculative_config.enable_adaptive_verification)
         if errors:
             raise errors.pop(0)
@@ -106,7 +96,7 @@ def make_kv_cache(
     return asked
 
 
-def schedule(order: VerificationOrder | None, num_tokens: int = 4) -> Any:
+def schedule(order, num_tokens=4):
     """Stand in for a scheduled step."""
     output = SimpleNamespace(total_num_scheduled_tokens=num_tokens)
     if order is not None:
@@ -114,16 +104,14 @@ def schedule(order: VerificationOrder | None, num_tokens: int = 4) -> Any:
     return output
 
 
-def test_upstreams_manager_is_replaced_by_ours(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upstreams_manager_is_replaced_by_ours(runner, monkeypatch):
     assert make_kv_cache(runner, monkeypatch, []) == [True]
     assert isinstance(runner.adaptive_verification, PlannedVerification)
 
 
 def test_a_refused_attention_back_end_falls_back_to_plain_verification(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    runner, monkeypatch
+):
     asked = make_kv_cache(runner, monkeypatch, [ValueError(REFUSAL)])
     assert asked == [True, False]
     assert runner.adaptive_verification is None
@@ -137,11 +125,8 @@ def test_a_refused_attention_back_end_falls_back_to_plain_verification(
     ("reason", "reported"), [("lora", "lora"), (None, "no_confidence")]
 )
 def test_a_runner_without_upstreams_manager_says_why(
-    reason: str | None,
-    reported: str,
-    runner: TetrisGPUModelRunner,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    reason, reported, runner, monkeypatch
+):
     monkeypatch.setattr(runner_v2, "find_plain_reason", lambda _: reason)
     monkeypatch.setattr(runner_v2, "find_unfit_backend", lambda _: None)
     runner.speculative_config.enable_adaptive_verification = False
@@ -151,16 +136,14 @@ def test_a_runner_without_upstreams_manager_says_why(
     assert report.plain_reason == reported
 
 
-def test_other_errors_of_the_kv_cache_are_not_swallowed(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_of_the_kv_cache_are_not_swallowed(runner, monkeypatch):
     with pytest.raises(ValueError, match="no memory"):
         make_kv_cache(runner, monkeypatch, [ValueError("no memory")])
 
 
 def test_a_step_reports_what_it_verified_when_its_tokens_are_waited_for(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    runner, monkeypatch
+):
     make_kv_cache(runner, monkeypatch, [])
     verification = runner.adaptive_verification
     verification.set_initial_cost_curves([StepTimingSample(5.0, 3.0, 1, 1, True)])
@@ -179,20 +162,18 @@ def test_a_step_reports_what_it_verified_when_its_tokens_are_waited_for(
     assert reports[1].profile is None
 
 
-def test_steps_without_an_order_come_out_as_vllm_made_them(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_without_an_order_come_out_as_vllm_made_them(runner, monkeypatch):
     make_kv_cache(runner, monkeypatch, [])
     runner.execute_model(schedule(None))
     assert isinstance(runner.sample_tokens(None), StandInOutput)
 
 
 def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    runner, monkeypatch
+):
     make_kv_cache(runner, monkeypatch, [])
 
-    def fail(*_: Any) -> Any:
+    def fail(*_):
         raise RuntimeError("a bug of our own")
 
     outputs = []
@@ -213,18 +194,14 @@ def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
     assert reports[2].verification is None
 
 
-def test_only_the_first_rank_reports(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_rank_reports(runner, monkeypatch):
     monkeypatch.setattr(runner_v2, "get_tp_group", lambda: StandInGroup(rank=1))
     make_kv_cache(runner, monkeypatch, [])
     runner.execute_model(schedule(VerificationOrder(1, 1)))
     assert isinstance(runner.sample_tokens(None), StandInOutput)
 
 
-def test_a_steps_parts_are_timed_where_the_runner_passes_them(
-    runner: TetrisGPUModelRunner,
-) -> None:
+def test_a_steps_parts_are_timed_where_the_runner_passes_them(runner):
     device = StandInDevice()
     runner._clock._make_event = device.make_event
     for step_id in (1, 2):
@@ -243,15 +220,15 @@ def test_a_steps_parts_are_timed_where_the_runner_passes_them(
     assert report.times[0].draft_first_ms == 2.0
 
 
-def make_drafter(monkeypatch: pytest.MonkeyPatch, base: type, depth: int) -> Any:
+def make_drafter(monkeypatch, base, depth):
     """Make a drafter of vLLM's that only notes how many passes it would make."""
     concrete = type(base.__name__, (base,), {"load_draft_model": None})
-    drafter: Any = object.__new__(concrete)
+    drafter = object.__new__(concrete)
     drafter.num_speculative_steps = depth
     drafter.draft_tokens = torch.zeros(4, depth, dtype=torch.int64)
     drafter.depths = []
 
-    def propose(self: Any, *_: Any, **__: Any) -> torch.Tensor:
+    def propose(self, *_, **__):
         self.depths.append(self.num_speculative_steps)
         if self.num_speculative_steps > 1:
             self._multi_step_decode()
@@ -267,8 +244,8 @@ def make_drafter(monkeypatch: pytest.MonkeyPatch, base: type, depth: int) -> Any
     ("asked", "made"), [(None, 4), (4, 4), (9, 4), (2, 2), (1, 1), (0, 1)]
 )
 def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
-    asked: int | None, made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    asked, made, monkeypatch
+):
     drafter = make_drafter(monkeypatch, StandaloneARSpeculator, 4)
     adopt_speculator(drafter, DeviceClock(StandInDevice().make_event))
     drafts = drafter.propose("batch", num_speculative_tokens=asked)
@@ -277,13 +254,11 @@ def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
     assert drafts.shape == (2, 4)
 
 
-def test_a_failing_draft_leaves_the_full_depth_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failing_draft_leaves_the_full_depth_behind(monkeypatch):
     drafter = make_drafter(monkeypatch, StandaloneARSpeculator, 4)
     adopt_speculator(drafter, DeviceClock(StandInDevice().make_event))
 
-    def fail(self: Any, *_: Any) -> None:
+    def fail(self, *_):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(StandaloneARSpeculator, "_multi_step_decode", fail)
@@ -293,9 +268,7 @@ def test_a_failing_draft_leaves_the_full_depth_behind(
 
 
 @pytest.mark.parametrize("base", [StandaloneARSpeculator, TargetDependentARSpeculator])
-def test_the_end_of_the_first_pass_is_marked(
-    base: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_the_first_pass_is_marked(base, monkeypatch):
     device = StandInDevice()
     clock = DeviceClock(device.make_event)
     drafter = make_drafter(monkeypatch, base, 3)
@@ -315,9 +288,9 @@ def test_the_end_of_the_first_pass_is_marked(
     assert (times.draft_first_ms, times.draft_next_ms) == (2.0, 3.0)
 
 
-def test_adopting_a_drafter_twice_or_another_kind_changes_nothing() -> None:
+def test_adopting_a_drafter_twice_or_another_kind_changes_nothing():
     clock = DeviceClock(StandInDevice().make_event)
-    drafter: Any = object.__new__(StandaloneARSpeculator)
+    drafter = object.__new__(StandaloneARSpeculator)
     adopt_speculator(drafter, clock)
     adopted = type(drafter)
     adopt_speculator(drafter, clock)
@@ -328,8 +301,8 @@ def test_adopting_a_drafter_twice_or_another_kind_changes_nothing() -> None:
     assert type(other) is SimpleNamespace
 
 
-def test_the_estimator_becomes_the_identity_and_stays_so() -> None:
-    drafter: Any = object.__new__(StandaloneARSpeculator)
+def test_the_estimator_becomes_the_identity_and_stays_so():
+    drafter = object.__new__(StandaloneARSpeculator)
     drafter.max_num_reqs, drafter.num_speculative_steps, drafter.device = 4, 3, CPU
     drafter.acceptance_estimator = None
     use_raw_confidence(drafter)
@@ -342,7 +315,7 @@ def test_the_estimator_becomes_the_identity_and_stays_so() -> None:
     assert estimator.intercepts.tolist() == [0.0] * 3
 
 
-def config(**changes: Any) -> Any:
+def config(**changes):
     """Stand in for the parts of vLLM's configuration that are looked at."""
     return SimpleNamespace(
         use_v2_model_runner=changes.get("v2", True),
@@ -366,16 +339,15 @@ def config(**changes: Any) -> Any:
             attention_backend=changes.get("draft_backend"),
         ),
         attention_config=SimpleNamespace(
-            backend=changes.get("backend"),
-            backend_per_kind=changes.get("per_kind", {}),
+            backend=changes.get("backend"), backend_per_kind=changes.get("per_kind", {})
         ),
     )
 
 
-def backend(*, follows_device: bool | None) -> Any:
+def backend(*, follows_device):
     """Stand in for a name of an attention back end; None cannot be imported."""
 
-    def get_class() -> Any:
+    def get_class():
         if follows_device is None:
             raise ImportError("not installed")
         return SimpleNamespace(
@@ -401,12 +373,12 @@ UNFIT, FIT = backend(follows_device=False), backend(follows_device=True)
     ],
 )
 def test_back_ends_that_were_asked_for_are_asked_whether_they_follow_the_device(
-    changes: dict[str, Any], found: str | None
-) -> None:
+    changes, found
+):
     assert find_unfit_backend(config(**changes)) == found
 
 
-def test_vllm_asks_its_back_ends_the_same() -> None:
+def test_vllm_asks_its_back_ends_the_same():
     """By the method, and in the configuration, that are asked here."""
     from vllm.config import AttentionConfig, SpeculativeConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -419,16 +391,16 @@ def test_vllm_asks_its_back_ends_the_same() -> None:
 
 
 def test_a_back_end_that_does_not_follow_leads_to_plain_verification_not_to_an_error(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    runner, monkeypatch
+):
     monkeypatch.setattr(runner_v2, "TetrisGPUModelRunner", lambda *_: runner)
     # The stand-in's class is not vLLM's.
     monkeypatch.setattr(worker_gpu, "check", lambda *_: None)
-    warnings: list[str] = []
+    warnings = []
     monkeypatch.setattr(
         worker_gpu.logger, "warning", lambda text, *args: warnings.append(text % args)
     )
-    worker: Any = object.__new__(TetrisGPUWorker)
+    worker = object.__new__(TetrisGPUWorker)
     worker.vllm_config, worker.device = config(backend=UNFIT), CPU
     assert worker._make_model_runner() is runner
     assert any("attention back end X" in text for text in warnings)
@@ -457,20 +429,18 @@ def test_a_back_end_that_does_not_follow_leads_to_plain_verification_not_to_an_e
         ({"experts": True}, "routed_experts"),
     ],
 )
-def test_what_stands_in_the_way_of_trimming_is_named(
-    changes: dict[str, Any], reason: str | None
-) -> None:
+def test_what_stands_in_the_way_of_trimming_is_named(changes, reason):
     assert find_plain_reason(config(**changes)) == reason
 
 
 @pytest.mark.parametrize(("pp", "enabled"), [(1, True), (2, False)])
 def test_the_worker_switches_upstreams_machinery_on_where_it_works(
-    pp: int, enabled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pp, enabled, monkeypatch
+):
     monkeypatch.setattr(
         runner_v2, "TetrisGPUModelRunner", lambda *args: SimpleNamespace(args=args)
     )
-    worker: Any = object.__new__(TetrisGPUWorker)
+    worker = object.__new__(TetrisGPUWorker)
     worker.vllm_config, worker.device = config(pp=pp), CPU
     made = worker._make_model_runner()
     assert made.args == (worker.vllm_config, CPU)
@@ -478,27 +448,18 @@ def test_the_worker_switches_upstreams_machinery_on_where_it_works(
     assert speculative.enable_adaptive_verification is enabled
 
 
-def test_vllms_own_runner_is_used_where_it_insists_on_v1(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_vllms_own_runner_is_used_where_it_insists_on_v1(monkeypatch):
     monkeypatch.setattr(GPUWorker, "_make_model_runner", lambda self: "vLLM's own")
-    worker: Any = object.__new__(TetrisGPUWorker)
+    worker = object.__new__(TetrisGPUWorker)
     worker.vllm_config = config(v2=False)
     assert worker._make_model_runner() == "vLLM's own"
 
 
-STEP_PATH = [
-    "clock",
-    "copy",
-    "ranking",
-    "runner",
-    "speculators",
-    "verification",
-]
+STEP_PATH = ["clock", "copy", "ranking", "runner", "speculators", "verification"]
 WAITS = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "nonzero"})
 
 
-def waiting_calls(path: Path) -> set[tuple[str, str]]:
+def waiting_calls(path):
     """Return function and method for every call that could wait for the device."""
     found = set()
     for function in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -514,7 +475,7 @@ def waiting_calls(path: Path) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("module", STEP_PATH)
-def test_nothing_in_the_step_waits_for_the_device(module: str) -> None:
+def test_nothing_in_the_step_waits_for_the_device(module):
     """A reading of the source; `VLLM_GPU_SYNC_CHECK=error` is the proof on a GPU."""
     path = Path(worker_gpu.__file__).parent / f"{module}.py"
     allowed = {
@@ -526,7 +487,7 @@ def test_nothing_in_the_step_waits_for_the_device(module: str) -> None:
     assert waiting_calls(path) <= allowed
 
 
-def test_such_a_call_would_be_found(tmp_path: Path) -> None:
+def test_such_a_call_would_be_found(tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("def step(x):\n    return x.sum().item()\n", "utf-8")
     assert waiting_calls(bad) == {("step", "item")}

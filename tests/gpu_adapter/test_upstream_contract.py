@@ -4,14 +4,11 @@ The adapter cannot run without a GPU, so the calls it hooks into are checked whe
 are written: names, arguments, and the order in which vLLM makes them.
 """
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,9 +27,6 @@ from serving.engine.gpu.step_messages import ORDER_ATTRIBUTE, VerificationOrder
 from serving.engine.gpu.verification import PlannedVerification
 from serving.engine.gpu.worker import TetrisGPUWorker
 from serving.engine.shared import planner_host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OURS = [
     PlannedVerification,
@@ -68,17 +62,17 @@ HOOKS = {
 """Methods of vLLM that ours take the place of."""
 
 
-def source(function: Any) -> str:
+def source(function):
     """Return a function's source, without what a decorator puts around it."""
     return textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
 
 
-def upstream(ours: type) -> type:
+def upstream(ours):
     """Return vLLM's class below one of ours."""
     return next(cls for cls in ours.__mro__ if cls.__module__.startswith("vllm."))
 
 
-def assert_in_order(text: str, *parts: str) -> None:
+def assert_in_order(text, *parts):
     """Assert that all parts occur, each after the one before."""
     position = 0
     for part in parts:
@@ -87,13 +81,13 @@ def assert_in_order(text: str, *parts: str) -> None:
         position = found + len(part)
 
 
-def test_every_name_that_others_import_is_where_it_was() -> None:
+def test_every_name_that_others_import_is_where_it_was():
     assert all(getattr(compat, name) is not None for name in compat._EXPORTS)
 
 
 def test_an_engine_of_a_vllm_that_has_moved_a_name_does_not_start(
-    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_scheduler, monkeypatch
+):
     moved = {"vllm.v1.request:Request": {"moved_away": "this test"}}
     for module in (planner_host, gpu_scheduler):
         name = "SCHEDULER" if module is planner_host else "GPU_SCHEDULER"
@@ -104,7 +98,7 @@ def test_an_engine_of_a_vllm_that_has_moved_a_name_does_not_start(
     make_scheduler()
 
 
-def test_a_name_that_is_nowhere_is_an_attribute_error() -> None:
+def test_a_name_that_is_nowhere_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         compat.Nonsense  # noqa: B018 - the access is what is tested
 
@@ -112,12 +106,12 @@ def test_a_name_that_is_nowhere_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("ours", "name"), sorted(HOOKS, key=str), ids=lambda part: str(part)
 )
-def test_every_method_that_is_overridden_exists_upstream(ours: type, name: str) -> None:
+def test_every_method_that_is_overridden_exists_upstream(ours, name):
     assert callable(getattr(upstream(ours), name, None))
 
 
 @pytest.mark.parametrize("ours", OURS, ids=lambda ours: ours.__name__)
-def test_nothing_of_vllm_is_overridden_by_accident(ours: type) -> None:
+def test_nothing_of_vllm_is_overridden_by_accident(ours):
     own = {
         name
         for cls in ours.__mro__[: ours.__mro__.index(upstream(ours))]
@@ -138,15 +132,13 @@ def test_nothing_of_vllm_is_overridden_by_accident(ours: type) -> None:
         ("add_request", ["req_idx"]),
     ],
 )
-def test_the_manager_is_asked_with_the_same_arguments(
-    function: str, parameters: list[str]
-) -> None:
+def test_the_manager_is_asked_with_the_same_arguments(function, parameters):
     for cls in (PlannedVerification, upstream(PlannedVerification)):
         signature = inspect.signature(getattr(cls, function))
         assert list(signature.parameters)[1:] == parameters
 
 
-def test_the_manager_inherits_no_method_that_would_skip_the_order() -> None:
+def test_the_manager_inherits_no_method_that_would_skip_the_order():
     public = {
         name
         for name, value in vars(upstream(PlannedVerification)).items()
@@ -158,7 +150,7 @@ def test_the_manager_inherits_no_method_that_would_skip_the_order() -> None:
     assert public - hooked == {"batches_to_profile", "compact_batch", "set_cost_curves"}
 
 
-def test_the_manager_finds_the_buffers_it_writes() -> None:
+def test_the_manager_finds_the_buffers_it_writes():
     made = source(upstream(PlannedVerification).__init__)
     for name in (
         "num_bonus_tokens",
@@ -176,7 +168,7 @@ def test_the_manager_finds_the_buffers_it_writes() -> None:
     assert "_, _, draft_budget = batch_budget" in compact
 
 
-def test_a_budget_is_chosen_before_boundaries_are_written() -> None:
+def test_a_budget_is_chosen_before_boundaries_are_written():
     runner = upstream(TetrisGPUModelRunner)
     gather = source(runner.gather_batch_req_state)
     assert_in_order(gather, "if draft_tokens:", "adaptive_verification.get_num_tokens(")
@@ -195,7 +187,7 @@ def test_a_budget_is_chosen_before_boundaries_are_written() -> None:
     )
 
 
-def test_a_step_samples_then_drafts_then_records() -> None:
+def test_a_step_samples_then_drafts_then_records():
     assert_in_order(
         source(upstream(TetrisGPUModelRunner).sample_tokens),
         "self.sample(",
@@ -211,7 +203,7 @@ def test_a_step_samples_then_drafts_then_records() -> None:
     )
 
 
-def test_the_manager_is_made_with_the_kv_cache_and_before_the_graphs() -> None:
+def test_the_manager_is_made_with_the_kv_cache_and_before_the_graphs():
     assert_in_order(
         source(upstream(TetrisGPUModelRunner).initialize_kv_cache),
         "maybe_create_adaptive_verification_manager(",
@@ -227,7 +219,7 @@ def test_the_manager_is_made_with_the_kv_cache_and_before_the_graphs() -> None:
     )
 
 
-def test_a_refused_attention_back_end_is_recognised() -> None:
+def test_a_refused_attention_back_end_is_recognised():
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
     text = source(adaptive_verification.maybe_create_adaptive_verification_manager)
@@ -236,7 +228,7 @@ def test_a_refused_attention_back_end_is_recognised() -> None:
     assert text.count(_REFUSAL) == 2
 
 
-def test_the_conditions_for_plain_verification_are_upstreams() -> None:
+def test_the_conditions_for_plain_verification_are_upstreams():
     from vllm.config import VllmConfig
 
     text = source(VllmConfig._validate_adaptive_verification)
@@ -254,7 +246,7 @@ def test_the_conditions_for_plain_verification_are_upstreams() -> None:
     )
 
 
-def test_the_asynchronous_scheduler_sizes_placeholders_by_the_depth() -> None:
+def test_the_asynchronous_scheduler_sizes_placeholders_by_the_depth():
     scheduler = upstream(TetrisAsyncScheduler)
     assert scheduler is compat.AsyncScheduler
     assert_in_order(
@@ -272,7 +264,7 @@ def test_the_asynchronous_scheduler_sizes_placeholders_by_the_depth() -> None:
     )
 
 
-def test_the_scheduler_rolls_back_by_placeholders_not_by_what_was_verified() -> None:
+def test_the_scheduler_rolls_back_by_placeholders_not_by_what_was_verified():
     """So that drafts left out on the device need no correction here."""
     assert_in_order(
         source(compat.Scheduler.update_from_output),
@@ -281,7 +273,7 @@ def test_the_scheduler_rolls_back_by_placeholders_not_by_what_was_verified() -> 
     )
 
 
-def test_stop_tokens_are_barred_position_by_position() -> None:
+def test_stop_tokens_are_barred_position_by_position():
     """So that a block of drafts may reach past `min_tokens`."""
     from vllm.v1.worker.gpu.sample import logit_bias
 
@@ -289,7 +281,7 @@ def test_stop_tokens_are_barred_position_by_position() -> None:
     assert "if num_stop_token_ids > 0 and pos + 1 < min_len:" in text
 
 
-def test_messages_survive_the_way_between_processes() -> None:
+def test_messages_survive_the_way_between_processes():
     output = compat.SchedulerOutput.make_empty()
     order = VerificationOrder(step_id=3, draft_budget=7, req_ids=("a",))
     setattr(output, ORDER_ATTRIBUTE, order)
@@ -299,7 +291,7 @@ def test_messages_survive_the_way_between_processes() -> None:
     assert pickle.loads(pickle.dumps(result)).anything == 1
 
 
-def test_a_standalone_drafter_still_ignores_the_depth_it_is_asked_for() -> None:
+def test_a_standalone_drafter_still_ignores_the_depth_it_is_asked_for():
     """The day it obeys, `PacedStandalone.propose` can go."""
     drafter = upstream(PacedStandalone)
     text = source(drafter.propose)
@@ -309,7 +301,7 @@ def test_a_standalone_drafter_still_ignores_the_depth_it_is_asked_for() -> None:
     assert "range(1, self.num_speculative_steps)" in decode
 
 
-def test_other_drafters_obey_the_depth_and_call_the_hook_outside_graphs() -> None:
+def test_other_drafters_obey_the_depth_and_call_the_hook_outside_graphs():
     drafter = upstream(PacedTargetDependent)
     assert_in_order(
         source(drafter.propose),
@@ -320,7 +312,7 @@ def test_other_drafters_obey_the_depth_and_call_the_hook_outside_graphs() -> Non
     )
 
 
-def test_the_estimator_is_a_sigmoid_of_slope_times_log_odds_plus_intercept() -> None:
+def test_the_estimator_is_a_sigmoid_of_slope_times_log_odds_plus_intercept():
     from vllm.v1.worker.gpu.spec_decode import acceptance_estimator
 
     text = inspect.getsource(acceptance_estimator)
@@ -332,14 +324,14 @@ def test_the_estimator_is_a_sigmoid_of_slope_times_log_odds_plus_intercept() -> 
     assert "tl.sigmoid" in kernel or "1.0 / (1.0 + tl.exp(-" in kernel
 
 
-def test_the_worker_builds_its_runner_through_the_hook() -> None:
-    worker: Callable[..., Any] = upstream(TetrisGPUWorker)
+def test_the_worker_builds_its_runner_through_the_hook():
+    worker = upstream(TetrisGPUWorker)
     assert "self.model_runner: GPUModelRunner = self._make_model_runner()" in source(
-        worker._init_workspace_and_model_runner  # type: ignore[attr-defined]
+        worker._init_workspace_and_model_runner
     )
 
 
-def test_rays_executor_hands_over_outputs_as_the_local_one_does() -> None:
+def test_rays_executor_hands_over_outputs_as_the_local_one_does():
     from vllm import envs
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -349,7 +341,7 @@ def test_rays_executor_hands_over_outputs_as_the_local_one_does() -> None:
     assert hasattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND")
 
 
-def test_both_schedulers_host_their_planner_in_the_same_way() -> None:
+def test_both_schedulers_host_their_planner_in_the_same_way():
     from serving.engine.cpu.scheduler import TetrisScheduler
 
     for scheduler in (TetrisScheduler, TetrisAsyncScheduler):

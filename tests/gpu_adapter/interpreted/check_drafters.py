@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -42,7 +42,7 @@ class Drafter:
 
 
 @pytest.fixture(scope="module")
-def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drafter]:
+def drafters(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     llama = write_markov_llama(folder / "target")
     return {
@@ -55,15 +55,13 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drafter]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[Path, Any]:
+def expected():
     """What each target answers alone, once it was asked."""
     return {}
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "dflash", "dspark"])
-def test_tokens_are_the_targets_own(
-    method: str, drafters: dict[str, Drafter], expected: dict[Path, Any]
-) -> None:
+def test_tokens_are_the_targets_own(method, drafters, expected):
     drafter = drafters[method]
     if drafter.target not in expected:
         with run_interpreted(drafter.target) as plain:

@@ -1,9 +1,6 @@
 """What else a request can ask for, and what happens where drafts cannot be left out."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,20 +16,13 @@ from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 from tests.gpu_adapter.interpreted import graphs, plugin
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from policies.types import CostProfile
-    from tests.engine.conftest import Engine
-
 PROMPTS = draw_prompts(6)
 
 PATTERN = r"([a-e]{2}[0-9]){3,}"
 
 
 @pytest.fixture(scope="module")
-def pair_with_text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def pair_with_text(tmp_path_factory):
     """A pair whose tokens are characters; grammars need some."""
     target, draft = write_llama_pair(tmp_path_factory.mktemp("text"), noise=0.05)
     write_tokenizer(target)
@@ -40,10 +30,10 @@ def pair_with_text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
 
 
 @pytest.fixture(scope="module")
-def engines(pair_with_text: tuple[Path, Path]) -> Iterator[tuple[Engine, Engine]]:
+def engines(pair_with_text):
     """VLLM's V2 runner without drafts, and ours."""
     target, draft = pair_with_text
-    args: dict[str, Any] = {"skip_tokenizer_init": False}
+    args = {"skip_tokenizer_init": False}
     with (
         run_interpreted(target, **args) as plain,
         run_interpreted(target, draft, policy="tetris", **args) as ours,
@@ -51,7 +41,7 @@ def engines(pair_with_text: tuple[Path, Path]) -> Iterator[tuple[Engine, Engine]
         yield plain, ours
 
 
-def test_logprobs_are_the_targets_own(engines: tuple[Engine, Engine]) -> None:
+def test_logprobs_are_the_targets_own(engines):
     params = greedy(16, logprobs=3)
     plain, ours = (complete(engine, PROMPTS, params) for engine in engines)
     assert summarize_all(ours) == summarize_all(plain)
@@ -65,9 +55,7 @@ def test_logprobs_are_the_targets_own(engines: tuple[Engine, Engine]) -> None:
                 assert logprob.logprob == pytest.approx(other[token].logprob, abs=1e-4)
 
 
-def test_structured_outputs_follow_their_grammar(
-    engines: tuple[Engine, Engine],
-) -> None:
+def test_structured_outputs_follow_their_grammar(engines):
     from vllm.sampling_params import StructuredOutputsParams
 
     grammar = StructuredOutputsParams(regex=PATTERN)
@@ -86,7 +74,7 @@ def test_structured_outputs_follow_their_grammar(
     check_counters(counters)
 
 
-def test_other_settings_change_no_token(engines: tuple[Engine, Engine]) -> None:
+def test_other_settings_change_no_token(engines):
     params = [
         greedy(16),
         greedy(16, extra_args={"speculative_decoding": "off"}),
@@ -103,9 +91,7 @@ def test_other_settings_change_no_token(engines: tuple[Engine, Engine]) -> None:
 
 
 @pytest.mark.parametrize("reason", ["attention_backend", "eager"])
-def test_what_stands_in_the_way_leads_to_plain_verification(
-    reason: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stands_in_the_way_leads_to_plain_verification(reason, pair, monkeypatch):
     """Not to a refusal to start, as vLLM's own adaptive verification does."""
     if reason == "attention_backend":
         # The CPU's has no graphs, left as it is.
@@ -128,13 +114,11 @@ def test_what_stands_in_the_way_leads_to_plain_verification(
     assert counters.num_cut_tokens["budget"] == 0
 
 
-def test_times_and_profile_reach_the_planner(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_and_profile_reach_the_planner(pair, monkeypatch):
     profiles = []
     fit = GoodputPlanner.fit_profile
 
-    def spy(planner: GoodputPlanner, profile: CostProfile) -> None:
+    def spy(planner, profile):
         profiles.append(profile)
         fit(planner, profile)
 

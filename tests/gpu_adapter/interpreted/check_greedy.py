@@ -1,9 +1,5 @@
 """At temperature 0 the runner emits what vLLM's own emits without speculation."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from serving.engine.gpu.runner import TetrisGPUModelRunner
@@ -18,14 +14,9 @@ from tests.engine.checks import (
 )
 from tests.gpu_adapter.interpreted.engines import make_up_costs, run_interpreted
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm import RequestOutput
-
 NUM_REQUESTS = 12
 
-POLICIES: dict[str, dict[str, int]] = {
+POLICIES = {
     "fixed": {"draft_tokens": 3},
     "tetris": {"draft_tokens": 2, "extra_draft_tokens": 2},
     "dynamic": {"draft_tokens": 4},
@@ -33,7 +24,7 @@ POLICIES: dict[str, dict[str, int]] = {
 }
 
 
-def make_arrivals() -> list[Arrival]:
+def make_arrivals():
     """Make requests that join one after the other, more than run at once."""
     return [
         Arrival(str(number), prompt, greedy(10 + 3 * (number % 4)), step=number // 2)
@@ -42,22 +33,18 @@ def make_arrivals() -> list[Arrival]:
 
 
 @pytest.fixture(scope="module")
-def expected(pair: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
+def expected(pair):
     """What vLLM's V2 runner answers without drafts."""
     with run_interpreted(pair[0]) as plain:
         return summarize_by_name(drive(plain, make_arrivals()))
 
 
-def summarize_by_name(
-    outputs: dict[str, RequestOutput],
-) -> dict[str, tuple[Any, ...]]:
+def summarize_by_name(outputs):
     return {name: summarize(output.outputs[0]) for name, output in outputs.items()}
 
 
 @pytest.mark.parametrize("policy", list(POLICIES))
-def test_tokens_are_those_without_speculation(
-    policy: str, pair: tuple[Path, Path], expected: dict[str, tuple[Any, ...]]
-) -> None:
+def test_tokens_are_those_without_speculation(policy, pair, expected):
     with run_interpreted(*pair, policy=policy, **POLICIES[policy]) as engine:
         if policy in ("dynamic", "goodput"):
             make_up_costs(engine)

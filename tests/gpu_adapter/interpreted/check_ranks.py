@@ -1,11 +1,8 @@
 """Two tensor-parallel ranks, in processes of their own, decide alike."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,11 +13,11 @@ from tests.gpu_adapter.interpreted.rank_worker import DECISIONS_FOLDER
 
 ROOT = Path(__file__).parents[3]
 
-MULTIPROCESS: dict[str, Any] = {"distributed_executor_backend": "mp"}
+MULTIPROCESS = {"distributed_executor_backend": "mp"}
 
 
 @pytest.fixture
-def workers_with_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def workers_with_plugin(tmp_path, monkeypatch):
     """Let workers' processes get the plugin at their start-up."""
     site = tmp_path / "site"
     site.mkdir()
@@ -32,9 +29,7 @@ def workers_with_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def decisions(
-    tmp_path: Path, workers_with_plugin: None, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def decisions(tmp_path, workers_with_plugin, monkeypatch):
     """A folder for what ranks decide."""
     folder = tmp_path / "decisions"
     folder.mkdir()
@@ -42,9 +37,7 @@ def decisions(
     return folder
 
 
-def test_ranks_with_other_confidences_admit_the_same_drafts(
-    pair: tuple[Path, Path], decisions: Path
-) -> None:
+def test_ranks_with_other_confidences_admit_the_same_drafts(pair, decisions):
     prompts, params = draw_prompts(6), greedy(24)
     with run_interpreted(pair[0]) as plain:
         expected = summarize_all(complete(plain, prompts, params))
@@ -71,7 +64,7 @@ def test_ranks_with_other_confidences_admit_the_same_drafts(
 
 
 @pytest.mark.usefixtures("workers_with_plugin")
-def test_pipeline_stages_verify_every_draft(tmp_path: Path) -> None:
+def test_pipeline_stages_verify_every_draft(tmp_path):
     """With a head for drafter: a whole model takes itself for the last stage alone.
 
     That a `draft_model` fails on a second stage is vLLM's own affair, with its own

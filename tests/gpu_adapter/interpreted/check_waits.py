@@ -6,14 +6,10 @@ what reads one, or whose result has a size that only the values know, and who as
 that bypass operations (`tolist`, `numpy`).
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,11 +17,6 @@ import serving
 from serving.engine.gpu import verification as verification_v2
 from tests.engine.checks import complete, draw_prompts, greedy
 from tests.gpu_adapter.interpreted.engines import run_interpreted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.engine.conftest import Engine
 
 OURS = Path(serving.__file__).parents[1]
 
@@ -43,28 +34,26 @@ READS = {
 class Watch(TorchDispatchMode):
     """Notes which functions of ours read values."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.num_operations = 0
-        self.places: set[str] = set()
+        self.places = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.num_operations += 1
         if (func in READS or has_mask(func, args)) and (place := find_reader()):
             self.places.add(place)
         return func(*args, **(kwargs or {}))
 
 
-def has_mask(func: Any, args: Any) -> bool:
+def has_mask(func, args):
     """Whether this is an index with a mask: how many rows it takes, only it knows."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return any(one is not None and one.dtype == torch.bool for one in args[1])
 
 
-def find_reader() -> str | None:
+def find_reader():
     """Return the function that asked, if the nearest outside of torch is ours."""
     frame = sys._getframe(2)
     while frame is not None:
@@ -79,14 +68,14 @@ def find_reader() -> str | None:
 
 
 @contextmanager
-def watch_steps(engine: Engine) -> Iterator[Watch]:
+def watch_steps(engine):
     """Watch what the runner does from a step's schedule to its last draft."""
     watch = Watch()
     runner = engine.runner
     execute, sample = runner.execute_model, runner.sample_tokens
 
-    def watched(method: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def watched(method):
+        def call(*args, **kwargs):
             with watch:
                 return method(*args, **kwargs)
 
@@ -99,7 +88,7 @@ def watch_steps(engine: Engine) -> Iterator[Watch]:
         del runner.execute_model, runner.sample_tokens
 
 
-def run_steps(pair: tuple[Path, Path]) -> Watch:
+def run_steps(pair):
     with (
         run_interpreted(*pair, policy="tetris") as engine,
         watch_steps(engine) as watch,
@@ -109,16 +98,14 @@ def run_steps(pair: tuple[Path, Path]) -> Watch:
     return watch
 
 
-def test_no_step_reads_a_value(pair: tuple[Path, Path]) -> None:
+def test_no_step_reads_a_value(pair):
     assert run_steps(pair).places == set()
 
 
-def test_a_step_that_does_is_found(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_does_is_found(pair, monkeypatch):
     write_totals = verification_v2._write_totals
 
-    def write_and_read(lengths: torch.Tensor, out: torch.Tensor) -> None:
+    def write_and_read(lengths, out):
         write_totals(lengths, out)
         assert int(out[-1]) >= 0
 
