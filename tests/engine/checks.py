@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FIRST_ORDINARY_TOKEN = 3
 """Below are padding, beginning and end of text."""
 
-MAX_STEPS = 500
+MAX_STEPS = 2000
 """More than any test here takes."""
 
 
@@ -69,6 +69,11 @@ def summarize(output: CompletionOutput) -> tuple[Any, ...]:
 def summarize_all(outputs: Sequence[RequestOutput]) -> list[list[tuple[Any, ...]]]:
     """Summarize every completion of every request."""
     return [[summarize(completion) for completion in o.outputs] for o in outputs]
+
+
+def summarize_by_name(outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+    """Summarize the only completion of every request that was driven."""
+    return {name: summarize(output.outputs[0]) for name, output in outputs.items()}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import pytest
 
-from tests.engine.tiny_models import write_llama_pair
+from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,7 @@ class Engine:
     """An engine and its inner parts."""
 
     llm: LLM
+    _started_with: tuple[int, int] | None = None
 
     @property
     def core(self) -> Any:
@@ -61,6 +62,47 @@ class Engine:
     def runner(self) -> Any:
         """The model runner of the only worker."""
         return self.core.model_executor.driver_worker.worker.model_runner
+
+    def set_policy(
+        self,
+        policy: str,
+        *,
+        max_num_seqs: int = 0,
+        max_num_batched_tokens: int = 0,
+        **section: Any,
+    ) -> None:
+        """Give the scheduler a new planner and counters, as if just started.
+
+        Args:
+            policy: Its name; at most as deep as the one the engine was started with.
+            max_num_seqs: Less than it was started with, for a while; 0 for as many.
+            max_num_batched_tokens: Likewise.
+            **section: What else `additional_config["tetris"]` says.
+        """
+        scheduler = self.scheduler
+        settings = scheduler.vllm_config.additional_config["tetris"]
+        settings |= {"policy": policy, **section}
+        scheduler._batch.limits.lift()
+        self._started_with = self._started_with or (
+            scheduler.max_num_active_reqs,
+            scheduler.max_num_scheduled_tokens,
+        )
+        num_seqs, num_tokens = self._started_with
+        scheduler.max_num_active_reqs = max_num_seqs or num_seqs
+        scheduler.max_num_scheduled_tokens = max_num_batched_tokens or num_tokens
+        # Where costs were made up.
+        vars(scheduler).pop("_learn_timing", None)
+        scheduler._set_up()
+
+    @contextmanager
+    def hold_blocks(self, num_left: int) -> Iterator[None]:
+        """Leave so few KV blocks that requests lose theirs."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        held = pool.get_new_blocks(pool.get_num_free_blocks() - num_left)
+        try:
+            yield
+        finally:
+            pool.free_blocks(held)
 
 
 @contextmanager
@@ -154,6 +196,19 @@ def _let_vllm_scan_llvmlite() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory):
-    """A random target and a draft that often agrees with it."""
-    return write_llama_pair(tmp_path_factory.mktemp("tiny_pair"), noise=0.05)
+def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
+    """A random target, whose tokens are characters, and a draft that often agrees."""
+    pair = write_llama_pair(tmp_path_factory.mktemp("tiny_pair"), noise=0.05)
+    write_tokenizer(pair[0])
+    return pair
+
+
+@pytest.fixture(scope="session")
+def plain(tiny_pair) -> Iterator[Engine]:
+    """The target of `tiny_pair` alone, for what others have to answer.
+
+    Ask for it before starting another: each start registers vLLM's own CPU kernels,
+    and ours repair them.
+    """
+    with run_engine(tiny_pair[0], skip_tokenizer_init=False) as engine:
+        yield engine

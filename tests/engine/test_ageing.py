@@ -7,8 +7,7 @@ import pytest
 from serving.engine.shared.ageing import MAX_WAIT_S, Ageing
 from serving.engine.shared.counters import SpeculationCounters
 from serving.engine.shared.request_classes import RequestClasses
-from tests.engine.checks import check_counters, draw_prompt, greedy
-from tests.engine.conftest import run_engine
+from tests.engine.checks import greedy
 
 CLASSES = {
     "chat": {"weight": 4.0, "priority": -1},
@@ -178,45 +177,3 @@ def test_the_queue_is_looked_at_once_a_second():
     ageing, clock, _ = make_ageing(scheduler)
     look_at(ageing, clock, *(step / 100 for step in range(301)))
     assert num_looks == 4
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-@pytest.mark.parametrize("is_ageing", [True, False])
-def test_under_sustained_urgent_load_a_request_that_can_wait_gets_its_turn(
-    is_ageing, tiny_pair, monkeypatch
-):
-    if not is_ageing:
-        monkeypatch.setattr(Ageing, "look", lambda _: None)
-    ended = set()
-    with run_engine(
-        *tiny_pair,
-        policy="goodput",
-        classes=CLASSES,
-        scheduling_policy="priority",
-        max_num_seqs=2,
-    ) as engine:
-        clock = engine.scheduler._batch.ageing._clock = Clock()
-        llm_engine = engine.llm.llm_engine
-
-        def add(name, priority):
-            prompt = {"prompt_token_ids": draw_prompt(len(name), 8)}
-            llm_engine.add_request(name, prompt, greedy(6), priority=priority)
-
-        add("chat0", -1)
-        add("chat1", -1)
-        llm_engine.step()
-        add("bulk", 10)
-        num_chats = 2
-        for _ in range(120):
-            while len(engine.scheduler.waiting) < 4:
-                add(f"chat{num_chats}", -1)
-                num_chats += 1
-            clock.now_s += 1
-            ended |= {one.request_id for one in llm_engine.step() if one.finished}
-        counters = engine.scheduler.counters
-        check_counters(counters)
-        assert counters.num_aged_requests == is_ageing
-    assert ("bulk" in ended) == is_ageing
-    # The others go on.
-    assert len(ended) > 20

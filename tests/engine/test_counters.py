@@ -1,7 +1,10 @@
 """Counters of speculation, by request and by position."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
+from policies.types import DraftSelection
 from serving.engine.shared.counters import SpeculationCounters
 
 
@@ -29,3 +32,24 @@ def test_a_block_reaches_every_position_up_to_its_length():
     assert counters.num_verified_tokens_per_pos == [2, 1, 1]
     assert counters.num_accepted_tokens_per_pos == [1, 1, 0]
     assert (counters.num_verified_tokens, counters.num_accepted_tokens) == (4, 2)
+
+
+def test_cut_tokens_are_counted_by_what_cut_them():
+    from serving.engine.cpu.selection import DraftSelector
+
+    def count(**selection):
+        counters = SpeculationCounters("goodput", "draft_model", 4)
+        requests = [SimpleNamespace(spec_token_ids=[7] * 4) for _ in range(3)]
+        admitted = np.array([4, 1, 0])
+        DraftSelector._admit(
+            SimpleNamespace(_counters=counters),
+            requests,
+            DraftSelection(admitted, draft_budget=5, **selection),
+        )
+        assert [len(one.spec_token_ids) for one in requests] == [4, 1, 0]
+        return dict(counters.num_cut_tokens)
+
+    assert count() == {"budget": 7}
+    assert count(num_cut_by_latency=2) == {"latency": 2, "budget": 5}
+    assert count(num_cut_by_latency=9) == {"latency": 7}
+    assert count(is_probe=True) == {"probe": 7}

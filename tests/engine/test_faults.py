@@ -3,7 +3,6 @@
 import logging
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from tests.engine.checks import (
     watch,
 )
 from tests.engine.conftest import run_engine
+from tests.engine.made_up import Instead
 
 pytestmark = pytest.mark.vllm
 
@@ -26,47 +26,32 @@ PROMPTS = draw_prompts(4)
 PARAMS = greedy(16)
 DEPTH = 4
 
-Expected = list[list[tuple[Any, ...]]]
+LOGGER = "serving.engine.shared.faults"
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_pair):
+def expected(plain):
     """What the target alone answers."""
-    with run_engine(tiny_pair[0]) as plain:
-        return summarize_all(complete(plain, PROMPTS, PARAMS))
+    return summarize_all(complete(plain, PROMPTS, PARAMS))
 
 
 @pytest.fixture(scope="module")
-def tetris(tiny_pair, expected):
-    """An engine that drafts four tokens a request and verifies two.
-
-    Starts after the plain engine has gone: engines of one process share globals.
-    """
+def tetris(tiny_pair, plain):
     with run_engine(*tiny_pair, policy="tetris") as engine:
         yield engine
 
 
 @pytest.fixture
 def engine(tetris):
-    """The engine with everything a test breaks put back afterwards."""
-    scheduler = tetris.scheduler
-    planner, faults = scheduler._planner, scheduler.counters.num_fallbacks
-    faults.clear()
-    scheduler._guard._logged.clear()
-    yield tetris
-    scheduler._planner = planner
-    faults.clear()
+    """An engine that drafts four tokens a request and verifies two, as if new."""
+    tetris.set_policy("tetris", draft_tokens=2, max_draft_tokens=DEPTH)
+    return tetris
 
 
-class Broken:
-    """A planner of which one method misbehaves."""
-
-    def __init__(self, planner, method, misbehave):
-        self._planner = planner
-        self._broken = {method: misbehave}
-
-    def __getattr__(self, name):
-        return self._broken.get(name) or getattr(self._planner, name)
+def replace_methods(engine, **methods):
+    """Let methods of the planner misbehave."""
+    scheduler = engine.scheduler
+    scheduler._planner = Instead(scheduler._planner, **methods)
 
 
 def raise_error(*args):
@@ -118,12 +103,12 @@ def check_everything_was_verified(engine, expected):
 def test_a_policy_that_cannot_select_verifies_everything(
     misbehave, engine, expected, caplog
 ):
-    engine.scheduler._planner = Broken(engine.scheduler._planner, "select", misbehave)
-    with caplog.at_level(logging.WARNING, logger="serving.engine.shared.faults"):
+    replace_methods(engine, select=misbehave)
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
         check_everything_was_verified(engine, expected)
     faults = engine.scheduler.counters.num_fallbacks
     assert faults["policy_error"] > 1
-    messages = [r for r in caplog.records if r.name == "serving.engine.shared.faults"]
+    messages = [r for r in caplog.records if r.name == LOGGER]
     assert len(messages) == 1
     assert "policy_error" in messages[0].getMessage()
     assert messages[0].exc_info or misbehave is not raise_error
@@ -135,7 +120,7 @@ def test_a_policy_that_cannot_select_verifies_everything(
 )
 def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, expected):
     scheduler = engine.scheduler
-    scheduler._planner = Broken(scheduler._planner, method, raise_error)
+    replace_methods(engine, **{method: raise_error})
     with watch(engine):
         outputs = complete(engine, PROMPTS, PARAMS)
     assert summarize_all(outputs) == expected
@@ -148,51 +133,65 @@ def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, exp
 )
 def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expected):
     scheduler = engine.scheduler
-    scheduler._planner = Broken(
-        scheduler._planner, "choose_depth", lambda *load: answer
-    )
+    replace_methods(engine, choose_depth=lambda *load: answer)
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert scheduler.counters.draft_depth == depth
 
 
-def break_part(engine, monkeypatch, owner, method, misbehave=raise_error):
-    """Let a method fail of the scheduler, or of what it holds under a name."""
-    scheduler = engine.scheduler
-    part = attrgetter(owner)(scheduler) if owner else scheduler
-    # Some have slots, and no place for a method of their own.
-    monkeypatch.setattr(type(part), method, misbehave)
-
-
 @pytest.mark.parametrize(
-    ("owner", "method", "reason"),
+    ("place", "reason"),
     [
-        ("_drafts.rooms", "of", "drafts_error"),
-        ("_clock", "note_worker", "timing_error"),
-        ("_clock", "discard", "timing_error"),
-        ("_clock", "finish", "timing_error"),
-        ("_clock", "start", "timing_error"),
-        ("_selector", "_make_batch", "selection_error"),
-        ("_selector", "_admit", "selection_error"),
-        ("_batch.pace", "note", "limits_error"),
-        ("_batch.limits", "measure_load", "limits_error"),
-        ("_batch.ageing", "look", "ageing_error"),
-        ("_selector", "count_dropped", "count_error"),
-        ("_classes", "tightest_target_ms", "depth_error"),
-        ("", "_choose_depth", "depth_error"),
-        ("_skipping", "is_due", "skip_error"),
-        ("_skipping", "note_planned", "skip_error"),
-        ("counters", "count_verification", "outcome_error"),
-        ("_classes", "forget", "forget_error"),
-        ("_batch.limits", "note_finished", "forget_error"),
-        ("_drafts.rooms", "forget", "forget_error"),
+        ("scheduler._drafts.rooms:of", "drafts_error"),
+        ("scheduler._clock:note_worker", "timing_error"),
+        ("scheduler._clock:discard", "timing_error"),
+        ("scheduler._clock:finish", "timing_error"),
+        ("scheduler._clock:start", "timing_error"),
+        ("scheduler._selector:_make_batch", "selection_error"),
+        ("scheduler._selector:_admit", "selection_error"),
+        ("scheduler._batch.pace:note", "limits_error"),
+        ("scheduler._batch.limits:measure_load", "limits_error"),
+        ("scheduler._batch.ageing:look", "ageing_error"),
+        ("scheduler._selector:count_dropped", "count_error"),
+        ("scheduler._classes:tightest_target_ms", "depth_error"),
+        ("scheduler:_choose_depth", "depth_error"),
+        ("scheduler._skipping:is_due", "skip_error"),
+        ("scheduler._skipping:note_planned", "skip_error"),
+        ("scheduler.counters:count_verification", "outcome_error"),
+        ("scheduler._classes:forget", "forget_error"),
+        ("scheduler._batch.limits:note_finished", "forget_error"),
+        ("scheduler._drafts.rooms:forget", "forget_error"),
+        ("scheduler.board:start_step", "board_error"),
+        ("scheduler.board:note_drafts", "board_error"),
+        ("scheduler.board:note_outcome", "board_error"),
+        ("runner.drafter:take_confidence", "report_error"),
+        ("runner.drafter:take_times", "report_error"),
+        ("runner.drafter:_record", "report_error"),
+        ("runner._cold:look", "drafter_error"),
+        ("runner._cold:fill_backlog", "drafter_error"),
+        ("serving.engine.shared.batch_planning.trim_to_free_blocks", "kv_error"),
+        ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
+        (
+            "serving.engine.cpu.selection.count_coming_prompt_tokens",
+            "selection_error",
+        ),
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
-    owner, method, reason, engine, expected, monkeypatch
+    place, reason, engine, expected, monkeypatch
 ):
-    break_part(engine, monkeypatch, owner, method)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    faults = engine.scheduler.counters.num_fallbacks
+    part, _, method = place.partition(":")
+    if method:
+        # Some have slots, and no place for a method of their own.
+        monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
+    else:
+        monkeypatch.setattr(place, raise_error)
+    scheduler = engine.scheduler
+    if reason == "board_error":
+        scheduler.board.watch(0)
+    # More than may run, so that some wait.
+    assert summarize_all(complete(engine, PROMPTS * 5, PARAMS)) == expected * 5
+    scheduler.board.is_watched = False
+    faults = scheduler.counters.num_fallbacks
     assert faults[reason] > 0
     assert "policy_error" not in faults
     monkeypatch.undo()
@@ -202,54 +201,6 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
         assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert faults == {}
     assert sum(sum(step.num_drafts.values()) for step in steps) > 0
-
-
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        ("serving.engine.shared.batch_planning.trim_to_free_blocks", "kv_error"),
-        ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
-        ("serving.engine.cpu.selection.count_coming_prompt_tokens", "selection_error"),
-    ],
-)
-def test_a_fault_in_a_function_costs_no_token_either(
-    place, reason, engine, expected, monkeypatch
-):
-    monkeypatch.setattr(place, raise_error)
-    # One more than may run, so that some wait.
-    prompts = PROMPTS * 5
-    outputs = complete(engine, prompts, PARAMS)
-    assert summarize_all(outputs) == expected * 5
-    assert set(engine.scheduler.counters.num_fallbacks) == {reason}
-
-
-@pytest.mark.parametrize("method", ["start_step", "note_drafts", "note_outcome"])
-def test_a_board_that_fails_is_not_taken_for_the_policy(
-    method, engine, expected, monkeypatch
-):
-    break_part(engine, monkeypatch, "board", method)
-    engine.scheduler.board.watch(0)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    engine.scheduler.board.is_watched = False
-    assert set(engine.scheduler.counters.num_fallbacks) == {"board_error"}
-
-
-@pytest.mark.parametrize(
-    ("part", "method", "reason"),
-    [
-        ("runner.drafter", "take_confidence", "report_error"),
-        ("runner.drafter", "take_times", "report_error"),
-        ("runner.drafter", "_record", "report_error"),
-        ("runner._cold", "look", "drafter_error"),
-        ("runner._cold", "fill_backlog", "drafter_error"),
-    ],
-)
-def test_a_fault_in_the_worker_costs_no_token_and_is_counted(
-    part, method, reason, engine, expected, monkeypatch
-):
-    monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    assert engine.scheduler.counters.num_fallbacks[reason] > 0
 
 
 class Stopping:
@@ -265,7 +216,7 @@ class Stopping:
 @pytest.mark.parametrize("stop", [Stopping(), "no rule at all"])
 def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
     scheduler = engine.scheduler
-    scheduler._planner = Broken(scheduler._planner, "early_exit", lambda *_: stop)
+    replace_methods(engine, early_exit=lambda *_: stop)
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert set(scheduler.counters.num_fallbacks) == {"stop_error"}
     assert scheduler.counters.draft_depth == DEPTH
@@ -284,13 +235,9 @@ def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
             raise RuntimeError("a bug")
         return of(rooms, request)
 
-    break_part(engine, monkeypatch, "_drafts.rooms", "of", fail_once)
+    monkeypatch.setattr(type(scheduler._drafts.rooms), "of", fail_once)
     learnt = []
-    scheduler._planner = Broken(
-        scheduler._planner,
-        "observe",
-        lambda outcome: learnt.append(len(outcome.req_ids)),
-    )
+    replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
     arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
     with watch(engine) as steps:
         outputs = drive(engine, arrivals)
@@ -341,22 +288,16 @@ def test_confidence_that_cannot_be_trusted_verifies_everything(
     damage, fault, engine, expected, monkeypatch, caplog
 ):
     damage_confidence(engine, monkeypatch, damage)
-    with caplog.at_level(logging.WARNING, logger="serving.engine.shared.faults"):
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
         check_everything_was_verified(engine, expected)
     assert set(engine.scheduler.counters.num_fallbacks) == {fault}
     assert engine.scheduler.counters.num_fallbacks[fault] > 1
-    assert (
-        len([r for r in caplog.records if r.name == "serving.engine.shared.faults"])
-        == 1
-    )
+    assert len([r for r in caplog.records if r.name == LOGGER]) == 1
 
 
 def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(engine, monkeypatch):
     learnt = []
-    scheduler = engine.scheduler
-    scheduler._planner = Broken(
-        scheduler._planner, "observe", lambda outcome: learnt.extend(outcome.req_ids)
-    )
+    replace_methods(engine, observe=lambda outcome: learnt.extend(outcome.req_ids))
     complete(engine, PROMPTS, PARAMS)
     assert learnt
     learnt.clear()

@@ -2,18 +2,7 @@
 
 from types import SimpleNamespace
 
-import pytest
-
-from serving.engine.shared import batch_planning
 from serving.engine.shared.kv_shortage import trim_to_free_blocks
-from tests.engine.checks import (
-    check_counters,
-    complete,
-    draw_prompt,
-    greedy,
-    summarize_all,
-)
-from tests.engine.conftest import run_engine
 
 BLOCK = 8
 
@@ -114,37 +103,3 @@ def test_what_is_cut_does_not_depend_on_the_tokens_of_a_draft():
         longest = kept[-1]
         # Where nothing can be saved, each keeps all it has.
         assert kept == [min(n, longest) for n in range(6)]
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_fewer_requests_are_preempted(tiny_pair, monkeypatch):
-    """Requests of many lengths share few blocks; some end before others need one."""
-    block = 32
-    args = {
-        "block_size": block,
-        "num_gpu_blocks_override": 25,
-        "max_model_len": 6 * block,
-        "enable_prefix_caching": False,
-        "max_num_seqs": 12,
-    }
-    prompts = [draw_prompt(n, 10 + 7 * n % 60) for n in range(48)]
-    params = [greedy(30 + 11 * n % 80) for n in range(48)]
-
-    def run():
-        with run_engine(*tiny_pair, policy="fixed", draft_tokens=4, **args) as engine:
-            outputs = summarize_all(complete(engine, prompts, params))
-            metrics = {m.name: m for m in engine.llm.get_metrics()}
-            check_counters(engine.scheduler.counters)
-            return (
-                outputs,
-                metrics["vllm:num_preemptions"].value,
-                engine.scheduler.counters,
-            )
-
-    outputs, num_preemptions, counters = run()
-    monkeypatch.setattr(batch_planning, "trim_to_free_blocks", lambda _: 0)
-    expected, num_preemptions_without, _ = run()
-    assert outputs == expected
-    assert counters.num_cut_tokens["kv"] > 0
-    assert num_preemptions < num_preemptions_without

@@ -12,7 +12,8 @@ from tests.engine.checks import (
     greedy,
     summarize,
 )
-from tests.gpu_adapter.interpreted.engines import make_up_costs, run_interpreted
+from tests.engine.made_up import make_up_costs
+from tests.gpu_adapter.interpreted.engines import run_interpreted
 
 NUM_REQUESTS = 12
 
