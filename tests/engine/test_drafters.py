@@ -290,14 +290,16 @@ def test_drafts_without_logits_are_selected_by_learnt_acceptance(
         assert counters.draft_depth == DEPTH
 
 
-def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(start_over):
-    engine = start_over("ngram", "goodput")
-    planner = engine.scheduler._planner
+def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(models):
+    """What was timed at start-up arrives with the first drafts, and only then."""
+    args = {"policy": "goodput", "draft_tokens": DEPTH, "method": "ngram"}
+    with run_engine(models["ngram"][0], speculative=LOOK_UP, **args) as engine:
+        planner = engine.scheduler._planner
+        assert planner.export_state() == {}
+        for _ in range(20):
+            complete(engine, PROMPTS, PARAMS)
+        check_counters(engine.scheduler.counters)
     cost = planner.cost
-    assert planner.export_state() == {}
-    for _ in range(20):
-        complete(engine, PROMPTS, PARAMS)
-    check_counters(engine.scheduler.counters)
     assert cost.num_steps >= MIN_STEPS_TO_EXPORT
     assert planner.export_state()
     report = planner.report()

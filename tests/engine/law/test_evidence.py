@@ -1,8 +1,11 @@
 """The judge itself: exact laws, bets that cannot be won by chance, pairs that meet."""
 
 import itertools
+import json
 import math
+from contextlib import nullcontext
 from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +13,11 @@ import torch
 
 from tests.engine.law.cases import Case, combine_all, pair_up
 from tests.engine.law.evidence import ALARM, STAKES, Evidence, bet, is_alarming
+from tests.engine.law.judge import Verdict
 from tests.engine.law.laws import Sampling, shape_law, truncate
+from tests.engine.law.ledger import Ledger
 from tests.engine.law.recorder import Block
+from tests.engine.law.rounds import Control, Game
 
 VOCAB = 12
 
@@ -179,3 +185,49 @@ def test_any_two_values_meet_in_the_cases_of_ci():
 
     assert meetings(pair_up()) == meetings(combine_all())
     assert len(pair_up()) == 20
+
+
+def test_a_round_that_was_broken_off_goes_on_where_it_stopped(tmp_path):
+    """Its file then holds what one that was not would have written."""
+    cases = [Case("eagle", "fixed"), Case("eagle", "tetris"), Case("mtp", "fixed")]
+    target, draft = draw_laws(2000, seed=3)
+    played = []
+
+    def run_case(engine, case, seed, bias, num_each):
+        if len(played) == num_before_break and is_breaking:
+            raise KeyboardInterrupt
+        played.append((case, seed, bias is not None))
+        law = target if bias is None else draft
+        won = judge_tokens(emit(law, seed=len(str(case))), target, draft).collect()
+        return SimpleNamespace(verdict=Verdict(won, {"plain": won}, {}))
+
+    game = Game(
+        "v1",
+        lambda folder, drafter: nullcontext(),
+        run_case,
+        cases,
+        1,
+        [Control(cases[0], lambda _: None, 1)],
+    )
+    num_before_break, is_breaking = 2, True
+    with pytest.raises(KeyboardInterrupt):
+        game.play(Ledger.read(tmp_path / "broken.json"), tmp_path)
+    is_breaking = False
+    assert game.play(Ledger.read(tmp_path / "broken.json"), tmp_path)
+    assert len(played) == 4
+    assert game.play(Ledger.read(tmp_path / "whole.json"), tmp_path)
+    assert played[:4] == played[4:]
+    broken, whole = (
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("broken", "whole")
+    )
+    assert broken["rounds"] == whole["rounds"]
+    assert [one["num_tokens"] for one in whole["rounds"]] == [6000]
+    assert broken["evidence"].keys() == whole["evidence"].keys()
+    for name, part in broken["evidence"].items():
+        np.testing.assert_allclose(
+            part.pop("log_e"), whole["evidence"][name].pop("log_e"), atol=1e-5
+        )
+        assert part == whole["evidence"][name]
+    # The next one has another seed.
+    assert Ledger.read(tmp_path / "whole.json").take_up("v1")["seed"] == 2
