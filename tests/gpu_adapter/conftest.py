@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 MAX_NUM_SEQS = 8
 MAX_TOKENS = 64
 DEPTH = 4
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,38 +8,16 @@ import pytest
 
 from policies.planner import Planner
 from policies.types import DraftSelection
-from serving.engine.compat import AsyncScheduler
 from serving.engine.gpu.plain_verification import find_plain_reason
-from serving.engine.gpu.scheduler import TetrisAsyncScheduler
 from tests.gpu_adapter.conftest import DEPTH, MAX_TOKENS
-from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
+from tests.gpu_adapter.stand_in_worker import (
+    StandInWorker,
+    add,
+    drive,
+    make_worker,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-
-def add(scheduler, num_reqs, *, prompt_len=5, max_tokens=40, prefix="r", **params):
-    """Add requests that run to their length limit."""
-    from vllm import SamplingParams
-    from vllm.v1.request import Request
-
-    requests = []
-    for index in range(num_reqs):
-        sampling = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, temperature=0.0, **params
-        )
-        sampling.update_from_generation_config({}, eos_token_id=2)
-        request = Request(
-            f"{prefix}{index}", list(range(10, 10 + prompt_len)), sampling, None
-        )
-        scheduler.add_request(request)
-        requests.append(request)
-    return requests
-
-
-def make_worker(num_reqs, acceptance=0.7, **options):
-    """Make a worker whose requests `r0`, `r1`, ... all accept alike."""
-    chances = {f"r{index}": acceptance for index in range(num_reqs)}
-    return StandInWorker(DEPTH, {**chances, **options.pop("more", {})}, **options)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "tetris", "dynamic", "goodput"])
@@ -53,6 +31,8 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
     counters = scheduler.counters
     assert counters.num_fallbacks == {}
     assert counters.num_steps == len(worker.steps)
+    for step in worker.steps:
+        assert step.num_verified == step.order.draft_budget <= step.num_offered
     num_verified = sum(step.num_verified for step in worker.steps)
     assert counters.num_verified_tokens == num_verified > 0
     assert 0 < counters.num_accepted_tokens <= num_verified
@@ -70,16 +50,6 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
     assert not scheduler._orders
     if policy == "goodput":
         assert len(scheduler._planner.acceptance.calibration._requests) <= 1
-
-
-@pytest.mark.parametrize("policy", ["fixed", "tetris", "goodput"])
-def test_the_worker_verifies_exactly_what_was_ordered(policy, make_scheduler):
-    scheduler = make_scheduler(policy=policy)
-    add(scheduler, 4)
-    worker = make_worker(4)
-    drive(scheduler, worker)
-    for step in worker.steps:
-        assert step.num_verified == step.order.draft_budget <= step.num_offered
 
 
 def test_tetris_spends_its_capacity_where_drafts_are_likely_to_survive(make_scheduler):
@@ -124,34 +94,6 @@ def test_costs_are_learnt_from_the_devices_clock(make_scheduler):
     assert float(cost.target.predict(usual)) == pytest.approx(9 + usual / 2, rel=0.1)
     assert float(cost.draft_next.predict(4.0)) == pytest.approx(0.5, rel=0.1)
     assert scheduler.snapshot()["planner"]["step_time_error"] < 0.1
-
-
-def test_the_pause_between_two_batches_is_no_cost_of_a_step(
-    make_scheduler, monkeypatch
-):
-    """A step that emits nothing any more is still in flight during the pause."""
-    scheduler = make_scheduler(policy="fixed")
-    gaps = []
-    monkeypatch.setattr(
-        type(scheduler._planner),
-        "observe_timing",
-        lambda _, timing: gaps.append(timing.host_ms),
-    )
-    worker = make_worker(2, more={"late0": 0.7})
-    queue = []
-    for prefix in ("r", "late"):
-        add(scheduler, 2 if prefix == "r" else 1, prefix=prefix)
-        while scheduler.has_unfinished_requests():
-            output = scheduler.schedule()
-            queue.append((output, worker.execute(output)))
-            if len(queue) == 2:
-                scheduler.update_from_output(*queue.pop(0))
-        assert queue, "no step is left in flight, which is what this is about"
-        # Nothing runs for a second, on the device's clock.
-        worker._device.queue(1000.0)
-    scheduler.update_from_output(*queue.pop(0))
-    assert len(gaps) > 5
-    assert max(gaps) < 1.0
 
 
 def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(make_scheduler):
@@ -200,37 +142,6 @@ def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(make_schedul
     steady = [(now.num_offered, before.depth) for now, before in pairs]
     assert {before for _, before in steady} == {0, 1, 2, 3, 4}
     assert all(offered == 2 * before for offered, before in steady)
-
-
-def test_prompts_get_the_room_of_drafts_that_are_not_verified(make_scheduler):
-    """Upstream charges every placeholder and leaves the prompt waiting longer."""
-    first_prefill = {}
-    for cls in (AsyncScheduler, TetrisAsyncScheduler):
-        scheduler = make_scheduler(cls, policy="tetris", extra_draft_tokens=3)
-        add(scheduler, 7, max_tokens=100)
-        worker = make_worker(7, 0.5, more={"late0": 0.5})
-        if cls is AsyncScheduler:
-            order = scheduler._update_after_schedule
-
-            def with_order(output, order=order):
-                from serving.engine.gpu.step_messages import VerificationOrder
-
-                output.tetris_order = VerificationOrder(1, 7)
-                order(output)
-
-            scheduler._update_after_schedule = with_order
-        drive(scheduler, worker, max_steps=6)
-        add(scheduler, 1, prompt_len=90, prefix="late")
-        num_before = len(worker.steps)
-        drive(scheduler, worker, max_steps=3)
-        first_prefill[cls] = max(
-            step.num_prefill_tokens for step in worker.steps[num_before:]
-        )
-        assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
-    # 64 tokens a step, less 7 requests with a token, their drafts and the slot that a
-    # draft model adds, less that slot of the prompt.
-    assert first_prefill[AsyncScheduler] == 64 - 7 * (1 + 4 + 1) - 1
-    assert first_prefill[TetrisAsyncScheduler] == 64 - 7 * (1 + 1 + 1) - 1
 
 
 def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler, monkeypatch):
@@ -322,31 +233,6 @@ def test_a_worker_that_finds_out_late_is_believed(make_scheduler):
     add(scheduler, 3)
     drive(scheduler, make_worker(3, plain_reason="attention_backend"))
     assert scheduler.counters.num_fallbacks["plain_attention_backend"] > 0
-
-
-def test_a_policy_that_fails_verifies_everything_and_is_counted(
-    make_scheduler, monkeypatch
-):
-    scheduler = make_scheduler()
-
-    def fail(*_):
-        raise RuntimeError("broken on purpose")
-
-    monkeypatch.setattr(type(scheduler._planner), "select", fail)
-    requests = add(scheduler, 3)
-    worker = make_worker(3)
-    drive(scheduler, worker)
-    assert [request.num_output_tokens for request in requests] == [40] * 3
-    assert all(step.num_verified == step.num_offered for step in worker.steps)
-    assert scheduler.counters.num_fallbacks["policy_error"] > 0
-
-
-def test_preempted_requests_come_back_and_finish(make_scheduler):
-    scheduler = make_scheduler(policy="fixed", num_blocks=24)
-    requests = add(scheduler, 6, prompt_len=20, max_tokens=60)
-    worker = make_worker(6)
-    drive(scheduler, worker, max_steps=2000)
-    assert [request.num_output_tokens for request in requests] == [60] * 6
 
 
 def test_whoever_watches_sees_what_the_device_admitted(make_scheduler):
