@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
+
+from tests.engine.tiny_models import write_llama_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,33 +18,23 @@ VOCAB = len(CHARACTERS)
 
 def write_small_pair(folder: Path, *, noise: float, seed: int = 2) -> tuple[Path, Path]:
     """Write a target over `CHARACTERS` and a draft that is it plus weight noise."""
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=64,
-            max_position_embeddings=64,
-            tie_word_embeddings=False,
-            bos_token_id=1,
-            eos_token_id=0,
-            initializer_range=0.15,
-        )
-    ).float()
-    target, draft = folder / "target", folder / "draft"
-    model.save_pretrained(target)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.add_(torch.randn_like(weight) * weight.std() * noise)
-    model.save_pretrained(draft)
-    for model_folder in (target, draft):
+    pair = write_llama_pair(
+        folder,
+        noise=noise,
+        seed=seed,
+        vocab_size=VOCAB,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=64,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    for model_folder in pair:
         _make_tokenizer().save_pretrained(model_folder)
-    return target, draft
+    return pair
 
 
 def _make_tokenizer() -> PreTrainedTokenizerFast:

@@ -170,10 +170,7 @@ def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expec
         ("runner._cold:fill_backlog", "drafter_error"),
         ("serving.engine.shared.batch_planning.trim_to_free_blocks", "kv_error"),
         ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
-        (
-            "serving.engine.cpu.selection.count_coming_prompt_tokens",
-            "selection_error",
-        ),
+        ("serving.engine.cpu.selection.count_coming_prompt_tokens", "selection_error"),
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(

@@ -28,7 +28,6 @@ from tests.engine.checks import (
     watch,
 )
 from tests.engine.conftest import run_engine
-from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Engine
@@ -63,21 +62,14 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Both engines at once, in one process."""
-    target, draft = write_llama_pair(tmp_path_factory.mktemp("features"), noise=0.05)
-    write_tokenizer(target)
-    args = {"skip_tokenizer_init": False, "block_size": BLOCK}
-    with (
-        run_engine(target, **args) as plain,
-        run_engine(
-            target,
-            draft,
-            policy="tetris",
-            per_request_spec_decode_metrics="detailed",
-            **args,
-        ) as tetris,
-    ):
+def pair(tiny_pair, plain):
+    with run_engine(
+        *tiny_pair,
+        policy="tetris",
+        per_request_spec_decode_metrics="detailed",
+        skip_tokenizer_init=False,
+        block_size=BLOCK,
+    ) as tetris:
         yield Pair(plain, tetris)
 
 

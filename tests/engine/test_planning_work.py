@@ -59,11 +59,20 @@ def count_calls():
 @pytest.fixture(scope="module")
 def calls_per_step(tiny_pair):
     """Run the real scheduler at 64 requests that all draft; nobody comes or goes."""
-    from tests.engine.stand_in_worker import StandInWorker, add_requests, make_scheduler
+    from serving.engine.cpu.scheduler import TetrisScheduler
+    from tests.engine.stand_in_worker import (
+        StandInWorker,
+        add_requests,
+        make_config,
+        make_scheduler,
+    )
 
-    scheduler = make_scheduler(*tiny_pair, num_reqs=NUM_REQS, depth=DEPTH)
+    policy = {"policy": "goodput", "max_draft_tokens": DEPTH}
+    sizes = {"max_num_seqs": NUM_REQS, "max_num_batched_tokens": 4096}
+    config = make_config(*tiny_pair, policy, depth=DEPTH, enforce_eager=True, **sizes)
+    scheduler = make_scheduler(TetrisScheduler, config)
     worker, total = StandInWorker(), Counter[str]()
-    add_requests(scheduler, NUM_REQS, max_tokens=(DEPTH + 1) * NUM_STEPS)
+    add_requests(scheduler, NUM_REQS, prompt_len=10, max_tokens=(DEPTH + 1) * NUM_STEPS)
     for step in range(NUM_STEPS):
         if step == NUM_FIRST_STEPS:
             total.clear()

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from functools import partial
-from importlib.metadata import PackageNotFoundError, entry_points
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +17,6 @@ from policies.types import PolicySpec
 from serving import plugin
 from serving.engine import version
 from serving.engine.shared.options import opts_out, read_policy
-from tests.engine.conftest import run_engine
 
 UTILITIES = ("tetris_snapshot", "tetris_export_state", "tetris_import_state")
 
@@ -108,43 +107,6 @@ def test_an_engine_without_a_drafter_is_pointed_to_the_policy_none():
     config.speculative_config = None
     with pytest.raises(ValueError, match=r"needs a drafter: .*policy 'none'"):
         read_policy(config)
-
-
-@pytest.mark.vllm
-def test_data_parallelism_inside_an_engine_is_refused_at_start_up(tiny_pair):
-    """VLLM itself drops the depth hook then, which alone would not be noticed."""
-    from vllm import EngineArgs
-
-    target, draft = map(str, tiny_pair)
-    config = EngineArgs(
-        model=target,
-        skip_tokenizer_init=True,
-        data_parallel_size=2,
-        max_num_seqs=16,
-        additional_config={"tetris": TETRIS},
-        speculative_config={
-            "method": "draft_model",
-            "model": draft,
-            "num_speculative_tokens": 4,
-            "num_speculative_tokens_per_batch_size": [[1, 16, 4]],
-        },
-    ).create_engine_config()
-    assert not config.speculative_config.num_speculative_tokens_per_batch_size
-    with pytest.raises(ValueError, match="data_parallel_size > 1"):
-        read_policy(config)
-
-
-@pytest.mark.vllm
-def test_an_engine_does_not_start_with_a_drafter_shallower_than_its_policy(tiny_pair):
-    speculative = {
-        "num_speculative_tokens": 3,
-        "num_speculative_tokens_per_batch_size": [[1, 16, 3]],
-    }
-    with (
-        pytest.raises(ValueError, match="drafts 4 tokens"),
-        run_engine(*tiny_pair, policy="tetris", speculative=speculative),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -349,11 +311,6 @@ def test_what_cannot_leave_the_engine_s_process_fails_the_call_alone(bare_engine
     scheduler = SimpleNamespace(snapshot=lambda: {"what": object()})
     with pytest.raises(TypeError, match="object cannot leave"):
         bare_engine_core.tetris_snapshot(SimpleNamespace(scheduler=scheduler))
-
-
-def test_vllm_finds_the_plugin_among_the_installed_ones():
-    (found,) = entry_points(group="vllm.general_plugins", name="tetris")
-    assert found.load() is plugin.register
 
 
 @pytest.mark.vllm

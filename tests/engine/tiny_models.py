@@ -29,7 +29,7 @@ ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789 {}[]":,.-_\n!?/;'
 
 
 def write_llama_pair(
-    folder: Path, *, noise: float, seed: int = 0, max_position_embeddings: int = 512
+    folder: Path, *, noise: float, seed: int = 0, **config: Any
 ) -> tuple[Path, Path]:
     """Write a random target and a draft that is the target plus weight noise.
 
@@ -38,29 +38,14 @@ def write_llama_pair(
         noise: Standard deviation of the noise relative to each weight's own; sets how
             often the target accepts.
         seed: Of the weights and the noise.
-        max_position_embeddings: Context of both models.
+        **config: What is not as in `_TINY`.
 
     Returns:
         Paths of target and draft, float32.
     """
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=max_position_embeddings,
-            tie_word_embeddings=False,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-            initializer_range=0.15,
-        )
-    ).float()
+    sizes = {**_TINY, "num_hidden_layers": 2, "head_dim": 32, **config}
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).float()
     target, draft = folder / "target", folder / "draft"
     model.save_pretrained(target)
     with torch.no_grad():

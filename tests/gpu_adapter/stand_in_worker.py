@@ -230,30 +230,3 @@ def make_worker(num_reqs: int, acceptance: float = 0.7, **options: Any) -> Any:
     """Make a worker whose requests `r0`, `r1`, ... all accept alike."""
     chances = {f"r{index}": acceptance for index in range(num_reqs)}
     return StandInWorker(DEPTH, {**chances, **options.pop("more", {})}, **options)
-
-
-def add(
-    scheduler: Any,
-    num_reqs: int,
-    *,
-    prompt_len: int = 5,
-    max_tokens: int = 40,
-    prefix: str = "r",
-    priority: int = 0,
-    **params: Any,
-) -> list[Any]:
-    """Add requests that run to their length limit."""
-    from vllm import SamplingParams
-    from vllm.v1.request import Request
-
-    requests = []
-    for index in range(num_reqs):
-        sampling = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, temperature=0.0, **params
-        )
-        sampling.update_from_generation_config({}, eos_token_id=2)
-        prompt = list(range(10, 10 + prompt_len))
-        name = f"{prefix}{index}"
-        requests.append(Request(name, prompt, sampling, None, priority=priority))
-        scheduler.add_request(requests[-1])
-    return requests

@@ -8,8 +8,9 @@ import pytest
 
 from serving.engine.gpu.step_messages import REPORT_ATTRIBUTE
 from tests.engine.made_up import Instead
+from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH
-from tests.gpu_adapter.stand_in_worker import add, drive, make_worker
+from tests.gpu_adapter.stand_in_worker import drive, make_worker
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -37,7 +38,7 @@ def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(
     confidence, make_scheduler
 ):
     scheduler = make_scheduler()
-    requests = add(scheduler, 3, max_tokens=150)
+    requests = add_requests(scheduler, 3, max_tokens=150)
     worker = make_worker(3)
 
     def spoil_one(confidences, _):
@@ -57,7 +58,7 @@ def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(
 
 def test_a_request_with_impossible_confidences_spoils_no_others(make_scheduler):
     scheduler, learnt = make_scheduler(), []
-    add(scheduler, 2, max_tokens=100)
+    add_requests(scheduler, 2, max_tokens=100)
     worker = make_worker(2)
 
     def spoil_r1(confidences, req_ids):
@@ -112,7 +113,7 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
     scheduler = make_scheduler(policy="tetris")
     break_method(monkeypatch, scheduler, place)
     scheduler.board.watch(0)
-    requests = add(scheduler, 6)
+    requests = add_requests(scheduler, 6)
     drive(scheduler, make_worker(6))
     assert [request.num_output_tokens for request in requests] == [40] * 6
     faults = scheduler.counters.num_fallbacks
@@ -129,7 +130,7 @@ def test_a_step_without_a_decision_verifies_all_its_drafts(
 ):
     scheduler = make_scheduler(policy="tetris")
     break_method(monkeypatch, scheduler, place)
-    requests = add(scheduler, 3)
+    requests = add_requests(scheduler, 3)
     worker = make_worker(3)
     drive(scheduler, worker)
     assert [request.num_output_tokens for request in requests] == [40] * 3

@@ -6,18 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from serving.engine.compat import (
-    GPUWorker,
-)
+from serving.engine.compat import GPUWorker
 from serving.engine.gpu import runner as runner_v2
 from serving.engine.gpu import worker as worker_gpu
 from serving.engine.gpu.plain_verification import find_plain_reason, find_unfit_backend
 from serving.engine.gpu.worker import TetrisGPUWorker
-from tests.gpu_adapter.stand_ins import (
-    CPU,
-    stand_in_backend,
-    stand_in_config,
-)
+from tests.gpu_adapter.stand_ins import CPU, stand_in_backend, stand_in_config
 
 UNFIT, FIT = (
     stand_in_backend(follows_device=False),

@@ -9,13 +9,9 @@ import pytest
 from policies.planner import Planner
 from policies.types import DraftSelection
 from serving.engine.gpu.plain_verification import find_plain_reason
+from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH, MAX_TOKENS
-from tests.gpu_adapter.stand_in_worker import (
-    StandInWorker,
-    add,
-    drive,
-    make_worker,
-)
+from tests.gpu_adapter.stand_in_worker import StandInWorker, drive, make_worker
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -23,7 +19,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 @pytest.mark.parametrize("policy", ["fixed", "tetris", "dynamic", "goodput"])
 def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_scheduler):
     scheduler = make_scheduler(policy=policy)
-    requests = add(scheduler, 6)
+    requests = add_requests(scheduler, 6)
     worker = make_worker(6)
     drive(scheduler, worker)
     assert [request.num_output_tokens for request in requests] == [40] * 6
@@ -54,7 +50,7 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
 
 def test_tetris_spends_its_capacity_where_drafts_are_likely_to_survive(make_scheduler):
     scheduler = make_scheduler(policy="tetris")
-    add(scheduler, 4, max_tokens=100)
+    add_requests(scheduler, 4, max_tokens=100)
     worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.1, "r3": 0.1})
     drive(scheduler, worker, max_steps=12)
     busy = [step for step in worker.steps if step.num_offered == 16]
@@ -71,7 +67,7 @@ def test_goodput_verifies_little_where_it_costs_much_and_much_where_it_is_free(
     shares = []
     for price_ms in (0.001, 8.0):
         scheduler = make_scheduler()
-        add(scheduler, 8, max_tokens=200)
+        add_requests(scheduler, 8, max_tokens=200)
         worker = make_worker(
             8,
             0.6,
@@ -86,7 +82,7 @@ def test_goodput_verifies_little_where_it_costs_much_and_much_where_it_is_free(
 
 def test_costs_are_learnt_from_the_devices_clock(make_scheduler):
     scheduler = make_scheduler()
-    add(scheduler, 4, max_tokens=150)
+    add_requests(scheduler, 4, max_tokens=150)
     worker = make_worker(4, 0.6, target_ms=lambda num_tokens: 9.0 + 0.5 * num_tokens)
     drive(scheduler, worker, max_steps=120)
     cost = scheduler._planner.cost
@@ -98,8 +94,8 @@ def test_costs_are_learnt_from_the_devices_clock(make_scheduler):
 
 def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(make_scheduler):
     scheduler = make_scheduler(policy="fixed")
-    requests = add(scheduler, 2, max_tokens=30)
-    requests += add(scheduler, 1, max_tokens=1000, prefix="long")
+    requests = add_requests(scheduler, 2, max_tokens=30)
+    requests += add_requests(scheduler, 1, max_tokens=1000, prefix="long")
     for request in requests:
         safe = scheduler._offers._find_safe_length(request)
         for num_in_flight in (0, 1):
@@ -109,14 +105,16 @@ def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(make_scheduler):
                 safe - request.num_prompt_tokens
             )
             assert scheduler._offers._limit(request, DEPTH)[0] == DEPTH
-    [out] = add(scheduler, 1, prefix="out", extra_args={"speculative_decoding": "off"})
+    [out] = add_requests(
+        scheduler, 1, prefix="out", extra_args={"speculative_decoding": "off"}
+    )
     assert scheduler._offers._find_safe_length(out) < 0
 
 
 def test_acceptance_is_learnt_from_the_drafts_that_were_verified(make_scheduler):
     """Confidence .5 everywhere, of which half the requests accept nearly all."""
     scheduler = make_scheduler()
-    add(scheduler, 4, max_tokens=200)
+    add_requests(scheduler, 4, max_tokens=200)
     worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.05, "r3": 0.05})
     real_draft = worker._draft
 
@@ -135,7 +133,7 @@ def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(make_schedul
     scheduler = make_scheduler(policy="fixed")
     depths = iter([4, 1, 3, 0, 2] * 20)
     scheduler._choose_depth = lambda _: next(depths)
-    add(scheduler, 2, max_tokens=200)
+    add_requests(scheduler, 2, max_tokens=200)
     worker = make_worker(2)
     drive(scheduler, worker, max_steps=40)
     pairs = zip(worker.steps[1:], worker.steps, strict=False)
@@ -156,7 +154,7 @@ def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler, monke
         )
 
     monkeypatch.setattr(type(scheduler._planner), "select", select_late)
-    add(scheduler, 2, max_tokens=300)
+    add_requests(scheduler, 2, max_tokens=300)
     drive(scheduler, make_worker(2), max_steps=30)
     cut = scheduler.counters.num_cut_tokens
     assert cut["latency"] == pytest.approx(3 * 29, abs=6)
@@ -179,7 +177,7 @@ def test_a_draft_that_a_grammar_forbids_is_counted_once(
         return update(output, result)
 
     scheduler.update_from_output = forbid
-    add(scheduler, 1, max_tokens=30)
+    add_requests(scheduler, 1, max_tokens=30)
     drive(scheduler, make_worker(1, 0.0))
     counters = scheduler.counters
     num_steps = counters.num_cut_tokens["budget"] // (DEPTH - 2)
@@ -192,7 +190,7 @@ def test_a_draft_that_a_grammar_forbids_is_counted_once(
 
 def test_a_request_that_opts_out_has_no_drafts_verified(make_scheduler):
     scheduler = make_scheduler(policy="fixed")
-    add(scheduler, 1, extra_args={"speculative_decoding": "off"})
+    add_requests(scheduler, 1, extra_args={"speculative_decoding": "off"})
     worker = make_worker(1)
     assert drive(scheduler, worker) == 40
     assert scheduler.counters.num_verified_tokens == 0
@@ -201,7 +199,7 @@ def test_a_request_that_opts_out_has_no_drafts_verified(make_scheduler):
 
 def test_no_draft_is_verified_past_a_requests_last_token(make_scheduler):
     scheduler = make_scheduler(policy="fixed")
-    [request] = add(scheduler, 1, max_tokens=12)
+    [request] = add_requests(scheduler, 1, max_tokens=12)
     worker = make_worker(1, 1.0)
     drive(scheduler, worker)
     assert request.num_output_tokens == 12
@@ -216,7 +214,7 @@ def test_what_upstream_cannot_trim_is_verified_whole_and_counted(
     options, reason, make_scheduler
 ):
     scheduler = make_scheduler(**options)
-    requests = add(scheduler, 3)
+    requests = add_requests(scheduler, 3)
     worker = make_worker(3, plain_reason=reason)
     drive(scheduler, worker)
     assert [request.num_output_tokens for request in requests] == [40] * 3
@@ -230,14 +228,14 @@ def test_what_upstream_cannot_trim_is_verified_whole_and_counted(
 def test_a_worker_that_finds_out_late_is_believed(make_scheduler):
     scheduler = make_scheduler()
     assert find_plain_reason(scheduler.vllm_config) is None
-    add(scheduler, 3)
+    add_requests(scheduler, 3)
     drive(scheduler, make_worker(3, plain_reason="attention_backend"))
     assert scheduler.counters.num_fallbacks["plain_attention_backend"] > 0
 
 
 def test_whoever_watches_sees_what_the_device_admitted(make_scheduler):
     scheduler = make_scheduler(policy="tetris")
-    add(scheduler, 3)
+    add_requests(scheduler, 3)
     scheduler.board.watch(0, with_ids=True)
     worker = make_worker(3)
     drive(scheduler, worker, max_steps=10)
@@ -288,7 +286,7 @@ def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
     scheduler = make_scheduler()
     scheduler._planner = EveryOther()
     scheduler._planner.may_reallocate = may_reallocate
-    add(scheduler, 4)
+    add_requests(scheduler, 4)
     worker = make_worker(4)
     drive(scheduler, worker, max_steps=10)
     busy = [step for step in worker.steps if step.num_verified]

@@ -8,38 +8,11 @@ from serving.engine.compat import AsyncScheduler
 from serving.engine.gpu.scheduler import TetrisAsyncScheduler
 from serving.engine.gpu.step_messages import VerificationOrder
 from serving.engine.shared import batch_planning
-from serving.engine.shared.ageing import Ageing
+from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH, GRAPH_SIZES, MAX_TOKENS
-from tests.gpu_adapter.stand_in_worker import StandInWorker, add, drive, make_worker
+from tests.gpu_adapter.stand_in_worker import StandInWorker, drive, make_worker
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-
-@pytest.mark.parametrize("is_ageing", [True, False])
-def test_under_urgent_load_a_request_that_can_wait_gets_its_turn(
-    is_ageing, make_scheduler, monkeypatch
-):
-    if not is_ageing:
-        monkeypatch.setattr(Ageing, "look", lambda _: None)
-    scheduler = make_scheduler(scheduling_policy="priority")
-    num_steps = num_urgent = 0
-    scheduler._batch.ageing._clock = lambda: num_steps
-    schedule = scheduler.schedule
-
-    def schedule_under_load():
-        nonlocal num_steps, num_urgent
-        num_steps += 1
-        while len(scheduler.waiting) < 12:
-            add(scheduler, 1, max_tokens=12, prefix=f"urgent{num_urgent}-")
-            num_urgent += 1
-        return schedule()
-
-    monkeypatch.setattr(scheduler, "schedule", schedule_under_load)
-    [bulk] = add(scheduler, 1, max_tokens=12, prefix="bulk", priority=5)
-    drive(scheduler, StandInWorker(DEPTH, defaultdict(lambda: 0.7)), max_steps=100)
-    assert bulk.is_finished() == is_ageing
-    assert scheduler.counters.num_aged_requests == is_ageing
-    assert num_urgent > 50
 
 
 def test_fewer_requests_are_preempted_where_drafts_give_way(
@@ -53,7 +26,7 @@ def test_fewer_requests_are_preempted_where_drafts_give_way(
         for n in range(40):
             length, prompt_len = 20 + 11 * n % 50, 10 + n % 7
             options = {"max_tokens": length, "prompt_len": prompt_len}
-            requests += add(scheduler, 1, prefix=f"{n}-", **options)
+            requests += add_requests(scheduler, 1, prefix=f"{n}-", **options)
         # The stand-in gives a request that comes back another slot.
         worker = StandInWorker(DEPTH, defaultdict(lambda: 0.7), max_num_reqs=400)
         drive(scheduler, worker, max_steps=4000)
@@ -82,7 +55,7 @@ def test_the_pause_between_two_batches_is_no_cost_of_a_step(
     worker = make_worker(2, more={"late0": 0.7})
     queue = []
     for prefix in ("r", "late"):
-        add(scheduler, 2 if prefix == "r" else 1, prefix=prefix)
+        add_requests(scheduler, 2 if prefix == "r" else 1, prefix=prefix)
         while scheduler.has_unfinished_requests():
             output = scheduler.schedule()
             queue.append((output, worker.execute(output)))
@@ -101,7 +74,7 @@ def test_prompts_get_the_room_of_drafts_that_are_not_verified(make_scheduler):
     first_prefill = {}
     for cls in (AsyncScheduler, TetrisAsyncScheduler):
         scheduler = make_scheduler(cls, policy="tetris", extra_draft_tokens=3)
-        add(scheduler, 7, max_tokens=100)
+        add_requests(scheduler, 7, max_tokens=100)
         worker = make_worker(7, 0.5, more={"late0": 0.5})
         if cls is AsyncScheduler:
             order = scheduler._update_after_schedule
@@ -112,7 +85,7 @@ def test_prompts_get_the_room_of_drafts_that_are_not_verified(make_scheduler):
 
             scheduler._update_after_schedule = with_order
         drive(scheduler, worker, max_steps=6)
-        add(scheduler, 1, prompt_len=90, prefix="late")
+        add_requests(scheduler, 1, prompt_len=90, prefix="late")
         num_before = len(worker.steps)
         drive(scheduler, worker, max_steps=3)
         first_prefill[cls] = max(
