@@ -40,46 +40,10 @@ def run(verification, slots, drafts, num_tokens):
     return total, logits.tolist(), tokens.tolist(), budget
 
 
-def test_the_budget_of_the_order_goes_to_the_drafts_likeliest_to_survive():
-    verification = make_verification(max_num_reqs=4)
-    record(verification, [2, 0], [[0.9, 0.9, 0.9], [0.5, 0.9, 0.9]])
-    verification.take_order(VerificationOrder(1, draft_budget=4))
-    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
-    total, logits, tokens, budget = run(verification, [2, 0], drafts, {"a": 4, "b": 4})
-    assert (total, budget) == (6, 4)
-    # .9 .81 .729 and .5: three drafts of a, one of b.
-    assert logits == [0, 4, 6]
-    assert tokens == [0, 4, 6, 6, 6]
-
-
-def test_prompts_beside_drafts_keep_all_their_tokens():
-    verification = make_verification(max_num_reqs=4)
-    record(verification, [0], [[0.9, 0.8, 0.7]])
-    verification.take_order(VerificationOrder(1, draft_budget=1))
-    total, logits, tokens, _ = run(
-        verification, [0, 1], {"a": PLACEHOLDERS}, {"a": 4, "prompt": 7}
-    )
-    assert total == 9
-    assert logits == [0, 2, 3]
-    assert tokens == [0, 2, 9, 9, 9]
-
-
-@pytest.mark.parametrize(
-    ("draft_budget", "admitted"), [(0, [0, 0]), (6, [3, 3]), (99, [3, 3])]
-)
-def test_all_or_nothing_needs_no_ranking(draft_budget, admitted):
+@pytest.mark.parametrize("order", [None, VerificationOrder(1, draft_budget=99)])
+def test_without_an_order_or_with_all_one_could_want_all_drafts_are_verified(order):
     verification = make_verification()
-    verification.take_order(VerificationOrder(1, draft_budget))
-    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
-    total, logits, _, budget = run(verification, [0, 1], drafts, {"a": 4, "b": 4})
-    assert budget == sum(admitted)
-    assert total == 2 + budget
-    assert np.diff(logits).tolist() == [count + 1 for count in admitted]
-
-
-def test_a_step_without_an_order_verifies_everything():
-    verification = make_verification()
-    verification.take_order(None)
+    verification.take_order(order)
     total, _, _, budget = run(verification, [0], {"a": PLACEHOLDERS}, {"a": 4})
     assert (total, budget) == (4, 3)
 
@@ -187,7 +151,6 @@ def test_boundaries_are_those_that_upstream_writes(seed, draft_budget, monkeypat
     drafts = {f"r{index}": PLACEHOLDERS for index in range(4)}
     num_tokens = {**dict.fromkeys(drafts, 4), "prompt": 6}
     slots = [3, 0, 2, 1, 4]
-    results = []
     theirs = stand_in_manager(8, 3, 10_000)
     theirs._confidence_probs[slots[:4]] = torch.from_numpy(rows).float()
     theirs._batch_budget = (
@@ -198,12 +161,12 @@ def test_boundaries_are_those_that_upstream_writes(seed, draft_budget, monkeypat
     logits, tokens, budget = AdaptiveVerificationManager.reallocate_drafts(
         theirs, list(num_tokens), torch.tensor(slots)
     )
-    results.append((logits.tolist(), tokens.tolist(), budget))
     ours = make_verification()
     record(ours, slots[:4], rows.tolist())
     ours.take_order(VerificationOrder(1, draft_budget))
-    results.append(run(ours, slots, drafts, num_tokens)[1:])
-    assert results[0] == results[1]
+    total, *result = run(ours, slots, drafts, num_tokens)
+    assert result == [logits.tolist(), tokens.tolist(), budget]
+    assert total == tokens[-1] == len(num_tokens) + 5 + draft_budget
 
 
 def test_a_new_request_does_not_inherit_the_confidences_of_its_slot():
