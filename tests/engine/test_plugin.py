@@ -1,8 +1,6 @@
 """What reaches an engine from outside: settings, version gate, plugin and snapshot."""
 
 import importlib
-import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -17,6 +15,8 @@ from policies.types import PolicySpec
 from serving import plugin
 from serving.engine import version
 from serving.engine.shared.options import opts_out, read_policy
+from tests.engine.checks import complete, draw_prompts, greedy
+from tests.engine.conftest import run_engine
 
 UTILITIES = ("tetris_snapshot", "tetris_export_state", "tetris_import_state")
 
@@ -315,28 +315,21 @@ def test_what_cannot_leave_the_engine_s_process_fails_the_call_alone(bare_engine
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_figures_come_back_from_an_engine_in_another_process(tiny_pair):
+def test_figures_come_back_from_an_engine_in_another_process(tiny_pair, monkeypatch):
     """Nothing but the installed plugin puts the utility into that process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.print_snapshot", *map(str, tiny_pair)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["client"] == "SyncMPClient"
-    snapshot = result["snapshot"]
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    with run_engine(*tiny_pair, policy="tetris") as engine:
+        complete(engine, draw_prompts(4), greedy(16))
+        client = engine.llm.llm_engine.engine_core
+        snapshot = client.call_utility("tetris_snapshot")
+    assert type(client).__name__ == "SyncMPClient"
     assert snapshot["policy"] == "tetris"
     assert snapshot["num_fallbacks"] == {}
     assert snapshot["num_proposed_tokens"] > snapshot["num_verified_tokens"]
-    assert snapshot["num_verified_tokens"] > snapshot["num_accepted_tokens"] > 0
-    assert (
-        sum(snapshot["num_accepted_tokens_per_pos"])
-        == (snapshot["num_accepted_tokens"])
-    )
+    num_accepted = snapshot["num_accepted_tokens"]
+    assert snapshot["num_verified_tokens"] > num_accepted > 0
+    assert sum(snapshot["num_accepted_tokens_per_pos"]) == num_accepted
 
 
 def test_an_engine_can_start_where_numba_is_loaded():

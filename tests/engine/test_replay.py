@@ -1,26 +1,20 @@
 """An engine goes on where another stopped, as if it had never been another."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
-from transformers import LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front.in_flight import derive_seed
 from tests.engine.checks import complete
 from tests.engine.conftest import run_engine
-from tests.engine.small_pair import VOCAB, write_small_pair
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    Pair = tuple[Path, Path]
+from tests.engine.tiny_models import write_llama_pair
 
 pytestmark = pytest.mark.vllm
 
@@ -58,9 +52,37 @@ KINDS = {
 }
 
 
+CHARACTERS = ("<eos>", "<bos>", "a", "b", "c", "d", "e", "f")
+VOCAB = len(CHARACTERS)
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    return write_small_pair(tmp_path_factory.mktemp("pair"), noise=0.3)
+    """A pair with eight tokens, all of whose outputs can be counted."""
+    pair = write_llama_pair(
+        tmp_path_factory.mktemp("pair"),
+        noise=0.3,
+        seed=2,
+        vocab_size=VOCAB,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=64,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    # One token per character; grammars need a tokenizer.
+    ids = {character: token_id for token_id, character in enumerate(CHARACTERS)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    for folder in pair:
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<bos>"
+        ).save_pretrained(folder)
+    return pair
 
 
 @pytest.fixture(scope="module")
