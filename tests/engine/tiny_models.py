@@ -91,7 +91,7 @@ def write_eagle_head(folder: Path, *, seed: int = 1) -> Path:
     # EAGLE's first layer has no norm of its own.
     del weights["layers.0.input_layernorm.weight"]
     weights["fc.weight"] = torch.cat([_eye(), torch.zeros_like(_eye())], dim=1)
-    return _write_checkpoint(folder, _head_config("LlamaForCausalLM"), weights)
+    return write_checkpoint(folder, _head_config("LlamaForCausalLM"), weights)
 
 
 def write_eagle3_head(folder: Path, target: Path, *, seed: int = 1) -> Path:
@@ -116,7 +116,7 @@ def write_eagle3_head(folder: Path, target: Path, *, seed: int = 1) -> Path:
     weights["lm_head.weight"] = model.lm_head.weight.detach().clone()
     config = _head_config("LlamaForCausalLMEagle3")
     config |= {"draft_vocab_size": VOCAB_SIZE, "norm_before_residual": True}
-    return _write_checkpoint(folder, config, weights)
+    return write_checkpoint(folder, config, weights)
 
 
 def write_mimo(folder: Path, *, seed: int = 0) -> Path:
@@ -136,7 +136,7 @@ def write_mimo(folder: Path, *, seed: int = 0) -> Path:
     )
     config = model.config.to_dict()
     config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
-    return _write_checkpoint(folder, config, weights)
+    return write_checkpoint(folder, config, weights)
 
 
 _INITIALIZER_RANGE = 0.15
@@ -195,9 +195,10 @@ def _head_config(architecture: str) -> dict[str, Any]:
     return {**config.to_dict(), "architectures": [architecture]}
 
 
-def _write_checkpoint(
+def write_checkpoint(
     folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]
 ) -> Path:
+    """Write a model folder, float32."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     contiguous = {name: weight.contiguous() for name, weight in weights.items()}

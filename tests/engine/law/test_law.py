@@ -20,6 +20,8 @@ the cases, the kinds of request and the draft positions, each judged by itself):
     a temperature 10 % too high or too low                    all 100, judged together
 """
 
+from functools import cache
+
 import pytest
 
 from tests.engine.law.campaign import (
@@ -72,37 +74,6 @@ MIXED = [*CASES, DEEP]
 NUM_TESTS_OF_V1 = len(ALL) + len(FEATURES) + len(POSITIONS) + 1
 
 
-class Campaign:
-    """Runs what is asked for, all cases of one drafter on the same engine."""
-
-    def __init__(self, make_folder):
-        self._make_folder = make_folder
-        self._outcomes = {}
-
-    def honest(self, case):
-        """Return what a case brought."""
-        return self._run(case)[0]
-
-    def biased(self, case):
-        """Return what its control brought."""
-        return self._run(case)[1]
-
-    def _run(self, wanted):
-        drafter = wanted.drafter
-        if wanted not in self._outcomes:
-            with start(self._make_folder(drafter), drafter) as engine:
-                for case in (case for case in ALL if case.drafter == drafter):
-                    args = SPECIAL.get(case, {})
-                    if case in PERFECT:
-                        args = {"prepare": believe_in_drafts}
-                    bias = CONTROLS.get(case, draw_some_from_draft)
-                    self._outcomes[case] = (
-                        run_case(engine, case, SEED, **args),
-                        run_case(engine, case, SEED, bias=bias, **args),
-                    )
-        return self._outcomes[wanted]
-
-
 def add_up(outcomes, part):
     """Return the evidence of several cases about a kind of request or a position."""
     total = Evidence()
@@ -118,8 +89,25 @@ def believe_in_drafts(engine):
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory):
-    return Campaign(tmp_path_factory.mktemp)
+def play(tmp_path_factory):
+    """Run a case and its control, and with them all others of the same drafter."""
+
+    @cache
+    def play_all_of(drafter):
+        outcomes = {}
+        with start(tmp_path_factory.mktemp(drafter), drafter) as engine:
+            for case in (case for case in ALL if case.drafter == drafter):
+                args = SPECIAL.get(case, {})
+                if case in PERFECT:
+                    args = {"prepare": believe_in_drafts}
+                bias = CONTROLS.get(case, draw_some_from_draft)
+                outcomes[case] = (
+                    run_case(engine, case, SEED, **args),
+                    run_case(engine, case, SEED, bias=bias, **args),
+                )
+        return outcomes
+
+    return lambda case: play_all_of(case.drafter)[case]
 
 
 def check_premises(case, outcome):
@@ -141,29 +129,30 @@ def check_premises(case, outcome):
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)
-def test_every_token_follows_its_law(case, campaign):
-    outcome = campaign.honest(case)
+def test_every_token_follows_its_law(case, play):
+    outcome, _ = play(case)
     check_premises(case, outcome)
     assert not is_alarming(outcome.verdict.total)
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)
-def test_what_breaks_the_rule_is_rejected(case, campaign):
-    total = campaign.biased(case).verdict.total
+def test_what_breaks_the_rule_is_rejected(case, play):
+    _, outcome = play(case)
+    total = outcome.verdict.total
     assert total.num_impossible == 0
     assert is_alarming(total)
 
 
 @pytest.mark.parametrize("part", [*FEATURES, *POSITIONS, FOLLOWING])
-def test_every_kind_and_position_follows_its_law(part, campaign):
-    assert not is_alarming(add_up(map(campaign.honest, MIXED), part))
+def test_every_kind_and_position_follows_its_law(part, play):
+    assert not is_alarming(add_up((play(case)[0] for case in MIXED), part))
 
 
 @pytest.mark.parametrize("part", [*BETTABLE, *POSITIONS])
 def test_a_twentieth_from_the_draft_is_rejected_of_every_kind_and_at_every_position(
-    part, campaign
+    part, play
 ):
-    evidence = add_up(map(campaign.biased, MIXED), part)
+    evidence = add_up((play(case)[1] for case in MIXED), part)
     assert evidence.num_impossible == 0
     assert is_alarming(evidence)
 
