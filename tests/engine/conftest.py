@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -105,6 +106,9 @@ class Engine:
             pool.free_blocks(held)
 
 
+_RUNNING: list[Engine] = []
+
+
 @contextmanager
 def run_engine(
     target: Path,
@@ -169,11 +173,16 @@ def run_engine(
             **args,
         }
     _let_vllm_scan_llvmlite()
-    llm = LLM(str(target), **args)
+    engine = Engine(LLM(str(target), **args))
+    _RUNNING.append(engine)
     try:
-        yield Engine(llm)
+        yield engine
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        _RUNNING.remove(engine)
+        # vLLM ends with an engine what all of a process share.
+        end_shared = "vllm.v1.engine.core.cleanup_dist_env_and_memory"
+        with patch(end_shared) if _RUNNING else nullcontext():
+            engine.llm.llm_engine.engine_core.shutdown()
 
 
 def _let_vllm_scan_llvmlite() -> None:
