@@ -56,7 +56,8 @@ else
 	$(PYTEST) -m ray $(ARGS) $(NONE_IS_FINE)
 endif
 
-# All cases on both runners, an hour and more; adds to tests/engine/law/evidence.json.
+# All cases on both runners, hours, in as many pieces as wanted: Ctrl-C, and the same
+# command goes on. Adds to tests/engine/law/evidence.json after every case.
 law:
 	@$(SET_UP) --dev
 	@.ci/extras

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tests.engine.tiny_models import VOCAB_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from vllm import CompletionOutput, RequestOutput, SamplingParams
 
     from serving.engine.shared.counters import SpeculationCounters
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 FIRST_ORDINARY_TOKEN = 3
 """Below are padding, beginning and end of text."""
 
-MAX_STEPS = 500
+MAX_STEPS = 2000
 """More than any test here takes."""
 
 
@@ -68,6 +69,11 @@ def summarize(output: CompletionOutput) -> tuple[Any, ...]:
 def summarize_all(outputs: Sequence[RequestOutput]) -> list[list[tuple[Any, ...]]]:
     """Summarize every completion of every request."""
     return [[summarize(completion) for completion in o.outputs] for o in outputs]
+
+
+def summarize_by_name(outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+    """Summarize the only completion of every request that was driven."""
+    return {name: summarize(output.outputs[0]) for name, output in outputs.items()}
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -19,9 +19,11 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import pytest
 
-from tests.engine.tiny_models import write_llama_pair
+from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm import LLM
 
 MAX_NUM_SEQS = 16
@@ -45,6 +47,7 @@ class Engine:
     """An engine and its inner parts."""
 
     llm: LLM
+    _started_with: tuple[int, int] | None = None
 
     @property
     def core(self) -> Any:
@@ -60,6 +63,50 @@ class Engine:
     def runner(self) -> Any:
         """The model runner of the only worker."""
         return self.core.model_executor.driver_worker.worker.model_runner
+
+    def set_policy(
+        self,
+        policy: str,
+        *,
+        max_num_seqs: int = 0,
+        max_num_batched_tokens: int = 0,
+        **section: Any,
+    ) -> None:
+        """Give the scheduler a new planner and counters, as if just started.
+
+        Args:
+            policy: Its name; at most as deep as the one the engine was started with.
+            max_num_seqs: Less than it was started with, for a while; 0 for as many.
+            max_num_batched_tokens: Likewise.
+            **section: What else `additional_config["tetris"]` says.
+        """
+        scheduler = self.scheduler
+        settings = scheduler.vllm_config.additional_config["tetris"]
+        settings |= {"policy": policy, **section}
+        scheduler._batch.limits.lift()
+        self._started_with = self._started_with or (
+            scheduler.max_num_active_reqs,
+            scheduler.max_num_scheduled_tokens,
+        )
+        num_seqs, num_tokens = self._started_with
+        scheduler.max_num_active_reqs = max_num_seqs or num_seqs
+        scheduler.max_num_scheduled_tokens = max_num_batched_tokens or num_tokens
+        # Where costs were made up.
+        vars(scheduler).pop("_learn_timing", None)
+        scheduler._set_up()
+
+    @contextmanager
+    def hold_blocks(self, num_left: int) -> Iterator[None]:
+        """Leave so few KV blocks that requests lose theirs."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        held = pool.get_new_blocks(pool.get_num_free_blocks() - num_left)
+        try:
+            yield
+        finally:
+            pool.free_blocks(held)
+
+
+_RUNNING: list[Engine] = []
 
 
 @contextmanager
@@ -126,11 +173,16 @@ def run_engine(
             **args,
         }
     _let_vllm_scan_llvmlite()
-    llm = LLM(str(target), **args)
+    engine = Engine(LLM(str(target), **args))
+    _RUNNING.append(engine)
     try:
-        yield Engine(llm)
+        yield engine
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        _RUNNING.remove(engine)
+        # vLLM ends with an engine what all of a process share.
+        end_shared = "vllm.v1.engine.core.cleanup_dist_env_and_memory"
+        with patch(end_shared) if _RUNNING else nullcontext():
+            engine.llm.llm_engine.engine_core.shutdown()
 
 
 def _let_vllm_scan_llvmlite() -> None:
@@ -153,6 +205,19 @@ def _let_vllm_scan_llvmlite() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A random target and a draft that often agrees with it."""
-    return write_llama_pair(tmp_path_factory.mktemp("tiny_pair"), noise=0.05)
+def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
+    """A random target, whose tokens are characters, and a draft that often agrees."""
+    pair = write_llama_pair(tmp_path_factory.mktemp("tiny_pair"), noise=0.05)
+    write_tokenizer(pair[0])
+    return pair
+
+
+@pytest.fixture(scope="session")
+def plain(tiny_pair) -> Iterator[Engine]:
+    """The target of `tiny_pair` alone, for what others have to answer.
+
+    Ask for it before starting another: each start registers vLLM's own CPU kernels,
+    and ours repair them.
+    """
+    with run_engine(tiny_pair[0], skip_tokenizer_init=False) as engine:
+        yield engine

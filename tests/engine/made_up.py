@@ -1,15 +1,33 @@
-"""Fake prices for planners: on models as small as a test's, drafting never pays."""
+"""Fake prices and planners: on models as small as a test's, drafting never pays."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from policies.estimators.feedback import DraftFeedback
 from policies.types import CostProfile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from policies.estimators.calibration import ConfidenceCalibration
     from tests.engine.conftest import Engine
+
+
+class Instead:
+    """A planner some of whose methods are others.
+
+    Args:
+        planner: Asked for everything else.
+        **methods: What is called in their place, with their arguments.
+    """
+
+    def __init__(self, planner: Any, **methods: Callable[..., Any]) -> None:
+        self._planner = planner
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._planner, name)
 
 
 class DeafFeedback(DraftFeedback):
@@ -29,11 +47,15 @@ def make_up_costs(
     Everything but the prices is real: what a pass of drafter and target takes for 1 and
     for 256 tokens.
     """
-    cost = engine.scheduler._planner.cost
+    scheduler = engine.scheduler
+    cost = scheduler._planner.cost
     cost.fit_profile(CostProfile((1, 256), target_ms, draft_ms))
     # Neither the start-up profile nor measured steps change them any more.
     cost.import_state(cost.export_state())
-    engine.scheduler._learn_timing = lambda _now_s: None
+    if hasattr(scheduler, "_orders"):  # The GPU's.
+        scheduler._orders.loads.match = lambda _times: None
+    else:
+        scheduler._learn_timing = lambda _now_s: None
 
 
 def make_up_beliefs(engine: Engine, draft_ms: tuple[float, float] = (0.4, 4.0)) -> None:

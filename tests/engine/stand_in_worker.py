@@ -1,4 +1,4 @@
-"""A CPU worker without models: vLLM's scheduler and ours, invented tokens and times."""
+"""Real schedulers without engines, and a CPU worker that invents tokens and times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from policies.types import CostProfile
 from serving.engine.compat import ModelRunnerOutput
 from serving.engine.cpu.drafts import ScoredDraftTokenIds, WorkerTimes
-from serving.engine.cpu.scheduler import TetrisScheduler
 from serving.engine.cpu.step_messages import STOP_ATTRIBUTE
 
 if TYPE_CHECKING:
@@ -19,20 +18,40 @@ if TYPE_CHECKING:
 BLOCK_SIZE, NUM_BLOCKS = 16, 4000
 
 
-def make_scheduler(
-    target: Path, draft: Path, *, num_reqs: int, depth: int, policy: str = "goodput"
-) -> TetrisScheduler:
-    """Build the real scheduler of an engine that has no worker.
+def make_config(
+    target: Path, draft: Path, tetris: dict[str, Any], *, depth: int, **args: Any
+) -> Any:
+    """Build vLLM's own configuration of an engine that has no worker.
 
     Args:
         target: Model folder, of which only the configuration is read.
         draft: Likewise.
-        num_reqs: Requests that may run at once.
+        tetris: The policy.
         depth: Deepest draft.
-        policy: As a deployment names it.
+        **args: Of `EngineArgs`; `max_num_seqs` must be among them.
     """
-    import torch
     from vllm import EngineArgs
+
+    return EngineArgs(
+        model=str(target),
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=64 << 20,
+        additional_config={"tetris": tetris},
+        speculative_config={
+            "method": "draft_model",
+            "model": str(draft),
+            "num_speculative_tokens": depth,
+            "num_speculative_tokens_per_batch_size": [[1, args["max_num_seqs"], depth]],
+        },
+        **args,
+    ).create_engine_config()
+
+
+def make_scheduler(cls: type, config: Any, num_blocks: int = NUM_BLOCKS) -> Any:
+    """Build a real scheduler with a KV cache of its own."""
+    import torch
     from vllm.v1.kv_cache_interface import (
         FullAttentionSpec,
         KVCacheConfig,
@@ -40,48 +59,44 @@ def make_scheduler(
     )
     from vllm.v1.structured_output import StructuredOutputManager
 
-    config = EngineArgs(
-        model=str(target),
-        skip_tokenizer_init=True,
-        max_num_seqs=num_reqs,
-        max_num_batched_tokens=4096,
-        max_model_len=256,
-        enable_prefix_caching=False,
-        kv_cache_memory_bytes=64 << 20,
-        enforce_eager=True,
-        additional_config={"tetris": {"policy": policy, "draft_tokens": depth}},
-        speculative_config={
-            "method": "draft_model",
-            "model": str(draft),
-            "num_speculative_tokens": depth,
-            "num_speculative_tokens_per_batch_size": [[1, num_reqs, depth]],
-        },
-    ).create_engine_config()
-    config.cache_config.num_gpu_blocks = NUM_BLOCKS
+    config.cache_config.num_gpu_blocks = num_blocks
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
     kv_cache = KVCacheConfig(
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
     )
-    return TetrisScheduler(
-        config, kv_cache, StructuredOutputManager(config), block_size=BLOCK_SIZE
-    )
+    structured = StructuredOutputManager(config)
+    return cls(config, kv_cache, structured, block_size=BLOCK_SIZE)
 
 
-def add_requests(scheduler: Any, num_reqs: int, *, max_tokens: int) -> None:
+def add_requests(
+    scheduler: Any,
+    num_reqs: int,
+    *,
+    prompt_len: int = 5,
+    max_tokens: int = 40,
+    prefix: str = "r",
+    priority: int = 0,
+    **params: Any,
+) -> list[Any]:
     """Add requests that run to their length limit."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
+    requests = []
     for index in range(num_reqs):
         sampling = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, temperature=0.0
+            max_tokens=max_tokens, ignore_eos=True, temperature=0.0, **params
         )
         sampling.update_from_generation_config({}, eos_token_id=2)
-        scheduler.add_request(Request(f"r{index}", list(range(10, 20)), sampling, None))
+        prompt = list(range(10, 10 + prompt_len))
+        name = f"{prefix}{index}"
+        requests.append(Request(name, prompt, sampling, None, priority=priority))
+        scheduler.add_request(requests[-1])
+    return requests
 
 
 @dataclass

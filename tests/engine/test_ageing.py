@@ -1,20 +1,13 @@
 """Requests that wait too long become as urgent as any, and few at a time."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from serving.engine.shared.ageing import MAX_WAIT_S, Ageing
 from serving.engine.shared.counters import SpeculationCounters
 from serving.engine.shared.request_classes import RequestClasses
-from tests.engine.checks import check_counters, draw_prompt, greedy
-from tests.engine.conftest import run_engine
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.engine.checks import greedy
 
 CLASSES = {
     "chat": {"weight": 4.0, "priority": -1},
@@ -25,14 +18,14 @@ CLASSES = {
 class Clock:
     """Seconds that pass when a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
 
-def make_request(name: str, priority: int, arrival_time: float = 0.0) -> Any:
+def make_request(name, priority, arrival_time=0.0):
     from vllm.v1.request import Request
 
     return Request(
@@ -40,18 +33,9 @@ def make_request(name: str, priority: int, arrival_time: float = 0.0) -> Any:
     )
 
 
-def make_scheduler(
-    waiting: list[Any],
-    running: list[Any],
-    *,
-    policy: str = "priority",
-    max_num_seqs: int = 8,
-) -> Any:
+def make_scheduler(waiting, running, *, policy="priority", max_num_seqs=8):
     """Make what ageing looks at of a scheduler, with vLLM's own queue."""
-    from vllm.v1.core.sched.request_queue import (
-        SchedulingPolicy,
-        create_request_queue,
-    )
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
     queue = create_request_queue(SchedulingPolicy(policy))
     for request in waiting:
@@ -64,24 +48,24 @@ def make_scheduler(
     )
 
 
-def make_ageing(scheduler: Any) -> tuple[Ageing, Clock, SpeculationCounters]:
+def make_ageing(scheduler):
     clock, counters = Clock(), SpeculationCounters("goodput", "draft_model", 4)
-    config: Any = SimpleNamespace(additional_config={"tetris": {"classes": CLASSES}})
+    config = SimpleNamespace(additional_config={"tetris": {"classes": CLASSES}})
     classes = RequestClasses.read(config)
     return Ageing(scheduler, classes, counters, clock), clock, counters
 
 
-def look_at(ageing: Ageing, clock: Clock, *seconds: float) -> None:
+def look_at(ageing, clock, *seconds):
     for now_s in seconds:
         clock.now_s = now_s
         ageing.look()
 
 
-def names(scheduler: Any) -> list[str]:
+def names(scheduler):
     return [request.request_id for request in scheduler.waiting]
 
 
-def test_a_request_that_waited_too_long_is_next() -> None:
+def test_a_request_that_waited_too_long_is_next():
     bulk = make_request("bulk", 10, arrival_time=1.0)
     chats = [make_request(f"chat{n}", -1, arrival_time=2.0 + n) for n in range(3)]
     scheduler = make_scheduler([bulk, *chats[1:]], chats[:1])
@@ -96,7 +80,7 @@ def test_a_request_that_waited_too_long_is_next() -> None:
     assert ageing._classes.of(bulk).weight == 0.5
 
 
-def test_those_that_run_count_as_urgent_too() -> None:
+def test_those_that_run_count_as_urgent_too():
     bulk = make_request("bulk", 10)
     scheduler = make_scheduler([bulk], [make_request("chat", -1)])
     ageing, clock, _ = make_ageing(scheduler)
@@ -104,9 +88,7 @@ def test_those_that_run_count_as_urgent_too() -> None:
     assert bulk.priority == -1
 
 
-def test_a_fault_on_the_way_leaves_everybody_in_the_queue(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fault_on_the_way_leaves_everybody_in_the_queue(monkeypatch):
     scheduler = make_scheduler(
         [make_request("bulk0", 10), make_request("bulk1", 10)],
         [make_request("chat", -1)],
@@ -115,7 +97,7 @@ def test_a_fault_on_the_way_leaves_everybody_in_the_queue(
     look_at(ageing, clock, 0)
     of = RequestClasses.of
 
-    def fail_at_the_second(classes: RequestClasses, request: Any) -> Any:
+    def fail_at_the_second(classes, request):
         if request.request_id == "bulk1":
             raise RuntimeError("a bug")
         return of(classes, request)
@@ -126,7 +108,7 @@ def test_a_fault_on_the_way_leaves_everybody_in_the_queue(
     assert sorted(names(scheduler)) == ["bulk0", "bulk1"]
 
 
-def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival() -> None:
+def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival():
     bulk = [make_request(f"bulk{n}", 10, arrival_time=n) for n in range(5)]
     chat = make_request("chat", -1, arrival_time=9)
     scheduler = make_scheduler([*bulk[::-1], chat], [], max_num_seqs=8)
@@ -143,7 +125,7 @@ def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival() -> None
     assert counters.num_aged_requests == 3
 
 
-def test_a_raised_request_is_raised_again_when_more_urgent_ones_come() -> None:
+def test_a_raised_request_is_raised_again_when_more_urgent_ones_come():
     bulk, chat = make_request("bulk", 10), make_request("chat", -1)
     scheduler = make_scheduler([bulk], [chat])
     ageing, clock, counters = make_ageing(scheduler)
@@ -155,7 +137,7 @@ def test_a_raised_request_is_raised_again_when_more_urgent_ones_come() -> None:
     assert counters.num_aged_requests == 1
 
 
-def test_the_wait_of_a_preempted_request_begins_anew() -> None:
+def test_the_wait_of_a_preempted_request_begins_anew():
     bulk, chat = make_request("bulk", 10), make_request("chat", -1)
     scheduler = make_scheduler([bulk], [chat])
     ageing, clock, counters = make_ageing(scheduler)
@@ -170,7 +152,7 @@ def test_the_wait_of_a_preempted_request_begins_anew() -> None:
     assert counters.num_aged_requests == 1
 
 
-def test_a_queue_without_priorities_is_left_alone() -> None:
+def test_a_queue_without_priorities_is_left_alone():
     bulk, chat = make_request("bulk", 10), make_request("chat", -1)
     scheduler = make_scheduler([bulk, chat], [], policy="fcfs")
     ageing, clock, counters = make_ageing(scheduler)
@@ -178,7 +160,7 @@ def test_a_queue_without_priorities_is_left_alone() -> None:
     assert (bulk.priority, counters.num_aged_requests) == (10, 0)
 
 
-def test_the_queue_is_looked_at_once_a_second() -> None:
+def test_the_queue_is_looked_at_once_a_second():
     scheduler = make_scheduler([make_request("bulk", 10)], [])
     num_looks = 0
     queue = scheduler.waiting
@@ -186,7 +168,7 @@ def test_the_queue_is_looked_at_once_a_second() -> None:
     class Spy:
         """The queue, overheard."""
 
-        def __iter__(self) -> Any:
+        def __iter__(self):
             nonlocal num_looks
             num_looks += 1
             return iter(queue)
@@ -195,45 +177,3 @@ def test_the_queue_is_looked_at_once_a_second() -> None:
     ageing, clock, _ = make_ageing(scheduler)
     look_at(ageing, clock, *(step / 100 for step in range(301)))
     assert num_looks == 4
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-@pytest.mark.parametrize("is_ageing", [True, False])
-def test_under_sustained_urgent_load_a_request_that_can_wait_gets_its_turn(
-    is_ageing: bool, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not is_ageing:
-        monkeypatch.setattr(Ageing, "look", lambda _: None)
-    ended: set[str] = set()
-    with run_engine(
-        *tiny_pair,
-        policy="goodput",
-        classes=CLASSES,
-        scheduling_policy="priority",
-        max_num_seqs=2,
-    ) as engine:
-        clock = engine.scheduler._batch.ageing._clock = Clock()
-        llm_engine = engine.llm.llm_engine
-
-        def add(name: str, priority: int) -> None:
-            prompt: Any = {"prompt_token_ids": draw_prompt(len(name), 8)}
-            llm_engine.add_request(name, prompt, greedy(6), priority=priority)
-
-        add("chat0", -1)
-        add("chat1", -1)
-        llm_engine.step()
-        add("bulk", 10)
-        num_chats = 2
-        for _ in range(120):
-            while len(engine.scheduler.waiting) < 4:
-                add(f"chat{num_chats}", -1)
-                num_chats += 1
-            clock.now_s += 1
-            ended |= {one.request_id for one in llm_engine.step() if one.finished}
-        counters = engine.scheduler.counters
-        check_counters(counters)
-        assert counters.num_aged_requests == is_ageing
-    assert ("bulk" in ended) == is_ageing
-    # The others go on.
-    assert len(ended) > 20

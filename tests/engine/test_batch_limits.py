@@ -1,10 +1,7 @@
 """How many requests are let in, and how many KV blocks are kept free for the others."""
 
-from __future__ import annotations
-
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,13 +20,8 @@ NO_LIMIT = BatchPlan(max_running=64, max_prefill_tokens=MAX_TOKENS, reserved_blo
 
 
 def make_request(
-    num_prompt: int,
-    num_output: int = 0,
-    *,
-    num_computed: int | None = None,
-    max_tokens: int = 100,
-    status: str = "RUNNING",
-) -> Any:
+    num_prompt, num_output=0, *, num_computed=None, max_tokens=100, status="RUNNING"
+):
     num_tokens = num_prompt + num_output
     is_chunk = num_computed is not None
     return SimpleNamespace(
@@ -44,9 +36,7 @@ def make_request(
     )
 
 
-def make_scheduler(
-    running: list[Any], waiting: list[Any], *, num_free: int, num_blocks: int = 1000
-) -> Any:
+def make_scheduler(running, waiting, *, num_free, num_blocks=1000):
     pool = SimpleNamespace(
         num_gpu_blocks=num_blocks, get_num_free_blocks=lambda: num_free
     )
@@ -63,7 +53,7 @@ def make_scheduler(
     )
 
 
-def limit(scheduler: Any, plan: BatchPlan = NO_LIMIT, ended: Any = ()) -> BatchLimits:
+def limit(scheduler, plan=NO_LIMIT, ended=()):
     limits = BatchLimits(scheduler)
     for request in ended:
         limits.note_finished(request)
@@ -71,12 +61,12 @@ def limit(scheduler: Any, plan: BatchPlan = NO_LIMIT, ended: Any = ()) -> BatchL
     return limits
 
 
-def count_coming(scheduler: Any) -> int:
-    num_coming: int = scheduler.max_num_active_reqs - len(scheduler.running)
+def count_coming(scheduler):
+    num_coming = scheduler.max_num_active_reqs - len(scheduler.running)
     return num_coming
 
 
-def test_the_rest_of_a_prompt_under_way_is_kept_free_in_full() -> None:
+def test_the_rest_of_a_prompt_under_way_is_kept_free_in_full():
     # 12 of 20 blocks are still to come, and no output to speak of.
     chunked = make_request(320, num_computed=128, max_tokens=1)
     scheduler = make_scheduler(
@@ -87,14 +77,14 @@ def test_the_rest_of_a_prompt_under_way_is_kept_free_in_full() -> None:
     assert scheduler.kv_cache_manager.watermark_blocks >= 12
 
 
-def test_a_preempted_request_that_is_computed_again_counts_with_its_output() -> None:
+def test_a_preempted_request_that_is_computed_again_counts_with_its_output():
     again = make_request(100, 220, num_computed=128, max_tokens=221)
     scheduler = make_scheduler([again], [make_request(16)], num_free=30)
     limit(scheduler)
     assert scheduler.kv_cache_manager.watermark_blocks >= 12
 
 
-def test_the_load_counts_prompts_and_outputs_still_to_come() -> None:
+def test_the_load_counts_prompts_and_outputs_still_to_come():
     running = [
         make_request(320, num_computed=128, max_tokens=10),
         make_request(50, 30, max_tokens=100),
@@ -106,7 +96,7 @@ def test_the_load_counts_prompts_and_outputs_still_to_come() -> None:
     assert load.latency_target_ms == 40.0
 
 
-def test_a_long_default_of_max_tokens_does_not_throttle_a_new_replica() -> None:
+def test_a_long_default_of_max_tokens_does_not_throttle_a_new_replica():
     waiting = [make_request(16, max_tokens=32_000) for _ in range(40)]
     # Of 256 tokens each, 1 + 16 blocks, 32 fit; of 32,000 each not even one would.
     num_free = 32 * (1 + PRIOR_OUTPUT_TOKENS // BLOCK)
@@ -115,7 +105,7 @@ def test_a_long_default_of_max_tokens_does_not_throttle_a_new_replica() -> None:
     assert count_coming(scheduler) == 32
 
 
-def test_the_prior_shrinks_to_what_is_observed() -> None:
+def test_the_prior_shrinks_to_what_is_observed():
     waiting = [make_request(16, max_tokens=32_000) for _ in range(60)]
     scheduler = make_scheduler([], waiting, num_free=32 * 17)
     ended = [make_request(16, 16, status="FINISHED_STOPPED") for _ in range(200)]
@@ -128,7 +118,7 @@ def test_the_prior_shrinks_to_what_is_observed() -> None:
 @pytest.mark.parametrize(
     "status", ["FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED"]
 )
-def test_requests_that_were_cut_off_say_nothing_about_lengths(status: str) -> None:
+def test_requests_that_were_cut_off_say_nothing_about_lengths(status):
     ended = [make_request(16, 0, status=status) for _ in range(200)]
     scheduler = make_scheduler([], [], num_free=99)
     limits = limit(scheduler, ended=ended)
@@ -138,7 +128,7 @@ def test_requests_that_were_cut_off_say_nothing_about_lengths(status: str) -> No
     assert growth == PRIOR_OUTPUT_TOKENS - 6
 
 
-def test_requests_that_come_together_are_counted_with_what_all_will_need() -> None:
+def test_requests_that_come_together_are_counted_with_what_all_will_need():
     # Two blocks each now, four in the end, all at the same time.
     waiting = [make_request(32, max_tokens=32) for _ in range(6)]
     scheduler = make_scheduler([], waiting, num_free=12)
@@ -148,7 +138,7 @@ def test_requests_that_come_together_are_counted_with_what_all_will_need() -> No
     assert scheduler.kv_cache_manager.watermark_blocks <= 6
 
 
-def test_the_next_in_the_queue_is_left_to_vllm_even_if_nothing_seems_to_fit() -> None:
+def test_the_next_in_the_queue_is_left_to_vllm_even_if_nothing_seems_to_fit():
     scheduler = make_scheduler(
         [make_request(32, 10)], [make_request(400), make_request(1)], num_free=3
     )
@@ -156,7 +146,7 @@ def test_the_next_in_the_queue_is_left_to_vllm_even_if_nothing_seems_to_fit() ->
     assert count_coming(scheduler) == 1
 
 
-def test_a_batch_in_steady_turnover_is_not_charged_for_growth_it_never_has() -> None:
+def test_a_batch_in_steady_turnover_is_not_charged_for_growth_it_never_has():
     # One ends as another begins: what is returned pays for what grows.
     running = [make_request(32, 10 * n, max_tokens=100) for n in range(10)]
     num_held = sum(-(-(32 + 10 * n) // BLOCK) for n in range(10))
@@ -171,14 +161,14 @@ def test_a_batch_in_steady_turnover_is_not_charged_for_growth_it_never_has() -> 
     assert scheduler.kv_cache_manager.watermark_blocks < 10
 
 
-def test_shared_blocks_do_not_come_free_when_one_of_their_owners_ends() -> None:
+def test_shared_blocks_do_not_come_free_when_one_of_their_owners_ends():
     held, growth = np.array([64, 64]), np.array([16, 160])
     own = foresee_growth(held, growth, BLOCK)
     assert own == 10 - 4
     assert foresee_growth(held, growth, BLOCK, own_share=0.25) == 10 - 1
 
 
-def test_the_plans_limits_hold_too() -> None:
+def test_the_plans_limits_hold_too():
     plan = BatchPlan(max_running=3, max_prefill_tokens=40, reserved_blocks=50)
     running = [make_request(32, 10) for _ in range(2)]
     waiting = [make_request(16) for _ in range(5)]
@@ -193,7 +183,7 @@ def test_the_plans_limits_hold_too() -> None:
     assert scheduler.kv_cache_manager.watermark_blocks == 2
 
 
-def replay_growth(held: list[int], growth: list[int]) -> int:
+def replay_growth(held, growth):
     """Let requests grow token by token, and count blocks."""
     at_first = sum(-(-tokens // BLOCK) for tokens in held)
     most = 0
@@ -207,7 +197,7 @@ def replay_growth(held: list[int], growth: list[int]) -> int:
     return most
 
 
-def test_what_will_be_needed_is_what_a_replay_finds() -> None:
+def test_what_will_be_needed_is_what_a_replay_finds():
     rng = np.random.default_rng(0)
     for num_reqs, longest in product((1, 2, 5, 12), (1, 20, 200)):
         held = rng.integers(1, 100, num_reqs)
@@ -217,7 +207,7 @@ def test_what_will_be_needed_is_what_a_replay_finds() -> None:
         )
 
 
-def test_of_many_different_ends_a_few_are_looked_at_and_none_is_missed() -> None:
+def test_of_many_different_ends_a_few_are_looked_at_and_none_is_missed():
     rng = np.random.default_rng(1)
     for _ in range(20):
         held, growth = rng.integers(1, 400, 100), rng.integers(0, 400, 100)
@@ -227,12 +217,12 @@ def test_of_many_different_ends_a_few_are_looked_at_and_none_is_missed() -> None
         assert exact <= found <= exact + 3 * 25
 
 
-def test_nobody_needs_nothing() -> None:
+def test_nobody_needs_nothing():
     nobody = np.empty(0, dtype=np.int64)
     assert foresee_growth(nobody, nobody, BLOCK) == 0
 
 
-def test_the_pace_follows_accepted_drafts_and_never_falls_below_one() -> None:
+def test_the_pace_follows_accepted_drafts_and_never_falls_below_one():
     pace = RequestPace()
     for step in range(1, 200):
         pace.note(num_accepted=6 * step, num_decodes=4)

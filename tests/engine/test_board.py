@@ -1,7 +1,5 @@
 """What the board's recorder takes down, and that it costs nothing unwatched."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from serving.engine.shared.board import MAX_STEPS, WATCH_S, BoardRecorder
@@ -10,14 +8,14 @@ from serving.engine.shared.board import MAX_STEPS, WATCH_S, BoardRecorder
 class Clock:
     """A clock that the test moves."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
 
-def record_step(board: BoardRecorder, clock: Clock, step_s: float = 0.01) -> None:
+def record_step(board, clock, step_s=0.01):
     board.start_step()
     board.note_drafts(
         {"x": (5, 6, 7), "y": (8,)},
@@ -34,7 +32,7 @@ def record_step(board: BoardRecorder, clock: Clock, step_s: float = 0.01) -> Non
     )
 
 
-def test_a_step_tells_what_became_of_every_draft() -> None:
+def test_a_step_tells_what_became_of_every_draft():
     clock = Clock()
     board = BoardRecorder(clock)
     board.watch(0, with_ids=True)
@@ -60,7 +58,7 @@ def test_a_step_tells_what_became_of_every_draft() -> None:
     assert board.watch(step["step"])["steps"] == []
 
 
-def test_a_client_finds_its_request_by_the_end_of_its_id() -> None:
+def test_a_client_finds_its_request_by_the_end_of_its_id():
     board = BoardRecorder(Clock())
     board.watch(0)
     for req_id in ("chatcmpl-1795e1f2-8ad0-ced53b7c-0f3d9a21", "x"):
@@ -72,7 +70,7 @@ def test_a_client_finds_its_request_by_the_end_of_its_id() -> None:
     assert tags == ["ced53b7c", ""]
 
 
-def test_requests_keep_their_numbers_and_the_newest_steps_are_kept() -> None:
+def test_requests_keep_their_numbers_and_the_newest_steps_are_kept():
     clock = Clock()
     board = BoardRecorder(clock)
     board.watch(0)
@@ -87,7 +85,7 @@ def test_requests_keep_their_numbers_and_the_newest_steps_are_kept() -> None:
     assert all(r["draft_ids"] == [] for s in seen["steps"] for r in s["requests"])
 
 
-def test_recording_ends_when_nobody_looks_and_begins_anew() -> None:
+def test_recording_ends_when_nobody_looks_and_begins_anew():
     clock = Clock()
     board = BoardRecorder(clock)
     assert not board.is_watched
@@ -101,7 +99,7 @@ def test_recording_ends_when_nobody_looks_and_begins_anew() -> None:
     assert board.is_watched
 
 
-def test_drafts_without_confidence_have_no_survival() -> None:
+def test_drafts_without_confidence_have_no_survival():
     clock = Clock()
     board = BoardRecorder(clock)
     board.watch(0)

@@ -1,11 +1,8 @@
 """Whatever goes wrong between policy and drafter, the engine goes on as vLLM does."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,13 +18,7 @@ from tests.engine.checks import (
     watch,
 )
 from tests.engine.conftest import run_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from policies.types import DraftBatch
-    from tests.engine.conftest import Engine
+from tests.engine.made_up import Instead
 
 pytestmark = pytest.mark.vllm
 
@@ -35,67 +26,46 @@ PROMPTS = draw_prompts(4)
 PARAMS = greedy(16)
 DEPTH = 4
 
-Expected = list[list[tuple[Any, ...]]]
+LOGGER = "serving.engine.shared.faults"
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_pair: tuple[Path, Path]) -> Expected:
+def expected(plain):
     """What the target alone answers."""
-    with run_engine(tiny_pair[0]) as plain:
-        return summarize_all(complete(plain, PROMPTS, PARAMS))
+    return summarize_all(complete(plain, PROMPTS, PARAMS))
 
 
 @pytest.fixture(scope="module")
-def tetris(tiny_pair: tuple[Path, Path], expected: Expected) -> Iterator[Engine]:
-    """An engine that drafts four tokens a request and verifies two.
-
-    Starts after the plain engine has gone: engines of one process share globals.
-    """
+def tetris(tiny_pair, plain):
     with run_engine(*tiny_pair, policy="tetris") as engine:
         yield engine
 
 
 @pytest.fixture
-def engine(tetris: Engine) -> Iterator[Engine]:
-    """The engine with everything a test breaks put back afterwards."""
-    scheduler = tetris.scheduler
-    planner, faults = scheduler._planner, scheduler.counters.num_fallbacks
-    faults.clear()
-    scheduler._guard._logged.clear()
-    yield tetris
-    scheduler._planner = planner
-    faults.clear()
+def engine(tetris):
+    """An engine that drafts four tokens a request and verifies two, as if new."""
+    tetris.set_policy("tetris", draft_tokens=2, max_draft_tokens=DEPTH)
+    return tetris
 
 
-class Broken:
-    """A planner of which one method misbehaves."""
-
-    def __init__(self, planner: Any, method: str, misbehave: Callable[..., Any]):
-        self._planner = planner
-        self._broken = {method: misbehave}
-
-    def __getattr__(self, name: str) -> Any:
-        return self._broken.get(name) or getattr(self._planner, name)
+def replace_methods(engine, **methods):
+    """Let methods of the planner misbehave."""
+    scheduler = engine.scheduler
+    scheduler._planner = Instead(scheduler._planner, **methods)
 
 
-def raise_error(*args: Any) -> Any:
+def raise_error(*args):
     raise RuntimeError("a bug in the policy")
 
 
-def admit(
-    change: Callable[[np.ndarray], Any], **figures: Any
-) -> Callable[[DraftBatch], Any]:
+def admit(change, **figures):
     """Make a selection that is wrong in a given way."""
     return lambda batch: DraftSelection(
-        **{
-            "num_admitted": change(batch.num_draft_tokens),
-            "draft_budget": 8,
-            **figures,
-        }
+        **{"num_admitted": change(batch.num_draft_tokens), "draft_budget": 8, **figures}
     )
 
 
-def check_everything_was_verified(engine: Engine, expected: Expected) -> None:
+def check_everything_was_verified(engine, expected):
     """Complete the prompts, expecting plain speculative decoding."""
     counters = engine.scheduler.counters
     before = counters.snapshot()
@@ -131,17 +101,14 @@ def check_everything_was_verified(engine: Engine, expected: Expected) -> None:
     ],
 )
 def test_a_policy_that_cannot_select_verifies_everything(
-    misbehave: Callable[..., Any],
-    engine: Engine,
-    expected: Expected,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    engine.scheduler._planner = Broken(engine.scheduler._planner, "select", misbehave)
-    with caplog.at_level(logging.WARNING, logger="serving.engine.shared.faults"):
+    misbehave, engine, expected, caplog
+):
+    replace_methods(engine, select=misbehave)
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
         check_everything_was_verified(engine, expected)
     faults = engine.scheduler.counters.num_fallbacks
     assert faults["policy_error"] > 1
-    messages = [r for r in caplog.records if r.name == "serving.engine.shared.faults"]
+    messages = [r for r in caplog.records if r.name == LOGGER]
     assert len(messages) == 1
     assert "policy_error" in messages[0].getMessage()
     assert messages[0].exc_info or misbehave is not raise_error
@@ -151,11 +118,9 @@ def test_a_policy_that_cannot_select_verifies_everything(
     "method",
     ["observe", "observe_timing", "forget", "plan_batch", "choose_depth", "report"],
 )
-def test_a_policy_that_fails_beside_selection_loses_no_token(
-    method: str, engine: Engine, expected: Expected
-) -> None:
+def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, expected):
     scheduler = engine.scheduler
-    scheduler._planner = Broken(scheduler._planner, method, raise_error)
+    replace_methods(engine, **{method: raise_error})
     with watch(engine):
         outputs = complete(engine, PROMPTS, PARAMS)
     assert summarize_all(outputs) == expected
@@ -166,66 +131,64 @@ def test_a_policy_that_fails_beside_selection_loses_no_token(
 @pytest.mark.parametrize(
     ("answer", "depth"), [(-3, 0), (99, DEPTH), (2.0, 2), ("many", DEPTH)]
 )
-def test_an_impossible_depth_becomes_a_possible_one(
-    answer: Any, depth: int, engine: Engine, expected: Expected
-) -> None:
+def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expected):
     scheduler = engine.scheduler
-    scheduler._planner = Broken(
-        scheduler._planner, "choose_depth", lambda *load: answer
-    )
+    replace_methods(engine, choose_depth=lambda *load: answer)
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert scheduler.counters.draft_depth == depth
 
 
-def break_part(
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: str,
-    method: str,
-    misbehave: Callable[..., Any] = raise_error,
-) -> None:
-    """Let a method fail of the scheduler, or of what it holds under a name."""
-    scheduler = engine.scheduler
-    part = attrgetter(owner)(scheduler) if owner else scheduler
-    # Some have slots, and no place for a method of their own.
-    monkeypatch.setattr(type(part), method, misbehave)
-
-
 @pytest.mark.parametrize(
-    ("owner", "method", "reason"),
+    ("place", "reason"),
     [
-        ("_drafts.rooms", "of", "drafts_error"),
-        ("_clock", "note_worker", "timing_error"),
-        ("_clock", "discard", "timing_error"),
-        ("_clock", "finish", "timing_error"),
-        ("_clock", "start", "timing_error"),
-        ("_selector", "_make_batch", "selection_error"),
-        ("_selector", "_admit", "selection_error"),
-        ("_batch.pace", "note", "limits_error"),
-        ("_batch.limits", "measure_load", "limits_error"),
-        ("_batch.ageing", "look", "ageing_error"),
-        ("_selector", "count_dropped", "count_error"),
-        ("_classes", "tightest_target_ms", "depth_error"),
-        ("", "_choose_depth", "depth_error"),
-        ("_skipping", "is_due", "skip_error"),
-        ("_skipping", "note_planned", "skip_error"),
-        ("counters", "count_verification", "outcome_error"),
-        ("_classes", "forget", "forget_error"),
-        ("_batch.limits", "note_finished", "forget_error"),
-        ("_drafts.rooms", "forget", "forget_error"),
+        ("scheduler._drafts.rooms:of", "drafts_error"),
+        ("scheduler._clock:note_worker", "timing_error"),
+        ("scheduler._clock:discard", "timing_error"),
+        ("scheduler._clock:finish", "timing_error"),
+        ("scheduler._clock:start", "timing_error"),
+        ("scheduler._selector:_make_batch", "selection_error"),
+        ("scheduler._selector:_admit", "selection_error"),
+        ("scheduler._batch.pace:note", "limits_error"),
+        ("scheduler._batch.limits:measure_load", "limits_error"),
+        ("scheduler._batch.ageing:look", "ageing_error"),
+        ("scheduler._selector:count_dropped", "count_error"),
+        ("scheduler._classes:tightest_target_ms", "depth_error"),
+        ("scheduler:_choose_depth", "depth_error"),
+        ("scheduler._skipping:is_due", "skip_error"),
+        ("scheduler._skipping:note_planned", "skip_error"),
+        ("scheduler.counters:count_verification", "outcome_error"),
+        ("scheduler._classes:forget", "forget_error"),
+        ("scheduler._batch.limits:note_finished", "forget_error"),
+        ("scheduler._drafts.rooms:forget", "forget_error"),
+        ("scheduler.board:start_step", "board_error"),
+        ("scheduler.board:note_drafts", "board_error"),
+        ("scheduler.board:note_outcome", "board_error"),
+        ("runner.drafter:take_confidence", "report_error"),
+        ("runner.drafter:take_times", "report_error"),
+        ("runner.drafter:_record", "report_error"),
+        ("runner._cold:look", "drafter_error"),
+        ("runner._cold:fill_backlog", "drafter_error"),
+        ("serving.engine.shared.batch_planning.trim_to_free_blocks", "kv_error"),
+        ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
+        ("serving.engine.cpu.selection.count_coming_prompt_tokens", "selection_error"),
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
-    owner: str,
-    method: str,
-    reason: str,
-    engine: Engine,
-    expected: Expected,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    break_part(engine, monkeypatch, owner, method)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    faults = engine.scheduler.counters.num_fallbacks
+    place, reason, engine, expected, monkeypatch
+):
+    part, _, method = place.partition(":")
+    if method:
+        # Some have slots, and no place for a method of their own.
+        monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
+    else:
+        monkeypatch.setattr(place, raise_error)
+    scheduler = engine.scheduler
+    if reason == "board_error":
+        scheduler.board.watch(0)
+    # More than may run, so that some wait.
+    assert summarize_all(complete(engine, PROMPTS * 5, PARAMS)) == expected * 5
+    scheduler.board.is_watched = False
+    faults = scheduler.counters.num_fallbacks
     assert faults[reason] > 0
     assert "policy_error" not in faults
     monkeypatch.undo()
@@ -237,104 +200,41 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
     assert sum(sum(step.num_drafts.values()) for step in steps) > 0
 
 
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        ("serving.engine.shared.batch_planning.trim_to_free_blocks", "kv_error"),
-        ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
-        ("serving.engine.cpu.selection.count_coming_prompt_tokens", "selection_error"),
-    ],
-)
-def test_a_fault_in_a_function_costs_no_token_either(
-    place: str,
-    reason: str,
-    engine: Engine,
-    expected: Expected,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(place, raise_error)
-    # One more than may run, so that some wait.
-    prompts = PROMPTS * 5
-    outputs = complete(engine, prompts, PARAMS)
-    assert summarize_all(outputs) == expected * 5
-    assert set(engine.scheduler.counters.num_fallbacks) == {reason}
-
-
-@pytest.mark.parametrize("method", ["start_step", "note_drafts", "note_outcome"])
-def test_a_board_that_fails_is_not_taken_for_the_policy(
-    method: str, engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    break_part(engine, monkeypatch, "board", method)
-    engine.scheduler.board.watch(0)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    engine.scheduler.board.is_watched = False
-    assert set(engine.scheduler.counters.num_fallbacks) == {"board_error"}
-
-
-@pytest.mark.parametrize(
-    ("part", "method", "reason"),
-    [
-        ("runner.drafter", "take_confidence", "report_error"),
-        ("runner.drafter", "take_times", "report_error"),
-        ("runner.drafter", "_record", "report_error"),
-        ("runner._cold", "look", "drafter_error"),
-        ("runner._cold", "fill_backlog", "drafter_error"),
-    ],
-)
-def test_a_fault_in_the_worker_costs_no_token_and_is_counted(
-    part: str,
-    method: str,
-    reason: str,
-    engine: Engine,
-    expected: Expected,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    assert engine.scheduler.counters.num_fallbacks[reason] > 0
-
-
 class Stopping:
     """An order to look between passes whether to go on, which cannot be followed."""
 
-    def start(self, req_ids: tuple[str, ...]) -> Any:
+    def start(self, req_ids):
         return self
 
-    def should_continue(self, confidence: list[float], ended: list[int]) -> bool:
+    def should_continue(self, confidence, ended):
         raise RuntimeError("a bug in the rule")
 
 
 @pytest.mark.parametrize("stop", [Stopping(), "no rule at all"])
-def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(
-    stop: Any, engine: Engine, expected: Expected
-) -> None:
+def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
     scheduler = engine.scheduler
-    scheduler._planner = Broken(scheduler._planner, "early_exit", lambda *_: stop)
+    replace_methods(engine, early_exit=lambda *_: stop)
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert set(scheduler.counters.num_fallbacks) == {"stop_error"}
     assert scheduler.counters.draft_depth == DEPTH
 
 
 def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
-    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine, expected, monkeypatch
+):
     """The second of four requests fails in the second step that drafts."""
     scheduler = engine.scheduler
     of, num_before = type(scheduler._drafts.rooms).of, scheduler.counters.num_steps
 
-    def fail_once(rooms: Any, request: Any) -> Any:
+    def fail_once(rooms, request):
         is_second = scheduler.counters.num_steps == num_before + 2
         if is_second and request.spec_token_ids and request.request_id[:2] == "r1":
             raise RuntimeError("a bug")
         return of(rooms, request)
 
-    break_part(engine, monkeypatch, "_drafts.rooms", "of", fail_once)
-    learnt: list[int] = []
-    scheduler._planner = Broken(
-        scheduler._planner,
-        "observe",
-        lambda outcome: learnt.append(len(outcome.req_ids)),
-    )
+    monkeypatch.setattr(type(scheduler._drafts.rooms), "of", fail_once)
+    learnt = []
+    replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
     arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
     with watch(engine) as steps:
         outputs = drive(engine, arrivals)
@@ -345,24 +245,22 @@ def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
     assert learnt[1:5] == [4, 0, 4, 4]
 
 
-def damage_confidence(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, damage: Callable[..., Any]
-) -> None:
+def damage_confidence(engine, monkeypatch, damage):
     """Let the scheduler receive other confidences than the worker recorded."""
     scheduler = engine.scheduler
     receive = scheduler.update_draft_token_ids
 
-    def receive_damaged(drafts: Any) -> None:
+    def receive_damaged(drafts):
         confidence = None if drafts.confidence is None else damage(drafts.confidence)
         receive(replace(drafts, confidence=confidence))
 
     monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
 
 
-def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
+def put(value):
     """Spoil the first position of every request."""
 
-    def spoil(confidence: np.ndarray) -> np.ndarray:
+    def spoil(confidence):
         spoilt = confidence.copy()
         spoilt[:, 0] = value
         return spoilt
@@ -384,32 +282,19 @@ def put(value: float) -> Callable[[np.ndarray], np.ndarray]:
     ],
 )
 def test_confidence_that_cannot_be_trusted_verifies_everything(
-    damage: Callable[..., Any],
-    fault: str,
-    engine: Engine,
-    expected: Expected,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    damage, fault, engine, expected, monkeypatch, caplog
+):
     damage_confidence(engine, monkeypatch, damage)
-    with caplog.at_level(logging.WARNING, logger="serving.engine.shared.faults"):
+    with caplog.at_level(logging.WARNING, logger=LOGGER):
         check_everything_was_verified(engine, expected)
     assert set(engine.scheduler.counters.num_fallbacks) == {fault}
     assert engine.scheduler.counters.num_fallbacks[fault] > 1
-    assert (
-        len([r for r in caplog.records if r.name == "serving.engine.shared.faults"])
-        == 1
-    )
+    assert len([r for r in caplog.records if r.name == LOGGER]) == 1
 
 
-def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learnt: list[tuple[Any, ...]] = []
-    scheduler = engine.scheduler
-    scheduler._planner = Broken(
-        scheduler._planner, "observe", lambda outcome: learnt.extend(outcome.req_ids)
-    )
+def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(engine, monkeypatch):
+    learnt = []
+    replace_methods(engine, observe=lambda outcome: learnt.extend(outcome.req_ids))
     complete(engine, PROMPTS, PARAMS)
     assert learnt
     learnt.clear()
@@ -418,16 +303,14 @@ def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(
     assert not learnt
 
 
-def test_confidence_nobody_needs_may_be_anything(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_confidence_nobody_needs_may_be_anything(engine, monkeypatch):
     """Only the last position of a full draft is spoilt, and none is full here.
 
     With five tokens to come a request verifies four drafts at most; it gets one token
     from the prompt, so three.
     """
 
-    def spoil_last(confidence: np.ndarray) -> np.ndarray:
+    def spoil_last(confidence):
         spoilt = confidence.copy()
         spoilt[:, DEPTH - 1] = np.nan
         return spoilt
@@ -438,12 +321,12 @@ def test_confidence_nobody_needs_may_be_anything(
 
 
 def test_a_drafter_that_computes_no_numbers_costs_only_its_drafts(
-    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine, expected, monkeypatch
+):
     model = engine.runner.drafter.model
     compute_logits = model.compute_logits
 
-    def compute_nan(hidden_states: Any) -> Any:
+    def compute_nan(hidden_states):
         return compute_logits(hidden_states) * float("nan")
 
     monkeypatch.setattr(model, "compute_logits", compute_nan)
@@ -451,12 +334,10 @@ def test_a_drafter_that_computes_no_numbers_costs_only_its_drafts(
     assert engine.scheduler.counters.num_fallbacks["confidence_invalid"] > 0
 
 
-def test_one_bad_confidence_spoils_its_own_step_only(
-    engine: Engine, expected: Expected, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_bad_confidence_spoils_its_own_step_only(engine, expected, monkeypatch):
     num_received = 0
 
-    def spoil_third_and_fourth(confidence: np.ndarray) -> np.ndarray:
+    def spoil_third_and_fourth(confidence):
         nonlocal num_received
         num_received += 1
         spoilt = confidence.copy()

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,13 +28,8 @@ from tests.engine.checks import (
     watch,
 )
 from tests.engine.conftest import run_engine
-from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from vllm import RequestOutput, SamplingParams
-
     from tests.engine.conftest import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -52,11 +47,7 @@ class Pair:
     plain: Engine
     tetris: Engine
 
-    def compare(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams | Sequence[SamplingParams],
-    ) -> tuple[list[RequestOutput], list[RequestOutput]]:
+    def compare(self, prompts, params):
         """Complete prompts on both, and expect the same with drafts accepted."""
         counters = self.tetris.scheduler.counters
         num_accepted = counters.num_accepted_tokens
@@ -71,25 +62,18 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Both engines at once, in one process."""
-    target, draft = write_llama_pair(tmp_path_factory.mktemp("features"), noise=0.05)
-    write_tokenizer(target)
-    args: dict[str, Any] = {"skip_tokenizer_init": False, "block_size": BLOCK}
-    with (
-        run_engine(target, **args) as plain,
-        run_engine(
-            target,
-            draft,
-            policy="tetris",
-            per_request_spec_decode_metrics="detailed",
-            **args,
-        ) as tetris,
-    ):
+def pair(tiny_pair, plain):
+    with run_engine(
+        *tiny_pair,
+        policy="tetris",
+        per_request_spec_decode_metrics="detailed",
+        skip_tokenizer_init=False,
+        block_size=BLOCK,
+    ) as tetris:
         yield Pair(plain, tetris)
 
 
-def test_prefix_caching_hands_over_the_drafters_cache_too(pair: Pair) -> None:
+def test_prefix_caching_hands_over_the_drafters_cache_too(pair):
     """A hole in the drafter's cache would show as fewer accepted drafts."""
     prefix = draw_prompt(0, 2 * BLOCK)
     prompts = [prefix + draw_prompt(i, 5) for i in range(4)]
@@ -103,7 +87,7 @@ def test_prefix_caching_hands_over_the_drafters_cache_too(pair: Pair) -> None:
     assert accepted[0] == accepted[1]
 
 
-def test_logprobs_are_the_targets_own(pair: Pair) -> None:
+def test_logprobs_are_the_targets_own(pair):
     params = greedy(logprobs=5, prompt_logprobs=3)
     expected, outputs = pair.compare(PROMPTS, params)
     for output, reference in zip(outputs, expected, strict=True):
@@ -116,7 +100,7 @@ def test_logprobs_are_the_targets_own(pair: Pair) -> None:
         check_logprobs(output.prompt_logprobs[1:], reference.prompt_logprobs[1:])
 
 
-def check_logprobs(positions: Any, expected: Any) -> None:
+def check_logprobs(positions, expected):
     """Compare tokens, ranks and values at every position."""
     assert len(positions) == len(expected) > 0
     for position, reference in zip(positions, expected, strict=True):
@@ -127,9 +111,7 @@ def check_logprobs(positions: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_inside_a_block_ends_the_text_there(
-    include: bool, pair: Pair
-) -> None:
+def test_a_stop_string_inside_a_block_ends_the_text_there(include, pair):
     texts = [
         output.outputs[0].text
         for output in complete(pair.plain, PROMPTS, greedy(24, detokenize=True))
@@ -148,7 +130,7 @@ def test_a_stop_string_inside_a_block_ends_the_text_there(
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
 
 
-def test_a_stop_token_inside_a_block_ends_the_output_there(pair: Pair) -> None:
+def test_a_stop_token_inside_a_block_ends_the_output_there(pair):
     wholes = [
         list(output.outputs[0].token_ids)
         for output in complete(pair.plain, PROMPTS, greedy(24))
@@ -173,15 +155,15 @@ def test_a_stop_token_inside_a_block_ends_the_output_there(pair: Pair) -> None:
     ],
 )
 def test_whatever_reshapes_the_targets_distribution_counts_accepted_drafts_too(
-    changes: dict[str, Any], pair: Pair
-) -> None:
+    changes, pair
+):
     """Inside a block the penalties of later positions depend on earlier drafts."""
     expected, _ = pair.compare(PROMPTS, greedy(40, **changes))
     unchanged = complete(pair.plain, PROMPTS, greedy(40))
     assert summarize_all(expected) != summarize_all(unchanged)
 
 
-def test_several_completions_of_one_prompt_are_drafted_apart(pair: Pair) -> None:
+def test_several_completions_of_one_prompt_are_drafted_apart(pair):
     """With only the likeliest token left to draw from, sampling is greedy."""
     params = greedy(n=3, temperature=1.0, top_k=1)
     expected = complete(pair.plain, PROMPTS, greedy())
@@ -192,7 +174,7 @@ def test_several_completions_of_one_prompt_are_drafted_apart(pair: Pair) -> None
         ] * 3
 
 
-def test_top_k_alone_survives_steps_without_drafts(pair: Pair) -> None:
+def test_top_k_alone_survives_steps_without_drafts(pair):
     """Upstream ends the engine: it looks for the largest k among no rows at all.
 
     The check of upstream fails once that is repaired; then drop `mask_rows`.
@@ -206,15 +188,10 @@ def test_top_k_alone_survives_steps_without_drafts(pair: Pair) -> None:
         apply_top_k_top_p(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None)
 
 
-def test_aborting_in_mid_stream_leaves_the_others_as_they_were(pair: Pair) -> None:
+def test_aborting_in_mid_stream_leaves_the_others_as_they_were(pair):
     expected = complete(pair.plain, PROMPTS, greedy(30))
     arrivals = [
-        Arrival(
-            f"request{i}",
-            prompt,
-            greedy(30),
-            abort_step=3 + i if i % 2 else None,
-        )
+        Arrival(f"request{i}", prompt, greedy(30), abort_step=3 + i if i % 2 else None)
         for i, prompt in enumerate(PROMPTS)
     ]
     with watch(pair.tetris) as steps:
@@ -235,7 +212,7 @@ def test_aborting_in_mid_stream_leaves_the_others_as_they_were(pair: Pair) -> No
     assert pair.tetris.scheduler.kv_cache_manager.usage == 0.0
 
 
-def test_requests_may_join_and_leave_at_every_step(pair: Pair) -> None:
+def test_requests_may_join_and_leave_at_every_step(pair):
     prompts = draw_prompts(24, seed=50)
     arrivals = [
         Arrival(f"request{i}", prompt, greedy(4 + 5 * i % 17), step=i)
@@ -257,9 +234,7 @@ def test_requests_may_join_and_leave_at_every_step(pair: Pair) -> None:
     check_idle(pair.tetris)
 
 
-def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(pair, monkeypatch):
     params = greedy(24, temperature=1.0, seed=7)
     # vLLM cuts the prompts of those who are not alone.
     prompts = [draw_prompt(seed, 2 * BLOCK) for seed in (70, 71)]
@@ -275,7 +250,7 @@ def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(
     check_idle(pair.tetris)
 
 
-def test_a_request_can_switch_speculation_off_for_itself(pair: Pair) -> None:
+def test_a_request_can_switch_speculation_off_for_itself(pair):
     off = {"extra_args": {"speculative_decoding": "off"}}
     arrivals = [
         Arrival(f"request{i}", prompt, greedy(**(off if i % 2 else {})))
@@ -301,7 +276,7 @@ def test_a_request_can_switch_speculation_off_for_itself(pair: Pair) -> None:
     check_counters(counters)
 
 
-def test_acceptance_is_reported_request_by_request(pair: Pair) -> None:
+def test_acceptance_is_reported_request_by_request(pair):
     """Their sums are the scheduler's counters, and vLLM's own metrics."""
     counters = pair.tetris.scheduler.counters
     before = counters.snapshot()
@@ -333,7 +308,7 @@ def test_acceptance_is_reported_request_by_request(pair: Pair) -> None:
         assert metrics_after[theirs] - metrics_before[theirs] == totals[ours]
 
 
-def read_metrics(engine: Engine) -> dict[str, float]:
+def read_metrics(engine):
     """VLLM's counters by name."""
     return {
         metric.name: metric.value
@@ -343,9 +318,7 @@ def read_metrics(engine: Engine) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("changes", [{"min_p": 0.1}, {"logit_bias": {5: 1.0}}])
-def test_what_speculation_takes_away_is_refused_and_nothing_else_suffers(
-    changes: dict[str, Any], pair: Pair
-) -> None:
+def test_what_speculation_takes_away_is_refused_and_nothing_else_suffers(changes, pair):
     from vllm.exceptions import VLLMValidationError
 
     refusal = r"min_p and logit_bias .* not yet supported with speculative decoding"
@@ -369,9 +342,7 @@ LIST_OF_CODES = "[a-h]{2}[0-5]{3}(,[a-h]{2}[0-5]{3}){3}"
     [{"regex": LIST_OF_CODES}, {"json": SCHEMA}, {"choice": ["abc", "abde", "fg"]}],
     ids=["regex", "json", "choice"],
 )
-def test_structured_outputs_follow_their_grammar_beside_free_requests(
-    constraint: dict[str, Any], pair: Pair
-) -> None:
+def test_structured_outputs_follow_their_grammar_beside_free_requests(constraint, pair):
     from vllm.sampling_params import StructuredOutputsParams
 
     structured = greedy(

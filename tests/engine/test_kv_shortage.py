@@ -1,30 +1,13 @@
 """Drafts give way before a request loses the blocks it holds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from serving.engine.shared import batch_planning
 from serving.engine.shared.kv_shortage import trim_to_free_blocks
-from tests.engine.checks import (
-    check_counters,
-    complete,
-    draw_prompt,
-    greedy,
-    summarize_all,
-)
-from tests.engine.conftest import run_engine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BLOCK = 8
 
 
-def make_request(num_tokens: int, num_drafts: int, num_computed: int = -1) -> Any:
+def make_request(num_tokens, num_drafts, num_computed=-1):
     """Make one that decodes, unless less of it is computed."""
     return SimpleNamespace(
         num_tokens=num_tokens,
@@ -34,9 +17,7 @@ def make_request(num_tokens: int, num_drafts: int, num_computed: int = -1) -> An
     )
 
 
-def make_scheduler(
-    running: list[Any], num_free: int, *, lookahead: int = 0, num_kinds: int = 1
-) -> Any:
+def make_scheduler(running, num_free, *, lookahead=0, num_kinds=1):
     """Make what is looked at of a scheduler; requests hold what is computed."""
     for index, request in enumerate(running):
         request.request_id = str(index)
@@ -61,58 +42,58 @@ def make_scheduler(
     )
 
 
-def trim(scheduler: Any) -> tuple[int, list[int]]:
+def trim(scheduler):
     num_cut = trim_to_free_blocks(scheduler)
     return num_cut, [len(one.spec_token_ids) for one in scheduler.running]
 
 
-def test_drafts_that_would_begin_a_block_are_cut_short_of_it() -> None:
+def test_drafts_that_would_begin_a_block_are_cut_short_of_it():
     # The step computes position 13 and the drafts' 14 to 17; the block ends with 15.
     request = make_request(14, 4)
     assert trim(make_scheduler([request], num_free=0)) == (2, [2])
     assert request.spec_token_ids == [0, 1]
 
 
-def test_drafts_stay_while_blocks_are_free() -> None:
+def test_drafts_stay_while_blocks_are_free():
     running = [make_request(14, 4), make_request(14, 4)]
     assert trim(make_scheduler(running, num_free=2)) == (0, [4, 4])
 
 
-def test_the_request_that_would_be_preempted_first_gives_way_first() -> None:
+def test_the_request_that_would_be_preempted_first_gives_way_first():
     running = [make_request(14, 4), make_request(15, 4), make_request(11, 4)]
     assert trim(make_scheduler(running, num_free=1)) == (3, [4, 1, 4])
 
 
-def test_nothing_is_cut_where_somebody_is_preempted_all_the_same() -> None:
+def test_nothing_is_cut_where_somebody_is_preempted_all_the_same():
     # The second needs a block without any draft.
     running = [make_request(14, 4), make_request(17, 4)]
     assert trim(make_scheduler(running, num_free=0)) == (0, [4, 4])
     assert trim(make_scheduler(running, num_free=1)) == (2, [2, 4])
 
 
-def test_positions_of_drafts_to_come_count_as_vllm_counts_them() -> None:
+def test_positions_of_drafts_to_come_count_as_vllm_counts_them():
     # vLLM reserves two positions more, up to 15.
     assert trim(make_scheduler([make_request(12, 3)], 0, lookahead=2)) == (1, [2])
 
 
-def test_the_rest_of_a_prompt_comes_first() -> None:
+def test_the_rest_of_a_prompt_comes_first():
     prompt = make_request(40, 0, num_computed=16)
     scheduler = make_scheduler([prompt, make_request(14, 4)], num_free=3)
     assert trim(scheduler) == (2, [0, 2])
 
 
-def test_blocks_of_several_kinds_are_left_to_vllm() -> None:
+def test_blocks_of_several_kinds_are_left_to_vllm():
     scheduler = make_scheduler([make_request(14, 4)], num_free=0, num_kinds=2)
     assert trim(scheduler) == (0, [4])
 
 
-def test_drafts_that_can_begin_two_blocks_are_left_to_vllm() -> None:
+def test_drafts_that_can_begin_two_blocks_are_left_to_vllm():
     """Whether the first of them is cut would depend on how far the draft goes on."""
     scheduler = make_scheduler([make_request(14, BLOCK + 1)], num_free=1)
     assert trim(scheduler) == (0, [BLOCK + 1])
 
 
-def test_what_is_cut_does_not_depend_on_the_tokens_of_a_draft() -> None:
+def test_what_is_cut_does_not_depend_on_the_tokens_of_a_draft():
     """A draft that ends early loses no position that a longer one would keep."""
     for num_tokens in range(9, 25):
         kept = [
@@ -122,39 +103,3 @@ def test_what_is_cut_does_not_depend_on_the_tokens_of_a_draft() -> None:
         longest = kept[-1]
         # Where nothing can be saved, each keeps all it has.
         assert kept == [min(n, longest) for n in range(6)]
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_fewer_requests_are_preempted(
-    tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Requests of many lengths share few blocks; some end before others need one."""
-    block = 32
-    args: dict[str, Any] = {
-        "block_size": block,
-        "num_gpu_blocks_override": 25,
-        "max_model_len": 6 * block,
-        "enable_prefix_caching": False,
-        "max_num_seqs": 12,
-    }
-    prompts = [draw_prompt(n, 10 + 7 * n % 60) for n in range(48)]
-    params = [greedy(30 + 11 * n % 80) for n in range(48)]
-
-    def run() -> tuple[Any, float, Any]:
-        with run_engine(*tiny_pair, policy="fixed", draft_tokens=4, **args) as engine:
-            outputs = summarize_all(complete(engine, prompts, params))
-            metrics = {m.name: m for m in engine.llm.get_metrics()}
-            check_counters(engine.scheduler.counters)
-            return (
-                outputs,
-                metrics["vllm:num_preemptions"].value,
-                engine.scheduler.counters,
-            )
-
-    outputs, num_preemptions, counters = run()
-    monkeypatch.setattr(batch_planning, "trim_to_free_blocks", lambda _: 0)
-    expected, num_preemptions_without, _ = run()
-    assert outputs == expected
-    assert counters.num_cut_tokens["kv"] > 0
-    assert num_preemptions < num_preemptions_without

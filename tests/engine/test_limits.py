@@ -4,13 +4,11 @@ Target and draft are the same model here, so that every draft is right by constr
 one rejected draft means a hole or a wrong position in the drafter's cache.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
+from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,17 +20,10 @@ from tests.engine.checks import (
     draw_prompt,
     drive,
     greedy,
-    summarize,
-    summarize_all,
+    summarize_by_name,
     watch,
 )
 from tests.engine.conftest import run_engine
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.engine.checks import Step
-    from tests.engine.conftest import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -46,121 +37,113 @@ DEPTH = 5
 
 
 @pytest.fixture(scope="module")
-def target(tiny_pair: tuple[Path, Path]) -> Path:
-    """The target, which drafts for itself."""
-    return tiny_pair[0]
-
-
-@pytest.fixture(scope="module")
-def short_draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model, whose own configuration ends its context at `LIMIT`."""
-    folder = tmp_path_factory.mktemp("short") / "draft"
-    shutil.copytree(target, folder)
-    config = json.loads((folder / "config.json").read_text())
+def engines(tiny_pair, plain, tmp_path_factory):
+    """Engines by what ends the drafter's context at `LIMIT`."""
+    target = tiny_pair[0]
+    short_draft = tmp_path_factory.mktemp("short") / "draft"
+    shutil.copytree(target, short_draft)
+    config = json.loads((short_draft / "config.json").read_text())
     config["max_position_embeddings"] = LIMIT
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    (short_draft / "config.json").write_text(json.dumps(config))
+    options = {
+        "setting": {"draft": target, "speculative": {"max_model_len": LIMIT}},
+        "draft": {"draft": short_draft},
+        "target": {"draft": target, "max_model_len": LIMIT},
+    }
+    common = {"policy": "fixed", "draft_tokens": DEPTH, "block_size": BLOCK}
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(run_engine(target, **common, **own))
+            for name, own in options.items()
+        }
 
 
-def count_drafts(steps: list[Step], *names: str) -> tuple[int, int]:
+@pytest.fixture
+def start_over(engines):
+    """An engine whose cache and counters are empty."""
+
+    def start(name, policy="fixed", **section):
+        engines[name].llm.reset_prefix_cache()
+        engines[name].set_policy(policy, **{"draft_tokens": DEPTH} | section)
+        return engines[name]
+
+    return start
+
+
+def count_drafts(steps, *names):
     """Verified and accepted drafts of some requests."""
     verified = sum(s.num_drafts.get(name, 0) for s in steps for name in names)
     accepted = sum(s.num_accepted.get(name, 0) for s in steps for name in names)
     return verified, accepted
 
 
-def record_positions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+@pytest.fixture
+def record_positions(monkeypatch):
     """Record the largest position of every pass of the draft model.
 
     Its rotation table ends at its context; the kernel reads past the end unasked.
     """
-    largest: list[int] = []
-    model = engine.runner.drafter.model
-    forward = model.forward
 
-    def spy_on_forward(*args: Any, positions: Any, **kwargs: Any) -> Any:
-        largest.append(int(positions.max()))
-        return forward(*args, positions=positions, **kwargs)
+    def record(engine):
+        largest = []
+        model = engine.runner.drafter.model
+        forward = model.forward
 
-    monkeypatch.setattr(model, "forward", spy_on_forward)
-    return largest
+        def spy_on_forward(*args, positions, **kwargs):
+            largest.append(int(positions.max()))
+            return forward(*args, positions=positions, **kwargs)
+
+        monkeypatch.setattr(model, "forward", spy_on_forward)
+        return largest
+
+    return record
 
 
-def make_neighbours(prefix: list[int], num_rounds: int) -> list[Arrival]:
-    """Short requests that keep joining, and share their first KV block.
+def make_outgrowing(max_tokens):
+    """One request that outgrows the drafter, and short ones that keep joining.
 
-    They stay below 32 + 3 + 20 + 5 = 60 tokens, far from any limit here.
+    They share its first KV block and stay below 32 + 3 + 20 + 5 = 60 tokens.
     """
-    return [
+    prefix = draw_prompt(0, LIMIT - 12)
+    neighbours = [
         Arrival(
-            f"neighbour{i}",
-            prefix[:BLOCK] + draw_prompt(100 + i, 3),
-            greedy(20),
-            step=i,
+            f"neighbour{i}", prefix[:BLOCK] + draw_prompt(100 + i, 3), greedy(20), i
         )
-        for i in range(num_rounds)
+        for i in range(24)
     ]
+    return [Arrival("outgrowing", prefix, greedy(max_tokens), step=2), *neighbours]
 
 
 @pytest.mark.parametrize("shortened_by", ["setting", "draft", "target"])
 def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
-    shortened_by: str,
-    target: Path,
-    short_draft: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One request crosses the drafter's limit while others come and go.
+    shortened_by, plain, start_over, record_positions
+):
+    """Upstream stops drafting for the whole batch then.
 
-    Upstream stops drafting for the whole batch then. The request in question stops
-    where its drafter's context does (or its own: `target`); for the others every
-    draft keeps being verified and accepted, also for those who join afterwards and
-    take over the KV blocks it shared with them.
+    The request in question stops where its drafter's context does (or its own:
+    `target`); for the others every draft keeps being verified and accepted, also for
+    those who join afterwards and take over the KV blocks it shared with them.
     """
-    max_model_len = LIMIT if shortened_by == "target" else 2 * LIMIT
-    speculative = {"max_model_len": LIMIT} if shortened_by == "setting" else {}
-    draft = short_draft if shortened_by == "draft" else target
-    prefix = draw_prompt(0, LIMIT - 12)
     # From 84 tokens over the limit of 96 to 114, or to the end of the target's.
-    outgrowing = Arrival("outgrowing", prefix, greedy(30), step=2)
-    arrivals = [outgrowing, *make_neighbours(prefix, num_rounds=24)]
+    arrivals = make_outgrowing(12 if shortened_by == "target" else 30)
     names = [a.name for a in arrivals[1:]]
-
-    common: dict[str, Any] = {"block_size": BLOCK, "max_model_len": max_model_len}
-    with run_engine(target, **common) as plain:
-        expected = drive(plain, arrivals)
-    with (
-        run_engine(
-            target,
-            draft,
-            policy="fixed",
-            draft_tokens=DEPTH,
-            speculative=speculative,
-            **common,
-        ) as engine,
-        watch(engine) as steps,
-    ):
-        positions = record_positions(engine, monkeypatch)
-        outputs = drive(engine, arrivals)
-        assert max(positions) == LIMIT - 1
-        check_counters(engine.scheduler.counters)
-
-    for name, output in expected.items():
-        assert summarize(outputs[name].outputs[0]) == summarize(output.outputs[0])
-    num_tokens = len(prefix) + len(outputs["outgrowing"].outputs[0].token_ids)
-    assert num_tokens == min(len(prefix) + 30, max_model_len)
-
+    engine = start_over(shortened_by)
+    positions = record_positions(engine)
+    with watch(engine) as steps:
+        # In one case the target's end is what ends it, and not what it asked for.
+        outputs = drive(engine, make_outgrowing(30))
+    assert max(positions) == LIMIT - 1
+    check_counters(engine.scheduler.counters)
+    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
     verified, accepted = count_drafts(steps, *names)
-    assert accepted == verified > 0
     # Each neighbour gets its first token from the prompt and every further one in
     # blocks of DEPTH drafts and a bonus: 1 + 3 x 6 + 1.
-    assert verified == len(names) * 3 * DEPTH
+    assert accepted == verified == len(names) * 3 * DEPTH
     verified, accepted = count_drafts(steps, "outgrowing")
     assert accepted == verified > 0
 
 
-def test_the_last_draft_comes_from_the_last_position_of_the_context(
-    target: Path,
-) -> None:
+def test_the_last_draft_comes_from_the_last_position_of_the_context(start_over):
     """A drafter of context L reads positions 0..L-1 and predicts one more.
 
     A request of n tokens therefore gets min(k, L + 1 - n) drafts, all of them right.
@@ -170,38 +153,33 @@ def test_the_last_draft_comes_from_the_last_position_of_the_context(
         Arrival(f"request{i}", draw_prompt(i, LIMIT - 12 - i), greedy(40))
         for i in range(DEPTH + 1)
     ]
-    with run_engine(
-        target,
-        target,
-        policy="fixed",
-        draft_tokens=DEPTH,
-        speculative={"max_model_len": LIMIT},
-    ) as engine:
-        with watch(engine) as steps:
-            drive(engine, arrivals)
-        last_drafts = set()
-        for step in steps:
-            for name, num_tokens in step.num_tokens.items():
-                if step.num_scheduled[name] > 1 + DEPTH:
-                    continue  # The prompt.
-                num_drafts = step.num_drafts.get(name, 0)
-                num_left = 40 - (num_tokens - len(arrivals[int(name[-1])].prompt))
-                within = LIMIT + 1 - num_tokens
-                assert num_drafts == max(0, min(DEPTH, num_left - 1, within))
-                assert step.num_accepted.get(name, 0) == num_drafts
-                if num_drafts == within:
-                    last_drafts.add(num_tokens)
-        # Blocks ended at the limit in more than one way.
-        assert len(last_drafts) > 2
+    engine = start_over("setting")
+    with watch(engine) as steps:
+        drive(engine, arrivals)
+    last_drafts = set()
+    for step in steps:
+        for name, num_tokens in step.num_tokens.items():
+            if step.num_scheduled[name] > 1 + DEPTH:
+                continue  # The prompt.
+            num_drafts = step.num_drafts.get(name, 0)
+            num_left = 40 - (num_tokens - len(arrivals[int(name[-1])].prompt))
+            within = LIMIT + 1 - num_tokens
+            assert num_drafts == max(0, min(DEPTH, num_left - 1, within))
+            assert step.num_accepted.get(name, 0) == num_drafts
+            if num_drafts == within:
+                last_drafts.add(num_tokens)
+    # Blocks ended at the limit in more than one way.
+    assert len(last_drafts) > 2
 
-        engine.scheduler._drafts.rooms.drafter_limit += DEPTH
-        with watch(engine) as steps:
-            drive(engine, arrivals)
-        verified, accepted = count_drafts(steps, *(a.name for a in arrivals))
-        assert accepted < verified
+    engine = start_over("setting")
+    engine.scheduler._drafts.rooms.drafter_limit += DEPTH
+    with watch(engine) as steps:
+        drive(engine, arrivals)
+    verified, accepted = count_drafts(steps, *(a.name for a in arrivals))
+    assert accepted < verified
 
 
-def test_drafting_past_the_limit_leaves_the_cache_as_it_was(target: Path) -> None:
+def test_drafting_past_the_limit_leaves_the_cache_as_it_was(start_over):
     """The rows of a request past the limit still run, and must not write.
 
     vLLM maps a position past the limit to 0 and masks its slot, but counts on from
@@ -209,26 +187,18 @@ def test_drafting_past_the_limit_leaves_the_cache_as_it_was(target: Path) -> Non
     the request, in KV blocks that prefix caching shares.
     """
     prefix = draw_prompt(0, LIMIT + 10)
-    neighbour = prefix[:BLOCK] + draw_prompt(1, 3)
-    with run_engine(
-        target,
-        target,
-        policy="fixed",
-        draft_tokens=DEPTH,
-        speculative={"max_model_len": LIMIT},
-        block_size=BLOCK,
-    ) as engine:
-        counters = engine.scheduler.counters
-        complete(engine, [prefix], greedy(10))
-        assert counters.num_verified_tokens == 0
-        outputs = complete(engine, [neighbour], greedy(20))
-        assert outputs[0].num_cached_tokens == BLOCK
-        assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
+    engine = start_over("setting")
+    counters = engine.scheduler.counters
+    complete(engine, [prefix], greedy(10))
+    assert counters.num_verified_tokens == 0
+    [output] = complete(engine, [prefix[:BLOCK] + draw_prompt(1, 3)], greedy(20))
+    assert output.num_cached_tokens == BLOCK
+    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
 
 
 def test_a_skipped_drafter_catches_up_no_further_than_its_context(
-    target: Path, short_draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    plain, start_over, record_positions, monkeypatch
+):
     """Two steps of three go without the drafter, then it fills in what it missed.
 
     A request that has outgrown it is missing positions the drafter has no rotation
@@ -236,85 +206,75 @@ def test_a_skipped_drafter_catches_up_no_further_than_its_context(
     """
     depths = itertools.cycle([0, 0, DEPTH])
     monkeypatch.setattr(FixedPlanner, "choose_depth", lambda *_: next(depths))
-    prefix = draw_prompt(0, LIMIT - 12)
-    outgrowing = Arrival("outgrowing", prefix, greedy(40), step=2)
-    arrivals = [outgrowing, *make_neighbours(prefix, num_rounds=24)]
-    args: dict[str, Any] = {"block_size": BLOCK, "max_model_len": 2 * LIMIT}
-    with run_engine(target, **args) as plain:
-        expected = drive(plain, arrivals)
-    with (
-        run_engine(
-            target, short_draft, policy="fixed", draft_tokens=DEPTH, **args
-        ) as engine,
-        watch(engine) as steps,
-    ):
-        positions = record_positions(engine, monkeypatch)
+    arrivals = make_outgrowing(40)
+    engine = start_over("draft")
+    positions = record_positions(engine)
+    with watch(engine) as steps:
         outputs = drive(engine, arrivals)
-        assert max(positions) == LIMIT - 1
-        counters = engine.scheduler.counters
-        check_counters(counters)
-        assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    for name, output in expected.items():
-        assert summarize(outputs[name].outputs[0]) == summarize(output.outputs[0])
+    assert max(positions) == LIMIT - 1
+    counters = engine.scheduler.counters
+    check_counters(counters)
+    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
+    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
     verified, _ = count_drafts(steps, *(a.name for a in arrivals[1:]))
     assert verified > len(arrivals) * DEPTH
 
 
-def test_a_token_limit_inside_a_block_wastes_no_draft(target: Path) -> None:
+def test_a_token_limit_inside_a_block_wastes_no_draft(plain, start_over):
     """A request that may emit r more tokens verifies at most r - 1 drafts.
 
     The last of the r is the bonus token, so that every emitted token but the first
     (from the prompt) is an accepted draft or a bonus token.
     """
     prompt = draw_prompt(0, 10)
-    arrivals = [
-        Arrival(f"request{n}", prompt, greedy(n)) for n in range(1, 2 * DEPTH + 4)
-    ]
-    with run_engine(target) as plain:
-        expected = complete(plain, [prompt], greedy(2 * DEPTH + 3))
-    whole = list(expected[0].outputs[0].token_ids)
-    with (
-        run_engine(target, target, policy="fixed", draft_tokens=DEPTH) as engine,
-        watch(engine) as steps,
-    ):
+    lengths = {f"request{n}": n for n in range(1, 2 * DEPTH + 4)}
+    arrivals = [Arrival(name, prompt, greedy(n)) for name, n in lengths.items()]
+    engine = start_over("setting")
+    with watch(engine) as steps:
         outputs = drive(engine, arrivals)
-        check_counters(engine.scheduler.counters)
-        assert engine.scheduler.counters.num_cut_tokens["length"] > 0
-    for arrival in arrivals:
-        max_tokens = arrival.params.max_tokens
-        assert max_tokens is not None
-        completion = outputs[arrival.name].outputs[0]
-        assert list(completion.token_ids) == whole[:max_tokens]
-        assert completion.finish_reason == "length"
-        num_steps = sum(arrival.name in s.num_scheduled for s in steps)
-        verified, accepted = count_drafts(steps, arrival.name)
+    check_counters(engine.scheduler.counters)
+    assert engine.scheduler.counters.num_cut_tokens["length"] > 0
+    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
+    for name, max_tokens in lengths.items():
+        num_steps = sum(name in s.num_scheduled for s in steps)
+        verified, accepted = count_drafts(steps, name)
         assert accepted == verified == max_tokens - num_steps
 
 
+def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(plain, start_over):
+    """VLLM bars stop tokens from the bonus token by where its block starts."""
+    [whole] = complete(plain, [[5, 8, 13]], greedy(8))
+    tokens = list(whole.outputs[0].token_ids)
+    stop_at = next(i for i in range(3, 8) if tokens[i] not in tokens[:i])
+    params = greedy(8, min_tokens=stop_at - 1, stop_token_ids=[tokens[stop_at]])
+    engine = start_over("setting", draft_tokens=min(stop_at, DEPTH))
+    [output] = complete(engine, [[5, 8, 13]], params)
+    assert list(output.outputs[0].token_ids) == tokens[: stop_at + 1]
+    counters = engine.scheduler.counters
+    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
+    assert counters.num_cut_tokens["min_tokens"] > 0
+
+
 @pytest.mark.parametrize("policy", ["fixed", "tetris"])
-def test_the_end_of_the_targets_context_wastes_no_budget(
-    policy: str, target: Path
-) -> None:
+def test_the_end_of_the_targets_context_wastes_no_budget(policy, plain, start_over):
     """Drafts that vLLM would drop at the end must not take a place in the budget."""
     prompts = [draw_prompt(i, LIMIT - 9 - i) for i in range(4)]
-    with run_engine(target, max_model_len=LIMIT) as plain:
-        expected = complete(plain, prompts, greedy(100))
-    with run_engine(
-        target, target, policy=policy, draft_tokens=3, max_model_len=LIMIT
-    ) as engine:
-        with watch(engine):
-            outputs = complete(engine, prompts, greedy(100))
-        counters = engine.scheduler.counters
-        check_counters(counters)
-        assert counters.num_cut_tokens["scheduler"] == 0
-        assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    assert summarize_all(outputs) == summarize_all(expected)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        assert len(prompt) + len(output.outputs[0].token_ids) == LIMIT
+    engine = start_over("target", policy, draft_tokens=3, max_draft_tokens=DEPTH)
+    with watch(engine):
+        outputs = complete(engine, prompts, greedy(100))
+    counters = engine.scheduler.counters
+    check_counters(counters)
+    assert counters.num_cut_tokens["scheduler"] == 0
+    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
+    wholes = complete(plain, prompts, greedy(LIMIT))
+    for prompt, output, whole in zip(prompts, outputs, wholes, strict=True):
+        tokens = output.outputs[0].token_ids
+        assert len(prompt) + len(tokens) == LIMIT
+        assert tokens == whole.outputs[0].token_ids[: len(tokens)]
         assert output.outputs[0].finish_reason == "length"
 
 
-def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
+def test_drafts_that_are_not_looked_at_would_have_been_kept_whole():
     """Far from every limit a request's drafts pass at once."""
     from vllm import SamplingParams
 
@@ -328,7 +288,7 @@ def test_drafts_that_are_not_looked_at_would_have_been_kept_whole() -> None:
         )
         rooms = DraftRooms(DEPTH, max_model_len, drafter_limit)
         for num_output in range(1, max_tokens):
-            request: Any = SimpleNamespace(
+            request = SimpleNamespace(
                 request_id="it",
                 sampling_params=params,
                 num_prompt_tokens=10,

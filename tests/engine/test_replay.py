@@ -1,29 +1,20 @@
 """An engine goes on where another stopped, as if it had never been another."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
-from transformers import LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front.in_flight import derive_seed
 from tests.engine.checks import complete
-from tests.engine.conftest import Engine, run_engine
-from tests.engine.small_pair import VOCAB, write_small_pair
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    Pair = tuple[Path, Path]
+from tests.engine.conftest import run_engine
+from tests.engine.tiny_models import write_llama_pair
 
 pytestmark = pytest.mark.vllm
 
@@ -61,13 +52,41 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_small_pair(tmp_path_factory.mktemp("pair"), noise=0.3)
+CHARACTERS = ("<eos>", "<bos>", "a", "b", "c", "d", "e", "f")
+VOCAB = len(CHARACTERS)
 
 
 @pytest.fixture(scope="module")
-def engine(pair: Pair) -> Iterator[Engine]:
+def pair(tmp_path_factory):
+    """A pair with eight tokens, all of whose outputs can be counted."""
+    pair = write_llama_pair(
+        tmp_path_factory.mktemp("pair"),
+        noise=0.3,
+        seed=2,
+        vocab_size=VOCAB,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=64,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    # One token per character; grammars need a tokenizer.
+    ids = {character: token_id for token_id, character in enumerate(CHARACTERS)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    for folder in pair:
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<bos>"
+        ).save_pretrained(folder)
+    return pair
+
+
+@pytest.fixture(scope="module")
+def engine(pair):
     """With blocks of the prefix cache that are short enough to end in the output."""
     with run_engine(
         *pair,
@@ -83,7 +102,7 @@ def engine(pair: Pair) -> Iterator[Engine]:
         yield running
 
 
-def make_params(kind: Kind, emitted: Sequence[int] = (), **changes: Any) -> Any:
+def make_params(kind, emitted=(), **changes):
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -103,9 +122,7 @@ def make_params(kind: Kind, emitted: Sequence[int] = (), **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", list(KINDS))
-def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(
-    engine: Engine, name: str
-) -> None:
+def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(engine, name):
     """Wherever the cut is, and whatever the tokens depend on."""
     kind = KINDS[name]
     for whole in complete(engine, PROMPTS, make_params(kind)):
@@ -129,7 +146,7 @@ def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(
                 ]
 
 
-def test_tokens_appended_to_the_prompt_would_not_do(engine: Engine) -> None:
+def test_tokens_appended_to_the_prompt_would_not_do(engine):
     """The control: of a prompt, penalties know nothing."""
     kind = KINDS["penalties"]
     differences = 0
@@ -143,13 +160,13 @@ def test_tokens_appended_to_the_prompt_would_not_do(engine: Engine) -> None:
     assert differences
 
 
-def test_a_replay_is_served_before_those_that_wait(engine: Engine) -> None:
+def test_a_replay_is_served_before_those_that_wait(engine):
     """Somebody is waiting in the middle of a sentence."""
     scheduler = engine.scheduler
-    held: list[str] = []
+    held = []
     original = scheduler.schedule
 
-    def note_order(*args: Any, **kwargs: Any) -> Any:
+    def note_order(*args, **kwargs):
         if not held:
             held.extend(str(one.request_id) for one in scheduler.waiting)
         return original(*args, **kwargs)
@@ -168,16 +185,16 @@ def test_a_replay_is_served_before_those_that_wait(engine: Engine) -> None:
 
 
 @torch.no_grad()
-def find_law_of_two_tokens(target: Path) -> NDArray[np.float64]:
+def find_law_of_two_tokens(target):
     """Return `[vocab, vocab]`, the exact joint law of the first two tokens."""
     model = LlamaForCausalLM.from_pretrained(target).double()
     prompts = torch.tensor([[*LAW_PROMPT, token] for token in range(VOCAB)])
     probs = model(prompts).logits.softmax(dim=-1)
-    law: NDArray[np.float64] = (probs[0, -2, :, None] * probs[:, -1]).numpy()
+    law = (probs[0, -2, :, None] * probs[:, -1]).numpy()
     return law
 
 
-def compare(pairs: Sequence[tuple[int, int]], law: NDArray[np.float64]) -> float:
+def compare(pairs, law):
     """Return the p-value of a chi-square test; what is too rare shares one cell."""
     seen = np.zeros_like(law)
     np.add.at(seen, tuple(np.transpose(pairs)), 1)
@@ -193,8 +210,8 @@ def compare(pairs: Sequence[tuple[int, int]], law: NDArray[np.float64]) -> float
     ids=["new noise", "the same noise again"],
 )
 def test_a_seeded_replay_follows_the_law_under_new_noise_only(
-    engine: Engine, pair: Pair, reseed: Callable[[int, int], int], follows_the_law: bool
-) -> None:
+    engine, pair, reseed, follows_the_law
+):
     plain = KINDS["plain"]
     seeds = range(NUM_SAMPLES)
     prompts = [LAW_PROMPT] * NUM_SAMPLES

@@ -1,21 +1,12 @@
 """Request classes: read from the configuration, found for requests, seen to matter."""
 
-from __future__ import annotations
-
 from itertools import count
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from serving.engine.shared.request_classes import RequestClasses
-from tests.engine.checks import complete, draw_prompt, draw_prompts, greedy
-from tests.engine.conftest import run_engine
-from tests.engine.made_up import make_up_costs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLASSES = {
     "interactive": {"weight": 4.0, "latency_target_ms": 30.0, "priority": -1},
@@ -24,7 +15,7 @@ CLASSES = {
 }
 
 
-def read(classes: Any) -> RequestClasses:
+def read(classes):
     return RequestClasses.read(
         SimpleNamespace(additional_config={"tetris": {"classes": classes}})
     )
@@ -33,7 +24,7 @@ def read(classes: Any) -> RequestClasses:
 NEXT_ID = count()
 
 
-def make_request(priority: int = 0, **extra_args: Any) -> Any:
+def make_request(priority=0, **extra_args):
     return SimpleNamespace(
         request_id=str(next(NEXT_ID)),
         priority=priority,
@@ -41,7 +32,7 @@ def make_request(priority: int = 0, **extra_args: Any) -> Any:
     )
 
 
-def test_a_name_wins_over_a_priority_and_a_priority_over_the_default() -> None:
+def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
     classes = read(CLASSES)
     weights = [
         classes.of(make_request(10, request_class="interactive")).weight,
@@ -52,13 +43,13 @@ def test_a_name_wins_over_a_priority_and_a_priority_over_the_default() -> None:
     assert weights == [4.0, 0.5, 2.0, 2.0]
 
 
-def test_without_a_default_the_rest_weigh_one() -> None:
+def test_without_a_default_the_rest_weigh_one():
     classes = read({"batch": {"weight": 0.5, "priority": 10}})
     assert classes.of(make_request()).weight == 1.0
     assert classes.of(make_request()).latency_target_ms is None
 
 
-def test_weights_and_targets_are_left_out_where_they_make_no_difference() -> None:
+def test_weights_and_targets_are_left_out_where_they_make_no_difference():
     plain = [make_request(), make_request()]
     assert read({}).weigh(plain) is None
     assert read({}).tightest_target_ms(plain) is None
@@ -67,7 +58,7 @@ def test_weights_and_targets_are_left_out_where_they_make_no_difference() -> Non
     assert read(CLASSES).tightest_target_ms([]) is None
 
 
-def test_requests_of_different_classes_are_told_apart() -> None:
+def test_requests_of_different_classes_are_told_apart():
     requests = [make_request(-1), make_request(), make_request(10)]
     classes = read(CLASSES)
     np.testing.assert_array_equal(classes.weigh(requests), [4.0, 2.0, 0.5])
@@ -75,7 +66,7 @@ def test_requests_of_different_classes_are_told_apart() -> None:
     assert classes.tightest_target_ms(requests) == 30.0
 
 
-def test_a_class_is_looked_up_once_and_forgotten_with_its_request() -> None:
+def test_a_class_is_looked_up_once_and_forgotten_with_its_request():
     classes, request = read(CLASSES), make_request(10)
     assert classes.of(request).weight == 0.5
     request.priority = -1
@@ -97,107 +88,6 @@ def test_a_class_is_looked_up_once_and_forgotten_with_its_request() -> None:
         ),
     ],
 )
-def test_classes_that_make_no_sense_are_refused(classes: Any, message: str) -> None:
+def test_classes_that_make_no_sense_are_refused(classes, message):
     with pytest.raises(ValueError, match=message):
         read(classes)
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_classes_reach_the_planner_by_name_and_by_priority(
-    tiny_pair: tuple[Path, Path],
-) -> None:
-    from vllm import SamplingParams
-
-    with run_engine(
-        *tiny_pair,
-        policy="goodput",
-        classes=CLASSES,
-        scheduling_policy="priority",
-    ) as engine:
-        batches, targets = [], []
-        planner = engine.scheduler._planner
-        select, choose_depth = planner.select, planner.choose_depth
-
-        class Spy:
-            """The planner, overheard."""
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(planner, name)
-
-            def select(self, batch: Any) -> Any:
-                batches.append(batch)
-                return select(batch)
-
-            def choose_depth(self, num_reqs: int, target_ms: float | None) -> int:
-                targets.append(target_ms)
-                return choose_depth(num_reqs, target_ms)
-
-        engine.scheduler._planner = Spy()
-        params = [
-            SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, **more)
-            for more in ({}, {"extra_args": {"request_class": "interactive"}}, {})
-        ]
-        engine.llm.generate(
-            [{"prompt_token_ids": draw_prompt(i, 8)} for i in range(3)],
-            params,
-            priority=[0, 0, 10],
-            use_tqdm=False,
-        )
-        assert engine.scheduler.counters.num_fallbacks == {}
-    weights = {tuple(b.weights) for b in batches if b.num_reqs == 3}
-    assert {tuple(sorted(one)) for one in weights} == {(0.5, 2.0, 4.0)}
-    bound = [b for b in batches if b.latency_targets_ms is not None]
-    assert {float(b.latency_targets_ms.min()) for b in bound} == {30.0}
-    assert 30.0 in targets
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_weights_and_latency_targets_leave_the_output_alone(
-    tiny_pair: tuple[Path, Path],
-) -> None:
-    prompts = draw_prompts(24)
-    params = [
-        greedy(
-            16 + 2 * n,
-            extra_args={"request_class": ("interactive", "batch", "default")[n % 3]},
-        )
-        for n in range(len(prompts))
-    ]
-    with run_engine(tiny_pair[0]) as plain:
-        expected = [o.outputs[0].token_ids for o in complete(plain, prompts, params)]
-    with run_engine(
-        *tiny_pair, policy="goodput", draft_tokens=4, classes=CLASSES
-    ) as engine:
-        # A step takes 60 ms and more: within 30 ms a token only with its own drafts.
-        make_up_costs(engine)
-        planner = engine.scheduler._planner
-        loads, select_batches = [], []
-
-        class Spy:
-            """The planner, overheard."""
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(planner, name)
-
-            def plan_batch(self, load: Any) -> Any:
-                loads.append(load)
-                return planner.plan_batch(load)
-
-            def select(self, batch: Any) -> Any:
-                select_batches.append(batch)
-                return planner.select(batch)
-
-        engine.scheduler._planner = Spy()
-        outputs = [o.outputs[0].token_ids for o in complete(engine, prompts, params)]
-        counters = engine.scheduler.counters
-        assert counters.num_fallbacks == {}
-        assert 0 < counters.num_accepted_tokens < counters.num_verified_tokens
-    assert outputs == expected
-    assert any(batch.weights is not None for batch in select_batches)
-    assert any(batch.latency_targets_ms is not None for batch in select_batches)
-    # Per step, in which a request gets more than a token.
-    targets_ms = {load.latency_target_ms for load in loads} - {None}
-    assert min(targets_ms) >= 30.0
-    assert max(targets_ms) > 31.0

@@ -1,21 +1,16 @@
-"""Speculation while the engine is short of tokens per step or of KV blocks.
+"""Speculation while an engine is short of tokens per step or of KV blocks.
 
-Where target and draft are the same model every verified draft is right, so that one
+Target and draft are the same model, so that every verified draft is right: one
 rejection means a hole in the drafter's cache.
 """
 
-from __future__ import annotations
-
-import time
 from collections import Counter
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from policies.types import DraftSelection
-from serving.engine.shared.counters import SpeculationCounters
+from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
+from serving.engine.shared import batch_planning
+from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from tests.engine.checks import (
     Arrival,
     check_counters,
@@ -24,48 +19,82 @@ from tests.engine.checks import (
     draw_prompt,
     drive,
     greedy,
-    summarize,
     summarize_all,
+    summarize_by_name,
     watch,
 )
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_beliefs, make_up_costs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.engine.conftest import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 BLOCK = 32
 """The smallest KV block of vLLM's CPU attention."""
 
+DEPTH = 4
 
-def test_a_prompt_in_chunks_shares_its_steps_with_drafts(
-    tiny_pair: tuple[Path, Path],
-) -> None:
-    target, _ = tiny_pair
-    args: dict[str, Any] = {"max_num_batched_tokens": 40, "max_num_seqs": 4}
+
+@pytest.fixture(scope="module")
+def its_own_draft(tiny_pair, plain):
+    with run_engine(
+        tiny_pair[0],
+        tiny_pair[0],
+        policy="fixed",
+        draft_tokens=DEPTH,
+        block_size=BLOCK,
+        max_model_len=6 * BLOCK,
+        max_num_seqs=24,
+        scheduling_policy="priority",
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture
+def start_over(its_own_draft):
+    """The engine with a policy, and nothing cached."""
+
+    def start(policy, **options):
+        its_own_draft.llm.reset_prefix_cache()
+        options = {"draft_tokens": 2, "max_draft_tokens": DEPTH} | options
+        its_own_draft.set_policy(policy, **options)
+        return its_own_draft
+
+    return start
+
+
+@pytest.fixture
+def spy(its_own_draft, monkeypatch):
+    """Show each step's schedule to a function, with what another said before it."""
+
+    def spy_on(look, before=lambda: None):
+        schedule = its_own_draft.scheduler.schedule
+
+        def spy_on_schedule(*args):
+            seen = before()
+            output = schedule(*args)
+            look(output, seen)
+            return output
+
+        monkeypatch.setattr(its_own_draft.scheduler, "schedule", spy_on_schedule)
+
+    return spy_on
+
+
+def test_a_prompt_in_chunks_shares_its_steps_with_drafts(plain, start_over):
     arrivals = [
         Arrival("early0", draw_prompt(0, 6), greedy(40)),
         Arrival("early1", draw_prompt(1, 9), greedy(40)),
         Arrival("long", draw_prompt(2, 150), greedy(20), step=3),
         Arrival("late", draw_prompt(3, 70), greedy(20), step=5),
     ]
-    with run_engine(target, **args) as plain:
-        expected = drive(plain, arrivals)
-    with (
-        run_engine(target, target, policy="tetris", **args) as engine,
-        watch(engine) as steps,
-    ):
+    engine = start_over("tetris", max_num_batched_tokens=40)
+    with watch(engine) as steps:
         outputs = drive(engine, arrivals)
-        counters = engine.scheduler.counters
-        check_counters(counters)
-        check_idle(engine)
-        assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    for name, output in expected.items():
-        assert summarize(outputs[name].outputs[0]) == summarize(output.outputs[0])
+    counters = engine.scheduler.counters
+    check_counters(counters)
+    check_idle(engine)
+    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
+    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
     shared = [
         step
         for step in steps
@@ -76,106 +105,93 @@ def test_a_prompt_in_chunks_shares_its_steps_with_drafts(
     assert all(sum(step.num_scheduled.values()) <= 40 for step in steps)
 
 
-@pytest.mark.parametrize("draft", ["same", "noisy"])
-def test_a_preempted_request_starts_over_with_both_caches(
-    draft: str, tiny_pair: tuple[Path, Path]
-) -> None:
+def test_a_preempted_request_starts_over_with_both_caches(plain, start_over, spy):
     """Six requests of four blocks each share twelve."""
-    target = tiny_pair[0]
-    args: dict[str, Any] = {
-        "block_size": BLOCK,
-        "num_gpu_blocks_override": 13,
-        "max_model_len": 6 * BLOCK,
-        "enable_prefix_caching": False,
-    }
     prompts = [draw_prompt(i, 30 + 5 * i) for i in range(6)]
     params = greedy(4 * BLOCK - 56)
-    with run_engine(target, **args) as plain:
-        expected = complete(plain, prompts, params)
-    with run_engine(
-        target, target if draft == "same" else tiny_pair[1], policy="tetris", **args
-    ) as engine:
-        scheduler = engine.scheduler
-        preempted: list[tuple[str, int]] = []
-        preempt = scheduler._preempt_request
+    engine = start_over("tetris")
+    num_tokens, preempted = {}, []
 
-        def spy_on_preempt(request: Any, *args: Any, **kwargs: Any) -> None:
-            preempted.append((request.request_id, request.num_output_tokens))
-            preempt(request, *args, **kwargs)
-
-        scheduler._preempt_request = spy_on_preempt
-        with watch(engine):
-            outputs = complete(engine, prompts, params)
+    def look(output, _):
         # In mid-generation, not before the first token.
-        assert any(num_output_tokens > 5 for _, num_output_tokens in preempted)
-        counters = scheduler.counters
-        check_counters(counters)
-        check_idle(engine)
-        assert counters.num_verified_tokens > 0
-        assert counters.num_cut_tokens["kv"] > 0
-        if draft == "same":
-            assert counters.num_accepted_tokens == counters.num_verified_tokens
-        else:
-            assert 0 < counters.num_accepted_tokens < counters.num_verified_tokens
-    assert summarize_all(outputs) == summarize_all(expected)
+        preempted.extend(
+            num_tokens[req_id] for req_id in output.preempted_req_ids or ()
+        )
+        for one in engine.scheduler.running:
+            num_tokens[one.request_id] = one.num_output_tokens
+
+    spy(look)
+    with engine.hold_blocks(12):
+        outputs = complete(engine, prompts, params)
+    assert max(preempted) > 5
+    counters = engine.scheduler.counters
+    check_counters(counters)
+    check_idle(engine)
+    assert counters.num_cut_tokens["kv"] > 0
+    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
+    assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
 
 
-SMALL_CACHE: dict[str, Any] = {
-    "block_size": BLOCK,
-    # One block is vLLM's own.
-    "num_gpu_blocks_override": 21,
-    "max_model_len": 6 * BLOCK,
-    "enable_prefix_caching": False,
-    # The longest prompts take three steps.
-    "max_num_batched_tokens": 40,
-    "max_num_seqs": 8,
-}
+def test_fewer_requests_are_preempted_where_drafts_give_way(
+    start_over, spy, monkeypatch
+):
+    """Requests of many lengths share few blocks; some end before others need one."""
+    prompts = [draw_prompt(n, 10 + 7 * n % 60) for n in range(48)]
+    params = [greedy(30 + 11 * n % 80) for n in range(48)]
+    num_preempted = 0
+
+    def look(output, _):
+        nonlocal num_preempted
+        num_preempted += len(output.preempted_req_ids or ())
+
+    def run():
+        nonlocal num_preempted
+        num_preempted = 0
+        engine = start_over("fixed", draft_tokens=DEPTH, max_num_seqs=12)
+        with engine.hold_blocks(24):
+            outputs = complete(engine, prompts, params)
+        check_counters(engine.scheduler.counters)
+        return summarize_all(outputs), num_preempted, engine.scheduler.counters
+
+    spy(look)
+    outputs, num_preemptions, counters = run()
+    monkeypatch.setattr(batch_planning, "trim_to_free_blocks", lambda _: 0)
+    expected, num_preemptions_without, _ = run()
+    assert outputs == expected
+    assert counters.num_cut_tokens["kv"] > 0
+    assert num_preemptions < num_preemptions_without
 
 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
-def test_goodput_lets_in_what_fits_and_starves_nobody(
-    policy: str, tiny_pair: tuple[Path, Path]
-) -> None:
+def test_goodput_lets_in_what_fits_and_starves_nobody(policy, start_over, spy):
     """Long prompts in chunks and outputs of up to three blocks, in two priorities."""
-    from vllm import SamplingParams
-
     num_requests = 30
-    lengths = {f"{n}": 1 + 29 * n % 100 for n in range(num_requests)}
-    priorities = {name: int(name) % 2 for name in lengths}
-    first_token_step: dict[str, int] = {}
-    ended: set[str] = set()
-    num_preempted = 0
-    with run_engine(
-        *tiny_pair, policy=policy, scheduling_policy="priority", **SMALL_CACHE
-    ) as engine:
-        if policy == "goodput":
-            make_up_costs(engine)
-        schedule = engine.scheduler.schedule
+    priorities = {f"{n}": n % 2 for n in range(num_requests)}
+    first_token_step, ended, num_preempted = {}, set(), 0
+    # The longest prompts take three steps.
+    engine = start_over(policy, max_num_batched_tokens=40, max_num_seqs=8)
+    if policy == "goodput":
+        make_up_costs(engine)
 
-        def spy_on_schedule(*args: Any) -> Any:
-            nonlocal num_preempted
-            output = schedule(*args)
-            num_preempted += len(output.preempted_req_ids or ())
-            return output
+    def look(output, _):
+        nonlocal num_preempted
+        num_preempted += len(output.preempted_req_ids or ())
 
-        engine.scheduler.schedule = spy_on_schedule
-        llm_engine = engine.llm.llm_engine
-        waiting = list(lengths)
-        num_side_by_side: Counter[int] = Counter()
+    spy(look)
+    llm_engine = engine.llm.llm_engine
+    waiting = list(priorities)
+    num_side_by_side = Counter()
+    with engine.hold_blocks(20):
         for step in range(2000):
             # Three at once, then nobody for two steps: always somebody waits.
             for name in waiting[: 3 if step % 3 == 0 else 0]:
                 waiting.remove(name)
+                n = int(name)
                 llm_engine.add_request(
                     name,
-                    {"prompt_token_ids": draw_prompt(int(name), lengths[name])},
-                    SamplingParams(
-                        temperature=0,
-                        # The default of many clients: says nothing.
-                        max_tokens=90 - int(name) if int(name) % 3 else 60,
-                        ignore_eos=True,
-                        detokenize=False,
-                    ),
+                    {"prompt_token_ids": draw_prompt(n, 1 + 29 * n % 100)},
+                    # The default of many clients says nothing.
+                    greedy(90 - n if n % 3 else 60),
                     priority=priorities[name],
                 )
             for output in llm_engine.step():
@@ -185,127 +201,74 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(
             num_side_by_side[len(engine.scheduler.running)] += 1
             if not waiting and not llm_engine.has_unfinished_requests():
                 break
-        counters = engine.scheduler.counters
-        check_counters(counters)
-        check_idle(engine)
-    assert ended == set(lengths)
+    check_counters(engine.scheduler.counters)
+    check_idle(engine)
+    assert ended == set(priorities)
     for priority in (0, 1):
-        in_order = [n for n in lengths if priorities[n] == priority]
+        in_order = [n for n in priorities if priorities[n] == priority]
         steps = [first_token_step[name] for name in in_order]
         assert steps == sorted(steps)
     # Several run at a time all the same.
     assert max(num_side_by_side) >= 3
     # How long outputs get is an estimate: now and then one does not fit after all.
-    assert num_preempted <= 2 if policy == "goodput" else num_preempted >= 10
+    assert num_preempted <= 2 if policy == "goodput" else num_preempted >= 10, (
+        num_preempted
+    )
 
 
-def test_steps_keep_to_sizes_whose_kernels_are_at_hand(
-    tiny_pair: tuple[Path, Path],
-) -> None:
+def test_steps_keep_to_sizes_whose_kernels_are_at_hand(start_over, spy):
     """Wherever drafts are left over, also in steps that prompts join."""
-    from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
+    engine = start_over("goodput")
+    make_up_beliefs(engine)
+    num_cut = engine.scheduler.counters.num_cut_tokens
+    sizes, num_joined = Counter(), 0
 
-    sizes: Counter[int] = Counter()
-    num_joined = 0
-    with run_engine(
-        *tiny_pair, policy="goodput", draft_tokens=4, max_num_seqs=24
-    ) as engine:
-        make_up_beliefs(engine)
-        schedule = engine.scheduler.schedule
+    def look(output, num_cut_before):
+        nonlocal num_joined
+        if num_cut["budget"] > num_cut_before:
+            sizes[output.total_num_scheduled_tokens] += 1
+            num_joined += bool(output.scheduled_new_reqs)
 
-        def spy_on_schedule(*args: Any) -> Any:
-            nonlocal num_joined
-            num_cut = engine.scheduler.counters.num_cut_tokens
-            before = num_cut["budget"]
-            output = schedule(*args)
-            if num_cut["budget"] > before:
-                sizes[output.total_num_scheduled_tokens] += 1
-                num_joined += bool(output.scheduled_new_reqs)
-            return output
-
-        engine.scheduler.schedule = spy_on_schedule
-        prompts = [draw_prompt(n, 15 + n) for n in range(36)]
-        complete(engine, prompts, [greedy(10 + 3 * n) for n in range(36)])
+    spy(look, before=lambda: num_cut["budget"])
+    prompts = [draw_prompt(n, 15 + n) for n in range(36)]
+    complete(engine, prompts, [greedy(10 + 3 * n) for n in range(36)])
     assert sizes.total() >= 10
     assert len(sizes) >= 3
     assert num_joined >= 3
     assert sizes.keys() <= set(CPU_STEP_SIZES)
 
 
-def time_steps(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[float, float]]:
-    """Take down the seconds of every step from now on, and those of its planning."""
-    times: list[tuple[float, float]] = []
-    llm_engine, counters = engine.llm.llm_engine, engine.scheduler.counters
-    step = llm_engine.step
-
-    def timed_step() -> Any:
-        began_s, planning_s = time.perf_counter(), counters.planning_seconds_total
-        outputs = step()
-        step_s = time.perf_counter() - began_s
-        times.append((step_s, counters.planning_seconds_total - planning_s))
-        return outputs
-
-    monkeypatch.setattr(llm_engine, "step", timed_step)
-    return times
-
-
-def test_planning_is_timed_whole_and_takes_little_of_a_step(
-    tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    classes = {
-        "chat": {"weight": 4.0, "latency_target_ms": 30.0},
-        "bulk": {"weight": 0.5},
-    }
-    params = [
-        greedy(40, extra_args={"request_class": ("chat", "bulk")[n % 2]})
-        for n in range(64)
+def test_the_prompts_of_a_step_are_foreseen(start_over, spy):
+    """More requests than may run, some with a beginning that is cached."""
+    # Two KV blocks of it are cached once one request has computed them.
+    shared = draw_prompt(99, 70)
+    prompts = [
+        (shared if n % 3 == 0 else []) + draw_prompt(n, 9 + n) for n in range(20)
     ]
-    with run_engine(
-        *tiny_pair,
-        policy="goodput",
-        draft_tokens=4,
-        classes=classes,
-        max_num_seqs=64,
-    ) as engine:
-        make_up_costs(engine)
-        prompts = [draw_prompt(n, 20) for n in range(64)]
-        complete(engine, prompts, params)
-        before = engine.scheduler.snapshot()
-        times = time_steps(engine, monkeypatch)
-        complete(engine, prompts, params)
-        after = engine.scheduler.snapshot()
-    spent = {
-        name: after[name] - before[name]
-        for name in ("planning_seconds_total", "selection_seconds_total")
-    }
-    assert 0 < spent["selection_seconds_total"] < spent["planning_seconds_total"]
-    # A stall of the machine falls on few steps.
-    num_usual = len(times) * 9 // 10
-    assert num_usual > 5
-    step_s, planning_s = (np.sort(part)[:num_usual] for part in np.transpose(times))
-    # Wanted are 200 us; caches are cold between steps, and slow machines are slow at
-    # the rest of a step too.
-    assert planning_s.mean() < max(2e-3, step_s.mean() / 10)
+    engine = start_over("tetris", max_num_seqs=4)
+    complete(engine, [shared], greedy(4))
+    steps = []
+
+    def look(output, num_foreseen):
+        new = [one.req_id for one in output.scheduled_new_reqs]
+        num_brought = sum(output.num_scheduled_tokens[req_id] for req_id in new)
+        steps.append((num_foreseen, num_brought))
+
+    spy(look, before=lambda: count_coming_prompt_tokens(engine.scheduler))
+    complete(engine, prompts, [greedy(5 + n) for n in range(20)])
+    foreseen, brought = zip(*steps, strict=True)
+    assert sum(map(bool, brought)) >= 8
+    assert foreseen == brought
+    # Of those that begin alike only the rest was computed.
+    assert sum(brought) == sum(map(len, prompts)) - 7 * 64
 
 
-def test_cut_tokens_are_counted_by_what_cut_them() -> None:
-    from serving.engine.cpu.selection import DraftSelector
-
-    def count(**selection: Any) -> dict[str, int]:
-        counters = SpeculationCounters("goodput", "draft_model", 4)
-        requests: Any = [SimpleNamespace(spec_token_ids=[7] * 4) for _ in range(3)]
-        admitted = np.array([4, 1, 0])
-        DraftSelector._admit(
-            SimpleNamespace(_counters=counters),
-            requests,
-            DraftSelection(admitted, draft_budget=5, **selection),
-        )
-        assert [len(one.spec_token_ids) for one in requests] == [4, 1, 0]
-        return dict(counters.num_cut_tokens)
-
-    assert count() == {"budget": 7}
-    assert count(num_cut_by_latency=2) == {"latency": 2, "budget": 5}
-    assert count(num_cut_by_latency=9) == {"latency": 7}
-    assert count(is_probe=True) == {"probe": 7}
+def test_no_more_is_foreseen_than_a_step_can_carry(start_over, spy):
+    engine = start_over("goodput", max_num_seqs=4, max_num_batched_tokens=64)
+    foreseen = []
+    spy(
+        lambda _, num_foreseen: foreseen.append(num_foreseen),
+        before=lambda: count_coming_prompt_tokens(engine.scheduler),
+    )
+    complete(engine, [draw_prompt(n, 100) for n in range(6)], greedy(4))
+    assert max(foreseen) == 64

@@ -1,20 +1,17 @@
 """The clock of engine steps."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.vllm
 
 
-def test_a_pause_of_the_engine_is_no_cost_of_the_step_before() -> None:
+def test_a_pause_of_the_engine_is_no_cost_of_the_step_before():
     from serving.engine.cpu.drafts import WorkerTimes
     from serving.engine.cpu.step_clock import StepClock
 
-    output: Any = SimpleNamespace(
+    output = SimpleNamespace(
         scheduled_spec_decode_tokens={},
         num_scheduled_tokens={"a": 1},
         total_num_scheduled_tokens=1,
@@ -33,12 +30,12 @@ def test_a_pause_of_the_engine_is_no_cost_of_the_step_before() -> None:
     assert timing.host_ms == pytest.approx(3.0)
 
 
-def test_a_drafter_without_a_clock_is_timed_from_outside() -> None:
+def test_a_drafter_without_a_clock_is_timed_from_outside():
     from serving.engine.cpu.worker import TetrisCPUWorker
 
-    worker: Any = object.__new__(TetrisCPUWorker)
+    worker = object.__new__(TetrisCPUWorker)
     worker._step_start_s = 5.0
-    drafts: Any = SimpleNamespace(draft_token_ids=[[7, 8], [], [9]])
+    drafts = SimpleNamespace(draft_token_ids=[[7, 8], [], [9]])
     worker.model_runner = SimpleNamespace(draft_span_s=(5.010, 5.012))
 
     times = worker._time_drafting(drafts)

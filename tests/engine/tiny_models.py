@@ -29,7 +29,7 @@ ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789 {}[]":,.-_\n!?/;'
 
 
 def write_llama_pair(
-    folder: Path, *, noise: float, seed: int = 0, max_position_embeddings: int = 512
+    folder: Path, *, noise: float, seed: int = 0, **config: Any
 ) -> tuple[Path, Path]:
     """Write a random target and a draft that is the target plus weight noise.
 
@@ -38,29 +38,14 @@ def write_llama_pair(
         noise: Standard deviation of the noise relative to each weight's own; sets how
             often the target accepts.
         seed: Of the weights and the noise.
-        max_position_embeddings: Context of both models.
+        **config: What is not as in `_TINY`.
 
     Returns:
         Paths of target and draft, float32.
     """
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=max_position_embeddings,
-            tie_word_embeddings=False,
-            bos_token_id=1,
-            eos_token_id=2,
-            pad_token_id=0,
-            initializer_range=0.15,
-        )
-    ).float()
+    sizes = {**_TINY, "num_hidden_layers": 2, "head_dim": 32, **config}
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).float()
     target, draft = folder / "target", folder / "draft"
     model.save_pretrained(target)
     with torch.no_grad():
@@ -81,10 +66,7 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = to_byte_level
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     ).save_pretrained(folder)
 
 
@@ -109,7 +91,7 @@ def write_eagle_head(folder: Path, *, seed: int = 1) -> Path:
     # EAGLE's first layer has no norm of its own.
     del weights["layers.0.input_layernorm.weight"]
     weights["fc.weight"] = torch.cat([_eye(), torch.zeros_like(_eye())], dim=1)
-    return _write_checkpoint(folder, _head_config("LlamaForCausalLM"), weights)
+    return write_checkpoint(folder, _head_config("LlamaForCausalLM"), weights)
 
 
 def write_eagle3_head(folder: Path, target: Path, *, seed: int = 1) -> Path:
@@ -134,7 +116,7 @@ def write_eagle3_head(folder: Path, target: Path, *, seed: int = 1) -> Path:
     weights["lm_head.weight"] = model.lm_head.weight.detach().clone()
     config = _head_config("LlamaForCausalLMEagle3")
     config |= {"draft_vocab_size": VOCAB_SIZE, "norm_before_residual": True}
-    return _write_checkpoint(folder, config, weights)
+    return write_checkpoint(folder, config, weights)
 
 
 def write_mimo(folder: Path, *, seed: int = 0) -> Path:
@@ -154,7 +136,7 @@ def write_mimo(folder: Path, *, seed: int = 0) -> Path:
     )
     config = model.config.to_dict()
     config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
-    return _write_checkpoint(folder, config, weights)
+    return write_checkpoint(folder, config, weights)
 
 
 _INITIALIZER_RANGE = 0.15
@@ -213,9 +195,10 @@ def _head_config(architecture: str) -> dict[str, Any]:
     return {**config.to_dict(), "architectures": [architecture]}
 
 
-def _write_checkpoint(
+def write_checkpoint(
     folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]
 ) -> Path:
+    """Write a model folder, float32."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     contiguous = {name: weight.contiguous() for name, weight in weights.items()}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from policies.types import CostProfile
 from serving.engine.compat import ModelRunnerOutput, StepTimingSample
 from serving.engine.gpu.clock import DeviceClock
 from serving.engine.gpu.step_messages import (
@@ -20,7 +19,11 @@ from serving.engine.gpu.step_messages import (
     VerificationReport,
 )
 from serving.engine.gpu.verification import make_profile
+from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_ins import StandInDevice, make_verification
+
+if TYPE_CHECKING:
+    from policies.types import CostProfile
 
 
 @dataclass
@@ -221,3 +224,9 @@ def drive(scheduler: Any, worker: StandInWorker, max_steps: int = 500) -> int:
         elif output is not None:
             scheduler.update_from_output(output, ModelRunnerOutput([], {}))
     return num_steps
+
+
+def make_worker(num_reqs: int, acceptance: float = 0.7, **options: Any) -> Any:
+    """Make a worker whose requests `r0`, `r1`, ... all accept alike."""
+    chances = {f"r{index}": acceptance for index in range(num_reqs)}
+    return StandInWorker(DEPTH, {**chances, **options.pop("more", {})}, **options)

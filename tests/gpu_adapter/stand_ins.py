@@ -98,3 +98,45 @@ class StandInDevice:
 
     def queue(self, duration_ms: float) -> None:
         self.queued_ms += duration_ms
+
+
+def stand_in_config(**changes: Any) -> Any:
+    """Stand in for the parts of vLLM's configuration that are looked at."""
+    return SimpleNamespace(
+        use_v2_model_runner=changes.get("v2", True),
+        lora_config=changes.get("lora"),
+        is_mm_encoder_only=False,
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=changes.get("pp", 1),
+            enable_batch_sharded_sampling=changes.get("sharded", False),
+        ),
+        compilation_config=SimpleNamespace(
+            cudagraph_mode=SimpleNamespace(
+                has_full_cudagraphs=lambda: changes.get("graphs", True)
+            )
+        ),
+        model_config=SimpleNamespace(return_sampling_mask=changes.get("mask", False)),
+        aux_output_config=SimpleNamespace(enabled=changes.get("experts", False)),
+        speculative_config=SimpleNamespace(
+            method=changes.get("method", "eagle3"),
+            use_local_argmax_reduction=changes.get("argmax", False),
+            enable_adaptive_verification=False,
+            attention_backend=changes.get("draft_backend"),
+        ),
+        attention_config=SimpleNamespace(
+            backend=changes.get("backend"), backend_per_kind=changes.get("per_kind", {})
+        ),
+    )
+
+
+def stand_in_backend(*, follows_device: bool | None) -> Any:
+    """Stand in for a name of an attention back end; None cannot be imported."""
+
+    def get_class():
+        if follows_device is None:
+            raise ImportError("not installed")
+        return SimpleNamespace(
+            supports_device_cpu_query_lens_mismatch=lambda: follows_device
+        )
+
+    return SimpleNamespace(name="X", get_class=get_class)

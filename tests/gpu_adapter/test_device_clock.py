@@ -1,9 +1,6 @@
 """Step times come from the device's clock, late, and nobody waits for them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,7 +9,7 @@ from serving.engine.gpu.step_messages import DeviceTimes
 from tests.gpu_adapter.stand_ins import StandInDevice
 
 
-def run_step(clock: DeviceClock, device: StandInDevice, step_id: int) -> None:
+def run_step(clock, device, step_id):
     """Queue a step: 1 ms before, 5 ms target, 2 ms first pass, 3 ms others."""
     clock.begin(step_id)
     device.queue(1.0)
@@ -25,7 +22,7 @@ def run_step(clock: DeviceClock, device: StandInDevice, step_id: int) -> None:
     clock.mark_draft_end()
 
 
-def test_times_are_read_once_the_device_has_passed_them_and_not_before() -> None:
+def test_times_are_read_once_the_device_has_passed_them_and_not_before():
     device = StandInDevice()
     clock = DeviceClock(device.make_event)
     run_step(clock, device, 1)
@@ -39,7 +36,7 @@ def test_times_are_read_once_the_device_has_passed_them_and_not_before() -> None
     assert clock.read_finished() == (DeviceTimes(2, 5.0, 2.0, 3.0, 1.0),)
 
 
-def test_a_draft_in_one_pass_is_all_first_pass() -> None:
+def test_a_draft_in_one_pass_is_all_first_pass():
     device = StandInDevice()
     clock = DeviceClock(device.make_event)
     clock.begin(1)
@@ -52,7 +49,7 @@ def test_a_draft_in_one_pass_is_all_first_pass() -> None:
     assert clock.read_finished() == (DeviceTimes(1, 5.0, 2.0, 0.0, 0.0),)
 
 
-def test_marks_outside_of_a_step_are_ignored() -> None:
+def test_marks_outside_of_a_step_are_ignored():
     device = StandInDevice()
     clock = DeviceClock(device.make_event)
     clock.mark_forward_start()
@@ -65,7 +62,7 @@ def test_marks_outside_of_a_step_are_ignored() -> None:
     assert clock.read_finished() == ()
 
 
-def test_a_device_that_never_answers_costs_no_memory() -> None:
+def test_a_device_that_never_answers_costs_no_memory():
     device = StandInDevice()
     clock = DeviceClock(device.make_event)
     for step_id in range(3 * MAX_UNREAD_STEPS):
@@ -73,7 +70,7 @@ def test_a_device_that_never_answers_costs_no_memory() -> None:
     assert len(clock._unread) == MAX_UNREAD_STEPS
 
 
-def output(tokens: dict[str, int], drafts: dict[str, list[int]]) -> Any:
+def output(tokens, drafts):
     """Stand in for what the scheduler gives out."""
     return SimpleNamespace(
         num_scheduled_tokens=tokens,
@@ -86,7 +83,7 @@ def output(tokens: dict[str, int], drafts: dict[str, list[int]]) -> Any:
 TIMES = DeviceTimes(1, 5.0, 2.0, 3.0, 1.0)
 
 
-def note(loads: StepLoads, step_id: int = 1, *, after_idle: bool = False) -> None:
+def note(loads, step_id=1, *, after_idle=False):
     """Note a step of two requests with drafts, one without, and a prompt."""
     loads.note(
         step_id,
@@ -97,7 +94,7 @@ def note(loads: StepLoads, step_id: int = 1, *, after_idle: bool = False) -> Non
     )
 
 
-def test_a_steps_load_counts_what_was_verified_not_what_was_offered() -> None:
+def test_a_steps_load_counts_what_was_verified_not_what_was_offered():
     loads = StepLoads()
     note(loads)
     timing = loads.match(TIMES)
@@ -108,13 +105,13 @@ def test_a_steps_load_counts_what_was_verified_not_what_was_offered() -> None:
     assert loads.match(TIMES) is None
 
 
-def test_the_gap_before_a_step_that_ended_an_idle_time_teaches_nothing() -> None:
+def test_the_gap_before_a_step_that_ended_an_idle_time_teaches_nothing():
     loads = StepLoads()
     note(loads, after_idle=True)
     assert loads.match(TIMES) is None
 
 
-def test_loads_whose_times_never_come_are_forgotten() -> None:
+def test_loads_whose_times_never_come_are_forgotten():
     loads = StepLoads()
     for step_id in range(1, 3 * MAX_UNREAD_STEPS):
         note(loads, step_id)
@@ -123,7 +120,7 @@ def test_loads_whose_times_never_come_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("gap_ms", [-0.5, 0.0])
-def test_a_gap_is_never_negative(gap_ms: float) -> None:
+def test_a_gap_is_never_negative(gap_ms):
     loads = StepLoads()
     note(loads)
     timing = loads.match(DeviceTimes(1, 5.0, 2.0, 3.0, gap_ms))

@@ -1,7 +1,5 @@
 """The torch twins against the NumPy reference, on tensors of the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,7 @@ from serving.engine.gpu.ranking import predict_acceptance, select_drafts
 CONFIDENCES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 
 
-def make_batch(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
+def make_batch(draw):
     num_reqs = draw(st.integers(1, 6))
     depth = draw(st.integers(1, 5))
     row = st.lists(CONFIDENCES, min_size=depth, max_size=depth)
@@ -33,9 +31,7 @@ batches = st.composite(make_batch)()
 
 @settings(max_examples=300, deadline=None)
 @given(batches)
-def test_the_same_drafts_are_admitted_as_by_the_reference_ties_included(
-    batch: tuple[np.ndarray, np.ndarray, int],
-) -> None:
+def test_the_same_drafts_are_admitted_as_by_the_reference_ties_included(batch):
     confidence, num_drafts, draft_budget = batch
     admitted = select_drafts(
         torch.from_numpy(confidence).float(),
@@ -49,9 +45,7 @@ def test_the_same_drafts_are_admitted_as_by_the_reference_ties_included(
 
 @settings(max_examples=100, deadline=None)
 @given(batches, st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=6, max_size=6))
-def test_weights_count_as_they_do_in_the_reference(
-    batch: tuple[np.ndarray, np.ndarray, int], weights: list[float]
-) -> None:
+def test_weights_count_as_they_do_in_the_reference(batch, weights):
     confidence, num_drafts, draft_budget = batch
     weight = np.array(weights[: confidence.shape[0]])
     admitted = select_drafts(
@@ -64,12 +58,12 @@ def test_weights_count_as_they_do_in_the_reference(
     assert admitted.tolist() == reference(values, num_drafts, draft_budget).tolist()
 
 
-def test_a_confidence_that_is_no_number_ranks_last() -> None:
+def test_a_confidence_that_is_no_number_ranks_last():
     confidence = torch.tensor([[float("nan"), 1.0], [0.1, 0.1]])
     assert select_drafts(confidence, torch.tensor([2, 2]), 2).tolist() == [0, 2]
 
 
-def test_a_position_never_depends_on_later_ones_of_its_request() -> None:
+def test_a_position_never_depends_on_later_ones_of_its_request():
     """An unstable top-k lets a tie behind a position decide about it."""
     lengths, budget = torch.tensor([2, 1]), 1
     for later in (0.0, 0.5, 1.0):
@@ -78,7 +72,7 @@ def test_a_position_never_depends_on_later_ones_of_its_request() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_acceptance_is_predicted_as_by_the_calibration(seed: int) -> None:
+def test_acceptance_is_predicted_as_by_the_calibration(seed):
     rng = np.random.default_rng(seed)
     calibration = ConfidenceCalibration(max_depth=4)
     req_ids = [f"r{index}" for index in range(8)]

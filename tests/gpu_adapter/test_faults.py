@@ -1,47 +1,51 @@
 """Whatever goes wrong on the way to a decision, a GPU engine's requests go on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from serving.engine.gpu.step_messages import REPORT_ATTRIBUTE
+from tests.engine.made_up import Instead
+from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH
-from tests.gpu_adapter.stand_in_worker import drive
-from tests.gpu_adapter.test_scheduler import add, make_worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.gpu_adapter.stand_in_worker import drive, make_worker
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("confidence", [np.nan, np.inf, 1.5, -0.5])
-def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(
-    confidence: float, make_scheduler: Callable[..., Any]
-) -> None:
-    scheduler = make_scheduler()
-    requests = add(scheduler, 3, max_tokens=150)
-    worker = make_worker(3)
+def spoil_confidences(worker, spoil):
+    """Let the worker report other confidences; `spoil` writes into `[req, depth]`."""
     execute = worker.execute
 
-    def report_nonsense_once(output: Any) -> Any:
+    def report_nonsense(output):
         result = execute(output)
         report = getattr(result, REPORT_ATTRIBUTE)
-        if len(worker.steps) == 10:
+        if report.verification is not None:
             spoilt = report.verification.confidence.copy()
-            spoilt[1, 0] = confidence
+            spoil(spoilt, report.verification.req_ids)
             verification = replace(report.verification, confidence=spoilt)
-            setattr(
-                result, REPORT_ATTRIBUTE, replace(report, verification=verification)
-            )
+            report = replace(report, verification=verification)
+            setattr(result, REPORT_ATTRIBUTE, report)
         return result
 
-    worker.execute = report_nonsense_once
+    worker.execute = report_nonsense
+
+
+@pytest.mark.parametrize("confidence", [np.nan, np.inf, 1.5, -0.5])
+def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(
+    confidence, make_scheduler
+):
+    scheduler = make_scheduler()
+    requests = add_requests(scheduler, 3, max_tokens=150)
+    worker = make_worker(3)
+
+    def spoil_one(confidences, _):
+        if len(worker.steps) == 10:
+            confidences[1, 0] = confidence
+
+    spoil_confidences(worker, spoil_one)
     drive(scheduler, worker, max_steps=1000)
     assert [request.num_output_tokens for request in requests] == [150] * 3
     assert scheduler.counters.num_fallbacks == {"confidence_invalid": 1}
@@ -52,65 +56,64 @@ def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(
     assert sum(step.num_verified for step in late) > len(late)
 
 
-def test_a_request_with_impossible_confidences_spoils_no_others(
-    make_scheduler: Callable[..., Any],
-) -> None:
-    scheduler = make_scheduler()
-    add(scheduler, 2, max_tokens=100)
+def test_a_request_with_impossible_confidences_spoils_no_others(make_scheduler):
+    scheduler, learnt = make_scheduler(), []
+    add_requests(scheduler, 2, max_tokens=100)
     worker = make_worker(2)
-    execute = worker.execute
-    learnt: list[str] = []
 
-    def report_nonsense(output: Any) -> Any:
-        result = execute(output)
-        report = getattr(result, REPORT_ATTRIBUTE)
-        if report.verification is not None:
-            spoilt = report.verification.confidence.copy()
-            spoilt[report.verification.req_ids.index("r1")] = np.nan
-            verification = replace(report.verification, confidence=spoilt)
-            setattr(
-                result, REPORT_ATTRIBUTE, replace(report, verification=verification)
-            )
-        return result
+    def spoil_r1(confidences, req_ids):
+        confidences[req_ids.index("r1")] = np.nan
 
-    worker.execute = report_nonsense
-    scheduler._planner = Listening(scheduler._planner, learnt)
+    spoil_confidences(worker, spoil_r1)
+    scheduler._planner = Instead(
+        scheduler._planner, observe=lambda outcome: learnt.extend(outcome.req_ids)
+    )
     drive(scheduler, worker, max_steps=20)
     assert set(learnt) == {"r0"}
     assert scheduler.counters.num_fallbacks["confidence_invalid"] > 5
     assert scheduler._outcomes.confidence.guess(["r0"], DEPTH).min() > 0
 
 
+def fail(*_, **__):
+    raise RuntimeError("a bug of our own")
+
+
+def break_method(monkeypatch, scheduler, place):
+    """Let a method fail of the scheduler, or of what it holds."""
+    owner, _, method = place.rpartition(".")
+    part = attrgetter(owner)(scheduler) if owner else scheduler
+    monkeypatch.setattr(type(part), method, fail)
+
+
 @pytest.mark.parametrize(
-    ("owner", "method", "reason"),
+    ("place", "reason"),
     [
-        ("_offers", "drop_useless", "drafts_error"),
-        ("", "_make_batch", "selection_error"),
-        ("_offers", "trim", "selection_error"),
-        ("_batch.pace", "note", "limits_error"),
-        ("_batch.ageing", "look", "ageing_error"),
-        ("", "_choose_depth", "depth_error"),
-        ("_orders.loads", "note", "order_error"),
-        ("_classes", "weigh", "selection_error"),
-        ("", "_count_proposed", "count_error"),
-        ("_orders.loads", "match", "timing_error"),
-        ("counters", "count_verification", "outcome_error"),
-        ("_outcomes.confidence", "note", "outcome_error"),
-        ("_outcomes.confidence", "forget", "forget_error"),
-        ("_batch.limits", "note_finished", "forget_error"),
+        ("_offers.drop_useless", "drafts_error"),
+        ("_make_batch", "selection_error"),
+        ("_offers.trim", "selection_error"),
+        ("_batch.pace.note", "limits_error"),
+        ("_batch.ageing.look", "ageing_error"),
+        ("_choose_depth", "depth_error"),
+        ("_orders.loads.note", "order_error"),
+        ("_classes.weigh", "selection_error"),
+        ("_count_proposed", "count_error"),
+        ("_orders.loads.match", "timing_error"),
+        ("counters.count_verification", "outcome_error"),
+        ("_outcomes.confidence.note", "outcome_error"),
+        ("_outcomes.confidence.forget", "forget_error"),
+        ("_batch.limits.note_finished", "forget_error"),
+        ("board.start_step", "board_error"),
+        ("board.note_drafts", "board_error"),
+        ("board.note_outcome", "board_error"),
     ],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
-    owner: str,
-    method: str,
-    reason: str,
-    make_scheduler: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    place, reason, make_scheduler, monkeypatch
+):
     scheduler = make_scheduler(policy="tetris")
-    part = attrgetter(owner)(scheduler) if owner else scheduler
-    monkeypatch.setattr(type(part), method, fail)
-    requests = add(scheduler, 6)
+    break_method(monkeypatch, scheduler, place)
+    scheduler.board.watch(0)
+    requests = add_requests(scheduler, 6)
     drive(scheduler, make_worker(6))
     assert [request.num_output_tokens for request in requests] == [40] * 6
     faults = scheduler.counters.num_fallbacks
@@ -119,48 +122,21 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
     assert not scheduler._orders
 
 
-@pytest.mark.parametrize("method", ["_select", "_give_order", "_set_depth"])
+@pytest.mark.parametrize(
+    "place", ["_select", "_give_order", "_set_depth", "_planner.select"]
+)
 def test_a_step_without_a_decision_verifies_all_its_drafts(
-    method: str, make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place, make_scheduler, monkeypatch
+):
     scheduler = make_scheduler(policy="tetris")
-    monkeypatch.setattr(type(scheduler), method, fail)
-    requests = add(scheduler, 3)
+    break_method(monkeypatch, scheduler, place)
+    requests = add_requests(scheduler, 3)
     worker = make_worker(3)
     drive(scheduler, worker)
     assert [request.num_output_tokens for request in requests] == [40] * 3
     assert {step.depth for step in worker.steps} == {DEPTH}
-    if method != "_set_depth":
+    if place != "_set_depth":
         assert all(step.num_verified == step.num_offered for step in worker.steps)
-    assert scheduler.counters.num_verified_tokens > 0
-
-
-@pytest.mark.parametrize("method", ["start_step", "note_drafts", "note_outcome"])
-def test_a_board_that_fails_is_not_taken_for_the_policy(
-    method: str, make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = make_scheduler(policy="tetris")
-    monkeypatch.setattr(type(scheduler.board), method, fail)
-    scheduler.board.watch(0)
-    requests = add(scheduler, 3)
-    drive(scheduler, make_worker(3))
-    assert [request.num_output_tokens for request in requests] == [40] * 3
-    assert set(scheduler.counters.num_fallbacks) == {"board_error"}
-
-
-def fail(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("a bug of our own")
-
-
-class Listening:
-    """A planner that notes whose outcomes it is told."""
-
-    def __init__(self, planner: Any, learnt: list[str]) -> None:
-        self._planner, self._learnt = planner, learnt
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._planner, name)
-
-    def observe(self, outcome: Any) -> None:
-        self._learnt.extend(outcome.req_ids)
-        self._planner.observe(outcome)
+    counters = scheduler.counters
+    assert counters.num_verified_tokens > 0
+    assert (counters.num_fallbacks["policy_error"] > 0) == (place == "_planner.select")

@@ -5,8 +5,6 @@ They run in processes of their own, because Triton must be there when vLLM is im
 and must not be in any other test.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -27,7 +25,7 @@ MAX_SECONDS = 1800
 @pytest.mark.slow
 @pytest.mark.skipif(not TRITON.exists(), reason="no Triton: run `.ci/extras`")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda path: path.stem)
-def test_the_gpus_runner_under_the_interpreter(check: Path, tmp_path: Path) -> None:
+def test_the_gpus_runner_under_the_interpreter(check, tmp_path):
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider"]
     command += ["--basetemp", str(tmp_path / "inside"), str(check)]
     result = subprocess.run(

@@ -1,11 +1,6 @@
 """Runner, worker and drafters, with stand-ins for vLLM's own methods below ours."""
 
-from __future__ import annotations
-
-import ast
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,7 +9,6 @@ import torch
 from serving.engine.compat import (
     AsyncModelRunnerOutput,
     GPUModelRunnerV2,
-    GPUWorker,
     ModelRunnerOutput,
     StandaloneARSpeculator,
     StepTimingSample,
@@ -24,7 +18,6 @@ from serving.engine.gpu import runner as runner_v2
 from serving.engine.gpu import worker as worker_gpu
 from serving.engine.gpu.clock import DeviceClock
 from serving.engine.gpu.copy import PendingCopy
-from serving.engine.gpu.plain_verification import find_plain_reason, find_unfit_backend
 from serving.engine.gpu.runner import TetrisGPUModelRunner
 from serving.engine.gpu.speculators import (
     PacedStandalone,
@@ -36,17 +29,15 @@ from serving.engine.gpu.step_messages import (
     REPORT_ATTRIBUTE,
     VerificationOrder,
 )
-from serving.engine.gpu.verification import PlannedVerification
 from serving.engine.gpu.worker import TetrisGPUWorker
 from tests.gpu_adapter.stand_ins import (
     CPU,
     StandInDevice,
     StandInGroup,
+    stand_in_backend,
+    stand_in_config,
     stand_in_manager,
 )
-
-if TYPE_CHECKING:
-    pass
 
 REFUSAL = (
     "Adaptive verification trims verification requests on device, which the X "
@@ -58,12 +49,12 @@ REFUSAL = (
 class StandInOutput(AsyncModelRunnerOutput):
     """vLLM's asynchronous output without a device."""
 
-    def get_output(self) -> ModelRunnerOutput:
+    def get_output(self):
         return ModelRunnerOutput(["a"], {"a": 0}, [[7]])
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> TetrisGPUModelRunner:
+def runner(monkeypatch):
     """A runner of ours over methods of vLLM's that do nothing."""
     monkeypatch.setattr(runner_v2, "get_tp_group", StandInGroup)
     monkeypatch.setattr(GPUModelRunnerV2, "__init__", lambda self: None)
@@ -87,15 +78,11 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> TetrisGPUModelRunner:
     return made
 
 
-def make_kv_cache(
-    runner: TetrisGPUModelRunner,
-    monkeypatch: pytest.MonkeyPatch,
-    errors: list[Exception],
-) -> list[bool]:
+def make_kv_cache(runner, monkeypatch, errors):
     """Run `initialize_kv_cache` over a method of vLLM's that fails at first."""
     asked = []
 
-    def initialize(self: Any, *_: Any) -> None:
+    def initialize(self, *_):
         asked.append(self.speculative_config.enable_adaptive_verification)
         if errors:
             raise errors.pop(0)
@@ -106,71 +93,83 @@ def make_kv_cache(
     return asked
 
 
-def schedule(order: VerificationOrder | None, num_tokens: int = 4) -> Any:
+def schedule(order):
     """Stand in for a scheduled step."""
-    output = SimpleNamespace(total_num_scheduled_tokens=num_tokens)
+    output = SimpleNamespace(total_num_scheduled_tokens=4)
     if order is not None:
         setattr(output, ORDER_ATTRIBUTE, order)
     return output
 
 
-def test_upstreams_manager_is_replaced_by_ours(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert make_kv_cache(runner, monkeypatch, []) == [True]
-    assert isinstance(runner.adaptive_verification, PlannedVerification)
-
-
-def test_a_refused_attention_back_end_falls_back_to_plain_verification(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = make_kv_cache(runner, monkeypatch, [ValueError(REFUSAL)])
-    assert asked == [True, False]
-    assert runner.adaptive_verification is None
-    runner.execute_model(schedule(VerificationOrder(1, 0)))
-    report = getattr(runner.sample_tokens(None).get_output(), REPORT_ATTRIBUTE)
-    assert report.plain_reason == "attention_backend"
-    assert report.verification is None
+def run_step(runner, step_id=1):
+    """Run a step of which one draft of two is verified; returns output and report."""
+    runner.execute_model(schedule(VerificationOrder(step_id, 1)))
+    if runner.adaptive_verification is not None:
+        runner.adaptive_verification.get_num_tokens({"a": 3}, {"a": [-1, -1]})
+        runner.adaptive_verification.reallocate_drafts(["a"], torch.tensor([0]))
+    output = runner.sample_tokens(None).get_output()
+    return output, getattr(output, REPORT_ATTRIBUTE, None)
 
 
 @pytest.mark.parametrize(
-    ("reason", "reported"), [("lora", "lora"), (None, "no_confidence")]
+    ("found", "errors", "reported"),
+    [
+        (None, [ValueError(REFUSAL)], "attention_backend"),
+        ("lora", [], "lora"),
+        (None, [], "no_confidence"),
+    ],
 )
-def test_a_runner_without_upstreams_manager_says_why(
-    reason: str | None,
-    reported: str,
-    runner: TetrisGPUModelRunner,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(runner_v2, "find_plain_reason", lambda _: reason)
+def test_a_runner_without_upstreams_manager_verifies_all_and_says_why(
+    found, errors, reported, runner, monkeypatch
+):
+    monkeypatch.setattr(runner_v2, "find_plain_reason", lambda _: found)
     monkeypatch.setattr(runner_v2, "find_unfit_backend", lambda _: None)
-    runner.speculative_config.enable_adaptive_verification = False
-    make_kv_cache(runner, monkeypatch, [])
-    runner.execute_model(schedule(VerificationOrder(1, 0)))
-    report = getattr(runner.sample_tokens(None).get_output(), REPORT_ATTRIBUTE)
+    runner.speculative_config.enable_adaptive_verification = bool(errors)
+    asked = [True, False] if errors else [False]
+    assert make_kv_cache(runner, monkeypatch, errors) == asked
+    assert runner.adaptive_verification is None
+    _, report = run_step(runner)
     assert report.plain_reason == reported
+    assert report.verification is None
 
 
-def test_other_errors_of_the_kv_cache_are_not_swallowed(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_back_end_that_does_not_follow_leads_to_plain_verification_not_to_an_error(
+    runner, monkeypatch
+):
+    monkeypatch.setattr(runner_v2, "TetrisGPUModelRunner", lambda *_: runner)
+    # The stand-in's class is not vLLM's.
+    monkeypatch.setattr(worker_gpu, "check", lambda *_: None)
+    warnings = []
+    monkeypatch.setattr(
+        worker_gpu.logger, "warning", lambda text, *args: warnings.append(text % args)
+    )
+    worker = object.__new__(TetrisGPUWorker)
+    worker.vllm_config, worker.device = (
+        stand_in_config(backend=stand_in_backend(follows_device=False)),
+        CPU,
+    )
+    assert worker._make_model_runner() is runner
+    assert any("attention back end X" in text for text in warnings)
+    assert any("tetris_fallbacks_total" in text for text in warnings)
+    runner.vllm_config = worker.vllm_config
+    runner.speculative_config = worker.vllm_config.speculative_config
+    assert make_kv_cache(runner, monkeypatch, []) == [False]
+    _, report = run_step(runner)
+    assert report.plain_reason == "attention_backend"
+
+
+def test_other_errors_of_the_kv_cache_are_not_swallowed(runner, monkeypatch):
     with pytest.raises(ValueError, match="no memory"):
         make_kv_cache(runner, monkeypatch, [ValueError("no memory")])
 
 
 def test_a_step_reports_what_it_verified_when_its_tokens_are_waited_for(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_kv_cache(runner, monkeypatch, [])
-    verification = runner.adaptive_verification
-    verification.set_initial_cost_curves([StepTimingSample(5.0, 3.0, 1, 1, True)])
-    reports = []
-    for step_id in (1, 2):
-        runner.execute_model(schedule(VerificationOrder(step_id, 1)))
-        verification.get_num_tokens({"a": 3}, {"a": [-1, -1]})
-        verification.reallocate_drafts(["a"], torch.tensor([0]))
-        output = runner.sample_tokens(None)
-        reports.append(getattr(output.get_output(), REPORT_ATTRIBUTE))
+    runner, monkeypatch
+):
+    assert make_kv_cache(runner, monkeypatch, []) == [True]
+    timings = [StepTimingSample(5.0, 3.0, 1, 1, True)]
+    runner.adaptive_verification.set_initial_cost_curves(timings)
+    reports = [run_step(runner, step_id)[1] for step_id in (1, 2)]
     assert [report.step_id for report in reports] == [1, 2]
     assert reports[0].verification.num_admitted.tolist() == [1]
     assert reports[0].verification.confidence.dtype == np.float32
@@ -179,52 +178,37 @@ def test_a_step_reports_what_it_verified_when_its_tokens_are_waited_for(
     assert reports[1].profile is None
 
 
-def test_steps_without_an_order_come_out_as_vllm_made_them(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("rank", "order"), [(0, None), (1, VerificationOrder(1, 1))])
+def test_without_an_order_and_on_other_ranks_steps_come_out_as_vllm_made_them(
+    rank, order, runner, monkeypatch
+):
+    monkeypatch.setattr(runner_v2, "get_tp_group", lambda: StandInGroup(rank=rank))
     make_kv_cache(runner, monkeypatch, [])
-    runner.execute_model(schedule(None))
+    runner.execute_model(schedule(order))
     assert isinstance(runner.sample_tokens(None), StandInOutput)
 
 
+@pytest.mark.parametrize(
+    ("part", "method"), [(DeviceClock, "read_finished"), (PendingCopy, "read")]
+)
 def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    part, method, runner, monkeypatch
+):
     make_kv_cache(runner, monkeypatch, [])
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("a bug of our own")
-
-    outputs = []
-    for place in (DeviceClock, None, PendingCopy):
-        with monkeypatch.context() as broken:
-            if place is not None:
-                name = "read_finished" if place is DeviceClock else "read"
-                broken.setattr(place, name, fail)
-            runner.execute_model(schedule(VerificationOrder(1, 1)))
-            runner.adaptive_verification.get_num_tokens({"a": 3}, {"a": [-1, -1]})
-            runner.adaptive_verification.reallocate_drafts(["a"], torch.tensor([0]))
-            outputs.append(runner.sample_tokens(None).get_output())
-    assert [output.sampled_token_ids for output in outputs] == [[[7]]] * 3
-    reports = [getattr(output, REPORT_ATTRIBUTE, None) for output in outputs]
-    assert reports[0] is None
-    assert reports[1].faults == {"report_error": 1}
-    assert reports[2].faults == {"report_error": 1}
-    assert reports[2].verification is None
+    with monkeypatch.context() as broken:
+        broken.setattr(part, method, lambda *_: 1 / 0)
+        output, report = run_step(runner)
+    assert output.sampled_token_ids == [[7]]
+    if part is DeviceClock:
+        # There is none, and the next one tells.
+        assert report is None
+        _, report = run_step(runner)
+    else:
+        assert report.verification is None
+    assert report.faults == {"report_error": 1}
 
 
-def test_only_the_first_rank_reports(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner_v2, "get_tp_group", lambda: StandInGroup(rank=1))
-    make_kv_cache(runner, monkeypatch, [])
-    runner.execute_model(schedule(VerificationOrder(1, 1)))
-    assert isinstance(runner.sample_tokens(None), StandInOutput)
-
-
-def test_a_steps_parts_are_timed_where_the_runner_passes_them(
-    runner: TetrisGPUModelRunner,
-) -> None:
+def test_a_steps_parts_are_timed_where_the_runner_passes_them(runner):
     device = StandInDevice()
     runner._clock._make_event = device.make_event
     for step_id in (1, 2):
@@ -243,15 +227,15 @@ def test_a_steps_parts_are_timed_where_the_runner_passes_them(
     assert report.times[0].draft_first_ms == 2.0
 
 
-def make_drafter(monkeypatch: pytest.MonkeyPatch, base: type, depth: int) -> Any:
+def make_drafter(monkeypatch, base, depth):
     """Make a drafter of vLLM's that only notes how many passes it would make."""
     concrete = type(base.__name__, (base,), {"load_draft_model": None})
-    drafter: Any = object.__new__(concrete)
+    drafter = object.__new__(concrete)
     drafter.num_speculative_steps = depth
     drafter.draft_tokens = torch.zeros(4, depth, dtype=torch.int64)
     drafter.depths = []
 
-    def propose(self: Any, *_: Any, **__: Any) -> torch.Tensor:
+    def propose(self, *_, **__):
         self.depths.append(self.num_speculative_steps)
         if self.num_speculative_steps > 1:
             self._multi_step_decode()
@@ -263,12 +247,10 @@ def make_drafter(monkeypatch: pytest.MonkeyPatch, base: type, depth: int) -> Any
     return drafter
 
 
-@pytest.mark.parametrize(
-    ("asked", "made"), [(None, 4), (4, 4), (9, 4), (2, 2), (1, 1), (0, 1)]
-)
+@pytest.mark.parametrize(("asked", "made"), [(None, 4), (9, 4), (2, 2), (1, 1), (0, 1)])
 def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
-    asked: int | None, made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    asked, made, monkeypatch
+):
     drafter = make_drafter(monkeypatch, StandaloneARSpeculator, 4)
     adopt_speculator(drafter, DeviceClock(StandInDevice().make_event))
     drafts = drafter.propose("batch", num_speculative_tokens=asked)
@@ -277,13 +259,11 @@ def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
     assert drafts.shape == (2, 4)
 
 
-def test_a_failing_draft_leaves_the_full_depth_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failing_draft_leaves_the_full_depth_behind(monkeypatch):
     drafter = make_drafter(monkeypatch, StandaloneARSpeculator, 4)
     adopt_speculator(drafter, DeviceClock(StandInDevice().make_event))
 
-    def fail(self: Any, *_: Any) -> None:
+    def fail(self, *_):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(StandaloneARSpeculator, "_multi_step_decode", fail)
@@ -293,9 +273,7 @@ def test_a_failing_draft_leaves_the_full_depth_behind(
 
 
 @pytest.mark.parametrize("base", [StandaloneARSpeculator, TargetDependentARSpeculator])
-def test_the_end_of_the_first_pass_is_marked(
-    base: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_the_first_pass_is_marked(base, monkeypatch):
     device = StandInDevice()
     clock = DeviceClock(device.make_event)
     drafter = make_drafter(monkeypatch, base, 3)
@@ -315,9 +293,9 @@ def test_the_end_of_the_first_pass_is_marked(
     assert (times.draft_first_ms, times.draft_next_ms) == (2.0, 3.0)
 
 
-def test_adopting_a_drafter_twice_or_another_kind_changes_nothing() -> None:
+def test_adopting_a_drafter_twice_or_another_kind_changes_nothing():
     clock = DeviceClock(StandInDevice().make_event)
-    drafter: Any = object.__new__(StandaloneARSpeculator)
+    drafter = object.__new__(StandaloneARSpeculator)
     adopt_speculator(drafter, clock)
     adopted = type(drafter)
     adopt_speculator(drafter, clock)
@@ -328,8 +306,8 @@ def test_adopting_a_drafter_twice_or_another_kind_changes_nothing() -> None:
     assert type(other) is SimpleNamespace
 
 
-def test_the_estimator_becomes_the_identity_and_stays_so() -> None:
-    drafter: Any = object.__new__(StandaloneARSpeculator)
+def test_the_estimator_becomes_the_identity_and_stays_so():
+    drafter = object.__new__(StandaloneARSpeculator)
     drafter.max_num_reqs, drafter.num_speculative_steps, drafter.device = 4, 3, CPU
     drafter.acceptance_estimator = None
     use_raw_confidence(drafter)
@@ -340,193 +318,3 @@ def test_the_estimator_becomes_the_identity_and_stays_so() -> None:
     estimator.step(None, None, None)
     assert estimator.slope.tolist() == [1.0]
     assert estimator.intercepts.tolist() == [0.0] * 3
-
-
-def config(**changes: Any) -> Any:
-    """Stand in for the parts of vLLM's configuration that are looked at."""
-    return SimpleNamespace(
-        use_v2_model_runner=changes.get("v2", True),
-        lora_config=changes.get("lora"),
-        is_mm_encoder_only=False,
-        parallel_config=SimpleNamespace(
-            pipeline_parallel_size=changes.get("pp", 1),
-            enable_batch_sharded_sampling=changes.get("sharded", False),
-        ),
-        compilation_config=SimpleNamespace(
-            cudagraph_mode=SimpleNamespace(
-                has_full_cudagraphs=lambda: changes.get("graphs", True)
-            )
-        ),
-        model_config=SimpleNamespace(return_sampling_mask=changes.get("mask", False)),
-        aux_output_config=SimpleNamespace(enabled=changes.get("experts", False)),
-        speculative_config=SimpleNamespace(
-            method=changes.get("method", "eagle3"),
-            use_local_argmax_reduction=changes.get("argmax", False),
-            enable_adaptive_verification=False,
-            attention_backend=changes.get("draft_backend"),
-        ),
-        attention_config=SimpleNamespace(
-            backend=changes.get("backend"),
-            backend_per_kind=changes.get("per_kind", {}),
-        ),
-    )
-
-
-def backend(*, follows_device: bool | None) -> Any:
-    """Stand in for a name of an attention back end; None cannot be imported."""
-
-    def get_class() -> Any:
-        if follows_device is None:
-            raise ImportError("not installed")
-        return SimpleNamespace(
-            supports_device_cpu_query_lens_mismatch=lambda: follows_device
-        )
-
-    return SimpleNamespace(name="X", get_class=get_class)
-
-
-UNFIT, FIT = backend(follows_device=False), backend(follows_device=True)
-
-
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({}, None),
-        ({"backend": FIT}, None),
-        ({"backend": backend(follows_device=None)}, None),
-        ({"backend": UNFIT}, "X"),
-        ({"backend": FIT, "per_kind": {"sliding_window": UNFIT}}, "X"),
-        ({"draft_backend": UNFIT}, "X"),
-        ({"draft_backend": UNFIT, "method": "dspark"}, None),
-    ],
-)
-def test_back_ends_that_were_asked_for_are_asked_whether_they_follow_the_device(
-    changes: dict[str, Any], found: str | None
-) -> None:
-    assert find_unfit_backend(config(**changes)) == found
-
-
-def test_vllm_asks_its_back_ends_the_same() -> None:
-    """By the method, and in the configuration, that are asked here."""
-    from vllm.config import AttentionConfig, SpeculativeConfig
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
-
-    chosen = AttentionBackendEnum.CPU_ATTN
-    assert find_unfit_backend(config(backend=chosen, draft_backend=chosen)) is None
-    assert chosen.get_class().supports_device_cpu_query_lens_mismatch()
-    assert {"backend", "backend_per_kind"} <= vars(AttentionConfig()).keys()
-    assert "attention_backend" in SpeculativeConfig.__dataclass_fields__
-
-
-def test_a_back_end_that_does_not_follow_leads_to_plain_verification_not_to_an_error(
-    runner: TetrisGPUModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner_v2, "TetrisGPUModelRunner", lambda *_: runner)
-    # The stand-in's class is not vLLM's.
-    monkeypatch.setattr(worker_gpu, "check", lambda *_: None)
-    warnings: list[str] = []
-    monkeypatch.setattr(
-        worker_gpu.logger, "warning", lambda text, *args: warnings.append(text % args)
-    )
-    worker: Any = object.__new__(TetrisGPUWorker)
-    worker.vllm_config, worker.device = config(backend=UNFIT), CPU
-    assert worker._make_model_runner() is runner
-    assert any("attention back end X" in text for text in warnings)
-    assert any("tetris_fallbacks_total" in text for text in warnings)
-    runner.vllm_config = worker.vllm_config
-    runner.speculative_config = worker.vllm_config.speculative_config
-    assert make_kv_cache(runner, monkeypatch, []) == [False]
-    runner.execute_model(schedule(VerificationOrder(1, 0)))
-    report = getattr(runner.sample_tokens(None).get_output(), REPORT_ATTRIBUTE)
-    assert report.plain_reason == "attention_backend"
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"v2": False}, "runner_v1"),
-        ({"method": "ngram"}, "method"),
-        ({"argmax": True}, "local_argmax"),
-        ({"argmax": True, "method": "dspark"}, None),
-        ({"lora": object()}, "lora"),
-        ({"pp": 2}, "pipeline_parallel"),
-        ({"graphs": False}, "eager"),
-        ({"sharded": True}, "batch_sharded_sampling"),
-        ({"mask": True}, "sampling_mask"),
-        ({"experts": True}, "routed_experts"),
-    ],
-)
-def test_what_stands_in_the_way_of_trimming_is_named(
-    changes: dict[str, Any], reason: str | None
-) -> None:
-    assert find_plain_reason(config(**changes)) == reason
-
-
-@pytest.mark.parametrize(("pp", "enabled"), [(1, True), (2, False)])
-def test_the_worker_switches_upstreams_machinery_on_where_it_works(
-    pp: int, enabled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        runner_v2, "TetrisGPUModelRunner", lambda *args: SimpleNamespace(args=args)
-    )
-    worker: Any = object.__new__(TetrisGPUWorker)
-    worker.vllm_config, worker.device = config(pp=pp), CPU
-    made = worker._make_model_runner()
-    assert made.args == (worker.vllm_config, CPU)
-    speculative = worker.vllm_config.speculative_config
-    assert speculative.enable_adaptive_verification is enabled
-
-
-def test_vllms_own_runner_is_used_where_it_insists_on_v1(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(GPUWorker, "_make_model_runner", lambda self: "vLLM's own")
-    worker: Any = object.__new__(TetrisGPUWorker)
-    worker.vllm_config = config(v2=False)
-    assert worker._make_model_runner() == "vLLM's own"
-
-
-STEP_PATH = [
-    "clock",
-    "copy",
-    "ranking",
-    "runner",
-    "speculators",
-    "verification",
-]
-WAITS = frozenset({"item", "cpu", "tolist", "numpy", "synchronize", "nonzero"})
-
-
-def waiting_calls(path: Path) -> set[tuple[str, str]]:
-    """Return function and method for every call that could wait for the device."""
-    found = set()
-    for function in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(function, ast.FunctionDef):
-            for node in ast.walk(function):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Attribute)
-                    and node.func.attr in WAITS
-                ):
-                    found.add((function.name, node.func.attr))
-    return found
-
-
-@pytest.mark.parametrize("module", STEP_PATH)
-def test_nothing_in_the_step_waits_for_the_device(module: str) -> None:
-    """A reading of the source; `VLLM_GPU_SYNC_CHECK=error` is the proof on a GPU."""
-    path = Path(worker_gpu.__file__).parent / f"{module}.py"
-    allowed = {
-        # In the thread that waits for the sampled tokens, a forward pass later.
-        ("read", "synchronize"),
-        # The branch for tensors of the CPU.
-        ("start", "numpy"),
-    }
-    assert waiting_calls(path) <= allowed
-
-
-def test_such_a_call_would_be_found(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.py"
-    bad.write_text("def step(x):\n    return x.sum().item()\n", "utf-8")
-    assert waiting_calls(bad) == {("step", "item")}

@@ -1,67 +1,25 @@
 """vLLM's real asynchronous scheduler under our decisions, with a stand-in worker."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from policies.planner import Planner
-from policies.types import DraftBatch, DraftSelection, VerificationOutcome
-from serving.engine.compat import AsyncScheduler
+from policies.types import DraftSelection
 from serving.engine.gpu.plain_verification import find_plain_reason
-from serving.engine.gpu.scheduler import TetrisAsyncScheduler
+from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH, MAX_TOKENS
-from tests.gpu_adapter.stand_in_worker import StandInWorker, drive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.gpu_adapter.stand_in_worker import StandInWorker, drive, make_worker
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-def add(
-    scheduler: Any,
-    num_reqs: int,
-    *,
-    prompt_len: int = 5,
-    max_tokens: int = 40,
-    prefix: str = "r",
-    **params: Any,
-) -> list[Any]:
-    """Add requests that run to their length limit."""
-    from vllm import SamplingParams
-    from vllm.v1.request import Request
-
-    requests = []
-    for index in range(num_reqs):
-        sampling = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, temperature=0.0, **params
-        )
-        sampling.update_from_generation_config({}, eos_token_id=2)
-        request = Request(
-            f"{prefix}{index}", list(range(10, 10 + prompt_len)), sampling, None
-        )
-        scheduler.add_request(request)
-        requests.append(request)
-    return requests
-
-
-def make_worker(num_reqs: int, acceptance: float = 0.7, **options: Any) -> Any:
-    """Make a worker whose requests `r0`, `r1`, ... all accept alike."""
-    chances = {f"r{index}": acceptance for index in range(num_reqs)}
-    return StandInWorker(DEPTH, {**chances, **options.pop("more", {})}, **options)
-
-
 @pytest.mark.parametrize("policy", ["fixed", "tetris", "dynamic", "goodput"])
-def test_every_request_gets_all_its_tokens_and_figures_add_up(
-    policy: str, make_scheduler: Callable[..., Any]
-) -> None:
+def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_scheduler):
     scheduler = make_scheduler(policy=policy)
-    requests = add(scheduler, 6)
+    requests = add_requests(scheduler, 6)
     worker = make_worker(6)
     drive(scheduler, worker)
     assert [request.num_output_tokens for request in requests] == [40] * 6
@@ -69,6 +27,8 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(
     counters = scheduler.counters
     assert counters.num_fallbacks == {}
     assert counters.num_steps == len(worker.steps)
+    for step in worker.steps:
+        assert step.num_verified == step.order.draft_budget <= step.num_offered
     num_verified = sum(step.num_verified for step in worker.steps)
     assert counters.num_verified_tokens == num_verified > 0
     assert 0 < counters.num_accepted_tokens <= num_verified
@@ -88,23 +48,9 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(
         assert len(scheduler._planner.acceptance.calibration._requests) <= 1
 
 
-@pytest.mark.parametrize("policy", ["fixed", "tetris", "goodput"])
-def test_the_worker_verifies_exactly_what_was_ordered(
-    policy: str, make_scheduler: Callable[..., Any]
-) -> None:
-    scheduler = make_scheduler(policy=policy)
-    add(scheduler, 4)
-    worker = make_worker(4)
-    drive(scheduler, worker)
-    for step in worker.steps:
-        assert step.num_verified == step.order.draft_budget <= step.num_offered
-
-
-def test_tetris_spends_its_capacity_where_drafts_are_likely_to_survive(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_tetris_spends_its_capacity_where_drafts_are_likely_to_survive(make_scheduler):
     scheduler = make_scheduler(policy="tetris")
-    add(scheduler, 4, max_tokens=100)
+    add_requests(scheduler, 4, max_tokens=100)
     worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.1, "r3": 0.1})
     drive(scheduler, worker, max_steps=12)
     busy = [step for step in worker.steps if step.num_offered == 16]
@@ -116,12 +62,12 @@ def test_tetris_spends_its_capacity_where_drafts_are_likely_to_survive(
 
 
 def test_goodput_verifies_little_where_it_costs_much_and_much_where_it_is_free(
-    make_scheduler: Callable[..., Any],
-) -> None:
+    make_scheduler,
+):
     shares = []
     for price_ms in (0.001, 8.0):
         scheduler = make_scheduler()
-        add(scheduler, 8, max_tokens=200)
+        add_requests(scheduler, 8, max_tokens=200)
         worker = make_worker(
             8,
             0.6,
@@ -134,11 +80,9 @@ def test_goodput_verifies_little_where_it_costs_much_and_much_where_it_is_free(
     assert shares[0] > 2 * shares[1]
 
 
-def test_costs_are_learnt_from_the_devices_clock(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_costs_are_learnt_from_the_devices_clock(make_scheduler):
     scheduler = make_scheduler()
-    add(scheduler, 4, max_tokens=150)
+    add_requests(scheduler, 4, max_tokens=150)
     worker = make_worker(4, 0.6, target_ms=lambda num_tokens: 9.0 + 0.5 * num_tokens)
     drive(scheduler, worker, max_steps=120)
     cost = scheduler._planner.cost
@@ -148,40 +92,10 @@ def test_costs_are_learnt_from_the_devices_clock(
     assert scheduler.snapshot()["planner"]["step_time_error"] < 0.1
 
 
-def test_the_pause_between_two_batches_is_no_cost_of_a_step(
-    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step that emits nothing any more is still in flight during the pause."""
+def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(make_scheduler):
     scheduler = make_scheduler(policy="fixed")
-    gaps: list[float] = []
-    monkeypatch.setattr(
-        type(scheduler._planner),
-        "observe_timing",
-        lambda _, timing: gaps.append(timing.host_ms),
-    )
-    worker = make_worker(2, more={"late0": 0.7})
-    queue: list[Any] = []
-    for prefix in ("r", "late"):
-        add(scheduler, 2 if prefix == "r" else 1, prefix=prefix)
-        while scheduler.has_unfinished_requests():
-            output = scheduler.schedule()
-            queue.append((output, worker.execute(output)))
-            if len(queue) == 2:
-                scheduler.update_from_output(*queue.pop(0))
-        assert queue, "no step is left in flight, which is what this is about"
-        # Nothing runs for a second, on the device's clock.
-        worker._device.queue(1000.0)
-    scheduler.update_from_output(*queue.pop(0))
-    assert len(gaps) > 5
-    assert max(gaps) < 1.0
-
-
-def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(
-    make_scheduler: Callable[..., Any],
-) -> None:
-    scheduler = make_scheduler(policy="fixed")
-    requests = add(scheduler, 2, max_tokens=30)
-    requests += add(scheduler, 1, max_tokens=1000, prefix="long")
+    requests = add_requests(scheduler, 2, max_tokens=30)
+    requests += add_requests(scheduler, 1, max_tokens=1000, prefix="long")
     for request in requests:
         safe = scheduler._offers._find_safe_length(request)
         for num_in_flight in (0, 1):
@@ -191,37 +105,35 @@ def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(
                 safe - request.num_prompt_tokens
             )
             assert scheduler._offers._limit(request, DEPTH)[0] == DEPTH
-    [out] = add(scheduler, 1, prefix="out", extra_args={"speculative_decoding": "off"})
+    [out] = add_requests(
+        scheduler, 1, prefix="out", extra_args={"speculative_decoding": "off"}
+    )
     assert scheduler._offers._find_safe_length(out) < 0
 
 
-def test_acceptance_is_learnt_from_the_drafts_that_were_verified(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_acceptance_is_learnt_from_the_drafts_that_were_verified(make_scheduler):
     """Confidence .5 everywhere, of which half the requests accept nearly all."""
     scheduler = make_scheduler()
-    add(scheduler, 4, max_tokens=200)
+    add_requests(scheduler, 4, max_tokens=200)
     worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.05, "r3": 0.05})
     real_draft = worker._draft
 
-    def draft_unsurely(req_ids: list[str], depth: int) -> None:
+    def draft_unsurely(req_ids, depth):
         kept, worker.acceptance = worker.acceptance, dict.fromkeys(req_ids, 0.5)
         real_draft(req_ids, depth)
         worker.acceptance = kept
 
-    worker._draft = draft_unsurely  # type: ignore[method-assign]
+    worker._draft = draft_unsurely
     drive(scheduler, worker, max_steps=40)
     scale = scheduler._planner.acceptance_scale(["r0", "r2"])
     assert scale.effect[0] > 0.2 > -0.2 > scale.effect[1]
 
 
-def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(make_scheduler):
     scheduler = make_scheduler(policy="fixed")
     depths = iter([4, 1, 3, 0, 2] * 20)
     scheduler._choose_depth = lambda _: next(depths)
-    add(scheduler, 2, max_tokens=200)
+    add_requests(scheduler, 2, max_tokens=200)
     worker = make_worker(2)
     drive(scheduler, worker, max_steps=40)
     pairs = zip(worker.steps[1:], worker.steps, strict=False)
@@ -230,54 +142,19 @@ def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(
     assert all(offered == 2 * before for offered, before in steady)
 
 
-def test_prompts_get_the_room_of_drafts_that_are_not_verified(
-    make_scheduler: Callable[..., Any],
-) -> None:
-    """Upstream charges every placeholder and leaves the prompt waiting longer."""
-    first_prefill = {}
-    for cls in (AsyncScheduler, TetrisAsyncScheduler):
-        scheduler = make_scheduler(cls, policy="tetris", extra_draft_tokens=3)
-        add(scheduler, 7, max_tokens=100)
-        worker = make_worker(7, 0.5, more={"late0": 0.5})
-        if cls is AsyncScheduler:
-            order = scheduler._update_after_schedule
-
-            def with_order(output: Any, order: Any = order) -> None:
-                from serving.engine.gpu.step_messages import VerificationOrder
-
-                output.tetris_order = VerificationOrder(1, 7)
-                order(output)
-
-            scheduler._update_after_schedule = with_order
-        drive(scheduler, worker, max_steps=6)
-        add(scheduler, 1, prompt_len=90, prefix="late")
-        num_before = len(worker.steps)
-        drive(scheduler, worker, max_steps=3)
-        first_prefill[cls] = max(
-            step.num_prefill_tokens for step in worker.steps[num_before:]
-        )
-        assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
-    # 64 tokens a step, less 7 requests with a token, their drafts and the slot that a
-    # draft model adds, less that slot of the prompt.
-    assert first_prefill[AsyncScheduler] == 64 - 7 * (1 + 4 + 1) - 1
-    assert first_prefill[TetrisAsyncScheduler] == 64 - 7 * (1 + 1 + 1) - 1
-
-
-def test_what_is_left_out_is_counted_for_the_reason_it_was(
-    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler, monkeypatch):
     """Of 2 x 4 drafts, 2 are verified and 3 come too late; every third step probes."""
     scheduler = make_scheduler(policy="tetris", extra_draft_tokens=3)
     select = type(scheduler._planner).select
     probes = itertools.cycle([False, False, True])
 
-    def select_late(planner: Any, batch: Any) -> Any:
+    def select_late(planner, batch):
         return replace(
             select(planner, batch), num_cut_by_latency=3, is_probe=next(probes)
         )
 
     monkeypatch.setattr(type(scheduler._planner), "select", select_late)
-    add(scheduler, 2, max_tokens=300)
+    add_requests(scheduler, 2, max_tokens=300)
     drive(scheduler, make_worker(2), max_steps=30)
     cut = scheduler.counters.num_cut_tokens
     assert cut["latency"] == pytest.approx(3 * 29, abs=6)
@@ -286,13 +163,13 @@ def test_what_is_left_out_is_counted_for_the_reason_it_was(
 
 @pytest.mark.parametrize(("num_invalid", "num_verified"), [(2, 2), (3, 1), (4, 0)])
 def test_a_draft_that_a_grammar_forbids_is_counted_once(
-    num_invalid: int, num_verified: int, make_scheduler: Callable[..., Any]
-) -> None:
+    num_invalid, num_verified, make_scheduler
+):
     """Of 4 drafts a step the budget leaves 2; a grammar forbids the last ones."""
     scheduler = make_scheduler(policy="tetris")
     update = scheduler.update_from_output
 
-    def forbid(output: Any, result: Any) -> Any:
+    def forbid(output, result):
         drafts = output.scheduled_spec_decode_tokens
         output.num_invalid_spec_tokens = {
             req_id: num_invalid for req_id in drafts if len(drafts[req_id]) == DEPTH
@@ -300,7 +177,7 @@ def test_a_draft_that_a_grammar_forbids_is_counted_once(
         return update(output, result)
 
     scheduler.update_from_output = forbid
-    add(scheduler, 1, max_tokens=30)
+    add_requests(scheduler, 1, max_tokens=30)
     drive(scheduler, make_worker(1, 0.0))
     counters = scheduler.counters
     num_steps = counters.num_cut_tokens["budget"] // (DEPTH - 2)
@@ -311,22 +188,18 @@ def test_a_draft_that_a_grammar_forbids_is_counted_once(
     assert counters.num_verified_tokens + num_cut <= counters.num_proposed_tokens
 
 
-def test_a_request_that_opts_out_has_no_drafts_verified(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_a_request_that_opts_out_has_no_drafts_verified(make_scheduler):
     scheduler = make_scheduler(policy="fixed")
-    add(scheduler, 1, extra_args={"speculative_decoding": "off"})
+    add_requests(scheduler, 1, extra_args={"speculative_decoding": "off"})
     worker = make_worker(1)
     assert drive(scheduler, worker) == 40
     assert scheduler.counters.num_verified_tokens == 0
     assert scheduler.counters.num_cut_tokens["opt_out"] > 0
 
 
-def test_no_draft_is_verified_past_a_requests_last_token(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_no_draft_is_verified_past_a_requests_last_token(make_scheduler):
     scheduler = make_scheduler(policy="fixed")
-    [request] = add(scheduler, 1, max_tokens=12)
+    [request] = add_requests(scheduler, 1, max_tokens=12)
     worker = make_worker(1, 1.0)
     drive(scheduler, worker)
     assert request.num_output_tokens == 12
@@ -338,10 +211,10 @@ def test_no_draft_is_verified_past_a_requests_last_token(
     [({"graphs": False}, "eager"), ({"enable_lora": True}, "lora")],
 )
 def test_what_upstream_cannot_trim_is_verified_whole_and_counted(
-    options: dict[str, Any], reason: str, make_scheduler: Callable[..., Any]
-) -> None:
+    options, reason, make_scheduler
+):
     scheduler = make_scheduler(**options)
-    requests = add(scheduler, 3)
+    requests = add_requests(scheduler, 3)
     worker = make_worker(3, plain_reason=reason)
     drive(scheduler, worker)
     assert [request.num_output_tokens for request in requests] == [40] * 3
@@ -352,48 +225,17 @@ def test_what_upstream_cannot_trim_is_verified_whole_and_counted(
     assert counters.num_verified_tokens > counters.num_accepted_tokens > 0
 
 
-def test_a_worker_that_finds_out_late_is_believed(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_a_worker_that_finds_out_late_is_believed(make_scheduler):
     scheduler = make_scheduler()
     assert find_plain_reason(scheduler.vllm_config) is None
-    add(scheduler, 3)
+    add_requests(scheduler, 3)
     drive(scheduler, make_worker(3, plain_reason="attention_backend"))
     assert scheduler.counters.num_fallbacks["plain_attention_backend"] > 0
 
 
-def test_a_policy_that_fails_verifies_everything_and_is_counted(
-    make_scheduler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = make_scheduler()
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("broken on purpose")
-
-    monkeypatch.setattr(type(scheduler._planner), "select", fail)
-    requests = add(scheduler, 3)
-    worker = make_worker(3)
-    drive(scheduler, worker)
-    assert [request.num_output_tokens for request in requests] == [40] * 3
-    assert all(step.num_verified == step.num_offered for step in worker.steps)
-    assert scheduler.counters.num_fallbacks["policy_error"] > 0
-
-
-def test_preempted_requests_come_back_and_finish(
-    make_scheduler: Callable[..., Any],
-) -> None:
-    scheduler = make_scheduler(policy="fixed", num_blocks=24)
-    requests = add(scheduler, 6, prompt_len=20, max_tokens=60)
-    worker = make_worker(6)
-    drive(scheduler, worker, max_steps=2000)
-    assert [request.num_output_tokens for request in requests] == [60] * 6
-
-
-def test_whoever_watches_sees_what_the_device_admitted(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_whoever_watches_sees_what_the_device_admitted(make_scheduler):
     scheduler = make_scheduler(policy="tetris")
-    add(scheduler, 3)
+    add_requests(scheduler, 3)
     scheduler.board.watch(0, with_ids=True)
     worker = make_worker(3)
     drive(scheduler, worker, max_steps=10)
@@ -409,9 +251,7 @@ def test_whoever_watches_sees_what_the_device_admitted(
     assert all(one["draft_ids"] == [] for one in requests)
 
 
-def test_synchronous_scheduling_is_refused_with_its_remedy(
-    make_scheduler: Callable[..., Any],
-) -> None:
+def test_synchronous_scheduling_is_refused_with_its_remedy(make_scheduler):
     with pytest.raises(
         ValueError, match=r"needs vLLM's asynchronous .* engine\.adapter"
     ):
@@ -423,7 +263,7 @@ class EveryOther(Planner):
 
     may_reallocate = False
 
-    def select(self, batch: DraftBatch) -> DraftSelection:
+    def select(self, batch):
         """Choose by row alone."""
         admitted = np.minimum(batch.num_draft_tokens, 2)
         admitted[::2] = 0
@@ -431,24 +271,22 @@ class EveryOther(Planner):
             admitted, int(admitted.sum()), may_reallocate=self.may_reallocate
         )
 
-    def choose_depth(
-        self, num_reqs: int, latency_target_ms: float | None = None
-    ) -> int:
+    def choose_depth(self, num_reqs, latency_target_ms=None):
         """Draft as deep as the engine can."""
         return DEPTH
 
-    def observe(self, outcome: VerificationOutcome) -> None:
+    def observe(self, outcome):
         """Learn nothing."""
 
 
 @pytest.mark.parametrize("may_reallocate", [False, True])
 def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
-    may_reallocate: bool, make_scheduler: Callable[..., Any]
-) -> None:
+    may_reallocate, make_scheduler
+):
     scheduler = make_scheduler()
     scheduler._planner = EveryOther()
     scheduler._planner.may_reallocate = may_reallocate
-    add(scheduler, 4)
+    add_requests(scheduler, 4)
     worker = make_worker(4)
     drive(scheduler, worker, max_steps=10)
     busy = [step for step in worker.steps if step.num_verified]

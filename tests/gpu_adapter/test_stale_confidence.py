@@ -1,19 +1,17 @@
 """Confidences kept from step to step, a slot per request."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from serving.engine.gpu.stale_confidence import UNKNOWN, StaleConfidence
 
 
-def note(kept: StaleConfidence, req_id: str, values: list[float]) -> None:
+def note(kept, req_id, values):
     """Note one request's confidences, all of them new."""
     kept.note([req_id], np.array([values]), np.array([len(values)]))
 
 
-def test_positions_that_were_not_drafted_keep_what_they_had() -> None:
+def test_positions_that_were_not_drafted_keep_what_they_had():
     kept = StaleConfidence(3)
     kept.note(
         ["a", "b"],
@@ -28,7 +26,7 @@ def test_positions_that_were_not_drafted_keep_what_they_had() -> None:
     )
 
 
-def test_what_is_unknown_is_taken_from_the_others_then_from_all() -> None:
+def test_what_is_unknown_is_taken_from_the_others_then_from_all():
     kept = StaleConfidence(3)
     assert kept.guess(["a", "b"], 2).tolist() == [[UNKNOWN] * 2] * 2
     note(kept, "a", [0.8])
@@ -37,7 +35,7 @@ def test_what_is_unknown_is_taken_from_the_others_then_from_all() -> None:
     np.testing.assert_allclose(guess, [[0.8, 0.7], [0.6, 0.7], [0.7, 0.7]])
 
 
-def test_a_slot_forgets_whom_it_belonged_to() -> None:
+def test_a_slot_forgets_whom_it_belonged_to():
     kept = StaleConfidence(1, num_slots=1)
     note(kept, "a", [0.9])
     kept.forget("a")
@@ -48,7 +46,7 @@ def test_a_slot_forgets_whom_it_belonged_to() -> None:
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 64])
-def test_there_is_room_for_more_requests_than_expected(num_slots: int) -> None:
+def test_there_is_room_for_more_requests_than_expected(num_slots):
     kept = StaleConfidence(2, num_slots)
     rng = np.random.default_rng(0)
     rows = rng.uniform(size=(20, 2))

@@ -1,9 +1,6 @@
 """The manager's decisions, on tensors of the CPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ import torch
 from policies.types import AcceptanceScale
 from serving.engine.compat import AdaptiveVerificationManager, StepTimingSample
 from serving.engine.gpu.step_messages import VerificationOrder
-from serving.engine.gpu.verification import PlannedVerification, make_profile
+from serving.engine.gpu.verification import make_profile
 from tests.gpu_adapter.stand_ins import (
     StandInGroup,
     make_verification,
@@ -22,9 +19,7 @@ from tests.gpu_adapter.stand_ins import (
 PLACEHOLDERS = [-1, -1, -1]
 
 
-def record(
-    verification: PlannedVerification, slots: list[int], rows: list[list[float]]
-) -> None:
+def record(verification, slots, rows):
     """Report drafts' confidences as the runner does after drafting."""
     batch = SimpleNamespace(num_reqs=len(slots), idx_mapping=torch.tensor(slots))
     # As the drafter's buffer: more rows than requests.
@@ -32,12 +27,7 @@ def record(
     verification.record_confidences(padded, batch)
 
 
-def run(
-    verification: Any,
-    slots: list[int],
-    drafts: dict[str, list[int]],
-    num_tokens: dict[str, int],
-) -> tuple[int, list[int], list[int], int]:
+def run(verification, slots, drafts, num_tokens):
     """Size and allocate one step, as the runner does.
 
     Returns:
@@ -50,60 +40,22 @@ def run(
     return total, logits.tolist(), tokens.tolist(), budget
 
 
-def test_the_budget_of_the_order_goes_to_the_drafts_likeliest_to_survive() -> None:
-    verification = make_verification(max_num_reqs=4)
-    record(verification, [2, 0], [[0.9, 0.9, 0.9], [0.5, 0.9, 0.9]])
-    verification.take_order(VerificationOrder(1, draft_budget=4))
-    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
-    total, logits, tokens, budget = run(verification, [2, 0], drafts, {"a": 4, "b": 4})
-    assert (total, budget) == (6, 4)
-    # .9 .81 .729 and .5: three drafts of a, one of b.
-    assert logits == [0, 4, 6]
-    assert tokens == [0, 4, 6, 6, 6]
-
-
-def test_prompts_beside_drafts_keep_all_their_tokens() -> None:
-    verification = make_verification(max_num_reqs=4)
-    record(verification, [0], [[0.9, 0.8, 0.7]])
-    verification.take_order(VerificationOrder(1, draft_budget=1))
-    total, logits, tokens, _ = run(
-        verification, [0, 1], {"a": PLACEHOLDERS}, {"a": 4, "prompt": 7}
-    )
-    assert total == 9
-    assert logits == [0, 2, 3]
-    assert tokens == [0, 2, 9, 9, 9]
-
-
-@pytest.mark.parametrize(
-    ("draft_budget", "admitted"), [(0, [0, 0]), (6, [3, 3]), (99, [3, 3])]
-)
-def test_all_or_nothing_needs_no_ranking(
-    draft_budget: int, admitted: list[int]
-) -> None:
+@pytest.mark.parametrize("order", [None, VerificationOrder(1, draft_budget=99)])
+def test_without_an_order_or_with_all_one_could_want_all_drafts_are_verified(order):
     verification = make_verification()
-    verification.take_order(VerificationOrder(1, draft_budget))
-    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
-    total, logits, _, budget = run(verification, [0, 1], drafts, {"a": 4, "b": 4})
-    assert budget == sum(admitted)
-    assert total == 2 + budget
-    assert np.diff(logits).tolist() == [count + 1 for count in admitted]
-
-
-def test_a_step_without_an_order_verifies_everything() -> None:
-    verification = make_verification()
-    verification.take_order(None)
+    verification.take_order(order)
     total, _, _, budget = run(verification, [0], {"a": PLACEHOLDERS}, {"a": 4})
     assert (total, budget) == (4, 3)
 
 
-def test_no_more_is_verified_than_the_sampler_can_address() -> None:
+def test_no_more_is_verified_than_the_sampler_can_address():
     verification = make_verification(max_total_logits=4)
     verification.take_order(VerificationOrder(1, draft_budget=6))
     drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
     assert run(verification, [0, 1], drafts, {"a": 4, "b": 4})[3] == 2
 
 
-def test_the_ranking_follows_calibration_and_weights_of_the_order() -> None:
+def test_the_ranking_follows_calibration_and_weights_of_the_order():
     verification = make_verification(depth=2)
     record(verification, [0, 1], [[0.6, 0.6], [0.5, 0.5]])
     drafts = {"a": [-1, -1], "b": [-1, -1]}
@@ -120,9 +72,7 @@ def test_the_ranking_follows_calibration_and_weights_of_the_order() -> None:
         assert np.diff(logits).tolist() == [count + 1 for count in admitted], order
 
 
-def test_a_planner_that_knows_fewer_positions_than_the_engine_drafts_is_no_fault() -> (
-    None
-):
+def test_a_planner_that_knows_fewer_positions_than_the_engine_drafts_is_no_fault():
     verification = make_verification(depth=3)
     record(verification, [0, 1], [[0.9, 0.9, 0.9], [0.2, 0.2, 0.2]])
     scale = AcceptanceScale(1.0, np.zeros(1), np.zeros(2), 8.0)
@@ -132,7 +82,7 @@ def test_a_planner_that_knows_fewer_positions_than_the_engine_drafts_is_no_fault
     assert np.diff(logits).tolist() == [4, 1]
 
 
-def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by() -> None:
+def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by():
     verification = make_verification(depth=2)
     record(verification, [3, 1], [[0.9, 0.8], [0.3, 0.2]])
     verification.take_order(VerificationOrder(1, 2))
@@ -147,7 +97,7 @@ def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by() -
     assert verification.take_verified() is None
 
 
-def test_a_step_without_drafts_reports_nothing_of_the_step_before() -> None:
+def test_a_step_without_drafts_reports_nothing_of_the_step_before():
     verification = make_verification()
     verification.take_order(VerificationOrder(1, 3))
     run(verification, [0], {"a": PLACEHOLDERS}, {"a": 4})
@@ -156,9 +106,9 @@ def test_a_step_without_drafts_reports_nothing_of_the_step_before() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ranks_whose_confidences_differ_cut_alike(seed: int) -> None:
+def test_ranks_whose_confidences_differ_cut_alike(seed):
     rng = np.random.default_rng(seed)
-    shared: list[torch.Tensor] = []
+    shared = []
     ranks = [
         make_verification(group=StandInGroup(rank, shared), max_num_reqs=6)
         for rank in range(2)
@@ -175,7 +125,7 @@ def test_ranks_whose_confidences_differ_cut_alike(seed: int) -> None:
     assert results[0] == results[1]
 
 
-def test_without_the_broadcast_such_ranks_would_cut_differently() -> None:
+def test_without_the_broadcast_such_ranks_would_cut_differently():
     """The control of the test above."""
     results = []
     for rows in ([[0.6, 0.1], [0.5, 0.1]], [[0.5, 0.1], [0.6, 0.1]]):
@@ -189,9 +139,7 @@ def test_without_the_broadcast_such_ranks_would_cut_differently() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("draft_budget", [0, 5, 12])
-def test_boundaries_are_those_that_upstream_writes(
-    seed: int, draft_budget: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_boundaries_are_those_that_upstream_writes(seed, draft_budget, monkeypatch):
     """Without ties, calibration and weights, both rank alike."""
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
 
@@ -203,7 +151,6 @@ def test_boundaries_are_those_that_upstream_writes(
     drafts = {f"r{index}": PLACEHOLDERS for index in range(4)}
     num_tokens = {**dict.fromkeys(drafts, 4), "prompt": 6}
     slots = [3, 0, 2, 1, 4]
-    results = []
     theirs = stand_in_manager(8, 3, 10_000)
     theirs._confidence_probs[slots[:4]] = torch.from_numpy(rows).float()
     theirs._batch_budget = (
@@ -214,23 +161,23 @@ def test_boundaries_are_those_that_upstream_writes(
     logits, tokens, budget = AdaptiveVerificationManager.reallocate_drafts(
         theirs, list(num_tokens), torch.tensor(slots)
     )
-    results.append((logits.tolist(), tokens.tolist(), budget))
     ours = make_verification()
     record(ours, slots[:4], rows.tolist())
     ours.take_order(VerificationOrder(1, draft_budget))
-    results.append(run(ours, slots, drafts, num_tokens)[1:])
-    assert results[0] == results[1]
+    total, *result = run(ours, slots, drafts, num_tokens)
+    assert result == [logits.tolist(), tokens.tolist(), budget]
+    assert total == tokens[-1] == len(num_tokens) + 5 + draft_budget
 
 
-def test_a_new_request_does_not_inherit_the_confidences_of_its_slot() -> None:
+def test_a_new_request_does_not_inherit_the_confidences_of_its_slot():
     verification = make_verification()
     record(verification, [0], [[0.1, 0.1, 0.1]])
     verification.add_request(0)
     assert verification._confidence_probs[0].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_start_up_timings_become_a_profile_of_single_passes() -> None:
-    def sample(num_tokens: int, forward_ms: float, drafter_ms: float) -> Any:
+def test_start_up_timings_become_a_profile_of_single_passes():
+    def sample(num_tokens, forward_ms, drafter_ms):
         return StepTimingSample(
             forward_ms, drafter_ms, num_tokens, min(num_tokens, 4), True
         )
@@ -250,7 +197,7 @@ def test_start_up_timings_become_a_profile_of_single_passes() -> None:
     assert not profile.drafts_in_one_pass
 
 
-def test_start_up_timings_replace_upstreams_cost_tables() -> None:
+def test_start_up_timings_replace_upstreams_cost_tables():
     verification = make_verification(num_draft_passes=1)
     verification.set_initial_cost_curves([StepTimingSample(5.0, 2.0, 1, 1, True)])
     assert verification.profile is not None

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.engine.law.campaign import (
-    NUM_EACH,
-    draw_some_from_draft,
-    run_case,
-    start,
-)
+from tests.engine.law.campaign import NUM_EACH, draw_some_from_draft, run_case, start
 from tests.engine.law.cases import combine_all, pair_up
 from tests.engine.law.rounds import Control, Game, main
 

@@ -163,7 +163,7 @@ def run_case(
         if case.gaps:
             stack.enter_context(engine.break_off_drafting())
         if case.tight:
-            stack.enter_context(engine.hold_blocks(few_blocks))
+            stack.enter_context(engine.engine.hold_blocks(few_blocks))
         if bias is not None:
             stack.enter_context(bias(engine))
         judged = engine.run(requests, seed)

@@ -64,11 +64,7 @@ class LawEngine:
             make_up_costs: Makes drafting pay on models as small as these; only for
                 policies that ask what it costs.
         """
-        scheduler = self.engine.scheduler
-        section = scheduler.vllm_config.additional_config["tetris"]
-        section |= {"policy": policy, **POLICIES[policy]}
-        scheduler._batch.limits.lift()
-        scheduler._set_up()
+        self.engine.set_policy(policy, **POLICIES[policy])
         if make_up_costs is not None and policy in ("dynamic", "goodput"):
             make_up_costs(self.engine)
 
@@ -82,16 +78,6 @@ class LawEngine:
             yield
         finally:
             del scheduler._choose_depth
-
-    @contextmanager
-    def hold_blocks(self, num_left: int) -> Iterator[None]:
-        """Leave so few KV blocks that requests lose theirs."""
-        pool = self.engine.scheduler.kv_cache_manager.block_pool
-        held = pool.get_new_blocks(pool.get_num_free_blocks() - num_left)
-        try:
-            yield
-        finally:
-            pool.free_blocks(held)
 
     def run(self, requests: Sequence[LawRequest], seed: int) -> list[Judged]:
         """Complete requests in one batch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,16 +17,22 @@ if TYPE_CHECKING:
     from tests.engine.law.judge import Verdict
 
 
+BETS = f"{', '.join(SERIES)} at {STAKES}"
+
+
 @dataclass
 class Ledger:
     """What is known about each case, kind of request and draft position.
 
     Attributes:
-        rounds: What was played: runner, seed, tokens, and where the evidence stood.
+        path: The file, written after every case.
+        rounds: What was played: runner, seed, tokens, and where the evidence stood; of
+            one under way, what of it is done.
         evidence: By runner and name; parts of the same tokens stand beside each other.
     """
 
-    rounds: list[dict[str, float | str]] = field(default_factory=list)
+    path: Path
+    rounds: list[dict[str, Any]] = field(default_factory=list)
     evidence: dict[str, Evidence] = field(default_factory=dict)
 
     @classmethod
@@ -37,40 +43,41 @@ class Ledger:
             ValueError: If other bets were made in it.
         """
         if not path.exists():
-            return cls()
+            return cls(path)
         content = json.loads(path.read_text())
-        if content["bets"] != _name_bets():
+        if content["bets"] != BETS:
             raise ValueError(
-                f"{path} has evidence of other bets than {_name_bets()}: move it away "
-                "to begin anew"
+                f"{path} has evidence of other bets than {BETS}: move it away to begin "
+                "anew"
             )
-        return cls(
-            content["rounds"],
-            {
-                name: Evidence(np.array(values.pop("log_e")), **values)
-                for name, values in content["evidence"].items()
-            },
-        )
+        evidence = {
+            name: Evidence(np.array(values.pop("log_e")), **values)
+            for name, values in content["evidence"].items()
+        }
+        return cls(path, content["rounds"], evidence)
 
-    def write(self, path: Path) -> None:
-        """Write it, a line for each part."""
-        parts = [
+    def write(self) -> None:
+        """Write it, a line for each part, whole or not at all."""
+        rounds = ",\n".join(f"    {json.dumps(one)}" for one in self.rounds)
+        parts = ",\n".join(
             f"    {json.dumps(name)}: {json.dumps(_to_plain(self.evidence[name]))}"
             for name in sorted(self.evidence)
-        ]
-        rounds = [f"    {json.dumps(one)}" for one in self.rounds]
-        path.write_text(
-            f'{{\n  "bets": {json.dumps(_name_bets())},\n  "rounds": [\n'
-            + ",\n".join(rounds)
-            + '\n  ],\n  "evidence": {\n'
-            + ",\n".join(parts)
-            + "\n  }\n}\n"
         )
+        new = self.path.with_suffix(".new")
+        new.write_text(
+            f'{{\n  "bets": {json.dumps(BETS)},\n  "rounds": [\n{rounds}\n  ],\n'
+            f'  "evidence": {{\n{parts}\n  }}\n}}\n'
+        )
+        new.replace(self.path)
 
-    def next_seed(self, runner: str) -> int:
-        """Return a seed with which nothing was played yet."""
-        seeds = [int(one["seed"]) for one in self.rounds if one["runner"] == runner]
-        return 1 + max(seeds, default=0)
+    def take_up(self, runner: str) -> dict[str, Any]:
+        """Return the round under way, or begin one with a new seed."""
+        own = [one for one in self.rounds if one["runner"] == runner]
+        if not own or "done" not in own[-1]:
+            seed = 1 + max((one["seed"] for one in own), default=0)
+            own.append({"runner": runner, "seed": seed, "num_tokens": 0, "done": []})
+            self.rounds.append(own[-1])
+        return own[-1]
 
     def add(self, runner: str, case: str, verdict: Verdict) -> None:
         """Take in what a case brought."""
@@ -95,13 +102,9 @@ class Ledger:
 
     def name_worst(self, count: int = 5) -> list[str]:
         """Describe the parts with the most evidence against them."""
-        evidence = self.evidence
-        ranked = sorted(
-            self.evidence,
-            key=lambda name: self.evidence[name].log_e_value,
-            reverse=True,
-        )
-        return [f"{name}: {describe(evidence[name])}" for name in ranked[:count]]
+        evidence = self.evidence.items()
+        worst = sorted(evidence, key=lambda part: -part[1].log_e_value)[:count]
+        return [f"{name}: {describe(one)}" for name, one in worst]
 
 
 def describe(evidence: Evidence) -> str:
@@ -113,10 +116,6 @@ def describe(evidence: Evidence) -> str:
     if evidence.num_impossible:
         text += f", {evidence.num_impossible} impossible"
     return text
-
-
-def _name_bets() -> str:
-    return f"{', '.join(SERIES)} at {STAKES}"
 
 
 def _to_plain(evidence: Evidence) -> dict[str, object]:

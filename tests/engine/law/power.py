@@ -14,15 +14,18 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from tests.engine.law.campaign import run_case, start
-from tests.engine.law.cases import Case
 from tests.engine.law.evidence import Evidence, is_alarming
 from tests.engine.law.judge import Judged, judge
 from tests.engine.law.rounds import say
 from tests.engine.law.test_law import MIXED, SEED, SPECIAL
+
+if TYPE_CHECKING:
+    from tests.engine.law.cases import Case
 
 TRIALS = 100
 

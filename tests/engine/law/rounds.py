@@ -1,4 +1,7 @@
-"""Plays all cases with a new seed, and adds what comes out to a file."""
+"""Plays all cases with a new seed, and adds what comes out to a file.
+
+After every case: a round that was broken off goes on where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.engine.law.evidence import Evidence, is_alarming
+from tests.engine.law.evidence import is_alarming
 from tests.engine.law.ledger import Ledger, describe
 
 if TYPE_CHECKING:
@@ -55,53 +58,47 @@ class Game:
     controls: Sequence[Control] = ()
 
     def play(self, ledger: Ledger, folder: Path) -> bool:
-        """Play a round.
+        """Play a round, or what is left of one.
 
         Args:
             ledger: What is known; taken into it is what comes out.
             folder: For models, empty.
 
         Returns:
-            Whether the controls were rejected.
+            Whether the controls were rejected. Those that were not are left to play.
         """
-        seed, total = ledger.next_seed(self.runner), Evidence()
-        done, num_turns = 0, len(self.cases) + len(self.controls)
-        all_rejected = True
-        turns = [
-            *((case, None) for case in self.cases),
-            *((control.case, control) for control in self.controls),
-        ]
-        by_drafter = itertools.groupby(turns, key=lambda turn: turn[0].drafter)
-        for number, (drafter, own) in enumerate(by_drafter):
+        current = ledger.take_up(self.runner)
+        turns = {str(case): (case, None, self.num_each) for case in self.cases} | {
+            f"{one.case} CONTROL": (one.case, one.bias, one.num_each)
+            for one in self.controls
+        }
+        left = [name for name in turns if name not in current["done"]]
+        by_drafter = itertools.groupby(left, key=lambda name: turns[name][0].drafter)
+        for number, (drafter, names) in enumerate(by_drafter):
             with self.start(folder / str(number), drafter) as engine:
-                for case, control in own:
+                for name in names:
                     begin_s = time.monotonic()
-                    bias = None if control is None else control.bias
-                    num_each = self.num_each if control is None else control.num_each
-                    outcome = self.run_case(
-                        engine, case, seed, bias=bias, num_each=num_each
-                    )
-                    evidence = outcome.verdict.total
-                    if control is None:
-                        ledger.add(self.runner, str(case), outcome.verdict)
-                        total.add(evidence)
-                    elif not is_alarming(evidence, num_tests=1):
-                        all_rejected = False
-                    done += 1
+                    case, bias, num_each = turns[name]
+                    verdict = self.run_case(
+                        engine, case, current["seed"], bias=bias, num_each=num_each
+                    ).verdict
+                    if bias is None:
+                        ledger.add(self.runner, name, verdict)
+                        current["num_tokens"] += verdict.total.num_tokens
+                    if bias is None or is_alarming(verdict.total, num_tests=1):
+                        current["done"].append(name)
+                        ledger.write()
                     say(
-                        f"{self.runner} seed {seed} [{done}/{num_turns}] {case}"
-                        f"{'' if control is None else ' CONTROL'}: "
-                        f"{describe(evidence)}, {time.monotonic() - begin_s:.0f} s"
+                        f"{self.runner} seed {current['seed']} "
+                        f"[{len(current['done'])}/{len(turns)}] {name}: "
+                        f"{describe(verdict.total)}, {time.monotonic() - begin_s:.0f} s"
                     )
-        ledger.rounds.append(
-            {
-                "runner": self.runner,
-                "seed": seed,
-                "num_tokens": total.num_tokens,
-                "log10_e": round(ledger.log_e_value / math.log(10), 3),
-            }
-        )
-        return all_rejected
+        if len(current["done"]) < len(turns):
+            return False
+        del current["done"]
+        current["log10_e"] = round(ledger.log_e_value / math.log(10), 3)
+        ledger.write()
+        return True
 
 
 def main(game: Game) -> int:
@@ -114,7 +111,6 @@ def main(game: Game) -> int:
         ledger = Ledger.read(args.evidence)
         with tempfile.TemporaryDirectory() as folder:
             all_rejected = game.play(ledger, Path(folder))
-        ledger.write(args.evidence)
         say(f"log10(e) of everything: {ledger.log_e_value / math.log(10):.2f}; most in")
         for line in ledger.name_worst():
             say(f"  {line}")

@@ -1,31 +1,28 @@
 """The judge itself: exact laws, bets that cannot be won by chance, pairs that meet."""
 
-from __future__ import annotations
-
 import itertools
+import json
 import math
+from contextlib import nullcontext
 from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.engine.law.cases import Case, combine_all, pair_up
-from tests.engine.law.evidence import (
-    ALARM,
-    STAKES,
-    Evidence,
-    Winnings,
-    bet,
-    is_alarming,
-)
+from tests.engine.law.evidence import ALARM, STAKES, Evidence, bet, is_alarming
+from tests.engine.law.judge import Verdict
 from tests.engine.law.laws import Sampling, shape_law, truncate
+from tests.engine.law.ledger import Ledger
 from tests.engine.law.recorder import Block
+from tests.engine.law.rounds import Control, Game
 
 VOCAB = 12
 
 
-def draw_laws(num_tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_laws(num_tokens, seed):
     """Draw targets and drafts that disagree, `[num_tokens, VOCAB]` each."""
     rng = torch.Generator().manual_seed(seed)
     logits = 2.0 * torch.randn(2, num_tokens, VOCAB, generator=rng).double()
@@ -33,15 +30,13 @@ def draw_laws(num_tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return target, 0.6 * target + 0.4 * draft
 
 
-def emit(laws: torch.Tensor, seed: int) -> torch.Tensor:
+def emit(laws, seed):
     """Draw a token from every law."""
     rng = torch.Generator().manual_seed(seed)
     return torch.multinomial(laws, 1, generator=rng)[:, 0]
 
 
-def judge_tokens(
-    tokens: torch.Tensor, target: torch.Tensor, draft: torch.Tensor
-) -> Winnings:
+def judge_tokens(tokens, target, draft):
     """Bet on tokens of which a draft was verified at every second position."""
     is_verified = torch.arange(len(tokens)) % 2 == 0
     everywhere = torch.ones(len(tokens), dtype=torch.bool)
@@ -49,7 +44,7 @@ def judge_tokens(
     return bet(tokens, target, raw, draft, is_verified, everywhere)
 
 
-def test_no_bet_is_won_on_average() -> None:
+def test_no_bet_is_won_on_average():
     """Summed over all outcomes, by their probability, money is what it was before."""
     target, draft = draw_laws(50, seed=0)
     target[:, :3] = 0.0
@@ -62,7 +57,7 @@ def test_no_bet_is_won_on_average() -> None:
     torch.testing.assert_close(money, torch.ones_like(money))
 
 
-def test_a_twentieth_is_noticed_and_chance_is_not() -> None:
+def test_a_twentieth_is_noticed_and_chance_is_not():
     target, draft = draw_laws(20_000, seed=1)
     honest = judge_tokens(emit(target, seed=2), target, draft).collect()
     biased_law = torch.where(
@@ -82,14 +77,14 @@ def test_a_twentieth_is_noticed_and_chance_is_not() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.9, 1.1])
-def test_a_temperature_wrong_by_a_tenth_is_noticed(temperature: float) -> None:
+def test_a_temperature_wrong_by_a_tenth_is_noticed(temperature):
     target, _ = draw_laws(20_000, seed=1)
     wrong = (target.log() / temperature).softmax(dim=-1)
     evidence = judge_tokens(emit(wrong, seed=2), target, target).collect()
     assert is_alarming(evidence)
 
 
-def test_a_token_that_the_law_rules_out_is_proof() -> None:
+def test_a_token_that_the_law_rules_out_is_proof():
     target, draft = draw_laws(4, seed=0)
     target[2, 5] = 0.0
     winnings = judge_tokens(torch.full((4,), 5), target, draft)
@@ -98,7 +93,7 @@ def test_a_token_that_the_law_rules_out_is_proof() -> None:
     assert not is_alarming(winnings.collect(np.array([True, True, False, True])))
 
 
-def test_evidence_of_parts_adds_up_to_that_of_the_whole() -> None:
+def test_evidence_of_parts_adds_up_to_that_of_the_whole():
     target, draft = draw_laws(100, seed=0)
     winnings = judge_tokens(emit(target, seed=0), target, draft)
     first = np.arange(100) < 30
@@ -115,7 +110,7 @@ def test_evidence_of_parts_adds_up_to_that_of_the_whole() -> None:
     assert ALARM == 1e4
 
 
-def shape(output: list[int], **sampling: object) -> list[list[float]]:
+def shape(output, **sampling):
     """Return the laws of an output of a model that says the same before each token."""
     logits = torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64).log()
     return shape_law(
@@ -123,7 +118,7 @@ def shape(output: list[int], **sampling: object) -> list[list[float]]:
     ).target.tolist()
 
 
-def test_the_exact_law_truncates_as_sampling_does() -> None:
+def test_the_exact_law_truncates_as_sampling_does():
     assert shape([0])[0] == pytest.approx([0.4, 0.3, 0.2, 0.1])
     assert shape([0], temperature=0.5)[0] == pytest.approx(
         [16 / 30, 0.3, 4 / 30, 1 / 30]
@@ -134,7 +129,7 @@ def test_the_exact_law_truncates_as_sampling_does() -> None:
     assert shape([0], temperature=0.0)[0] == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_the_exact_law_knows_what_was_said_before() -> None:
+def test_the_exact_law_knows_what_was_said_before():
     assert shape([3, 3, 0], min_tokens=2, stop_token_ids=(0,)) == [
         pytest.approx([0.0, 3 / 6, 2 / 6, 1 / 6]),
         pytest.approx([0.0, 3 / 6, 2 / 6, 1 / 6]),
@@ -157,7 +152,7 @@ def test_the_exact_law_knows_what_was_said_before() -> None:
     ]
 
 
-def test_where_rounding_could_change_the_law_nothing_is_judged() -> None:
+def test_where_rounding_could_change_the_law_nothing_is_judged():
     scores = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]], dtype=torch.float64).log()
     for sampling, is_certain in (
         (Sampling(), [True, True]),
@@ -169,7 +164,7 @@ def test_where_rounding_could_change_the_law_nothing_is_judged() -> None:
         assert truncate(scores, sampling)[1].tolist() == is_certain
 
 
-def test_a_block_is_judged_up_to_its_first_rejected_draft() -> None:
+def test_a_block_is_judged_up_to_its_first_rejected_draft():
     block = Block(start=1, drafts=[7, 8, 9], laws=torch.zeros(3, VOCAB))
     assert block.count_reached([0, 7, 8, 9, 1]) == 3
     assert block.count_reached([0, 7, 5, 9]) == 2
@@ -178,10 +173,10 @@ def test_a_block_is_judged_up_to_its_first_rejected_draft() -> None:
     assert block.count_reached([0, 7]) == 1
 
 
-def test_any_two_values_meet_in_the_cases_of_ci() -> None:
+def test_any_two_values_meet_in_the_cases_of_ci():
     names = [field.name for field in fields(Case)]
 
-    def meetings(cases: list[Case]) -> set[tuple[object, ...]]:
+    def meetings(cases):
         return {
             (one, getattr(case, one), other, getattr(case, other))
             for case in cases
@@ -190,3 +185,49 @@ def test_any_two_values_meet_in_the_cases_of_ci() -> None:
 
     assert meetings(pair_up()) == meetings(combine_all())
     assert len(pair_up()) == 20
+
+
+def test_a_round_that_was_broken_off_goes_on_where_it_stopped(tmp_path):
+    """Its file then holds what one that was not would have written."""
+    cases = [Case("eagle", "fixed"), Case("eagle", "tetris"), Case("mtp", "fixed")]
+    target, draft = draw_laws(2000, seed=3)
+    played = []
+
+    def run_case(engine, case, seed, bias, num_each):
+        if len(played) == num_before_break and is_breaking:
+            raise KeyboardInterrupt
+        played.append((case, seed, bias is not None))
+        law = target if bias is None else draft
+        won = judge_tokens(emit(law, seed=len(str(case))), target, draft).collect()
+        return SimpleNamespace(verdict=Verdict(won, {"plain": won}, {}))
+
+    game = Game(
+        "v1",
+        lambda folder, drafter: nullcontext(),
+        run_case,
+        cases,
+        1,
+        [Control(cases[0], lambda _: None, 1)],
+    )
+    num_before_break, is_breaking = 2, True
+    with pytest.raises(KeyboardInterrupt):
+        game.play(Ledger.read(tmp_path / "broken.json"), tmp_path)
+    is_breaking = False
+    assert game.play(Ledger.read(tmp_path / "broken.json"), tmp_path)
+    assert len(played) == 4
+    assert game.play(Ledger.read(tmp_path / "whole.json"), tmp_path)
+    assert played[:4] == played[4:]
+    broken, whole = (
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("broken", "whole")
+    )
+    assert broken["rounds"] == whole["rounds"]
+    assert [one["num_tokens"] for one in whole["rounds"]] == [6000]
+    assert broken["evidence"].keys() == whole["evidence"].keys()
+    for name, part in broken["evidence"].items():
+        np.testing.assert_allclose(
+            part.pop("log_e"), whole["evidence"][name].pop("log_e"), atol=1e-5
+        )
+        assert part == whole["evidence"][name]
+    # The next one has another seed.
+    assert Ledger.read(tmp_path / "whole.json").take_up("v1")["seed"] == 2

@@ -20,14 +20,11 @@ the cases, the kinds of request and the draft positions, each judged by itself):
     a temperature 10 % too high or too low                    all 100, judged together
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from functools import cache
 
 import pytest
 
 from tests.engine.law.campaign import (
-    Outcome,
     draw_some_from_draft,
     ignore_grammars,
     run_case,
@@ -40,12 +37,6 @@ from tests.engine.law.evidence import FAMILY, NUM_TESTS_OF_V2, Evidence, is_alar
 from tests.engine.law.judge import FOLLOWING
 from tests.engine.law.traffic import FEATURES
 from tests.engine.made_up import make_up_beliefs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from tests.engine.conftest import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -63,7 +54,7 @@ DEEP = Case("draft_model", "fixed", classes=True)
 GRAMMAR = Case("noisy", "tetris")
 """Many requests that follow one; drafts that are wrong among the tokens allowed."""
 
-SPECIAL: dict[Case, dict[str, Any]] = {
+SPECIAL = {
     DEEP: {"num_each": 500, "features": ("plain", "cool", "seeded")},
     GRAMMAR: {"num_each": 600, "features": ("structured",)},
 }
@@ -83,38 +74,7 @@ MIXED = [*CASES, DEEP]
 NUM_TESTS_OF_V1 = len(ALL) + len(FEATURES) + len(POSITIONS) + 1
 
 
-class Campaign:
-    """Runs what is asked for, all cases of one drafter on the same engine."""
-
-    def __init__(self, make_folder: Callable[[str], Path]) -> None:
-        self._make_folder = make_folder
-        self._outcomes: dict[Case, tuple[Outcome, Outcome]] = {}
-
-    def honest(self, case: Case) -> Outcome:
-        """Return what a case brought."""
-        return self._run(case)[0]
-
-    def biased(self, case: Case) -> Outcome:
-        """Return what its control brought."""
-        return self._run(case)[1]
-
-    def _run(self, wanted: Case) -> tuple[Outcome, Outcome]:
-        drafter = wanted.drafter
-        if wanted not in self._outcomes:
-            with start(self._make_folder(drafter), drafter) as engine:
-                for case in (case for case in ALL if case.drafter == drafter):
-                    args = SPECIAL.get(case, {})
-                    if case in PERFECT:
-                        args = {"prepare": believe_in_drafts}
-                    bias = CONTROLS.get(case, draw_some_from_draft)
-                    self._outcomes[case] = (
-                        run_case(engine, case, SEED, **args),
-                        run_case(engine, case, SEED, bias=bias, **args),
-                    )
-        return self._outcomes[wanted]
-
-
-def add_up(outcomes: Iterable[Outcome], part: str) -> Evidence:
+def add_up(outcomes, part):
     """Return the evidence of several cases about a kind of request or a position."""
     total = Evidence()
     for outcome in outcomes:
@@ -123,17 +83,34 @@ def add_up(outcomes: Iterable[Outcome], part: str) -> Evidence:
     return total
 
 
-def believe_in_drafts(engine: Engine) -> None:
+def believe_in_drafts(engine):
     """Make passes cheap, and keep the belief in the drafter where it started."""
     make_up_beliefs(engine, (0.02, 0.1))
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
-    return Campaign(tmp_path_factory.mktemp)
+def play(tmp_path_factory):
+    """Run a case and its control, and with them all others of the same drafter."""
+
+    @cache
+    def play_all_of(drafter):
+        outcomes = {}
+        with start(tmp_path_factory.mktemp(drafter), drafter) as engine:
+            for case in (case for case in ALL if case.drafter == drafter):
+                args = SPECIAL.get(case, {})
+                if case in PERFECT:
+                    args = {"prepare": believe_in_drafts}
+                bias = CONTROLS.get(case, draw_some_from_draft)
+                outcomes[case] = (
+                    run_case(engine, case, SEED, **args),
+                    run_case(engine, case, SEED, bias=bias, **args),
+                )
+        return outcomes
+
+    return lambda case: play_all_of(case.drafter)[case]
 
 
-def check_premises(case: Case, outcome: Outcome) -> None:
+def check_premises(case, outcome):
     """Assert that a case was what its name says: else it would prove nothing."""
     counters, cut = outcome.counters, outcome.counters["num_cut_tokens"]
     assert counters["num_fallbacks"] == {}
@@ -152,32 +129,33 @@ def check_premises(case: Case, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)
-def test_every_token_follows_its_law(case: Case, campaign: Campaign) -> None:
-    outcome = campaign.honest(case)
+def test_every_token_follows_its_law(case, play):
+    outcome, _ = play(case)
     check_premises(case, outcome)
     assert not is_alarming(outcome.verdict.total)
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)
-def test_what_breaks_the_rule_is_rejected(case: Case, campaign: Campaign) -> None:
-    total = campaign.biased(case).verdict.total
+def test_what_breaks_the_rule_is_rejected(case, play):
+    _, outcome = play(case)
+    total = outcome.verdict.total
     assert total.num_impossible == 0
     assert is_alarming(total)
 
 
 @pytest.mark.parametrize("part", [*FEATURES, *POSITIONS, FOLLOWING])
-def test_every_kind_and_position_follows_its_law(part: str, campaign: Campaign) -> None:
-    assert not is_alarming(add_up(map(campaign.honest, MIXED), part))
+def test_every_kind_and_position_follows_its_law(part, play):
+    assert not is_alarming(add_up((play(case)[0] for case in MIXED), part))
 
 
 @pytest.mark.parametrize("part", [*BETTABLE, *POSITIONS])
 def test_a_twentieth_from_the_draft_is_rejected_of_every_kind_and_at_every_position(
-    part: str, campaign: Campaign
-) -> None:
-    evidence = add_up(map(campaign.biased, MIXED), part)
+    part, play
+):
+    evidence = add_up((play(case)[1] for case in MIXED), part)
     assert evidence.num_impossible == 0
     assert is_alarming(evidence)
 
 
-def test_the_family_has_room_for_all_tests() -> None:
+def test_the_family_has_room_for_all_tests():
     assert NUM_TESTS_OF_V1 <= FAMILY - NUM_TESTS_OF_V2

@@ -1,9 +1,13 @@
-"""Every drafter of the V2 runner: right tokens, drafts accepted, the budget kept."""
+"""Every drafter of the V2 runner, and ranks in processes of their own.
 
-from __future__ import annotations
+Right tokens, drafts accepted, the budget kept; and two tensor-parallel ranks decide
+alike, pipeline stages not at all.
+"""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import json
+import os
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -25,57 +29,101 @@ from tests.gpu_adapter.interpreted.parallel_heads import (
     write_dflash_head,
     write_dspark_head,
 )
+from tests.gpu_adapter.interpreted.rank_worker import DECISIONS_FOLDER
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[3]
 
 PROMPTS = draw_prompts(6)
 PARAMS = greedy(24)
 
 
-@dataclass
-class Drafter:
-    """A target, the head that drafts for it, if it is not a part of the target."""
-
-    target: Path
-    head: Path | None
-
-
 @pytest.fixture(scope="module")
-def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drafter]:
+def drafters(tmp_path_factory):
+    """Targets, and the heads that draft for them if they are not a part of them."""
     folder = tmp_path_factory.mktemp("heads")
     llama = write_markov_llama(folder / "target")
     return {
-        "eagle": Drafter(llama, write_eagle_head(folder / "eagle")),
-        "eagle3": Drafter(llama, write_eagle3_head(folder / "eagle3", llama)),
-        "mtp": Drafter(write_mimo(folder / "mimo"), None),
-        "dflash": Drafter(llama, write_dflash_head(folder / "dflash", llama)),
-        "dspark": Drafter(llama, write_dspark_head(folder / "dspark", llama)),
+        "eagle": (llama, write_eagle_head(folder / "eagle")),
+        "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
+        "mtp": (write_mimo(folder / "mimo"), None),
+        "dflash": (llama, write_dflash_head(folder / "dflash", llama)),
+        "dspark": (llama, write_dspark_head(folder / "dspark", llama)),
     }
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[Path, Any]:
-    """What each target answers alone, once it was asked."""
-    return {}
+def expect():
+    """What a target answers alone."""
+
+    @cache
+    def expect_of(target):
+        with run_interpreted(target) as plain:
+            return summarize_all(complete(plain, PROMPTS, PARAMS))
+
+    return expect_of
+
+
+def check_tokens(pair, expect, **options):
+    """Compare what an engine answers with its target alone; return the counters."""
+    expected = expect(pair[0])
+    with run_interpreted(*pair, policy="tetris", **options) as engine:
+        outputs = complete(engine, PROMPTS, PARAMS)
+        counters = engine.scheduler.counters
+    assert summarize_all(outputs) == expected
+    return counters
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "dflash", "dspark"])
-def test_tokens_are_the_targets_own(
-    method: str, drafters: dict[str, Drafter], expected: dict[Path, Any]
-) -> None:
-    drafter = drafters[method]
-    if drafter.target not in expected:
-        with run_interpreted(drafter.target) as plain:
-            outputs = complete(plain, PROMPTS, PARAMS)
-        expected[drafter.target] = summarize_all(outputs)
-    with run_interpreted(
-        drafter.target, drafter.head, policy="tetris", method=method
-    ) as engine:
-        outputs = complete(engine, PROMPTS, PARAMS)
-        counters = engine.scheduler.counters
-
-    assert summarize_all(outputs) == expected[drafter.target]
+def test_tokens_are_the_targets_own(method, drafters, expect):
+    counters = check_tokens(drafters[method], expect, method=method)
     check_counters(counters)
     assert counters.num_cut_tokens["budget"] > 0
     assert counters.num_accepted_tokens > counters.num_drafts / 2
+
+
+@pytest.fixture
+def in_processes(tmp_path, monkeypatch):
+    """What lets workers in processes of their own get the plugin at their start-up."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import tests.gpu_adapter.interpreted.plugin\n"
+    )
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(site), str(ROOT)])
+    monkeypatch.setenv("PYTHONPATH", path)
+    return {"distributed_executor_backend": "mp"}
+
+
+def test_ranks_with_other_confidences_admit_the_same_drafts(
+    pair, expect, in_processes, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(DECISIONS_FOLDER, str(tmp_path))
+    counters = check_tokens(
+        pair,
+        expect,
+        worker_cls="tests.gpu_adapter.interpreted.rank_worker.RankWorker",
+        tensor_parallel_size=2,
+        **in_processes,
+    )
+    assert counters.num_accepted_tokens > 0
+    first, second = ((tmp_path / rank).read_text() for rank in ("0", "1"))
+    assert first == second
+    steps = [json.loads(line) for line in first.splitlines()]
+    # Chosen, not the same share of everybody's.
+    assert any(
+        len(set(admitted)) > 1 and sum(admitted) < sum(offered)
+        for _, offered, admitted in steps
+    )
+
+
+def test_pipeline_stages_verify_every_draft(drafters, expect, in_processes):
+    """With a head for drafter: a whole model takes itself for the last stage alone.
+
+    That a `draft_model` fails on a second stage is vLLM's own affair, with its own
+    scheduler and worker too.
+    """
+    options = {"method": "eagle", "pipeline_parallel_size": 2}
+    counters = check_tokens(drafters["eagle"], expect, **options, **in_processes)
+    assert counters.num_fallbacks["plain_pipeline_parallel"] > 0
+    assert counters.num_accepted_tokens > 0
+    assert counters.num_cut_tokens["budget"] == 0

@@ -31,9 +31,7 @@ Outcomes = dict[Case, "Outcome"]
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Outcomes, Outcomes]:
+def outcomes(tmp_path_factory):
     """What the cases brought, and what their controls did, all on one engine."""
     with start(tmp_path_factory.mktemp("law")) as engine:
         honest = {case: run_case(engine, case, SEED, num_each=1) for case in CASES}
@@ -44,7 +42,7 @@ def outcomes(
     return honest, biased
 
 
-def add_up(outcomes: Outcomes) -> Evidence:
+def add_up(outcomes):
     total = Evidence()
     for outcome in outcomes.values():
         total.add(outcome.verdict.total)
@@ -52,9 +50,7 @@ def add_up(outcomes: Outcomes) -> Evidence:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_token_follows_its_law(
-    case: Case, outcomes: tuple[Outcomes, Outcomes]
-) -> None:
+def test_every_token_follows_its_law(case, outcomes):
     outcome = outcomes[0][case]
     counters, cut = outcome.counters, outcome.counters["num_cut_tokens"]
     assert counters["num_fallbacks"] == {}
@@ -69,17 +65,15 @@ def test_every_token_follows_its_law(
     assert not is_alarming(outcome.verdict.total)
 
 
-def test_all_together_follow_their_laws(outcomes: tuple[Outcomes, Outcomes]) -> None:
+def test_all_together_follow_their_laws(outcomes):
     assert not is_alarming(add_up(outcomes[0]))
 
 
-def test_a_twentieth_from_the_draft_is_rejected(
-    outcomes: tuple[Outcomes, Outcomes],
-) -> None:
+def test_a_twentieth_from_the_draft_is_rejected(outcomes):
     total = add_up(outcomes[1])
     assert total.num_impossible == 0
     assert is_alarming(total)
 
 
-def test_the_family_has_room_for_all_tests() -> None:
+def test_the_family_has_room_for_all_tests():
     assert len(CASES) + 1 <= NUM_TESTS_OF_V2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from policies.types import CostProfile
 from tests.engine.conftest import Engine, run_engine
 from tests.gpu_adapter.interpreted.plugin import OUR_SCHEDULER
 
@@ -35,17 +34,3 @@ def run_interpreted(
         args |= {"scheduler_cls": OUR_SCHEDULER, "worker_cls": OUR_WORKER}
     with run_engine(target, draft, policy=policy, **(args | options)) as engine:
         yield engine
-
-
-def make_up_costs(engine: Engine) -> None:
-    """Let a planner believe in a target slow enough for drafts to pay.
-
-    As `tests.engine.made_up.make_up_costs`: what was measured while kernels were
-    interpreted would say that nothing does.
-    """
-    scheduler = engine.scheduler
-    cost = scheduler._planner.cost
-    cost.fit_profile(CostProfile((1, 256), (60.3, 140.0), (0.4, 4.0)))
-    # Neither the start-up profile nor measured steps change them any more.
-    cost.import_state(cost.export_state())
-    scheduler._orders.loads.match = lambda _times: None

@@ -13,7 +13,8 @@ from serving.engine.reclass import reclass
 from tests.engine.law import campaign
 from tests.engine.law.bias import draw_from_draft
 from tests.engine.law.engines import LawEngine, run_law_engine
-from tests.gpu_adapter.interpreted.engines import make_up_costs, run_interpreted
+from tests.engine.made_up import make_up_costs
+from tests.gpu_adapter.interpreted.engines import run_interpreted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,12 @@ last one, so that heads can be right without training.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import LlamaForCausalLM, Qwen3Config
 
-from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE
+from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, write_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +57,7 @@ def write_dflash_head(folder: Path, target: Path) -> Path:
     }
     drafting = {"mask_token_id": MASK_TOKEN, "target_layer_ids": TARGET_LAYERS}
     config = _make_config("DFlashDraftModel") | {"dflash_config": drafting}
-    return _write(folder, config, weights)
+    return write_checkpoint(folder, config, weights)
 
 
 def write_dspark_head(folder: Path, target: Path) -> Path:
@@ -86,7 +84,7 @@ def write_dspark_head(folder: Path, target: Path) -> Path:
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }
-    return _write(folder, config, weights)
+    return write_checkpoint(folder, config, weights)
 
 
 def _read(target: Path) -> LlamaForCausalLM:
@@ -105,7 +103,7 @@ def _make_config(architecture: str) -> dict[str, Any]:
         max_position_embeddings=512,
         tie_word_embeddings=False,
     )
-    return {**config.to_dict(), "architectures": [architecture], "dtype": "float32"}
+    return {**config.to_dict(), "architectures": [architecture]}
 
 
 def _make_backbone() -> dict[str, torch.Tensor]:
@@ -129,13 +127,3 @@ def _make_backbone() -> dict[str, torch.Tensor]:
         **{f"{name}.weight": 0.01 * torch.randn(of) for name, of in shapes.items()},
         **{f"{name}.weight": torch.ones(of) for name, of in norms.items()},
     }
-
-
-def _write(
-    folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]
-) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    contiguous = {name: weight.contiguous() for name, weight in weights.items()}
-    save_file(contiguous, folder / "model.safetensors")
-    return folder

@@ -46,7 +46,7 @@ def deviate(verification: PlannedVerification) -> None:
         confidence.mul_(1 - DEVIATION * noise)
         record(confidence, input_batch)
 
-    verification.record_confidences = record_other  # type: ignore[method-assign]
+    verification.record_confidences = record_other
 
 
 def keep_decisions(verification: PlannedVerification, file: Path) -> None:
@@ -63,4 +63,4 @@ def keep_decisions(verification: PlannedVerification, file: Path) -> None:
             lines.write(json.dumps([req_ids, offered, admitted]) + "\n")
         return result
 
-    verification.reallocate_drafts = reallocate_and_tell  # type: ignore[method-assign]
+    verification.reallocate_drafts = reallocate_and_tell

@@ -1,0 +1,248 @@
+"""Depth 0: no drafter, no rejection sampling, no planning, and nothing lost by it."""
+
+from functools import partial
+from itertools import cycle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from serving.engine.cpu.drafter_cache import DrafterCache
+from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY
+from tests.engine.checks import (
+    complete,
+    draw_prompt,
+    draw_prompts,
+    greedy,
+    summarize_all,
+)
+from tests.engine.conftest import run_engine
+from tests.engine.made_up import Instead
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+DEPTH = 3
+
+BLOCK = 32
+"""The smallest KV block of vLLM's CPU attention; the default, 128, is longer than what
+these tests share."""
+
+
+@pytest.fixture(scope="module")
+def its_own_draft(tiny_pair, plain):
+    """The target drafts for itself: where drafts are rejected, a cache has holes."""
+    with run_engine(
+        tiny_pair[0],
+        tiny_pair[0],
+        policy="fixed",
+        draft_tokens=DEPTH,
+        block_size=BLOCK,
+        max_num_batched_tokens=256,  # Some catch-ups take several passes.
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(its_own_draft):
+    its_own_draft.llm.reset_prefix_cache()
+    its_own_draft.set_policy("fixed", draft_tokens=DEPTH)
+    return its_own_draft
+
+
+def draft_at(engine, depths):
+    """Draft as deep as an iterator says; returns what planners hear of each step."""
+    timings, planner = [], engine.scheduler._planner
+    engine.scheduler._planner = Instead(
+        planner, choose_depth=lambda *_: next(depths), observe_timing=timings.append
+    )
+    return timings
+
+
+def alternate(num_on, num_off):
+    """Draft for some steps, then for some not."""
+    return cycle([DEPTH] * num_on + [0] * num_off)
+
+
+def make_prompts(num_prompts, seed=0):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(4, 120, num_prompts)
+    return [rng.integers(3, 64, int(length)).tolist() for length in lengths]
+
+
+def generate(engine, prompts, max_tokens=80):
+    outputs = complete(engine, prompts, greedy(max_tokens))
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def acceptance_rate(engine):
+    counters = engine.scheduler.counters
+    assert counters.num_verified_tokens > 100
+    return counters.num_accepted_tokens / counters.num_verified_tokens
+
+
+@pytest.mark.parametrize(("num_on", "num_off"), [(3, 7), (5, 50)])
+def test_acceptance_is_what_it_was_after_steps_without_the_drafter(
+    plain, engine, num_on, num_off
+):
+    timings = draft_at(engine, alternate(num_on, num_off))
+    assert generate(engine, make_prompts(24)) == generate(plain, make_prompts(24))
+    assert acceptance_rate(engine) == 1.0
+    assert sum(timing.num_backlog for timing in timings) > 250
+    skipped = [timing for timing in timings if timing.depth == 0]
+    assert skipped
+    assert all(timing.draft_first_ms == 0.0 for timing in skipped)
+
+
+def test_without_catching_up_acceptance_would_fall(engine, monkeypatch):
+    """The control."""
+    monkeypatch.setattr(
+        "serving.engine.cpu.cold_drafter.ColdDrafter._run_pass", lambda *args: None
+    )
+    draft_at(engine, alternate(3, 7))
+    generate(engine, make_prompts(24))
+    assert acceptance_rate(engine) < 0.9
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_second_request_that_hits_the_cached_prefix_loses_nothing_either(
+    is_told, plain, engine, monkeypatch
+):
+    """It goes on where the first one, made at depth 0, ended.
+
+    In the control nobody is told that cached blocks lack the drafter's half.
+    """
+    if not is_told:
+        monkeypatch.setattr(DrafterCache, "admit", lambda *_: None)
+    depth = 0
+    timings = draft_at(engine, iter(lambda: depth, None))
+    prompts = [draw_prompt(n, 3 * BLOCK) for n in range(12)]
+    first = generate(engine, prompts)
+    assert first == generate(plain, prompts)
+    num_cold = sum(timing.depth == 0 for timing in timings)
+    assert num_cold >= TELL_ALL + (50 - TELL_ALL) // TELL_EVERY
+    # Every token but the last of a request could have been followed by a draft.
+    num_undrafted = engine.scheduler.counters.num_cut_tokens["depth"]
+    assert num_undrafted == DEPTH * sum(len(tokens) - 1 for tokens in first)
+
+    depth = DEPTH
+    longer = [[*prompt, *own] for prompt, own in zip(prompts, first, strict=True)]
+    outputs = complete(engine, longer, greedy(80))
+    # All but what fills no block: the first prompts and most of their output.
+    assert min(output.num_cached_tokens for output in outputs) >= 5 * BLOCK
+    second = [output.outputs[0].token_ids for output in outputs]
+    assert second == generate(plain, longer)
+    assert acceptance_rate(engine) == 1.0 if is_told else acceptance_rate(engine) < 0.9
+
+
+def test_a_preempted_request_starts_over_with_a_complete_cache(plain, engine):
+    prompts = make_prompts(12, seed=1)
+    draft_at(engine, alternate(3, 7))
+    num_preempted = 0
+    preempt = engine.scheduler._preempt_request
+
+    def spy_on_preempt(*args, **kwargs):
+        nonlocal num_preempted
+        num_preempted += 1
+        preempt(*args, **kwargs)
+
+    engine.scheduler._preempt_request = spy_on_preempt
+    with engine.hold_blocks(48):
+        assert generate(engine, prompts, 150) == generate(plain, prompts, 150)
+    del engine.scheduler._preempt_request
+    assert num_preempted > 0
+    assert acceptance_rate(engine) == 1.0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"logprobs": 2},
+        {"repetition_penalty": 1.3, "min_tokens": 5},
+        {"temperature": 0.8, "top_p": 0.9, "seed": 7},
+    ],
+    ids=["greedy", "penalties", "seeded"],
+)
+def test_without_drafts_an_engine_answers_like_one_without_a_drafter(
+    sampling, plain, engine
+):
+    """And nothing passes the rejection sampler."""
+    draft_at(engine, cycle([0]))
+    prompts, params = draw_prompts(4), greedy(20, **sampling)
+    complete(engine, prompts, params)  # The first step still has a depth to draft.
+    rejections = []
+    hook = engine.runner.rejection_sampler.register_forward_hook(
+        lambda *call: rejections.append(call)
+    )
+    outputs = complete(engine, prompts, params)
+    hook.remove()
+    assert not rejections
+    assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
+
+
+@pytest.mark.parametrize("cu_num_tokens", [[1], [1, 2, 3], [5, 6, 40]])
+def test_a_step_without_drafts_is_described_as_vllm_does(cu_num_tokens):
+    from serving.engine.compat_cpu import GPUModelRunner
+    from serving.engine.cpu.plain_steps import PlainSteps
+
+    # Stands in for what vLLM's own description of a step reads of its runner.
+    runner = SimpleNamespace(
+        device=torch.device("cpu"),
+        input_ids=SimpleNamespace(gpu=torch.zeros(64, dtype=torch.int32)),
+        arange_np=np.arange(64),
+        _arange_scratch=np.zeros(64, dtype=np.int64),
+    )
+    runner._get_cumsum_and_arange = partial(
+        GPUModelRunner._get_cumsum_and_arange, runner
+    )
+    running = np.array(cu_num_tokens)
+    theirs = GPUModelRunner._calc_spec_decode_metadata(
+        runner, np.zeros(running.size, dtype=np.int32), running
+    )
+    ours = PlainSteps(16, runner.device).describe(running)
+    for name, value in vars(theirs).items():
+        own = getattr(ours, name)
+        if torch.is_tensor(value):
+            assert own.dtype == value.dtype, name
+            assert own.tolist() == value.tolist(), name
+        else:
+            assert own == value, name
+
+
+def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
+    lengths = [30 + 20 * index for index in range(6)]
+    prompts, params = draw_prompts(6), list(map(greedy, lengths))
+    num_asked = num_skipped = 0
+
+    def choose_none(*_):
+        nonlocal num_asked
+        num_asked += 1
+        return 0
+
+    def note_skipped(num_steps):
+        nonlocal num_skipped
+        num_skipped += num_steps
+
+    scheduler, timings = engine.scheduler, []
+    scheduler._planner = Instead(
+        scheduler._planner,
+        choose_depth=choose_none,
+        note_skipped_steps=note_skipped,
+        observe_timing=timings.append,
+    )
+    outputs = complete(engine, prompts, params)
+    assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
+    # Every step is known of, and in most of them nobody was asked.
+    counters, num_untold = scheduler.counters, scheduler._skipping.num_skipped
+    assert num_asked + num_skipped + num_untold == counters.num_steps
+    assert num_skipped > num_asked
+    assert len(timings) < counters.num_steps / 2
+    assert all(timing.depth == 0 for timing in timings)
+    # What drafts would have had, but for the last token of each.
+    assert counters.num_cut_tokens["depth"] == DEPTH * (sum(lengths) - len(lengths))
+
+    # Who watches sees every step.
+    scheduler.board.watch(0)
+    num_skipped_before = num_skipped + num_untold
+    complete(engine, prompts, params)
+    assert num_skipped == num_skipped_before
