@@ -123,7 +123,8 @@ def is_sent(path: str) -> bool:
 def test_the_context_holds_what_the_server_reads_and_nothing_local():
     needed = ["pyproject.toml", "serving/app.py", "configs/tiny.yaml"]
     assert all(map(is_sent, [*needed, "configs/requirements/cpu.txt"]))
-    assert not any(map(is_sent, [".git/config", ".venv/bin/python", "tests/x.py"]))
+    others = [".git/config", ".venv/bin/python", "loadtest/x.py", "tests/x.py"]
+    assert not any(map(is_sent, others))
 
 
 def exec_form(instruction: str) -> list[str]:
