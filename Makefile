@@ -92,9 +92,7 @@ loadtest:
 
 demo-pair:
 	@$(SET_UP) --loadtest
-	$(BIN)/python -m loadtest.models train $(ARGS)
-	$(BIN)/python -m loadtest.models evaluate
-	$(BIN)/python -m loadtest.models card
+	$(BIN)/python -m loadtest.models $(ARGS)
 
 settings:
 	@$(SET_UP) --dev
