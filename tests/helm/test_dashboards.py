@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.conftest import CHART, ROOT, of_kind, render
+from tests.helm.conftest import CHART, DEMO, ROOT, of_kind, render_example
 
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 
@@ -70,12 +70,9 @@ def test_speculation_panels_read_metrics_that_we_export():
 
 
 def test_config_maps_carry_the_dashboards_for_grafana_s_sidecar():
-    objects = render(
-        *("-f", str(CHART / "examples" / "demo-cpu.yaml")),
-        *("--set", "monitoring.dashboards.enabled=true"),
-        *("--set", "monitoring.dashboards.namespace=grafana"),
-    )
-    maps = of_kind(objects, "ConfigMap")
+    given = {"enabled": "true", "namespace": "grafana"}
+    values = [f"monitoring.dashboards.{name}={value}" for name, value in given.items()]
+    maps = of_kind(render_example(DEMO, *values), "ConfigMap")
     assert len(maps) == len(DASHBOARDS)
     for config_map, file in zip(maps, DASHBOARDS, strict=True):
         assert config_map["metadata"]["namespace"] == "grafana"
