@@ -100,8 +100,7 @@ settings:
 
 chart:
 	@$(SET_UP) --dev
-	$(BIN)/python .ci/chart_schema.py
-	$(BIN)/python .ci/chart_dashboards.py
+	$(BIN)/python .ci/chart.py
 
 # Versions in the files stay unless UPGRADE is given. A package whose requirements are
 # not wanted is a line in pyproject.toml and its requirements are lines in excludes.in.

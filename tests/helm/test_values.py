@@ -107,8 +107,8 @@ def test_the_chart_alone_asks_for_a_config():
     assert "config: model is required" in refused()
 
 
-def test_the_schema_is_the_settings_own():
-    script = ROOT / ".ci" / "chart_schema.py"
+def test_schema_and_dashboards_are_what_they_are_written_from():
+    script = ROOT / ".ci" / "chart.py"
     result = subprocess.run(
         [sys.executable, str(script), "--check"], capture_output=True, text=True
     )
