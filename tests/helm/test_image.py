@@ -57,7 +57,7 @@ def test_hadolint_has_nothing_to_say():
     assert result.returncode == 0, result.stdout
 
 
-def test_both_targets_install_by_the_locks_on_a_pinned_base_for_a_user_without_a_name():
+def test_targets_have_the_locks_packages_a_pinned_base_and_a_nameless_user():
     """The bootstrap is the one `make serve` runs; it reads configs/requirements."""
     bases = [lines[0].split()[1] for name, lines in stages().items() if name]
     outside = {base for base in bases if base not in stages()}
@@ -70,9 +70,6 @@ def test_both_targets_install_by_the_locks_on_a_pinned_base_for_a_user_without_a
         assert "--loadtest" not in run
         copies = [line for line in stages()[device] if line.startswith("COPY --from")]
         assert copies == [f"COPY --from=install-{device} /opt/venv /opt/venv"]
-
-
-def test_the_cpu_image_has_no_compiler():
     text = "\n".join(stages()["run"] + stages()["cpu"])
     assert not re.search(r"\b(gcc|g\+\+|build-essential|clang)\b", text)
 

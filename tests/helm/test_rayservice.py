@@ -179,9 +179,13 @@ def test_extras_reach_every_pod_and_groups_have_their_own():
         "extraVolumeMounts[0].name=more,extraVolumeMounts[0].mountPath=/more",
         "podLabels.team=llm,podAnnotations.note=x,commonLabels.owner=llm",
         "workerGroups.engines.podLabels.tier=gpu",
+        "extraContainers[0].name=logs,extraContainers[0].image=x",
     )
     for name, template in pod_templates(objects).items():
-        (container,) = template["spec"]["containers"]
+        container, sidecar = template["spec"]["containers"]
+        # Ray's must be the first.
+        assert container["name"].startswith("ray-")
+        assert sidecar["name"] == "logs"
         env = environment(objects, name)
         assert env["A"]["value"] == "everywhere"
         assert ("B" in env) == (name == "head")
@@ -192,14 +196,6 @@ def test_extras_reach_every_pod_and_groups_have_their_own():
         assert (labels["team"], labels["owner"]) == ("llm", "llm")
         assert ("tier" in labels) == (name == "engines")
         assert template["metadata"]["annotations"]["note"] == "x"
-
-
-def test_other_containers_stand_after_ray_s_which_must_be_the_first():
-    sidecar = "extraContainers[0].name=logs,extraContainers[0].image=x"
-    for template in pod_templates(render_example(DEMO, sidecar)).values():
-        first, second = (one["name"] for one in template["spec"]["containers"])
-        assert first.startswith("ray-")
-        assert second == "logs"
 
 
 def test_secrets_are_references():
