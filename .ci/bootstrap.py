@@ -66,9 +66,8 @@ def main() -> None:
 def find_device(devices: Path = Path("/dev")) -> str:
     """Return gpu if this process could use an NVIDIA one, or else cpu."""
     # The driver's folder in /proc is no proof: a container sees its host's.
-    found = [*devices.glob("nvidia[0-9]*")]
     listed = subprocess.getoutput("nvidia-smi -L").startswith("GPU ")
-    return "gpu" if found or listed else "cpu"
+    return "gpu" if listed or any(devices.glob("nvidia[0-9]*")) else "cpu"
 
 
 def set_up(venv: Path, device: str, extras: list[str]) -> None:
@@ -123,8 +122,7 @@ def plan(venv: Path, device: str, locks: list[Path]) -> list[tuple[Any, ...]]:
         ("Python", [base, "-Im", "venv", "--prompt", "tetris-serve", str(venv)]),
         ("uv", [*pip, *hashed[:2]]),
         *([cpu] if device == "cpu" else []),
-        # Compiled, or where Python may not write bytecode, as in many containers, every
-        # process of every start compiles 6,500 modules: 9 of its 16 seconds.
+        # Else every start compiles 6,500 modules where Python may not write bytecode.
         ("pinned packages", [*uv, "--compile-bytecode", "--no-build", *hashed]),
         ("tetris-serve", [*uv, "--no-build-isolation", "--reinstall", "-e", str(ROOT)]),
     ]
@@ -132,14 +130,14 @@ def plan(venv: Path, device: str, locks: list[Path]) -> list[tuple[Any, ...]]:
 
 def run(commands: list[list[str]], log: Path) -> None:
     """Run commands until one succeeds; show that one runs, and the time at the end."""
-    kept = {name: v for name, v in os.environ.items() if name not in UNWANTED}
-    if "PIP_INDEX_URL" in kept:
-        kept.setdefault("UV_DEFAULT_INDEX", kept["PIP_INDEX_URL"])
+    env = {name: v for name, v in os.environ.items() if name not in UNWANTED}
+    if "PIP_INDEX_URL" in env:
+        env.setdefault("UV_DEFAULT_INDEX", env["PIP_INDEX_URL"])
     null, start_s = subprocess.DEVNULL, time.monotonic()
     for command in commands:
         with log.open("a") as out:
             child = subprocess.Popen(
-                command, env=kept, stdin=null, stdout=out, stderr=out
+                command, env=env, stdin=null, stdout=out, stderr=out
             )
         try:
             while child.poll() is None:
