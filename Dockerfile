@@ -31,7 +31,7 @@ WORKDIR /opt/tetris-serve
 COPY pyproject.toml README.md LICENSE ./
 COPY .ci/bootstrap.py .ci/
 COPY configs/requirements/ configs/requirements/
-RUN for package in policies serving loadtest; do \
+RUN for package in policies serving; do \
         mkdir "$package" && touch "$package/__init__.py" || exit 1; \
     done
 

@@ -13,8 +13,10 @@ BIN := $(TETRIS_VENV)/bin
 SET_UP := $(PYTHON) -I .ci/bootstrap.py
 REQUIREMENTS := configs/requirements
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-build \
-	--generate-hashes --annotation-style line --custom-compile-command 'make lock' \
+	--fork-strategy fewest --generate-hashes --annotation-style line --custom-compile-command 'make lock' \
 	--excludes $(REQUIREMENTS)/excludes.in $(if $(UPGRADE),--upgrade)
+
+SAME := -c $(REQUIREMENTS)/cpu.txt -c $(REQUIREMENTS)/gpu.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test law lint format bench loadtest demo-pair settings chart lock clean
@@ -79,21 +81,19 @@ format:
 # Takes hours, in as many pieces as wanted: Ctrl-C, and the same command goes on. The
 # wrapper is there for the same reason as in `serve`.
 bench:
-	@$(SET_UP) --dev
+	@$(SET_UP) --loadtest
 	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench engine \
 		--output $(or $(OUTPUT),results/scratch/engine) $(ARGS)
 
 loadtest:
-	@$(SET_UP) --dev
+	@$(SET_UP) --loadtest
 	@$(BIN)/python .ci/foreground.py $(BIN)/tetris-serve bench http \
 		--output $(or $(OUTPUT),results/scratch/http-$(or $(PRESET),smoke)) \
 		--preset $(or $(PRESET),smoke) $(ARGS)
 
 demo-pair:
-	@$(SET_UP)
-	$(BIN)/python -m loadtest.models train $(ARGS)
-	$(BIN)/python -m loadtest.models evaluate
-	$(BIN)/python -m loadtest.models card
+	@$(SET_UP) --loadtest
+	$(BIN)/python -m loadtest.models $(ARGS)
 
 settings:
 	@$(SET_UP) --dev
@@ -101,8 +101,7 @@ settings:
 
 chart:
 	@$(SET_UP) --dev
-	$(BIN)/python .ci/chart_schema.py
-	$(BIN)/python .ci/chart_dashboards.py
+	$(BIN)/python .ci/chart.py
 
 # Versions in the files stay unless UPGRADE is given. A package whose requirements are
 # not wanted is a line in pyproject.toml and its requirements are lines in excludes.in.
@@ -111,8 +110,9 @@ lock:
 	$(LOCK) pyproject.toml --extra cpu --excludes $(REQUIREMENTS)/excludes-cpu.in \
 		-o $(REQUIREMENTS)/cpu.txt
 	$(LOCK) pyproject.toml --extra gpu -o $(REQUIREMENTS)/gpu.txt
-	$(LOCK) pyproject.toml --extra dev -c $(REQUIREMENTS)/cpu.txt \
-		-c $(REQUIREMENTS)/gpu.txt -o $(REQUIREMENTS)/dev.txt
+	$(LOCK) pyproject.toml --extra loadtest $(SAME) -o $(REQUIREMENTS)/loadtest.txt
+	$(LOCK) pyproject.toml --extra dev $(SAME) -c $(REQUIREMENTS)/loadtest.txt \
+		-o $(REQUIREMENTS)/dev.txt
 	echo uv | $(LOCK) - -o $(REQUIREMENTS)/uv.txt
 
 clean:

@@ -4,12 +4,23 @@ Import layers are contracts of import-linter, docstrings of ruff (pyproject.toml
 """
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import (
+    PackageNotFoundError,
+    entry_points,
+    packages_distributions,
+    version,
+)
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
+
+from serving import cli
+from serving.commands import bench
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("policies", "serving", "loadtest")
@@ -100,6 +111,35 @@ def test_folders_with_modules_are_packages():
     assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
 
 
+SERVER_WITHOUT = """
+import importlib, pkgutil, sys
+sys.modules |= dict.fromkeys(sys.argv[1:])
+for package in ("policies", "serving"):
+    folder = importlib.import_module(package).__path__
+    for found in pkgutil.walk_packages(folder, package + "."):
+        importlib.import_module(found.name)
+"""
+
+
+@pytest.mark.slow
+def test_the_server_imports_nothing_that_only_the_load_test_installs():
+    device = "cpu" if version("torch").endswith("+cpu") else "gpu"
+    locks = ROOT / "configs" / "requirements"
+    pins = {
+        name: {line.split("==")[0] for line in file.read_text("utf-8").splitlines()}
+        for name in (device, "loadtest")
+        for file in [locks / f"{name}.txt"]
+    }
+    absent = [
+        module
+        for module, names in packages_distributions().items()
+        if not {canonicalize_name(name) for name in names} - pins["loadtest"]
+        and not {canonicalize_name(name) for name in names} & pins[device]
+    ]
+    assert {"locust", "flask", "gevent", "scipy", "pandas", "matplotlib"} <= {*absent}
+    subprocess.run([sys.executable, "-c", SERVER_WITHOUT, *absent], check=True)
+
+
 @pytest.mark.parametrize(
     ("group", "name"),
     [("console_scripts", "tetris-serve"), ("vllm.general_plugins", "tetris")],
@@ -107,3 +147,16 @@ def test_folders_with_modules_are_packages():
 def test_entry_points_lead_to_something_that_can_be_called(group, name):
     [entry_point] = entry_points(group=group, name=name)
     assert callable(entry_point.load())
+
+
+def test_a_benchmark_says_what_to_install_before_it_starts(monkeypatch, capsys):
+    def find_version(name):
+        if name in {"locust", "matplotlib"}:
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(bench, "version", find_version)
+    assert cli.main(["bench", "http", "--help"]) == 1
+    errors = capsys.readouterr().err
+    assert "tetris-serve[loadtest]; missing: locust, matplotlib." in errors
+    assert "`make bench` and `make loadtest` install it" in errors

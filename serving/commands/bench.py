@@ -2,13 +2,22 @@
 
 import argparse
 import functools
+import re
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterator
+from importlib.metadata import (
+    EntryPoint,
+    PackageNotFoundError,
+    entry_points,
+    requires,
+    version,
+)
 from typing import Any, Final
 
 BENCHMARKS: Final = "tetris_serve.benchmarks"
 """Entry points `name = "module:main"`, called with the arguments and a program name."""
 
+_EXTRA = "loadtest"
 _NO_PREFIX = "\0"
 
 
@@ -38,12 +47,29 @@ def add_bench_command(commands: Any) -> None:
 
 
 def _run(benchmark: EntryPoint, args: argparse.Namespace) -> int:
-    try:
-        main = benchmark.load()
-    except ModuleNotFoundError as error:
+    # Before the start: Locust is a process of its own, and plots are drawn at the end.
+    main, problem = None, ", ".join(_find_missing())
+    if not problem:
+        try:
+            main = benchmark.load()
+        except ModuleNotFoundError as error:
+            problem = str(error)
+    if main is None:
         sys.stderr.write(
-            f"error: bench {benchmark.name} cannot start: {error}; run the set-up "
-            "again, or install what is missing\n"
+            f"error: bench {benchmark.name} needs the extra tetris-serve[{_EXTRA}]; "
+            f"missing: {problem}. In a clone, `make bench` and `make loadtest` install "
+            f"it; elsewhere, pip install 'tetris-serve[{_EXTRA}]'\n"
         )
         return 1
     return int(main(args.arguments, prog=f"tetris-serve bench {benchmark.name}"))
+
+
+def _find_missing() -> Iterator[str]:
+    """Yield what the extra asks for and is not installed."""
+    for requirement in requires("tetris-serve") or ():
+        name = re.split(r"[^\w.-]", requirement)[0]
+        try:
+            if f'extra == "{_EXTRA}"' in requirement:
+                version(name)
+        except PackageNotFoundError:
+            yield name

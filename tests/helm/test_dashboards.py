@@ -2,15 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.helm.conftest import CHART, ROOT, of_kind, render
+from tests.helm.conftest import CHART, DEMO, ROOT, of_kind, render_example
 
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 
@@ -21,14 +19,6 @@ def graphs(file: Path) -> list[dict[str, Any]]:
     """Return the panels with queries."""
     panels = json.loads(file.read_text("utf-8"))["panels"]
     return [panel for panel in panels if panel["type"] != "row"]
-
-
-def test_dashboards_are_what_their_panels_say():
-    script = ROOT / ".ci" / "chart_dashboards.py"
-    result = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @dashboards
@@ -70,12 +60,9 @@ def test_speculation_panels_read_metrics_that_we_export():
 
 
 def test_config_maps_carry_the_dashboards_for_grafana_s_sidecar():
-    objects = render(
-        *("-f", str(CHART / "examples" / "demo-cpu.yaml")),
-        *("--set", "monitoring.dashboards.enabled=true"),
-        *("--set", "monitoring.dashboards.namespace=grafana"),
-    )
-    maps = of_kind(objects, "ConfigMap")
+    given = {"enabled": "true", "namespace": "grafana"}
+    values = [f"monitoring.dashboards.{name}={value}" for name, value in given.items()]
+    maps = of_kind(render_example(DEMO, *values), "ConfigMap")
     assert len(maps) == len(DASHBOARDS)
     for config_map, file in zip(maps, DASHBOARDS, strict=True):
         assert config_map["metadata"]["namespace"] == "grafana"

@@ -12,7 +12,7 @@ import yaml
 
 from serving.app import front_options_of, settings_from_args
 from serving.cli import main
-from tests.helm.conftest import CHART, ray_service, render
+from tests.helm.conftest import DEMO, render_example, serve_config
 from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
 
@@ -67,9 +67,8 @@ def replica_nodes(cluster: RayCluster) -> set[str]:
 @pytest.mark.slow
 def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster):
     """The chart's options of fronts, on more replicas than chance would spare."""
-    example = str(CHART / "examples" / "demo-cpu.yaml")
-    rendered = yaml.safe_load(ray_service(render("-f", example))["serveConfigV2"])
-    settings = settings_from_args(rendered["applications"][0]["args"])
+    (application,) = serve_config(render_example(DEMO))["applications"]
+    settings = settings_from_args(application["args"])
     options = front_options_of(settings)["ray_actor_options"]
     config, _ = slow_config(num_replicas=6, ray_actor_options=options)
     deploy(cluster, config, timeout_s=300)

@@ -57,40 +57,34 @@ def test_hadolint_has_nothing_to_say():
     assert result.returncode == 0, result.stdout
 
 
-def test_every_base_is_pinned_by_digest():
-    bases = [lines[0].split()[1] for name, lines in stages().items() if name]
-    outside = [base for base in bases if base not in stages()]
-    assert set(outside) == {"${PYTHON_IMAGE}@${PYTHON_DIGEST}"}
-
-
-def test_both_targets_end_as_a_user_without_a_name():
-    for target in ("cpu", "gpu"):
-        assert stages()[target][-1] == "USER 10001:10001"
-
-
-def test_both_targets_install_from_the_lock_files_of_make_serve():
+def test_targets_have_the_locks_packages_a_pinned_base_and_a_nameless_user():
     """The bootstrap is the one `make serve` runs; it reads configs/requirements."""
+    bases = [lines[0].split()[1] for name, lines in stages().items() if name]
+    outside = {base for base in bases if base not in stages()}
+    assert outside == {"${PYTHON_IMAGE}@${PYTHON_DIGEST}"}
+    assert any("configs/requirements/" in line for line in stages()["install"])
     for device in ("cpu", "gpu"):
+        assert stages()[device][-1] == "USER 10001:10001"
         (run,) = [line for line in stages()[f"install-{device}"] if "RUN" in line]
-        assert f"TETRIS_DEVICE={device} python -I .ci/bootstrap.py" in run
+        assert f"TETRIS_DEVICE={device} python -I .ci/bootstrap.py " in run
+        assert "--loadtest" not in run
         copies = [line for line in stages()[device] if line.startswith("COPY --from")]
         assert copies == [f"COPY --from=install-{device} /opt/venv /opt/venv"]
-    assert any("configs/requirements/" in line for line in stages()["install"])
-
-
-def test_the_cpu_image_has_no_compiler():
     text = "\n".join(stages()["run"] + stages()["cpu"])
     assert not re.search(r"\b(gcc|g\+\+|build-essential|clang)\b", text)
 
 
+def exec_form(instruction: str) -> list[str]:
+    """Return the command of the one such instruction of the stage `run`."""
+    (line,) = [one for one in stages()["run"] if one.startswith(instruction)]
+    return list(json.loads(line[line.index("[") :]))
+
+
 def test_signals_reach_the_server():
     """The exec form, under an init that passes signals on."""
-    run = stages()["run"]
-    (entry,) = [line for line in run if line.startswith("ENTRYPOINT")]
-    (command,) = [line for line in run if line.startswith("CMD")]
-    assert json.loads(entry.removeprefix("ENTRYPOINT ")) == ["tini", "--"]
-    assert json.loads(command.removeprefix("CMD "))[:2] == ["tetris-serve", "up"]
-    assert "STOPSIGNAL SIGTERM" in run
+    assert exec_form("ENTRYPOINT") == ["tini", "--"]
+    assert exec_form("CMD")[:2] == ["tetris-serve", "up"]
+    assert "STOPSIGNAL SIGTERM" in stages()["run"]
 
 
 def test_labels_say_what_an_image_was_made_from():
@@ -104,11 +98,10 @@ def test_labels_say_what_an_image_was_made_from():
 
 
 def test_the_health_check_asks_the_default_port():
-    (check,) = [line for line in stages()["run"] if line.startswith("HEALTHCHECK")]
-    command = json.loads(check[check.index("[") :])
-    assert f"'PORT', '{HttpSettings().port}'" in command[-1]
-    assert "/health" in command[-1]
-    compile(command[-1], "HEALTHCHECK", "exec")
+    code = exec_form("HEALTHCHECK")[-1]
+    assert f"'PORT', '{HttpSettings().port}'" in code
+    assert "/health" in code
+    compile(code, "HEALTHCHECK", "exec")
 
 
 def is_sent(path: str) -> bool:
@@ -123,13 +116,8 @@ def is_sent(path: str) -> bool:
 def test_the_context_holds_what_the_server_reads_and_nothing_local():
     needed = ["pyproject.toml", "serving/app.py", "configs/tiny.yaml"]
     assert all(map(is_sent, [*needed, "configs/requirements/cpu.txt"]))
-    assert not any(map(is_sent, [".git/config", ".venv/bin/python", "tests/x.py"]))
-
-
-def exec_form(instruction: str) -> list[str]:
-    """Return the command of the one such instruction of the stage `run`."""
-    (line,) = [one for one in stages()["run"] if one.startswith(instruction)]
-    return list(json.loads(line[line.index("[") :]))
+    others = [".git/config", ".venv/bin/python", "loadtest/x.py", "tests/x.py"]
+    assert not any(map(is_sent, others))
 
 
 def image_environment(folder: Path) -> dict[str, str]:

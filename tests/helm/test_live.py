@@ -17,7 +17,14 @@ import openai
 import pytest
 import yaml
 
-from tests.helm.conftest import CHART, of_kind, ray_service, render, require
+from tests.helm.conftest import (
+    CHART,
+    DEMO,
+    of_kind,
+    ray_service,
+    render_example,
+    require,
+)
 from tests.helm.live import (
     RAY_CLUSTER_NAME,
     Prometheus,
@@ -73,8 +80,7 @@ def rendered_demo(port: int) -> tuple[str, dict]:
         # A busy machine misses the usual tenth of a second without being ill.
         "monitoring.prometheusRule.latency.interTokenSeconds": "1",
     }
-    settings = [part for pair in values.items() for part in ("--set", "=".join(pair))]
-    objects = render("-f", str(CHART / "examples" / "demo-cpu.yaml"), *settings)
+    objects = render_example(DEMO, *map("=".join, values.items()))
     (rule,) = of_kind(objects, "PrometheusRule")
     return ray_service(objects)["serveConfigV2"], rule["spec"]
 

@@ -1,19 +1,24 @@
 """What operators rely on in the rendered RayService."""
 
+import copy
 import json
 
 import pytest
-import yaml
 
 from serving.app import front_options_of, settings_from_args
+from serving.settings.sections import HttpSettings
 from tests.helm.conftest import (
     CHART,
-    EXAMPLES,
+    DEMO,
+    PRODUCTION,
+    environment,
+    examples,
     of_kind,
     pod_templates,
     ray_service,
     render,
     render_example,
+    serve_config,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -22,12 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",
 )
 
-DEMO = str(CHART / "examples" / "demo-cpu.yaml")
-PRODUCTION = CHART / "examples" / "production.yaml"
-
 OFF_THE_HEAD = {"ray.io/node-group": "!headgroup"}
-
-examples = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 
 
 def worker_group(objects):
@@ -38,11 +38,11 @@ def worker_group(objects):
 
 @examples
 def test_no_replica_is_ever_placed_on_the_head(example):
-    head = ray_service(render_example(example))["rayClusterConfig"]["headGroupSpec"]
+    objects = render_example(example)
+    head = ray_service(objects)["rayClusterConfig"]["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
-    assert ray_service(render_example(example))["excludeHeadPodFromServeSvc"] is True
-    config = yaml.safe_load(ray_service(render_example(example))["serveConfigV2"])
-    (application,) = config["applications"]
+    assert ray_service(objects)["excludeHeadPodFromServeSvc"] is True
+    (application,) = serve_config(objects)["applications"]
     # Only fronts ask for no CPU; test_drain.py has Ray place them.
     options = front_options_of(settings_from_args(application["args"]))
     assert options["ray_actor_options"]["label_selector"] == OFF_THE_HEAD
@@ -50,41 +50,32 @@ def test_no_replica_is_ever_placed_on_the_head(example):
     assert "deployments" not in application
 
 
-def test_fronts_may_be_kept_to_some_workers_as_well():
-    config = ray_service(
-        render("-f", DEMO, "--set", "config.http.fronts.label_selector.zone=a")
-    )["serveConfigV2"]
-    args = yaml.safe_load(config)["applications"][0]["args"]
-    assert args["http"]["fronts"]["label_selector"] == OFF_THE_HEAD | {"zone": "a"}
-    assert args["http"]["board"] is True
-
-
-def test_the_head_has_no_cpus_whatever_is_asked_for():
-    objects = render("-f", DEMO, "--set-string", "head.rayStartParams.num-cpus=4")
+def test_nor_is_one_whatever_is_asked_for():
+    objects = render(
+        *("-f", str(DEMO), "--set", "config.http.fronts.label_selector.zone=a"),
+        *("--set-string", "head.rayStartParams.num-cpus=4"),
+    )
     head = ray_service(objects)["rayClusterConfig"]["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
+    http = serve_config(objects)["applications"][0]["args"]["http"]
+    assert http["fronts"]["label_selector"] == OFF_THE_HEAD | {"zone": "a"}
+    assert http["board"] is True
 
 
 @examples
-def test_containers_run_without_privileges(example):
+def test_containers_run_without_privileges_and_have_places_to_write_to(example):
     for name, template in pod_templates(render_example(example)).items():
         pod = template["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in pod["containers"]:
-            context = container["securityContext"]
-            assert context["capabilities"] == {"drop": ["ALL"]}
-            assert context["allowPrivilegeEscalation"] is False
-            assert context["readOnlyRootFilesystem"] is True
-
-
-@examples
-def test_a_read_only_root_leaves_places_to_write_to(example):
-    for template in pod_templates(render_example(example)).values():
-        (container,) = template["spec"]["containers"]
+        (container,) = pod["containers"]
+        context = container["securityContext"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert {"/tmp", "/home/tetris", "/dev/shm", "/var/cache/tetris"} <= mounts
-        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+        volumes = {volume["name"] for volume in pod["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 
 
@@ -104,10 +95,8 @@ def test_only_an_autoscaling_head_gets_a_token_of_the_api_server(example):
 @examples
 def test_a_worker_may_live_as_long_as_its_drain_takes(example):
     objects = render_example(example)
-    serve = yaml.safe_load(ray_service(objects)["serveConfigV2"])
-    requests_s = serve["applications"][0]["args"]["replicas"].get(
-        "drain_timeout_s", 120
-    )
+    replicas = serve_config(objects)["applications"][0]["args"]["replicas"]
+    requests_s = replicas.get("drain_timeout_s", 120)
     pod = worker_group(objects)["template"]["spec"]
     command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert command[:2] == ["tetris-serve", "drain-node"]
@@ -121,11 +110,10 @@ def test_a_worker_may_live_as_long_as_its_drain_takes(example):
     [((1, 2), 1, (1, 2)), ((3, 16), 8, (1, 2)), ((9, 17), 8, (2, 3))],
 )
 def test_workers_follow_the_bounds_of_serve(bounds, per_pod, expected):
-    low, high = bounds
-    objects = render(
-        *("-f", DEMO, "--set", f"config.replicas.min={low}"),
-        *("--set", f"config.replicas.max={high}"),
-        *("--set", f"workerGroups.engines.enginesPerPod={per_pod}"),
+    objects = render_example(
+        DEMO,
+        f"config.replicas.min={bounds[0]},config.replicas.max={bounds[1]}",
+        f"workerGroups.engines.enginesPerPod={per_pod}",
     )
     group = worker_group(objects)
     assert (group["minReplicas"], group["maxReplicas"]) == expected
@@ -137,8 +125,8 @@ def cluster_of(*values):
 
     As its GenerateHashWithoutReplicasAndWorkersToDelete has it.
     """
-    settings = [part for value in values for part in ("--set", value)]
-    cluster = ray_service(render("-f", DEMO, *settings))["rayClusterConfig"]
+    cluster = copy.deepcopy(ray_service(render_example(DEMO, *values)))
+    cluster = cluster["rayClusterConfig"]
     for group in cluster["workerGroupSpecs"]:
         for name in ("replicas", "minReplicas", "maxReplicas"):
             del group[name]
@@ -146,36 +134,27 @@ def cluster_of(*values):
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "is_new"),
     [
-        "config.policy.name=goodput",
-        "config.replicas.max=5",
-        "serve.logging.level=DEBUG",
-        "networkPolicy.enabled=true",
-        "monitoring.podMonitor.enabled=true",
-    ],
-)
-def test_what_serve_can_change_in_place_starts_no_new_cluster(value):
-    assert cluster_of(value) == cluster_of()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
+        ("config.policy.name=goodput", False),
+        ("config.replicas.max=5", False),
+        ("serve.logging.level=DEBUG", False),
+        ("networkPolicy.enabled=true", False),
+        ("monitoring.podMonitor.enabled=true", False),
         # Serve would ignore these two.
-        "config.http.keep_alive_timeout_s=30",
-        "serve.requestTimeoutSeconds=60",
-        "config.http.port=9000",
-        "config.replicas.drain_timeout_s=60",
-        "image.tag=other",
+        ("config.http.keep_alive_timeout_s=30", True),
+        ("serve.requestTimeoutSeconds=60", True),
+        ("config.http.port=9000", True),
+        ("config.replicas.drain_timeout_s=60", True),
+        ("image.tag=other", True),
     ],
 )
-def test_what_serve_cannot_change_starts_a_new_cluster(value):
-    assert cluster_of(value) != cluster_of()
+def test_only_what_serve_cannot_change_in_place_starts_a_new_cluster(value, is_new):
+    assert (cluster_of(value) != cluster_of()) == is_new
 
 
 def test_without_an_autoscaler_the_most_workers_are_kept():
-    objects = render("-f", DEMO, "--set", "autoscaling.enabled=false")
+    objects = render_example(DEMO, "autoscaling.enabled=false")
     group = worker_group(objects)
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"] == 2
     assert "autoscalerOptions" not in ray_service(objects)["rayClusterConfig"]
@@ -192,19 +171,23 @@ def test_gpus_are_requested_and_their_taint_is_tolerated():
 
 
 def test_extras_reach_every_pod_and_groups_have_their_own():
-    objects = render(
-        *("-f", DEMO, "--set", "extraEnv[0].name=A,extraEnv[0].value=everywhere"),
-        *("--set", "head.extraEnv[0].name=B,head.extraEnv[0].value=head"),
-        *("--set", "extraVolumes[0].name=more,extraVolumes[0].emptyDir.medium=Memory"),
-        *("--set", "extraVolumeMounts[0].name=more"),
-        *("--set", "extraVolumeMounts[0].mountPath=/more"),
-        *("--set", "podLabels.team=llm,podAnnotations.note=x,commonLabels.owner=llm"),
-        *("--set", "workerGroups.engines.podLabels.tier=gpu"),
+    objects = render_example(
+        DEMO,
+        "extraEnv[0].name=A,extraEnv[0].value=everywhere",
+        "head.extraEnv[0].name=B,head.extraEnv[0].value=head",
+        "extraVolumes[0].name=more,extraVolumes[0].emptyDir.medium=Memory",
+        "extraVolumeMounts[0].name=more,extraVolumeMounts[0].mountPath=/more",
+        "podLabels.team=llm,podAnnotations.note=x,commonLabels.owner=llm",
+        "workerGroups.engines.podLabels.tier=gpu",
+        "extraContainers[0].name=logs,extraContainers[0].image=x",
     )
     for name, template in pod_templates(objects).items():
-        (container,) = template["spec"]["containers"]
-        env = {e["name"]: e.get("value") for e in container["env"]}
-        assert env["A"] == "everywhere"
+        container, sidecar = template["spec"]["containers"]
+        # Ray's must be the first.
+        assert container["name"].startswith("ray-")
+        assert sidecar["name"] == "logs"
+        env = environment(objects, name)
+        assert env["A"]["value"] == "everywhere"
         assert ("B" in env) == (name == "head")
         assert {"name": "more", "mountPath": "/more"} in container["volumeMounts"]
         volumes = {volume["name"] for volume in template["spec"]["volumes"]}
@@ -215,19 +198,10 @@ def test_extras_reach_every_pod_and_groups_have_their_own():
         assert template["metadata"]["annotations"]["note"] == "x"
 
 
-def test_other_containers_stand_after_ray_s_which_must_be_the_first():
-    sidecar = ("--set", "extraContainers[0].name=logs,extraContainers[0].image=x")
-    for template in pod_templates(render("-f", DEMO, *sidecar)).values():
-        first, second = (one["name"] for one in template["spec"]["containers"])
-        assert first.startswith("ray-")
-        assert second == "logs"
-
-
 def test_secrets_are_references():
     objects = render_example(PRODUCTION)
-    for name, template in pod_templates(objects).items():
-        env = {e["name"]: e for e in template["spec"]["containers"][0]["env"]}
-        token = env["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
+    for name in pod_templates(objects):
+        token = environment(objects, name)["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
         assert token == {"name": "hugging-face", "key": "token"}, name
     cluster = ray_service(objects)["rayClusterConfig"]
     assert cluster["authOptions"] == {"mode": "token", "secretName": "tetris-ray-token"}
@@ -239,24 +213,24 @@ def test_secrets_are_references():
 
 
 @pytest.mark.parametrize(
-    ("size", "words"),
-    [("8Mi", "8m"), ("64k", "64k"), ("1G", "1g"), ("5000000", "5000000")],
+    ("values", "words"),
+    [
+        ((), str(HttpSettings().max_body_bytes)),
+        (("config.http.max_body_bytes=8Mi",), "8m"),
+        (("config.http.max_body_bytes=64k",), "64k"),
+        (("config.http.max_body_bytes=1G",), "1g"),
+        (("config.http.max_body_bytes=5000000",), "5000000"),
+    ],
 )
-def test_the_ingress_takes_bodies_by_the_size_in_nginx_words(size, words):
-    option = f"config.http.max_body_bytes={size}"
-    (ingress,) = of_kind(render("-f", str(PRODUCTION), "--set", option), "Ingress")
-    annotations = ingress["metadata"]["annotations"]
-    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == words
-
-
-def test_streams_pass_the_ingress_unbuffered_and_bodies_as_large_as_served():
-    (ingress,) = of_kind(render_example(PRODUCTION), "Ingress")
+def test_streams_pass_the_ingress_unbuffered_and_bodies_as_large_as_served(
+    values, words
+):
+    (ingress,) = of_kind(render_example(PRODUCTION, *values), "Ingress")
     annotations = ingress["metadata"]["annotations"]
     prefix = "nginx.ingress.kubernetes.io"
     assert annotations[f"{prefix}/proxy-buffering"] == "off"
     assert annotations[f"{prefix}/proxy-read-timeout"] == "3600"
-    # serving.settings.model.HttpSettings.max_body_bytes
-    assert annotations[f"{prefix}/proxy-body-size"] == str(4 << 20)
+    assert annotations[f"{prefix}/proxy-body-size"] == words
     path = ingress["spec"]["rules"][0]["http"]["paths"][0]
     assert path["backend"]["service"] == {
         "name": "demo-tetris-serve-serve-svc",
@@ -265,10 +239,8 @@ def test_streams_pass_the_ingress_unbuffered_and_bodies_as_large_as_served():
 
 
 def test_a_route_of_the_gateway_has_no_time_limit():
-    objects = render(
-        *("-f", DEMO, "--set", "gateway.enabled=true"),
-        *("--set", "gateway.parentRefs[0].name=public"),
-    )
+    gateway = "gateway.enabled=true,gateway.parentRefs[0].name=public"
+    objects = render_example(DEMO, gateway)
     (route,) = of_kind(objects, "HTTPRoute")
     (rule,) = route["spec"]["rules"]
     assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
@@ -312,33 +284,32 @@ def open_ports(policy, direction):
 
 def test_policies_leave_the_paths_that_are_needed():
     head, worker = of_kind(render_example(PRODUCTION), "NetworkPolicy")
-    assert {p for p, _ in open_ports(worker, "ingress")} == {8000, 8080}
-    assert {p for p, _ in open_ports(head, "ingress")} == {
-        8265,
-        8000,
-        8080,
-        44217,
-        44227,
-    }
-    # DNS, API server, Redis, model hub, traces
-    assert {p for p, _ in open_ports(head, "egress")} == {53, 443, 6443, 6379, 4317}
-    assert {p for p, _ in open_ports(worker, "egress")} == {53, 443, 4317}
+    _, local = of_kind(render_example(DEMO, "networkPolicy.enabled=true"), head["kind"])
+    wanted = [
+        (worker, "ingress", {8000, 8080}),
+        (head, "ingress", {8265, 8000, 8080, 44217, 44227}),
+        # DNS, API server, Redis, model hub, traces
+        (head, "egress", {53, 443, 6443, 6379, 4317}),
+        (worker, "egress", {53, 443, 4317}),
+        # Local models need no way out.
+        (local, "egress", {53}),
+    ]
+    for policy, direction, ports in wanted:
+        assert {port for port, _ in open_ports(policy, direction)} == ports
     assert all(count == 1 for _, count in open_ports(worker, "ingress"))
-
-
-def test_local_models_need_no_way_out():
-    objects = render("-f", DEMO, "--set", "networkPolicy.enabled=true")
-    _, worker = of_kind(objects, "NetworkPolicy")
-    assert {p for p, _ in open_ports(worker, "egress")} == {53}
-    assert (8000, None) in open_ports(worker, "ingress")
+    assert (8000, None) in open_ports(local, "ingress")
 
 
 def test_ray_s_dashboard_knows_grafana_and_prometheus():
-    head = pod_templates(render_example(PRODUCTION))["head"]["spec"]["containers"][0]
-    env = {e["name"]: e.get("value") for e in head["env"]}
-    assert env["RAY_GRAFANA_HOST"] == "http://grafana.monitoring:3000"
-    assert env["RAY_GRAFANA_IFRAME_HOST"] == "https://grafana.example.com"
-    assert env["RAY_PROMETHEUS_HOST"] == "http://prometheus-operated.monitoring:9090"
+    env = environment(render_example(PRODUCTION))
+    assert env["RAY_GRAFANA_HOST"]["value"] == "http://grafana.monitoring:3000"
+    assert env["RAY_GRAFANA_IFRAME_HOST"]["value"] == "https://grafana.example.com"
+    prometheus = "http://prometheus-operated.monitoring:9090"
+    assert env["RAY_PROMETHEUS_HOST"]["value"] == prometheus
+    # But it is not sent to a dashboard that is not there.
+    env = environment(render_example(DEMO, "monitoring.grafana.host=http://grafana"))
+    assert "RAY_GRAFANA_HOST" in env
+    assert "RAY_GRAFANA_DATA_DASHBOARD_UID" not in env
 
 
 # Ray leaves the file that it generates the dashboard from open.
@@ -349,8 +320,7 @@ def test_ray_s_metrics_page_embeds_our_dashboard(monkeypatch):
         generate_data_grafana_dashboard,
     )
 
-    head = pod_templates(render_example(PRODUCTION))["head"]["spec"]["containers"][0]
-    env = {e["name"]: e for e in head["env"]}
+    env = environment(render_example(PRODUCTION))
     name = "RAY_GRAFANA_DATA_DASHBOARD_UID"
     monkeypatch.setenv(name, env[name]["value"])
     _, uid = generate_data_grafana_dashboard()
@@ -366,17 +336,8 @@ def test_ray_s_metrics_page_embeds_our_dashboard(monkeypatch):
     }
 
 
-def test_ray_s_dashboard_is_not_sent_to_a_dashboard_that_is_not_there():
-    host = ("--set", "monitoring.grafana.host=http://grafana:3000")
-    head = pod_templates(render("-f", DEMO, *host))["head"]["spec"]["containers"][0]
-    names = {e["name"] for e in head["env"]}
-    assert "RAY_GRAFANA_HOST" in names
-    assert "RAY_GRAFANA_DATA_DASHBOARD_UID" not in names
-
-
 def test_traces_of_serve_and_vllm_go_to_the_same_collector():
-    objects = render_example(PRODUCTION)
-    config = yaml.safe_load(ray_service(objects)["serveConfigV2"])
+    config = serve_config(render_example(PRODUCTION))
     tracing = config["tracing_config"]
     assert tracing["exporter_import_path"] == "serving.tracing:build_span_processors"
     extra = config["applications"][0]["args"]["engine"]["extra"]

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,12 +11,15 @@ import yaml
 from serving.settings.model import Settings, parse_settings
 from tests.helm.conftest import (
     CHART,
-    EXAMPLES,
+    DEMO,
+    PRODUCTION,
     ROOT,
+    examples,
     ray_service,
     refused,
     render,
     render_example,
+    serve_config,
 )
 
 pytestmark = pytest.mark.filterwarnings(
@@ -26,9 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",
 )
 
-DEMO = str(CHART / "examples" / "demo-cpu.yaml")
-PRODUCTION = str(CHART / "examples" / "production.yaml")
-GPU = str(CHART / "examples" / "many-gpus-eagle3.yaml")
+GPU = CHART / "examples" / "many-gpus-eagle3.yaml"
 
 REFUSED = {
     "a typo": (DEMO, "podDisruptionBudgett.enabled=true", "podDisruptionBudgett"),
@@ -50,25 +50,19 @@ REFUSED = {
     "too few workers": (
         DEMO,
         "workerGroups.engines.maxReplicas=1",
-        "would wait for ever; raise maxReplicas",
+        "raise maxReplicas",
     ),
     "too few GPUs": (GPU, "workerGroups.engines.gpus=4", "raise gpus"),
     "no GPU": (GPU, "config.replicas.num_gpus=0", "set it to 1"),
-    "streams cut": (
-        DEMO,
-        "drain.terminationGracePeriodSeconds=30",
-        "streams would be cut",
-    ),
+    "streams cut": (DEMO, "drain.terminationGracePeriodSeconds=30", "would be cut"),
     "streams cut by an upgrade": (
         DEMO,
         "upgrade.clusterDeletionDelaySeconds=10",
         "the old cluster's streams would be cut",
     ),
-    "a proxy where nobody asks": (
-        DEMO,
-        "serve.proxyLocation=HeadOnly",
-        "proxyLocation",
-    ),
+    "a proxy where nobody asks": (DEMO, "serve.proxyLocation=HeadOnly", "proxyLoc"),
+    # Secrets come by reference only; there is no value that would take one.
+    "a password": (DEMO, "gcsFaultTolerance.password=x", "property password"),
     "an upgrade without a gateway class": (
         DEMO,
         "upgrade.type=NewClusterWithIncrementalUpgrade",
@@ -106,30 +100,28 @@ REFUSED = {
 
 @pytest.mark.parametrize(("example", "value", "message"), REFUSED.values(), ids=REFUSED)
 def test_values_that_cannot_work_are_refused(example, value, message):
-    assert message in refused("-f", example, "--set", value)
-
-
-def test_a_password_cannot_be_given_in_values():
-    """Secrets come by reference only; there is no value that would take one."""
-    stderr = refused("-f", DEMO, "--set", "gcsFaultTolerance.password=x")
-    assert "property password" in stderr
+    assert message in refused("-f", str(example), "--set", value)
 
 
 def test_the_chart_alone_asks_for_a_config():
     assert "config: model is required" in refused()
 
 
-def test_the_schema_is_the_settings_own():
-    script = ROOT / ".ci" / "chart_schema.py"
+def test_schema_and_dashboards_are_what_they_are_written_from():
+    script = ROOT / ".ci" / "chart.py"
     result = subprocess.run(
         [sys.executable, str(script), "--check"], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_serve_gets_settings_that_are_accepted(example):
-    config = yaml.safe_load(ray_service(render_example(example))["serveConfigV2"])
+@examples
+def test_serve_gets_a_config_and_settings_that_are_accepted(example):
+    from ray.serve.schema import ServeDeploySchema
+
+    config = serve_config(render_example(example))
+    schema = ServeDeploySchema.model_validate(config)
+    assert schema.logging_config.encoding == "JSON"
     (application,) = config["applications"]
     settings = parse_settings(application["args"], "args")
     given = yaml.safe_load(example.read_text("utf-8"))["config"]
@@ -138,21 +130,10 @@ def test_serve_gets_settings_that_are_accepted(example):
     assert settings.http.board == (example.stem == "demo-cpu")
 
 
-def test_serve_accepts_the_config_file_itself():
-    from ray.serve.schema import ServeDeploySchema
-
-    for example in EXAMPLES:
-        text = ray_service(render_example(example))["serveConfigV2"]
-        schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
-        assert schema.logging_config.encoding == "JSON"
-
-
 def test_defaults_in_templates_are_those_of_the_settings():
     """A template that reads an absent setting must assume what the server assumes."""
-    text = (CHART / "templates" / "_helpers.tpl").read_text("utf-8")
-    text += (CHART / "templates" / "_checks.tpl").read_text("utf-8")
-    text += (CHART / "templates" / "_serve.tpl").read_text("utf-8")
-    text += (CHART / "templates" / "NOTES.txt").read_text("utf-8")
+    files = [file for file in (CHART / "templates").iterdir() if file.suffix != ".yaml"]
+    text = "".join(file.read_text("utf-8") for file in files)
     uses = re.findall(r'setting" \(list \. "(\w+)" "(\w+)" "?([\w.]+)"?\)', text)
     assert len(uses) > 8
     for section, name, default in uses:
@@ -165,10 +146,12 @@ def test_numbers_reach_serve_as_they_were_written(tmp_path):
     """Helm reads numbers as floats and likes to write large ones with an exponent."""
     values = tmp_path / "values.yaml"
     values.write_text("config: {engine: {kv_cache_memory_bytes: 536870912}}", "utf-8")
-    text = ray_service(render("-f", DEMO, "-f", str(values)))["serveConfigV2"]
-    assert "kv_cache_memory_bytes: 536870912\n" in text
-    text = ray_service(render("-f", DEMO))["serveConfigV2"]
-    assert "kv_cache_memory_bytes: 512Mi\n" in text
+    for objects, written in (
+        (render("-f", str(DEMO), "-f", str(values)), "536870912"),
+        (render_example(DEMO), "512Mi"),
+    ):
+        text = ray_service(objects)["serveConfigV2"]
+        assert f"kv_cache_memory_bytes: {written}\n" in text
 
 
 def test_latency_targets_are_bucket_bounds_of_vllm():
@@ -213,14 +196,11 @@ def test_the_schema_and_the_values_know_the_same_names():
     assert not set(find_differences(schema, group, engines, ""))
 
 
-def test_the_image_has_the_ray_that_kuberay_is_told():
+def test_the_chart_has_the_package_s_version_and_its_ray():
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     for device in ("cpu", "gpu"):
-        lock = Path(ROOT / "configs" / "requirements" / f"{device}.txt")
+        lock = ROOT / "configs" / "requirements" / f"{device}.txt"
         assert f"\nray=={values['ray']['version']} ;" in lock.read_text("utf-8")
-
-
-def test_the_chart_has_the_version_of_the_package():
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     pyproject = (ROOT / "pyproject.toml").read_text("utf-8")
     assert f'version = "{chart["appVersion"]}"' in pyproject

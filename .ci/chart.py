@@ -1,0 +1,137 @@
+"""Write what the Helm chart takes from elsewhere (`make chart`).
+
+The schema of its `config` is that of serving.settings.model; everything else in
+values.schema.json is written by hand and kept. Grafana's JSON says little in many
+lines, so the panels of the dashboards are kept in dashboards.yaml beside this file.
+Tests try every query on a Prometheus that has scraped a real deployment.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "helm" / "tetris-serve"
+PANELS = Path(__file__).with_name("dashboards.yaml")
+
+# Definitions whose names begin so are ours to replace.
+PREFIX = "config."
+
+FILTER = '{ray_io_cluster=~"$Cluster"}'
+WIDTH, HEIGHT, GRID_WIDTH = 8, 8, 24
+
+
+def main() -> int:
+    """Write the files, or with --check only tell whether they are up to date."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    arguments = parser.parse_args()
+    status = 0
+    for file, wanted in files():
+        if file.is_file() and file.read_text("utf-8") == wanted:
+            continue
+        if arguments.check:
+            print(f"{file.relative_to(ROOT)} is out of date: run `make chart`")
+            status = 1
+        else:
+            file.write_text(wanted, "utf-8")
+            print(f"wrote {file.relative_to(ROOT)}")
+    return status
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Yield every file with what belongs into it."""
+    file = CHART / "values.schema.json"
+    schema = merged(json.loads(file.read_text("utf-8")))
+    yield file, json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    content = yaml.safe_load(PANELS.read_text("utf-8"))
+    for name, one in content["dashboards"].items():
+        made = dashboard(content["skeletons"], name, **one)
+        yield CHART / "dashboards" / f"{name}.json", json.dumps(made, indent=1) + "\n"
+
+
+def merged(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the chart's schema with the present settings in it."""
+    # Run as a script, this file's own folder is the first that imports are taken from.
+    sys.path.insert(0, str(ROOT))
+    from serving.settings.model import Settings
+
+    settings = Settings.model_json_schema(ref_template=f"#/$defs/{PREFIX}{{model}}")
+    generated = {PREFIX + name: part for name, part in settings.pop("$defs").items()}
+    kept = {n: p for n, p in schema["$defs"].items() if not n.startswith(PREFIX)}
+    schema["$defs"] = {**kept, **without_titles(generated)}
+    schema["properties"]["config"] = without_titles(settings)
+    return schema
+
+
+def without_titles(part: Any) -> Any:
+    """Leave out the titles, which only repeat the settings' names.
+
+    A default beside a reference goes too: JSON Schema draft 7 would ignore it.
+    """
+    if isinstance(part, list):
+        return [without_titles(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return {"$ref": part["$ref"]}
+    return {
+        name: without_titles(item)
+        for name, item in part.items()
+        if not (name == "title" and isinstance(item, str))
+    }
+
+
+def dashboard(
+    skeletons: dict[str, Any], uid: str, title: str, rows: dict[str, list[Any]]
+) -> dict[str, Any]:
+    """Lay the panels out, row by row."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for row_title, row in rows.items():
+        own = {"title": row_title, "id": len(panels) + 1}
+        place = {"h": 1, "w": GRID_WIDTH, "x": 0, "y": top}
+        panels.append(skeletons["row"] | own | {"gridPos": place})
+        top += 1
+        for index, panel in enumerate(row):
+            below, left = divmod(index * WIDTH, GRID_WIDTH)
+            place = {"h": HEIGHT, "w": WIDTH, "x": left, "y": top + below * HEIGHT}
+            panels.append(graph(skeletons, panel, len(panels) + 1, place))
+        top += -(-len(row) * WIDTH // GRID_WIDTH) * HEIGHT
+    return {"uid": uid, "title": title, **skeletons["dashboard"], "panels": panels}
+
+
+def graph(
+    skeletons: dict[str, Any], panel: dict[str, Any], number: int, place: dict[str, int]
+) -> dict[str, Any]:
+    """One time series panel."""
+    targets = [
+        {
+            **skeletons["target"],
+            "expr": query.replace("{...}", FILTER).replace(
+                "[...]", "[$__rate_interval]"
+            ),
+            "legendFormat": legend,
+            "refId": chr(ord("A") + index),
+        }
+        for index, (legend, query) in enumerate(panel["queries"].items())
+    ]
+    defaults = skeletons["defaults"] | {"unit": panel["unit"]}
+    return {
+        **skeletons["graph"],
+        "id": number,
+        "title": panel["title"],
+        "description": panel["about"],
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": targets,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
