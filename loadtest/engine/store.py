@@ -30,7 +30,7 @@ class Store(ResultFolder):
     error = LoadTestError
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Return the measurements of all groups, oldest first."""
+        """Return the measurements of all groups; of one again, the last."""
         groups = {
             (group[0]["round"], cell_of(group[0])): group for group in self.records()
         }
@@ -41,11 +41,11 @@ class Store(ResultFolder):
         return {(one["round"], cell_of(one)) for one in self.measurements()}
 
     def append_group(self, measurements: Sequence[Mapping[str, Any]]) -> None:
-        """Add one group, for good: a line, which is there as a whole or not at all."""
+        """Add one group: a line, which is there as a whole or not at all."""
         self.append_record(measurements)
 
     def trace_file(self, cell: Cell, arm: Arm) -> Path:
-        """Return where the trace of an arm in a cell is kept."""
+        """Return where the steps of an arm in a cell are kept."""
         return self.folder / _TRACE_FOLDER / cell.name / f"{arm.file_name}.npz"
 
 
