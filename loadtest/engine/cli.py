@@ -65,7 +65,7 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     gpu = find_gpu() if options.device == "gpu" else None
     check_models(options.target, options.draft)
     plan = make_plan(options, gpu)
-    requests = RequestMaker.load(options.target, options.seed)
+    requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
     for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
         make_workload(name, "")  # Told before engines start if it cannot be.
     return Bench(plan, store, requests).measure(options.minutes)

@@ -57,6 +57,30 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Requests that an engine answers in one go.
+
+    Attributes:
+        prompts: Token ids of each request, in the order of admission.
+        concurrency: Requests in flight.
+        temperature: Of all requests.
+        max_tokens: Longest reply.
+        eos_token_id: Ends a reply.
+        switch_at: The request with whose admission conditions change; None if they do
+            not.
+        neighbour: Whether another process takes a core from then on.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    concurrency: int
+    temperature: float
+    max_tokens: int
+    eos_token_id: int
+    switch_at: int | None = None
+    neighbour: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A whole run.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from loadtest.arms import Arm
 from loadtest.client.errors import LoadTestError
 from serving.offline import start_arguments
 
-from .plan import COLD, Plan
+from .plan import COLD, Block, Plan
 from .worker import serve
 
 _START_TIMEOUT_S = 600.0
@@ -29,27 +29,23 @@ class EngineProcess:
     are as good as gone while one works.
     """
 
-    def __init__(
-        self,
-        name: str,
-        log_file: Path,
-        env: Mapping[str, str],
-        engine: Mapping[str, Any],
-    ) -> None:
-        """Start the process.
+    def __init__(self, plan: Plan, arm: Arm, log_folder: Path) -> None:
+        """Start the process, whose standard error goes into a file of the folder.
 
-        Args:
-            name: For messages.
-            log_file: Where its standard error goes.
-            env: What it finds in its environment, beside ours.
-            engine: Arguments of `ArmEngine`.
+        Raises:
+            LoadTestError: If there is no such engine.
         """
-        self._name, self._log_file = name, log_file
+        try:
+            arguments, env = start_arguments(plan.deployment(arm))
+        except ValueError as error:
+            raise LoadTestError(f"--policies {arm.name}: {error}") from None
+        self._name, self._log_file = arm.name, log_folder / f"{arm.file_name}.log"
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, log_file, engine))
+        engine = self._log_file, arguments, arm.policy == COLD
+        self._process = context.Process(target=serve, args=(theirs, *engine))
         ours = dict(os.environ)
-        os.environ.update(env)
+        os.environ.update(env | _ENV)
         try:
             self._process.start()
         finally:
@@ -57,14 +53,14 @@ class EngineProcess:
             os.environ.update(ours)
         theirs.close()
 
-    def run(self, **message: Any) -> dict[str, Any]:
+    def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
         """Run requests, as `ArmEngine.run` does.
 
         Raises:
             LoadTestError: If it fails or does not answer.
         """
         try:
-            self._connection.send(message)
+            self._connection.send((block, trace))
         except BrokenPipeError:
             raise self._failure("has ended") from None
         found: dict[str, Any] = self.receive(_RUN_TIMEOUT_S)
@@ -104,7 +100,6 @@ class EngineProcess:
 def start_engines(
     plan: Plan,
     arms: Sequence[Arm],
-    eos_token_id: int,
     log_folder: Path,
     say: Callable[[str], None],
 ) -> Iterator[dict[Arm, EngineProcess]]:
@@ -124,7 +119,7 @@ def start_engines(
         for first in range(0, len(arms), width):
             batch = arms[first : first + width]
             for arm in batch:
-                engines[arm] = _start(plan, arm, eos_token_id, log_folder)
+                engines[arm] = EngineProcess(plan, arm, log_folder)
             for arm in batch:
                 engines[arm].receive(_START_TIMEOUT_S)
                 say(f"  {arm.name} is ready")
@@ -132,18 +127,3 @@ def start_engines(
     finally:
         for engine in engines.values():
             engine.end()
-
-
-def _start(plan: Plan, arm: Arm, eos_token_id: int, log_folder: Path) -> EngineProcess:
-    try:
-        arguments, env = start_arguments(plan.deployment(arm))
-    except ValueError as error:
-        raise LoadTestError(f"--policies {arm.name}: {error}") from None
-    engine = {
-        "arguments": arguments,
-        "eos_token_id": eos_token_id,
-        "max_tokens": plan.max_tokens,
-        "hold_at_zero": arm.policy == COLD,
-    }
-    log_file = log_folder / f"{arm.file_name}.log"
-    return EngineProcess(arm.name, log_file, env | _ENV, engine)

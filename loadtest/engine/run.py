@@ -22,15 +22,11 @@ from loadtest.interrupts import interruptible
 from loadtest.model_files import describe_model
 from loadtest.progress import Progress
 
-from .plan import NEIGHBOUR, Cell, Plan
+from .plan import Cell, Plan
 from .pool import EngineProcess, start_engines
 from .report import write_results
 from .store import LOG_FOLDER, Store
 from .workloads import RequestMaker
-
-_WARM_UP_TOKENS = 72
-"""Reply length while warming up: enough for the numbers of tokens that steps carry to
-occur, for each of which oneDNN compiles its products once."""
 
 _CODE = (
     *("policies/**/*.py", "serving/engine/**/*.py", "serving/*.py"),
@@ -39,6 +35,8 @@ _CODE = (
 _CODE_OF_REPORTS = {
     f"loadtest/engine/{name}.py" for name in ("cli", "plots", "report", "summary")
 }
+
+Engines = Mapping[Arm, EngineProcess]
 
 
 class Bench:
@@ -117,42 +115,25 @@ class Bench:
             turns = [[arm] for arm in shuffle(self._plan.arms, f"{number}")]
             deadline_s = math.inf  # Half a round would be of no use.
         found: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
-        logs, eos = self._store.folder / LOG_FOLDER, self._requests.eos_token_id
+        logs = self._store.folder / LOG_FOLDER
         for arms in turns:
-            with start_engines(self._plan, arms, eos, logs, progress.say) as engines:
-                self._warm_up(engines, cells, progress)
+            with start_engines(self._plan, arms, logs, progress.say) as engines:
+                for concurrency in sorted({cell.concurrency for cell in cells}):
+                    requests = self._requests.make_warm_up(concurrency)
+                    for arm, engine in engines.items():
+                        progress.show(f"warming up {arm.name}, {concurrency} in flight")
+                        engine.run(requests)
                 for cell in cells:
                     if time.monotonic() > deadline_s:
                         return False
                     found[cell] += self._measure_cell(engines, cell, number, progress)
                     if arms is turns[-1]:
-                        self._store.append_group(self._compare_replies(found[cell]))
+                        self._store.append_record(self._compare_replies(found[cell]))
                         write_results(self._store)
         return True
 
-    def _warm_up(
-        self,
-        engines: Mapping[Arm, EngineProcess],
-        cells: Sequence[Cell],
-        progress: Progress,
-    ) -> None:
-        for concurrency in sorted({cell.concurrency for cell in cells}):
-            prompts = self._requests.make_warm_up(concurrency)
-            for arm, engine in engines.items():
-                progress.show(f"warming up {arm.name} with {concurrency} requests")
-                engine.run(
-                    prompts=prompts,
-                    concurrency=concurrency,
-                    temperature=0.0,
-                    max_tokens=_WARM_UP_TOKENS,
-                )
-
     def _measure_cell(
-        self,
-        engines: Mapping[Arm, EngineProcess],
-        cell: Cell,
-        number: int,
-        progress: Progress,
+        self, engines: Engines, cell: Cell, number: int, progress: Progress
     ) -> list[dict[str, Any]]:
         """Measure one cell in one round, block by block, until all had their time.
 
@@ -162,23 +143,15 @@ class Bench:
         """
         found: list[dict[str, Any]] = []
         measured_s, spent_s = dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0.0)
+        label = f"round {number} {cell.name}"
         for block in itertools.count():
-            prompts, switch_at = self._requests.make(cell, number, block)
+            requests = self._requests.make(cell, number, block)
             for arm in shuffle(list(engines), f"{number} {cell.name} {block}"):
-                progress.show(
-                    f"round {number} {cell.name} {arm.name}, block {block + 1}"
-                )
+                progress.show(f"{label} {arm.name}, block {block + 1}")
+                is_first = (number, block) == (1, 0)
+                trace = self._store.trace_file(cell, arm) if is_first else None
                 began_s = time.monotonic()
-                result = engines[arm].run(
-                    prompts=prompts,
-                    concurrency=cell.concurrency,
-                    temperature=cell.temperature,
-                    switch_at=switch_at,
-                    neighbour=cell.workload == NEIGHBOUR,
-                    trace=self._store.trace_file(cell, arm).absolute()
-                    if (number, block) == (1, 0)
-                    else None,
-                )
+                result = engines[arm].run(requests, trace)
                 spent_s[arm] += time.monotonic() - began_s
                 measured_s[arm] += result["window_s"]
                 place = {"policy": arm.name, "round": number, "block": block}
@@ -188,8 +161,7 @@ class Bench:
                 break
         for arm in engines:
             tokens = sum(o["num_tokens"] for o in found if o["policy"] == arm.name)
-            label = f"round {number} {cell.name} {arm.name}"
-            told = f"{label}: {tokens / measured_s[arm]:.0f} tokens/s"
+            told = f"{label} {arm.name}: {tokens / measured_s[arm]:.0f} tokens/s"
             progress.advance(cell.name, spent_s[arm], told)
         return found
 

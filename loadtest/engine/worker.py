@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +20,7 @@ from serving.offline import OfflineEngine
 
 from .closed_loop import Delivery, run_closed_loop
 from .measurement import Counters, measure
+from .plan import Block
 from .watch import Watch
 
 _PR_SET_PDEATHSIG = 1
@@ -32,24 +33,30 @@ while os.getppid() == int(sys.argv[2]):
 """Keeps a core busy until its parent ends."""
 
 
-def serve(connection: Connection, log_file: Path, engine: Mapping[str, Any]) -> None:
+def serve(
+    connection: Connection,
+    log_file: Path,
+    arguments: Mapping[str, Any],
+    hold_at_zero: bool,
+) -> None:
     """Start an engine, and answer messages until the controller ends this process.
 
     Args:
         connection: Takes arguments of `ArmEngine.run` and returns what it does; None
             once the engine has started, and a text instead of anything after an error.
         log_file: Gets whatever this process prints.
-        engine: Arguments of `ArmEngine`.
+        arguments: Of the engine, as `serving.offline` takes them.
+        hold_at_zero: Keep it at depth 0.
     """
     _end_with_parent()
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        own = ArmEngine(**engine)
+        own = ArmEngine(arguments, hold_at_zero)
         connection.send(None)
         while True:
-            connection.send(own.run(**connection.recv()))
+            connection.send(own.run(*connection.recv()))
     except Exception as error:
         traceback.print_exc()
         connection.send(f"{type(error).__name__}: {error}")
@@ -66,28 +73,13 @@ def _end_with_parent() -> None:
 
 
 class ArmEngine:
-    """Runs request lists on one engine."""
+    """Runs blocks of requests on one engine."""
 
-    def __init__(
-        self,
-        arguments: Mapping[str, Any],
-        eos_token_id: int,
-        max_tokens: int,
-        *,
-        hold_at_zero: bool = False,
-    ) -> None:
-        """Start the engine.
-
-        Args:
-            arguments: As `serving.offline` takes them.
-            eos_token_id: Ends a reply.
-            max_tokens: Longest reply.
-            hold_at_zero: Keep it at depth 0.
-        """
+    def __init__(self, arguments: Mapping[str, Any], hold_at_zero: bool) -> None:
+        """Start the engine, as `serve` says."""
         # That of the engine's main thread, once there is one.
         self._cpu = min(os.sched_getaffinity(0))
         self._engine = OfflineEngine(arguments)
-        self._eos_token_id, self._max_tokens = eos_token_id, max_tokens
         self._watch: Watch | None = None
 
         def watch(planner: Any) -> Watch:
@@ -96,26 +88,11 @@ class ArmEngine:
 
         self._engine.wrap_planner(watch)
 
-    def run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        concurrency: int,
-        temperature: float,
-        *,
-        switch_at: int | None = None,
-        neighbour: bool = False,
-        max_tokens: int | None = None,
-        trace: Path | None = None,
-    ) -> dict[str, Any]:
-        """Run a list of requests and measure the steady part.
+    def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
+        """Run a block of requests and measure the steady part.
 
         Args:
-            prompts: Token ids of each request.
-            concurrency: Requests in flight.
-            temperature: Of all requests.
-            switch_at: The request with whose admission conditions change.
-            neighbour: Whether another process takes a core from then on.
-            max_tokens: Longest reply, if not the usual one.
+            block: The requests.
             trace: File to write all steps to; nothing without a planner.
 
         Returns:
@@ -127,23 +104,23 @@ class ArmEngine:
 
         counters, watch = Counters(self._engine.snapshot), self._watch
         sampling = SamplingParams(
-            temperature=temperature,
-            max_tokens=max_tokens or self._max_tokens,
-            stop_token_ids=[self._eos_token_id],
+            temperature=block.temperature,
+            max_tokens=block.max_tokens,
+            stop_token_ids=[block.eos_token_id],
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
         beside = ExitStack()
 
         def add(index: int) -> None:
-            self._engine.add(str(index), prompts[index], sampling.clone())
+            self._engine.add(str(index), block.prompts[index], sampling.clone())
 
         def on_mark(name: str) -> None:
             if name != "switch":
                 counters.mark(name)
                 if watch is not None:
                     watch.mark(name)
-            elif neighbour:
+            elif block.neighbour:
                 spin = [sys.executable, "-c", _NEIGHBOUR, str(self._cpu)]
                 process = subprocess.Popen([*spin, str(os.getpid())])
                 beside.enter_context(process)
@@ -154,9 +131,9 @@ class ArmEngine:
             watch.start_over()
         with beside:
             record = run_closed_loop(
-                *(add, self._step, len(prompts), concurrency),
+                *(add, self._step, len(block.prompts), block.concurrency),
                 on_mark=on_mark,
-                switch_at=switch_at,
+                switch_at=block.switch_at,
             )
         if watch is not None and trace is not None:
             watch.save(trace)

@@ -11,7 +11,7 @@ from loadtest.client.errors import LoadTestError
 from loadtest.load.workloads import GENERATED, Conversation, make_workload
 
 from .closed_loop import REQUESTS_TO_BE_STEADY
-from .plan import NEIGHBOUR, Cell, longest_prompt
+from .plan import NEIGHBOUR, Block, Cell, longest_prompt
 
 DRIFTS = {"drift-context": ("mixed", "long-context"), NEIGHBOUR: ("mixed", "mixed")}
 """Workloads that change on the way: from what to what."""
@@ -22,11 +22,12 @@ REQUESTS_PER_SLOT, MIN_REQUESTS = 6, 24
 """Requests of a block for each one in flight, and of all; in drifting cells before the
 change and after it. Those that come first and last are not measured."""
 
+_WARM_UP_TOKENS = 72
+"""Reply length while warming up: enough for the numbers of tokens that steps carry to
+occur, for each of which oneDNN compiles its products once."""
+
 _MAX_IN_A_ROW = 1000
 """Prompts too long for a workload before that is taken for an error."""
-
-Prompts = tuple[tuple[int, ...], ...]
-"""Token ids of each request, in the order of admission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,16 @@ class RequestMaker:
         render: Turns a conversation, up to its last question, into token ids.
         eos_token_id: Ends a turn.
         seed: Of all lists.
+        max_tokens: Longest reply.
     """
 
     render: Callable[[Conversation], list[int]]
     eos_token_id: int
     seed: int
+    max_tokens: int
 
     @classmethod
-    def load(cls, target: Path, seed: int) -> RequestMaker:
+    def load(cls, target: Path, seed: int, max_tokens: int) -> RequestMaker:
         """Make requests for the tokenizer of a model directory."""
         # Takes seconds, which only who measures shall wait for.
         from loadtest.models.tokenizer import load_tokenizer, render
@@ -56,37 +59,34 @@ class RequestMaker:
             tools = bool(conversation.tools)
             return render(tokenizer, messages, with_tools=tools, reply_follows=True)
 
-        return cls(render_last, int(tokenizer.eos_token_id), seed)
+        return cls(render_last, int(tokenizer.eos_token_id), seed, max_tokens)
 
-    def make(
-        self, cell: Cell, round_number: int, block: int = 0
-    ) -> tuple[Prompts, int | None]:
+    def make(self, cell: Cell, round_number: int, block: int = 0) -> Block:
         """Make the requests of a block of a cell in a round.
 
         Temperatures share their requests.
 
-        Returns:
-            Prompts, and the request with whose admission conditions change, if they do.
-
         Raises:
-            LoadTestError: If there is no such workload, or hardly a prompt of it is
-                short enough.
+            LoadTestError: If hardly a prompt of the workload is short enough.
         """
         key = f"{self.seed} {cell.concurrency} {round_number} {block}"
+        place = cell.concurrency, cell.temperature, self.max_tokens, self.eos_token_id
         num_before = REQUESTS_PER_SLOT * cell.concurrency
         num_after = max(MIN_REQUESTS, num_before)
         if cell.workload not in DRIFTS:
-            return self._draw(cell.workload, key, num_after), None
+            return Block(self._draw(cell.workload, key, num_after), *place)
         before, after = DRIFTS[cell.workload]
         prompts = self._draw(before, f"{key} before", num_before)
-        return prompts + self._draw(after, f"{key} after", num_after), num_before
+        prompts += self._draw(after, f"{key} after", num_after)
+        return Block(prompts, *place, num_before, cell.workload == NEIGHBOUR)
 
-    def make_warm_up(self, concurrency: int) -> Prompts:
+    def make_warm_up(self, concurrency: int) -> Block:
         """Make mixed requests that are thrown away."""
         count = REQUESTS_TO_BE_STEADY * concurrency
-        return self._draw("mixed", f"{self.seed} warm-up {concurrency}", count)
+        prompts = self._draw("mixed", f"{self.seed} warm-up {concurrency}", count)
+        return Block(prompts, concurrency, 0.0, _WARM_UP_TOKENS, self.eos_token_id)
 
-    def _draw(self, workload: str, key: str, count: int) -> Prompts:
+    def _draw(self, workload: str, key: str, count: int) -> tuple[tuple[int, ...], ...]:
         return tuple(itertools.islice(self._prompts(workload, key), count))
 
     def _prompts(self, workload: str, key: str) -> Iterator[tuple[int, ...]]:

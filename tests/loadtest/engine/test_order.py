@@ -17,7 +17,7 @@ import pytest
 from loadtest.arms import Arm, parse_arm
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, models, run
-from loadtest.engine.plan import Plan
+from loadtest.engine.plan import Block, Plan
 from loadtest.engine.run import shuffle
 from loadtest.engine.store import Store
 from tests.loadtest.engine.made_up import CELL, measured
@@ -39,12 +39,7 @@ class FakeEngines:
 
     @contextmanager
     def start(
-        self,
-        plan: Plan,
-        arms: Sequence[Arm],
-        eos_token_id: int,
-        log_folder: Path,
-        say: Any,
+        self, plan: Plan, arms: Sequence[Arm], log_folder: Path, say: Any
     ) -> Iterator[dict[Arm, Any]]:
         self.num_open += 1
         assert self.num_open == 1
@@ -54,13 +49,13 @@ class FakeEngines:
         finally:
             self.num_open -= 1
 
-    def run(self, arm: Arm, **message: Any) -> dict[str, Any]:
-        if "max_tokens" in message:  # It warms up.
+    def run(self, arm: Arm, block: Block, *trace: Any) -> dict[str, Any]:
+        if not trace:  # It warms up.
             return {}
         if self.fails_after == len(self.notes):
             raise KeyboardInterrupt
-        self.notes.append(f"{arm.name} {message['concurrency']}")
-        digests = ["a"] * (len(message["prompts"]) - 1) + [arm.policy]
+        self.notes.append(f"{arm.name} {block.concurrency}")
+        digests = ["a"] * (len(block.prompts) - 1) + [arm.policy]
         speed = 100.0 + arm.max_depth
         # The one that drafts needs a block more for as long a window.
         window_s = 1.0 if arm.policy == "goodput" else 1.5

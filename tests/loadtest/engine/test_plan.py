@@ -17,6 +17,7 @@ from loadtest.engine import cli
 from loadtest.engine.closed_loop import REQUESTS_TO_BE_STEADY
 from loadtest.engine.plan import (
     PRESETS,
+    Block,
     Cell,
     Plan,
     find_gpu,
@@ -119,31 +120,36 @@ def words_as_tokens(conversation: Conversation) -> list[int]:
 
 @pytest.fixture
 def requests() -> RequestMaker:
-    return RequestMaker(words_as_tokens, 2, seed=0)
+    return RequestMaker(words_as_tokens, 2, seed=0, max_tokens=8)
 
 
 def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(
     requests: RequestMaker,
 ) -> None:
-    cell = Cell("mixed", 0.0, 4)
+    cell, warmer = Cell("mixed", 0.0, 4), Cell("mixed", 1.0, 4)
     assert requests.make(cell, 1) == requests.make(cell, 1)
-    assert requests.make(cell, 1) == requests.make(Cell("mixed", 1.0, 4), 1)
+    assert requests.make(cell, 1).prompts == requests.make(warmer, 1).prompts
     others = [requests.make(cell, 1), requests.make(cell, 2), requests.make(cell, 1, 1)]
-    assert len({prompts for prompts, _ in others}) == 3
+    assert len({block.prompts for block in others}) == 3
     for concurrency in (1, 32):
-        prompts, _ = requests.make(Cell("mixed", 0.0, concurrency), 1)
-        assert len(prompts) >= REQUESTS_TO_BE_STEADY * concurrency
+        for block in (
+            requests.make(Cell("mixed", 0.0, concurrency), 1),
+            requests.make_warm_up(concurrency),
+        ):
+            assert len(block.prompts) >= REQUESTS_TO_BE_STEADY * concurrency
 
 
 def test_contexts_become_long_on_the_way(requests: RequestMaker) -> None:
-    prompts, switch_at = requests.make(Cell("drift-context", 0.0, 4), 1)
-    lengths = [len(prompt) for prompt in prompts]
+    block = requests.make(Cell("drift-context", 0.0, 4), 1)
+    lengths = [len(prompt) for prompt in block.prompts]
 
-    before, after = lengths[:switch_at], lengths[switch_at:]
+    before, after = lengths[: block.switch_at], lengths[block.switch_at :]
     assert len(before) == len(after) == 4 * REQUESTS_PER_SLOT
     assert min(after) > 2 * sum(before) / len(before)
-    assert requests.make(Cell("drift-neighbour", 0.0, 4), 1)[1] == len(before)
-    assert requests.make(Cell("mixed", 0.0, 4), 1)[1] is None
+    beside = requests.make(Cell("drift-neighbour", 0.0, 4), 1)
+    assert (beside.switch_at, beside.neighbour) == (len(before), True)
+    steady = requests.make(Cell("mixed", 0.0, 4), 1)
+    assert (steady.switch_at, steady.neighbour) == (None, False)
 
 
 def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
@@ -151,14 +157,13 @@ def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
 ) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text(f"one two three\n{'word ' * 3000}\n")
+    cell = Cell(str(file), 0.0, 2)
 
-    prompts, _ = requests.make(Cell(str(file), 0.0, 2), 1)
-
-    assert set(prompts) == {(3, 3, 5)}
-    assert Cell(str(file), 0.0, 2).name == "prompts-t0-c2"
+    assert set(requests.make(cell, 1).prompts) == {(3, 3, 5)}
+    assert cell.name == "prompts-t0-c2"
     file.write_text("word " * 3000)
     with pytest.raises(LoadTestError, match=f"more than {longest_prompt(str(file))}"):
-        requests.make(Cell(str(file), 0.0, 2), 1)
+        requests.make(cell, 1)
 
 
 # Engines
@@ -259,17 +264,18 @@ def test_the_gpu_is_named_and_a_host_without_one_refused(
 # Processes
 
 
+@pytest.mark.vllm
 def test_an_engine_that_fails_is_reported_with_the_end_of_its_log(
     tmp_path: Path,
 ) -> None:
-    process = EngineProcess("fixed:1", tmp_path / "log", {}, {"arguments": 1})
+    nowhere = ["--target", str(tmp_path), "--draft", str(tmp_path)]
+    process = EngineProcess(plan(*nowhere), Arm("none"), tmp_path)
     try:
-        with pytest.raises(
-            LoadTestError, match=r"of fixed:1 failed: .*[\s\S]*Traceback"
-        ):
+        reason = r"of none failed: [\s\S]* local directory [\s\S]*the end of .*none.log"
+        with pytest.raises(LoadTestError, match=reason):
             process.receive(120.0)
-        with pytest.raises(LoadTestError, match="has ended"):
-            process.run()
+        with pytest.raises(LoadTestError, match="of none has ended"):
+            process.run(Block((), 1, 0.0, 1, 2))
     finally:
         process.end()
 

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Store:
 
 def fill(store: Store, speeds: Iterable[tuple[float, float]]) -> None:
     for number, (none, tetris) in enumerate(speeds, start=1):
-        store.append_group(
+        store.append_record(
             [measured("none", number, none), measured("tetris:2+2", number, tetris)]
         )
 
@@ -208,7 +208,7 @@ def test_a_change_on_the_way_and_what_a_policy_fell_back_to_are_told(
     # An adaptive policy may verify nothing at all.
     nothing = {"num_steps": 10, "num_verified_tokens": 0, "num_accepted_tokens": 0}
     block["counters"] = nothing | {"num_fallbacks": {"late": 3}}
-    store.append_group([block])
+    store.append_record([block])
 
     write_results(store)
 
