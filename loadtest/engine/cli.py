@@ -41,8 +41,6 @@ def main(
     options = parse(arguments, prog)
     try:
         store = Store(options.output)
-        if options.restart:
-            store.clear()
         complete = options.report_only or _measure(options, store)
         if complete or store.done():
             draw(write_results(store), options.output / "results.png")
@@ -68,6 +66,8 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
     for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
         make_workload(name, "")  # Told before engines start if it cannot be.
+    if options.restart:
+        store.clear()
     return Bench(plan, store, requests).measure(options.minutes)
 
 

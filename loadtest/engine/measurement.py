@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from .closed_loop import LoopRecord
 
 _COUNTED = (
     *("num_steps", "num_verified_tokens", "num_accepted_tokens"),
-    *("planning_seconds_total", "num_fallbacks"),
+    "planning_seconds_total",
 )
 
 
@@ -74,49 +75,37 @@ class Counters:
     """What the scheduler counted, and who used the machine, between two marks."""
 
     def __init__(self, snapshot: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Count nothing yet.
-
-        Args:
-            snapshot: Returns the scheduler's figures; None from one that has none.
-        """
+        """Count nothing yet; a snapshot is the scheduler's figures, if it has any."""
         self._snapshot, self._process = snapshot, psutil.Process()
-        self._marks: dict[str, Mapping[str, Any] | None] = {}
+        self._marks: list[Mapping[str, Any] | None] = []
         self._others = 0.0
 
-    def mark(self, name: str) -> None:
-        """Read all figures at `start` or `end`."""
-        self._marks[name] = self._snapshot()
+    def mark(self) -> None:
+        """Read all figures: at the start, and at the end."""
+        self._marks.append(self._snapshot())
         # Both in percent since the mark before; the latter of one core.
         own = self._process.cpu_percent() / (psutil.cpu_count() or 1)
         self._others = max(0.0, psutil.cpu_percent() - own) / 100
 
     def result(self) -> dict[str, Any]:
-        """Return what happened between `start` and `end`.
+        """Return what happened between the marks.
 
         Returns:
             Plain values; None where nobody counted. `other_cpu_share` is the share of
             the machine's cores that other processes, and its host, used. The planner's
             errors, of step times and of calibration, are those of its last steps.
         """
-        first, last = self._marks["start"], self._marks["end"]
-        counters: dict[str, Any] | None = None
-        if first is not None and last is not None:
-            counters = {
-                name: _subtract(last[name], first[name])
-                for name in _COUNTED
-                if name in last
-            }
-        planner = (last or {}).get("planner", {})
+        first, last = self._marks
+        planner = {} if last is None else last.get("planner", {})
+        errors = ("step_time_error", "calibration_error")
         return {
-            "counters": counters,
+            "counters": None if not first or not last else _subtract(last, first),
             "other_cpu_share": self._others,
-            "step_time_error": planner.get("step_time_error"),
-            "calibration_error": planner.get("calibration_error"),
+            **{name: planner.get(name) for name in errors},
         }
 
 
-def _subtract(last: Any, first: Any) -> Any:
-    if not isinstance(last, Mapping):
-        return last - first
-    grown = {reason: count - first.get(reason, 0) for reason, count in last.items()}
-    return {reason: count for reason, count in grown.items() if count}
+def _subtract(last: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    grown = {name: last[name] - first[name] for name in _COUNTED if name in last}
+    before = Counter(first["num_fallbacks"])
+    return grown | {"num_fallbacks": dict(Counter(last["num_fallbacks"]) - before)}

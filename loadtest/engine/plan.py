@@ -213,7 +213,7 @@ def _read_axes(options: argparse.Namespace) -> tuple[tuple[Arm, ...], tuple[Cell
     def read(name: str, reader: Any) -> list[Any]:
         try:
             parts = [part.strip() for part in getattr(options, name).split(",")]
-            return list(map(reader, dict.fromkeys(parts)))
+            return list(dict.fromkeys(map(reader, parts)))
         except ValueError as error:
             raise LoadTestError(f"--{name}: {error}") from None
 

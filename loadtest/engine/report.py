@@ -49,24 +49,14 @@ def write_results(store: Store) -> dict[str, Any]:
 
 
 def describe(results: Mapping[str, Any]) -> str:
-    """Say where the numbers come from, in a paragraph."""
-    environment, conditions = results["environment"], results["settings"]
-    machine, pieces = environment["machine"], environment["pieces"]
-    threads = conditions.get("cpu_threads") or len(conditions.get("cpus", ()))
-    cpu = f"{machine['cpu']}, {threads} of {machine['cores']} cores"
+    """Say on which machine, and of which models."""
+    machine, models = (results["environment"][name] for name in ("machine", "models"))
     pair = ", ".join(
         f"{role} {one['name']} ({one['parameters'] / 1e6:.3g} M parameters, "
         f"{one['digest'][:8]})"
-        for role, one in environment["models"].items()
+        for role, one in models.items()
     )
-    versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items())
-    commits = ", ".join(dict.fromkeys(str(piece["commit"])[:8] for piece in pieces))
-    dates = [piece["started"][:10] for piece in pieces]
-    return (
-        f"{machine.get('gpu') or cpu}; {pair}; {conditions['dtype']}; replies up to "
-        f"{conditions['max_tokens']} tokens; {versions}; commit {commits}; "
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
-    )
+    return f"{machine.get('gpu') or machine['cpu']}; {pair}"
 
 
 def count_samples(rows: Sequence[Row]) -> str:
@@ -94,7 +84,9 @@ def by_load(results: Mapping[str, Any]) -> dict[str, dict[str, list[Row]]]:
 def render(results: Mapping[str, Any]) -> str:
     """Render `results.md`."""
     loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, undefined=StrictUndefined)
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, keep_trailing_newline=True
+    )
     loads = [
         {
             "name": name,
@@ -109,7 +101,7 @@ def render(results: Mapping[str, Any]) -> str:
         f"{row['policy']}: {why}" for row in results["rows"] for why in row["fallbacks"]
     }
     return environment.get_template("results.md.jinja").render(
-        source=describe(results), loads=loads, fallbacks=sorted(fallbacks)
+        results, source=describe(results), loads=loads, fallbacks=sorted(fallbacks)
     )
 
 

@@ -117,7 +117,7 @@ class ArmEngine:
 
         def on_mark(name: str) -> None:
             if name != "switch":
-                counters.mark(name)
+                counters.mark()
                 if watch is not None:
                     watch.mark(name)
             elif block.neighbour:

@@ -103,23 +103,21 @@ def test_conditions_change_before_the_request_is_admitted() -> None:
     assert sorted(record.marks, key=record.marks.__getitem__) == [*admitted]
 
 
-def test_without_speculation_the_acceptance_length_is_one() -> None:
-    result = measure(FakeEngine([5] * 8).run(2))
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_deliveries_of_several_tokens_shorten_the_time_per_token_only(
+    per_step: int,
+) -> None:
+    """One token a delivery is what an engine without speculation yields."""
+    result = measure(FakeEngine([9] * 8, per_step).run(2))
 
-    assert result["acceptance_length"] == 1.0
+    assert result["acceptance_length"] == per_step
     assert result["itl_p50_ms"] == pytest.approx(100.0)
-    assert result["time_per_token_p50_ms"] == pytest.approx(100.0)
-    assert result["num_tokens"] / result["window_s"] == pytest.approx(20.0)
-    assert (result["num_requests"], result["num_output_tokens"]) == (8, 40)
+    assert result["itl_p99_ms"] == pytest.approx(100.0)
+    assert result["time_per_token_p50_ms"] == pytest.approx(100.0 / per_step)
+    speed = result["num_tokens"] / result["window_s"]
+    assert speed == pytest.approx(20.0 * per_step)
+    assert (result["num_requests"], result["num_output_tokens"]) == (8, 72)
     assert result["phases"] is None
-
-
-def test_deliveries_of_several_tokens_shorten_the_time_per_token_only() -> None:
-    result = measure(FakeEngine([9] * 8, per_step=3).run(2))
-
-    assert result["acceptance_length"] == 3.0
-    assert result["itl_p50_ms"] == pytest.approx(100.0)
-    assert result["time_per_token_p50_ms"] == pytest.approx(100.0 / 3)
 
 
 def test_replies_are_told_apart_and_not_by_how_they_were_delivered() -> None:
@@ -149,10 +147,10 @@ def test_counters_are_those_of_the_steady_part() -> None:
     figures: dict[str, Any] = {"num_steps": 5, "num_fallbacks": {"a": 1}}
     figures |= {"planning_seconds_total": 1.0, "planner": {"step_time_error": 0.5}}
     counters = Counters(lambda: dict(figures))
-    counters.mark("start")
+    counters.mark()
     figures |= {"num_steps": 9, "num_fallbacks": {"a": 1, "b": 2}}
     figures |= {"planning_seconds_total": 1.25, "planner": {"step_time_error": 0.1}}
-    counters.mark("end")
+    counters.mark()
     figures |= {"num_steps": 99}
 
     found = counters.result()
@@ -168,8 +166,8 @@ def test_counters_are_those_of_the_steady_part() -> None:
 
 def test_a_scheduler_that_counts_nothing_yields_no_counters() -> None:
     counters = Counters(lambda: None)
-    counters.mark("start")
-    counters.mark("end")
+    counters.mark()
+    counters.mark()
 
     found = counters.result()
     assert found["counters"] is found["step_time_error"] is None

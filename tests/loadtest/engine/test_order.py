@@ -12,11 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from loadtest.arms import Arm, parse_arm
 from loadtest.client.errors import LoadTestError
-from loadtest.engine import cli, models, run
+from loadtest.engine import cli, run
 from loadtest.engine.plan import Block, Plan
 from loadtest.engine.run import shuffle
 from loadtest.engine.store import Store
@@ -124,12 +125,22 @@ def test_whoever_runs_out_of_time_is_told_that_there_is_more(
     assert engines.widths == []
 
 
-def test_other_conditions_are_not_mixed(
+def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    mine = tmp_path / "notes.txt"
+    mine.write_text("keep")
     assert bench(tmp_path, "--rounds", "1") == 0
     assert bench(tmp_path, "--rounds", "1", "--max-tokens", "33") == 1
-    assert "max_tokens: was 32, is 33" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "max_tokens: was 32, is 33" in told
+    assert "--restart" in told
+    assert "dtype" not in told
+    assert bench(tmp_path, "--restart", "--workloads", "wrong") == 1
+    assert len(Store(tmp_path).records()) == 2
+    assert bench(tmp_path, "--rounds", "1", "--max-tokens", "33", "--restart") == 0
+    assert len(Store(tmp_path).records()) == 2
+    assert mine.exists()
 
 
 def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
@@ -162,7 +173,7 @@ def test_a_machine_too_small_for_all_engines_is_told_before_they_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     memory = argparse.Namespace(available=2 << 30, total=2 << 30)
-    monkeypatch.setattr(models.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     assert bench(tmp_path, "--rounds", "1") == 1
     assert "name at most 2 with --policies" in capsys.readouterr().err
     assert engines.widths == []

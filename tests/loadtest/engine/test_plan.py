@@ -94,10 +94,10 @@ def test_the_sweep_has_a_grid_of_tetris_whose_best_is_not_its_edge() -> None:
 
 
 def test_options_stand_before_the_preset() -> None:
-    own = ["--rounds", "7", "--policies", "none", "--workloads", "easy", "--max-tokens"]
-    made = plan("--preset", "smoke", *own, "33", "--concurrency", "8")
+    own = ["--rounds", "7", "--policies", "fixed,fixed:3", "--workloads", "easy"]
+    made = plan("--preset", "smoke", *own, "--max-tokens", "33", "--concurrency", "8")
     assert (made.rounds, made.max_tokens, made.window_s) == (7, 33, 0)
-    assert made.arms == (Arm("none"),)
+    assert made.arms == (Arm("fixed", 3),)
     assert made.cells == (Cell("easy", 0.0, 8),)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.client.errors import LoadTestError
 from loadtest.engine.plan import Cell
 from loadtest.engine.plots import draw
 from loadtest.engine.report import write_results
@@ -18,6 +17,7 @@ from loadtest.engine.store import Store
 from loadtest.engine.summary import ALL_LOADS, compare_with_others, make_rows
 from tests.loadtest.engine.made_up import CELL, CONDITIONS, ENVIRONMENT, measured
 
+OURS = "goodput:8"
 COMMITTED = Path(__file__).parents[3] / "loadtest" / "results" / "engine-cpu"
 
 
@@ -29,11 +29,15 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def fill(store: Store, speeds: Iterable[tuple[float, float]]) -> None:
-    for number, (none, tetris) in enumerate(speeds, start=1):
-        store.append_record(
-            [measured("none", number, none), measured("tetris:2+2", number, tetris)]
-        )
+def rounds_of(cell: Cell = CELL, **speeds: Sequence[float]) -> list[dict[str, Any]]:
+    """Return rounds counted from 1; 0 where a policy was not measured."""
+    names = {"tetris": "tetris:2+2", "goodput": "goodput:8"}
+    return [
+        measured(names.get(policy, policy), number, speed, cell=cell)
+        for policy, own in speeds.items()
+        for number, speed in enumerate(own, start=1)
+        if speed
+    ]
 
 
 def ratio_of(measurements: Any, concurrency: int = CELL.concurrency) -> Any:
@@ -48,33 +52,10 @@ def test_a_group_cut_short_by_a_crash_is_measured_again(store: Store) -> None:
     path.write_text('[{"policy": "none", "rou')
 
     assert store.done() == set()
-    fill(store, [(100.0, 110.0)])
+    store.append_record(rounds_of(none=[100.0]))
 
-    assert [one["num_tokens"] for one in store.measurements()] == [300, 330]
+    assert [one["num_tokens"] for one in store.measurements()] == [300]
     assert store.done() == {(1, CELL)}
-
-
-def test_changed_settings_are_refused_by_name_with_both_values(store: Store) -> None:
-    store.check_conditions({**CONDITIONS, "max_tokens": 64})  # Nothing is measured yet.
-    store.check_conditions(CONDITIONS)
-    fill(store, [(100.0, 110.0)])
-
-    with pytest.raises(LoadTestError, match="max_tokens: was 96, is 128") as refusal:
-        store.check_conditions({**CONDITIONS, "max_tokens": 128})
-
-    assert "--restart" in str(refusal.value)
-    assert "dtype" not in str(refusal.value)
-
-
-def test_a_restart_removes_what_a_run_wrote_and_nothing_else(store: Store) -> None:
-    fill(store, [(100.0, 110.0)])
-    mine = store.folder / "notes.txt"
-    mine.write_text("keep")
-
-    store.clear()
-
-    assert store.measurements() == []
-    assert mine.exists()
 
 
 def test_blocks_of_a_round_add_up_before_rounds_are_compared() -> None:
@@ -108,13 +89,7 @@ def test_engines_that_start_once_for_all_rounds_count_once() -> None:
 
 
 def test_what_moves_a_whole_round_cancels_in_the_ratio() -> None:
-    rounds = [
-        measured(policy, number, factor * speed)
-        for number, factor in enumerate((1.0, 0.5, 2.0), start=1)
-        for policy, speed in (("none", 100.0), ("tetris:2+2", 110.0))
-    ]
-
-    ratio = ratio_of(rounds)
+    ratio = ratio_of(rounds_of(none=[100, 50, 200], tetris=[110, 55, 220]))
 
     assert (ratio["policy"], ratio["against"]) == ("tetris:2+2", "none")
     assert [ratio[k] for k in ("ratio", "low", "high")] == pytest.approx([1.1] * 3)
@@ -122,27 +97,18 @@ def test_what_moves_a_whole_round_cancels_in_the_ratio() -> None:
 
 
 def test_only_common_rounds_are_compared_and_one_has_no_interval() -> None:
-    rounds = [
-        *(measured("none", number, 100.0) for number in (1, 2)),
-        *(measured("tetris:2+2", number, 120.0) for number in (2, 3)),
-    ]
-
-    ratio = ratio_of(rounds)
+    ratio = ratio_of(rounds_of(none=[100, 100], tetris=[0, 120, 120]))
 
     assert ratio["ratio"] == pytest.approx(1.2)
     assert (ratio["low"], ratio["rounds"]) == (None, 1)
 
 
 def test_over_all_loads_rounds_compare_with_their_geometric_mean() -> None:
-    other = Cell("mixed", 0.0, 8)
+    # The last round is not measured at both loads.
     rounds = [
-        measured(policy, number, speed, cell=cell)
-        for number in (1, 2)
-        for cell, tetris in ((CELL, 100.0), (other, 400.0))
-        for policy, speed in (("none", 100.0), ("tetris:2+2", tetris))
-        # The third load is not measured in both rounds.
+        *rounds_of(none=[100, 100, 1], tetris=[100, 100, 9]),
+        *rounds_of(Cell("mixed", 0.0, 8), none=[100, 100], tetris=[400, 400]),
     ]
-    rounds.append(measured("none", 3, 1.0))
 
     ratio = ratio_of(rounds, ALL_LOADS)
 
@@ -152,30 +118,23 @@ def test_over_all_loads_rounds_compare_with_their_geometric_mean() -> None:
 
 def test_the_luckiest_of_equals_is_not_held_against_a_policy() -> None:
     """Each rival is the fastest by luck in one round, and equal in the others."""
-    speeds = {
-        "fixed:1": (120.0, 100.0, 100.0),
-        "fixed:2": (100.0, 120.0, 100.0),
-        "fixed:3": (100.0, 100.0, 120.0),
-        "goodput:8": (110.0, 110.0, 110.0),
-    }
-    rounds = [
-        measured(policy, number, speed)
-        for policy, own in speeds.items()
-        for number, speed in enumerate(own, start=1)
-    ]
+    rivals = {"a": [120, 100, 100], "b": [100, 120, 100], "c": [100, 100, 120]}
 
-    ratios, (best,) = compare_with_others(rounds, "goodput:8")
+    ratios, (best,) = compare_with_others(rounds_of(**rivals, goodput=[110] * 3), OURS)
 
     assert best["ratio"] > 1.02
     assert best["rounds"] == 3
-    assert [one["against"] for one in ratios] == ["fixed:1", "fixed:2", "fixed:3"]
-    _, (alone,) = compare_with_others(rounds[-6:], "goodput:8")
-    assert alone["against"] == "fixed:3"
-    assert compare_with_others(rounds[-3:], "goodput:8") == ([], [])
+    assert [one["against"] for one in ratios] == ["a", "b", "c"]
+    _, (alone,) = compare_with_others(rounds_of(c=[100], goodput=[110]), OURS)
+    assert alone["against"] == "c"
+    assert compare_with_others(rounds_of(goodput=[110]), OURS) == ([], [])
 
 
 def test_results_tell_speeds_ratios_and_where_they_come_from(store: Store) -> None:
-    fill(store, [(100.0, 110.0), (50.0, 55.0)])
+    for none, tetris in ((100.0, 110.0), (50.0, 55.0)):
+        number = len(store.records()) + 1
+        own = measured("none", number, none), measured("tetris:2+2", number, tetris)
+        store.append_record(own)
 
     results = write_results(store)
     draw(results, store.folder / "results.png")
@@ -185,8 +144,9 @@ def test_results_tell_speeds_ratios_and_where_they_come_from(store: Store) -> No
     assert written["environment"] == ENVIRONMENT
     table = (store.folder / "results.md").read_text()
     for part in (
-        "A CPU, 2 of 2 cores; target model (100 M parameters, 01234567)",
-        "vllm 0.32.0, ray 2.60.0; commit 0f0f0f0f; 2026-11-21",
+        "A CPU; target model (100 M parameters, 01234567), draft",
+        "; 2 of 2 cores; bfloat16; replies up to 96 tokens; vllm 0.32.0, ray 2.60.0; ",
+        "commit 0f0f0f0f; 2026-11-21 to 2026-11-21.\n",
         "24 to 24 requests, 2 rounds, 2 engine starts a policy",
         "| tetris:2+2 | **82** (1.50, .50) |",
         "| none | 1.100 (1.100-1.100) |",
