@@ -27,7 +27,7 @@ help:
 	@echo "make law        judge sampled tokens by the target's law, with new seeds (ARGS=)"
 	@echo "make lint       check formatting, style and types"
 	@echo "make format     format the code and apply safe fixes"
-	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--smoke)"
+	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--preset=smoke)"
 	@echo "make loadtest   compare policies over HTTP under load (PRESET=, OUTPUT=, ARGS=)"
 	@echo "make demo-pair  train the demo target and draft from nothing"
 	@echo "make settings   renew the settings' reference in configs/README.md"

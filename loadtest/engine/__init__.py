@@ -3,16 +3,13 @@
 ``tetris-serve bench engine --help`` lists the options. Every policy gets an engine in a
 process of its own, which `serving.offline` configures as a server's.
 
-``plan``, ``arms``, ``presets.yaml``, ``workloads``, ``models``, ``gpu``
-    What is compared, on which requests, where.
-``cli``, ``run``, ``store``
-    The command, and the controller that goes through rounds, cells, blocks and arms.
-``pool``, ``arm_process``, ``neighbour``, ``lifetime``
-    Processes, which end with the controller.
-``worker``, ``arm_engine``, ``closed_loop``, ``held_depth``
-    What happens inside an arm's process.
-``measurement``, ``counters``, ``watch``, ``outcome_bins``, ``trace``
-    What is noted there of requests, scheduler and planner.
-``summary``, ``report``, ``plots``
+``cli``, ``plan``, ``presets.yaml``, ``models``, ``workloads``
+    The command: what is compared, on which models and requests.
+``run``, ``store``, ``pool``
+    The controller that goes through rounds, cells, blocks and arms; results on disk;
+    processes, which end with the controller.
+``worker``, ``closed_loop``, ``measurement``, ``watch``
+    Inside an arm's process: what is driven, and noted of requests and planner.
+``summary``, ``report``, ``results.md.jinja``, ``plots``
     Figures made of it, and what is written.
 """

@@ -5,42 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+REQUESTS_TO_BE_STEADY = 3
+"""For each one in flight: fewer may have no steady part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What one step brought for one request.
-
-    Attributes:
-        index: Number of the request.
-        token_ids: Its new tokens.
-        finished: Whether it has ended.
-    """
+    """What one step brought for a request: its number, new tokens, whether it ended."""
 
     index: int
     token_ids: Sequence[int]
     finished: bool
-
-
-class Engine(Protocol):
-    """What the loop drives."""
-
-    def add(self, index: int) -> None:
-        """Admit a request."""
-        ...
-
-    def step(self) -> list[Delivery]:
-        """Run one engine step."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One finished engine step."""
-
-    end_s: float
-    deliveries: Sequence[Delivery]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +24,18 @@ class LoopRecord:
     """What happened, in seconds of the loop's clock.
 
     Attributes:
-        steps: All steps in order.
-        start_s: When the steady part began.
-        end_s: When it ended.
-        switch_s: When conditions changed; None if they did not.
+        steps: When each step ended, and what it brought, in order.
+        marks: When the steady part began (`start`) and ended (`end`), and when
+            conditions changed (`switch`), if they did.
     """
 
-    steps: Sequence[Step]
-    start_s: float
-    end_s: float
-    switch_s: float | None
-
-
-def min_requests(concurrency: int) -> int:
-    """Return the fewest requests with which a loop has a steady part."""
-    return 3 * concurrency
+    steps: Sequence[tuple[float, list[Delivery]]]
+    marks: dict[str, float]
 
 
 def run_closed_loop(
-    engine: Engine,
+    add: Callable[[int], None],
+    step: Callable[[], list[Delivery]],
     num_requests: int,
     concurrency: int,
     *,
@@ -83,28 +52,19 @@ def run_closed_loop(
     short cell's time.
 
     Args:
-        engine: Takes requests by number.
-        num_requests: How many there are.
+        add: Admits a request by its number.
+        step: Runs an engine step.
+        num_requests: At least `REQUESTS_TO_BE_STEADY` for each one in flight.
         concurrency: How many are in flight.
         on_mark: Called with `start`, `switch` and `end` when they are reached.
         switch_at: The request before whose admission `switch` is marked.
         clock: Seconds.
-
-    Returns:
-        The record.
-
-    Raises:
-        ValueError: If there are too few requests for a steady part.
     """
-    if num_requests < min_requests(concurrency):
-        raise ValueError(
-            f"{num_requests} requests are too few for a steady part with {concurrency} "
-            f"in flight: ask for at least {min_requests(concurrency)}"
-        )
-    steps: list[Step] = []
+    assert num_requests >= REQUESTS_TO_BE_STEADY * concurrency
+    steps: list[tuple[float, list[Delivery]]] = []
     marks: dict[str, float] = {}
 
-    def mark(name: str, now_s: float) -> None:
+    def mark(name: str) -> None:
         marks[name] = now_s
         on_mark(name)
 
@@ -114,16 +74,16 @@ def run_closed_loop(
     while num_finished < num_requests:
         while num_added < num_requests and num_added - num_finished < concurrency:
             if num_added == switch_at:
-                mark("switch", now_s)
-            engine.add(num_added)
+                mark("switch")
+            add(num_added)
             num_added += 1
-        deliveries = engine.step()
+        deliveries = step()
         now_s = clock()
-        steps.append(Step(now_s, deliveries))
+        steps.append((now_s, deliveries))
         num_finished += sum(delivery.finished for delivery in deliveries)
         silent.difference_update(one.index for one in deliveries if one.token_ids)
         if "start" not in marks and not silent:
-            mark("start", now_s)
+            mark("start")
         elif "end" not in marks and num_requests - num_finished < concurrency:
-            mark("end", now_s)
-    return LoopRecord(steps, marks["start"], marks["end"], marks.get("switch"))
+            mark("end")
+    return LoopRecord(steps, marks)

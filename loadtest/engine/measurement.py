@@ -1,15 +1,21 @@
-"""From a loop's record to figures."""
+"""From a loop's record, and what was counted beside it, to figures."""
 
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
+import pandas as pd
+import psutil
 
 from .closed_loop import LoopRecord
+
+_COUNTED = (
+    *("num_steps", "num_verified_tokens", "num_accepted_tokens"),
+    "planning_seconds_total",
+)
 
 
 def measure(record: LoopRecord) -> dict[str, Any]:
@@ -20,81 +26,86 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         request, the bonus token included: 1 without speculation. Inter-token latency
         is the time between two deliveries to a request; one delivery may carry
         several tokens. `time_per_token_p50_ms` is the median over requests of their
-        decoding time per token.
+        decoding time per token. `phases` are tokens per second before and after
+        conditions changed. `digests` are of the replies of all requests.
     """
-    start_s, end_s = record.start_s, record.end_s
-    num_tokens = num_decode_tokens = num_passes = num_steps = 0
-    gaps: list[float] = []
-    last_s: dict[int, float] = {}
-    decode: dict[int, tuple[float, int]] = {}
-    for step in record.steps:
-        steady = start_s < step.end_s <= end_s
-        num_steps += steady
-        for delivery in step.deliveries:
-            count = len(delivery.token_ids)
-            if count == 0:
-                continue
-            before_s = last_s.get(delivery.index)
-            last_s[delivery.index] = step.end_s
-            if not steady:
-                continue
-            num_tokens += count
-            if before_s is None:
-                continue  # The prompt's own pass yields the first token.
-            gap = step.end_s - before_s
-            gaps.append(gap)
-            num_decode_tokens += count
-            num_passes += 1
-            spent, made = decode.get(delivery.index, (0.0, 0))
-            decode[delivery.index] = (spent + gap, made + count)
-    window_s = end_s - start_s
-    per_token = [spent / made for spent, made in decode.values()]
-    return {
-        "window_s": window_s,
-        "num_steps": num_steps,
-        "num_tokens": num_tokens,
-        "output_tokens_per_s": num_tokens / window_s,
-        "acceptance_length": num_decode_tokens / num_passes if num_passes else None,
-        "itl_p50_ms": _percentile_ms(gaps, 50),
-        "itl_p99_ms": _percentile_ms(gaps, 99),
-        "time_per_token_p50_ms": _percentile_ms(per_token, 50),
-        "phases": _phases(record),
-    }
-
-
-def digest_outputs(record: LoopRecord) -> tuple[int, list[str]]:
-    """Return the number of output tokens of all requests and a digest of each one."""
-    outputs: dict[int, array[int]] = {}
-    for step in record.steps:
-        for delivery in step.deliveries:
-            outputs.setdefault(delivery.index, array("q")).extend(delivery.token_ids)
-    digests = [
-        hashlib.blake2b(outputs[index].tobytes(), digest_size=6).hexdigest()
-        for index in sorted(outputs)
-    ]
-    return sum(map(len, outputs.values())), digests
-
-
-def _phases(record: LoopRecord) -> dict[str, float] | None:
-    """Return tokens per second before and after conditions changed."""
-    switch_s = record.switch_s
-    if switch_s is None or not record.start_s < switch_s < record.end_s:
-        return None
-    return {
-        "before": _tokens_per_s(record, record.start_s, switch_s),
-        "after": _tokens_per_s(record, switch_s, record.end_s),
-    }
-
-
-def _tokens_per_s(record: LoopRecord, start_s: float, end_s: float) -> float:
-    tokens = sum(
-        len(delivery.token_ids)
-        for step in record.steps
-        if start_s < step.end_s <= end_s
-        for delivery in step.deliveries
+    start_s, end_s = record.marks["start"], record.marks["end"]
+    frame = pd.DataFrame(
+        [
+            (step_s, one.index, list(one.token_ids), len(one.token_ids))
+            for step_s, deliveries in record.steps
+            for one in deliveries
+            if one.token_ids
+        ],
+        columns=["end_s", "request", "token_ids", "tokens"],
     )
-    return tokens / (end_s - start_s)
+    replies = frame.groupby("request")["token_ids"].sum()
+    frame["gap_ms"] = 1e3 * frame.groupby("request")["end_s"].diff()
+    steady = frame[frame["end_s"].between(start_s, end_s, inclusive="right")]
+    # The prompt's own pass yields the first token, which follows none.
+    decode = steady.dropna()
+    spent = decode.groupby("request")[["gap_ms", "tokens"]].sum()
+    found = {
+        "window_s": end_s - start_s,
+        "num_steps": sum(start_s < step_s <= end_s for step_s, _ in record.steps),
+        "num_tokens": int(steady["tokens"].sum()),
+        "acceptance_length": decode["tokens"].mean(),
+        "itl_p50_ms": decode["gap_ms"].quantile(0.5),
+        "itl_p99_ms": decode["gap_ms"].quantile(0.99),
+        "time_per_token_p50_ms": (spent["gap_ms"] / spent["tokens"]).median(),
+        "phases": None,
+        "num_requests": len(replies),
+        "num_output_tokens": int(frame["tokens"].sum()),
+        "digests": [
+            hashlib.blake2b(repr(reply).encode(), digest_size=6).hexdigest()
+            for reply in replies
+        ],
+    }
+    switch_s = record.marks.get("switch", end_s)
+    if start_s < switch_s < end_s:
+        before = int(steady["tokens"][steady["end_s"] <= switch_s].sum())
+        found["phases"] = {
+            "before": before / (switch_s - start_s),
+            "after": (found["num_tokens"] - before) / (end_s - switch_s),
+        }
+    return found
 
 
-def _percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(seconds, percent)) * 1e3 if seconds else None
+class Counters:
+    """What the scheduler counted, and who used the machine, between two marks."""
+
+    def __init__(self, snapshot: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Count nothing yet; a snapshot is the scheduler's figures, if it has any."""
+        self._snapshot, self._process = snapshot, psutil.Process()
+        self._marks: list[Mapping[str, Any] | None] = []
+        self._others = 0.0
+
+    def mark(self) -> None:
+        """Read all figures: at the start, and at the end."""
+        self._marks.append(self._snapshot())
+        # Both in percent since the mark before; the latter of one core.
+        own = self._process.cpu_percent() / (psutil.cpu_count() or 1)
+        self._others = max(0.0, psutil.cpu_percent() - own) / 100
+
+    def result(self) -> dict[str, Any]:
+        """Return what happened between the marks.
+
+        Returns:
+            Plain values; None where nobody counted. `other_cpu_share` is the share of
+            the machine's cores that other processes, and its host, used. The planner's
+            errors, of step times and of calibration, are those of its last steps.
+        """
+        first, last = self._marks
+        planner = {} if last is None else last.get("planner", {})
+        errors = ("step_time_error", "calibration_error")
+        return {
+            "counters": None if not first or not last else _subtract(last, first),
+            "other_cpu_share": self._others,
+            **{name: planner.get(name) for name in errors},
+        }
+
+
+def _subtract(last: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    grown = {name: last[name] - first[name] for name in _COUNTED if name in last}
+    before = Counter(first["num_fallbacks"])
+    return grown | {"num_fallbacks": dict(Counter(last["num_fallbacks"]) - before)}

@@ -1,22 +1,25 @@
-"""The model pair: checks, KV cache need, and the padded target."""
+"""The model pair: checks, memory, and the padded target."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 from loadtest.client.errors import LoadTestError
-from loadtest.model_files import digest_model
+from loadtest.model_files import count_parameters, digest_model
+from loadtest.models.recipe import REPO
 
-DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
-
-KV_BLOCK_TOKENS = 128
+_CACHE = REPO / ".cache" / "engine_bench"
+_DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+_BLOCK_TOKENS = 128
 """vLLM's block size on the CPU: every request's last block is partly empty."""
 
 _KV_MARGIN = 1.3
+_ENGINE_BYTES = 800 << 20
+"""Memory of a vLLM process before weights and KV cache."""
 
 
 def check_models(target: Path, draft: Path) -> None:
@@ -25,41 +28,58 @@ def check_models(target: Path, draft: Path) -> None:
     Raises:
         LoadTestError: If one does not; the message names the option.
     """
-    for option, path in (("--target", target), ("--draft", draft)):
-        if not (path / "config.json").exists() or not list(path.glob("*.safetensors")):
-            raise LoadTestError(
-                f"{option} {path} holds no model (config.json and *.safetensors); "
-                "name another directory"
-            )
-    if not (target / "tokenizer.json").exists():
-        raise LoadTestError(
-            f"--target {target} holds no tokenizer.json, which the requests are made "
-            "with; copy it there or name another directory"
-        )
+    needed = ["config.json", "*.safetensors"]
+    for option, path, files in (
+        ("--target", target, [*needed, "tokenizer.json"]),
+        ("--draft", draft, needed),
+    ):
+        if missing := [name for name in files if not list(path.glob(name))]:
+            raise LoadTestError(f"{option} {path} holds no {', '.join(missing)}")
 
 
-def kv_cache_bytes(
-    target: Path, draft: Path, dtype: str, num_tokens: int, num_requests: int
+def size_kv_cache(
+    target: Path,
+    draft: Path,
+    dtype: str,
+    num_requests: int,
+    length: int,
+    num_engines: int,
 ) -> int:
-    """Return the KV cache with which no request ever waits for memory.
+    """Return bytes of KV cache with which no request ever waits for memory.
 
-    Args:
-        target: Target directory.
-        draft: Draft directory. Every arm gets the room of both models.
-        dtype: Of the cache.
-        num_tokens: Tokens in flight at most, summed over requests.
-        num_requests: Requests in flight at most.
+    Every engine gets the room of both models, for so many requests in flight of so
+    many tokens.
+
+    Raises:
+        LoadTestError: If the engines do not fit side by side; the kernel would end
+            some process, not necessarily one of ours.
     """
+    layers, widths = 0, []
+    for path in (target, draft):
+        config = json.loads((path / "config.json").read_text())
+        heads = config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        widths.append(2 * (config.get("num_key_value_heads") or heads) * head_dim)
+        layers += config["num_hidden_layers"]
+    slots = num_requests * (length + 2 * _BLOCK_TOKENS)
     # vLLM gives all layers pages of one size, that of the largest.
-    width = max(_kv_width(target), _kv_width(draft))
-    layers = _read_config(target)["num_hidden_layers"]
-    layers += _read_config(draft)["num_hidden_layers"]
-    slots = num_tokens + 2 * KV_BLOCK_TOKENS * num_requests
-    needed = slots * layers * width * DTYPE_BYTES[dtype]
-    return int(needed * _KV_MARGIN) + (16 << 20)
+    needed = slots * layers * max(widths) * _DTYPE_BYTES[dtype]
+    kv_bytes = int(needed * _KV_MARGIN) + (16 << 20)
+    # Not the size of the files: float32 takes twice what bfloat16 takes there.
+    parameters = count_parameters(target) + count_parameters(draft)
+    each = _ENGINE_BYTES + _DTYPE_BYTES[dtype] * parameters + kv_bytes
+    available = psutil.virtual_memory().available
+    if each * num_engines > available:
+        raise LoadTestError(
+            f"{num_engines} engines take about {each * num_engines / 2**30:.1f} GiB "
+            f"and {available / 2**30:.1f} GiB are free: name at most "
+            f"{available // each} with --policies, or lower --target-parameters or "
+            "--concurrency"
+        )
+    return kv_bytes
 
 
-def pad(source: Path, num_parameters: int, cache: Path) -> Path:
+def pad(source: Path, num_parameters: int) -> Path:
     """Return a copy of a model with the same function and more parameters.
 
     Made once for each source and size, and kept.
@@ -67,32 +87,15 @@ def pad(source: Path, num_parameters: int, cache: Path) -> Path:
     Raises:
         LoadTestError: If the source cannot be padded to this size.
     """
-    output = cache / f"{source.name}-{num_parameters}-{digest_model(source)[:8]}"
-    if output.exists():
-        return output
-    from loadtest.models.pad import pad_target
+    output = _CACHE / f"{source.name}-{num_parameters}-{digest_model(source)[:8]}"
+    if not output.exists():
+        # Takes seconds, which only who pads shall wait for.
+        from loadtest.models.pad import pad_target
 
-    unfinished = output.with_name(f"{output.name}.{os.getpid()}")
-    try:
-        pad_target(source, unfinished, num_parameters)
+        unfinished = output.with_name(f"{output.name}.{os.getpid()}")
+        try:
+            pad_target(source, unfinished, num_parameters)
+        except ValueError as error:
+            raise LoadTestError(f"--target-parameters: {error}; 0 pads none") from None
         unfinished.rename(output)
-    except ValueError as error:
-        raise LoadTestError(
-            f"--target-parameters {num_parameters}: {error}; or leave the target as "
-            "it is with --target-parameters 0"
-        ) from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return output
-
-
-def _kv_width(path: Path) -> int:
-    config = _read_config(path)
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    return 2 * int(config.get("num_key_value_heads") or heads) * int(head_dim)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    return config

@@ -1,30 +1,40 @@
-"""What is measured: cells, named runs, and the conditions all of it has in common."""
+"""What is measured: arms and cells, named runs, and what all of it has in common."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+import argparse
+import itertools
+import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from loadtest.arms import Arm
+from loadtest.arms import Arm, parse_arm
+from loadtest.client.errors import LoadTestError
 
-from .arms import parse_bench_arm, policy_of
+from .models import pad, size_kv_cache
 
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("presets.yaml").read_text()
 )
-DEFAULTS = {
-    "rounds": 5,
-    "window_s": 30.0,
-    "min_requests": 24,
-    "max_tokens": 128,
-    "target_parameters": 100_000_000,
-}
+DEFAULTS = PRESETS.pop("defaults")
 """Values for what a preset does not say."""
+
+COLD = "cold"
+"""The engine of `goodput` held at depth 0: beside `none` it shows what that costs."""
+
+UPSTREAM = "adaptive"
+"""vLLM's own adaptive verification, which only a GPU's engine has."""
+
+NEIGHBOUR = "drift-neighbour"
+"""The workload beside which another process takes a core on the way."""
+
+_ONLY_ON = {COLD: "cpu", NEIGHBOUR: "cpu", UPSTREAM: "gpu"}
+_SHORT = ("easy", "hard", "mixed", NEIGHBOUR)
+_MAX_SHORT_TOKENS, _MAX_LONG_TOKENS = 320, 1200
+_MAX_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +53,31 @@ class Cell:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "workload": self.workload,
-            "temperature": self.temperature,
-            "concurrency": self.concurrency,
-        }
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Requests that an engine answers in one go.
+
+    Attributes:
+        prompts: Token ids of each request, in the order of admission.
+        concurrency: Requests in flight.
+        temperature: Of all requests.
+        max_tokens: Longest reply.
+        eos_token_id: Ends a reply.
+        switch_at: The request with whose admission conditions change; None if they do
+            not.
+        neighbour: Whether another process takes a core from then on.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    concurrency: int
+    temperature: float
+    max_tokens: int
+    eos_token_id: int
+    switch_at: int | None = None
+    neighbour: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +93,8 @@ class Plan:
         engine: The section `engine` of the deployment whose engines are measured.
         target: Directory of the target, padded or not.
         draft: Directory of the draft.
-        cpus: Cores of the engines; none on a GPU.
         gpu: Name of the GPU, which one engine at a time holds; None for the CPU's
             engines, which take turns.
-        trace: Whether the first block of every cell is recorded step by step.
     """
 
     arms: tuple[Arm, ...]
@@ -77,92 +105,134 @@ class Plan:
     engine: dict[str, Any]
     target: Path
     draft: Path
-    cpus: tuple[int, ...]
     gpu: str | None = None
-    trace: bool = False
 
     def deployment(self, arm: Arm) -> dict[str, Any]:
         """Return the settings with which a server would run an arm's engine."""
         model = {"id": "bench", "target": str(self.target.absolute())}
         if arm.policy != "none":
             model["draft"] = str(self.draft.absolute())
-        deployment = {
-            "model": model,
-            "policy": policy_of(arm),
-            "engine": self.engine,
-        }
-        if self.gpu is not None:
-            deployment["replicas"] = {"num_gpus": 1}
-        return deployment
+        deployment = {"model": model, "policy": _policy_of(arm), "engine": self.engine}
+        return deployment | ({"replicas": {"num_gpus": 1}} if self.gpu else {})
 
     def conditions(self) -> dict[str, Any]:
         """Return what results depend on, but for models, code, requests and machine.
 
-        Rounds, cells and tracing are left out: more of them may be added later.
+        Rounds and cells are left out: more of them may be added later.
         """
-        return {
-            "policies": [arm.name for arm in self.arms],
-            "window_s": self.window_s,
-            "max_tokens": self.max_tokens,
-            **self.engine,
-            "cpus": list(self.cpus),
-            "gpu": self.gpu,
-        }
+        policies = [arm.name for arm in self.arms]
+        own = {"policies": policies, "window_s": self.window_s, "gpu": self.gpu}
+        return own | {"max_tokens": self.max_tokens} | self.engine
 
 
-def list_cells(
-    blocks: Sequence[dict[str, str]],
-    workloads: str | None = None,
-    temperatures: str | None = None,
-    concurrency: str | None = None,
-) -> tuple[Cell, ...]:
-    """Return the cells of all blocks, each once.
+def parse_bench_arm(text: str) -> Arm:
+    """Read an arm as a server offers it, or `cold:8` or `adaptive:5`.
+
+    Raises:
+        ValueError: If it is none, or a number makes no sense for it.
+    """
+    return parse_arm(text, {COLD: 8, UPSTREAM: 5})
+
+
+def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
+    """Return what the command line asks for.
 
     Args:
-        blocks: Comma-separated axes by name.
-        workloads: Takes the place of the blocks' own, as do the other two.
-        temperatures: Numbers from 0 up.
-        concurrency: Numbers of requests in flight, from 1 up.
+        options: As `cli.parse` returns them.
+        gpu: Name of the GPU, if the engines run on one.
 
     Raises:
-        ValueError: If a number is none, or too small.
+        LoadTestError: If that cannot be measured.
     """
-    cells = (
-        Cell(workload, float(temperature), int(in_flight))
-        for block in blocks
-        for workload in split(workloads or block["workloads"])
-        for temperature in split(temperatures or block["temperatures"])
-        for in_flight in split(concurrency or block["concurrency"])
+    arms, cells = _read_axes(options)
+    names = dict.fromkeys(
+        [one.policy for one in arms] + [one.workload for one in cells]
     )
-    found = tuple(dict.fromkeys(cells))
-    if any(cell.temperature < 0 or cell.concurrency < 1 for cell in found):
-        raise ValueError("temperatures begin at 0, requests in flight at 1")
-    return found
+    if wrong := [
+        one for one in names if _ONLY_ON.get(one, options.device) != options.device
+    ]:
+        raise LoadTestError(
+            f"{', '.join(wrong)}: nothing of the kind with --device {options.device}; "
+            "name other policies or workloads, or another device"
+        )
+    target, draft = options.target, options.draft
+    if options.target_parameters:
+        target = pad(target, int(options.target_parameters))
+    reply = options.max_tokens + max(arm.max_depth for arm in arms)
+    length = max(longest_prompt(cell.workload) for cell in cells) + reply
+    most = max(cell.concurrency for cell in cells)
+    engine: dict[str, Any] = {
+        "device": options.device,
+        "dtype": options.dtype,
+        "max_model_len": length,
+        "max_num_seqs": most,
+        "max_num_batched_tokens": max(most, _MAX_BATCHED_TOKENS[options.device]),
+        # Prompts do not repeat within a round, but they do from round to round.
+        "enable_prefix_caching": False,
+    }
+    if gpu is None:
+        engine |= {
+            "enforce_eager": True,
+            # Fewer cores: taskset.
+            "cpu_threads": len(os.sched_getaffinity(0)),
+            "kv_cache_memory_bytes": size_kv_cache(
+                target, draft, options.dtype, most, length, len(arms)
+            ),
+        }
+    measured = options.rounds, options.window_s, options.max_tokens
+    return Plan(arms, cells, *measured, engine, target, draft, gpu)
 
 
-def list_arms(text: str) -> tuple[Arm, ...]:
-    """Read comma-separated arms.
+def longest_prompt(workload: str) -> int:
+    """Return the most tokens a prompt of a workload can have.
+
+    Longer ones are left out, so that memory and context can be sized.
+    """
+    return _MAX_SHORT_TOKENS if workload in _SHORT else _MAX_LONG_TOKENS
+
+
+def find_gpu() -> str:
+    """Return the name of this machine's first GPU.
 
     Raises:
-        ValueError: If one is none, or named twice.
+        LoadTestError: If there is none, or what is installed here is for CPUs.
     """
-    arms = tuple(map(parse_bench_arm, split(text)))
-    if len(set(arms)) < len(arms):
-        raise ValueError(f"{text!r} names a policy twice")
-    return arms
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+    except Exception as error:
+        raise LoadTestError(
+            f"--device gpu: no NVIDIA GPU is found here ({error}); nvidia-smi must "
+            "list one, and the set-up be done with TETRIS_DEVICE=gpu"
+        ) from error
 
 
-def shuffle(arms: Sequence[Arm], key: str) -> list[Arm]:
-    """Return the arms in an order that the key decides.
+def _read_axes(options: argparse.Namespace) -> tuple[tuple[Arm, ...], tuple[Cell, ...]]:
+    def read(name: str, reader: Any) -> list[Any]:
+        try:
+            parts = [part.strip() for part in getattr(options, name).split(",")]
+            return list(dict.fromkeys(map(reader, parts)))
+        except ValueError as error:
+            raise LoadTestError(f"--{name}: {error}") from None
 
-    With other keys every arm comes first and last, and after every other one: what one
-    leaves behind, and what drifts, falls on all of them alike.
-    """
-    order = list(arms)
-    random.Random(key).shuffle(order)
-    return order
+    axes = (read("workloads", str), read("temperatures", float))
+    cells = itertools.product(*axes, read("concurrency", int))
+    found = tuple(itertools.starmap(Cell, cells))
+    if any(cell.temperature < 0 or cell.concurrency < 1 for cell in found):
+        raise LoadTestError("--temperatures begin at 0, --concurrency begins at 1")
+    return tuple(read("policies", parse_bench_arm)), found
 
 
-def split(text: str) -> list[str]:
-    """Split at commas."""
-    return [part.strip() for part in text.split(",")]
+def _policy_of(arm: Arm) -> dict[str, Any]:
+    if arm.policy == "none":
+        return {"name": "none"}
+    if arm.policy in ("fixed", UPSTREAM):
+        extra = {"enable_adaptive_verification": True}
+        fixed = {"name": "fixed", "draft_tokens": arm.draft_tokens}
+        return fixed if arm.policy == "fixed" else fixed | {"extra": extra}
+    lengths = {"max_draft_tokens": arm.max_depth}
+    if arm.policy == "tetris":
+        lengths["draft_tokens"] = arm.draft_tokens
+    return {"name": "goodput" if arm.policy == COLD else arm.policy, **lengths}

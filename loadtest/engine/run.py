@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
+import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from loadtest.arms import Arm
-from loadtest.client.errors import LoadTestError
 from loadtest.environment import (
     describe_machine,
     describe_piece,
@@ -18,25 +19,14 @@ from loadtest.environment import (
     digest_code,
 )
 from loadtest.interrupts import interruptible
-from loadtest.model_files import count_parameters, describe_model
+from loadtest.model_files import describe_model
 from loadtest.progress import Progress
 
-from .models import DTYPE_BYTES
-from .plan import Cell, Plan, shuffle
-from .pool import Pool
+from .plan import Cell, Plan
+from .pool import EngineProcess, start_engines
 from .report import write_results
 from .store import LOG_FOLDER, Store
-from .workloads import NEIGHBOUR, RequestMaker, Requests
-
-WARM_UP_TOKENS = 72
-"""Reply length while warming up: enough for the numbers of tokens that steps carry to
-occur, for each of which oneDNN compiles its products once."""
-
-ENGINE_BYTES = 800 << 20
-"""Memory of a vLLM process before weights and KV cache."""
-
-WORTH_MENTIONING_SHARE = 0.1
-"""Of the machine, taken by others: from here on speeds are not to be trusted."""
+from .workloads import RequestMaker
 
 _CODE = (
     *("policies/**/*.py", "serving/engine/**/*.py", "serving/*.py"),
@@ -45,6 +35,8 @@ _CODE = (
 _CODE_OF_REPORTS = {
     f"loadtest/engine/{name}.py" for name in ("cli", "plots", "report", "summary")
 }
+
+Engines = Mapping[Arm, EngineProcess]
 
 
 class Bench:
@@ -56,9 +48,7 @@ class Bench:
         Raises:
             LoadTestError: If it was not.
         """
-        self._plan = plan
-        self._store = store
-        self._requests = requests
+        self._plan, self._store, self._requests = plan, store, requests
         machine, versions = describe_machine(plan.gpu), describe_versions()
         models = {"target": plan.target, "draft": plan.draft}
         described = {role: describe_model(path) for role, path in models.items()}
@@ -66,9 +56,8 @@ class Bench:
         store.check_conditions(
             # One entry each: a refusal to go on names what has changed, nothing else.
             plan.conditions()
-            | {"seed": requests.seed, "min_requests": requests.min_requests}
+            | {"seed": requests.seed, "cpu": machine["cpu"]}
             | {role: one["digest"] for role, one in described.items()}
-            | {"cpu": machine["cpu"]}
             | {f"version of {name}": one for name, one in versions.items()}
             | {f"code of {k}": v for k, v in code.items() if k not in _CODE_OF_REPORTS}
         )
@@ -91,21 +80,19 @@ class Bench:
         Returns:
             Whether everything has been measured.
         """
-        done = self._store.done()
+        done, arms = self._store.done(), self._plan.arms
         rounds = {
             number: [cell for cell in self._plan.cells if (number, cell) not in done]
             for number in range(1, self._plan.rounds + 1)
         }
-        missing = [cell for cells in rounds.values() for cell in cells]
+        missing = Counter(itertools.chain(*rounds.values()))
         if not missing:
             return True
-        if self._plan.gpu is None:
-            _check_memory(self._plan)
         self._store.write_environment(self._environment)
-        deadline_s = time.monotonic() + 60 * minutes if minutes else float("inf")
-        progress = Progress(len(missing) * len(self._plan.arms))
-        for cell in missing:
-            progress.expect(cell.name, len(self._plan.arms))
+        deadline_s = time.monotonic() + 60 * (minutes or math.inf)
+        progress = Progress(missing.total() * len(arms))
+        for cell, count in missing.items():
+            progress.expect(cell.name, count * len(arms))
         with interruptible():
             return all(
                 self._measure_round(number, cells, deadline_s, progress)
@@ -123,162 +110,83 @@ class Bench:
         """
         if time.monotonic() > deadline_s:
             return False
-        arms = self._plan.arms
-        turns = [list(arms)]
+        turns = [list(self._plan.arms)]
         if self._plan.gpu is not None:
-            turns = [[arm] for arm in shuffle(arms, f"{number}")]
-            deadline_s = float("inf")  # Half a round would be of no use.
+            turns = [[arm] for arm in shuffle(self._plan.arms, f"{number}")]
+            deadline_s = math.inf  # Half a round would be of no use.
         found: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
-        for own in turns:
-            with Pool(self._plan, self._store.folder / LOG_FOLDER) as pool:
-                self._start(pool, own, cells, progress)
+        logs = self._store.folder / LOG_FOLDER
+        for arms in turns:
+            with start_engines(self._plan, arms, logs, progress.say) as engines:
+                for concurrency in sorted({cell.concurrency for cell in cells}):
+                    requests = self._requests.make_warm_up(concurrency)
+                    for arm, engine in engines.items():
+                        progress.show(f"warming up {arm.name}, {concurrency} in flight")
+                        engine.run(requests)
                 for cell in cells:
                     if time.monotonic() > deadline_s:
                         return False
-                    found[cell] += self._measure_cell(pool, own, cell, number, progress)
-                    if len({one["policy"] for one in found[cell]}) == len(arms):
-                        self._store.append_group(note_differing(found[cell], arms))
+                    found[cell] += self._measure_cell(engines, cell, number, progress)
+                    if arms is turns[-1]:
+                        self._store.append_record(self._compare_replies(found[cell]))
                         write_results(self._store)
         return True
 
-    def _start(
-        self,
-        pool: Pool,
-        arms: Sequence[Arm],
-        cells: Sequence[Cell],
-        progress: Progress,
-    ) -> None:
-        progress.say(f"starting {len(arms)} engines")
-        pool.start(
-            arms,
-            self._requests.eos_token_id,
-            lambda arm: progress.say(f"  {arm.name} is ready"),
-        )
-        for concurrency in sorted({cell.concurrency for cell in cells}):
-            requests = self._requests.make_warm_up(concurrency)
-            message = _message(Cell("mixed", 0.0, concurrency), requests)
-            for arm in arms:
-                progress.show(f"warming up {arm.name} with {concurrency} requests")
-                pool.run(arm, message | {"max_tokens": WARM_UP_TOKENS})
-
     def _measure_cell(
-        self,
-        pool: Pool,
-        arms: Sequence[Arm],
-        cell: Cell,
-        number: int,
-        progress: Progress,
+        self, engines: Engines, cell: Cell, number: int, progress: Progress
     ) -> list[dict[str, Any]]:
         """Measure one cell in one round, block by block, until all had their time.
 
         Every arm answers the same requests, a few seconds of them at a time: what the
-        machine does from one moment to the next meets all arms alike.
+        machine does from one moment to the next meets all arms alike. The first block
+        is kept step by step.
         """
         found: list[dict[str, Any]] = []
-        measured_s = dict.fromkeys(arms, 0.0)
-        spent_s = dict.fromkeys(arms, 0.0)
+        measured_s, spent_s = dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0.0)
+        label = f"round {number} {cell.name}"
         for block in itertools.count():
             requests = self._requests.make(cell, number, block)
-            message = _message(cell, requests)
-            for arm in shuffle(arms, f"{number} {cell.name} {block}"):
-                label = f"round {number} {cell.name} {arm.name}"
-                progress.show(f"{label}, block {block + 1}")
-                own = message
-                if self._plan.trace and (number, block) == (1, 0):
-                    path = self._store.trace_file(cell, arm).absolute()
-                    own = message | {"trace": str(path)}
+            for arm in shuffle(list(engines), f"{number} {cell.name} {block}"):
+                progress.show(f"{label} {arm.name}, block {block + 1}")
+                is_first = (number, block) == (1, 0)
+                trace = self._store.trace_file(cell, arm) if is_first else None
                 began_s = time.monotonic()
-                result = pool.run(arm, own, neighbour=cell.workload == NEIGHBOUR)
+                result = engines[arm].run(requests, trace)
                 spent_s[arm] += time.monotonic() - began_s
                 measured_s[arm] += result["window_s"]
-                place = {
-                    "policy": arm.name,
-                    "round": number,
-                    "block": block,
-                    "engine_start": f"{number}.{self._piece}",
-                }
+                place = {"policy": arm.name, "round": number, "block": block}
+                place |= {"engine_start": f"{number}.{self._piece}"}
                 found.append(place | cell.as_dict() | result)
             if min(measured_s.values()) >= self._plan.window_s:
                 break
-        for arm in arms:
-            progress.advance(
-                cell.name,
-                spent_s[arm],
-                f"round {number} {cell.name} {arm.name}"
-                f"{_note_others([one for one in found if one['policy'] == arm.name])}",
-            )
+        for arm in engines:
+            tokens = sum(o["num_tokens"] for o in found if o["policy"] == arm.name)
+            told = f"{label} {arm.name}: {tokens / measured_s[arm]:.0f} tokens/s"
+            progress.advance(cell.name, spent_s[arm], told)
         return found
 
+    def _compare_replies(self, group: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Put, for digests, the number of replies that are not the first arm's.
 
-def note_differing(
-    measurements: Sequence[Mapping[str, Any]], arms: Sequence[Arm]
-) -> list[dict[str, Any]]:
-    """Put, for digests, the number of requests whose output is not the first arm's.
+        At temperature 0 all arms must agree, but for near-ties of the target's two
+        largest logits, which bf16 rounds differently for batches of different shapes.
+        Of a block that the first arm did not need, nothing is known.
+        """
+        names = [arm.name for arm in self._plan.arms]
+        # In the order of the tables, not in that of the turns.
+        group = sorted(group, key=lambda one: names.index(one["policy"]))
+        first = {o["block"]: o["digests"] for o in group if o["policy"] == names[0]}
+        for one in group:
+            own = one.pop("digests")
+            theirs = first.get(one["block"], own)
+            one["num_differing_requests"] = sum(map(operator.ne, own, theirs))
+        return group
 
-    In the order of the tables, not in that of the turns.
 
-    At temperature 0 all arms must agree, but for near-ties of the target's two largest
-    logits, which bf16 rounds differently for batches of different shapes. Of a block
-    that the first arm did not need, nothing is known.
+def shuffle(arms: Sequence[Arm], key: str) -> list[Arm]:
+    """Return the arms in an order that the key decides.
+
+    With other keys every arm comes first and last, and after every other one: what one
+    leaves behind, and what drifts, falls on all of them alike.
     """
-    names = [arm.name for arm in arms]
-    reference = {
-        one["block"]: one["digests"]
-        for one in measurements
-        if one["policy"] == names[0]
-    }
-    return [
-        {name: value for name, value in one.items() if name != "digests"}
-        | {
-            "num_differing_requests": sum(
-                ours != theirs
-                for ours, theirs in zip(
-                    one["digests"],
-                    reference.get(one["block"], one["digests"]),
-                    strict=True,
-                )
-            )
-        }
-        for one in sorted(
-            measurements, key=lambda one: (one["block"], names.index(one["policy"]))
-        )
-    ]
-
-
-def _message(cell: Cell, requests: Requests) -> dict[str, Any]:
-    return {
-        "prompts": requests.prompts,
-        "concurrency": cell.concurrency,
-        "temperature": cell.temperature,
-        "switch_at": requests.switch_at,
-    }
-
-
-def _note_others(own: Sequence[Mapping[str, Any]]) -> str:
-    speed = sum(one["num_tokens"] for one in own) / sum(one["window_s"] for one in own)
-    share = max(one["other_cpu_share"] for one in own)
-    if own[0]["workload"] == NEIGHBOUR or share < WORTH_MENTIONING_SHARE:
-        return f": {speed:.0f} tokens/s"
-    return f": {speed:.0f} tokens/s (others took {share:.0%} of the machine)"
-
-
-def _check_memory(plan: Plan) -> None:
-    """Refuse to start more engines than there is memory for.
-
-    Raises:
-        LoadTestError: If there is too little; the kernel would end some process, not
-            necessarily one of ours.
-    """
-    # Not the size of the files: float32 takes twice what bfloat16 takes there.
-    weights = DTYPE_BYTES[plan.engine["dtype"]] * (
-        count_parameters(plan.target) + count_parameters(plan.draft)
-    )
-    each = ENGINE_BYTES + weights + plan.engine["kv_cache_memory_bytes"]
-    available = psutil.virtual_memory().available
-    if each * len(plan.arms) > available:
-        raise LoadTestError(
-            f"{len(plan.arms)} engines take about {each * len(plan.arms) / 2**30:.1f} "
-            f"GiB and {available / 2**30:.1f} GiB are free: name at most "
-            f"{available // each} with --policies, or lower --target-parameters or "
-            "--concurrency"
-        )
+    return random.Random(key).sample(arms, len(arms))

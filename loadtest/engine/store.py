@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,14 @@ class Store(ResultFolder):
 
     def measurements(self) -> list[dict[str, Any]]:
         """Return the measurements of all groups, oldest first."""
-        groups = {
-            (group[0]["round"], cell_of(group[0])): group for group in self.records()
-        }
-        return [measurement for group in groups.values() for measurement in group]
+        return [measurement for group in self.records() for measurement in group]
 
     def done(self) -> set[tuple[int, Cell]]:
         """Return the round and cell of all groups."""
         return {(one["round"], cell_of(one)) for one in self.measurements()}
 
-    def append_group(self, measurements: Sequence[Mapping[str, Any]]) -> None:
-        """Add one group, for good: a line, which is there as a whole or not at all."""
-        self.append_record(measurements)
-
     def trace_file(self, cell: Cell, arm: Arm) -> Path:
-        """Return where the trace of an arm in a cell is kept."""
+        """Return where the steps of an arm in a cell are kept."""
         return self.folder / _TRACE_FOLDER / cell.name / f"{arm.file_name}.npz"
 
 

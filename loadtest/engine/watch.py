@@ -1,65 +1,24 @@
-"""Who stands between engine and planner, and what passes there."""
+"""Who stands between engine and planner: what it was asked, said, and came of it."""
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from policies.estimators.acceptance import split_observed
-from policies.estimators.logit import to_log_odds, to_probability
-
-from .outcome_bins import Array, OutcomeBins, sum_outcomes
-
-
-@dataclass(slots=True)
-class WatchedStep:
-    """One engine step, in the planner's own values.
-
-    Attributes:
-        batch: Drafts that were offered; None if there were none.
-        selection: What was admitted of them.
-        depth: To which it drafts afterwards, as chosen.
-        outcome: What was accepted; None if nothing was verified.
-        scale: Of acceptance, by which these drafts were selected; None from a planner
-            that predicts none.
-        timing: What it cost; None where it was not timed.
-        predicted_ms: What it should have, before anything was learnt from it.
-    """
-
-    batch: Any = None
-    selection: Any = None
-    depth: int | None = None
-    outcome: Any = None
-    scale: Any = None
-    timing: Any = None
-    predicted_ms: float | None = None
-
-    def predict(self) -> tuple[Array, Array] | None:
-        """Return what the drafter and the planner thought of the verified drafts.
-
-        Returns:
-            Confidence and calibrated probability, both `[num_outcomes, max_depth]`, in
-            the order of the outcome, NaN for drafts that were not offered; None where
-            one of them is not known.
-        """
-        if self.outcome is None or self.scale is None:
-            return None
-        confidence = self.outcome.confidence
-        if confidence is None:
-            if self.batch is None or self.batch.confidence is None:
-                return None
-            rows = {req_id: row for row, req_id in enumerate(self.batch.req_ids)}
-            found = np.array([rows.get(req_id, -1) for req_id in self.outcome.req_ids])
-            confidence = np.where(
-                (found >= 0)[:, None], self.batch.confidence[found], np.nan
-            )
-        confidence = confidence[:, : self.scale.intercept.size]
-        log_odds = self.scale.slope * to_log_odds(confidence)
-        log_odds = log_odds + self.scale.intercept[: confidence.shape[1]]
-        return confidence, to_probability(log_odds + self.scale.effect[:, None])
+_TIMING = (
+    *("num_reqs", "num_decode_tokens", "num_prefill_tokens", "num_context_tokens"),
+    *("target_ms", "draft_first_ms", "draft_next_ms", "host_ms", "backlog_ms", "depth"),
+)
+_DRAFT = (
+    *("step", "req", "num_offered", "num_admitted", "num_verified", "num_accepted"),
+    "confidence",
+)
 
 
 class Watch:
@@ -67,11 +26,17 @@ class Watch:
 
     By reference, which costs a microsecond or two a step that the arm pays itself; all
     arithmetic waits for the end.
+
+    Held at depth 0 it shows what an engine that could draft costs beside one that
+    cannot: `goodput` may be there for hours. It goes on planning and learning, its
+    drafter is loaded, all of which is part of the price. Only the depth is held, and
+    what the planner believes to have chosen. Exploring falls away with it.
     """
 
-    def __init__(self, planner: Any) -> None:
+    def __init__(self, planner: Any, *, hold_at_zero: bool = False) -> None:
         """Watch a planner."""
         self._planner = planner
+        self._hold_at_zero = hold_at_zero
         self.start_over()
 
     def __getattr__(self, name: str) -> Any:
@@ -80,89 +45,102 @@ class Watch:
 
     def start_over(self) -> None:
         """Forget the steps so far."""
-        self._steps = [WatchedStep()]
+        self._steps: list[dict[str, Any]] = [{}]
         self._marks: dict[str, int] = {}
+        self._state = self._planner.export_state()
 
     def mark(self, name: str) -> None:
         """Note that `start` or `end` of the steady part has been reached."""
         self._marks[name] = len(self._steps) - 1
 
-    @property
-    def steps(self) -> list[WatchedStep]:
-        """All finished steps."""
-        return self._steps[:-1]
-
-    @property
-    def window(self) -> tuple[int, int]:
-        """Steps before the steady part, and before its end."""
-        return self._marks.get("start", 0), self._marks.get("end", len(self.steps))
-
     def select(self, batch: Any) -> Any:
         """Note the drafts offered and admitted."""
         selection = self._planner.select(batch)
-        self._steps[-1].batch, self._steps[-1].selection = batch, selection
+        self._steps[-1] |= {"batch": batch, "selection": selection}
         return selection
 
     def choose_depth(self, *args: Any, **kwargs: Any) -> int:
-        """Note the depth."""
-        depth = self._steps[-1].depth = int(self._planner.choose_depth(*args, **kwargs))
-        return depth
+        """Let the planner choose, and hold it back if it is to be."""
+        depth = int(self._planner.choose_depth(*args, **kwargs))
+        if not self._hold_at_zero:
+            return depth
+        prices = self._planner.depth.costs
+        if prices.plan.depth > 0:
+            prices.plan = replace(prices.plan, depth=0)
+        return 0
 
     def observe(self, outcome: Any) -> None:
         """Note what was accepted; the step ends here."""
         if len(outcome.req_ids):
-            self._steps[-1].outcome = outcome
-            self._steps[-1].scale = self._planner.acceptance_scale(outcome.req_ids)
+            self._steps[-1]["outcome"] = outcome
         self._planner.observe(outcome)
-        self._steps.append(WatchedStep())
+        self._steps.append({})
 
     def observe_timing(self, timing: Any) -> None:
-        """Note what the step before cost, and was predicted to cost."""
+        """Note what the step before cost."""
         if len(self._steps) > 1:
-            self._steps[-2].timing = timing
-            predict = getattr(getattr(self._planner, "cost", None), "predict_ms", None)
-            if predict is not None:
-                self._steps[-2].predicted_ms = float(predict(timing))
+            self._steps[-2]["timing"] = timing
         self._planner.observe_timing(timing)
 
-    def step_time_error(self) -> float | None:
-        """Return the median relative error in the steady part; None without one.
+    def save(self, path: Path) -> None:
+        """Write all finished steps as `.npz`, all or nothing.
 
-        As a mean it would be that of the few steps that a busy machine made slow.
+        One record for each engine step and one for each request and step with drafts:
+
+            step_*   `[num_steps]`: the planner's timing of the step, NaN where it was
+                     not timed; `depth` is the one drafted after it.
+            window   `[2]`: steps before the steady part, and before its end.
+            state    What the planner knew before the first step, as JSON.
+            draft_*  `[num_drafts]`: number of step and request, `num_offered`,
+                     `num_admitted`, `num_verified`, `num_accepted`; `confidence`
+                     `[num_drafts, max_depth]`, NaN past what was offered.
+
+        A draft that the scheduler cut after the selection has `num_verified` smaller
+        than `num_admitted`; a draft whose outcome is unknown has `num_accepted` -1.
         """
-        errors = [
-            abs(step.predicted_ms - step.timing.total_ms) / step.timing.total_ms
-            for step in self._steady()
-            if step.predicted_ms is not None and step.timing.total_ms > 0
+        steps, numbers = self._steps[:-1], dict[Any, int]()
+        arrays: dict[str, Any] = {"state": np.array(json.dumps(self._state))}
+        for name in _TIMING:
+            values = [getattr(step.get("timing"), name, np.nan) for step in steps]
+            arrays[f"step_{name}"] = np.array(values, np.float32)
+        window = self._marks.get("start", 0), self._marks.get("end", len(steps))
+        arrays["window"] = np.array(window, np.int32)
+        drafts = [
+            (number, numbers.setdefault(req_id, len(numbers)), *values)
+            for number, step in enumerate(steps)
+            for req_id, *values in _drafts_of(step)
         ]
-        return statistics.median(errors) if errors else None
+        columns = [[one[place] for one in drafts] for place in range(len(_DRAFT))]
+        padded = list(itertools.zip_longest(*columns.pop(), fillvalue=np.nan))
+        arrays["draft_confidence"] = np.array(padded, np.float32).T
+        for name, column in zip(_DRAFT, columns, strict=False):
+            arrays[f"draft_{name}"] = np.array(column, np.int32)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        with unfinished.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        unfinished.replace(path)
 
-    def acceptance_bins(self) -> dict[str, OutcomeBins]:
-        """Return predictions of verified drafts in the steady part, with outcomes.
 
-        Returns:
-            `calibration_bins` of calibrated probabilities, `confidence_bins` of what
-            the drafter said; {} where nothing was predicted.
-        """
-        pairs: dict[str, list[tuple[Array, Array]]] = {}
-        for step in self._steady():
-            predicted = step.predict()
-            if predicted is None:
-                continue
-            observed, accepted = split_observed(
-                step.outcome.num_verified,
-                step.outcome.num_accepted,
-                predicted[0].shape[1],
-            )
-            observed &= ~np.isnan(predicted[0])
-            happened = accepted[observed].astype(np.float64)
-            names = ("confidence_bins", "calibration_bins")
-            for name, one in zip(names, predicted, strict=True):
-                pairs.setdefault(name, []).append((one[observed], happened))
-        return {
-            name: sum_outcomes(*map(np.concatenate, zip(*own, strict=True)))
-            for name, own in pairs.items()
-        }
-
-    def _steady(self) -> list[WatchedStep]:
-        return self.steps[slice(*self.window)]
+def _drafts_of(step: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield id, counts and confidence of each request with drafts."""
+    batch: Any = step.get("batch")
+    outcome: Any = step.get("outcome")
+    if outcome is not None and outcome.confidence is not None:
+        # On a GPU the scheduler selects before it knows the drafts: what was verified
+        # is all that belongs to this confidence.
+        req_ids, confidences = outcome.req_ids, outcome.confidence
+        offered = admitted = outcome.num_verified
+    elif batch is not None:
+        req_ids, confidences = batch.req_ids, batch.confidence
+        offered, admitted = batch.num_draft_tokens, step["selection"].num_admitted
+    else:
+        return
+    row_of = {} if outcome is None else {r: n for n, r in enumerate(outcome.req_ids)}
+    for row in np.flatnonzero(offered):
+        own, happened = row_of.get(req_ids[row]), (0, -1)
+        if own is not None:
+            happened = outcome.num_verified[own], outcome.num_accepted[own]
+        confidence = np.empty(0) if confidences is None else confidences[row]
+        counts = offered[row], admitted[row], *happened
+        yield req_ids[row], *counts, confidence[: offered[row]]

@@ -1,61 +1,146 @@
-"""An arm's process: one engine that runs the requests it is told to.
-
-Messages are lines of JSON on standard input and output:
-
-    {"do": "start", "arguments": {...}, ...}   -> {"event": "ready"}
-    {"do": "run", "prompts": [...], ...}       -> {"event": "switch"} where conditions
-                                                  change, then {"event": "done", ...}
-
-Whatever vLLM prints goes to standard error.
-"""
+"""Inside an arm's process: one engine that runs the requests it is told to."""
 
 from __future__ import annotations
 
-import json
+import ctypes
+import gc
+import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
-from .lifetime import die_with_parent
+from serving.offline import OfflineEngine
 
-if TYPE_CHECKING:
-    from .arm_engine import ArmEngine
+from .closed_loop import Delivery, run_closed_loop
+from .measurement import Counters, measure
+from .plan import Block
+from .watch import Watch
 
-
-def main(parent_pid: int) -> None:
-    """Serve messages until standard input ends."""
-    die_with_parent(parent_pid)
-    with os.fdopen(os.dup(1), "w", buffering=1) as channel:
-        os.dup2(2, 1)
-
-        def send(message: dict[str, Any]) -> None:
-            channel.write(json.dumps(message) + "\n")
-
-        try:
-            _serve(send)
-        except Exception as error:
-            traceback.print_exc()
-            send({"event": "error", "message": f"{type(error).__name__}: {error}"})
-            raise SystemExit(1) from None
+_PR_SET_PDEATHSIG = 1
+_NEIGHBOUR = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(10**6): pass
+"""
+"""Keeps a core busy until its parent ends."""
 
 
-def _serve(send: Any) -> None:
-    engine: ArmEngine | None = None
-    for message in map(json.loads, sys.stdin):
-        if message.pop("do") == "start":
-            # vLLM reads its environment and takes seconds: not before it is needed.
-            from .arm_engine import ArmEngine
+def serve(
+    connection: Connection,
+    log_file: Path,
+    arguments: Mapping[str, Any],
+    hold_at_zero: bool,
+) -> None:
+    """Start an engine, and answer messages until the controller ends this process.
 
-            engine = ArmEngine(**message)
-            send({"event": "ready"})
-        else:
-            assert engine is not None
-            result = engine.run(**message, on_switch=lambda: send({"event": "switch"}))
-            send({"event": "done", "result": result})
-    if engine is not None:
-        engine.shutdown()
+    Args:
+        connection: Takes arguments of `ArmEngine.run` and returns what it does; None
+            once the engine has started, and a text instead of anything after an error.
+        log_file: Gets whatever this process prints.
+        arguments: Of the engine, as `serving.offline` takes them.
+        hold_at_zero: Keep it at depth 0.
+    """
+    _end_with_parent()
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        own = ArmEngine(arguments, hold_at_zero)
+        connection.send(None)
+        while True:
+            connection.send(own.run(*connection.recv()))
+    except Exception as error:
+        traceback.print_exc()
+        connection.send(f"{type(error).__name__}: {error}")
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the controller ends, stopped or not."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        sys.exit(1)
+    # Not in the group that a terminal's Ctrl-C reaches: the controller ends it.
+    os.setpgid(0, 0)
+
+
+class ArmEngine:
+    """Runs blocks of requests on one engine."""
+
+    def __init__(self, arguments: Mapping[str, Any], hold_at_zero: bool) -> None:
+        """Start the engine, as `serve` says."""
+        # That of the engine's main thread, once there is one.
+        self._cpu = min(os.sched_getaffinity(0))
+        self._engine = OfflineEngine(arguments)
+        self._watch: Watch | None = None
+
+        def watch(planner: Any) -> Watch:
+            self._watch = Watch(planner, hold_at_zero=hold_at_zero)
+            return self._watch
+
+        self._engine.wrap_planner(watch)
+
+    def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
+        """Run a block of requests and measure the steady part.
+
+        Args:
+            block: The requests.
+            trace: File to write all steps to; nothing without a planner.
+
+        Returns:
+            Plain values: those of `measure` and of `Counters`.
+        """
+        # Takes seconds and reads the environment: not where the controller imports.
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        counters, watch = Counters(self._engine.snapshot), self._watch
+        sampling = SamplingParams(
+            temperature=block.temperature,
+            max_tokens=block.max_tokens,
+            stop_token_ids=[block.eos_token_id],
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        beside = ExitStack()
+
+        def add(index: int) -> None:
+            self._engine.add(str(index), block.prompts[index], sampling.clone())
+
+        def on_mark(name: str) -> None:
+            if name != "switch":
+                counters.mark()
+                if watch is not None:
+                    watch.mark(name)
+            elif block.neighbour:
+                spin = [sys.executable, "-c", _NEIGHBOUR, str(self._cpu)]
+                process = subprocess.Popen([*spin, str(os.getpid())])
+                beside.enter_context(process)
+                beside.callback(process.kill)
+
+        gc.collect()
+        if watch is not None:
+            watch.start_over()
+        with beside:
+            record = run_closed_loop(
+                *(add, self._step, len(block.prompts), block.concurrency),
+                on_mark=on_mark,
+                switch_at=block.switch_at,
+            )
+        if watch is not None and trace is not None:
+            watch.save(trace)
+        return measure(record) | counters.result()
+
+    def _step(self) -> list[Delivery]:
+        return [
+            Delivery(int(one.request_id), one.outputs[0].token_ids, one.finished)
+            for one in self._engine.step()
+        ]

@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.client.errors import LoadTestError
 from loadtest.load.workloads import GENERATED, Conversation, make_workload
 
-from .closed_loop import min_requests
-from .plan import Cell
+from .closed_loop import REQUESTS_TO_BE_STEADY
+from .plan import NEIGHBOUR, Block, Cell, longest_prompt
 
-Render = Callable[[Conversation], list[int]]
-"""Turns a conversation, up to its last question, into token ids."""
-
-NEIGHBOUR = "drift-neighbour"
 DRIFTS = {"drift-context": ("mixed", "long-context"), NEIGHBOUR: ("mixed", "mixed")}
-"""Workloads that change on the way: from what to what. With the neighbour another
-process takes a core instead."""
+"""Workloads that change on the way: from what to what."""
 
 WORKLOADS = (*GENERATED, *DRIFTS)
 
-REQUESTS_PER_SLOT = 6
-"""Requests of a block for each one in flight; in drifting cells before the change and
-after it. Those that come first and last are not measured."""
+REQUESTS_PER_SLOT, MIN_REQUESTS = 6, 24
+"""Requests of a block for each one in flight, and of all; in drifting cells before the
+change and after it. Those that come first and last are not measured."""
 
-_SHORT = ("easy", "hard", "mixed", NEIGHBOUR)
-MAX_SHORT_TOKENS, MAX_LONG_TOKENS = 320, 1200
-"""Longer prompts are left out, so that memory and context can be sized."""
+_WARM_UP_TOKENS = 72
+"""Reply length while warming up: enough for the numbers of tokens that steps carry to
+occur, for each of which oneDNN compiles its products once."""
 
 _MAX_IN_A_ROW = 1000
 """Prompts too long for a workload before that is taken for an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """The requests of a block.
-
-    Attributes:
-        prompts: Token ids of each request, in the order of admission.
-        switch_at: The request with whose admission conditions change; None if they
-            do not.
-    """
-
-    prompts: tuple[tuple[int, ...], ...]
-    switch_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +35,19 @@ class RequestMaker:
     """Makes request lists from a seed.
 
     Attributes:
-        render: Of the target's tokenizer.
+        render: Turns a conversation, up to its last question, into token ids.
         eos_token_id: Ends a turn.
         seed: Of all lists.
-        min_requests: Fewest requests of a list; in drifting cells after the change.
+        max_tokens: Longest reply.
     """
 
-    render: Render
+    render: Callable[[Conversation], list[int]]
     eos_token_id: int
     seed: int
-    min_requests: int
+    max_tokens: int
 
     @classmethod
-    def load(cls, target: Path, seed: int, min_requests: int) -> RequestMaker:
+    def load(cls, target: Path, seed: int, max_tokens: int) -> RequestMaker:
         """Make requests for the tokenizer of a model directory."""
         # Takes seconds, which only who measures shall wait for.
         from loadtest.models.tokenizer import load_tokenizer, render
@@ -78,28 +59,32 @@ class RequestMaker:
             tools = bool(conversation.tools)
             return render(tokenizer, messages, with_tools=tools, reply_follows=True)
 
-        return cls(render_last, int(tokenizer.eos_token_id), seed, min_requests)
+        return cls(render_last, int(tokenizer.eos_token_id), seed, max_tokens)
 
-    def make(self, cell: Cell, round_number: int, block: int = 0) -> Requests:
+    def make(self, cell: Cell, round_number: int, block: int = 0) -> Block:
         """Make the requests of a block of a cell in a round.
 
         Temperatures share their requests.
+
+        Raises:
+            LoadTestError: If hardly a prompt of the workload is short enough.
         """
         key = f"{self.seed} {cell.concurrency} {round_number} {block}"
+        place = cell.concurrency, cell.temperature, self.max_tokens, self.eos_token_id
         num_before = REQUESTS_PER_SLOT * cell.concurrency
-        num_after = max(self.min_requests, num_before)
+        num_after = max(MIN_REQUESTS, num_before)
         if cell.workload not in DRIFTS:
-            return Requests(self._draw(cell.workload, key, num_after))
+            return Block(self._draw(cell.workload, key, num_after), *place)
         before, after = DRIFTS[cell.workload]
         prompts = self._draw(before, f"{key} before", num_before)
-        return Requests(
-            prompts + self._draw(after, f"{key} after", num_after), num_before
-        )
+        prompts += self._draw(after, f"{key} after", num_after)
+        return Block(prompts, *place, num_before, cell.workload == NEIGHBOUR)
 
-    def make_warm_up(self, concurrency: int) -> Requests:
+    def make_warm_up(self, concurrency: int) -> Block:
         """Make mixed requests that are thrown away."""
-        key = f"{self.seed} warm-up {concurrency}"
-        return Requests(self._draw("mixed", key, min_requests(concurrency)))
+        count = REQUESTS_TO_BE_STEADY * concurrency
+        prompts = self._draw("mixed", f"{self.seed} warm-up {concurrency}", count)
+        return Block(prompts, concurrency, 0.0, _WARM_UP_TOKENS, self.eos_token_id)
 
     def _draw(self, workload: str, key: str, count: int) -> tuple[tuple[int, ...], ...]:
         return tuple(itertools.islice(self._prompts(workload, key), count))
@@ -109,30 +94,11 @@ class RequestMaker:
         source, too_long = make_workload(workload, key), 0
         for number in itertools.count():
             prompt = self.render(source.conversation(number))
-            if len(prompt) <= longest_prompt(workload):
-                too_long = 0
+            too_long = 0 if len(prompt) <= longest_prompt(workload) else too_long + 1
+            if not too_long:
                 yield tuple(prompt)
-            elif (too_long := too_long + 1) >= _MAX_IN_A_ROW:
+            elif too_long >= _MAX_IN_A_ROW:
                 raise LoadTestError(
                     f"--workloads {workload}: {too_long} prompts in a row have more "
                     f"than {longest_prompt(workload)} tokens"
                 )
-
-
-def longest_prompt(workload: str) -> int:
-    """Return the most tokens a prompt of a workload can have."""
-    return MAX_SHORT_TOKENS if workload in _SHORT else MAX_LONG_TOKENS
-
-
-def check_workloads(names: Sequence[str]) -> None:
-    """Check that all workloads can be made.
-
-    Raises:
-        ValueError: If one is neither ours nor a file with prompts.
-    """
-    for name in names:
-        if name not in DRIFTS:
-            try:
-                make_workload(name, "")
-            except LoadTestError as error:
-                raise ValueError(f"{error}; or {', '.join(DRIFTS)}") from None

@@ -1,6 +1,6 @@
 """Recorded drafts played again: what any selector could have reached on them.
 
-Takes the traces that `tetris-serve bench engine --trace` leaves. Nothing imports this
+Takes the traces that `tetris-serve bench engine` leaves. Nothing imports this
 package; it goes once the simulator tells the same.
 
 ``traces``, ``prices``

@@ -12,14 +12,13 @@ import numpy as np
 from scipy import optimize
 
 from loadtest.arms import Arm
-from loadtest.engine.outcome_bins import Array
 from loadtest.engine.plan import Cell
 from policies.goodput import GoodputPlanner
 from policies.types import StepTiming
 
 from .prices import ContextPrice, PriceCurve, StepPrices, decode_steps, fit_curve
 from .replay import ReplayStep, read_steps
-from .traces import RecordedTrace
+from .traces import Array, RecordedTrace
 
 DEPTH = 8
 LENDER = Arm("fixed", DEPTH)

@@ -1,7 +1,7 @@
 """What each part of the goodput planner is worth: replays with it and without it.
 
 Run with `python -m loadtest.replay.ablations --traces DIR... --output DIR`. Every
-folder holds `CELL/fixed-8.npz` as `--trace` leaves it: drafts that were all verified.
+folder holds `CELL/fixed-8.npz` as the engine bench leaves it: drafts all verified.
 They are played again at prices fitted to measured step times, which drift, under a
 clock that errs, by the planner as it is and by one without a part. Tokens are counted
 by the exact prices, so that noise acts through decisions alone. What planning takes is
@@ -27,7 +27,6 @@ import numba
 import numpy as np
 from scipy import stats
 
-from loadtest.engine.outcome_bins import Array
 from loadtest.environment import describe_machine, describe_piece, describe_versions
 from policies import depth_control, exploration, goodput
 from policies.estimators import cost_filter, cost_table, draft_acceptance
@@ -51,7 +50,7 @@ from .ablation_scenarios import (
 from .hindsight import engine_limits
 from .prices import StepPrices
 from .replay import play_planner
-from .traces import load_traces
+from .traces import Array, load_traces
 
 NEVER = 10**9
 NOTHING, OVERALL = "nothing", "overall"

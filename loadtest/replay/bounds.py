@@ -2,7 +2,7 @@
 
     python -m loadtest.replay.bounds DIR
 
-reads what `tetris-serve bench engine --trace --output DIR` left there, and prints the
+reads what `tetris-serve bench engine --output DIR` left there, and prints the
 bounds of every cell as JSON. Drafts come from an arm of fixed length that is as deep as
 `goodput` may draft: name one with --policies.
 """
@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.arms import Arm
-from loadtest.engine.arms import parse_bench_arm
-from loadtest.engine.outcome_bins import Array
+from loadtest.engine.plan import parse_bench_arm
 from loadtest.engine.store import Store, cell_of
 
 from .hindsight import play_hindsight, play_online
@@ -34,7 +33,7 @@ from .replay import (
     play_own,
     read_steps,
 )
-from .traces import RecordedTrace, load_traces
+from .traces import Array, RecordedTrace, load_traces
 
 MIN_HEADROOM = 0.02
 """Of hindsight over the best fixed k: below it a share of it means nothing."""

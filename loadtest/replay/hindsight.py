@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from loadtest.engine.outcome_bins import Array
 from policies.estimators.calibration import ConfidenceCalibration
 from policies.estimators.draft_acceptance import DraftAcceptance
 from policies.estimators.request_effects import RequestEffects
@@ -19,6 +18,7 @@ from policies.types import EngineLimits, StepTiming
 from .offline_fit import fit_offline
 from .prices import PriceCurve, StepPrices
 from .replay import Played, ReplayStep, play_planner
+from .traces import Array
 
 
 def play_hindsight(

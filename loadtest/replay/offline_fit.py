@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.engine.outcome_bins import Array
 from policies.estimators.acceptance import split_observed
 from policies.estimators.calibration import ConfidenceCalibration
 from policies.estimators.logit import to_log_odds, to_probability
 from policies.estimators.request_effects import PRIOR_TOKENS
 
 from .replay import ReplayStep
+from .traces import Array
 
 PRIOR_INFORMATION = 4.0
 """Pull of every shared coefficient towards its start, about 16 coin flips. It matters

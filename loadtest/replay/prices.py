@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.arms import Arm
-from loadtest.engine.outcome_bins import Array
 
-from .traces import RecordedTrace
+from .traces import Array, RecordedTrace
 
 BURST_DEVIATIONS = 5.0
 """Median deviations past which a sample is a burst."""

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.engine.outcome_bins import Array
 from policies.planner import Planner
 from policies.types import DraftBatch, StepTiming, VerificationOutcome
 
 from .prices import StepPrices
-from .traces import RecordedTrace
+from .traces import Array, RecordedTrace
 
 MAX_PRICE_UPDATES = 12
 

@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtest.arms import Arm
-from loadtest.engine.outcome_bins import Array
 from loadtest.engine.plan import Cell
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrace:
-    """The arrays of one arm in one cell; see `loadtest.engine.trace`."""
+    """The arrays of one arm in one cell; see `loadtest.engine.watch.Watch.save`."""
 
     arrays: dict[str, NDArray[np.generic]]
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.engine.closed_loop import Delivery, run_closed_loop
-from loadtest.engine.counters import Counters
-from loadtest.engine.measurement import measure
+from loadtest.engine.closed_loop import Delivery, LoopRecord, run_closed_loop
+from loadtest.engine.measurement import Counters, measure
 
 
 @dataclass
@@ -20,12 +19,12 @@ class FakeEngine:
     lengths: Sequence[int]
     per_step: int = 1
     in_flight: dict[int, int] = field(default_factory=dict)
-    admitted: list[int] = field(default_factory=list)
+    num_admitted: int = 0
     seen: list[int] = field(default_factory=list)
     now_s: float = 0.0
 
     def add(self, index: int) -> None:
-        self.admitted.append(index)
+        self.num_admitted += 1
         self.in_flight[index] = self.lengths[index]
 
     def step(self) -> list[Delivery]:
@@ -41,43 +40,36 @@ class FakeEngine:
             deliveries.append(Delivery(index, [index] * count, finished))
         return deliveries
 
+    def run(self, concurrency: int, **options: Any) -> LoopRecord:
+        options.setdefault("on_mark", lambda name: None)
+        num_requests = len(self.lengths)
+        given = self.add, self.step, num_requests, concurrency
+        return run_closed_loop(*given, clock=lambda: self.now_s, **options)
 
-def run_fake(engine: FakeEngine, concurrency: int, **options: Any) -> Any:
-    options.setdefault("on_mark", lambda name: None)
-    return run_closed_loop(
-        engine,
-        len(engine.lengths),
-        concurrency,
-        clock=lambda: engine.now_s,
-        **options,
-    )
+
+def is_steady(record: LoopRecord, step_s: float) -> bool:
+    return record.marks["start"] < step_s <= record.marks["end"]
 
 
 def test_exactly_the_asked_number_of_requests_is_in_flight_while_steady() -> None:
-    engine = FakeEngine(lengths=[3, 5, 4, 7, 2, 6, 5, 3, 4, 5, 6, 2])
+    engine = FakeEngine([3, 5, 4, 7, 2, 6, 5, 3, 4, 5, 6, 2])
 
-    record = run_fake(engine, 3)
+    record = engine.run(3)
 
-    steady = [
-        count
-        for count, step in zip(engine.seen, record.steps, strict=True)
-        if record.start_s < step.end_s <= record.end_s
-    ]
-    assert steady
-    assert set(steady) == {3}
+    seen = zip(engine.seen, record.steps, strict=True)
+    assert {count for count, (step_s, _) in seen if is_steady(record, step_s)} == {3}
 
 
 def test_faster_engines_are_measured_over_the_same_requests() -> None:
-    lengths = [8] * 12
     finished = []
     for per_step in (1, 2, 4):
-        record = run_fake(FakeEngine(lengths, per_step), 2)
+        record = FakeEngine([8] * 12, per_step).run(2)
         finished.append(
             sum(
-                delivery.finished
-                for step in record.steps
-                if record.start_s < step.end_s <= record.end_s
-                for delivery in step.deliveries
+                one.finished
+                for step_s, deliveries in record.steps
+                for one in deliveries
+                if is_steady(record, step_s)
             )
         )
 
@@ -86,88 +78,96 @@ def test_faster_engines_are_measured_over_the_same_requests() -> None:
 
 def test_the_same_prompts_are_measured_whoever_ends_together() -> None:
     """Two requests that end in the same step are replaced in one step, too."""
-    prompts = []
     for first in ([3, 3, 9, 9], [3, 5, 9, 9], [1, 1, 1, 9]):
-        record = run_fake(FakeEngine([*first, *[4] * 8]), 4)
+        record = FakeEngine([*first, *[4] * 8]).run(4)
         before = {
-            delivery.index
-            for step in record.steps
-            if step.end_s <= record.start_s
-            for delivery in step.deliveries
+            one.index
+            for step_s, deliveries in record.steps
+            for one in deliveries
+            if step_s <= record.marks["start"]
         }
-        prompts.append(sorted(before))
-    assert prompts == [[0, 1, 2, 3]] * 3
+        assert before == {0, 1, 2, 3}
 
 
 def test_conditions_change_before_the_request_is_admitted() -> None:
-    engine = FakeEngine(lengths=[2] * 8)
+    engine = FakeEngine([2] * 8)
     admitted: dict[str, int] = {}
 
-    record = run_fake(
-        engine,
+    record = engine.run(
         2,
         switch_at=4,
-        on_mark=lambda name: admitted.update({name: len(engine.admitted)}),
+        on_mark=lambda name: admitted.update({name: engine.num_admitted}),
     )
 
     assert admitted == {"start": 2, "switch": 4, "end": 8}
-    assert record.start_s < record.switch_s < record.end_s
+    assert sorted(record.marks, key=record.marks.__getitem__) == [*admitted]
 
 
-def test_too_few_requests_for_a_steady_part_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 12"):
-        run_fake(FakeEngine(lengths=[3] * 11), 4)
+@pytest.mark.parametrize("per_step", [1, 3])
+def test_deliveries_of_several_tokens_shorten_the_time_per_token_only(
+    per_step: int,
+) -> None:
+    """One token a delivery is what an engine without speculation yields."""
+    result = measure(FakeEngine([9] * 8, per_step).run(2))
 
-
-def test_without_speculation_the_acceptance_length_is_one() -> None:
-    result = measure(run_fake(FakeEngine(lengths=[5] * 8), 2))
-
-    assert result["acceptance_length"] == 1.0
+    assert result["acceptance_length"] == per_step
     assert result["itl_p50_ms"] == pytest.approx(100.0)
-    assert result["time_per_token_p50_ms"] == pytest.approx(100.0)
-    assert result["output_tokens_per_s"] == pytest.approx(20.0)
+    assert result["itl_p99_ms"] == pytest.approx(100.0)
+    assert result["time_per_token_p50_ms"] == pytest.approx(100.0 / per_step)
+    speed = result["num_tokens"] / result["window_s"]
+    assert speed == pytest.approx(20.0 * per_step)
+    assert (result["num_requests"], result["num_output_tokens"]) == (8, 72)
+    assert result["phases"] is None
 
 
-def test_deliveries_of_several_tokens_shorten_the_time_per_token_only() -> None:
-    result = measure(run_fake(FakeEngine(lengths=[9] * 8, per_step=3), 2))
+def test_replies_are_told_apart_and_not_by_how_they_were_delivered() -> None:
+    one, other = (
+        measure(FakeEngine([8] * 6, per_step).run(2))["digests"] for per_step in (1, 4)
+    )
+    longer = measure(FakeEngine([8] * 5 + [9]).run(2))["digests"]
 
-    assert result["acceptance_length"] == 3.0
-    assert result["itl_p50_ms"] == pytest.approx(100.0)
-    assert result["time_per_token_p50_ms"] == pytest.approx(100.0 / 3)
+    assert one == other
+    assert len(set(one)) == 6
+    assert [a == b for a, b in zip(one, longer, strict=True)] == [True] * 5 + [False]
 
 
 def test_throughput_before_and_after_the_change_is_told_apart() -> None:
-    engine = FakeEngine(lengths=[4] * 12)
+    engine = FakeEngine([4] * 12)
 
-    def slow_down(name: str) -> None:
+    def speed_up(name: str) -> None:
         if name == "switch":
             engine.per_step = 2
 
-    record = run_fake(engine, 2, switch_at=6, on_mark=slow_down)
+    record = engine.run(2, switch_at=6, on_mark=speed_up)
 
     assert measure(record)["phases"] == pytest.approx({"before": 20.0, "after": 40.0})
 
 
 def test_counters_are_those_of_the_steady_part() -> None:
     figures: dict[str, Any] = {"num_steps": 5, "num_fallbacks": {"a": 1}}
-    figures["planning_seconds_total"] = 1.0
+    figures |= {"planning_seconds_total": 1.0, "planner": {"step_time_error": 0.5}}
     counters = Counters(lambda: dict(figures))
-    counters.mark("start")
+    counters.mark()
     figures |= {"num_steps": 9, "num_fallbacks": {"a": 1, "b": 2}}
-    figures["planning_seconds_total"] = 1.25
-    counters.mark("end")
+    figures |= {"planning_seconds_total": 1.25, "planner": {"step_time_error": 0.1}}
+    counters.mark()
     figures |= {"num_steps": 99}
 
-    found = counters.result()["counters"]
+    found = counters.result()
 
-    assert found["num_steps"] == 4
-    assert found["num_fallbacks"] == {"b": 2}
-    assert found["planning_seconds_total"] == 0.25
+    assert found["counters"] == {
+        "num_steps": 4,
+        "num_fallbacks": {"b": 2},
+        "planning_seconds_total": 0.25,
+    }
+    assert (found["step_time_error"], found["calibration_error"]) == (0.1, None)
+    assert 0.0 <= found["other_cpu_share"] <= 1.0
 
 
 def test_a_scheduler_that_counts_nothing_yields_no_counters() -> None:
     counters = Counters(lambda: None)
-    counters.mark("start")
-    counters.mark("end")
+    counters.mark()
+    counters.mark()
 
-    assert counters.result()["counters"] is None
+    found = counters.result()
+    assert found["counters"] is found["step_time_error"] is None

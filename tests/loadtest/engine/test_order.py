@@ -4,101 +4,94 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise, permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from loadtest.arms import Arm, parse_arm
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, run
-from loadtest.engine.plan import Plan, shuffle
+from loadtest.engine.plan import Block, Plan
+from loadtest.engine.run import shuffle
 from loadtest.engine.store import Store
-from tests.loadtest.engine.made_up import result
+from tests.loadtest.engine.made_up import CELL, measured
 
 GPU = "NVIDIA Stand-in"
 NAMES = ("none", "fixed:2", "goodput:4")
+PLACE = ("policy", "round", "block", "engine_start", *CELL.as_dict())
 CELLS = ("--workloads", "mixed", "--concurrency", "1,2", "--temperatures", "0")
 
 
-class FakePool:
-    """Stands in for the processes: measures nothing, and notes who ran when."""
+class FakeEngines:
+    """Stand in for the processes: measure nothing, and note who ran when."""
 
-    notes: list[str]
-    open_pools: int
-    widths: list[int]
-    fails_after: int | None
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.widths: list[int] = []
+        self.num_open = 0
+        self.fails_after: int | None = None
 
-    def __init__(self, plan: Plan, log_folder: Path) -> None:
-        self._plan = plan
-
-    def __enter__(self) -> FakePool:
-        FakePool.open_pools += 1
-        assert FakePool.open_pools == 1
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        FakePool.open_pools -= 1
-
+    @contextmanager
     def start(
-        self, arms: Sequence[Arm], eos: int, on_ready: Callable[[Arm], None]
-    ) -> None:
-        FakePool.widths.append(len(arms))
-        for arm in arms:
-            on_ready(arm)
+        self, plan: Plan, arms: Sequence[Arm], log_folder: Path, say: Any
+    ) -> Iterator[dict[Arm, Any]]:
+        self.num_open += 1
+        assert self.num_open == 1
+        self.widths.append(len(arms))
+        try:
+            yield {arm: SimpleNamespace(run=partial(self.run, arm)) for arm in arms}
+        finally:
+            self.num_open -= 1
 
-    def run(
-        self, arm: Arm, message: Mapping[str, Any], *, neighbour: bool = False
-    ) -> dict[str, Any]:
-        if "max_tokens" in message:  # It warms up.
+    def run(self, arm: Arm, block: Block, *trace: Any) -> dict[str, Any]:
+        if not trace:  # It warms up.
             return {}
-        if FakePool.fails_after == len(FakePool.notes):
+        if self.fails_after == len(self.notes):
             raise KeyboardInterrupt
-        FakePool.notes.append(f"{arm.name} {message['concurrency']}")
-        more = {"digests": ["a"] * (len(message["prompts"]) - 1) + [arm.policy]}
-        if self._plan.gpu:
-            more["trace"] = message.get("trace")
+        self.notes.append(f"{arm.name} {block.concurrency}")
+        digests = ["a"] * (len(block.prompts) - 1) + [arm.policy]
         speed = 100.0 + arm.max_depth
         # The one that drafts needs a block more for as long a window.
         window_s = 1.0 if arm.policy == "goodput" else 1.5
-        tokens = {"window_s": window_s, "num_tokens": window_s * speed}
-        speculates = arm.policy != "none"
-        return result(speed, speculates=speculates) | tokens | more
+        more = {"num_tokens": window_s * speed, "digests": digests}
+        result = measured(arm.policy, 1, speed, window_s=window_s, **more)
+        for name in (*PLACE, "num_differing_requests"):
+            del result[name]
+        return result
 
 
 @pytest.fixture(autouse=True)
-def pool(monkeypatch: pytest.MonkeyPatch) -> type[FakePool]:
-    for name, value in {
-        "notes": [],
-        "open_pools": 0,
-        "widths": [],
-        "fails_after": None,
-    }.items():
-        monkeypatch.setattr(FakePool, name, value, raising=False)
-    monkeypatch.setattr(run, "Pool", FakePool)
-    return FakePool
+def engines(monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
+    engines = FakeEngines()
+    monkeypatch.setattr(run, "start_engines", engines.start)
+    return engines
 
 
-def bench(folder: Path, *more: str, cells: Sequence[str] = CELLS) -> int:
-    options = ("--smoke", "--output", str(folder), "--policies", ",".join(NAMES))
-    return cli.main([*options, *cells, *more])
+def bench(folder: Path, *more: str) -> int:
+    options = ("--preset", "smoke", "--output", str(folder))
+    return cli.main([*options, "--policies", ",".join(NAMES), *CELLS, *more])
 
 
 def test_arms_take_turns_block_by_block_until_all_had_their_time(
-    tmp_path: Path, pool: type[FakePool]
+    tmp_path: Path, engines: FakeEngines
 ) -> None:
     assert bench(tmp_path, "--window-s", "3", "--rounds", "2") == 0
 
     # Three blocks a cell: goodput's have 1 s.
-    assert len(pool.notes) == 2 * 2 * 3 * 3
-    for first in range(0, len(pool.notes), 3):
-        block = [note.split() for note in pool.notes[first : first + 3]]
+    assert len(engines.notes) == 2 * 2 * 3 * 3
+    for first in range(0, len(engines.notes), 3):
+        block = [note.split() for note in engines.notes[first : first + 3]]
         assert sorted(name for name, _ in block) == sorted(NAMES)
         assert len({concurrency for _, concurrency in block}) == 1
     # Engines start anew in every round, all of them side by side.
-    assert pool.widths == [3, 3]
+    assert engines.widths == [3, 3]
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     for row in rows:
         assert row["rounds"] == row["engine_starts"] == 2
@@ -108,53 +101,63 @@ def test_arms_take_turns_block_by_block_until_all_had_their_time(
 
 
 def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
-    tmp_path: Path, pool: type[FakePool], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pool.fails_after = 4
+    engines.fails_after = 4
     assert bench(tmp_path, "--rounds", "1") == cli.EXIT_INTERRUPTED
     assert "goes on from there" in capsys.readouterr().err
     assert {cell.concurrency for _, cell in Store(tmp_path).done()} == {1}
 
-    pool.fails_after = None
-    pool.notes = []
+    engines.fails_after = None
+    engines.notes = []
     assert bench(tmp_path, "--rounds", "1") == 0
 
-    assert [note.split()[1] for note in pool.notes] == ["2"] * 3
+    assert [note.split()[1] for note in engines.notes] == ["2"] * 3
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["environment"]["pieces"]) == 2
     assert {row["rounds"] for row in results["rows"]} == {1}
 
 
 def test_whoever_runs_out_of_time_is_told_that_there_is_more(
-    tmp_path: Path, pool: type[FakePool]
+    tmp_path: Path, engines: FakeEngines
 ) -> None:
     assert bench(tmp_path, "--minutes", "1e-9") == cli.EXIT_MORE_TO_DO
-    assert pool.widths == []
+    assert engines.widths == []
 
 
-def test_other_conditions_are_not_mixed(
+def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    mine = tmp_path / "notes.txt"
+    mine.write_text("keep")
     assert bench(tmp_path, "--rounds", "1") == 0
     assert bench(tmp_path, "--rounds", "1", "--max-tokens", "33") == 1
-    assert "max_tokens: was 32, is 33" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "max_tokens: was 32, is 33" in told
+    assert "--restart" in told
+    assert "dtype" not in told
+    assert bench(tmp_path, "--restart", "--workloads", "wrong") == 1
+    assert len(Store(tmp_path).records()) == 2
+    assert bench(tmp_path, "--rounds", "1", "--max-tokens", "33", "--restart") == 0
+    assert len(Store(tmp_path).records()) == 2
+    assert mine.exists()
 
 
 def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
     tmp_path: Path,
-    pool: type[FakePool],
+    engines: FakeEngines,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(cli, "find_gpu", lambda: GPU)
     assert bench(tmp_path, "--device", "gpu", "--rounds", "2") == 0
 
-    assert pool.widths == [1] * 6
-    assert len(pool.notes) == 2 * 3 * 2
-    for first in range(0, len(pool.notes), 2):
-        name = pool.notes[first].split()[0]
-        assert pool.notes[first : first + 2] == [f"{name} 1", f"{name} 2"]
-    assert {note.split()[0] for note in pool.notes[:6]} == set(NAMES)
+    assert engines.widths == [1] * 6
+    assert len(engines.notes) == 2 * 3 * 2
+    for first in range(0, len(engines.notes), 2):
+        name = engines.notes[first].split()[0]
+        assert engines.notes[first : first + 2] == [f"{name} 1", f"{name} 2"]
+    assert {note.split()[0] for note in engines.notes[:6]} == set(NAMES)
     table = (tmp_path / "results.md").read_text()
     assert f"\n\n{GPU}; target" in table
     assert "| none | 1.040 (1.040-1.040) | 1.040 (1.040-1.040) | 1.040" in table
@@ -164,13 +167,16 @@ def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
 
 
 def test_a_machine_too_small_for_all_engines_is_told_before_they_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    engines: FakeEngines,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     memory = argparse.Namespace(available=2 << 30, total=2 << 30)
-    monkeypatch.setattr(run.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     assert bench(tmp_path, "--rounds", "1") == 1
     assert "name at most 2 with --policies" in capsys.readouterr().err
-    assert FakePool.widths == []
+    assert engines.widths == []
 
 
 def test_every_arm_takes_every_place_and_follows_every_other() -> None:
@@ -191,6 +197,6 @@ def test_a_failing_engine_ends_the_run_with_its_own_words(
     def fail(*_: Any, **__: Any) -> None:
         raise LoadTestError("the engine of none has ended; out of memory")
 
-    monkeypatch.setattr(FakePool, "run", fail)
+    monkeypatch.setattr(FakeEngines, "run", fail)
     assert bench(tmp_path, "--rounds", "1") == 1
     assert "out of memory" in capsys.readouterr().err

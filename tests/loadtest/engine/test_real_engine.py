@@ -56,8 +56,9 @@ def random_pair(tmp_path: Path) -> Path:
 
 
 def bench(pair: Path, output: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "serving.cli", "bench", "engine", "--smoke"]
+    command = [sys.executable, "-m", "serving.cli", "bench", "engine"]
     options = {
+        "--preset": "smoke",
         "--output": str(output),
         "--target": str(pair / "target"),
         "--draft": str(pair / "draft"),
@@ -67,12 +68,9 @@ def bench(pair: Path, output: Path) -> subprocess.Popen[str]:
         "--concurrency": "2",
         "--rounds": "1",
         "--max-tokens": "16",
-        "--max-model-len": "1024",
     }
     arguments = [part for option in options.items() for part in option]
-    return subprocess.Popen(
-        [*command, *arguments, "--trace"], stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True)
 
 
 def test_an_interrupted_run_leaves_no_process_and_goes_on_where_it_was(
@@ -124,7 +122,7 @@ def _check_results(folder: Path) -> None:
     environment = results["environment"]
     assert len(environment["pieces"]) == 2
     assert {"python", "torch", "ray", "locust"} <= environment["versions"].keys()
-    assert {ratio["policy"] for ratio in results["ratios"]} == set(POLICIES[1:])
+    assert {ratio["against"] for ratio in results["ratios"]} == set(POLICIES[:2])
     # What the first block of each cell was, but for the engine that has no planner.
     assert len(list((folder / "traces").rglob("*.npz"))) == 2 * 2
     assert (folder / "results.png").exists()

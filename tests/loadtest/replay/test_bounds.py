@@ -459,7 +459,7 @@ def test_a_folder_with_traces_has_its_bounds_printed(
     names = [arm.name for arm in with_goodput]
     store.check_conditions({"policies": names})
     for one in (cell, drifting):
-        store.append_group([{"policy": n, "round": 1} | one.as_dict() for n in names])
+        store.append_record([{"policy": n, "round": 1} | one.as_dict() for n in names])
         for arm, trace in with_goodput.items():
             path = store.trace_file(one, arm)
             path.parent.mkdir(parents=True, exist_ok=True)

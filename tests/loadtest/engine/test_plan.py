@@ -1,0 +1,299 @@
+"""What is asked for: arms, cells, requests, engines, and what cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+from loadtest.arms import Arm, parse_arm
+from loadtest.client.errors import LoadTestError
+from loadtest.engine import cli
+from loadtest.engine.closed_loop import REQUESTS_TO_BE_STEADY
+from loadtest.engine.plan import (
+    PRESETS,
+    Block,
+    Cell,
+    Plan,
+    find_gpu,
+    longest_prompt,
+    make_plan,
+    parse_bench_arm,
+)
+from loadtest.engine.pool import EngineProcess
+from loadtest.engine.workloads import REQUESTS_PER_SLOT, RequestMaker
+from loadtest.load.workloads import Conversation
+from serving.offline import start_arguments
+
+OWN_CLASSES = {"scheduler_cls", "worker_cls", "additional_config"}
+
+
+def plan(*arguments: str, gpu: str | None = "a GPU") -> Plan:
+    """Plan for a GPU that is not there, which takes no model either."""
+    given = ["--output", "nowhere", "--device", "gpu" if gpu else "cpu", *arguments]
+    return make_plan(cli.parse(given), gpu)
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "fixed:3", "tetris:2+1", "dynamic:5", "cold:8", "adaptive:4"]
+)
+def test_an_arm_reads_back_from_its_name(name: str) -> None:
+    assert parse_bench_arm(name).name == name
+
+
+def test_numbers_of_an_arm_may_be_left_out() -> None:
+    assert parse_arm("tetris") == Arm("tetris", 2, 2)
+    assert parse_arm("goodput") == Arm("goodput", 5)
+    assert parse_bench_arm("cold") == Arm("cold", 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("eagle", "none, fixed, tetris"),
+        ("fixed:0", "at least 1"),
+        ("fixed:2+1", "write fixed:2"),
+        ("none:1", "write none"),
+        ("tetris:+2", "no policy"),
+        ("cold", "no policy"),  # No server offers it.
+    ],
+)
+def test_a_wrong_arm_is_refused_with_the_right_form(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_arm(text)
+
+
+# Presets and cells
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_that_claim_something_measure_long_enough_and_start_anew(
+    preset: str,
+) -> None:
+    options = cli.parse(["--output", "nowhere", "--preset", preset])
+    # Whoever comes last is compared with all others.
+    ours = options.policies.split(",")[-1].partition(":")[0]
+    assert ours == ("none" if preset == "cold" else "goodput")
+    assert options.concurrency
+    if preset != "smoke":
+        assert options.window_s >= 30.0
+        assert options.rounds >= 3
+
+
+def test_the_sweep_has_a_grid_of_tetris_whose_best_is_not_its_edge() -> None:
+    sweep = plan("--preset", "sweep")
+    depths = [arm.draft_tokens for arm in sweep.arms if arm.policy == "tetris"]
+    assert max(depths) == 8
+    assert {2, 3, 4}.issubset(depths)
+    assert [cell.concurrency for cell in sweep.cells] == [1, 2, 4, 8, 16, 32]
+
+
+def test_options_stand_before_the_preset() -> None:
+    own = ["--rounds", "7", "--policies", "fixed,fixed:3", "--workloads", "easy"]
+    made = plan("--preset", "smoke", *own, "--max-tokens", "33", "--concurrency", "8")
+    assert (made.rounds, made.max_tokens, made.window_s) == (7, 33, 0)
+    assert made.arms == (Arm("fixed", 3),)
+    assert made.cells == (Cell("easy", 0.0, 8),)
+
+
+def test_a_model_of_the_users_own_is_not_padded_unless_asked() -> None:
+    def padded_to(*arguments: str) -> float:
+        return float(cli.parse(["--output", "nowhere", *arguments]).target_parameters)
+
+    assert padded_to() == 100e6
+    assert padded_to("--target", "mine") == 0
+    assert padded_to("--target", "mine", "--target-parameters", "2e8") == 2e8
+
+
+# Requests
+
+
+def words_as_tokens(conversation: Conversation) -> list[int]:
+    *_, messages = conversation.prompts()
+    return [len(w) for message in messages for w in message["content"].split()]
+
+
+@pytest.fixture
+def requests() -> RequestMaker:
+    return RequestMaker(words_as_tokens, 2, seed=0, max_tokens=8)
+
+
+def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(
+    requests: RequestMaker,
+) -> None:
+    cell, warmer = Cell("mixed", 0.0, 4), Cell("mixed", 1.0, 4)
+    assert requests.make(cell, 1) == requests.make(cell, 1)
+    assert requests.make(cell, 1).prompts == requests.make(warmer, 1).prompts
+    others = [requests.make(cell, 1), requests.make(cell, 2), requests.make(cell, 1, 1)]
+    assert len({block.prompts for block in others}) == 3
+    for concurrency in (1, 32):
+        for block in (
+            requests.make(Cell("mixed", 0.0, concurrency), 1),
+            requests.make_warm_up(concurrency),
+        ):
+            assert len(block.prompts) >= REQUESTS_TO_BE_STEADY * concurrency
+
+
+def test_contexts_become_long_on_the_way(requests: RequestMaker) -> None:
+    block = requests.make(Cell("drift-context", 0.0, 4), 1)
+    lengths = [len(prompt) for prompt in block.prompts]
+
+    before, after = lengths[: block.switch_at], lengths[block.switch_at :]
+    assert len(before) == len(after) == 4 * REQUESTS_PER_SLOT
+    assert min(after) > 2 * sum(before) / len(before)
+    beside = requests.make(Cell("drift-neighbour", 0.0, 4), 1)
+    assert (beside.switch_at, beside.neighbour) == (len(before), True)
+    steady = requests.make(Cell("mixed", 0.0, 4), 1)
+    assert (steady.switch_at, steady.neighbour) == (None, False)
+
+
+def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
+    requests: RequestMaker, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"one two three\n{'word ' * 3000}\n")
+    cell = Cell(str(file), 0.0, 2)
+
+    assert set(requests.make(cell, 1).prompts) == {(3, 3, 5)}
+    assert cell.name == "prompts-t0-c2"
+    file.write_text("word " * 3000)
+    with pytest.raises(LoadTestError, match=f"more than {longest_prompt(str(file))}"):
+        requests.make(cell, 1)
+
+
+# Engines
+
+
+def test_arms_differ_in_nothing_but_speculation() -> None:
+    names = ("none", "fixed:6", "adaptive:6", "tetris:4+2", "goodput:6")
+    made = plan("--policies", ",".join(names), "--max-tokens", "64")
+    assert made.engine["max_model_len"] == longest_prompt("drift-context") + 64 + 6
+    started = {arm.name: start_arguments(made.deployment(arm))[0] for arm in made.arms}
+    own = {*OWN_CLASSES, "speculative_config", "per_request_spec_decode_metrics"}
+
+    shared = [
+        {k: v for k, v in one.items() if k not in own} for one in started.values()
+    ]
+    assert all(one == shared[0] for one in shared)
+    assert not OWN_CLASSES & started["none"].keys()
+    # On a GPU these two are vLLM alone, as they are in a server.
+    for name in ("fixed:6", "adaptive:6"):
+        assert not OWN_CLASSES & started[name].keys()
+    adaptive = started["adaptive:6"]["speculative_config"]
+    assert adaptive.pop("enable_adaptive_verification")
+    assert adaptive == started["fixed:6"]["speculative_config"]
+    for name in ("tetris:4+2", "goodput:6"):
+        assert started[name]["speculative_config"]["num_speculative_tokens"] == 6
+        assert started[name].keys() >= OWN_CLASSES
+
+
+def test_a_held_engine_is_that_of_goodput() -> None:
+    made = plan("--preset", "small", "--target-parameters", "0", gpu=None)
+    cold, goodput = (
+        start_arguments(made.deployment(parse_bench_arm(name)))
+        for name in ("cold:8", "goodput:8")
+    )
+    assert cold == goodput
+    assert cold[1]["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policies", "best"], "--policies: 'best' is no policy"),
+        (["--workloads", "medium"], "'medium' is no workload"),
+        (["--concurrency", "1,x"], "--concurrency: invalid literal"),
+        (["--concurrency", "0"], "--concurrency begins at 1"),
+        (["--temperatures", "-1"], "--temperatures begin at 0"),
+        (["--target", "/nowhere"], "--target /nowhere holds no config.json"),
+        (["--report-only"], "no measurements"),
+        (["--policies", "adaptive"], "adaptive: nothing of the kind with --device cpu"),
+    ],
+)
+def test_what_cannot_be_measured_is_explained(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--preset", "smoke", "--output", str(tmp_path)]
+    assert cli.main([*given, *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policies", "cold:8"], "cold: nothing of the kind"),
+        (["--workloads", "drift-neighbour"], "drift-neighbour: nothing of the kind"),
+    ],
+)
+def test_what_a_gpu_does_not_have_is_refused(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises(LoadTestError, match=message):
+        plan(*arguments)
+
+
+def test_the_gpu_is_named_and_a_host_without_one_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library: Any = ModuleType("pynvml")
+    library.nvmlInit = lambda: None
+    library.nvmlDeviceGetHandleByIndex = lambda index: index
+    library.nvmlDeviceGetName = lambda handle: "NVIDIA Stand-in"
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert find_gpu() == "NVIDIA Stand-in"
+
+    def fail() -> None:
+        raise OSError("no driver")
+
+    library.nvmlInit = fail
+    with pytest.raises(LoadTestError, match=r"no NVIDIA GPU .*\(no driver\)"):
+        find_gpu()
+
+
+# Processes
+
+
+@pytest.mark.vllm
+def test_an_engine_that_fails_is_reported_with_the_end_of_its_log(
+    tmp_path: Path,
+) -> None:
+    nowhere = ["--target", str(tmp_path), "--draft", str(tmp_path)]
+    process = EngineProcess(plan(*nowhere), Arm("none"), tmp_path)
+    try:
+        reason = r"of none failed: [\s\S]* local directory [\s\S]*the end of .*none.log"
+        with pytest.raises(LoadTestError, match=reason):
+            process.receive(120.0)
+        with pytest.raises(LoadTestError, match="of none has ended"):
+            process.run(Block((), 1, 0.0, 1, 2))
+    finally:
+        process.end()
+
+
+def test_a_neighbour_ends_with_the_engine_that_is_killed() -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        "from loadtest.engine.worker import _NEIGHBOUR\n"
+        "cpu = str(min(os.sched_getaffinity(0)))\n"
+        "child = subprocess.Popen([sys.executable, '-c', _NEIGHBOUR, cpu,\n"
+        "    str(os.getpid())])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        child = psutil.Process(int(engine.stdout.readline()))
+        engine.kill()
+    _, alive = psutil.wait_procs([child], timeout=60.0)
+    assert not alive
