@@ -1,4 +1,4 @@
-"""Draft budget and depth against brute force."""
+"""Draft budget, depth and what latency-bound requests claim, against brute force."""
 
 from __future__ import annotations
 
@@ -7,51 +7,32 @@ import pytest
 
 from policies.decisions.budget import choose_draft_budget, survival_threshold
 from policies.decisions.depth import estimate_depths, plan_depth
+from policies.decisions.latency import latest_step_ms, reserve_drafts
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_budget_has_the_largest_surplus_of_all(seed: int):
+@pytest.mark.parametrize("seed", range(30))
+def test_the_budget_has_the_largest_surplus_of_all_that_meet_the_target(seed: int):
+    """On a staircase: the first token of a stair never pays, the next ones are free."""
     rng = np.random.default_rng(seed)
-    candidates = np.sort(rng.random(rng.integers(0, 30)))[::-1]
-    stairs = 5.0 * -(-np.arange(candidates.size + 1) // 4)
-    step_ms = 20.0 + stairs + rng.random() * np.arange(candidates.size + 1)
+    candidates = np.sort(rng.random(seed % 30))[::-1]
+    counts = np.arange(candidates.size + 1)
+    step_ms = 20.0 + 5.0 * -(-counts // 4) + rng.random() * counts
     price = rng.random() * 0.3
-    surplus = [
-        candidates[:count].sum() - price * step_ms[count]
-        for count in range(candidates.size + 1)
-    ]
-    choice = choose_draft_budget(candidates, step_ms, price)
-    assert surplus[choice.draft_budget] == pytest.approx(max(surplus))
+    surplus = np.append(0.0, candidates.cumsum()) - price * step_ms
 
+    free = choose_draft_budget(candidates, step_ms, price)
+    assert surplus[free.draft_budget] == pytest.approx(surplus.max())
+    assert free.num_cut_by_latency == 0
 
-def test_a_budget_behind_a_dear_first_stair_is_found():
-    # The first token costs a whole stair, the next three are free.
-    candidates = np.array([0.9, 0.8, 0.7, 0.6])
-    step_ms = np.array([10.0, 20.0, 20.0, 20.0, 20.0])
-    assert choose_draft_budget(candidates, step_ms, 0.2).draft_budget == 4
-    assert choose_draft_budget(candidates, step_ms, 0.4).draft_budget == 0
-
-
-def test_nothing_to_verify_needs_no_budget():
-    choice = choose_draft_budget(np.array([]), np.array([10.0]), 1.0)
-    assert choice.draft_budget == 0
-
-
-def test_the_latency_target_cuts_the_budget_and_says_so():
-    candidates = np.full(10, 0.9)
-    step_ms = 20.0 + np.arange(11)
-    free = choose_draft_budget(candidates, step_ms, 0.1)
-    cut = choose_draft_budget(candidates, step_ms, 0.1, max_step_ms=24.0)
-    assert (free.draft_budget, free.num_cut_by_latency) == (10, 0)
-    assert (cut.draft_budget, cut.num_cut_by_latency) == (4, 6)
-
-
-def test_a_target_that_cannot_be_met_verifies_nothing():
-    choice = choose_draft_budget(
-        np.array([0.9]), np.array([20.0, 21.0]), 0.1, max_step_ms=5.0
-    )
-    assert choice.draft_budget == 0
-    assert choice.num_cut_by_latency > 0
+    max_step_ms = rng.choice(step_ms)
+    cut = choose_draft_budget(candidates, step_ms, price, max_step_ms=max_step_ms)
+    best = surplus[step_ms <= max_step_ms].max()
+    assert step_ms[cut.draft_budget] <= max_step_ms
+    assert surplus[cut.draft_budget] == pytest.approx(best)
+    assert cut.num_cut_by_latency == max(0, free.draft_budget - cut.draft_budget)
+    # A target that cannot be met verifies nothing.
+    none = choose_draft_budget(candidates, step_ms, price, max_step_ms=19.0)
+    assert (none.draft_budget, none.num_cut_by_latency) == (0, free.draft_budget)
 
 
 def test_prices_of_the_wrong_length_are_refused():
@@ -81,15 +62,13 @@ def brute_force_goodput(
 @pytest.mark.parametrize("seed", range(12))
 def test_the_depth_is_close_to_the_best_of_all_depths_and_thresholds(seed: int):
     rng = np.random.default_rng(seed)
-    acceptance = rng.beta(3, 1.5, (40, 4))
+    # The last ones are of no use at any depth.
+    acceptance = rng.beta(3, 1.5, (40, 4)) if seed < 10 else np.full((40, 4), 1e-4)
     num_reqs = int(rng.integers(1, 40))
     per_token, per_pass = rng.uniform(0.05, 1.0), rng.uniform(0.1, 3.0)
     estimate = estimate_depths(acceptance)
-    step_ms = (
-        10
-        + per_token * num_reqs * (1 + estimate.verified)
-        + per_pass * np.arange(5)[:, None]
-    )
+    token_ms = per_token * num_reqs * (1 + estimate.verified)
+    step_ms = 10 + token_ms + per_pass * np.arange(5)[:, None]
     plan = plan_depth(estimate, step_ms, num_reqs, current=0)
     best = max(
         brute_force_goodput(acceptance, depth, num_reqs, per_token, per_pass)
@@ -98,6 +77,7 @@ def test_the_depth_is_close_to_the_best_of_all_depths_and_thresholds(seed: int):
     # Thresholds are compared on a grid of 32, hence not exactly the best.
     assert plan.tokens_per_ms == pytest.approx(best, rel=0.01)
     assert plan.tokens_per_ms <= best + 1e-12
+    assert seed < 10 or plan.depth == 0
 
 
 def test_a_depth_is_kept_unless_another_promises_enough_more():
@@ -106,12 +86,6 @@ def test_a_depth_is_kept_unless_another_promises_enough_more():
     deepest = plan_depth(estimate, step_ms, 4, current=1)
     kept = plan_depth(estimate, step_ms, 4, current=1, keep_gain=2.0)
     assert (deepest.depth, kept.depth) == (2, 1)
-
-
-def test_useless_drafts_are_not_made():
-    estimate = estimate_depths(np.full((8, 3), 1e-4))
-    step_ms = 10 + estimate.verified + np.arange(4)[:, None]
-    assert plan_depth(estimate, step_ms, 4, current=3).depth == 0
 
 
 def test_the_latency_target_limits_the_depth():
@@ -134,3 +108,47 @@ def test_a_latency_target_draws_the_line_between_drafts():
     assert verified <= 0.5 < free.budget_per_req
     none = plan_depth(estimate, step_ms, 8, current=0, max_step_ms=20.0)
     assert (none.depth, none.budget_per_req) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "ms_per_draft", "reserved"),
+    [
+        # 40 ms a step: 1, 1.9, 2.7, 3.4, 4 tokens take 40, 21.1, 14.8, 11.8, 10 each.
+        *((target, 1.0, 0) for target in (np.inf, 41.0, 40.0)),
+        *((25.0, 1.0, 1), (15.0, 1.0, 2), (12.0, 1.0, 3), (1.0, 1.0, 4)),
+        # The second draft brings .8 for 1.9 tokens' 40 ms: worth it below 16.8 ms.
+        *((1.0, 16.0, 2), (1.0, 17.0, 1)),
+    ],
+)
+@pytest.mark.parametrize("num_drafts", [0, 1, 4])
+def test_a_request_claims_as_many_drafts_as_its_target_needs(
+    target_ms: float, ms_per_draft: float, reserved: int, num_drafts: int
+):
+    claimed = reserve_drafts(
+        np.array([[0.9, 0.8, 0.7, 0.6]]),
+        np.array([num_drafts]),
+        np.array([target_ms]),
+        40.0,
+        ms_per_draft,
+    )
+    assert claimed.tolist() == [min(reserved, num_drafts)]
+
+
+def test_a_claim_depends_on_nothing_behind_it():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        survival = np.cumprod(rng.random((5, 4)), axis=1)
+        target_ms, cost_ms = rng.uniform(5, 40, 5), rng.uniform(0, 10)
+        before = reserve_drafts(survival, np.full(5, 4), target_ms, 40.0, cost_ms)
+        position = rng.integers(1, 4)
+        survival[:, position:] *= rng.random((5, 1))
+        after = reserve_drafts(survival, np.full(5, 4), target_ms, 40.0, cost_ms)
+        np.testing.assert_array_equal(
+            np.minimum(before, position), np.minimum(after, position)
+        )
+
+
+def test_the_tightest_target_within_reach_limits_the_step():
+    tokens, targets_ms = np.array([2.0, 1.0, 1.0]), np.array([20.0, 45.0, np.inf])
+    for fastest_ms, latest_ms in ((30.0, 40.0), (42.0, 45.0), (50.0, np.inf)):
+        assert latest_step_ms(tokens, targets_ms, fastest_ms) == latest_ms

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from policies.estimators.calibration import ConfidenceCalibration
+from policies.estimators.logit import to_log_odds, to_probability
+from policies.estimators.priors import prior_of
+from policies.goodput import GoodputPlanner
+from policies.types import DraftBatch
+from tests.policies.made_up import LIMITS
 
 MAX_DEPTH = 4
-
-
-def log_odds(probability: np.ndarray) -> np.ndarray:
-    return np.log(probability / (1 - probability))
-
-
-def to_probability(value: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-value))
 
 
 class Drafter:
@@ -29,7 +28,7 @@ class Drafter:
     def draft(self, req_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
         confidence = self.rng.beta(2, 1, (len(req_ids), MAX_DEPTH)).clip(0.05, 0.995)
         effect = np.array([self.effects.get(req_id, 0.0) for req_id in req_ids])
-        truth = self.slope * log_odds(confidence) + self.intercept + effect[:, None]
+        truth = self.slope * to_log_odds(confidence) + self.intercept + effect[:, None]
         return confidence, to_probability(truth)
 
     def verify(self, acceptance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -39,48 +38,36 @@ class Drafter:
         passed &= np.arange(MAX_DEPTH) < num_verified[:, None]
         return num_verified, np.cumprod(passed, axis=1).sum(axis=1)
 
+    def teach(
+        self, model: ConfidenceCalibration, req_ids: list[str], num_steps: int
+    ) -> list[float]:
+        """Train for some steps; return the mean error of the first and last quarter."""
+        errors = []
+        for _ in range(num_steps):
+            confidence, truth = self.draft(req_ids)
+            errors.append(np.abs(model.predict(confidence, req_ids) - truth).mean())
+            model.observe(confidence, req_ids, *self.verify(truth))
+        quarter = num_steps // 4
+        return [float(np.mean(errors[:quarter])), float(np.mean(errors[-quarter:]))]
 
-def run(
-    model: ConfidenceCalibration, drafter: Drafter, req_ids: list[str], num_steps: int
-) -> float:
-    """Train for some steps; return the mean error of the last quarter."""
-    errors = []
-    for _ in range(num_steps):
-        confidence, truth = drafter.draft(req_ids)
-        errors.append(np.abs(model.predict(confidence, req_ids) - truth).mean())
-        num_verified, num_accepted = drafter.verify(truth)
-        model.observe(confidence, req_ids, num_verified, num_accepted)
-    return float(np.mean(errors[-num_steps // 4 :]))
 
-
-def test_it_learns_an_overconfident_drafter():
-    drafter = Drafter(0, slope=0.6, intercept=-1.0)
+def test_it_learns_an_overconfident_drafter_and_follows_a_shift():
     model = ConfidenceCalibration(MAX_DEPTH)
     req_ids = [str(i) for i in range(16)]
-    confidence, truth = drafter.draft(req_ids)
-    before = np.abs(model.predict(confidence, req_ids) - truth).mean()
-
-    after = run(model, drafter, req_ids, 400)
-
+    before, after = Drafter(0, slope=0.6, intercept=-1.0).teach(model, req_ids, 400)
     assert after < 0.035 < before
     assert model.calibration_error() < 0.03
-
-
-def test_it_follows_a_workload_shift():
-    model = ConfidenceCalibration(MAX_DEPTH)
-    req_ids = [str(i) for i in range(16)]
-    run(model, Drafter(1, slope=1.0, intercept=1.0), req_ids, 300)
-    after_shift = run(model, Drafter(2, slope=1.0, intercept=-1.5), req_ids, 300)
-    # The same requests went from far above to far below the model's mean.
-    assert after_shift < 0.06
+    Drafter(1, slope=1.0, intercept=1.0).teach(model, req_ids, 300)
+    # The same requests go from far above to far below the model's mean.
+    shift = Drafter(2, slope=1.0, intercept=-1.5)
+    assert shift.teach(model, req_ids, 300)[1] < 0.06
 
 
 def test_a_request_that_is_easier_than_the_rest_is_told_apart():
     drafter = Drafter(3, slope=1.0, intercept=-0.5)
-    req_ids = [str(i) for i in range(8)]
     drafter.effects = {"0": 2.0, "1": -2.0}
     model = ConfidenceCalibration(MAX_DEPTH)
-    run(model, drafter, req_ids, 150)
+    drafter.teach(model, [str(i) for i in range(8)], 150)
 
     same = np.full((3, MAX_DEPTH), 0.6)
     easy, hard, unknown = model.predict(same, ["0", "1", "new"])[:, 0]
@@ -92,7 +79,8 @@ def test_a_request_that_is_easier_than_the_rest_is_told_apart():
 
 def test_what_was_not_verified_or_came_after_a_rejection_teaches_nothing():
     model = ConfidenceCalibration(MAX_DEPTH)
-    confidence = np.full((2, MAX_DEPTH), 0.7)
+    # What was not observed may be anything.
+    confidence = np.array([[0.7, 0.7, np.nan, np.inf]] * 2)
     before = model.export_state()
     model.observe(confidence, ["a", "b"], np.array([0, 0]), np.array([0, 0]))
     assert model.export_state() == before
@@ -100,76 +88,69 @@ def test_what_was_not_verified_or_came_after_a_rejection_teaches_nothing():
     # One draft verified and rejected: positions 1 to 3 were never reached.
     model.observe(confidence, ["a", "b"], np.array([4, 0]), np.array([0, 0]))
     assert np.count_nonzero(model.export_state()["info_intercept"]) == 1
+    assert np.isfinite(model.predict(np.full((1, 3), 0.5), ["a"])).all()
 
 
 def test_probabilities_stay_inside_0_and_1_for_extreme_confidence():
     model = ConfidenceCalibration(MAX_DEPTH)
     predicted = model.predict(np.array([[0.0, 1.0, 1e-12, 1 - 1e-12]]), ["a"])
-    assert (predicted > 0).all()
-    assert (predicted < 1).all()
+    assert ((predicted > 0) & (predicted < 1)).all()
 
 
-def test_a_new_model_starts_below_the_drafters_own_word():
-    predicted = ConfidenceCalibration(MAX_DEPTH).predict(
-        np.array([[0.6, 0.8, 0.9, 0.99]]), ["a"]
-    )
-    assert (predicted < [[0.6, 0.8, 0.9, 0.99]]).all()
-
-
-def test_exported_state_predicts_the_same_elsewhere():
+def test_exported_state_predicts_the_same_elsewhere_at_the_same_depth():
     drafter = Drafter(4, slope=0.7, intercept=-0.4)
-    model = ConfidenceCalibration(MAX_DEPTH)
-    run(model, drafter, ["a", "b", "c"], 100)
-    copy = ConfidenceCalibration(MAX_DEPTH)
-    copy.import_state(model.export_state())
+    model, copy = ConfidenceCalibration(MAX_DEPTH), ConfidenceCalibration(MAX_DEPTH)
+    drafter.teach(model, ["a", "b", "c"], 100)
+    state = model.export_state()
+    copy.import_state(state)
     confidence, _ = drafter.draft(["new", "other"])
-    np.testing.assert_allclose(
-        copy.predict(confidence, ["new", "other"]),
-        model.predict(confidence, ["new", "other"]),
-    )
+    ours, theirs = (one.predict(confidence, ["new", "other"]) for one in (model, copy))
+    np.testing.assert_allclose(theirs, ours)
+    with pytest.raises(ValueError, match=r"'intercept' holds 4 numbers, not 3"):
+        ConfidenceCalibration(3).import_state(state)
 
 
-def test_state_of_another_depth_is_refused_with_both_depths_named():
-    state = ConfidenceCalibration(3).export_state()
-    with pytest.raises(ValueError, match=r"'intercept' holds 3 numbers, not 4"):
-        ConfidenceCalibration(4).import_state(state)
-
-
-@pytest.mark.parametrize("confidence", [np.nan, np.inf, -0.1, 1.5])
-def test_outcomes_of_an_impossible_confidence_are_refused(confidence):
-    calibration = ConfidenceCalibration(2)
-    before = calibration.export_state()
-
+@pytest.mark.parametrize(
+    ("confidence", "verified", "accepted"),
+    [
+        *((bad, 2, 1) for bad in (np.nan, np.inf, -0.1, 1.5)),
+        *((0.5, *outcome) for outcome in ((2, 3), (2, -1), (-1, 0))),
+    ],
+)
+def test_outcomes_that_cannot_have_happened_are_refused(
+    confidence: float, verified: int, accepted: int
+):
+    model = ConfidenceCalibration(2)
+    before = model.export_state()
     with pytest.raises(ValueError, match="row 1"):
-        calibration.observe(
+        model.observe(
             np.array([[0.5, 0.5], [0.5, confidence]]),
             ["a", "b"],
-            np.array([2, 2]),
-            np.array([2, 1]),
+            np.array([2, verified]),
+            np.array([2, accepted]),
         )
-
-    assert calibration.export_state() == before
-    assert len(calibration._requests) == 0
-
-
-@pytest.mark.parametrize(("verified", "accepted"), [(2, 3), (2, -1), (-1, 0)])
-def test_outcomes_that_cannot_have_happened_are_refused(verified, accepted):
-    calibration = ConfidenceCalibration(2)
-    before = calibration.export_state()
-
-    with pytest.raises(ValueError, match="row 0"):
-        calibration.observe(
-            np.array([[0.5, 0.5]]), ["a"], np.array([verified]), np.array([accepted])
-        )
-
-    assert calibration.export_state() == before
+    assert model.export_state() == before
+    assert len(model._requests) == 0
 
 
-def test_what_was_not_observed_may_have_any_confidence():
-    calibration = ConfidenceCalibration(3)
+@pytest.mark.parametrize(
+    "method", ["draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix"]
+)
+def test_no_new_drafter_is_believed_more_than_it_says(method: str):
+    planner = GoodputPlanner.build(3, replace(LIMITS, method=method))
+    confidence = np.array([[0.6, 0.8, 0.99]])
+    predicted = planner.acceptance.calibration.predict(confidence, ["new"])
+    assert (predicted < confidence).all()
 
-    calibration.observe(
-        np.array([[0.5, 0.5, np.nan]]), ["a"], np.array([3]), np.array([1])
-    )
 
-    assert np.isfinite(calibration.predict(np.full((1, 3), 0.5), ["a"])).all()
+def test_an_unknown_method_starts_like_a_model_of_its_own():
+    assert prior_of("something_new") == prior_of("draft_model")
+
+
+@pytest.mark.parametrize(("method", "acceptance"), [("ngram", 0.3), ("suffix", 0.5)])
+def test_drafts_without_confidence_start_from_their_methods_prior(
+    method: str, acceptance: float
+):
+    planner = GoodputPlanner.build(3, replace(LIMITS, method=method))
+    predicted = planner.acceptance.predict(DraftBatch(np.array([2]), None, ("a",), 1))
+    assert predicted[0, :2] == pytest.approx(acceptance)
