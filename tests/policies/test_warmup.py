@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,32 +31,25 @@ def count_compiled() -> dict[str, int]:
 def test_nothing_is_left_to_compile(policy: str, padded_sizes: tuple[int, ...]):
     spec = PolicySpec(policy, MAX_DEPTH - 1, max_draft_tokens=MAX_DEPTH)
     limits = EngineLimits(
-        max_tokens=512,
-        max_reqs=64,
-        skips_drafter=True,
-        exits_early=True,
-        padded_sizes=padded_sizes,
+        512, 64, skips_drafter=True, exits_early=True, padded_sizes=padded_sizes
     )
     warm_up(spec, limits)
     before = count_compiled()
     assert sum(before.values()) > 0
+
     for sampled in (False, True):
         planner = build_planner(spec, limits)
         MadeUpEngine(6).run(planner, 100, sampled=sampled)
     for has_classes in (False, True):
-        planner, rng, timing = (
-            build_planner(spec, limits),
-            np.random.default_rng(0),
-            None,
-        )
+        planner, timing = build_planner(spec, limits), None
+        rng = np.random.default_rng(0)
         for number in range(250):
-            size = 5 - number % 2
-            step = MadeUpStep(rng, size, spec.max_depth, has_classes=has_classes)
+            num_reqs, depth = 5 - number % 2, spec.max_depth
+            step = MadeUpStep(rng, num_reqs, depth, has_classes=has_classes)
             timing = step.time(step.run(planner, timing))
     planner.import_state(planner.export_state())
-    without_confidence = DraftBatch(np.array([2, 0, 1]), confidence=None, num_decodes=3)
-    for batch in (without_confidence, replace(without_confidence, num_decodes=4)):
-        planner.select(batch)
+    for num_decodes in (3, 4):
+        planner.select(DraftBatch(np.array([2, 0, 1]), None, num_decodes=num_decodes))
         planner.choose_depth(3)
     select_drafts(np.full((3, 2), 0.5, dtype=np.float32), np.array([2, 0, 1]), 2)
     assert count_compiled() == before
