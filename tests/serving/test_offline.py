@@ -12,19 +12,11 @@ from serving.commands.bench import _run
 from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.offline import start_arguments
 from serving.settings.model import SettingsError, parse_settings
+from tests.serving.test_settings import minimal
 
 
 def deployment(**engine: Any) -> dict[str, Any]:
-    return {
-        "model": {"id": "m", "target": "org/target", "draft": "org/draft"},
-        "policy": {"name": "tetris", "draft_tokens": 2, "max_draft_tokens": 4},
-        "engine": {
-            "max_model_len": 1024,
-            "kv_cache_memory_bytes": "64Mi",
-            "cpu_threads": 2,
-            **engine,
-        },
-    }
+    return minimal(policy={"name": "tetris"}, engine={"cpu_threads": 2} | engine)
 
 
 def test_an_engine_is_started_as_a_replica_starts_it() -> None:
@@ -39,11 +31,10 @@ def test_an_engine_is_started_as_a_replica_starts_it() -> None:
     assert json.loads(json.dumps(arguments)) == arguments
 
 
-def test_what_cannot_be_served_cannot_be_measured() -> None:
-    with pytest.raises(SettingsError, match=r"engine\.max_model_len"):
-        start_arguments(deployment(max_model_len=1))
-    with pytest.raises(SettingsError, match=r"engine\.adapter"):
-        start_arguments(deployment(adapter="off"))
+@pytest.mark.parametrize("setting", [{"max_model_len": 1}, {"adapter": "off"}])
+def test_what_cannot_be_served_cannot_be_measured(setting: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=rf"engine\.{next(iter(setting))}"):
+        start_arguments(deployment(**setting))
 
 
 def test_a_benchmark_whose_libraries_are_missing_says_so(
