@@ -1,13 +1,21 @@
-"""What `fixed` and `tetris` decide, and which planners cannot be built."""
+"""What planners decide, the contract they keep, and which cannot be built."""
 
 from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import policies
+from policies.baselines import TetrisPlanner
 from policies.planner import Planner
-from policies.registry import build_planner
-from policies.types import DraftBatch, PolicySpec, VerificationOutcome
+from policies.registry import POLICY_NAMES, build_planner
+from policies.testing import check_planner
+from policies.types import DraftBatch, DraftSelection, PolicySpec, VerificationOutcome
 
 FALLING = [0.9, 0.8, 0.7, 0.6]
 
@@ -77,3 +85,119 @@ def test_confidence_wins_over_what_was_learnt():
 def test_unknown_names_and_numbers_are_refused_by_value(spec: PolicySpec, message: str):
     with pytest.raises(ValueError, match=message):
         build_planner(spec)
+
+
+DEPTH = 4
+README = Path(policies.__file__).with_name("README.md")
+NAME = "my_policies.threshold:Threshold"
+MOST_LINES = 30
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICY_NAMES) - {"none"}))
+def test_our_own_planners_keep_the_contract(policy: str) -> None:
+    spec = PolicySpec(policy, DEPTH, max_draft_tokens=DEPTH)
+    check_planner(lambda limits: build_planner(spec, limits), DEPTH)
+
+
+class Faulty(TetrisPlanner):
+    """A planner with one fault."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(draft_tokens=2, max_draft_tokens=DEPTH)
+        self.fault = fault
+
+    def select(self, batch: DraftBatch) -> DraftSelection:
+        selection, confidence = super().select(batch), batch.confidence
+        if self.fault == "looks ahead" and confidence is not None:
+            is_sure = np.nan_to_num(confidence).mean(axis=1) > 0.5
+            admitted = np.where(is_sure, batch.num_draft_tokens, 0)
+            return DraftSelection(admitted, int(admitted.sum()))
+        if self.fault == "too many":
+            return replace(selection, num_admitted=batch.num_draft_tokens + 1)
+        if self.fault == "changes the batch":
+            batch.num_draft_tokens[:] = selection.num_admitted
+        if (
+            self.fault == "nan"
+            and confidence is not None
+            and np.isnan(confidence).any()
+        ):
+            raise FloatingPointError("a confidence is not a number")
+        if self.fault == "budget":
+            return replace(selection, draft_budget=0)
+        return selection
+
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
+        return DEPTH + (self.fault == "too deep")
+
+    def export_state(self) -> dict[str, object]:
+        return {"x": np.zeros(2)} if self.fault == "exports arrays" else {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("looks ahead", AssertionError, "depends on its confidences after it"),
+        ("too many", AssertionError, "admitted .* drafts"),
+        ("changes the batch", AssertionError, "select changed the batch"),
+        ("budget", AssertionError, "draft_budget 0 is below"),
+        ("too deep", AssertionError, r"depth 5 is not within 0\.\.4"),
+        ("nan", FloatingPointError, "not a number"),
+        ("exports arrays", TypeError, "not JSON serializable"),
+    ],
+)
+def test_each_broken_rule_is_named(
+    fault: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_planner(lambda limits: Faulty(fault), DEPTH)
+
+
+def find_python() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+
+
+def test_the_selector_alone_answers_as_the_readme_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = find_python()[2]
+    exec(compile(code, "README.md", "exec"), {})
+    assert code.splitlines()[-1].endswith(f"# {capsys.readouterr().out.strip()}")
+
+
+@pytest.fixture
+def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the README's policy as a package outside the repository."""
+    code = find_python()[0]
+    assert len(code.splitlines()) <= MOST_LINES
+    package = tmp_path / "my_policies"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "threshold.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("my_policies", "my_policies.threshold"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("own_package")
+def test_the_policy_in_the_readme_passes_the_published_check() -> None:
+    spec = PolicySpec(NAME, max_draft_tokens=DEPTH, params={"survival": 0.3})
+    check_planner(lambda limits: build_planner(spec, limits), max_depth=DEPTH)
+
+
+@pytest.mark.usefixtures("own_package")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (NAME, "cannot be built from .*'cut'"),
+        ("my_policies.none:Threshold", "cannot be imported: .*install"),
+        ("my_policies.threshold:Thresh", "cannot be imported"),
+        ("my_policies.threshold:np", "is no subclass of policies"),
+    ],
+)
+def test_a_planner_that_cannot_be_had_is_named_with_the_fix(
+    name: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_planner(PolicySpec(name, max_draft_tokens=DEPTH, params={"cut": 1}))
