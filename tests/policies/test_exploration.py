@@ -67,13 +67,6 @@ def test_steps_that_nobody_asked_about_count_towards_the_next_try(explorer: Plan
     assert explorer.choose_depth(48) > 0
 
 
-def test_skipped_steps_count_as_planned_ones_do():
-    exploration = Exploration()
-    exploration.note_skipped_steps(EXPLORE_EVERY - 8)
-    depths = [exploration.adjust_depth(0, MAX_DEPTH) for _ in range(8)]
-    assert np.flatnonzero(depths).tolist() == [7]
-
-
 def make_dear_drafter(planner: Planner) -> tuple[MadeUpEngine, float]:
     """48 requests where drafting does not pay, and catching up takes seconds.
 

@@ -68,14 +68,6 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed:
     assert surplus(tuple(selection.num_admitted)) == pytest.approx(best)
 
 
-def test_equal_weights_change_nothing():
-    confidence = np.random.default_rng(1).uniform(0.2, 0.99, (6, 4))
-    plain = trained(6).select(make_batch(confidence))
-    weighed = trained(6).select(make_batch(confidence, weights=np.full(6, 7.0)))
-    np.testing.assert_array_equal(plain.num_admitted, weighed.num_admitted)
-    assert plain.expected_accepted == pytest.approx(weighed.expected_accepted)
-
-
 @pytest.mark.parametrize(
     ("target_ms", "gets_drafts"), [(np.inf, False), (500.0, False), (40.0, True)]
 )

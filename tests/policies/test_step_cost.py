@@ -137,20 +137,9 @@ def test_no_step_is_free_however_steep_context_looks():
     rng = np.random.default_rng(4)
     for context in rng.integers(5000, 9000, 200).tolist():
         cost.observe(take_step(2.0 + 0.01 * context, context=context, num_reqs=16))
-    assert cost.target.slope_ms == pytest.approx(0.01, rel=0.2)
+    assert cost.context_ms(2000) == pytest.approx(20.0, rel=0.2)
     sizes = np.arange(1.0, 65.0)
     assert (cost.batch_ms(sizes, 440.0) > 0.2 * cost.target.predict(1.0)).all()
-
-
-def test_longer_contexts_cost_more_once_seen():
-    cost = make_cost()
-    rng = np.random.default_rng(5)
-    for step in range(600):
-        context = 800 + (8000 if (step // 40) % 2 else 0)
-        target_ms = (20 + 0.002 * context) * rng.lognormal(0, 0.01)
-        cost.observe(take_step(target_ms, 8, context=context))
-    assert cost.target.slope_ms == pytest.approx(0.002, rel=0.2)
-    assert cost.context_ms(8800) - cost.context_ms(800) == pytest.approx(16, rel=0.2)
 
 
 def test_growing_contexts_do_not_take_the_price_of_tokens():
@@ -177,15 +166,6 @@ def test_growing_contexts_do_not_take_the_price_of_tokens():
     price = (cost.target.at(192) - cost.target.at(64)) / 128
     assert price == pytest.approx(1.3, rel=0.25)
     assert cost.context_ms(2000) < 25.0
-
-
-def test_a_token_of_a_prompt_costs_what_any_token_costs():
-    cost = make_cost()
-    plain, mixed = take_step(50.0, 136), take_step(50.0, 8, num_prompt_tokens=128)
-    assert cost.predict_ms(plain) == cost.predict_ms(mixed)
-    for _ in range(200):
-        cost.observe(mixed)
-    assert cost.target.at(136) == pytest.approx(50.0, rel=0.05)
 
 
 def test_a_start_up_profile_replaces_the_priors_unless_it_is_empty_or_impossible():

@@ -1,6 +1,7 @@
 """Checks of machine and model pair, on folders made up for the purpose."""
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,6 @@ from serving.settings.finding import Finding
 from serving.settings.model import Settings, parse_settings
 from serving.settings.model_pair import check_models
 from tests.serving.test_settings import minimal
-
-YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 512,
-}
 
 
 def write_model(
@@ -40,8 +35,8 @@ def pair(target: str, draft: str, **sections: dict[str, Any]) -> Settings:
     return parse_settings(minimal(model=model, **sections))
 
 
-def messages(findings: list[Finding], severity: str = "error") -> list[str]:
-    return [str(finding) for finding in findings if finding.severity == severity]
+def errors(findings: list[Finding]) -> list[str]:
+    return [str(finding) for finding in findings if finding.severity == "error"]
 
 
 @pytest.fixture
@@ -56,7 +51,7 @@ def draft(tmp_path: Path) -> str:
 
 def test_a_pair_of_one_family_passes(target: str, draft: str) -> None:
     findings = check_models(pair(target, draft))
-    assert messages(findings) == []
+    assert errors(findings) == []
     assert "model.draft: same tokenizer" in map(str, findings)
 
 
@@ -87,51 +82,46 @@ def test_a_cpu_that_is_known_to_convert_bfloat16_is_told_of_float32(
     assert warnings(dtype="float32") == []
 
 
+SHORT = {"max_position_embeddings": 512}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+
+
 @pytest.mark.parametrize(
-    ("changed", "config", "severity", "message"),
+    ("changed", "config", "problem"),
     [
-        (
-            "draft",
-            {"vocab_size": 9},
-            "error",
-            "model.draft: vocabulary of 9 tokens, the target's has 4",
-        ),
-        ("draft", {"vocab": {"a": 1, "b": 0}}, "error", "assigns other token ids"),
-        (
-            "target",
-            {"max_position_embeddings": 512},
-            "error",
-            "engine.max_model_len: must be ≤ 512",
-        ),
+        ("draft", {"vocab_size": 9}, "error: .* 9 tokens, the target's has 4"),
+        ("draft", {"vocab": {"a": 1, "b": 0}}, "error: .*assigns other token ids"),
+        ("draft", SHORT, "warning: .*the draft model ends at 512 tokens"),
+        ("target", SHORT, "error: engine.max_model_len: must be ≤ 512"),
         # A scaled context counts in full.
-        ("target", {"max_position_embeddings": 512, "rope_scaling": YARN}, "", ""),
-        (
-            "draft",
-            {"max_position_embeddings": 256},
-            "warning",
-            "the draft model ends at 256 tokens",
-        ),
+        ("target", SHORT | {"rope_scaling": YARN}, "$"),
     ],
 )
 def test_a_pair_that_does_not_fit_is_told_of_what_does_not(
     changed: str,
     config: dict[str, Any],
-    severity: str,
-    message: str,
+    problem: str,
     target: str,
     draft: str,
     tmp_path: Path,
 ) -> None:
     write_model(tmp_path / changed, **config)
-    findings = check_models(pair(target, draft))
-    found = [one for one in findings if one.severity in {"error", "warning"}]
-    assert [one.severity for one in found] == [severity] * bool(severity)
-    assert all(message in str(one) for one in found)
+    found = [
+        f"{one.severity}: {one}"
+        for one in check_models(pair(target, draft))
+        if one.severity in {"error", "warning"}
+    ]
+    assert len(found) <= 1
+    assert re.match(problem, "".join(found))
 
 
 def test_the_draft_is_not_looked_at_without_speculation(target: str) -> None:
     settings = pair(target, "/nowhere", policy={"name": "none"})
-    assert messages(check_models(settings)) == []
+    assert errors(check_models(settings)) == []
 
 
 def test_missing_folders_and_files_name_what_is_missing(
@@ -139,12 +129,12 @@ def test_missing_folders_and_files_name_what_is_missing(
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    first, second = messages(check_models(pair(str(tmp_path / "no"), str(empty))))
+    first, second = errors(check_models(pair(str(tmp_path / "no"), str(empty))))
     assert first.startswith("model.target: no such folder")
     assert second.startswith(f"model.draft: {empty} has no config.json")
     (Path(draft) / "model.safetensors").unlink()
     (Path(target) / "config.json").write_text("{")
-    broken, unweighted = messages(check_models(pair(target, draft)))
+    broken, unweighted = errors(check_models(pair(target, draft)))
     assert "config.json is not valid JSON" in broken
     assert "has no weights" in unweighted
 
@@ -182,7 +172,7 @@ def test_the_doctor_names_the_setting_behind_each_error(
             replicas={"max": 1000, "num_cpus": 1},
             engine={"kv_cache_memory_bytes": 1 << 50},
         )
-        port, memory, cpus = sorted(messages(examine(settings)))
+        port, memory, cpus = sorted(errors(examine(settings)))
         assert doctor(settings) == 1
     assert port.startswith("http.port")
     assert "is in use by" in port

@@ -142,14 +142,6 @@ def test_a_converted_tokenizer_splits_text_as_the_vocabulary_was_learnt(
     assert tokenizer.chat_template == CHAT_TEMPLATE
 
 
-def test_a_converted_model_passes_the_checks_of_any_other(
-    converted: tuple[Path, Weights],
-) -> None:
-    settings = deployment(str(converted[0]), engine={"max_model_len": 129})
-    (error,) = errors_of(settings)
-    assert error.startswith("engine.max_model_len: must be ≤ 128")
-
-
 def test_the_converter_says_what_it_does_not_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,11 +252,6 @@ def test_an_interrupted_conversion_leaves_no_model(
     (left / "config.json").write_text("{")
     assert is_whole(convert(file, print))
     assert not left.exists()
-
-
-def test_a_package_is_searched_without_importing_it(package: str) -> None:
-    found = find_gguf(f"package:{package}/weights/tiny.gguf")
-    assert found.name == "tiny.gguf"
 
 
 @pytest.mark.parametrize(
