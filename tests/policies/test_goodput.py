@@ -167,6 +167,12 @@ def test_drafts_without_confidence_are_judged_by_position_on_a_new_replica_too()
     assert "calibration_error" not in teacher.report()
 
 
+@pytest.mark.parametrize("num_reqs", [0, 2])
+def test_a_batch_without_drafts_is_no_trouble(num_reqs: int):
+    batch = DraftBatch(np.zeros(num_reqs, dtype=np.int64), np.zeros((num_reqs, 0)))
+    assert make_goodput().select(batch).num_admitted.tolist() == [0] * num_reqs
+
+
 def test_a_new_replica_starts_from_what_another_learnt_and_no_profile_undoes_it():
     teacher, pupil = make_goodput(), make_goodput()
     engine = MadeUpEngine(16)
