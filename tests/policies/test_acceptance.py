@@ -69,14 +69,6 @@ def test_a_position_is_judged_by_the_outcomes_that_reached_it(
     np.testing.assert_allclose(learner.estimate(), expected)
 
 
-def test_it_learns_what_is_true_and_unlearns_it_when_the_text_changes():
-    learner = PositionAcceptance(1)
-    for num_accepted in (1, 0):
-        for _ in range(1000):
-            observe(learner, [(1, num_accepted)] * 8)
-        assert abs(learner.estimate()[0] - num_accepted) < 0.01
-
-
 def test_a_depth_below_one_is_refused():
     with pytest.raises(ValueError, match="max_depth must be >= 1, got 0"):
         PositionAcceptance(0)

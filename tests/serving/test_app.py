@@ -1,22 +1,22 @@
-"""How settings become engine arguments, Ray resources and replica environments."""
+"""How settings become engine arguments and replicas; without Ray, just the same."""
 
+import json
 from argparse import Namespace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.app import build_app, check_servable, front_options_of, settings_from_args
+from serving.commands.bench import _run
 from serving.contract import MovedNamesError
 from serving.engine_args import engine_kwargs_of, replica_env_of
+from serving.offline import start_arguments
 from serving.settings.model import Settings, SettingsError, parse_settings
-from tests.serving.test_settings import ROOT, minimal, written
+from tests.serving.test_settings import IMPORTS_MAY_WARN, ROOT, minimal, written
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
+pytestmark = IMPORTS_MAY_WARN
 
 GPU = "engine.device=gpu replicas.num_gpus=1"
 
@@ -234,3 +234,30 @@ def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(
         MovedNamesError, match=r"(?s)Ray \S+ .*MovedAway is gone: this test"
     ):
         build_app(deployment(""))
+
+
+def test_an_engine_is_started_as_a_replica_starts_it() -> None:
+    sections = minimal(policy={"name": "tetris"}, engine={"cpu_threads": 2})
+    arguments, env = start_arguments(sections)
+    settings = parse_settings(sections)
+    assert arguments.items() >= engine_kwargs_of(settings).items()
+    assert arguments["model"] == "org/target"
+    assert env.items() >= replica_env_of(settings).items()
+    assert env["OMP_NUM_THREADS"] == "2"
+    # They travel to another process.
+    assert json.loads(json.dumps(arguments)) == arguments
+
+
+@pytest.mark.parametrize("setting", [{"max_model_len": 1}, {"adapter": "off"}])
+def test_what_cannot_be_served_cannot_be_measured(setting: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=rf"engine\.{next(iter(setting))}"):
+        start_arguments(minimal(engine=setting))
+
+
+def test_a_benchmark_whose_libraries_are_missing_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missing = EntryPoint("engine", "no_such_library:main", "tetris_serve.benchmarks")
+
+    assert _run(missing, None) == 1  # type: ignore[arg-type]
+    assert "No module named 'no_such_library'" in capsys.readouterr().err

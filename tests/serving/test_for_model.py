@@ -17,13 +17,9 @@ from serving.cli import main
 from serving.settings.for_model import settings_for
 from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import DEMO_CONFIG, ROOT
-from tests.serving.test_settings import written
+from tests.serving.test_settings import IMPORTS_MAY_WARN, written
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
+pytestmark = IMPORTS_MAY_WARN
 
 TARGET = str(ROOT / "configs" / "models" / "demo-target")
 DRAFT = str(ROOT / "configs" / "models" / "demo-draft")

@@ -30,13 +30,9 @@ from tests.serving.conftest import (
     is_listening,
     wait_until,
 )
-from tests.serving.test_settings import minimal, written
+from tests.serving.test_settings import IMPORTS_MAY_WARN, minimal, written
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and vLLM warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
+pytestmark = IMPORTS_MAY_WARN
 
 TARGET, DRAFT = (
     str(ROOT / "configs" / "models" / f"demo-{name}") for name in ("target", "draft")

@@ -21,13 +21,16 @@ from serving.settings.model import (
 )
 from serving.settings.names import FOREIGN_NAMES
 from serving.settings.sizes import read_size, show_size
-from tests.serving.test_settings import ROOT, SHIPPED, minimal, problems_of, written
-
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
+from tests.serving.test_settings import (
+    IMPORTS_MAY_WARN,
+    ROOT,
+    SHIPPED,
+    minimal,
+    problems_of,
+    written,
 )
+
+pytestmark = IMPORTS_MAY_WARN
 
 PLACES = [
     (section, ours, theirs)

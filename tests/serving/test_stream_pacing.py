@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-# Torch warns about itself while it is imported.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
+from tests.serving.test_settings import IMPORTS_MAY_WARN
+
+pytestmark = IMPORTS_MAY_WARN
 
 INTERVAL_S = 0.2
 Gaps = Sequence[float]

@@ -12,13 +12,9 @@ import pytest
 
 from serving.engine_args import planner_key_of
 from serving.settings.model import parse_settings
-from tests.serving.test_settings import minimal, written
+from tests.serving.test_settings import IMPORTS_MAY_WARN, minimal, written
 
-pytestmark = pytest.mark.filterwarnings(
-    # Ray warns about itself while it is imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
+pytestmark = IMPORTS_MAY_WARN
 
 STATE = {"cost": 1}
 REFUSED = {"cost": -1}
