@@ -16,7 +16,7 @@ from serving.front.request_class import (
 )
 
 PRIORITIES = {"chat": -1, "bulk": None}
-UNKNOWN = r"no such class .* policy\.classes \(bulk, chat\)"
+UNKNOWN = r"no such class .*(chta|chat)'.*; .* policy\.classes \(bulk, chat\)"
 
 
 @pytest.mark.parametrize(
