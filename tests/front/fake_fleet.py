@@ -18,20 +18,29 @@ from serving.engine.compat import (
     MsgpackEncoder,
 )
 from serving.engine.shared.replay import emitted_token_ids_of
+from serving.front.fleet_client import FleetClient
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.leases import Leases
 from serving.replica.token_channel import ReplicaState, TokenRelay
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
 DEAD = b"ENGINE_CORE_DEAD"
 NUM_SLOTS = 3
 STEP_S = 0.002
+WAIT_S = 20.0
 
 OTHER_HOSTS_CLOCK_S = 1e6
 """How far a replica's monotonic clock is ahead of the front's."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 def make_request(name: str, prompt: Sequence[int] = (1, 2), **params: Any) -> Any:
@@ -60,16 +69,11 @@ def expected_ids(request: Any) -> list[int]:
 class FakeReplica:
     """Puts out one made-up token for every request and step.
 
-    Attributes:
-        running: Requests in its engine, by id.
-        taken: All that it was ever given, in order.
-        aborted: Ids it was told to forget.
-        poison: First prompt token of requests that it dies of at their third token.
-        is_alive: False once dead.
-        is_held: Whether its engine stands still.
-        num_free_kv_tokens: What it says is free.
-        num_others: Requests that it says it has beside its own.
-        costs: What it says of costs, as `ReplicaState` names it.
+    It keeps who is `running` in its engine, all that was ever `taken`, and ids that it
+    was told to forget (`aborted`). It stands still while `is_held`, dies of the third
+    token of a request whose prompt begins with `poison`, and says that
+    `num_free_kv_tokens` are free, that `num_others` run beside its own, and what its
+    `costs` are, as `ReplicaState` names them.
     """
 
     def __init__(
@@ -131,9 +135,10 @@ class FakeReplica:
             await asyncio.sleep(STEP_S)
             if not self.is_held:
                 self._step()
+            num_running = len(self.running) + self.num_others
             self.relay.set_state(
                 ReplicaState(
-                    num_running=len(self.running) + self.num_others,
+                    num_running=num_running,
                     num_free_kv_tokens=self.num_free_kv_tokens,
                     **self.costs,
                 )
@@ -147,13 +152,9 @@ class FakeReplica:
                 return
             ids = expected_ids(request)
             is_last = num_out + 1 == len(ids)
-            by_slot.setdefault(request.client_index, []).append(
-                make_output(
-                    request_id,
-                    [ids[num_out]],
-                    FinishReason.LENGTH if is_last else None,
-                )
-            )
+            reason = FinishReason.LENGTH if is_last else None
+            output = make_output(request_id, [ids[num_out]], reason)
+            by_slot.setdefault(request.client_index, []).append(output)
             self.running[request_id][1] += 1
             if is_last:
                 del self.running[request_id]
@@ -170,9 +171,8 @@ class FakeReplica:
     def shut_down(self) -> None:
         """End as an engine core does that gets SIGTERM."""
         for request_id, (request, _) in self.running.items():
-            self.push(
-                request.client_index, [make_output(request_id, [], FinishReason.ABORT)]
-            )
+            aborted = make_output(request_id, [], FinishReason.ABORT)
+            self.push(request.client_index, [aborted])
         self.running.clear()
         self.is_alive = False
 
@@ -229,11 +229,7 @@ class FakeStream:
 
 
 class FakeFleet:
-    """Routes leases in turn.
-
-    Attributes:
-        goes_by_load: Routes to whichever has the fewest instead, as Serve does.
-    """
+    """Routes leases in turn, or by load as Serve does."""
 
     def __init__(self) -> None:
         self.replicas: list[FakeReplica] = []
@@ -259,3 +255,73 @@ class FakeFleet:
             return min(self.replicas, key=lambda one: len(one.running))
         self._turn += 1
         return self.replicas[self._turn % len(self.replicas)]
+
+
+class Scene:
+    """A front's client, the fleet below it, and what came up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fleet = FakeFleet()
+        self.ids: dict[str, list[int]] = {}
+        self.reasons: dict[str, Any] = {}
+        self.failures: dict[str, Exception] = {}
+        self.replays: list[str] = []
+        self.steps: list[Any] = []
+        self.client = self.make_client(b"a front")
+        self._reading = asyncio.create_task(self._read())
+
+    def read_anew(self) -> None:
+        """Read from the client there is now."""
+        self._reading.cancel()
+        self._reading = asyncio.create_task(self._read())
+
+    def make_client(self, name: bytes, **options: Any) -> FleetClient:
+        client = FleetClient(
+            front=name,
+            fingerprint="a model",
+            supported_tasks=("generate",),
+            open_stream=self.fleet.open_stream,
+            **options,
+        )
+        client.on_failure = self.failures.__setitem__
+        client.on_replay = lambda reason, _tokens: self.replays.append(reason)
+        return client
+
+    def add_replica(self, **options: Any) -> FakeReplica:
+        replica = FakeReplica(self.folder, **options)
+        self.fleet.replicas.append(replica)
+        return replica
+
+    async def _read(self) -> None:
+        while True:
+            step = await self.client.get_output_async()
+            self.steps.append(step)
+            for output in step.outputs:
+                self.ids.setdefault(output.request_id, []).extend(output.new_token_ids)
+                if output.finish_reason is not None:
+                    self.reasons[output.request_id] = output.finish_reason
+
+    async def send(self, count: int, name: str = "r", **params: Any) -> list[Any]:
+        requests = [
+            make_request(f"{name}{n}", (n + 1, 7), **params) for n in range(count)
+        ]
+        for request in requests:
+            await self.client.add_request_async(request)
+        return requests
+
+    async def begun(self, requests: list[Any]) -> None:
+        await until(lambda: all(len(self.ids.get(r.request_id, ())) for r in requests))
+
+    async def check_all(self, requests: list[Any]) -> None:
+        await until(lambda: all(r.request_id in self.reasons for r in requests))
+        for request in requests:
+            assert self.ids[request.request_id] == expected_ids(request)
+            assert self.reasons[request.request_id] == FinishReason.LENGTH
+        assert not self.failures
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        self.client.shutdown()
+        for replica in self.fleet.replicas:
+            await replica.close()

@@ -18,7 +18,7 @@ class Scene:
 
     def open(self, count: int) -> list[str]:
         """Let so many have their turn, one after the other."""
-        del self.opened[:]
+        self.opened.clear()
         self.num_places = 1
         self.queue.open_more()
         for _ in range(count - 1):

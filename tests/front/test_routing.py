@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.front import routing
-from tests.front.fake_fleet import make_request
-from tests.front.test_fleet_client import Scene, run, until
+from tests.front.fake_fleet import make_request, until
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tests.front.fake_fleet import FakeReplica, Scene
 
-    from tests.front.fake_fleet import FakeReplica
+pytestmark = pytest.mark.anyio
 
 COSTS = {"base_ms": 10.0, "request_ms": 1.0, "prompt_token_ms": 0.1}
 
@@ -60,27 +59,21 @@ async def send(scene: Scene, count: int, **params: Any) -> None:
         await scene.client.add_request_async(make_request(f"s{n}", **params))
 
 
-def test_every_running_replica_is_connected_to_at_once(tmp_path: Path) -> None:
-    async def play(scene: Scene) -> None:
-        routed = Routed(scene, "a", "b", "c")
-        await send(scene, 3)
-        await until(lambda: sum(routed.taken().values()) == 3)
-        assert routed.reasons["new"] == 3
-        assert set(routed.taken().values()) == {1}
-
-    run(play, tmp_path)
+async def test_every_running_replica_is_connected_to_at_once(scene: Scene) -> None:
+    routed = Routed(scene, "a", "b", "c")
+    await send(scene, 3)
+    await until(lambda: sum(routed.taken().values()) == 3)
+    assert routed.reasons["new"] == 3
+    assert set(routed.taken().values()) == {1}
 
 
-def test_a_burst_is_shared_before_any_replica_has_answered(tmp_path: Path) -> None:
-    async def play(scene: Scene) -> None:
-        routed = Routed(scene, "a", "b")
-        await routed.connect()
-        await send(scene, 8)
-        await until(lambda: sum(routed.taken().values()) == 8)
-        assert min(routed.taken().values()) >= 3
-        assert set(routed.reasons) <= {"gain", "only"}
-
-    run(play, tmp_path)
+async def test_a_burst_is_shared_before_any_replica_has_answered(scene: Scene) -> None:
+    routed = Routed(scene, "a", "b")
+    await routed.connect()
+    await send(scene, 8)
+    await until(lambda: sum(routed.taken().values()) == 8)
+    assert min(routed.taken().values()) >= 3
+    assert set(routed.reasons) <= {"gain", "only"}
 
 
 @pytest.mark.parametrize(
@@ -91,79 +84,65 @@ def test_a_burst_is_shared_before_any_replica_has_answered(tmp_path: Path) -> No
     ],
     ids=["a neighbour on its cores", "drafts that are refused"],
 )
-def test_the_worse_replica_gets_less(costs: dict[str, float], tmp_path: Path) -> None:
-    async def play(scene: Scene) -> None:
-        routed = Routed(scene, "worse", "better")
-        routed.replicas["better"].costs = {**COSTS, "tokens_per_step": 3.0}
-        routed.replicas["worse"].costs = costs
-        await routed.connect()
-        for replica in routed.replicas.values():
-            replica.is_held = True
-        await send(scene, 16)
-        await until(lambda: sum(routed.taken().values()) == 16)
-        taken = routed.taken()
-        assert taken["better"] > 2 * taken["worse"]
-
-    run(play, tmp_path)
-
-
-def test_a_known_beginning_goes_where_it_was_computed(tmp_path: Path) -> None:
-    async def play(scene: Scene) -> None:
-        routed = Routed(scene, *"abcdefgh")
-        await routed.connect()
-        prompt = range(1, 2_001)
-        await send(scene, 1, prompt=prompt)
-        await until(lambda: "s0" in scene.reasons)
-        holder = max(routed.taken(), key=routed.taken().__getitem__)
-        for n in range(8):
-            request = make_request(f"again {n}", prompt=[*prompt, 5, n])
-            await scene.client.add_request_async(request)
-            await until(lambda: request.request_id in scene.reasons)  # noqa: B023
-        assert routed.taken()[holder] == 9
-
-    run(play, tmp_path)
-
-
-def test_old_state_decides_nothing_and_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_worse_replica_gets_less(
+    costs: dict[str, float], scene: Scene
 ) -> None:
-    async def play(scene: Scene) -> None:
-        routed = Routed(scene, "a", "b")
-        await routed.connect()
-        monkeypatch.setattr(routing, "MAX_STATE_AGE_S", -1.0)
-        await send(scene, 4)
-        await until(lambda: sum(routed.taken().values()) == 4)
-        assert routed.reasons == {"stale": 4}
+    routed = Routed(scene, "worse", "better")
+    routed.replicas["better"].costs = {**COSTS, "tokens_per_step": 3.0}
+    routed.replicas["worse"].costs = costs
+    await routed.connect()
+    for replica in routed.replicas.values():
+        replica.is_held = True
+    await send(scene, 16)
+    await until(lambda: sum(routed.taken().values()) == 16)
+    taken = routed.taken()
+    assert taken["better"] > 2 * taken["worse"]
 
-    run(play, tmp_path)
+
+async def test_a_known_beginning_goes_where_it_was_computed(scene: Scene) -> None:
+    routed = Routed(scene, *"abcdefgh")
+    await routed.connect()
+    prompt = range(1, 2_001)
+    await send(scene, 1, prompt=prompt)
+    await until(lambda: "s0" in scene.reasons)
+    holder = max(routed.taken(), key=routed.taken().__getitem__)
+    for n in range(8):
+        request = make_request(f"again {n}", prompt=[*prompt, 5, n])
+        await scene.client.add_request_async(request)
+        await until(lambda: request.request_id in scene.reasons)  # noqa: B023
+    assert routed.taken()[holder] == 9
 
 
-def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(
-    tmp_path: Path,
+async def test_old_state_decides_nothing_and_is_counted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play(scene: Scene) -> None:
-        routed = Routed(scene, "a", "b")
-        routed.replicas["b"].die()
-        await send(scene, 6)
-        await until(lambda: len(routed.replicas["a"].taken) == 6)
-        assert routed.reasons["new"] == 2
-
-    run(play, tmp_path)
+    routed = Routed(scene, "a", "b")
+    await routed.connect()
+    monkeypatch.setattr(routing, "MAX_STATE_AGE_S", -1.0)
+    await send(scene, 4)
+    await until(lambda: sum(routed.taken().values()) == 4)
+    assert routed.reasons == {"stale": 4}
 
 
-def test_requests_that_are_gone_before_their_lease_began_block_nothing(
-    tmp_path: Path,
+async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(
+    scene: Scene,
+) -> None:
+    routed = Routed(scene, "a", "b")
+    routed.replicas["b"].die()
+    await send(scene, 6)
+    await until(lambda: len(routed.replicas["a"].taken) == 6)
+    assert routed.reasons["new"] == 2
+
+
+async def test_requests_that_are_gone_before_their_lease_began_block_nothing(
+    scene: Scene,
 ) -> None:
     """A task that is cancelled before its first step never runs at all."""
-
-    async def play(scene: Scene) -> None:
-        scene.add_replica()
-        for n in range(20):
-            await scene.client.add_request_async(make_request(f"gone {n}"))
-            await scene.client.abort_requests_async([f"gone {n}"])
-        request = make_request("stays")
-        await scene.client.add_request_async(request)
-        await scene.check_all([request])
-        await asyncio.sleep(0)
-
-    run(play, tmp_path)
+    scene.add_replica()
+    for n in range(20):
+        await scene.client.add_request_async(make_request(f"gone {n}"))
+        await scene.client.abort_requests_async([f"gone {n}"])
+    request = make_request("stays")
+    await scene.client.add_request_async(request)
+    await scene.check_all([request])
+    await asyncio.sleep(0)

@@ -3,8 +3,7 @@
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,12 @@ from serving.replica.token_channel import (
     ReplicaState,
     TokenRelay,
 )
+from tests.front.fake_fleet import WAIT_S, until
+
+pytestmark = pytest.mark.anyio
 
 DEAD = b"ENGINE_CORE_DEAD"
 FRONT = b"a front"
-WAIT_S = 10.0
 
 
 class Ends:
@@ -64,9 +65,6 @@ class Ends:
             lambda _, reason: self.lost.append(reason),
         )
 
-    async def greeted(self) -> None:
-        await until(lambda: (FRONT, HELLO, b"") in self.heard)
-
     def close(self) -> None:
         self.link.close("test over")
         self.relay.stop()
@@ -75,181 +73,127 @@ class Ends:
         self.context.destroy(linger=0)
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def connected(folder: Path) -> AsyncIterator[Ends]:
-    ends = Ends(folder)
+@pytest.fixture
+async def ends(tmp_path: Path) -> AsyncIterator[Ends]:
+    ends = Ends(tmp_path)
     try:
-        await ends.greeted()
+        await until(lambda: (FRONT, HELLO, b"") in ends.heard)
         yield ends
     finally:
         ends.close()
 
 
-def run(test: Callable[[Ends], Awaitable[None]], folder: Path) -> None:
-    async def main() -> None:
-        async with connected(folder) as ends:
-            await test(ends)
-
-    asyncio.run(main())
-
-
-def test_steps_arrive_whole_and_in_order(tmp_path: Path) -> None:
-    async def check(ends: Ends) -> None:
-        sent = [[b"step %d" % n, bytes(1000 * (n % 3))] for n in range(200)]
-        for frames in sent:
-            ends.engine.send_multipart(frames)
-        await until(lambda: len(ends.steps) == len(sent))
-        assert ends.steps == sent
-        assert not ends.lost
-
-    run(check, tmp_path)
+async def test_steps_arrive_whole_and_in_order(ends: Ends) -> None:
+    sent = [[b"step %d" % n, bytes(1000 * (n % 3))] for n in range(200)]
+    for frames in sent:
+        ends.engine.send_multipart(frames)
+    await until(lambda: len(ends.steps) == len(sent))
+    assert ends.steps == sent
+    assert not ends.lost
 
 
-def test_the_replicas_state_comes_with_every_message_and_without_any(
-    tmp_path: Path,
-) -> None:
-    async def check(ends: Ends) -> None:
-        state = ReplicaState(num_running=3, num_waiting=2, kv_cache_usage=0.5)
-        ends.relay.set_state(state)
-        await until(lambda: ends.link.state == state)
-        assert not ends.steps
-
-    run(check, tmp_path)
+async def test_the_replicas_state_comes_without_any_message_too(ends: Ends) -> None:
+    state = ReplicaState(num_running=3, num_waiting=2, kv_cache_usage=0.5)
+    ends.relay.set_state(state)
+    await until(lambda: ends.link.state == state)
+    assert not ends.steps
 
 
-def test_seats_are_counted_after_what_a_message_has_ended(tmp_path: Path) -> None:
+async def test_seats_are_counted_after_what_a_message_has_ended(ends: Ends) -> None:
     """Else the requests of others pass for those that have just ended here."""
-
-    async def play(ends: Ends) -> None:
-        await ends.greeted()
-        link = ends.link
-        link.num_held = 3
-        link._on_frames = lambda *_: setattr(link, "num_held", 0)
-        ends.relay.set_state(ReplicaState(num_running=4))
-        ends.engine.send_multipart([b"a step"])
-        await until(lambda: not link.num_held)
-        # Four seats and one to spare; all that runs is of other fronts.
-        assert link.num_free_seats == 1
-
-    run(play, tmp_path)
+    link = ends.link
+    link.num_held = 3
+    link._on_frames = lambda *_: setattr(link, "num_held", 0)
+    ends.relay.set_state(ReplicaState(num_running=4))
+    ends.engine.send_multipart([b"a step"])
+    await until(lambda: not link.num_held)
+    # Four seats and one to spare; all that runs is of other fronts.
+    assert link.num_free_seats == 1
 
 
-def test_a_message_left_out_loses_the_link(tmp_path: Path) -> None:
+async def test_a_message_left_out_loses_the_link(ends: Ends) -> None:
     """Tokens would be missing in the middle of a sentence."""
-
-    async def check(ends: Ends) -> None:
-        ends.engine.send(b"first")
-        await until(lambda: ends.steps)
-        ends.relay._fronts[FRONT].num_messages += 1
-        ends.engine.send(b"third")
-        await until(lambda: ends.lost)
-        assert ends.lost == ["gap"]
-        assert ends.steps == [[b"first"]]
-
-    run(check, tmp_path)
+    ends.engine.send(b"first")
+    await until(lambda: ends.steps)
+    ends.relay._fronts[FRONT].num_messages += 1
+    ends.engine.send(b"third")
+    await until(lambda: ends.lost)
+    assert ends.lost == ["gap"]
+    assert ends.steps == [[b"first"]]
 
 
-def test_the_engines_last_word_loses_the_link_after_all_its_tokens(
-    tmp_path: Path,
+async def test_the_engines_last_word_loses_the_link_after_all_its_tokens(
+    ends: Ends,
 ) -> None:
-    async def check(ends: Ends) -> None:
-        for _ in range(50):
-            ends.engine.send(b"step")
-        ends.engine.send(DEAD)
-        await until(lambda: ends.lost)
-        assert ends.lost == ["engine died"]
-        assert len(ends.steps) == 50
-
-    run(check, tmp_path)
+    for _ in range(50):
+        ends.engine.send(b"step")
+    ends.engine.send(DEAD)
+    await until(lambda: ends.lost)
+    assert ends.lost == ["engine died"]
+    assert len(ends.steps) == 50
 
 
-def test_the_end_of_an_engines_process_loses_the_link(tmp_path: Path) -> None:
+async def test_the_end_of_an_engines_process_loses_the_link(ends: Ends) -> None:
     """It had no time for a last word."""
-
-    async def check(ends: Ends) -> None:
-        process = await asyncio.create_subprocess_exec("sleep", "60")
-        sentinel = os.pidfd_open(process.pid)
-        ends.relay.watch_processes([sentinel])
-        await asyncio.sleep(2 * token_channel.HEARTBEAT_S)
-        assert not ends.lost
-        process.kill()
-        await until(lambda: ends.lost)
-        assert ends.lost == ["engine died"]
-        await process.wait()
-
-    run(check, tmp_path)
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    ends.relay.watch_processes([os.pidfd_open(process.pid)])
+    await asyncio.sleep(2 * token_channel.HEARTBEAT_S)
+    assert not ends.lost
+    process.kill()
+    await until(lambda: ends.lost)
+    assert ends.lost == ["engine died"]
+    await process.wait()
 
 
-def test_the_end_of_a_replicas_process_loses_the_link(tmp_path: Path) -> None:
-    async def check(ends: Ends) -> None:
-        ends.relay.stop()
-        await until(lambda: ends.lost)
-        assert ends.lost == ["connection closed"]
-
-    run(check, tmp_path)
+async def test_the_end_of_a_replicas_process_loses_the_link(ends: Ends) -> None:
+    ends.relay.stop()
+    await until(lambda: ends.lost)
+    assert ends.lost == ["connection closed"]
 
 
-def test_silence_loses_the_link(
+async def test_silence_loses_the_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection of a host that vanished stays open for minutes."""
     monkeypatch.setattr(token_link, "LOOK_S", 0.02)
-
-    async def check(ends: Ends) -> None:
-        ends.relay._beat = lambda: None  # type: ignore[method-assign]  # silent
-        await until(lambda: ends.lost)
-        assert ends.lost == ["silence"]
-
-    run(check, tmp_path)
+    ends = Ends(tmp_path)
+    ends.relay._beat = lambda: None  # type: ignore[method-assign]  # silent
+    await until(lambda: ends.lost)
+    assert ends.lost == ["silence"]
+    ends.close()
 
 
-def test_a_front_that_is_gone_is_reported(tmp_path: Path) -> None:
-    async def check(ends: Ends) -> None:
-        ends.link.close("gone")
-        await until(lambda: (FRONT, GOODBYE, b"") in ends.heard)
-
-    run(check, tmp_path)
-
-
-def test_a_front_says_what_ended_and_what_to_abort(tmp_path: Path) -> None:
-    async def check(ends: Ends) -> None:
-        ends.link.end(["a", "b"])
-        ends.link.abort(["c"])
-        await until(lambda: len(ends.heard) >= 3)
-        assert ends.heard[1:] == [
-            (FRONT, ENDED, msgspec.msgpack.encode(["a", "b"])),
-            (FRONT, ABORT, msgspec.msgpack.encode(["c"])),
-        ]
-
-    run(check, tmp_path)
+async def test_a_front_says_what_ended_what_to_abort_and_that_it_goes(
+    ends: Ends,
+) -> None:
+    ends.link.end(["a", "b"])
+    ends.link.abort(["c"])
+    await until(lambda: len(ends.heard) >= 3)
+    ends.link.close("gone")
+    await until(lambda: len(ends.heard) >= 4)
+    assert ends.heard[1:] == [
+        (FRONT, ENDED, msgspec.msgpack.encode(["a", "b"])),
+        (FRONT, ABORT, msgspec.msgpack.encode(["c"])),
+        (FRONT, GOODBYE, b""),
+    ]
 
 
-def test_nobody_reads_along_without_the_key(tmp_path: Path) -> None:
+async def test_nobody_reads_along_without_the_key(ends: Ends) -> None:
     """A stranger who knows the address and a front's name hears and says nothing."""
-
-    async def check(ends: Ends) -> None:
-        wrong_key, _ = zmq.curve_keypair()
-        stranger = ends.connect(public_key=wrong_key)
-        plain = ends.context.socket(zmq.DEALER)
-        plain.linger = 0
-        plain.identity = FRONT
-        plain.connect(ends.relay.offer.address)
-        plain.send_multipart((HELLO, b""))
-        await asyncio.sleep(0.3)
-        num_heard, before = len(ends.heard), len(ends.steps)
-        ends.engine.send(b"secret")
-        await until(lambda: len(ends.steps) > before)
-        assert ends.steps[-1] == [b"secret"]
-        assert await plain.poll(200) == 0
-        assert len(ends.heard) == num_heard == 1
-        assert stranger.state == ReplicaState()
-        stranger.close("test over")
-        plain.close()
-
-    run(check, tmp_path)
+    wrong_key, _ = zmq.curve_keypair()
+    stranger = ends.connect(public_key=wrong_key)
+    plain = ends.context.socket(zmq.DEALER)
+    plain.linger = 0
+    plain.identity = FRONT
+    plain.connect(ends.relay.offer.address)
+    plain.send_multipart((HELLO, b""))
+    await asyncio.sleep(0.3)
+    num_heard, before = len(ends.heard), len(ends.steps)
+    ends.engine.send(b"secret")
+    await until(lambda: len(ends.steps) > before)
+    assert ends.steps[-1] == [b"secret"]
+    assert await plain.poll(200) == 0
+    assert len(ends.heard) == num_heard == 1
+    assert stranger.state == ReplicaState()
+    stranger.close("test over")
+    plain.close()

@@ -1,42 +1,19 @@
 """vLLM's handlers in a front: no device, no weights, and the engine's refusals."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAIR = [
-    str(ROOT / "configs" / "models" / f"demo-{name}") for name in ("target", "draft")
-]
+MODELS = ROOT / "configs" / "models"
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-ENGINES_PROCESS = """
-import argparse, sys, cloudpickle
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import FrontendArgs
-target, draft, file = sys.argv[1:]
-args = AsyncEngineArgs(
-    model=target, served_model_name=["demo"], max_model_len=256,
-    kv_cache_memory_bytes=64 << 20, enforce_eager=True,
-    speculative_config={
-        "method": "draft_model", "model": draft, "num_speculative_tokens": 2
-    },
-)
-both = vars(FrontendArgs()) | vars(args)
-hello = {
-    "vllm_version": "0.32.0",
-    "fingerprint": "x",
-    "config": cloudpickle.dumps(args.create_engine_config()),
-    "args": cloudpickle.dumps(argparse.Namespace(**both)),
-    "supported_tasks": ("generate",),
-}
-with open(file, "wb") as out:
-    cloudpickle.dump(hello, out)
-"""
-
+# In a process of its own: it knows no device.
 FRONTS_PROCESS = """
 import asyncio, sys, cloudpickle
 from vllm import platforms
@@ -74,18 +51,17 @@ async def main():
         TokenizeCompletionRequest(model="demo", prompt="Count"), None
     )
     assert tokens.count > 0
-    create = state.openai_serving_completion.create_completion
+
+    def complete(**params):
+        body = CompletionRequest(model="demo", prompt="Count", **params)
+        return state.openai_serving_completion.create_completion(body, None)
+
     try:
-        answer = await create(
-            CompletionRequest(model="demo", prompt="Count", min_p=0.5), None
-        )
-        message = answer.error.message
+        message = (await complete(min_p=0.5)).error.message
     except VLLMValidationError as error:
         message = str(error)
     assert "min_p" in message, message
-    asking = asyncio.create_task(
-        create(CompletionRequest(model="demo", prompt="Count"), None)
-    )
+    asking = asyncio.create_task(complete())
     while not opened:
         await asyncio.sleep(0.01)
     asking.cancel()
@@ -96,21 +72,44 @@ asyncio.run(main())
 """
 
 
-def run_python(code: str, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *args],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+def make_hello() -> dict[str, object]:
+    """What an engine's process tells a front."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    draft = str(MODELS / "demo-draft")
+    args = AsyncEngineArgs(
+        model=str(MODELS / "demo-target"),
+        served_model_name=["demo"],
+        max_model_len=256,
+        kv_cache_memory_bytes=64 << 20,
+        enforce_eager=True,
+        speculative_config={
+            "method": "draft_model",
+            "model": draft,
+            "num_speculative_tokens": 2,
+        },
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    both = vars(FrontendArgs()) | vars(args)
+    return {
+        "vllm_version": "0.32.0",
+        "fingerprint": "x",
+        "config": cloudpickle.dumps(args.create_engine_config()),
+        "args": cloudpickle.dumps(argparse.Namespace(**both)),
+        "supported_tasks": ("generate",),
+    }
 
 
 def test_a_host_without_a_device_can_be_a_front(tmp_path: Path) -> None:
     """And refuses what a speculating engine would ignore."""
-    hello = str(tmp_path / "hello")
-    run_python(ENGINES_PROCESS, *PAIR, hello)
-    assert "served on UnspecifiedPlatform" in run_python(FRONTS_PROCESS, hello)
+    hello = tmp_path / "hello"
+    hello.write_bytes(cloudpickle.dumps(make_hello()))
+    done = subprocess.run(
+        [sys.executable, "-c", FRONTS_PROCESS, str(hello)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "served on UnspecifiedPlatform" in done.stdout

@@ -1,129 +1,72 @@
-"""Learnt acceptance per position: what it converges to and what it ignores."""
+"""What is learnt of acceptance: by position, from confidence, and of whose drafts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies.estimators.acceptance import (
     FORGETTING,
     PRIOR_ACCEPTANCE,
+    PRIOR_WEIGHT,
     PositionAcceptance,
 )
-from policies.types import VerificationOutcome
+from policies.estimators.calibration import ConfidenceCalibration
+from policies.estimators.feedback import DraftFeedback
+from policies.estimators.logit import to_log_odds, to_probability
+from policies.estimators.priors import prior_of
+from policies.goodput import GoodputPlanner
+from policies.types import DraftBatch, VerificationOutcome
+from tests.policies.made_up import LIMITS
+
+MAX_DEPTH = 4
+
+# (verified, accepted) of each request in each step; some deeper than is learnt.
+STEPS = st.lists(
+    st.lists(
+        st.integers(0, MAX_DEPTH + 2).flatmap(
+            lambda verified: st.tuples(st.just(verified), st.integers(0, verified))
+        ),
+        max_size=4,
+    ),
+    max_size=8,
+)
 
 
-def outcome(*pairs: tuple[int, int]) -> VerificationOutcome:
-    """Build an outcome from (verified, accepted) pairs, one per request."""
-    verified, accepted = zip(*pairs, strict=True)
-    return VerificationOutcome(
-        num_verified=np.array(verified, dtype=np.int64),
-        num_accepted=np.array(accepted, dtype=np.int64),
-    )
+def observe(learner: PositionAcceptance, step: list[tuple[int, int]]) -> None:
+    verified, accepted = np.array(step, dtype=np.int64).reshape(-1, 2).T
+    learner.observe(VerificationOutcome(verified, accepted))
 
 
-def draw_outcome(
-    rng: np.random.Generator, acceptance: np.ndarray, num_reqs: int
-) -> VerificationOutcome:
-    """Verify full blocks whose positions are accepted with known probability."""
-    accepted = (rng.random((num_reqs, acceptance.size)) < acceptance).cumprod(axis=1)
-    return VerificationOutcome(
-        num_verified=np.full(num_reqs, acceptance.size),
-        num_accepted=accepted.sum(axis=1),
-    )
-
-
-def test_every_position_starts_at_the_prior():
-    np.testing.assert_array_equal(
-        PositionAcceptance(3).estimate(), np.full(3, PRIOR_ACCEPTANCE)
-    )
-
-
-def test_it_learns_the_acceptance_of_each_position():
-    truth = np.array([0.9, 0.7, 0.3])
-    rng = np.random.default_rng(0)
-    learner = PositionAcceptance(3)
-    for _ in range(400):
-        learner.observe(draw_outcome(rng, truth, num_reqs=16))
-    # A memory of 200 steps holds 200 x 16 x .9 x .7 = 2016 tokens at position 2,
-    # whose mean is off by sqrt(.3 x .7 / 2016) = 0.01 in standard deviation.
-    np.testing.assert_allclose(learner.estimate(), truth, atol=0.04)
-
-
-def test_acceptance_is_given_that_everything_before_was_accepted():
-    """Not survival: a position seldom reached is judged by the times it was."""
-    learner = PositionAcceptance(2)
-    for _ in range(200):
-        learner.observe(outcome((2, 0), (2, 0), (2, 0), (2, 2)))
-    first, second = learner.estimate()
-    assert first == pytest.approx(0.25, abs=0.02)
-    assert second > 0.95
-
-
-def test_positions_behind_the_first_rejection_teach_nothing():
-    learner = PositionAcceptance(4)
-    before = learner.estimate()
-    learner.observe(outcome((4, 1)))
-    after = learner.estimate()
-    assert after[0] > before[0]
-    assert after[1] < before[1]
-    np.testing.assert_array_equal(after[2:], before[2:])
-
-
-def test_positions_that_were_not_verified_teach_nothing():
-    """All two verified drafts accepted says nothing about the third."""
-    learner = PositionAcceptance(4)
-    before = learner.estimate()
-    learner.observe(outcome((2, 2)))
-    np.testing.assert_array_equal(learner.estimate()[2:], before[2:])
-
-
-def test_a_request_without_verified_drafts_teaches_nothing():
-    learner = PositionAcceptance(2)
-    learner.observe(outcome((0, 0)))
-    np.testing.assert_array_equal(learner.estimate(), PositionAcceptance(2).estimate())
-
-
-def test_positions_past_the_deepest_known_one_are_ignored():
-    learner = PositionAcceptance(2)
-    learner.observe(outcome((5, 5)))
-    assert learner.estimate().shape == (2,)
-
-
-def test_a_few_outcomes_move_the_prior_only_a_little():
-    learner = PositionAcceptance(1)
-    learner.observe(outcome((1, 1)))
-    # (1 + 0.5 x 4) / (1 + 4)
-    assert learner.estimate()[0] == pytest.approx(0.6)
-
-
-def test_old_outcomes_are_forgotten_when_the_text_changes():
-    learner = PositionAcceptance(1)
-    for _ in range(1000):
-        learner.observe(outcome(*[(1, 1)] * 8))
-    assert learner.estimate()[0] > 0.99
-    # After one memory, exp(-1) = 37 % of the weight still says "accepted".
-    for _ in range(round(1 / (1 - FORGETTING))):
-        learner.observe(outcome(*[(1, 0)] * 8))
-    assert learner.estimate()[0] == pytest.approx(0.37, abs=0.02)
-    for _ in range(1000):
-        learner.observe(outcome(*[(1, 0)] * 8))
-    assert learner.estimate()[0] < 0.01
-
-
-def test_estimates_stay_strictly_between_never_and_always():
-    learner = PositionAcceptance(2)
-    for _ in range(2000):
-        learner.observe(outcome(*[(2, 1)] * 64))
-    assert (learner.estimate() > 0).all()
-    assert (learner.estimate() < 1).all()
-
-
-def test_an_estimate_is_not_changed_by_what_is_learnt_later():
-    learner = PositionAcceptance(1)
-    frozen = learner.estimate()
-    learner.observe(outcome((1, 1)))
-    np.testing.assert_array_equal(frozen, [PRIOR_ACCEPTANCE])
+@given(STEPS)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_a_position_is_judged_by_the_outcomes_that_reached_it(
+    steps: list[list[tuple[int, int]]],
+):
+    """Verified, and all before it accepted; a step that verifies nothing is none."""
+    learner = PositionAcceptance(MAX_DEPTH)
+    expected = np.full(MAX_DEPTH, PRIOR_ACCEPTANCE)
+    accepted, observed = np.zeros(MAX_DEPTH), np.zeros(MAX_DEPTH)
+    for step in steps:
+        np.testing.assert_allclose(learner.estimate(), expected)
+        before = learner.estimate()
+        observe(learner, step)
+        np.testing.assert_allclose(before, expected)
+        if not any(num_verified for num_verified, _ in step):
+            continue
+        accepted *= FORGETTING
+        observed *= FORGETTING
+        for num_verified, num_accepted in step:
+            for position in range(min(num_verified, num_accepted + 1, MAX_DEPTH)):
+                observed[position] += 1
+                accepted[position] += position < num_accepted
+        expected = accepted + PRIOR_ACCEPTANCE * PRIOR_WEIGHT
+        expected /= observed + PRIOR_WEIGHT
+    np.testing.assert_allclose(learner.estimate(), expected)
 
 
 def test_a_depth_below_one_is_refused():
@@ -131,13 +74,208 @@ def test_a_depth_below_one_is_refused():
         PositionAcceptance(0)
 
 
-def test_steps_that_verify_nothing_forget_nothing():
-    learner = PositionAcceptance(2)
-    for _ in range(200):
-        learner.observe(outcome((2, 1), (2, 2)))
-    before = learner.estimate()
-    nothing = np.empty(0, dtype=np.int64)
-    for _ in range(400):
-        learner.observe(outcome((0, 0)))
-        learner.observe(VerificationOutcome(nothing, nothing))
-    np.testing.assert_array_equal(learner.estimate(), before)
+class Drafter:
+    """A made-up drafter whose true acceptance is a known function of confidence."""
+
+    def __init__(self, seed: int, *, slope: float, intercept: float) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.slope, self.intercept = slope, intercept
+        self.effects: dict[str, float] = {}
+
+    def draft(self, req_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        confidence = self.rng.beta(2, 1, (len(req_ids), MAX_DEPTH)).clip(0.05, 0.995)
+        effect = np.array([self.effects.get(req_id, 0.0) for req_id in req_ids])
+        truth = self.slope * to_log_odds(confidence) + self.intercept + effect[:, None]
+        return confidence, to_probability(truth)
+
+    def verify(self, acceptance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Verify prefixes of random length; accept up to the first failure."""
+        num_verified = self.rng.integers(0, MAX_DEPTH + 1, len(acceptance))
+        passed = self.rng.random(acceptance.shape) < acceptance
+        passed &= np.arange(MAX_DEPTH) < num_verified[:, None]
+        return num_verified, np.cumprod(passed, axis=1).sum(axis=1)
+
+    def teach(
+        self, model: ConfidenceCalibration, req_ids: list[str], num_steps: int
+    ) -> list[float]:
+        """Train for some steps; return the mean error of the first and last quarter."""
+        errors = []
+        for _ in range(num_steps):
+            confidence, truth = self.draft(req_ids)
+            errors.append(np.abs(model.predict(confidence, req_ids) - truth).mean())
+            model.observe(confidence, req_ids, *self.verify(truth))
+        quarter = num_steps // 4
+        return [float(np.mean(errors[:quarter])), float(np.mean(errors[-quarter:]))]
+
+
+def test_it_learns_an_overconfident_drafter_and_follows_a_shift():
+    model = ConfidenceCalibration(MAX_DEPTH)
+    req_ids = [str(i) for i in range(16)]
+    before, after = Drafter(0, slope=0.6, intercept=-1.0).teach(model, req_ids, 400)
+    assert after < 0.035 < before
+    assert model.calibration_error() < 0.03
+    Drafter(1, slope=1.0, intercept=1.0).teach(model, req_ids, 300)
+    # The same requests go from far above to far below the model's mean.
+    shift = Drafter(2, slope=1.0, intercept=-1.5)
+    assert shift.teach(model, req_ids, 300)[1] < 0.06
+
+
+def test_a_request_that_is_easier_than_the_rest_is_told_apart():
+    drafter = Drafter(3, slope=1.0, intercept=-0.5)
+    drafter.effects = {"0": 2.0, "1": -2.0}
+    model = ConfidenceCalibration(MAX_DEPTH)
+    drafter.teach(model, [str(i) for i in range(8)], 150)
+
+    same = np.full((3, MAX_DEPTH), 0.6)
+    easy, hard, unknown = model.predict(same, ["0", "1", "new"])[:, 0]
+
+    assert hard + 0.25 < unknown < easy - 0.15
+    model.forget("0")
+    assert model.predict(same[:1], ["0"])[0, 0] == pytest.approx(unknown)
+
+
+def test_what_was_not_verified_or_came_after_a_rejection_teaches_nothing():
+    model = ConfidenceCalibration(MAX_DEPTH)
+    # What was not observed may be anything.
+    confidence = np.array([[0.7, 0.7, np.nan, np.inf]] * 2)
+    before = model.export_state()
+    model.observe(confidence, ["a", "b"], np.array([0, 0]), np.array([0, 0]))
+    assert model.export_state() == before
+
+    # One draft verified and rejected: positions 1 to 3 were never reached.
+    model.observe(confidence, ["a", "b"], np.array([4, 0]), np.array([0, 0]))
+    assert np.count_nonzero(model.export_state()["info_intercept"]) == 1
+    assert np.isfinite(model.predict(np.full((1, 3), 0.5), ["a"])).all()
+
+
+def test_probabilities_stay_inside_0_and_1_for_extreme_confidence():
+    model = ConfidenceCalibration(MAX_DEPTH)
+    predicted = model.predict(np.array([[0.0, 1.0, 1e-12, 1 - 1e-12]]), ["a"])
+    assert ((predicted > 0) & (predicted < 1)).all()
+
+
+def test_exported_state_predicts_the_same_elsewhere_at_the_same_depth():
+    drafter = Drafter(4, slope=0.7, intercept=-0.4)
+    model, copy = ConfidenceCalibration(MAX_DEPTH), ConfidenceCalibration(MAX_DEPTH)
+    drafter.teach(model, ["a", "b", "c"], 100)
+    state = model.export_state()
+    copy.import_state(state)
+    confidence, _ = drafter.draft(["new", "other"])
+    ours, theirs = (one.predict(confidence, ["new", "other"]) for one in (model, copy))
+    np.testing.assert_allclose(theirs, ours)
+    with pytest.raises(ValueError, match=r"'intercept' holds 4 numbers, not 3"):
+        ConfidenceCalibration(3).import_state(state)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "verified", "accepted"),
+    [
+        *((bad, 2, 1) for bad in (np.nan, np.inf, -0.1, 1.5)),
+        *((0.5, *outcome) for outcome in ((2, 3), (2, -1), (-1, 0))),
+    ],
+)
+def test_outcomes_that_cannot_have_happened_are_refused(
+    confidence: float, verified: int, accepted: int
+):
+    model = ConfidenceCalibration(2)
+    before = model.export_state()
+    with pytest.raises(ValueError, match="row 1"):
+        model.observe(
+            np.array([[0.5, 0.5], [0.5, confidence]]),
+            ["a", "b"],
+            np.array([2, verified]),
+            np.array([2, accepted]),
+        )
+    assert model.export_state() == before
+    assert len(model._requests) == 0
+
+
+@pytest.mark.parametrize(
+    "method", ["draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix"]
+)
+def test_no_new_drafter_is_believed_more_than_it_says(method: str):
+    planner = GoodputPlanner.build(3, replace(LIMITS, method=method))
+    confidence = np.array([[0.6, 0.8, 0.99]])
+    predicted = planner.acceptance.calibration.predict(confidence, ["new"])
+    assert (predicted < confidence).all()
+
+
+def test_an_unknown_method_starts_like_a_model_of_its_own():
+    assert prior_of("something_new") == prior_of("draft_model")
+
+
+@pytest.mark.parametrize(("method", "acceptance"), [("ngram", 0.3), ("suffix", 0.5)])
+def test_drafts_without_confidence_start_from_their_methods_prior(
+    method: str, acceptance: float
+):
+    planner = GoodputPlanner.build(3, replace(LIMITS, method=method))
+    predicted = planner.acceptance.predict(DraftBatch(np.array([2]), None, ("a",), 1))
+    assert predicted[0, :2] == pytest.approx(acceptance)
+
+
+IDS = ("a", "b", "c")
+CONFIDENCE = np.array([[0.9, 0.8], [0.6, 0.5], [0.7, 0.2]])
+
+
+def teach(num_verified: list[int], num_accepted: list[int], req_ids: tuple[str, ...]):
+    """Return what a calibration learnt from one step of three requests."""
+    feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
+    feedback.note(DraftBatch(np.full(3, 2), CONFIDENCE, IDS, num_decodes=3))
+    verified, accepted = np.array([num_verified, num_accepted], dtype=np.int64)
+    feedback.observe(VerificationOutcome(verified, accepted, req_ids))
+    feedback.flush(calibration)
+    return calibration.predict(CONFIDENCE, IDS)
+
+
+def test_outcomes_find_their_drafts_in_any_order_and_number():
+    whole = teach([2, 0, 1], [1, 0, 1], IDS)
+    assert teach([1, 2], [1, 1], ("c", "a")) == pytest.approx(whole)
+    # Requests that nothing is known about teach nothing.
+    assert teach([1, 2, 2], [1, 1, 2], ("c", "a", "new")) == pytest.approx(whole)
+    assert teach([2, 1], [1, 1], ("c", "a")) != pytest.approx(whole)
+
+    untaught = ConfidenceCalibration(2).predict(CONFIDENCE, IDS)
+    assert teach([2], [2], ("new",)) == pytest.approx(untaught)
+    assert teach([], [], ()) == pytest.approx(untaught)
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        {"num_accepted": np.array([1])},
+        {"num_verified": np.array([1])},
+        {"req_ids": ("a",)},
+        {"confidence": np.array([[0.9, 0.8]])},
+        {"confidence": np.array([0.9, 0.8])},
+    ],
+)
+def test_an_outcome_of_another_shape_is_refused_and_spoils_no_other(
+    malformed: dict[str, object],
+):
+    feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
+    outcome = VerificationOutcome(
+        np.array([2, 2]), np.array([1, 2]), ("a", "b"), confidence=CONFIDENCE[:2]
+    )
+    feedback.observe(outcome)
+
+    with pytest.raises(ValueError, match="outcomes"):
+        feedback.observe(replace(outcome, **malformed))
+
+    feedback.flush(calibration)
+    assert calibration.export_state() != ConfidenceCalibration(2).export_state()
+
+
+def test_outcomes_that_cannot_be_learnt_are_lost_and_the_next_ones_teach():
+    feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
+    untaught = calibration.predict(CONFIDENCE, IDS)
+    good = VerificationOutcome(np.array([2]), np.array([2]), ("a",), CONFIDENCE[:1])
+    feedback.observe(good)
+    feedback.observe(replace(good, confidence=np.full((1, 2), np.nan)))
+    with pytest.raises(ValueError, match="row 1"):
+        feedback.flush(calibration)
+    assert calibration.predict(CONFIDENCE, IDS) == pytest.approx(untaught)
+
+    feedback.observe(good)
+    feedback.flush(calibration)
+
+    assert (calibration.predict(CONFIDENCE, IDS)[0] > untaught[0]).all()

@@ -1,4 +1,4 @@
-"""Machine code is never older than any module that it was compiled from."""
+"""Machine code is never old, and nothing is left to compile while requests wait."""
 
 from __future__ import annotations
 
@@ -8,84 +8,73 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import policies
 from policies.compiled import compiled
+from policies.decisions.select import select_drafts
+from policies.registry import POLICY_NAMES, build_planner
+from policies.types import DraftBatch, EngineLimits, PolicySpec
+from policies.warmup import warm_up
+from tests.policies.made_up import MAX_DEPTH, MadeUpEngine
+from tests.policies.made_up_steps import MadeUpStep
 
 PACKAGE = Path(policies.__file__).parent
 
-
-def survival_of_a_sure_token(folder: Path) -> float:
-    """Return, in a process of its own, what `stopping` compiled from `logit`."""
-    program = """
+# What `early_exit` compiled from `logit`, and a table for a class of `cost_filter`.
+PROGRAM = """
 import pathlib
 import numpy as np
 import policies
-assert pathlib.Path(policies.__file__).parent == pathlib.Path("policies").resolve()
 from policies.decisions.early_exit import _take_in_pass
+from policies.estimators.cost_table import CostTable
+
+assert pathlib.Path(policies.__file__).parent == pathlib.Path("policies").resolve()
 worth, nothing = np.ones(1), np.zeros(1)
 _take_in_pass(worth, np.ones(1), nothing, 1.0, 0.0, nothing, 0.0)
-print(worth[0])
+table = CostTable(8, first_ms=10.0, per_unit_ms=1.0)
+table.observe(4, 20.0)
+print(worth[0], table.at(4))
 """
-    return float(run(program, folder))
 
 
-def copy_package(folder: Path) -> Path:
-    """Copy the package, without anything compiled."""
-    copy = folder / "policies"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    return copy
-
-
-def run(program: str, folder: Path) -> str:
-    """Run a program on the package copied to a folder, and return what it prints."""
+def run(folder: Path) -> tuple[float, float]:
+    """Return a sure token's survival and the price after a sample, in a new process."""
     environment = {
         key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ
     }
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", PROGRAM],
         cwd=folder,
         env=environment | {"NUMBA_CACHE_DIR": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stdout
+    survival, price_ms = done.stdout.split()
+    return float(survival), float(price_ms)
 
 
-def test_a_constant_changed_in_one_module_reaches_what_another_compiled(
-    tmp_path: Path,
-):
-    copy = copy_package(tmp_path)
-    assert survival_of_a_sure_token(tmp_path) > 0.99
+def test_what_changed_in_one_module_reaches_what_others_compiled(tmp_path: Path):
+    """A constant that is another one, and a class that is gone."""
+    copy = tmp_path / "policies"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    survival, price_ms = run(tmp_path)
+    assert survival > 0.99
     assert list((tmp_path / "cache").rglob("*.nbc"))
 
-    logit = copy / "estimators" / "logit.py"
-    logit.write_text(
-        logit.read_text().replace("MAX_LOG_ODDS = 8.0", "MAX_LOG_ODDS = 0.0")
-    )
-
-    assert survival_of_a_sure_token(tmp_path) == 0.5
-
-
-def price_after_a_sample(folder: Path) -> float:
-    """Return, in a process of its own, what a cost table made of one sample."""
-    program = """
-from policies.estimators.cost_table import CostTable
-table = CostTable(8, first_ms=10.0, per_unit_ms=1.0)
-table.observe(4, 20.0)
-print(table.at(4))
-"""
-    return float(run(program, folder))
-
-
-def test_what_was_compiled_for_a_class_that_is_gone_is_compiled_anew(tmp_path: Path):
-    copy = copy_package(tmp_path)
-    before = price_after_a_sample(tmp_path)
-    for name in ("cost_filter", "cost_table"):
+    for name, old, new in (
+        ("logit", "MAX_LOG_ODDS = 8.0", "MAX_LOG_ODDS = 0.0"),
+        ("cost_filter", "NoiseState", "StateOfNoise"),
+        ("cost_table", "NoiseState", "StateOfNoise"),
+    ):
         module = copy / "estimators" / f"{name}.py"
-        module.write_text(module.read_text().replace("NoiseState", "StateOfNoise"))
+        source = module.read_text()
+        assert old in source
+        module.write_text(source.replace(old, new))
 
-    assert price_after_a_sample(tmp_path) == before
+    assert run(tmp_path) == (0.5, price_ms)
 
 
 def double(number: float) -> float:
@@ -97,3 +86,43 @@ def test_what_was_compiled_once_is_found_on_disk():
     again = compiled(double)
     assert again(1.0) == 2.0
     assert sum(again.stats.cache_hits.values()) == 1
+
+
+def count_compiled() -> dict[str, int]:
+    """Count for each compiled function for how many kinds of arguments it was."""
+    return {
+        f"{name}.{attribute}": len(value.signatures)
+        for name, module in list(sys.modules.items())
+        if name.startswith("policies.")
+        for attribute, value in vars(module).items()
+        if hasattr(value, "signatures")
+    }
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICY_NAMES) - {"none"}))
+@pytest.mark.parametrize("padded_sizes", [(), (1, 2, 4, 8, 16, 32, 64)])
+def test_nothing_is_left_to_compile(policy: str, padded_sizes: tuple[int, ...]):
+    spec = PolicySpec(policy, MAX_DEPTH - 1, max_draft_tokens=MAX_DEPTH)
+    limits = EngineLimits(
+        512, 64, skips_drafter=True, exits_early=True, padded_sizes=padded_sizes
+    )
+    warm_up(spec, limits)
+    before = count_compiled()
+    assert sum(before.values()) > 0
+
+    for sampled in (False, True):
+        planner = build_planner(spec, limits)
+        MadeUpEngine(6).run(planner, 100, sampled=sampled)
+    for has_classes in (False, True):
+        planner, timing = build_planner(spec, limits), None
+        rng = np.random.default_rng(0)
+        for number in range(250):
+            num_reqs, depth = 5 - number % 2, spec.max_depth
+            step = MadeUpStep(rng, num_reqs, depth, has_classes=has_classes)
+            timing = step.time(step.run(planner, timing))
+    planner.import_state(planner.export_state())
+    for num_decodes in (3, 4):
+        planner.select(DraftBatch(np.array([2, 0, 1]), None, num_decodes=num_decodes))
+        planner.choose_depth(3)
+    select_drafts(np.full((3, 2), 0.5, dtype=np.float32), np.array([2, 0, 1]), 2)
+    assert count_compiled() == before

@@ -9,35 +9,45 @@ import pytest
 
 from policies.depth_control import REPLAN_EVERY
 from policies.exploration import Exploration
+from policies.goodput import GoodputPlanner
 from policies.types import DraftBatch
-from tests.policies.test_goodput import MadeUpEngine, make_goodput
+from tests.policies.made_up import MadeUpEngine, make_goodput
+
+UNLIKELY = np.tile([0.6, 0.5, 0.4], (8, 1))
 
 
-def make_batch(confidence: np.ndarray, **more: object) -> DraftBatch:
+def make_batch(
+    confidence: np.ndarray, own_target_ms: float = np.inf, **more: object
+) -> DraftBatch:
+    """Return drafts of equal length; the last request has a target, if any has."""
     num_reqs, depth = confidence.shape
+    targets_ms = np.array([np.inf] * (num_reqs - 1) + [own_target_ms])
     return DraftBatch(
         num_draft_tokens=np.full(num_reqs, depth),
         confidence=confidence,
         req_ids=tuple(range(num_reqs)),
         num_decodes=num_reqs,
         num_context_tokens=100 * num_reqs,
-        **more,
+        **({"latency_targets_ms": targets_ms} | more),
     )
 
 
-def trained(num_reqs: int, token_ms: float = 3.0, **kw: float):
+def trained(num_reqs: int, token_ms: float = 3.0) -> GoodputPlanner:
     """Return a planner that knows what steps cost, and neither probes nor explores."""
-    planner = make_goodput(**kw)
+    planner = make_goodput()
     engine = MadeUpEngine(num_reqs, token_ms=token_ms)
     engine.run(planner, 300)
     # Counts of tokens that were never tried have their true price too.
     counts = range(1, 65)
-    planner.cost.target.fit_profile(
-        counts, [engine.base_ms + token_ms * count for count in counts]
-    )
+    prices_ms = [engine.base_ms + token_ms * count for count in counts]
+    planner.cost.target.fit_profile(counts, prices_ms)
     planner.depth.exploration = Exploration()
     planner.choose_depth(num_reqs)
     return planner
+
+
+def verify_ms(planner: GoodputPlanner, num_tokens: float) -> float:
+    return float(planner.depth.costs.verify_ms(np.array([float(num_tokens)]))[0])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -45,62 +55,30 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed:
     rng = np.random.default_rng(seed)
     planner = trained(4)
     confidence, weights = rng.uniform(0.3, 0.99, (4, 3)), rng.uniform(0.5, 4.0, 4)
-    batch = make_batch(confidence, weights=weights)
-    survival = np.cumprod(
-        planner.acceptance.calibration.predict(confidence, range(4)), axis=1
-    )
-    worth = survival * (weights / weights.mean())[:, None]
+    acceptance = planner.acceptance.calibration.predict(confidence, range(4))
+    worth = np.cumprod(acceptance, axis=1) * (weights / weights.mean())[:, None]
     price = planner.plan.tokens_per_ms
 
     def surplus(admitted: tuple[int, ...]) -> float:
-        num_tokens = np.array([4.0 + sum(admitted)])
-        cost_ms = float(planner.depth.costs.verify_ms(num_tokens)[0])
         gained = sum(worth[i, :count].sum() for i, count in enumerate(admitted))
-        return gained - price * cost_ms
+        return gained - price * verify_ms(planner, 4 + sum(admitted))
 
     best = max(surplus(admitted) for admitted in product(range(4), repeat=4))
-    assert surplus(tuple(planner.select(batch).num_admitted)) == pytest.approx(best)
+    selection = planner.select(make_batch(confidence, weights=weights))
+    assert surplus(tuple(selection.num_admitted)) == pytest.approx(best)
 
 
-def test_equal_weights_change_nothing():
-    confidence = np.random.default_rng(1).uniform(0.2, 0.99, (6, 4))
-    plain = trained(6).select(make_batch(confidence))
-    weighed = trained(6).select(make_batch(confidence, weights=np.full(6, 7.0)))
-    np.testing.assert_array_equal(plain.num_admitted, weighed.num_admitted)
-    assert plain.expected_accepted == pytest.approx(weighed.expected_accepted)
-
-
-def test_the_same_drafts_are_verified_for_the_request_that_is_worth_more():
-    confidence = np.tile([0.75, 0.7, 0.65], (6, 1))
-    weights = np.array([1.0, 1.0, 8.0, 1.0, 1.0, 1.0])
-    admitted = trained(6).select(make_batch(confidence, weights=weights)).num_admitted
-    assert admitted[2] > admitted.max(where=np.arange(6) != 2, initial=0)
-
-
-def late(targets_ms: list[float]) -> np.ndarray:
-    return np.array(targets_ms, dtype=np.float64)
-
-
-def test_a_request_that_would_miss_its_target_gets_its_drafts_first():
+@pytest.mark.parametrize(
+    ("target_ms", "gets_drafts"), [(np.inf, False), (500.0, False), (40.0, True)]
+)
+def test_a_request_that_would_miss_its_target_gets_its_drafts_first(
+    target_ms: float, gets_drafts: bool
+):
     # At 5 ms a token and rather unlikely drafts, throughput wants none of them.
-    confidence = np.tile([0.6, 0.5, 0.4], (8, 1))
     planner = trained(8, token_ms=5.0)
-    free = planner.select(make_batch(confidence)).num_admitted
-    targets_ms = late([np.inf] * 7 + [40.0])
-    bound = planner.select(make_batch(confidence, latency_targets_ms=targets_ms))
-    assert free.sum() == 0
-    np.testing.assert_array_equal(bound.num_admitted[:7], 0)
-    assert bound.num_admitted[7] >= 1
-
-
-def test_a_request_that_meets_its_target_anyway_gets_nothing_extra():
-    confidence = np.tile([0.6, 0.5, 0.4], (8, 1))
-    planner = trained(8, token_ms=5.0)
-    targets_ms = late([np.inf] * 7 + [500.0])
-    admitted = planner.select(
-        make_batch(confidence, latency_targets_ms=targets_ms)
-    ).num_admitted
-    np.testing.assert_array_equal(admitted, 0)
+    admitted = planner.select(make_batch(UNLIKELY, target_ms)).num_admitted
+    np.testing.assert_array_equal(admitted[:7], 0)
+    assert (admitted[7] > 0) == gets_drafts
 
 
 def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
@@ -110,24 +88,19 @@ def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
     free = planner.select(make_batch(confidence))
     # Eight tokens take about 20 ms with the drafter's first pass.
     fixed_ms = planner.depth.costs.fixed_ms(make_batch(confidence))
-    base_ms = fixed_ms + float(planner.depth.costs.verify_ms(np.array([8.0]))[0])
-    targets_ms = late([np.inf] * 7 + [1.3 * base_ms])
-    bound = planner.select(make_batch(confidence, latency_targets_ms=targets_ms))
-    assert (
-        bound.num_cut_by_latency == free.num_admitted.sum() - bound.num_admitted.sum()
-    )
-    assert 0 < bound.num_admitted.sum() < free.num_admitted.sum()
-    num_tokens = np.array([8.0 + bound.num_admitted.sum()])
-    step_ms = fixed_ms + float(planner.depth.costs.verify_ms(num_tokens)[0])
-    assert step_ms <= 1.3 * base_ms
+    target_ms = 1.3 * (fixed_ms + verify_ms(planner, 8))
+    bound = planner.select(make_batch(confidence, target_ms))
+    num_free, num_bound = free.num_admitted.sum(), bound.num_admitted.sum()
+    assert bound.num_cut_by_latency == num_free - num_bound
+    assert 0 < num_bound < num_free
+    assert fixed_ms + verify_ms(planner, 8 + num_bound) <= target_ms
 
 
 def test_a_target_out_of_reach_does_not_take_the_others_drafts_away():
     confidence = np.full((8, 3), 0.97)
     planner = trained(8, token_ms=0.85)
     free = planner.select(make_batch(confidence))
-    targets_ms = late([np.inf] * 7 + [0.5])
-    bound = planner.select(make_batch(confidence, latency_targets_ms=targets_ms))
+    bound = planner.select(make_batch(confidence, 0.5))
     assert bound.num_cut_by_latency == 0
     assert bound.num_admitted.sum() >= free.num_admitted.sum()
 
@@ -139,7 +112,7 @@ def test_sampled_drafts_stay_judged_by_what_was_known_before_them():
     rng = np.random.default_rng(3)
     more = {
         "weights": np.array([1.0, 5.0, 1.0, 2.0, 1.0, 1.0]),
-        "latency_targets_ms": late([20.0, np.inf, 12.0, np.inf, 15.0, np.inf]),
+        "latency_targets_ms": np.array([20.0, np.inf, 12.0, np.inf, 15.0, np.inf]),
         "drafts_are_sampled": True,
     }
     for _ in range(3):
@@ -161,6 +134,6 @@ def test_the_depth_follows_the_tightest_target_that_can_be_met():
     for _ in range(REPLAN_EVERY):
         assert planner.choose_depth(8) in (0, 1)
     assert planner.choose_depth(8) == 0
-    plain_ms = float(planner.depth.costs.verify_ms(np.array([8.0]))[0])
+    plain_ms = verify_ms(planner, 8)
     assert planner.choose_depth(8, 0.01 * plain_ms) == 0
     assert planner.choose_depth(8, 0.8 * plain_ms) > 0

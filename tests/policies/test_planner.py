@@ -1,125 +1,72 @@
-"""Planners: what each policy verifies, how deep it drafts, and what it learns."""
+"""What planners decide, the contract they keep, and which cannot be built."""
 
 from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import policies
+from policies.baselines import TetrisPlanner
 from policies.planner import Planner
 from policies.registry import POLICY_NAMES, build_planner
-from policies.types import DraftBatch, PolicySpec, VerificationOutcome
+from policies.testing import check_planner
+from policies.types import DraftBatch, DraftSelection, PolicySpec, VerificationOutcome
+
+FALLING = [0.9, 0.8, 0.7, 0.6]
 
 
-def make_batch(
-    lengths: list[int], confidence: list[list[float]] | None = None
-) -> DraftBatch:
-    """Build a batch; no confidence means a drafter without logits."""
-    return DraftBatch(
-        num_draft_tokens=np.array(lengths, dtype=np.int64),
-        confidence=None if confidence is None else np.array(confidence),
-    )
+def make_planner(name: str, draft_tokens: int = 2, most: int = 4) -> Planner:
+    return build_planner(PolicySpec(name, draft_tokens, max_draft_tokens=most))
 
 
-def make_planner(
-    name: str, draft_tokens: int = 2, max_draft_tokens: int = 4
-) -> Planner:
-    spec = PolicySpec(name, draft_tokens, max_draft_tokens=max_draft_tokens)
-    return build_planner(spec)
+@pytest.mark.parametrize(("name", "depth"), [("fixed", 3), ("tetris", 8)])
+def test_tetris_drafts_deeper_than_it_verifies_and_fixed_does_not(
+    name: str, depth: int
+):
+    planner = make_planner(name, draft_tokens=3, most=8)
+    assert [planner.choose_depth(n) for n in (0, 1, 64)] == [depth] * 3
+    assert PolicySpec(name, 3, max_draft_tokens=8).max_depth == depth
 
 
-def test_fixed_verifies_every_draft():
-    selection = make_planner("fixed").select(make_batch([2, 0, 1]))
-    np.testing.assert_array_equal(selection.num_admitted, [2, 0, 1])
-    assert selection.draft_budget == 3
-
-
-def test_fixed_drafts_its_constant_depth_and_ignores_the_largest():
-    planner = make_planner("fixed", draft_tokens=3, max_draft_tokens=8)
-    assert [planner.choose_depth(n) for n in (0, 1, 64)] == [3, 3, 3]
-    assert PolicySpec("fixed", 3, max_draft_tokens=8).max_depth == 3
-
-
-def test_tetris_drafts_deeper_than_it_verifies():
-    planner = make_planner("tetris", draft_tokens=3, max_draft_tokens=8)
-    assert [planner.choose_depth(n) for n in (0, 1, 64)] == [8, 8, 8]
-    assert PolicySpec("tetris", 3, max_draft_tokens=8).max_depth == 8
-
-
-def test_tetris_spends_k_per_drafting_request_where_survival_is_largest():
-    confidence = [[0.9, 0.9, 0.9, 0.9], [0.1, 0.9, 0.9, 0.9], [0.5, 0.5, 0.5, 0.5]]
-    selection = make_planner("tetris").select(make_batch([4, 4, 4], confidence))
-    # Survival: .9 .81 .729 .656 | .1 .09 .081 .073 | .5 .25 .125 .0625; six places.
-    assert selection.draft_budget == 6
-    np.testing.assert_array_equal(selection.num_admitted, [4, 0, 2])
-
-
-def test_requests_without_drafts_add_nothing_to_the_budget():
-    selection = make_planner("tetris").select(
-        make_batch([4, 0, 0], [[0.9, 0.8, 0.7, 0.6], [0.0] * 4, [0.0] * 4])
-    )
-    assert selection.draft_budget == 2
-    np.testing.assert_array_equal(selection.num_admitted, [2, 0, 0])
-
-
-def test_places_a_short_draft_leaves_go_to_the_others():
-    """An ngram request that found one match frees its second place."""
-    selection = make_planner("tetris").select(make_batch([1, 4]))
-    assert selection.draft_budget == 4
-    np.testing.assert_array_equal(selection.num_admitted, [1, 3])
-
-
-def test_an_empty_batch_selects_nothing():
-    for name in ("fixed", "tetris"):
-        selection = make_planner(name).select(make_batch([]))
-        assert selection.num_admitted.shape == (0,)
-        assert selection.draft_budget == 0
-
-
-def test_without_confidence_tetris_prefers_shallow_positions():
-    selection = make_planner("tetris").select(make_batch([4, 4, 4]))
-    np.testing.assert_array_equal(selection.num_admitted, [2, 2, 2])
-
-
-def test_without_confidence_every_request_gets_the_learnt_survival():
-    planner = make_planner("tetris", draft_tokens=1, max_draft_tokens=3)
-    for _ in range(100):
-        planner.observe(
-            VerificationOutcome(
-                num_verified=np.array([3, 3]), num_accepted=np.array([3, 1])
-            )
-        )
-    survival = planner._survival(make_batch([3, 1]))
-    # Position 0 always held, position 1 half of the time, position 2 whenever
-    # position 1 did.
-    np.testing.assert_allclose(survival[0], [1.0, 0.5, 0.5], atol=0.05)
-    np.testing.assert_array_equal(survival[0], survival[1])
+@pytest.mark.parametrize(
+    ("name", "lengths", "confidence", "admitted"),
+    [
+        ("fixed", [2, 0, 1], None, [2, 0, 1]),
+        # Survival: .9 .81 .729 .656 | .1 .09 .081 .073 | .5 .25 .125 .0625; six places.
+        ("tetris", [4, 4, 4], [[0.9] * 4, [0.1, 0.9, 0.9, 0.9], [0.5] * 4], [4, 0, 2]),
+        # Requests without drafts add nothing to the budget.
+        ("tetris", [4, 0, 0], [FALLING, [0.0] * 4, [0.0] * 4], [2, 0, 0]),
+        # An ngram request that found one match frees its second place.
+        ("tetris", [1, 4], None, [1, 3]),
+        # Without confidence shallow positions come first.
+        ("tetris", [4, 4, 4], None, [2, 2, 2]),
+    ],
+)
+def test_tetris_spends_what_fixed_would_where_survival_is_largest(
+    name: str,
+    lengths: list[int],
+    confidence: list[list[float]] | None,
+    admitted: list[int],
+):
+    given = None if confidence is None else np.array(confidence)
+    planner = make_planner(name)
+    for _ in range(2):
+        selection = planner.select(DraftBatch(np.array(lengths), given))
+        assert selection.num_admitted.tolist() == admitted
+        assert selection.draft_budget == sum(admitted)
 
 
 def test_confidence_wins_over_what_was_learnt():
-    planner = make_planner("tetris", draft_tokens=1, max_draft_tokens=2)
+    planner = make_planner("tetris", draft_tokens=1, most=2)
     for _ in range(50):
-        planner.observe(
-            VerificationOutcome(num_verified=np.array([2]), num_accepted=np.array([0]))
-        )
-    selection = planner.select(make_batch([2, 2], [[0.2, 0.2], [0.9, 0.9]]))
-    np.testing.assert_array_equal(selection.num_admitted, [0, 2])
-
-
-def test_selecting_changes_neither_the_batch_nor_the_planner():
-    planner = make_planner("tetris")
-    batch = make_batch([4, 4], [[0.9, np.nan, 0.9, 0.9], [0.5, 0.5, 0.5, 0.5]])
-    confidence = batch.confidence.copy()
-    first = planner.select(batch)
-    second = planner.select(batch)
-    np.testing.assert_array_equal(first.num_admitted, second.num_admitted)
-    np.testing.assert_array_equal(batch.confidence, confidence)
-    np.testing.assert_array_equal(batch.num_draft_tokens, [4, 4])
-
-
-def test_the_deepest_draft_of_an_empty_batch_is_zero():
-    assert make_batch([]).max_depth == 0
-    assert make_batch([1, 3]).max_depth == 3
-    assert make_batch([1, 3]).num_reqs == 2
+        planner.observe(VerificationOutcome(np.array([2]), np.array([0])))
+    batch = DraftBatch(np.array([2, 2]), np.array([[0.2, 0.2], [0.9, 0.9]]))
+    assert planner.select(batch).num_admitted.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -127,25 +74,132 @@ def test_the_deepest_draft_of_an_empty_batch_is_zero():
     [
         (PolicySpec("fixed", 0), "draft_tokens must be >= 1, got 0"),
         (PolicySpec("goodput"), "max_draft_tokens must be >= 1, got 0"),
-        (
-            PolicySpec("tetris", 2, max_draft_tokens=1),
-            "max_draft_tokens must be >= 2, got 1",
-        ),
+        (PolicySpec("tetris", 2, max_draft_tokens=1), "tokens must be >= 2, got 1"),
         (
             PolicySpec("oracle", max_draft_tokens=2),
             r"'oracle' has no planner; .*'fixed', .*'tetris'",
         ),
         (PolicySpec("none", max_draft_tokens=2), "'none' has no planner"),
+        (PolicySpec("fixed", 4, params={"cut": 1}), "takes no params"),
+        (PolicySpec("my_policies", max_draft_tokens=4), "name a class as module:Class"),
     ],
 )
-def test_unknown_names_and_numbers_are_refused_by_value(spec, message):
+def test_unknown_names_and_numbers_are_refused_by_value(spec: PolicySpec, message: str):
     with pytest.raises(ValueError, match=message):
         build_planner(spec)
 
 
-def test_every_named_policy_but_none_has_a_planner():
-    assert POLICY_NAMES[0] == "none"
-    for name in POLICY_NAMES[1:]:
-        assert (
-            build_planner(PolicySpec(name, 1, max_draft_tokens=1)).choose_depth(1) >= 1
-        )
+DEPTH = 4
+README = Path(policies.__file__).with_name("README.md")
+NAME = "my_policies.threshold:Threshold"
+MOST_LINES = 30
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICY_NAMES) - {"none"}))
+def test_our_own_planners_keep_the_contract(policy: str) -> None:
+    spec = PolicySpec(policy, DEPTH, max_draft_tokens=DEPTH)
+    check_planner(lambda limits: build_planner(spec, limits), DEPTH)
+
+
+class Faulty(TetrisPlanner):
+    """A planner with one fault."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(draft_tokens=2, max_draft_tokens=DEPTH)
+        self.fault = fault
+
+    def select(self, batch: DraftBatch) -> DraftSelection:
+        selection, confidence = super().select(batch), batch.confidence
+        if self.fault == "looks ahead" and confidence is not None:
+            is_sure = np.nan_to_num(confidence).mean(axis=1) > 0.5
+            admitted = np.where(is_sure, batch.num_draft_tokens, 0)
+            return DraftSelection(admitted, int(admitted.sum()))
+        if self.fault == "too many":
+            return replace(selection, num_admitted=batch.num_draft_tokens + 1)
+        if self.fault == "changes the batch":
+            batch.num_draft_tokens[:] = selection.num_admitted
+        if (
+            self.fault == "nan"
+            and confidence is not None
+            and np.isnan(confidence).any()
+        ):
+            raise FloatingPointError("a confidence is not a number")
+        if self.fault == "budget":
+            return replace(selection, draft_budget=0)
+        return selection
+
+    def choose_depth(
+        self, num_reqs: int, latency_target_ms: float | None = None
+    ) -> int:
+        return DEPTH + (self.fault == "too deep")
+
+    def export_state(self) -> dict[str, object]:
+        return {"x": np.zeros(2)} if self.fault == "exports arrays" else {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("looks ahead", AssertionError, "depends on its confidences after it"),
+        ("too many", AssertionError, "admitted .* drafts"),
+        ("changes the batch", AssertionError, "select changed the batch"),
+        ("budget", AssertionError, "draft_budget 0 is below"),
+        ("too deep", AssertionError, r"depth 5 is not within 0\.\.4"),
+        ("nan", FloatingPointError, "not a number"),
+        ("exports arrays", TypeError, "not JSON serializable"),
+    ],
+)
+def test_each_broken_rule_is_named(
+    fault: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_planner(lambda limits: Faulty(fault), DEPTH)
+
+
+def find_python() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+
+
+def test_the_selector_alone_answers_as_the_readme_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = find_python()[2]
+    exec(compile(code, "README.md", "exec"), {})
+    assert code.splitlines()[-1].endswith(f"# {capsys.readouterr().out.strip()}")
+
+
+@pytest.fixture
+def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the README's policy as a package outside the repository."""
+    code = find_python()[0]
+    assert len(code.splitlines()) <= MOST_LINES
+    package = tmp_path / "my_policies"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "threshold.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("my_policies", "my_policies.threshold"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("own_package")
+def test_the_policy_in_the_readme_passes_the_published_check() -> None:
+    spec = PolicySpec(NAME, max_draft_tokens=DEPTH, params={"survival": 0.3})
+    check_planner(lambda limits: build_planner(spec, limits), max_depth=DEPTH)
+
+
+@pytest.mark.usefixtures("own_package")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (NAME, "cannot be built from .*'cut'"),
+        ("my_policies.none:Threshold", "cannot be imported: .*install"),
+        ("my_policies.threshold:Thresh", "cannot be imported"),
+        ("my_policies.threshold:np", "is no subclass of policies"),
+    ],
+)
+def test_a_planner_that_cannot_be_had_is_named_with_the_fix(
+    name: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_planner(PolicySpec(name, max_draft_tokens=DEPTH, params={"cut": 1}))

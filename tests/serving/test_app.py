@@ -1,40 +1,44 @@
-"""How settings become engine arguments, Ray resources and replica environments."""
+"""How settings become engine arguments and replicas; without Ray, just the same."""
 
+import json
 from argparse import Namespace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.app import build_app, check_servable, front_options_of, settings_from_args
+from serving.commands.bench import _run
 from serving.contract import MovedNamesError
 from serving.engine_args import engine_kwargs_of, replica_env_of
-from serving.settings.model import SettingsError, parse_settings, parse_value
-from tests.serving.test_settings import minimal
+from serving.offline import start_arguments
+from serving.settings.model import Settings, SettingsError, parse_settings
+from tests.serving.test_settings import IMPORTS_MAY_WARN, ROOT, minimal, written
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
+pytestmark = IMPORTS_MAY_WARN
 
-ROOT = Path(__file__).resolve().parents[2]
+GPU = "engine.device=gpu replicas.num_gpus=1"
 
 
-def engine_kwargs(**sections: dict[str, Any]) -> dict[str, Any]:
-    return engine_kwargs_of(parse_settings(minimal(**sections)))
+def deployment(settings: str) -> Settings:
+    return parse_settings(minimal(), overrides=written(settings))
+
+
+def engine_kwargs(settings: str) -> dict[str, Any]:
+    return engine_kwargs_of(deployment(settings))
 
 
 def test_policy_none_starts_a_stock_engine_without_a_drafter() -> None:
-    kwargs = engine_kwargs(policy={"name": "none"})
+    kwargs = engine_kwargs("policy.name=none")
     assert not {"scheduler_cls", "worker_cls", "speculative_config"} & kwargs.keys()
     assert kwargs["per_request_spec_decode_metrics"] == "none"
 
 
 def test_tetris_drafts_deeper_than_it_verifies() -> None:
     kwargs = engine_kwargs(
-        policy={"name": "tetris", "draft_tokens": 2, "max_draft_tokens": 5},
-        engine={"max_num_seqs": 7},
+        "policy.name=tetris policy.draft_tokens=2 policy.max_draft_tokens=5 "
+        "engine.max_num_seqs=7"
     )
     assert kwargs["speculative_config"] == {
         "method": "draft_model",
@@ -56,136 +60,119 @@ def test_tetris_drafts_deeper_than_it_verifies() -> None:
 
 
 def test_classes_reach_the_engine_and_their_priorities_its_queue() -> None:
-    classes = {"chat": {"weight": 4, "latency_target_ms": 50, "priority": -1}}
-    kwargs = engine_kwargs(policy={"name": "goodput", "classes": classes})
+    kwargs = engine_kwargs(
+        "policy.classes.chat.weight=4 policy.classes.chat.latency_target_ms=50 "
+        "policy.classes.chat.priority=-1"
+    )
     assert kwargs["additional_config"]["tetris"]["classes"] == {
         "chat": {"weight": 4.0, "latency_target_ms": 50.0, "priority": -1}
     }
     assert kwargs["scheduling_policy"] == "priority"
-    without = engine_kwargs(policy={"name": "goodput", "classes": {"chat": {}}})
-    assert "scheduling_policy" not in without
+    assert "scheduling_policy" not in engine_kwargs("policy.classes.chat={}")
 
 
-def test_methods_without_a_draft_model_pass_their_own_fields() -> None:
+def test_further_fields_of_a_method_and_arguments_of_an_engine_reach_vllm() -> None:
     kwargs = engine_kwargs(
-        model={"draft": None},
-        policy={"name": "fixed", "method": "ngram", "extra": {"prompt_lookup_max": 4}},
+        "model.draft=null policy.name=fixed policy.method=ngram "
+        "policy.extra.prompt_lookup_max=4 engine.extra.block_size=32 "
+        "engine.tool_call_parser=hermes"
     )
     assert "model" not in kwargs["speculative_config"]
     assert kwargs["speculative_config"]["prompt_lookup_max"] == 4
-
-
-def test_further_engine_arguments_reach_vllm() -> None:
-    assert engine_kwargs(engine={"extra": {"block_size": 32}})["block_size"] == 32
-
-
-def test_a_tool_parser_enables_automatic_tool_choice() -> None:
-    kwargs = engine_kwargs(engine={"tool_call_parser": "hermes"})
+    assert kwargs["block_size"] == 32
     assert kwargs["tool_call_parser"] == "hermes"
     assert kwargs["enable_auto_tool_choice"] is True
 
 
-def on_gpu(engine: dict[str, Any] | None = None, **policy: Any) -> dict[str, Any]:
-    """Return sections of a deployment on one GPU."""
-    return {
-        "engine": {"device": "gpu", **(engine or {})},
-        "replicas": {"num_gpus": 1},
-        "policy": policy,
-    }
-
-
-def test_on_a_gpu_fixed_is_left_to_vllm_unless_the_adapter_is_asked_for() -> None:
-    assert "scheduler_cls" not in engine_kwargs(**on_gpu(name="fixed"))
-    kwargs = engine_kwargs(**on_gpu({"adapter": "on"}, name="fixed"))
-    assert kwargs["scheduler_cls"].endswith("gpu.scheduler.TetrisAsyncScheduler")
-
-
-@pytest.mark.parametrize("name", ["tetris", "dynamic", "goodput"])
-def test_on_a_gpu_other_policies_run_on_the_adapter_for_the_v2_runner(
-    name: str,
+@pytest.mark.parametrize(
+    ("settings", "has_adapter"),
+    [
+        ("policy.name=fixed", False),
+        ("policy.name=fixed engine.adapter=on", True),
+        ("policy.name=tetris", True),
+        ("policy.name=dynamic", True),
+        ("policy.name=goodput", True),
+    ],
+)
+def test_on_a_gpu_fixed_is_left_to_vllm_and_the_rest_runs_on_the_v2_runner(
+    settings: str, has_adapter: bool
 ) -> None:
-    kwargs = engine_kwargs(**on_gpu(name=name))
-    assert kwargs["scheduler_cls"].endswith("gpu.scheduler.TetrisAsyncScheduler")
-    assert kwargs["worker_cls"].endswith("gpu.worker.TetrisGPUWorker")
+    given = deployment(f"{GPU} {settings}")
+    kwargs, env = engine_kwargs_of(given), replica_env_of(given)
     # The worker switches it on where it works; asked for here, vLLM would refuse to
     # start where it does not.
     assert "enable_adaptive_verification" not in kwargs["speculative_config"]
-
-
-def test_on_a_gpu_the_adapter_gets_an_executor_with_asynchronous_scheduling() -> None:
-    settings = parse_settings(minimal(**on_gpu(name="goodput")))
-    assert replica_env_of(settings)["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] == "1"
-    plain = parse_settings(minimal(**on_gpu(name="fixed")))
-    assert "VLLM_USE_RAY_V2_EXECUTOR_BACKEND" not in replica_env_of(plain)
-
-
-def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen() -> None:
-    def lengths(max_num_seqs: int, **policy: Any) -> list[list[int]]:
-        kwargs = engine_kwargs(**on_gpu({"max_num_seqs": max_num_seqs}, **policy))
-        table = kwargs["speculative_config"]["num_speculative_tokens_per_batch_size"]
-        assert isinstance(table, list)
-        return table
-
-    assert lengths(64, name="goodput", max_draft_tokens=3) == [
-        [1, 1, 1],
-        [2, 2, 2],
-        [3, 64, 3],
-    ]
-    assert lengths(2, name="dynamic", max_draft_tokens=4) == [[1, 1, 3], [2, 2, 4]]
-    assert lengths(1, name="goodput", max_draft_tokens=4) == [[1, 1, 4]]
-    assert lengths(64, name="tetris") == [[1, 64, 5]]
+    assert ("scheduler_cls" in kwargs) == has_adapter
+    assert (env.get("VLLM_USE_RAY_V2_EXECUTOR_BACKEND") == "1") == has_adapter
+    if has_adapter:
+        # Steps overlap there.
+        assert kwargs["scheduler_cls"].endswith("gpu.scheduler.TetrisAsyncScheduler")
+        assert kwargs["worker_cls"].endswith("gpu.worker.TetrisGPUWorker")
 
 
 @pytest.mark.parametrize(
-    ("sections", "message"),
+    ("max_num_seqs", "policy", "table"),
+    [
+        (64, "name=goodput max_draft_tokens=3", [[1, 1, 1], [2, 2, 2], [3, 64, 3]]),
+        (2, "name=dynamic max_draft_tokens=4", [[1, 1, 3], [2, 2, 4]]),
+        (1, "name=goodput max_draft_tokens=4", [[1, 1, 4]]),
+        (64, "name=tetris", [[1, 64, 5]]),
+    ],
+)
+def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen(
+    max_num_seqs: int, policy: str, table: list[list[int]]
+) -> None:
+    settings = [f"{GPU} engine.max_num_seqs={max_num_seqs}", *policy.split()]
+    config = engine_kwargs(" policy.".join(settings))["speculative_config"]
+    assert config["num_speculative_tokens_per_batch_size"] == table
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
     [
         (
-            on_gpu({"adapter": "off"}, name="tetris"),
+            f"{GPU} engine.adapter=off policy.name=tetris",
             r"engine\.adapter: off leaves .* set policy\.name: fixed",
         ),
         (
-            {"engine": {"adapter": "off"}, "policy": {"name": "goodput"}},
+            "engine.adapter=off policy.name=goodput",
             r"engine\.adapter: off leaves .* no policy goodput",
         ),
         (
-            {**on_gpu(name="tetris", method="ngram"), "model": {"draft": None}},
+            f"{GPU} policy.name=tetris policy.method=ngram model.draft=null",
             r"policy\.method: ngram reports no confidence on a GPU",
         ),
         (
-            on_gpu({"extra": {"async_scheduling": False}}, name="goodput"),
+            f"{GPU} policy.name=goodput engine.extra.async_scheduling=false",
             r"engine\.extra\.async_scheduling: must not be off",
         ),
         (
-            {"policy": {"name": "tetris", "method": "dflash"}},
+            "policy.name=tetris policy.method=dflash",
             r"policy\.method: dflash does not run on engine\.device: cpu",
         ),
+        ("model.target=/no/where", r"model\.target: no such folder"),
     ],
 )
-def test_what_no_adapter_can_do_is_refused_with_its_remedy(
-    sections: dict[str, Any], message: str
+def test_what_cannot_be_served_is_refused_with_its_remedy(
+    settings: str, message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message):
-        check_servable(parse_settings(minimal(**sections)))
-
-
-def test_without_the_adapter_an_engine_is_vllms_own() -> None:
-    kwargs = engine_kwargs(engine={"adapter": "off"}, policy={"name": "fixed"})
-    assert not {"scheduler_cls", "worker_cls", "additional_config"} & kwargs.keys()
+        check_servable(deployment(settings))
 
 
 @pytest.mark.parametrize("adapter", ["off", "'off'", "on", "auto"])
 def test_the_adapter_is_switched_by_words_that_yaml_takes_for_booleans(
     adapter: str,
 ) -> None:
-    overrides = {"engine.adapter": parse_value(adapter), "policy.name": "fixed"}
-    settings = parse_settings(minimal(), overrides=overrides)
+    settings = deployment(f"policy.name=fixed engine.adapter={adapter}")
     assert settings.engine.adapter == adapter.strip("'")
-    assert ("scheduler_cls" in engine_kwargs_of(settings)) == ("off" not in adapter)
+    ours = {"scheduler_cls", "worker_cls", "additional_config"}
+    expected = set() if "off" in adapter else ours
+    assert ours & engine_kwargs_of(settings).keys() == expected
 
 
 def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads() -> None:
-    settings = parse_settings(minimal(engine={"cpu_threads": 2, "env": {"A": "b"}}))
-    env = replica_env_of(settings)
+    env = replica_env_of(deployment("engine.cpu_threads=2 engine.env.A=b"))
     assert env["LD_PRELOAD"].split(":")[0].endswith("libiomp5.so")
     assert Path(env["LD_PRELOAD"].split(":")[0]).is_file()
     assert env["OMP_NUM_THREADS"] == "2"
@@ -195,10 +182,9 @@ def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads() -> None:
 
 
 def test_only_deployments_of_local_models_run_offline(tmp_path: Path) -> None:
-    remote = replica_env_of(parse_settings(minimal()))
-    assert "HF_HUB_OFFLINE" not in remote
-    local = {"target": str(tmp_path), "draft": str(tmp_path)}
-    assert replica_env_of(parse_settings(minimal(model=local)))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in replica_env_of(deployment(""))
+    local = deployment(f"model.target={tmp_path} model.draft={tmp_path}")
+    assert replica_env_of(local)["HF_HUB_OFFLINE"] == "1"
 
 
 def test_replicas_have_a_slot_for_each_front_of_two_generations(
@@ -210,14 +196,8 @@ def test_replicas_have_a_slot_for_each_front_of_two_generations(
     # Of it the tokenizer is the fronts' business.
     monkeypatch.setattr("serving.app.gguf_files_of", lambda _: {"target": "x.gguf"})
     folder = str(ROOT / "configs" / "models" / "demo-target")
-    settings = parse_settings(
-        minimal(
-            model={"target": folder},
-            policy={"name": "none"},
-            http={"fronts": {"min": 2, "max": 3}},
-        )
-    )
-    front = build_app(settings)._bound_deployment
+    fronts = "policy.name=none http.fronts.min=2 http.fronts.max=3"
+    front = build_app(deployment(f"model.target={folder} {fronts}"))._bound_deployment
     assert front.name == "TetrisFront"
     # Ray's default of 5 would let requests wait where nothing of ours runs.
     assert front.max_ongoing_requests == 10_000
@@ -240,17 +220,8 @@ def test_build_takes_a_file_with_overrides_or_the_sections_themselves() -> None:
     from_file = settings_from_args(
         {"config": "configs/tiny.yaml", "policy.name": "fixed"}
     )
-    assert from_file.model.id == "demo"
-    assert from_file.policy.name == "fixed"
+    assert (from_file.model.id, from_file.policy.name) == ("demo", "fixed")
     assert settings_from_args(minimal()).model.id == "m"
-
-
-def test_a_missing_model_folder_is_refused_before_anything_starts(
-    tmp_path: Path,
-) -> None:
-    settings = parse_settings(minimal(model={"target": str(tmp_path / "nowhere")}))
-    with pytest.raises(SettingsError, match=r"model\.target: no such folder"):
-        check_servable(settings)
 
 
 def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(
@@ -262,4 +233,31 @@ def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(
     with pytest.raises(
         MovedNamesError, match=r"(?s)Ray \S+ .*MovedAway is gone: this test"
     ):
-        build_app(parse_settings(minimal()))
+        build_app(deployment(""))
+
+
+def test_an_engine_is_started_as_a_replica_starts_it() -> None:
+    sections = minimal(policy={"name": "tetris"}, engine={"cpu_threads": 2})
+    arguments, env = start_arguments(sections)
+    settings = parse_settings(sections)
+    assert arguments.items() >= engine_kwargs_of(settings).items()
+    assert arguments["model"] == "org/target"
+    assert env.items() >= replica_env_of(settings).items()
+    assert env["OMP_NUM_THREADS"] == "2"
+    # They travel to another process.
+    assert json.loads(json.dumps(arguments)) == arguments
+
+
+@pytest.mark.parametrize("setting", [{"max_model_len": 1}, {"adapter": "off"}])
+def test_what_cannot_be_served_cannot_be_measured(setting: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=rf"engine\.{next(iter(setting))}"):
+        start_arguments(minimal(engine=setting))
+
+
+def test_a_benchmark_whose_libraries_are_missing_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missing = EntryPoint("engine", "no_such_library:main", "tetris_serve.benchmarks")
+
+    assert _run(missing, None) == 1  # type: ignore[arg-type]
+    assert "No module named 'no_such_library'" in capsys.readouterr().err

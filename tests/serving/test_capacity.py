@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from serving.replica.capacity import (
@@ -20,6 +21,50 @@ from serving.replica.capacity import (
     NvmlProbe,
     capacity_reader,
 )
+from tests.serving.conftest import wait_until
+
+BUSIEST = {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 0.5}
+SIGNAL_OF = {
+    # Not under MIG.
+    "nvmlDeviceGetUtilizationRates": "gpu_busy",
+    "nvmlDeviceGetMemoryInfo": "gpu_memory",
+    # Not before driver 535.
+    "nvmlDeviceGetCurrentClocksEventReasons": "gpu_throttled",
+}
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what was warned about."""
+    names: list[str] = []
+    monkeypatch.setattr(
+        "serving.replica.capacity.logger.warning",
+        lambda _, name, *__: names.append(name),
+    )
+    return names
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Stand in for NVML where there is no GPU: two devices, one of them too hot."""
+    nvml: Any = ModuleType("pynvml")
+    busy, used, reasons = {"0": 30, "1": 80}, {"0": 10, "1": 70}, {"0": 0, "1": 0x20}
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetCount = lambda: 2
+    nvml.nvmlDeviceGetHandleByIndex = str
+    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: {"GPU-b": "1"}[uuid]
+    nvml.nvmlDeviceGetUtilizationRates = lambda h: SimpleNamespace(gpu=busy[h])
+    nvml.nvmlDeviceGetMemoryInfo = lambda h: SimpleNamespace(used=used[h], total=100)
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda h: reasons[h]
+    nvml.nvmlClocksEventReasonSwPowerCap = 0x4
+    nvml.nvmlClocksEventReasonHwSlowdown = 0x8
+    nvml.nvmlClocksEventReasonSwThermalSlowdown = 0x20
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    return nvml
+
+
+def not_supported(*_: Any) -> Any:
+    raise RuntimeError("Not Supported")
 
 
 def spin() -> None:
@@ -28,28 +73,16 @@ def spin() -> None:
         pass
 
 
-def wait_for_cpu_s(process: multiprocessing.Process, seconds: float) -> None:
-    import psutil
-
-    watched = psutil.Process(process.pid)
-    deadline_s = time.monotonic() + 60
-    while watched.cpu_times().user < seconds:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
-def test_the_first_reading_has_nothing_to_compare_with() -> None:
-    assert CpuProbe().read() == {}
-
-
 def test_work_of_a_child_counts_as_the_replicas_own() -> None:
     probe = CpuProbe()
     child = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
     child.start()
     try:
         began_s = time.monotonic()
-        probe.read()
-        wait_for_cpu_s(child, 0.5)
+        # The first reading has nothing to compare with.
+        assert probe.read() == {}
+        watched = psutil.Process(child.pid)
+        wait_until(lambda: watched.cpu_times().user > 0.5, 60, period_s=0.02)
         shares = probe.read()
         core_s = (time.monotonic() - began_s) * len(os.sched_getaffinity(0))
     finally:
@@ -76,29 +109,24 @@ class Broken:
 
 
 def test_a_probe_that_fails_takes_no_other_along_and_is_tried_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
+    logged: list[str],
 ) -> None:
     broken = Broken()
-    steady = SimpleNamespace(read=lambda: {"steady": 0.5})
     now_s = 0.0
     tries: list[float] = []
-    logged: list[str] = []
-    monkeypatch.setattr(
-        "serving.replica.capacity.logger.warning",
-        lambda _, name, *__: logged.append(name),
-    )
 
     def impossible() -> Any:
         tries.append(now_s)
         raise ModuleNotFoundError("no pynvml")
 
-    reader = CapacityReader(
-        {"broken": lambda: broken, "steady": lambda: steady, "none": impossible},
-        clock=lambda: now_s,
-    )
+    probes = {
+        "broken": lambda: broken,
+        "steady": lambda: SimpleNamespace(read=lambda: {"steady": 0.5}),
+        "none": impossible,
+    }
+    reader = CapacityReader(probes, clock=lambda: now_s)
     assert reader.read() == {"broken": 1.0, "steady": 0.5}
-    assert reader.read() == {"steady": 0.5}
-    assert reader.read() == {"steady": 0.5}
+    assert reader.read() == reader.read() == {"steady": 0.5}
     assert broken.num_reads == 2
     now_s = RETRY_PERIOD_S
     assert reader.read() == {"steady": 0.5}
@@ -116,98 +144,51 @@ def test_a_gpu_replica_without_nvml_still_has_its_cpu_signals() -> None:
     assert "cpu_own" in reader.read()
 
 
-def make_fake_nvml() -> ModuleType:
-    """Stand in for NVML where there is no GPU: two devices, one of them too hot."""
-    nvml: Any = ModuleType("pynvml")
-    busy, used, reasons = {"0": 30, "1": 80}, {"0": 10, "1": 70}, {"0": 0, "1": 0x20}
-    nvml.nvmlInit = lambda: None
-    nvml.nvmlDeviceGetCount = lambda: 2
-    nvml.nvmlDeviceGetHandleByIndex = str
-    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: {"GPU-b": "1"}[uuid]
-    nvml.nvmlDeviceGetUtilizationRates = lambda h: SimpleNamespace(gpu=busy[h])
-    nvml.nvmlDeviceGetMemoryInfo = lambda h: SimpleNamespace(used=used[h], total=100)
-    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda h: reasons[h]
-    nvml.nvmlClocksEventReasonSwPowerCap = 0x4
-    nvml.nvmlClocksEventReasonHwSlowdown = 0x8
-    nvml.nvmlClocksEventReasonSwThermalSlowdown = 0x20
-    return nvml
-
-
 @pytest.mark.parametrize(
     ("device_ids", "expected"),
     [
-        ([], {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 0.5}),
+        ([], BUSIEST),
         (["0"], {"gpu_busy": 0.3, "gpu_memory": 0.1, "gpu_throttled": 0.0}),
-        (["GPU-b"], {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 1.0}),
+        (["GPU-b"], BUSIEST | {"gpu_throttled": 1.0}),
     ],
 )
 def test_the_busiest_of_the_replicas_gpus_counts(
-    device_ids: list[str],
-    expected: dict[str, float],
-    monkeypatch: pytest.MonkeyPatch,
+    device_ids: list[str], expected: dict[str, float], nvml: ModuleType
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", make_fake_nvml())
     assert NvmlProbe(device_ids).read() == expected
-
-
-SIGNAL_OF = {
-    # Not under MIG.
-    "nvmlDeviceGetUtilizationRates": "gpu_busy",
-    "nvmlDeviceGetMemoryInfo": "gpu_memory",
-    # Not before driver 535.
-    "nvmlDeviceGetCurrentClocksEventReasons": "gpu_throttled",
-}
-
-
-def not_supported(*_: Any) -> Any:
-    raise RuntimeError("Not Supported")
 
 
 @pytest.mark.parametrize("function", SIGNAL_OF)
 def test_a_signal_that_nvml_cannot_tell_is_left_out_and_logged_once(
-    function: str, monkeypatch: pytest.MonkeyPatch
+    function: str, nvml: ModuleType, logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = make_fake_nvml()
-    tell = getattr(fake, function)
-    monkeypatch.setattr(fake, function, not_supported)
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    logged: list[str] = []
-    monkeypatch.setattr(
-        "serving.replica.capacity.logger.warning",
-        lambda _, name, *__: logged.append(name),
-    )
     probe = NvmlProbe()
-    expected = {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 0.5}
-    others = {n: share for n, share in expected.items() if n != SIGNAL_OF[function]}
-    assert probe.read() == probe.read() == others
+    with monkeypatch.context() as patch:
+        patch.setattr(nvml, function, not_supported)
+        others = {n: share for n, share in BUSIEST.items() if n != SIGNAL_OF[function]}
+        assert probe.read() == probe.read() == others
     assert logged == [SIGNAL_OF[function]]
-    monkeypatch.setattr(fake, function, tell)
-    assert probe.read() == expected
+    assert probe.read() == BUSIEST
 
 
 def test_an_nvml_that_tells_nothing_is_opened_again_later(
-    monkeypatch: pytest.MonkeyPatch,
+    nvml: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = make_fake_nvml()
-    working = {name: getattr(fake, name) for name in SIGNAL_OF}
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    now_s, num_opened = 0.0, 0
+    now_s, opened = 0.0, []
 
     def open_again() -> NvmlProbe:
-        nonlocal num_opened
-        num_opened += 1
+        opened.append(now_s)
         return NvmlProbe()
 
     reader = CapacityReader({"GPU": open_again}, clock=lambda: now_s)
-    for name in working:
-        setattr(fake, name, not_supported)
-    assert reader.read() == {}
-    for name, function in working.items():
-        setattr(fake, name, function)
+    with monkeypatch.context() as patch:
+        for function in SIGNAL_OF:
+            patch.setattr(nvml, function, not_supported)
+        assert reader.read() == {}
     assert reader.read() == {}
     now_s = RETRY_PERIOD_S
-    assert reader.read().keys() == set(SIGNAL_OF.values())
-    assert num_opened == 2
+    assert reader.read() == BUSIEST
+    assert opened == [0.0, RETRY_PERIOD_S]
 
 
 @pytest.mark.gpu
@@ -216,6 +197,6 @@ def test_an_nvml_that_tells_nothing_is_opened_again_later(
 )
 def test_nvml_reads_a_real_gpu() -> None:
     shares = NvmlProbe().read()
-    assert shares.keys() == {"gpu_busy", "gpu_memory", "gpu_throttled"}
+    assert shares.keys() == BUSIEST.keys()
     assert all(0 <= share <= 1 for share in shares.values())
     assert shares["gpu_memory"] > 0

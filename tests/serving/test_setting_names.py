@@ -1,12 +1,16 @@
 """Other people's names, sizes, old names, and what is chosen where nothing is said."""
 
+import re
 import string
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings, strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serving.settings.model import (
     Settings,
@@ -17,13 +21,16 @@ from serving.settings.model import (
 )
 from serving.settings.names import FOREIGN_NAMES
 from serving.settings.sizes import read_size, show_size
-from tests.serving.test_settings import SHIPPED, minimal, problems_of
-
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
+from tests.serving.test_settings import (
+    IMPORTS_MAY_WARN,
+    ROOT,
+    SHIPPED,
+    minimal,
+    problems_of,
+    written,
 )
+
+pytestmark = IMPORTS_MAY_WARN
 
 PLACES = [
     (section, ours, theirs)
@@ -44,31 +51,25 @@ VALUES: dict[str, Any] = {
     "metrics_port": 9100,
     "stream_interval_ms": 5.0,
 }
+OLD_NAME = (
+    "warning: policy.extra_draft_tokens: is an old name; write max_draft_tokens: 4"
+)
 
 
 def findings_of(data: dict[str, Any]) -> list[str]:
     return [f"{one.severity}: {one}" for one in parse_settings(data).findings]
 
 
-def foreign(section: str, ours: str, theirs: str) -> dict[str, Any]:
-    """Settings with one of them under another name, and under no other."""
+@pytest.mark.parametrize(("section", "ours", "theirs"), PLACES)
+def test_names_of_ray_and_vllm_are_read_but_not_beside_ours(
+    section: str, ours: str, theirs: str
+) -> None:
     data = minimal(policy={"name": "fixed"}, replicas={"max": 4})
     data.setdefault(section, {}).pop(ours, None)
     data[section][theirs] = VALUES[ours]
-    return data
-
-
-@pytest.mark.parametrize(("section", "ours", "theirs"), PLACES)
-def test_names_of_ray_and_vllm_are_read(section: str, ours: str, theirs: str) -> None:
-    parsed = parse_settings(foreign(section, ours, theirs))
+    parsed = parse_settings(data)
     assert getattr(getattr(parsed, section), ours) == VALUES[ours]
 
-
-@pytest.mark.parametrize(("section", "ours", "theirs"), PLACES)
-def test_both_names_of_a_setting_are_an_error_that_names_both(
-    section: str, ours: str, theirs: str
-) -> None:
-    data = foreign(section, ours, theirs)
     data[section][ours] = VALUES[ours]
     assert problems_of(data) == [
         f"a.yaml: {section}.{ours}: is {theirs} by another name, and both are given; "
@@ -80,6 +81,20 @@ def test_every_name_in_the_table_is_of_a_setting() -> None:
     assert {ours for _, ours, _ in PLACES} == FOREIGN_NAMES.keys() == VALUES.keys()
 
 
+def test_the_reference_has_settings_names_and_sizes_as_people_write_them() -> None:
+    script = str(ROOT / ".ci" / "settings_reference.py")
+    result = subprocess.run(
+        [sys.executable, script, "--check"], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert {
+        "| `graceful_shutdown_timeout_s` | Ray Serve | `replicas.drain_timeout_s` |",
+        "| `num_speculative_tokens` | vLLM | `policy.draft_tokens` |",
+        "| `max_body_bytes` | the largest request body accepted, e.g. 4Mi | bytes or a "
+        "size such as `512Mi` | `4Mi` |",
+    } <= set((ROOT / "configs" / "README.md").read_text("utf-8").splitlines())
+
+
 def test_what_replaces_a_setting_may_have_another_name() -> None:
     data = minimal(replicas={"max": 3}, http={"fronts": {"max_replicas": 3}})
     overrides = {"replicas.max_replicas": 5, "http.fronts.max": 4}
@@ -87,35 +102,31 @@ def test_what_replaces_a_setting_may_have_another_name() -> None:
     assert (parsed.replicas.max, parsed.http.fronts.max) == (5, 4)
 
 
-def test_an_unknown_setting_is_looked_for_in_other_sections_and_languages() -> None:
-    (elsewhere,) = problems_of(minimal(replicas={"max_num_seqs": 4}))
-    assert elsewhere.endswith("unknown setting; did you mean engine.max_num_seqs?")
-    (misspelt,) = problems_of(minimal(replicas={"max_replica": 4}))
-    assert misspelt.endswith("unknown setting; did you mean max_replicas?")
+@pytest.mark.parametrize(
+    ("unknown", "suggested"),
+    [("max_num_seqs", "engine.max_num_seqs"), ("max_replica", "max_replicas")],
+)
+def test_an_unknown_setting_is_looked_for_in_other_sections_and_languages(
+    unknown: str, suggested: str
+) -> None:
+    (problem,) = problems_of(minimal(replicas={unknown: 4}))
+    assert problem.endswith(f"unknown setting; did you mean {suggested}?")
 
 
-@given(num_bytes=strategies.integers(0, 1 << 60))
+@given(num_bytes=st.integers(0, 1 << 60))
 def test_a_size_shown_is_the_size_read(num_bytes: int) -> None:
     assert int(read_size(show_size(num_bytes))) == num_bytes
 
 
-@given(
-    count=strategies.integers(1, 999),
-    unit=strategies.sampled_from(
-        [
-            ("Mi", 1 << 20),
-            ("Gi", 1 << 30),
-            ("G", 10**9),
-            ("MB", 10**6),
-            (" GiB", 1 << 30),
-        ]
-    ),
+@pytest.mark.parametrize(
+    ("unit", "num_bytes"),
+    [("Mi", 1 << 20), ("Gi", 1 << 30), ("G", 10**9), ("MB", 10**6), (" GiB", 1 << 30)],
 )
-def test_sizes_are_read_with_their_unit(count: int, unit: tuple[str, int]) -> None:
-    assert read_size(f"{count}{unit[0]}") == count * unit[1]
+def test_sizes_are_read_with_their_unit(unit: str, num_bytes: int) -> None:
+    assert read_size(f"7{unit}") == 7 * num_bytes
 
 
-@given(text=strategies.text(string.printable, max_size=8))
+@given(text=st.text(string.printable, max_size=8))
 def test_any_text_is_a_size_or_an_error_that_shows_one(text: str) -> None:
     try:
         size, problem = read_size(text), "512Mi"
@@ -126,52 +137,41 @@ def test_any_text_is_a_size_or_an_error_that_shows_one(text: str) -> None:
 
 
 def test_sizes_are_accepted_wherever_bytes_are_set() -> None:
-    parsed = parse_settings(
-        minimal(
-            engine={"kv_cache_memory_bytes": "1.5Gi"}, http={"max_body_bytes": "2M"}
-        )
-    )
+    sizes = {"engine.kv_cache_memory_bytes": "1.5Gi", "http.max_body_bytes": "2M"}
+    parsed = parse_settings(minimal(), overrides=sizes)
     assert parsed.engine.kv_cache_memory_bytes == 3 << 29
     assert type(parsed.engine.kv_cache_memory_bytes) is int
     assert parsed.http.max_body_bytes == 2_000_000
-    (problem,) = problems_of(minimal(engine={"kv_cache_memory_bytes": "2 apples"}))
-    assert problem == (
-        "a.yaml: engine.kv_cache_memory_bytes: must be bytes, or a size such as "
-        "512Mi, 4Gi or 1G (got '2 apples')"
-    )
-    (problem,) = problems_of(minimal(engine={"kv_cache_memory_bytes": "5k"}))
-    assert "engine.kv_cache_memory_bytes: must be ≥ 1048576 (got 5k)" in problem
+    for text, reason in (
+        ("2 apples", "bytes, or a size such as 512Mi, 4Gi or 1G (got '2 apples')"),
+        ("5k", "≥ 1048576 (got 5k)"),
+    ):
+        (problem,) = problems_of(minimal(engine={"kv_cache_memory_bytes": text}))
+        where = "a.yaml: engine.kv_cache_memory_bytes: must be "
+        assert problem.startswith(where + reason)
+
+
+FIXED = "warning: policy.draft_tokens: is a fixed length; for "
+OLD = "warning: policy.extra_draft_tokens: is an old name; write max_draft_tokens: 4"
 
 
 @pytest.mark.parametrize(
     ("policy", "lengths", "told"),
     [
         (
-            {"name": "goodput", "draft_tokens": 5},
+            "name=goodput draft_tokens=5",
             (3, 5),
-            "warning: policy.draft_tokens: is a fixed length; for goodput write "
-            "max_draft_tokens: 5",
+            f"{FIXED}goodput write max_draft_tokens: 5",
         ),
         (
-            {"name": "dynamic", "num_speculative_tokens": 5},
+            "name=dynamic num_speculative_tokens=5",
             (3, 5),
-            "warning: policy.draft_tokens: is a fixed length; for dynamic write "
-            "max_draft_tokens: 5",
+            f"{FIXED}dynamic write max_draft_tokens: 5",
         ),
+        ("name=tetris draft_tokens=2 extra_draft_tokens=2", (2, 4), OLD),
+        ("name=tetris extra_draft_tokens=1", (3, 4), OLD),
         (
-            {"name": "tetris", "draft_tokens": 2, "extra_draft_tokens": 2},
-            (2, 4),
-            "warning: policy.extra_draft_tokens: is an old name; write "
-            "max_draft_tokens: 4",
-        ),
-        (
-            {"name": "tetris", "extra_draft_tokens": 1},
-            (3, 4),
-            "warning: policy.extra_draft_tokens: is an old name; write "
-            "max_draft_tokens: 4",
-        ),
-        (
-            {"name": "goodput", "draft_tokens": 2, "max_draft_tokens": 6},
+            "name=goodput draft_tokens=2 max_draft_tokens=6",
             (3, 6),
             "note: policy.draft_tokens: has no use for goodput, which goes by "
             "policy.max_draft_tokens (6)",
@@ -179,64 +179,36 @@ def test_sizes_are_accepted_wherever_bytes_are_set() -> None:
     ],
 )
 def test_old_names_of_draft_lengths_are_read_and_told(
-    policy: dict[str, Any], lengths: tuple[int, int], told: str
+    policy: str, lengths: tuple[int, int], told: str
 ) -> None:
-    parsed = parse_settings(minimal(policy=policy)).policy
+    data = minimal(policy=written(policy))
+    parsed = parse_settings(data).policy
     assert (parsed.draft_tokens, parsed.max_draft_tokens) == lengths
-    assert findings_of(minimal(policy=policy)) == [told]
+    assert findings_of(data) == [told]
 
 
-def test_an_old_name_beside_its_new_form_is_an_error() -> None:
-    policy = {"name": "tetris", "max_draft_tokens": 4, "extra_draft_tokens": 2}
-    assert problems_of(minimal(policy=policy)) == [
-        "a.yaml: policy.extra_draft_tokens: is given beside max_draft_tokens, its new "
-        "form; remove it"
-    ]
-
-
-def test_an_old_name_replaces_the_new_one_of_a_file() -> None:
-    data = minimal(policy={"name": "tetris", "max_draft_tokens": 8})
-    parsed = parse_settings(data, overrides={"policy.extra_draft_tokens": 1})
-    assert parsed.policy.max_draft_tokens == 4
-
-
-def test_two_names_of_a_length_are_refused_beside_a_third() -> None:
-    policy = {"draft_tokens": 2, "num_speculative_tokens": 2, "max_draft_tokens": 6}
-    (problem,) = problems_of(minimal(policy=policy))
-    assert "policy.draft_tokens: is num_speculative_tokens by another name" in problem
-
-
-@pytest.mark.parametrize("word", ["x", [], {}])
-def test_an_old_length_that_is_no_number_is_named(word: Any) -> None:
-    (problem,) = problems_of(
-        minimal(policy={"name": "tetris", "extra_draft_tokens": word})
-    )
-    assert "policy.extra_draft_tokens: must be a number" in problem
-
-
-def test_where_no_policy_is_named_it_is_goodput_with_room_to_draft() -> None:
-    policy = parse_settings(minimal()).policy
-    assert (policy.name, policy.num_speculative_tokens) == ("goodput", 8)
-    assert findings_of(minimal()) == []
-
-
-def test_on_a_gpu_it_is_fixed_with_a_line_that_says_why() -> None:
-    data = minimal(engine={"device": "gpu"}, replicas={"num_gpus": 1})
-    policy = parse_settings(data).policy
-    assert (policy.name, policy.num_speculative_tokens) == ("fixed", 3)
-    (told,) = findings_of(data)
-    assert told.startswith("note: policy.name: fixed: plain vLLM, for goodput has not")
-    data["policy"] = {"name": "goodput"}
-    assert parse_settings(data).policy.name == "goodput"
-    assert findings_of(data) == []
-
-
-def test_without_a_drafter_it_is_none() -> None:
-    data = minimal(model={"draft": None})
-    assert parse_settings(data).policy.name == "none"
-    assert findings_of(data) == [
-        "note: policy.name: none: there is no drafter; name one as model.draft"
-    ]
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        (
+            "max_draft_tokens=4 extra_draft_tokens=2",
+            "extra_draft_tokens: is given beside max_draft_tokens, its new form; rem",
+        ),
+        (
+            "draft_tokens=2 num_speculative_tokens=2 max_draft_tokens=6",
+            "draft_tokens: is num_speculative_tokens by another name",
+        ),
+        *(
+            (f"extra_draft_tokens={word}", "extra_draft_tokens: must be a number")
+            for word in ("x", "[]", "{}")
+        ),
+    ],
+)
+def test_two_names_of_a_length_or_none_of_a_number_are_refused(
+    policy: str, problem: str
+) -> None:
+    (found,) = problems_of(minimal(policy=written(f"name=tetris {policy}")))
+    assert found.startswith(f"a.yaml: policy.{problem}")
 
 
 @pytest.mark.parametrize("policy", [None, [], "goodput", 3])
@@ -245,8 +217,34 @@ def test_a_policy_that_is_no_section_is_left_to_the_check(policy: Any) -> None:
     assert problem.startswith("a.yaml: policy: ")
 
 
+def test_an_old_name_replaces_the_new_one_of_a_file() -> None:
+    data = minimal(policy={"name": "tetris", "max_draft_tokens": 8})
+    parsed = parse_settings(data, overrides={"policy.extra_draft_tokens": 1})
+    assert parsed.policy.max_draft_tokens == 4
+
+
+ON_GPU = "engine.device=gpu replicas.num_gpus=1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy", "told"),
+    [
+        ("", ("goodput", 8), "$"),
+        (ON_GPU, ("fixed", 3), "note: policy.name: fixed: plain vLLM, for goodput has"),
+        (f"{ON_GPU} policy.name=goodput", ("goodput", 8), "$"),
+        ("model.draft=null", ("none", 0), "note: .*: there is no drafter; name one as"),
+    ],
+)
+def test_where_no_policy_is_named_it_is_the_one_that_fits_and_says_why(
+    settings: str, policy: tuple[str, int], told: str
+) -> None:
+    parsed = parse_settings(minimal(), overrides=written(settings))
+    assert (parsed.policy.name, parsed.policy.num_speculative_tokens) == policy
+    assert re.match(told, "".join(f"{one.severity}: {one}" for one in parsed.findings))
+
+
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
-def test_a_deployment_written_down_is_the_same_deployment(
+def test_a_shipped_deployment_written_down_is_the_same_deployment(
     file: Path, tmp_path: Path
 ) -> None:
     written = tmp_path / "written.yaml"
@@ -256,18 +254,18 @@ def test_a_deployment_written_down_is_the_same_deployment(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    policy=strategies.fixed_dictionaries(
+    policy=st.fixed_dictionaries(
         {},
         optional={
-            "name": strategies.sampled_from(["none", "fixed", "tetris", "goodput"]),
-            "draft_tokens": strategies.integers(-1, 40),
-            "num_speculative_tokens": strategies.integers(-1, 40),
-            "max_draft_tokens": strategies.integers(-1, 70),
-            "extra_draft_tokens": strategies.integers(-1, 40) | strategies.text(),
-            "latency_target_ms": strategies.floats(),
+            "name": st.sampled_from(["none", "fixed", "tetris", "goodput"]),
+            "draft_tokens": st.integers(-1, 40),
+            "num_speculative_tokens": st.integers(-1, 40),
+            "max_draft_tokens": st.integers(-1, 70),
+            "extra_draft_tokens": st.integers(-1, 40) | st.text(),
+            "latency_target_ms": st.floats(),
         },
     ),
-    cache=strategies.integers() | strategies.text(max_size=6),
+    cache=st.integers() | st.text(max_size=6),
 )
 def test_any_file_is_read_alike_once_written_down_or_refused_in_words(
     policy: dict[str, Any], cache: Any
@@ -286,14 +284,12 @@ def test_any_file_is_read_alike_once_written_down_or_refused_in_words(
     assert [one for one in again.findings if one.severity == "warning"] == []
 
 
-def test_the_only_front_may_still_be_named_and_is_told_to_be_the_only_one() -> None:
-    assert findings_of(minimal(http={"front": "fleet", "port": 81})) == [
+def test_a_front_may_still_be_named_if_it_is_the_only_one_there_is() -> None:
+    data = minimal(http={"front": "fleet", "port": 81})
+    assert parse_settings(data).http.port == 81
+    assert findings_of(data) == [
         "warning: http.front: fleet is all there is; remove the setting"
     ]
-    assert parse_settings(minimal(http={"front": "fleet", "port": 81})).http.port == 81
-
-
-def test_the_front_that_went_is_an_error() -> None:
     assert problems_of(minimal(http={"front": "ray"})) == [
         "a.yaml: http.front: ray is gone, and fronts answer all requests; remove the "
         "setting"

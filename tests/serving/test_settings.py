@@ -9,18 +9,18 @@ import yaml
 from policies.registry import POLICY_NAMES
 from serving.settings.model import (
     Environment,
-    Settings,
     SettingsError,
     load_settings,
     parse_settings,
+    parse_value,
 )
 from serving.settings.sections import POLICIES
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
+# Torch, Ray and vLLM warn about themselves while they are imported.
+IMPORTS_MAY_WARN = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
+pytestmark = IMPORTS_MAY_WARN
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
@@ -37,24 +37,23 @@ def minimal(**sections: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def written(settings: str) -> dict[str, Any]:
+    """Read settings as people write them behind `--set`, with blanks in between."""
+    pairs = (one.partition("=") for one in settings.split())
+    return {name: parse_value(value) for name, _, value in pairs}
+
+
 def problems_of(data: object, **options: Any) -> list[str]:
     with pytest.raises(SettingsError) as caught:
         parse_settings(data, "a.yaml", **options)
     return caught.value.problems
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
-def test_every_shipped_deployment_file_is_valid(file: Path) -> None:
-    assert load_settings(file).model.id
-
-
 def test_the_demo_and_three_model_families_are_shipped() -> None:
-    methods = {load_settings(file).policy.method for file in SHIPPED}
-    targets = " ".join(load_settings(file).model.target for file in SHIPPED)
-    assert {"draft_model", "eagle3"} <= methods
-    assert "demo-target" in targets
-    assert "Llama-3" in targets
-    assert "Qwen3" in targets
+    shipped = [load_settings(file) for file in SHIPPED]
+    assert {"draft_model", "eagle3"} <= {one.policy.method for one in shipped}
+    targets = " ".join(one.model.target for one in shipped)
+    assert all(name in targets for name in ("demo-target", "Llama-3", "Qwen3"))
 
 
 def test_the_serve_config_file_names_an_existing_deployment_file() -> None:
@@ -67,42 +66,9 @@ def test_the_serve_config_file_names_an_existing_deployment_file() -> None:
     assert load_settings(application.args["config"]).model.id == "demo"
 
 
-def test_settings_cannot_be_changed_after_loading() -> None:
-    settings = parse_settings(minimal())
-    with pytest.raises(ValueError, match="frozen"):
-        settings.policy.draft_tokens = 7  # type: ignore[misc]  # that is the point
-
-
-def test_an_unknown_setting_is_an_error_that_suggests_the_right_one() -> None:
-    (problem,) = problems_of(minimal(engine={"max_num_seq": 4}))
-    assert (
-        problem
-        == "a.yaml: engine.max_num_seq: unknown setting; did you mean max_num_seqs?"
-    )
-
-
-def test_an_unknown_section_is_an_error_too() -> None:
-    (problem,) = problems_of(minimal(polices={"name": "fixed"}))
-    assert "polices: unknown setting; did you mean policy?" in problem
-
-
-def test_a_number_out_of_range_names_setting_bound_value_and_meaning() -> None:
-    (problem,) = problems_of(minimal(replicas={"min": 0}))
-    assert problem == (
-        "a.yaml: replicas.min: must be ≥ 1 (got 0); set replicas kept when idle"
-    )
-
-
 def test_all_faults_of_a_file_are_reported_together() -> None:
-    problems = problems_of(
-        minimal(policy={"name": "best"}, http={"port": 0}, engine={"dtype": "int3"})
-    )
-    assert len(problems) == 3
-
-
-def test_a_missing_setting_says_that_it_is_required() -> None:
-    (problem,) = problems_of({"model": {"id": "m", "target": "t"}, "engine": {}})
-    assert problem.startswith("a.yaml: engine.max_model_len: is required")
+    faults = written("policy.name=best http.port=0 engine.dtype=int3")
+    assert len(problems_of(minimal(), overrides=faults)) == 3
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 3])
@@ -111,127 +77,137 @@ def test_a_file_that_is_no_mapping_is_refused(data: object) -> None:
     assert "must hold the sections model, policy" in problem
 
 
+def test_a_missing_setting_says_that_it_is_required() -> None:
+    (problem,) = problems_of({"model": {"id": "m", "target": "t"}, "engine": {}})
+    assert problem.startswith("a.yaml: engine.max_model_len: is required")
+
+
 @pytest.mark.parametrize(
-    ("sections", "expected"),
+    ("settings", "expected"),
     [
         (
-            {"model": {"draft": None}, "policy": {"name": "fixed"}},
-            "model.draft: is required by policy.method",
+            "engine.max_num_seq=4",
+            "engine.max_num_seq: unknown setting; did you mean max_num_seqs?",
+        ),
+        ("polices.name=fixed", "polices: unknown setting; did you mean policy?"),
+        (
+            "replicas.min=0",
+            "replicas.min: must be ≥ 1 (got 0); set replicas kept when idle",
         ),
         (
-            {"model": {"draft": None}, "policy": {"max_draft_tokens": 4}},
-            "model.draft: is required by policy.method",
+            "engine.extra.blok_size=32",
+            "engine.extra.blok_size: vLLM has no such engine argument; did you mean "
+            "block_size?",
         ),
-        ({"policy": {"method": "ngram"}}, "model.draft: policy.method: ngram drafts"),
         (
-            {"engine": {"kv_cache_memory_bytes": None}},
-            "engine.kv_cache_memory_bytes: is required on the CPU",
+            "policy.classes.a.weight=0",
+            "policy.classes.a.weight: must be > 0.0 (got 0); set what a token is worth "
+            "compared with others",
         ),
-        ({"replicas": {"num_gpus": 1}}, "replicas.num_gpus: must be 0"),
-        ({"engine": {"device": "gpu"}}, "replicas.num_gpus: must be > 0"),
-        ({"replicas": {"min": 3, "max": 2}}, "replicas.max: must be ≥ replicas.min"),
-        ({"http": {"fronts": {"min": 3, "max": 2}}}, "http.fronts.max: must be ≥ http"),
         (
-            {"replicas": {"target_ongoing_requests": 90, "max_ongoing_requests": 8}},
+            "policy.classes.a.wieght=5",
+            "policy.classes.a.wieght: unknown setting; did you mean weight?",
+        ),
+    ],
+)
+def test_a_fault_names_setting_bound_value_and_fix(
+    settings: str, expected: str
+) -> None:
+    assert problems_of(minimal(), overrides=written(settings)) == [
+        f"a.yaml: {expected}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("model.draft=null policy.name=fixed", "model.draft: is required by policy."),
+        ("model.draft=null policy.max_draft_tokens=4", "model.draft: is required by"),
+        ("policy.method=ngram", "model.draft: policy.method: ngram drafts"),
+        ("engine.kv_cache_memory_bytes=null", "engine.kv_cache_memory_bytes: is requ"),
+        ("replicas.num_gpus=1", "replicas.num_gpus: must be 0"),
+        ("engine.device=gpu", "replicas.num_gpus: must be > 0"),
+        ("replicas.min=3 replicas.max=2", "replicas.max: must be ≥ replicas.min"),
+        ("http.fronts.min=3 http.fronts.max=2", "http.fronts.max: must be ≥ http"),
+        (
+            "replicas.target_ongoing_requests=90 replicas.max_ongoing_requests=8",
             "replicas.target_ongoing_requests: must be ≤",
         ),
-        ({"http": {"port": 8265}}, "http: port, dashboard_port and metrics_port"),
+        ("http.port=8265", "http: port, dashboard_port and metrics_port"),
+        ("engine.extra.data_parallel_size=2", "engine.extra.data_parallel_size: must"),
         (
-            {"engine": {"extra": {"data_parallel_size": 2}}},
-            "engine.extra.data_parallel_size: must be 1",
-        ),
-        (
-            {"engine": {"extra": {"pipeline_parallel_size": 2}}},
+            "engine.extra.pipeline_parallel_size=2",
             "engine.extra.pipeline_parallel_size: must be 1 (got 2) with",
         ),
         (
-            {"engine": {"max_num_batched_tokens": 4}},
+            "engine.extra.max_num_seqs=3",
+            "engine.extra.max_num_seqs: write it as engine.max_num_seqs",
+        ),
+        ("engine.extra.worker_cls=x", "engine.extra.worker_cls: is set by policy"),
+        (
+            "engine.max_num_batched_tokens=4",
             "engine.max_num_batched_tokens: must be ≥ engine.max_num_seqs",
         ),
         (
-            {"policy": {"extra": {"num_speculative_tokens": 5}}},
+            "policy.extra.num_speculative_tokens=5",
             "policy.extra.num_speculative_tokens: is set by the policy section",
         ),
         (
-            {
-                "engine": {"max_model_len": 16},
-                "policy": {"name": "fixed", "draft_tokens": 16},
-            },
+            "engine.max_model_len=16 policy.name=fixed policy.draft_tokens=16",
             "policy.draft_tokens: drafts must be shorter",
         ),
         (
-            {"engine": {"max_model_len": 16}, "policy": {"max_draft_tokens": 16}},
+            "engine.max_model_len=16 policy.max_draft_tokens=16",
             "policy.max_draft_tokens: drafts must be shorter",
         ),
         (
-            {"policy": {"name": "tetris", "max_draft_tokens": 2}},
+            "policy.name=tetris policy.max_draft_tokens=2",
             "policy.max_draft_tokens: must be ≥ policy.draft_tokens (3, got 2)",
+        ),
+        (
+            "policy.classes.a.priority=1 policy.classes.b.priority=1",
+            "policy.classes.b.priority: 1 belongs to policy.classes.a",
+        ),
+        (
+            "policy.classes.a.priority=1 engine.extra.scheduling_policy=fcfs",
+            "engine.extra.scheduling_policy: must be priority (got fcfs)",
         ),
     ],
 )
 def test_settings_that_contradict_each_other_name_the_one_to_change(
-    sections: dict[str, Any], expected: str
+    settings: str, expected: str
 ) -> None:
-    assert problems_of(minimal(**sections))[0].startswith(f"a.yaml: {expected}")
-
-
-def test_further_engine_arguments_are_checked_against_vllm() -> None:
-    assert parse_settings(minimal(engine={"extra": {"block_size": 32}}))
-    (problem,) = problems_of(minimal(engine={"extra": {"blok_size": 32}}))
-    assert problem == (
-        "a.yaml: engine.extra.blok_size: vLLM has no such engine argument; "
-        "did you mean block_size?"
-    )
-
-
-def test_an_engine_argument_with_a_setting_of_its_own_is_refused_in_extra() -> None:
-    (problem,) = problems_of(minimal(engine={"extra": {"max_num_seqs": 3}}))
-    assert "write it as engine.max_num_seqs" in problem
-    (problem,) = problems_of(minimal(engine={"extra": {"worker_cls": "x"}}))
-    assert "is set by policy" in problem
+    problem = problems_of(minimal(), overrides=written(settings))[0]
+    assert problem.startswith(f"a.yaml: {expected}")
 
 
 def test_relative_folders_start_at_the_file_and_hub_ids_pass_through(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "sub" / "a.yaml"
     file.parent.mkdir()
-    file.write_text(
-        yaml.safe_dump(minimal(model={"target": "../target", "draft": "org/draft"}))
-    )
-    settings = load_settings(file)
-    assert settings.model.target == str(tmp_path / "target")
-    assert settings.model.draft == "org/draft"
-
-
-def test_relative_folders_of_inline_settings_start_at_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    file.write_text(yaml.safe_dump(minimal(model={"target": "../target"})))
+    model = load_settings(file).model
+    assert (model.target, model.draft) == (str(tmp_path / "target"), "org/draft")
+    # Without a file, at the current folder.
     monkeypatch.chdir(tmp_path)
-    settings = parse_settings(minimal(model={"target": "./target"}))
-    assert settings.model.target == str(tmp_path / "target")
-
-
-def test_a_file_is_found_from_the_project_folder_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+    inline = parse_settings(minimal(model={"target": "./target"}))
+    assert inline.model.target == str(tmp_path / "target")
+    # And a file is found from the project's folder as well.
     assert load_settings("configs/tiny.yaml").model.id == "demo"
 
 
-def test_a_missing_file_says_what_to_give() -> None:
+def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml: no such file; give"):
         load_settings("nowhere.yaml")
-
-
-def test_broken_yaml_and_keys_given_twice_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text("model: {id: [")
-    with pytest.raises(SettingsError, match="is not valid YAML"):
-        load_settings(file)
-    file.write_text("model: {id: a, id: b}")
-    with pytest.raises(SettingsError, match="'id' is given twice"):
-        load_settings(file)
+    for text, reason in (
+        ("model: {id: [", "is not valid YAML"),
+        ("model: {id: a, id: b}", "'id' is given twice"),
+    ):
+        file.write_text(text)
+        with pytest.raises(SettingsError, match=reason):
+            load_settings(file)
 
 
 def test_overrides_replace_values_by_dotted_name() -> None:
@@ -240,9 +216,6 @@ def test_overrides_replace_values_by_dotted_name() -> None:
     )
     assert settings.policy.name == "fixed"
     assert settings.engine.extra == {"block_size": 32}
-
-
-def test_an_override_without_a_section_is_refused() -> None:
     (problem,) = problems_of(minimal(), overrides={"port": 1})
     assert "name a setting as section.setting=value" in problem
 
@@ -250,24 +223,21 @@ def test_an_override_without_a_section_is_refused() -> None:
 @pytest.mark.parametrize(
     ("policy", "depth"),
     [
-        ({"name": "none"}, 0),
-        ({"name": "fixed"}, 3),
-        ({"name": "tetris"}, 5),
-        ({"name": "tetris", "draft_tokens": 1, "max_draft_tokens": 4}, 4),
-        ({"name": "goodput"}, 8),
-        ({"name": "dynamic", "max_draft_tokens": 4}, 4),
+        ("name=none", 0),
+        ("name=fixed", 3),
+        ("name=tetris", 5),
+        ("name=tetris draft_tokens=1 max_draft_tokens=4", 4),
+        ("name=goodput", 8),
+        ("name=dynamic max_draft_tokens=4", 4),
     ],
 )
-def test_the_draft_depth_follows_the_policy(policy: dict[str, Any], depth: int) -> None:
-    settings: Settings = parse_settings(minimal(policy=policy))
+def test_the_draft_depth_follows_the_policy(policy: str, depth: int) -> None:
+    settings = parse_settings(minimal(policy=written(policy)))
     assert settings.policy.num_speculative_tokens == depth
 
 
-def test_settings_and_planner_know_the_same_policies() -> None:
-    assert POLICIES == POLICY_NAMES
-
-
 def test_a_policy_is_one_of_ours_or_a_class_of_somebody_elses() -> None:
+    assert POLICIES == POLICY_NAMES
     own = parse_settings(
         minimal(), overrides={"policy.name": "my.own:Planner", "policy.params.x": 1}
     )
@@ -278,36 +248,9 @@ def test_a_policy_is_one_of_ours_or_a_class_of_somebody_elses() -> None:
 
 
 def test_the_port_variable_is_read_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PORT", "9000")
-    assert Environment.read().port == 9000
-    monkeypatch.setenv("PORT", "")
-    assert Environment.read().port is None
+    for text, port in (("9000", 9000), ("", None)):
+        monkeypatch.setenv("PORT", text)
+        assert Environment.read().port == port
     monkeypatch.setenv("PORT", "90000")
     with pytest.raises(SettingsError, match="PORT: must be a port"):
         Environment.read()
-
-
-def test_faults_of_a_request_class_are_named_with_their_place() -> None:
-    classes = {"chat": {"weight": 0}, "bulk": {"wieght": 5}}
-    problems = problems_of(minimal(policy={"classes": classes}))
-    assert problems == [
-        "a.yaml: policy.classes.chat.weight: must be > 0.0 (got 0); set what a token "
-        "is worth compared with others",
-        "a.yaml: policy.classes.bulk.wieght: unknown setting; did you mean weight?",
-    ]
-
-
-def test_two_classes_cannot_share_a_priority() -> None:
-    classes = {"chat": {"priority": 1}, "bulk": {"priority": 1}}
-    (problem,) = problems_of(minimal(policy={"classes": classes}))
-    assert "policy.classes.bulk.priority: 1 belongs to policy.classes.chat" in problem
-
-
-def test_priorities_need_the_queue_that_honours_them() -> None:
-    (problem,) = problems_of(
-        minimal(
-            policy={"classes": {"chat": {"priority": 1}}},
-            engine={"extra": {"scheduling_policy": "fcfs"}},
-        )
-    )
-    assert "engine.extra.scheduling_policy: must be priority (got fcfs)" in problem

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-# Torch warns about itself while it is imported.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
+from tests.serving.test_settings import IMPORTS_MAY_WARN
+
+pytestmark = IMPORTS_MAY_WARN
 
 INTERVAL_S = 0.2
 Gaps = Sequence[float]
@@ -52,21 +51,15 @@ def delta(token: int, is_last: bool) -> Any:
 
 
 async def collect(gaps_s: Gaps, interval_s: float, error: Exception | None) -> Given:
-    """Return every output's tokens with the seconds after which it was given.
-
-    One token comes after each gap, and after the last one the error, if any.
-    """
     from vllm.sampling_params import RequestOutputKind
 
     from serving.front.stream_pacing import PacedCollector
 
     collector = PacedCollector(RequestOutputKind.DELTA, "r", interval_s=interval_s)
-    loop = asyncio.get_running_loop()
 
     async def produce() -> None:
         for token, gap_s in enumerate(gaps_s):
-            if gap_s:
-                await asyncio.sleep(gap_s)
+            await asyncio.sleep(gap_s)
             collector.put(delta(token, error is None and token == len(gaps_s) - 1))
         if error is not None:
             await asyncio.sleep(interval_s / 2)
@@ -80,45 +73,43 @@ async def collect(gaps_s: Gaps, interval_s: float, error: Exception | None) -> G
             # As `AsyncLLM.generate` reads.
             output = collector.get_nowait() or await collector.get()
             finished = output.finished
-            given.append((loop.time(), list(output.outputs[0].token_ids)))
-            text = "".join(map(str, given[-1][1]))
-            assert output.outputs[0].text == text
+            tokens = list(output.outputs[0].token_ids)
+            assert output.outputs[0].text == "".join(map(str, tokens))
+            given.append((asyncio.get_running_loop().time(), tokens))
     return given
 
 
 def collect_now(
     gaps_s: Gaps, interval_s: float, error: Exception | None = None
-) -> Given:
+) -> tuple[list[float], list[list[int]]]:
+    """Return when outputs were given, and their tokens.
+
+    One token comes after each gap, and after the last one the error, if any.
+    """
     with asyncio.Runner(loop_factory=MadeUpClockLoop) as runner:
-        return runner.run(collect(gaps_s, interval_s, error))
+        given = runner.run(collect(gaps_s, interval_s, error))
+    return [at_s for at_s, _ in given], [tokens for _, tokens in given]
 
 
 def test_the_first_and_the_last_go_out_at_once():
-    [first, last] = collect_now([0.0, 0.01, INTERVAL_S / 4, 0.01], INTERVAL_S)
-    assert first[1] + last[1] == [0, 1, 2, 3]
-    assert first[0] == 0.0
-    assert last[0] == pytest.approx(INTERVAL_S / 4 + 0.02)
+    times, tokens = collect_now([0.0, 0.01, INTERVAL_S / 4, 0.01], INTERVAL_S)
+    assert tokens[0] + tokens[1] == [0, 1, 2, 3]
+    assert times == pytest.approx([0.0, INTERVAL_S / 4 + 0.02])
 
 
 def test_in_between_outputs_keep_their_distance_and_lose_nothing():
-    given = collect_now([INTERVAL_S / 8] * 40, INTERVAL_S)
-    assert [token for _, tokens in given for token in tokens] == list(range(40))
-    times = [at_s for at_s, _ in given]
+    times, tokens = collect_now([INTERVAL_S / 8] * 40, INTERVAL_S)
+    assert list(itertools.chain(*tokens)) == list(range(40))
     apart = [b - a for a, b in itertools.pairwise(times)]
-    assert len(given) > 3
+    assert len(times) > 3
     assert min(apart[:-1]) >= 0.95 * INTERVAL_S
 
 
-def test_slow_outputs_are_not_held_back():
-    given = collect_now([0.05] * 6, 0.01)
-    assert [tokens for _, tokens in given] == [[n] for n in range(6)]
-    times = [at_s for at_s, _ in given]
+@pytest.mark.parametrize("interval_s", [0.0, 0.01])
+def test_slow_outputs_are_not_held_back(interval_s: float):
+    times, tokens = collect_now([0.05] * 6, interval_s)
+    assert tokens == [[n] for n in range(6)]
     assert times == pytest.approx([0.05 * n for n in range(1, 7)])
-
-
-def test_without_an_interval_everything_goes_out_as_it_comes():
-    given = collect_now([0.01] * 5, 0.0)
-    assert [tokens for _, tokens in given] == [[n] for n in range(5)]
 
 
 def test_a_failure_goes_out_at_once():

@@ -1,0 +1,258 @@
+"""What a table of prices learns, and what no series of timings may do to it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.estimators.cost_table import CostTable
+from policies.goodput import GoodputPlanner
+from policies.registry import build_planner
+from policies.types import CostProfile, DraftBatch, EngineLimits, PolicySpec
+
+COUNTS = np.arange(1.0, 513.0)
+SIZES = (*range(8, 257, 8),)
+
+
+def check(table: CostTable) -> None:
+    """Assert that prices and what is known about them make sense."""
+    prices = table.predict(COUNTS)
+    assert np.isfinite(prices).all()
+    assert prices[0] > 0.0
+    # Rounding between two equal knots moves the last digit.
+    assert (np.diff(prices) >= -1e-12 * prices[1:]).all()
+    assert 0.0 <= table.slope_ms < math.inf
+    covariance = table._covariance
+    assert (covariance == covariance.T).all()
+    # As correlations, for variances differ by twenty orders of magnitude.
+    scale = np.sqrt(covariance.diagonal())
+    scale[scale == 0.0] = 1.0
+    assert np.linalg.eigvalsh(covariance / np.outer(scale, scale)).min() > -1e-6
+
+
+def make_table(max_count: int = 256, **options: object) -> CostTable:
+    return CostTable(max_count, first_ms=20.0, per_unit_ms=0.5, **options)
+
+
+def make_profiled(*, has_profile: bool, has_context: bool = True) -> CostTable:
+    table = make_table(has_context=has_context)
+    if has_profile:
+        table.fit_profile((1, 64, 256), (12.0, 40.0, 130.0))
+    return table
+
+
+@given(
+    samples=st.lists(
+        st.tuples(st.integers(0, 400), st.floats(), st.integers(0, 10**6)), max_size=60
+    ),
+    has_profile=st.booleans(),
+    has_context=st.booleans(),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_no_timings_in_any_order_break_the_filter(
+    samples: list[tuple[int, float, int]], has_profile: bool, has_context: bool
+):
+    table = make_profiled(has_profile=has_profile, has_context=has_context)
+    other = CostTable(64, first_ms=2.0, per_unit_ms=0.05)
+    smallest = CostTable(1, first_ms=2.0, per_unit_ms=0.05)
+    for count, measured_ms, num_context_tokens in samples:
+        is_possible = count > 0 and 0.0 < measured_ms < math.inf
+        before = None if is_possible else table.export_state()
+        factor = table.observe(count, measured_ms, num_context_tokens)
+        assert is_possible or (factor, table.export_state()) == (1.0, before)
+        other.rescale(factor)
+        smallest.observe(count, measured_ms)
+        check(table)
+    check(other)
+    check(smallest)
+
+
+# Each once made context cheaper than nothing; about one seed in 60 did.
+@pytest.mark.parametrize("seed", [98, 185, 289, 290, 292, 312])
+def test_a_neighbour_that_comes_and_goes_leaves_prices_that_make_sense(seed: int):
+    rng = np.random.default_rng(seed)
+    table = make_profiled(has_profile=bool(rng.random() < 0.6))
+    first_ms, token_ms = rng.uniform(1.0, 60.0), rng.uniform(0.01, 2.0)
+    context_ms = rng.choice([0.0, 1e-4, 1e-3, 5e-3])
+    neighbour_ms, is_there = rng.uniform(15.0, 380.0), False
+    pace, noise = 10 ** rng.uniform(-2.0, -0.1), 10 ** rng.uniform(-3.0, -0.3)
+    # Of three sizes or of any, as batches are while a load holds or changes.
+    counts = rng.integers(1, 256, 3) if rng.random() < 0.5 else np.arange(1, 64)
+    for step in range(400):
+        is_there ^= bool(rng.random() < pace)
+        count = int(rng.choice(counts))
+        context = count * int(rng.integers(1, 2000))
+        exact_ms = first_ms + token_ms * count + context_ms * context
+        exact_ms += neighbour_ms * is_there
+        table.observe(count, float(exact_ms * rng.lognormal(0.0, noise)), context)
+        if step % 10 == 0:
+            check(table)
+
+
+def test_prices_that_lost_all_sense_are_dropped_for_the_profile_and_counted():
+    table = make_profiled(has_profile=True)
+    for count in (4, 16, 64):
+        table.observe(count, 100.0, 1000)
+    table._mean[5] = math.nan
+
+    assert table.observe(16, 100.0, 1000) == 1.0
+
+    assert table.num_resets == 1
+    assert table.export_state() == make_profiled(has_profile=True).export_state()
+    table.observe(16, 19.0, 1000)
+    check(table)
+    assert table.num_resets == 1
+
+
+def test_a_trend_that_falls_does_not_make_large_steps_free_and_then_endless():
+    """Without a profile, from a prior that is far too dear per token."""
+    table = make_table(64)
+    context = 40.0
+    for count in [16] * 2 + [24] * 13 + [8] + [40] * 4 + [36] * 3 + [8] * 60:
+        context += 16.0
+        table.observe(count, 9.0, context)
+        assert 0.0 < float(table.predict(40.0)) < 100.0
+
+
+def test_one_outlier_moves_a_settled_table_little():
+    table = make_table(64)
+    table.fit_profile((1, 64), (13.0, 76.0))
+    for _ in range(200):
+        table.observe(8, 20.0)
+    table.observe(8, 2000.0)
+    assert float(table.predict(8.0)) == pytest.approx(20.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("factor", "constant_ms"), [(1.0, 380.0), (8.0, 0.0)], ids=["constant", "multiple"]
+)
+def test_what_a_token_costs_beside_a_neighbour_is_learnt(
+    factor: float, constant_ms: float
+):
+    """A lost core delays every pass or slows every token; 50 steps tell which.
+
+    The one taken for the other would be seven times off.
+    """
+    rng = np.random.default_rng(5)
+    table = make_table()
+    table.fit_profile([1, 64, 256], [40.0, 120.0, 360.0])
+
+    def run(count: int) -> float:
+        return float(np.interp(count, [1, 64, 256], [40.0, 120.0, 360.0]))
+
+    def observe(num_steps: int, factor: float = 1.0, constant_ms: float = 0.0) -> None:
+        for _ in range(num_steps):
+            count = int(rng.integers(4, 33))
+            price = factor * run(count) + constant_ms
+            table.observe(count, price * rng.lognormal(0.0, 0.05))
+
+    observe(350)
+    observe(50, factor, constant_ms)
+    ratio = (table.at(60) - table.at(4)) / (factor * (run(60) - run(4)))
+    assert 0.4 < ratio < 2.5
+    assert table.at(18) == pytest.approx(factor * run(18) + constant_ms, rel=0.1)
+    observe(20)
+    for count in (4, 18, 60):
+        assert table.at(count) == pytest.approx(run(count), rel=0.1)
+
+
+def test_what_did_not_run_follows_a_shift_that_ends_before_anybody_reads_prices():
+    table = make_table(64)
+    for _ in range(50):
+        table.observe(8, 20.0)
+
+    # Up by a hundred, in part as a constant, and back: nothing is read in between.
+    factors = [table.observe(8, ms) for ms in (2000.0,) * 3 + (20.0,) * 4]
+
+    assert all(factor > 0.0 for factor in factors)
+    assert max(factors) > 2.0
+    assert float(table.predict(8.0)) == pytest.approx(20.0, rel=0.2)
+
+
+def test_a_staircase_is_learnt_where_no_padding_is_known_of():
+    table = CostTable(32, first_ms=1, per_unit_ms=1)
+    rng = np.random.default_rng(1)
+    for count in rng.integers(1, 17, 3000).tolist():
+        table.observe(count, 10.0 * -(-count // 8))
+    stairs = table.predict(np.array([1.0, 7.0, 10.0, 15.0]))
+    assert stairs == pytest.approx([10, 10, 20, 20], rel=0.1)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 32), (57, 136)])
+def test_a_staircase_shows_as_one_where_the_engine_pads(low: int, high: int):
+    table = CostTable(512, first_ms=1, per_unit_ms=1, padded_sizes=SIZES)
+    rng = np.random.default_rng(1)
+    for _ in range(3000):
+        count = int(rng.integers(low, high + 1))
+        noise = rng.lognormal(0, 0.02)
+        table.observe(count, noise * (20.0 + 10.0 * -(-count // 8)))
+    tops = np.arange(low + 7, high + 1, 8.0)
+    expected = 20.0 + 10.0 * tops / 8
+    # From the first token of a stair to the last; the next one is 10 ms up. The level
+    # follows the last samples and their noise.
+    expected *= table.predict(tops).mean() / expected.mean()
+    assert table.predict(tops - 7) == pytest.approx(expected, abs=2.5)
+    assert table.predict(tops) == pytest.approx(expected, abs=2.5)
+    assert table.predict(tops).mean() == pytest.approx(20 + 1.25 * tops.mean(), 0.05)
+
+
+@pytest.mark.parametrize("padded_sizes", [(), (8, 16)])
+def test_one_look_up_a_range_and_many_agree(padded_sizes: tuple[int, ...]):
+    table = CostTable(64, first_ms=1.0, per_unit_ms=1.0, padded_sizes=padded_sizes)
+    counts = np.array([-1.0, 0.0, 1.0, 8.0, 8.5, 16.0, 16.5, 40.0, 100.0])
+    # Nothing costs nothing, and counts past the largest size are not padded.
+    expected = [0.0, 0.0, 8.0, 8.0, 16.0, 16.0, 16.5, 40.0, 100.0]
+    if not padded_sizes:
+        expected = counts.clip(0.0)
+    assert table.predict(counts) == pytest.approx(expected)
+    assert [table.at(count) for count in counts.tolist()] == pytest.approx(expected)
+    assert table.predict(counts.reshape(1, -1)).shape == (1, counts.size)
+
+    for count in np.random.default_rng(4).integers(1, 65, 40).tolist():
+        table.observe(count, 10.0 + 0.3 * count)
+    prices = np.ones(30)
+    table.add_range(prices, 5)
+    assert prices == pytest.approx(1.0 + table.predict(np.arange(5.0, 35.0)))
+
+
+def test_a_profile_is_kept_as_it_was_measured_at_every_size():
+    table = CostTable(300, first_ms=1.0, per_unit_ms=1.0, padded_sizes=SIZES)
+    measured_ms = tuple(10.0 + (size // 64) * 7.0 for size in SIZES)
+    table.fit_profile(SIZES, measured_ms)
+    assert table.predict(np.array(SIZES, dtype=float)) == pytest.approx(measured_ms)
+    assert table.at(57) == pytest.approx(measured_ms[SIZES.index(64)])
+    assert table.export_state()["knots"] == [*SIZES, 300]
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "goodput"])
+def test_planners_price_padded_what_is_padded(policy: str):
+    limits = EngineLimits(max_tokens=512, max_reqs=64, padded_sizes=SIZES)
+    cost = build_planner(PolicySpec(policy, max_draft_tokens=4), limits).cost
+    for table in (cost.target, cost.draft_first):
+        assert table.at(57) == table.at(64) < table.at(65)
+    # Counts of requests.
+    for table in (cost.draft_next, cost.host):
+        assert table.at(57) < table.at(64)
+
+
+def test_drafts_fill_a_stair_and_do_not_begin_one():
+    limits = EngineLimits(max_tokens=512, max_reqs=64, padded_sizes=SIZES)
+    planner = GoodputPlanner.build(1, limits)
+    target_ms = tuple(10.0 + 0.5 * size for size in SIZES)
+    planner.fit_profile(CostProfile(SIZES, target_ms, (0.5,) * len(SIZES)))
+    num_reqs = 61
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        planner.choose_depth(num_reqs)
+        batch = DraftBatch(
+            num_draft_tokens=np.ones(num_reqs, dtype=np.int64),
+            confidence=rng.uniform(0.02, 0.9, (num_reqs, 1)),
+            num_decodes=num_reqs,
+        )
+        selection = planner.select(batch)
+        num_tokens = num_reqs + int(selection.num_admitted.sum())
+        assert num_tokens in SIZES or selection.is_probe
