@@ -60,6 +60,7 @@ def make_scheduler(pair, monkeypatch):
         capture_sizes=(),
         **engine_args,
     ):
+        from vllm import envs
         from vllm.config import CUDAGraphMode
 
         draft_tokens = DEPTH - extra_draft_tokens if policy == "tetris" else DEPTH
@@ -78,7 +79,9 @@ def make_scheduler(pair, monkeypatch):
             CUDAGraphMode.FULL_AND_PIECEWISE if graphs else CUDAGraphMode.NONE
         )
         config.compilation_config.cudagraph_capture_sizes = list(capture_sizes)
-        # Without Triton vLLM would say V1, unless told.
+        # Without Triton vLLM would say V1, unless told; an engine that lives in this
+        # process has it remember what the environment was.
+        envs.disable_envs_cache()
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         return stand_in_worker.make_scheduler(cls, config, num_blocks)
 
