@@ -139,7 +139,10 @@ class Routing:
         state = link.state
         has_room = link.num_requests == 0 or num_tokens <= state.num_free_kv_tokens
         has_seat = link.num_free_seats > link.num_coming
-        if not (has_room and has_seat) or self._is_stale(link):
+        running = self._running_ids()
+        # Serve lists no replica that drains; its tokens come to the end.
+        is_leaving = bool(running) and link.offer.serve_id not in running
+        if not (has_room and has_seat) or is_leaving or self._is_stale(link):
             return None
         if not state.base_ms:
             return Candidate(None)

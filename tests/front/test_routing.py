@@ -124,6 +124,16 @@ async def test_old_state_decides_nothing_and_is_counted(
     assert routed.reasons == {"stale": 4}
 
 
+async def test_a_replica_that_drains_gets_nothing_more(scene: Scene) -> None:
+    """It is connected for as long as its streams go on; Serve lists it no more."""
+    routed = Routed(scene, "drains", "stays")
+    await routed.connect()
+    routed.running.remove("drains")
+    await send(scene, 8)
+    await until(lambda: sum(routed.taken().values()) == 8)
+    assert routed.taken() == {"drains": 0, "stays": 8}
+
+
 async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(
     scene: Scene,
 ) -> None:
