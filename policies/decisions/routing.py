@@ -46,6 +46,44 @@ class ReplicaLoad:
         return self.base_ms + self.request_ms * num_requests
 
 
+class CommonShape:
+    """How cost grows with load, shared by replicas that are alike.
+
+    One that has always had about as many requests cannot tell its base from its cost a
+    request; taken at its word, a wrong split would make it draw everything, or nothing.
+    Of each replica its own level is believed, where it is: that is what a neighbour
+    changes. The split is averaged over all.
+    """
+
+    _USUAL_REQUESTS = 8
+    _WEIGHT = 0.02
+
+    def __init__(self) -> None:
+        """Assume that half of a usual step is its base."""
+        self._base_share = 0.5
+
+    def fit(
+        self, base_ms: float, request_ms: float, num_requests: int
+    ) -> tuple[float, float]:
+        """Learn from a replica's own split, and return one that has the common shape.
+
+        Args:
+            base_ms: Of its steps, by its own estimate.
+            request_ms: Of each request, likewise.
+            num_requests: That it has now; both estimates agree there.
+
+        Returns:
+            Base and cost a request, ms.
+        """
+        usual = self._USUAL_REQUESTS
+        own_share = base_ms / (base_ms + usual * request_ms)
+        self._base_share += self._WEIGHT * (own_share - self._base_share)
+        base, request = self._base_share, (1.0 - self._base_share) / usual
+        now = max(1, num_requests)
+        level_ms = (base_ms + request_ms * now) / (base + request * now)
+        return level_ms * base, level_ms * request
+
+
 class Candidate(NamedTuple):
     """A replica that may be chosen.
 

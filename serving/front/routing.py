@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from policies.decisions.routing import (
     Candidate,
+    CommonShape,
     PrefixHolders,
     ReplicaLoad,
     choose_replica,
@@ -63,6 +64,7 @@ class Routing:
         self._draw = draw
         self._clock = clock
         self._prefixes = PrefixHolders()
+        self._shape = CommonShape()
         self._reply_tokens = _USUAL_REPLY_TOKENS
         self._looked_s: dict[str, float] = {}
         self._coming: dict[InFlight, TokenLink] = {}
@@ -146,9 +148,12 @@ class Routing:
             return None
         if not state.base_ms:
             return Candidate(None)
+        base_ms, request_ms = self._shape.fit(
+            state.base_ms, state.request_ms, state.num_running
+        )
         load = ReplicaLoad(
-            base_ms=state.base_ms,
-            request_ms=state.request_ms,
+            base_ms=base_ms,
+            request_ms=request_ms,
             prompt_token_ms=state.prompt_token_ms,
             tokens_per_step=state.tokens_per_step,
             num_requests=link.num_requests,

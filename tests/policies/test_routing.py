@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from policies.decisions.routing import (
     Candidate,
     Choice,
+    CommonShape,
     PrefixHolders,
     ReplicaLoad,
     choose_replica,
@@ -72,6 +73,26 @@ def test_the_better_of_two_is_chosen(worse: ReplicaLoad) -> None:
     for seed in range(8):
         assert choose([worse, LOAD], seed) in [Choice(1, "gain"), Choice(1, "only")]
     assert Choice(1, "gain") in [choose([worse, LOAD], seed) for seed in range(8)]
+
+
+def test_replicas_that_split_the_same_steps_otherwise_share_the_load() -> None:
+    """Both take 18 ms with eight requests; one says that all of it is base."""
+    shape, counts = CommonShape(), [0, 0]
+    splits = [(17.9, 0.0125), (0.5, 2.1875)]
+    for request in range(64):
+        loads = []
+        for (base_ms, request_ms), count in zip(splits, counts, strict=True):
+            fitted = shape.fit(base_ms, request_ms, 8)
+            loads.append(ReplicaLoad(*fitted, 0.1, 2.0, count))
+        choice = choose(list(loads), seed=request)
+        assert choice is not None
+        counts[choice.replica] += 1
+    assert min(counts) > 24
+
+
+def test_a_slower_replica_is_slower_in_any_shape() -> None:
+    base_ms, request_ms = CommonShape().fit(16.0, 2.0, 8)
+    assert base_ms + 8 * request_ms == pytest.approx(32.0)
 
 
 def test_the_holder_of_the_prefix_is_looked_at_too() -> None:
