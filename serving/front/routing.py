@@ -27,15 +27,6 @@ MAX_STATE_AGE_S: Final = 2.0
 LOOK_AGAIN_S: Final = 5.0
 """Until a replica that did not take a lease is tried again without being connected."""
 
-REASONS: Final = ("gain", "prefix", "only", "unknown", "new", "stale", "full", "alone")
-"""Why a lease is meant for a replica: those of `policies.decisions.routing`, and
-
-    `new`       it runs, and this front is not connected to it yet
-    `stale`     for none: what replicas said last is too old, Serve chooses
-    `full`      for none: no replica has room, Serve chooses
-    `alone`     for none: the request must have an engine for itself, Serve chooses
-"""
-
 _USUAL_REPLY_TOKENS: Final = 100.0
 _REPLY_WEIGHT: Final = 0.05
 
@@ -58,6 +49,9 @@ class Routing:
             draw: Returns a random integer from 0 to below its argument.
             clock: Seconds.
         """
+        # Told why a lease is meant for a replica: as `policies.decisions.routing` says,
+        # or `new` (it runs, not connected yet); or why Serve chooses: `stale` (what
+        # replicas said last is too old), `full` (none has room), `alone`.
         self.on_choice: Callable[[str], None] = lambda _reason: None
         self._links = links
         self._running_ids = running_ids
@@ -113,7 +107,8 @@ class Routing:
         wanted = self._coming.pop(one, None)
         if wanted is not None:
             wanted.num_coming -= 1
-        if link is not wanted:
+        # Its first token, even its last, may have come before the word of its place.
+        if link is not wanted and one in self._unbegun:
             self.note_begun(one)
             if link is not None:
                 self._expect(one, link, one.request.prompt_token_ids or ())

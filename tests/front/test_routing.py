@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from serving.front import routing
+from serving.front.in_flight import InFlight
 from tests.front.fake_fleet import make_request, until
 
 if TYPE_CHECKING:
@@ -125,6 +126,19 @@ async def test_old_state_decides_nothing_and_is_counted(
     await send(scene, 4)
     await until(lambda: sum(routed.taken().values()) == 4)
     assert routed.reasons == {"stale": 4}
+
+
+async def test_a_request_that_ends_before_it_was_said_to_be_there_leaves_nothing(
+    scene: Scene,
+) -> None:
+    """Tokens are faster than Serve: of a reply of one token the end may come first."""
+    routed = Routed(scene, "a")
+    await routed.connect()
+    (link,) = scene.client.routing._links.all
+    one = InFlight(make_request("short"))
+    scene.client.routing.note_begun(one)
+    scene.client.routing.note_settled(one, link)
+    assert link.num_prompt_tokens == link.num_coming == 0
 
 
 async def test_a_replica_that_drains_gets_nothing_more(scene: Scene) -> None:
