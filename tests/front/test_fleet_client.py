@@ -11,6 +11,7 @@ from serving.compat_ray import _RequestContext, _serve_request_context
 from serving.engine.compat import GracefulHTTPError
 from serving.engine.shared.replay import emitted_token_ids_of
 from serving.front import fleet_client
+from serving.front.credit import MAX_UNSETTLED
 from serving.front.in_flight import MAX_SHARED_DEATHS, InFlight, derive_seed
 from serving.replica.engine_gone import EngineGoneError
 from tests.front.fake_fleet import (
@@ -341,24 +342,33 @@ async def test_replays_go_before_what_waits_and_as_blocks_are_free(
     )
     doomed.is_held = other.is_held = True
     await asyncio.sleep(0.1)
-    lost = set(doomed.running)
+    # A prompt has two tokens. Those that began first are longest.
+    lost = {name: 2 + num_out for name, (_, num_out) in doomed.running.items()}
     assert 10 <= len(lost) <= 20
-    # Room for two of them at a time.
-    other.num_free_kv_tokens = int(2.5 * max(len(scene.ids[name]) for name in lost))
+    # Room for at least two of them at a time.
+    free = int(2.5 * max(lost.values()))
+    other.num_free_kv_tokens = free
     (link,) = (one for one in scene.client._links if one.offer == other.relay.offer)
-    await until(lambda: link.state.num_free_kv_tokens == other.num_free_kv_tokens)
+    await until(lambda: link.state.num_free_kv_tokens == free)
     num_taken = len(other.taken)
     scene.fleet.replicas.remove(doomed)
     await doomed.close()
+    # Before the front has heard of it there is nothing that could go first.
+    await until(lambda: len(scene.replays) == len(lost))
     late = await scene.send(5, "more ")
-    await until(lambda: len(other.taken) == num_taken + 2)
+    await until(lambda: len(other.taken) >= num_taken + 2)
     await asyncio.sleep(0.3)
-    assert len(other.taken) == num_taken + 2
+    at_once = [emitted_token_ids_of(r.sampling_params) for r in other.taken[num_taken:]]
+    num_tokens = sum(2 + len(emitted) for emitted in at_once)
+    assert num_tokens <= free < num_tokens + max(lost.values())
+    assert len(at_once) < len(lost)
     other.is_held = False
     await until(lambda: len(other.taken) == num_taken + len(lost) + 5)
     names = [one.request_id.split("~")[0] for one in other.taken[num_taken:]]
-    assert set(names[:-5]) == lost
-    assert names[-5:] == [one.request_id for one in late]
+    later = {one.request_id for one in late}
+    assert set(names) == set(lost) | later
+    # Only leases that are on their way together overtake one another.
+    assert later.isdisjoint(names[: len(lost) - MAX_UNSETTLED + 1])
 
 
 async def test_replicas_know_what_waits_for_them(scene: Scene) -> None:

@@ -22,6 +22,8 @@ from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from serving.settings.cpu_formats import lacks_bfloat16
+
 from .chats import CHATS_PER_SHARD, Chat, Say, WorkDir, read_shard, write_shard
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -119,6 +121,7 @@ def start_engine(target: Path, **arguments: Any) -> LLM:
         "max_num_batched_tokens": 8192,
         "enforce_eager": True,
         "distributed_executor_backend": "uni",
+        "dtype": "float32" if lacks_bfloat16() else "auto",
     }
     return LLM(str(target), **defaults | arguments)
 
