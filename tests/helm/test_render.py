@@ -176,6 +176,7 @@ def test_the_kubernetes_check_notices_a_misspelt_field():
 
 ALWAYS = """
     PodDisruptionBudget/demo-tetris-serve-worker RayService/demo-tetris-serve
+    Pod/demo-tetris-serve-test
     ServiceAccount/demo-tetris-serve-head ServiceAccount/demo-tetris-serve-worker
 """
 CACHE = "PersistentVolumeClaim/demo-tetris-serve-models"
@@ -248,5 +249,6 @@ def test_the_notes_say_how_to_reach_the_service(tmp_path):
     text = render_notes(tmp_path, "-f", str(PRODUCTION))
     assert "kubectl -n llm port-forward svc/demo-tetris-serve-serve-svc" in text
     assert '"model": "qwen3-14b"' in text
+    assert "helm -n llm test demo" in text
     assert "get secret tetris-ray-token" in text
     assert "not authenticated" in text
