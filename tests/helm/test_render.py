@@ -200,7 +200,13 @@ NAMES = {
 @examples
 def test_names_stay_what_they_are(example):
     """A changed name deletes and recreates the object on the next `helm upgrade`."""
-    names = [f"{o['kind']}/{o['metadata']['name']}" for o in render_example(example)]
+    objects = render_example(example)
+    names = [
+        f"{one['kind']}/{one['metadata']['name']}"
+        for one in objects
+        # A Job cannot be changed, so that another Pod has it take another name.
+        if one["kind"] != "Job"
+    ]
     assert sorted(names) == sorted(NAMES[example.stem].split())
 
 

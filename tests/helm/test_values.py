@@ -115,6 +115,21 @@ REFUSED = {
     ),
     "no GPU": (GPU, "config.replicas.num_gpus=0", "set it to 1"),
     "streams cut": (DEMO, "drain.terminationGracePeriodSeconds=30", "would be cut"),
+    "a download to nowhere": (
+        GPU,
+        "modelCache.enabled=false,modelCache.download.enabled=true",
+        "set modelCache.enabled: true",
+    ),
+    "a download of nothing": (
+        DEMO,
+        "modelCache.enabled=true,modelCache.download.enabled=true",
+        "names nothing from a hub",
+    ),
+    "a download to one node alone": (
+        GPU,
+        "modelCache.download.enabled=true,modelCache.accessModes={ReadWriteOnce}",
+        "use ReadWriteMany",
+    ),
     "no time to end in": (
         DEMO,
         "drain.terminationGracePeriodSeconds=95",
@@ -209,13 +224,18 @@ def test_serve_gets_a_config_and_settings_that_are_accepted(example):
 
 def test_defaults_in_templates_are_those_of_the_settings():
     """A template that reads an absent setting must assume what the server assumes."""
-    files = [file for file in (CHART / "templates").iterdir() if file.suffix != ".yaml"]
+    files = [*(CHART / "templates").glob("*.tpl"), CHART / "templates" / "NOTES.txt"]
     text = "".join(file.read_text("utf-8") for file in files)
-    uses = re.findall(r'setting" \(list \. "(\w+)" "(\w+)" "?([\w.]+)"?\)', text)
-    assert len(uses) > 8
+    uses = re.findall(
+        r'setting" \(list (?:\.|\$root) "(\w+)" "(\w+)" "?([\w.]+)"?\)', text
+    )
+    assert len(uses) > 12
     for section, name, default in uses:
         section_type = Settings.model_fields[section].annotation
         expected = section_type.model_fields[name].default
+        if default == "dict":
+            assert expected == {}, f"{section}.{name}"
+            continue
         assert type(expected)(default) == expected, f"{section}.{name}"
 
 

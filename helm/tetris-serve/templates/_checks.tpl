@@ -96,6 +96,17 @@ that concern what Kubernetes is asked for.
 {{- if and .Values.serve.tracing.enabled (not .Values.serve.tracing.endpoint) -}}
 {{- fail "serve.tracing.endpoint: is required with serve.tracing.enabled, e.g. http://otel-collector.monitoring:4317" -}}
 {{- end -}}
+{{- if .Values.modelCache.download.enabled -}}
+{{- if not .Values.modelCache.enabled -}}
+{{- fail "modelCache.download.enabled: has nowhere to download to; set modelCache.enabled: true" -}}
+{{- end -}}
+{{- if eq (include "tetris-serve.hubModels" .) "[]" -}}
+{{- fail "modelCache.download.enabled: config.model names nothing from a hub; set it to false" -}}
+{{- end -}}
+{{- if not (or .Values.modelCache.existingClaim (has "ReadWriteMany" .Values.modelCache.accessModes)) -}}
+{{- fail "modelCache.accessModes: a Job and workers on other nodes would wait for each other; use ReadWriteMany, or set modelCache.download.enabled: false" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{- fail "ingress.hosts: is empty; list {host, paths} entries or set ingress.enabled: false" -}}
 {{- end -}}

@@ -233,12 +233,7 @@ Engine replicas that Ray places on a Pod of a group, by what each of them reserv
 {{- if not (kindIs "invalid" $given) -}}
 {{- ternary "true" "" $given -}}
 {{- else -}}
-{{- $config := include "tetris-serve.config" . | fromYaml -}}
-{{- range $field := list "target" "draft" "tokenizer" -}}
-{{- with index $config.model $field -}}
-{{- if not (regexMatch "^(/|~|\\./|\\.\\./|\\.{1,2}$)" .) -}}true{{- end -}}
-{{- end -}}
-{{- end -}}
+{{- if ne (include "tetris-serve.hubModels" .) "[]" -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
 
