@@ -229,7 +229,7 @@ def test_defaults_in_templates_are_those_of_the_settings():
     uses = re.findall(
         r'setting" \(list (?:\.|\$root) "(\w+)" "(\w+)" "?([\w.]+)"?\)', text
     )
-    assert len(uses) > 12
+    assert len(uses) > 10
     for section, name, default in uses:
         section_type = Settings.model_fields[section].annotation
         expected = section_type.model_fields[name].default
