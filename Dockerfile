@@ -88,10 +88,11 @@ CMD ["tetris-serve", "up", "--config", "configs/tiny.yaml", "--host", "0.0.0.0"]
 # -------------------------------------------------------------------------------- gpu
 FROM run AS gpu
 # Not a build tool here: Triton compiles a small launcher for every kernel when it first
-# runs, and needs a C compiler for it, as do vLLM's own images.
+# runs, and FlashInfer whole kernels in C++, as in vLLM's own images. nvcc and ninja are
+# among the packages.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && apt-get install --yes --no-install-recommends g++ libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 # Asks NVIDIA's container runtime for the driver; CUDA itself is in the packages.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \

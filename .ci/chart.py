@@ -65,6 +65,8 @@ def merged(schema: dict[str, Any]) -> dict[str, Any]:
     generated = {PREFIX + name: part for name, part in settings.pop("$defs").items()}
     kept = {n: p for n, p in schema["$defs"].items() if not n.startswith(PREFIX)}
     schema["$defs"] = {**kept, **without_titles(generated)}
+    # Without one, the chart serves its demo.
+    settings["type"] = [settings["type"], "null"]
     schema["properties"]["config"] = without_titles(settings)
     return schema
 

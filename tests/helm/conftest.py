@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from serving.settings.model import _UniqueKeyLoader
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "tetris-serve"
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
@@ -51,7 +53,9 @@ def render(*arguments: str, name: str = "demo") -> list[dict[str, Any]]:
     """Render the chart and return its objects; a failure fails the test."""
     result = helm("template", name, str(CHART), *arguments)
     assert result.returncode == 0, result.stderr
-    return [document for document in yaml.safe_load_all(result.stdout) if document]
+    # The API server refuses a key that is there twice; yaml alone takes the last.
+    documents = yaml.load_all(result.stdout, Loader=_UniqueKeyLoader)
+    return [document for document in documents if document]
 
 
 @functools.cache

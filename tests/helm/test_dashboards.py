@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.conftest import CHART, DEMO, ROOT, of_kind, render_example
+from tests.helm.conftest import CHART, DEMO, ROOT, of_kind, render, render_example
 
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
 
@@ -67,6 +67,34 @@ def test_config_maps_carry_the_dashboards_for_grafana_s_sidecar():
     for config_map, file in zip(maps, DASHBOARDS, strict=True):
         assert config_map["metadata"]["namespace"] == "grafana"
         assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
-        assert json.loads(config_map["data"][file.name]) == json.loads(file.read_text())
+        (text,) = config_map["data"].values()
+        shipped, written = json.loads(text), json.loads(file.read_text())
+        own = {"uid", "title"}
+        assert shipped.keys() == written.keys()
+        assert all(shipped[name] == written[name] for name in written.keys() - own)
         # A ConfigMap holds at most a mebibyte.
         assert len(yaml.safe_dump(config_map)) < 1 << 20
+
+
+def test_the_dashboards_of_two_releases_live_side_by_side():
+    """Grafana has an id and a title once; its sidecar has one folder of files."""
+    shared = (
+        "monitoring.dashboards.enabled=true,monitoring.dashboards.namespace=grafana"
+    )
+    maps = [
+        config_map
+        for name, namespace in (("one", "a"), ("one", "b"), ("two", "b"))
+        for config_map in of_kind(
+            render("--namespace", namespace, "--set", shared, name=name), "ConfigMap"
+        )
+    ]
+    texts = [json.loads(text) for one in maps for text in one["data"].values()]
+    for names in (
+        [one["metadata"]["name"] for one in maps],
+        [file for one in maps for file in one["data"]],
+        [text["uid"] for text in texts],
+        [text["title"] for text in texts],
+    ):
+        assert len(set(names)) == 3 * len(DASHBOARDS)
+    # Grafana's own limit.
+    assert max(len(text["uid"]) for text in texts) <= 40

@@ -70,6 +70,9 @@ def test_targets_have_the_locks_packages_a_pinned_base_and_a_nameless_user():
         assert "--loadtest" not in run
         copies = [line for line in stages()[device] if line.startswith("COPY --from")]
         assert copies == [f"COPY --from=install-{device} /opt/venv /opt/venv"]
+    # FlashInfer compiles C++ for a GPU when it first meets its shape.
+    (install,) = [line for line in stages()["gpu"] if "apt-get install" in line]
+    assert " g++ " in install
     text = "\n".join(stages()["run"] + stages()["cpu"])
     assert not re.search(r"\b(gcc|g\+\+|build-essential|clang)\b", text)
 

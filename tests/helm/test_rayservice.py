@@ -6,7 +6,6 @@ import json
 import pytest
 
 from serving.app import front_options_of, settings_from_args
-from serving.settings.sections import HttpSettings
 from tests.helm.conftest import (
     CHART,
     DEMO,
@@ -27,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning",
 )
 
+POD_NAMES = ("head", "engines")
 OFF_THE_HEAD = {"ray.io/node-group": "!headgroup"}
 
 
@@ -106,14 +106,23 @@ def test_a_worker_may_live_as_long_as_its_drain_takes(example):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "per_pod", "expected"),
-    [((1, 2), 1, (1, 2)), ((3, 16), 8, (1, 2)), ((9, 17), 8, (2, 3))],
+    ("bounds", "num_cpus", "expected"),
+    # Of two CPUs; 0.3 and 0.1 are none that a float has exactly.
+    [
+        ((1, 2), 2, (1, 2)),
+        ((1, 2), 1.5, (1, 2)),
+        ((3, 16), 0.25, (1, 2)),
+        ((9, 17), 0.25, (2, 3)),
+        ((20, 20), 0.1, (1, 1)),
+        ((6, 7), 0.3, (1, 2)),
+    ],
 )
-def test_workers_follow_the_bounds_of_serve(bounds, per_pod, expected):
-    objects = render_example(
-        DEMO,
-        f"config.replicas.min={bounds[0]},config.replicas.max={bounds[1]}",
-        f"workerGroups.engines.enginesPerPod={per_pod}",
+def test_workers_follow_the_bounds_of_serve_and_what_a_replica_reserves(
+    bounds, num_cpus, expected
+):
+    replicas = {"min": bounds[0], "max": bounds[1], "num_cpus": num_cpus}
+    objects = render(
+        *("-f", str(DEMO), "--set-json", f"config.replicas={json.dumps(replicas)}")
     )
     group = worker_group(objects)
     assert (group["minReplicas"], group["maxReplicas"]) == expected
@@ -167,7 +176,64 @@ def test_gpus_are_requested_and_their_taint_is_tolerated():
     assert resources["limits"]["nvidia.com/gpu"] == 8
     assert resources["requests"]["nvidia.com/gpu"] == 8
     assert resources["requests"]["cpu"] == "64"
+    # What nobody has asked for is not limited.
+    assert "cpu" not in resources["limits"]
     assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+
+
+def test_the_head_and_a_worker_share_no_claim_and_one_machine_is_enough():
+    objects = render_example(CHART / "examples" / "one-gpu.yaml")
+    head, engines = (pod_templates(objects)[name]["spec"] for name in POD_NAMES)
+    assert {"name": "model-cache", "emptyDir": {}} in head["volumes"]
+    claim = {"claimName": "demo-tetris-serve-models"}
+    assert {"name": "model-cache", "persistentVolumeClaim": claim} in engines["volumes"]
+    assert head["tolerations"] == engines["tolerations"]
+    # But the head checks the settings, and must see a folder that they name.
+    objects = render_example(
+        DEMO, "modelCache.enabled=true,config.model.target=/var/cache/tetris/m"
+    )
+    volumes = pod_templates(objects)["head"]["spec"]["volumes"]
+    assert {"name": "model-cache", "persistentVolumeClaim": claim} in volumes
+
+
+@pytest.mark.parametrize("autoscales", ["true", "false"])
+def test_a_collector_finds_the_logs_in_one_volume(autoscales):
+    objects = render_example(DEMO, f"autoscaling.enabled={autoscales}")
+    cluster = ray_service(objects)["rayClusterConfig"]
+    mount = {"name": "ray-logs", "mountPath": "/tmp/ray"}
+    for template in pod_templates(objects).values():
+        assert mount in template["spec"]["containers"][0]["volumeMounts"]
+    if autoscales == "true":
+        # KubeRay adds a volume of its own where none is mounted.
+        assert mount in cluster["autoscalerOptions"]["volumeMounts"]
+
+
+def test_what_is_named_twice_is_written_once_and_the_last_one_counts():
+    objects = render_example(
+        DEMO,
+        "secretEnv.TOKEN.name=hub,secretEnv.TOKEN.key=token,extraEnv[0].name=TOKEN",
+        "extraEnv[0].value=general,extraEnv[1].name=RAY_USAGE_STATS_ENABLED",
+        "extraEnv[1].value=yes,extraEnv[2].name=B,extraEnv[2].value=general",
+        "workerGroups.engines.extraEnv[0].name=B",
+        "workerGroups.engines.extraEnv[0].value=own",
+        "extraVolumes[0].name=tmp,extraVolumes[0].emptyDir.sizeLimit=1Gi",
+        "extraVolumeMounts[0].name=tmp,extraVolumeMounts[0].mountPath=/tmp",
+    )
+    for pod, expected in (("head", "general"), ("engines", "own")):
+        spec = pod_templates(objects)[pod]["spec"]
+        container = spec["containers"][0]
+        for items, field in (
+            (container["env"], "name"),
+            (container["volumeMounts"], "mountPath"),
+            (spec["volumes"], "name"),
+        ):
+            names = [item[field] for item in items]
+            assert len(set(names)) == len(names)
+        env = environment(objects, pod)
+        assert env["B"]["value"] == expected
+        assert env["TOKEN"] == {"name": "TOKEN", "value": "general"}
+        assert env["RAY_USAGE_STATS_ENABLED"]["value"] == "yes"
+        assert {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}} in spec["volumes"]
 
 
 def test_extras_reach_every_pod_and_groups_have_their_own():
@@ -210,94 +276,6 @@ def test_secrets_are_references():
         "valueFrom": {"secretKeyRef": {"name": "tetris-redis", "key": "redis-password"}}
     }
     assert not of_kind(objects, "Secret")
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ((), str(HttpSettings().max_body_bytes)),
-        (("config.http.max_body_bytes=8Mi",), "8m"),
-        (("config.http.max_body_bytes=64k",), "64k"),
-        (("config.http.max_body_bytes=1G",), "1g"),
-        (("config.http.max_body_bytes=5000000",), "5000000"),
-    ],
-)
-def test_streams_pass_the_ingress_unbuffered_and_bodies_as_large_as_served(
-    values, words
-):
-    (ingress,) = of_kind(render_example(PRODUCTION, *values), "Ingress")
-    annotations = ingress["metadata"]["annotations"]
-    prefix = "nginx.ingress.kubernetes.io"
-    assert annotations[f"{prefix}/proxy-buffering"] == "off"
-    assert annotations[f"{prefix}/proxy-read-timeout"] == "3600"
-    assert annotations[f"{prefix}/proxy-body-size"] == words
-    path = ingress["spec"]["rules"][0]["http"]["paths"][0]
-    assert path["backend"]["service"] == {
-        "name": "demo-tetris-serve-serve-svc",
-        "port": {"name": "serve"},
-    }
-
-
-def test_a_route_of_the_gateway_has_no_time_limit():
-    gateway = "gateway.enabled=true,gateway.parentRefs[0].name=public"
-    objects = render_example(DEMO, gateway)
-    (route,) = of_kind(objects, "HTTPRoute")
-    (rule,) = route["spec"]["rules"]
-    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
-    assert rule["backendRefs"][0]["port"] == 8000
-
-
-def test_budget_policies_and_monitor_select_the_pods_that_are_rendered():
-    objects = render_example(PRODUCTION)
-    templates = pod_templates(objects)
-    labels = {name: t["metadata"]["labels"] for name, t in templates.items()}
-
-    def selected(selector):
-        wanted = selector["matchLabels"].items()
-        return {name for name, given in labels.items() if wanted <= given.items()}
-
-    (budget,) = of_kind(objects, "PodDisruptionBudget")
-    assert selected(budget["spec"]["selector"]) == {"engines"}
-    (monitor,) = of_kind(objects, "PodMonitor")
-    assert selected(monitor["spec"]["selector"]) == {"head", "engines"}
-    head, worker = of_kind(objects, "NetworkPolicy")
-    assert selected(head["spec"]["podSelector"]) == {"head"}
-    assert selected(worker["spec"]["podSelector"]) == {"engines"}
-    ports = {
-        port["name"]
-        for template in templates.values()
-        for port in template["spec"]["containers"][0]["ports"]
-    }
-    endpoints = monitor["spec"]["podMetricsEndpoints"]
-    assert {endpoint["port"] for endpoint in endpoints} <= ports
-
-
-def open_ports(policy, direction):
-    """Return (port, number of peers or None for anybody) of each rule."""
-    peers = "from" if direction == "ingress" else "to"
-    return {
-        (port["port"], len(rule[peers]) if peers in rule else None)
-        for rule in policy["spec"][direction]
-        for port in rule.get("ports", [])
-    }
-
-
-def test_policies_leave_the_paths_that_are_needed():
-    head, worker = of_kind(render_example(PRODUCTION), "NetworkPolicy")
-    _, local = of_kind(render_example(DEMO, "networkPolicy.enabled=true"), head["kind"])
-    wanted = [
-        (worker, "ingress", {8000, 8080}),
-        (head, "ingress", {8265, 8000, 8080, 44217, 44227}),
-        # DNS, API server, Redis, model hub, traces
-        (head, "egress", {53, 443, 6443, 6379, 4317}),
-        (worker, "egress", {53, 443, 4317}),
-        # Local models need no way out.
-        (local, "egress", {53}),
-    ]
-    for policy, direction, ports in wanted:
-        assert {port for port, _ in open_ports(policy, direction)} == ports
-    assert all(count == 1 for _, count in open_ports(worker, "ingress"))
-    assert (8000, None) in open_ports(local, "ingress")
 
 
 def test_ray_s_dashboard_knows_grafana_and_prometheus():

@@ -1,7 +1,9 @@
 """What the chart renders is accepted: by helm, by Kubernetes and by KubeRay's CRD."""
 
+import json
 import shutil
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -9,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from serving.settings.policy_choice import complete_policy
 from tests.helm.conftest import (
     CHART,
     DEMO,
@@ -148,7 +151,7 @@ def test_kubernetes_and_kuberay_accept_every_switch_in_every_example(
     example, toggles, request
 ):
     if toggles.get("upgrade.type") == "NewClusterWithIncrementalUpgrade":
-        toggles = toggles | {"ingress.enabled": "false", "autoscaling.enabled": "true"}
+        toggles = toggles | {"gateway.enabled": "false", "autoscaling.enabled": "true"}
     objects = render_example(example, *map("=".join, toggles.items()))
     check_kubernetes(objects)
     # Last, as it skips the test where nobody has provided the definition.
@@ -166,13 +169,14 @@ def test_the_crd_check_notices_a_misspelt_field(crd_schema):
 
 def test_the_kubernetes_check_notices_a_misspelt_field():
     objects = render("-f", str(DEMO))
-    of_kind(objects, "PodDisruptionBudget")[0]["spec"]["maxUnavailble"] = 1
-    with pytest.raises(kubernetes_validate.ValidationError, match="maxUnavailble"):
+    of_kind(objects, "PodDisruptionBudget")[0]["spec"]["minAvailble"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError, match="minAvailble"):
         check_kubernetes(objects)
 
 
 ALWAYS = """
     PodDisruptionBudget/demo-tetris-serve-worker RayService/demo-tetris-serve
+    Pod/demo-tetris-serve-test
     ServiceAccount/demo-tetris-serve-head ServiceAccount/demo-tetris-serve-worker
 """
 CACHE = "PersistentVolumeClaim/demo-tetris-serve-models"
@@ -180,12 +184,14 @@ MONITORING = """
     ConfigMap/demo-tetris-serve-tetris-cluster ConfigMap/demo-tetris-serve-tetris-engine
     ConfigMap/demo-tetris-serve-tetris-speculation PodMonitor/demo-tetris-serve
 """
+# Where other namespaces have theirs too.
+ELSEWHERE = MONITORING.replace("ConfigMap/", "ConfigMap/default-")
 NAMES = {
     "demo-cpu": ALWAYS,
     "one-gpu": f"{ALWAYS} {CACHE}",
     "many-gpus-eagle3": f"{ALWAYS} {CACHE} {MONITORING}",
-    "production": f"""{ALWAYS} {CACHE} {MONITORING}
-        Ingress/demo-tetris-serve PrometheusRule/demo-tetris-serve
+    "production": f"""{ALWAYS} {CACHE} {ELSEWHERE}
+        HTTPRoute/demo-tetris-serve PrometheusRule/demo-tetris-serve
         NetworkPolicy/demo-tetris-serve-head NetworkPolicy/demo-tetris-serve-worker
     """,
 }
@@ -194,13 +200,19 @@ NAMES = {
 @examples
 def test_names_stay_what_they_are(example):
     """A changed name deletes and recreates the object on the next `helm upgrade`."""
-    names = [f"{o['kind']}/{o['metadata']['name']}" for o in render_example(example)]
+    objects = render_example(example)
+    names = [
+        f"{one['kind']}/{one['metadata']['name']}"
+        for one in objects
+        # A Job cannot be changed, so that another Pod has it take another name.
+        if one["kind"] != "Job"
+    ]
     assert sorted(names) == sorted(NAMES[example.stem].split())
 
 
-def test_the_notes_say_how_to_reach_the_service(tmp_path):
+def render_notes(folder: Path, *arguments: str) -> str:
     """Helm shows notes only with a cluster at hand; here they become a manifest."""
-    chart = tmp_path / "chart"
+    chart = folder / "chart"
     shutil.copytree(CHART, chart)
     notes = (chart / "templates" / "NOTES.txt").read_text("utf-8")
     (chart / "templates" / "notes.yaml").write_text(
@@ -208,10 +220,41 @@ def test_the_notes_say_how_to_reach_the_service(tmp_path):
         'notes: {{ include "notes" . | toJson }}\n'
     )
     only = ("-s", "templates/notes.yaml", "-n", "llm")
-    result = helm("template", "demo", str(chart), "-f", str(PRODUCTION), *only)
+    result = helm("template", "demo", str(chart), *arguments, *only)
     assert result.returncode == 0, result.stderr
-    text = yaml.safe_load(result.stdout)["notes"]
+    return str(yaml.safe_load(result.stdout)["notes"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("draft", "policy"),
+    [
+        (None, {}),
+        ("org/small", {}),
+        (None, {"method": "ngram"}),
+        (None, {"classes": {"batch": {"weight": 0.5}}}),
+    ],
+    ids=["no draft", "a draft", "a method", "nothing about drafts"],
+)
+def test_the_notes_name_the_policy_that_the_server_chooses(
+    device, draft, policy, tmp_path
+):
+    config = {
+        "model": {"id": "m", "target": "org/m", "draft": draft},
+        "policy": policy,
+        "engine": {"device": device, "max_model_len": 99},
+        "replicas": {"num_gpus": 1},
+    }
+    given = ("--set-json", f"config={json.dumps(config)}")
+    notes = render_notes(tmp_path, *given, "--set", "workerGroups.engines.gpus=1")
+    complete_policy(config)
+    assert f"serves m with policy {config['policy']['name']}." in notes
+
+
+def test_the_notes_say_how_to_reach_the_service(tmp_path):
+    text = render_notes(tmp_path, "-f", str(PRODUCTION))
     assert "kubectl -n llm port-forward svc/demo-tetris-serve-serve-svc" in text
     assert '"model": "qwen3-14b"' in text
+    assert "helm -n llm test demo" in text
     assert "get secret tetris-ray-token" in text
     assert "not authenticated" in text

@@ -15,6 +15,7 @@ from tests.helm.conftest import (
     PRODUCTION,
     ROOT,
     examples,
+    helm,
     ray_service,
     refused,
     render,
@@ -38,7 +39,7 @@ REFUSED = {
     "no size": (DEMO, "config.http.max_body_bytes=4 apples", "max_body_bytes"),
     "a size nginx cannot read": (
         PRODUCTION,
-        "config.http.max_body_bytes=1.5Gi",
+        "config.http.max_body_bytes=1.5Gi,ingress.enabled=true,ingress.hosts[0].host=x",
         "write a whole number of k, M or G for nginx, such as 4Mi (got 1.5Gi)",
     ),
     "a zero": (DEMO, "config.replicas.min=0", "config.replicas.min"),
@@ -52,9 +53,88 @@ REFUSED = {
         "workerGroups.engines.maxReplicas=1",
         "raise maxReplicas",
     ),
-    "too few GPUs": (GPU, "workerGroups.engines.gpus=4", "raise gpus"),
+    "too few GPUs": (GPU, "config.engine.tensor_parallel_size=16", "or gpus"),
+    "too few CPUs": (
+        DEMO,
+        "workerGroups.engines.resources.requests.cpu=1",
+        "a Pod has 1 Ray CPUs and 0 GPUs, too little for one replica",
+    ),
+    "replicas without CPUs": (DEMO, "config.replicas.num_cpus=0", "all replicas on"),
+    "more on a Pod than Ray places": (
+        DEMO,
+        "workerGroups.engines.enginesPerPod=2",
+        "workerGroups.engines.enginesPerPod: Ray places 1 replicas",
+    ),
+    "fewer on a Pod than Ray places": (
+        GPU,
+        "workerGroups.engines.enginesPerPod=4",
+        "Ray places 8 replicas on a Pod with 64 Ray CPUs and 8 GPUs (got 4)",
+    ),
+    "a group of nothing": (
+        DEMO,
+        "workerGroups.bare.gpus=0",
+        "workerGroups.bare.resources: is incomplete",
+    ),
+    "two groups with all bounds each": (
+        DEMO,
+        "workerGroups.more.resources.limits.cpu=2,"
+        "workerGroups.more.resources.limits.memory=6Gi",
+        "Replicas: is required where there are several groups",
+    ),
+    "a budget in percent": (
+        DEMO,
+        "podDisruptionBudget.minAvailable=50%",
+        "podDisruptionBudget.minAvailable",
+    ),
+    "a budget that blocks every drain": (
+        DEMO,
+        "podDisruptionBudget.minAvailable=1",
+        "give at most 0 or leave it null",
+    ),
+    "a label that Pods are selected by": (
+        DEMO,
+        r"commonLabels.app\.kubernetes\.io/part-of=x",
+        "commonLabels.app.kubernetes.io/part-of: is set by the chart",
+    ),
+    "a label of KubeRay's": (
+        DEMO,
+        r"workerGroups.engines.podLabels.ray\.io/cluster=x",
+        "workerGroups.engines.podLabels.ray.io/cluster: is set by",
+    ),
+    "a port of the metrics": (DEMO, "config.http.port=8080", "belongs to metrics"),
+    "a port Ray may take": (DEMO, "config.http.port=10500", "such as 8000"),
+    "an address that nothing reads": (
+        DEMO,
+        "config.http.host=127.0.0.1",
+        "config.http.host: has no effect in a cluster; remove it",
+    ),
+    "a port that nothing reads": (
+        DEMO,
+        "config.http.metrics_port=9000",
+        "config.http.metrics_port: has no effect",
+    ),
     "no GPU": (GPU, "config.replicas.num_gpus=0", "set it to 1"),
     "streams cut": (DEMO, "drain.terminationGracePeriodSeconds=30", "would be cut"),
+    "a download to nowhere": (
+        GPU,
+        "modelCache.enabled=false,modelCache.download.enabled=true",
+        "set modelCache.enabled: true",
+    ),
+    "a download of nothing": (
+        DEMO,
+        "modelCache.enabled=true,modelCache.download.enabled=true",
+        "names nothing from a hub",
+    ),
+    "a download to one node alone": (
+        GPU,
+        "modelCache.download.enabled=true,modelCache.accessModes={ReadWriteOnce}",
+        "use ReadWriteMany",
+    ),
+    "no time to end in": (
+        DEMO,
+        "drain.terminationGracePeriodSeconds=95",
+        "half a minute for Ray to end",
+    ),
     "streams cut by an upgrade": (
         DEMO,
         "upgrade.clusterDeletionDelaySeconds=10",
@@ -103,8 +183,20 @@ def test_values_that_cannot_work_are_refused(example, value, message):
     assert message in refused("-f", str(example), "--set", value)
 
 
-def test_the_chart_alone_asks_for_a_config():
-    assert "config: model is required" in refused()
+def test_the_chart_alone_serves_the_demo():
+    result = helm("lint", "--strict", str(CHART))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert render() == render("-f", str(DEMO))
+
+
+def test_a_config_of_one_s_own_has_nothing_of_the_demo():
+    assert "config: model is required" in refused("--set", "config.policy.name=none")
+    model = "config.model.id=m,config.model.target=org/m,config.engine.device=gpu"
+    gpus = "config.replicas.num_gpus=1,workerGroups.engines.gpus=1"
+    objects = render("--set", f"{model},config.engine.max_model_len=99,{gpus}")
+    args = serve_config(objects)["applications"][0]["args"]
+    assert args["engine"] == {"device": "gpu", "max_model_len": 99}
+    assert "policy" not in args
 
 
 def test_schema_and_dashboards_are_what_they_are_written_from():
@@ -132,13 +224,18 @@ def test_serve_gets_a_config_and_settings_that_are_accepted(example):
 
 def test_defaults_in_templates_are_those_of_the_settings():
     """A template that reads an absent setting must assume what the server assumes."""
-    files = [file for file in (CHART / "templates").iterdir() if file.suffix != ".yaml"]
+    files = [*(CHART / "templates").glob("*.tpl"), CHART / "templates" / "NOTES.txt"]
     text = "".join(file.read_text("utf-8") for file in files)
-    uses = re.findall(r'setting" \(list \. "(\w+)" "(\w+)" "?([\w.]+)"?\)', text)
-    assert len(uses) > 8
+    uses = re.findall(
+        r'setting" \(list (?:\.|\$root) "(\w+)" "(\w+)" "?([\w.]+)"?\)', text
+    )
+    assert len(uses) > 10
     for section, name, default in uses:
         section_type = Settings.model_fields[section].annotation
         expected = section_type.model_fields[name].default
+        if default == "dict":
+            assert expected == {}, f"{section}.{name}"
+            continue
         assert type(expected)(default) == expected, f"{section}.{name}"
 
 

@@ -7,10 +7,13 @@ that concern what Kubernetes is asked for.
 {{- $device := include "tetris-serve.device" . -}}
 {{- $min := include "tetris-serve.minReplicas" . | int -}}
 {{- $max := include "tetris-serve.maxReplicas" . | int -}}
-{{- $gpusPerReplica := mulf (include "tetris-serve.setting" (list . "replicas" "num_gpus" 0) | float64) (include "tetris-serve.setting" (list . "engine" "tensor_parallel_size" 1) | float64) -}}
+{{- $config := include "tetris-serve.config" . | fromYaml -}}
+{{- include "tetris-serve.checkIgnored" . -}}
+{{- include "tetris-serve.checkPort" . -}}
+{{- include "tetris-serve.checkLabels" . -}}
 
 {{- range $field := list "target" "draft" "tokenizer" -}}
-{{- with index $.Values.config.model $field -}}
+{{- with index $config.model $field -}}
 {{- if hasPrefix "." . -}}
 {{- fail (printf "config.model.%s: %s is relative, and a Pod has no folder that it could start from; give an absolute path in the container or a hub id" $field .) -}}
 {{- end -}}
@@ -19,26 +22,27 @@ that concern what Kubernetes is asked for.
 {{- if lt $max $min -}}
 {{- fail (printf "config.replicas.max: must be at least config.replicas.min (%d, got %d)" $min $max) -}}
 {{- end -}}
-{{- if and (eq $device "gpu") (eq $gpusPerReplica 0.0) -}}
+{{- if and (eq $device "gpu") (eq (include "tetris-serve.gpusPerReplica" . | float64) 0.0) -}}
 {{- fail "config.replicas.num_gpus: must be above 0 with config.engine.device gpu; set it to 1" -}}
+{{- end -}}
+
+{{- if and (eq $device "cpu") (eq (include "tetris-serve.setting" (list . "replicas" "num_cpus" 1) | float64) 0.0) -}}
+{{- fail "config.replicas.num_cpus: must be above 0 with config.engine.device cpu, or Ray places all replicas on one Pod; set it to the CPUs of one engine" -}}
 {{- end -}}
 
 {{- $capacity := 0 -}}
 {{- range $name, $values := .Values.workerGroups -}}
 {{- $group := include "tetris-serve.group" $values | fromYaml -}}
-{{- $needed := mulf $gpusPerReplica (float64 $group.enginesPerPod) -}}
-{{- if and (eq $device "gpu") (gt $needed (float64 $group.gpus)) -}}
-{{- fail (printf "workerGroups.%s.gpus: %v do not hold enginesPerPod %v x tensor_parallel_size x num_gpus = %v; raise gpus or lower enginesPerPod" $name $group.gpus $group.enginesPerPod $needed) -}}
-{{- end -}}
+{{- include "tetris-serve.checkGroup" (list $ $name $group) -}}
 {{- $low := include "tetris-serve.groupMin" (list $ $group) | int -}}
 {{- $high := include "tetris-serve.groupMax" (list $ $group) | int -}}
 {{- if lt $high $low -}}
 {{- fail (printf "workerGroups.%s.maxReplicas: must be at least minReplicas (%d, got %d)" $name $low $high) -}}
 {{- end -}}
-{{- $capacity = add $capacity (mul $high $group.enginesPerPod) -}}
+{{- $capacity = add $capacity (mul $high (include "tetris-serve.enginesPerPod" (list $ $group) | int)) -}}
 {{- end -}}
 {{- if lt (int $capacity) $max -}}
-{{- fail (printf "workerGroups: hold at most %d engine replicas, but Serve may ask for config.replicas.max = %d and would wait for ever; raise maxReplicas or enginesPerPod of a group, or lower config.replicas.max" (int $capacity) $max) -}}
+{{- fail (printf "workerGroups: hold at most %d engine replicas, but Serve may ask for config.replicas.max = %d and would wait for ever; raise maxReplicas of a group, or lower config.replicas.max" (int $capacity) $max) -}}
 {{- end -}}
 
 {{- $params := dict "head.rayStartParams" .Values.head.rayStartParams -}}
@@ -55,8 +59,14 @@ that concern what Kubernetes is asked for.
 
 {{- $grace := include "tetris-serve.workerGraceSeconds" . | int -}}
 {{- $drain := include "tetris-serve.nodeDrainSeconds" . | int -}}
-{{- if lt $grace $drain -}}
-{{- fail (printf "drain.terminationGracePeriodSeconds: %d is less than the %d s that drain.migrationSeconds and config.replicas.drain_timeout_s take, so streams would be cut; raise it or leave it null" $grace $drain) -}}
+{{- if lt $grace (int (add $drain 30)) -}}
+{{- fail (printf "drain.terminationGracePeriodSeconds: %d is less than the %d s of drain.migrationSeconds and config.replicas.drain_timeout_s and half a minute for Ray to end, so streams would be cut; raise it or leave it null" $grace $drain) -}}
+{{- end -}}
+
+{{- $available := include "tetris-serve.minAvailable" . | int -}}
+{{- $spare := max 0 (sub (include "tetris-serve.minWorkers" . | int) 1) | int -}}
+{{- if and .Values.podDisruptionBudget.enabled (gt $available $spare) -}}
+{{- fail (printf "podDisruptionBudget.minAvailable: %d leaves none of the workers that are kept free to go, so no node could be drained; give at most %d or leave it null" $available $spare) -}}
 {{- end -}}
 
 {{- $requests := include "tetris-serve.requestDrainSeconds" . | int -}}
@@ -86,6 +96,17 @@ that concern what Kubernetes is asked for.
 {{- if and .Values.serve.tracing.enabled (not .Values.serve.tracing.endpoint) -}}
 {{- fail "serve.tracing.endpoint: is required with serve.tracing.enabled, e.g. http://otel-collector.monitoring:4317" -}}
 {{- end -}}
+{{- if .Values.modelCache.download.enabled -}}
+{{- if not .Values.modelCache.enabled -}}
+{{- fail "modelCache.download.enabled: has nowhere to download to; set modelCache.enabled: true" -}}
+{{- end -}}
+{{- if eq (include "tetris-serve.hubModels" .) "[]" -}}
+{{- fail "modelCache.download.enabled: config.model names nothing from a hub; set it to false" -}}
+{{- end -}}
+{{- if not (or .Values.modelCache.existingClaim (has "ReadWriteMany" .Values.modelCache.accessModes)) -}}
+{{- fail "modelCache.accessModes: a Job and workers on other nodes would wait for each other; use ReadWriteMany, or set modelCache.download.enabled: false" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
 {{- fail "ingress.hosts: is empty; list {host, paths} entries or set ingress.enabled: false" -}}
 {{- end -}}
@@ -94,5 +115,74 @@ that concern what Kubernetes is asked for.
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "tetris-serve.fullname" .)) -}}
 {{- fail (printf "fullnameOverride: KubeRay needs a name of lower-case letters, digits and dashes that begins with a letter (got %q)" (include "tetris-serve.fullname" .)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Settings that only `tetris-serve up` reads. */}}
+{{- define "tetris-serve.checkIgnored" -}}
+{{- $http := (include "tetris-serve.config" . | fromYaml).http | default dict -}}
+{{- $instead := dict
+      "host" "Serve listens on all addresses of its Pod; networkPolicy.clients says who reaches it"
+      "dashboard_port" "Ray's dashboard has port 8265 of the head; forward another one to it"
+      "metrics_port" "KubeRay has metrics on port 8080 of every Pod, which monitoring.podMonitor scrapes" -}}
+{{- range $name, $reason := $instead -}}
+{{- if hasKey $http $name -}}
+{{- fail (printf "config.http.%s: has no effect in a cluster; remove it (%s)" $name $reason) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Ray's ports in a Pod; its processes take theirs from 10002 to 19999. */}}
+{{- define "tetris-serve.checkPort" -}}
+{{- $port := include "tetris-serve.httpPort" . | int -}}
+{{- $own := dict "6379" "GCS" "8265" "the dashboard" "8080" "metrics" "44217" "the autoscaler's metrics" "44227" "the dashboard's metrics" "52365" "Ray's agent" "10001" "Ray's client server" -}}
+{{- $owner := get $own (toString $port) -}}
+{{- if and (gt $port 10001) (lt $port 20000) -}}{{- $owner = "Ray's processes" -}}{{- end -}}
+{{- with $owner -}}
+{{- fail (printf "config.http.port: %d belongs to %s in these Pods; take another one, such as 8000" $port .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* By these, Services, budgets, policies and monitors find the Pods. */}}
+{{- define "tetris-serve.checkLabels" -}}
+{{- $given := dict "commonLabels" .Values.commonLabels "podLabels" .Values.podLabels "head.podLabels" .Values.head.podLabels -}}
+{{- range $name, $group := .Values.workerGroups -}}
+{{- $_ := set $given (printf "workerGroups.%s.podLabels" $name) ($group.podLabels | default dict) -}}
+{{- end -}}
+{{- range $where, $labels := $given -}}
+{{- range $label, $_ := $labels -}}
+{{- if regexMatch "^(ray[.]io/|helm[.]sh/|app[.]kubernetes[.]io/(name|instance|version|component|part-of|managed-by|created-by)$)" $label -}}
+{{- fail (printf "%s.%s: is set by the chart or by KubeRay, and Services, budgets and network policies select Pods by such labels; take another name" $where $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether a group's Pods hold what they are counted on for: (list . name group). */}}
+{{- define "tetris-serve.checkGroup" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $group := index . 2 -}}
+{{- $resources := $group.resources | default dict -}}
+{{- if or (not (or (dig "requests" "memory" "" $resources) (dig "limits" "memory" "" $resources))) (eq (include "tetris-serve.cpus" (list $group)) "0") -}}
+{{- fail (printf "workerGroups.%s.resources: is incomplete; give requests.cpu, which becomes the number of Ray CPUs, and memory" $name) -}}
+{{- end -}}
+{{- if gt (len $root.Values.workerGroups) 1 -}}
+{{- range $bound := list "minReplicas" "maxReplicas" -}}
+{{- if kindIs "invalid" (index $group $bound) -}}
+{{- fail (printf "workerGroups.%s.%s: is required where there are several groups; divide config.replicas among them" $name $bound) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $fit := include "tetris-serve.enginesThatFit" (list $root $group) | int -}}
+{{- $holds := printf "%s Ray CPUs and %v GPUs" (include "tetris-serve.cpus" (list $group)) $group.gpus -}}
+{{- if eq $fit 0 -}}
+{{- fail (printf "workerGroups.%s: a Pod has %s, too little for one replica of config.replicas.num_cpus and num_gpus x tensor_parallel_size; raise resources or gpus" $name $holds) -}}
+{{- end -}}
+{{- $engines := include "tetris-serve.enginesPerPod" (list $root $group) | int -}}
+{{- /* Custom resources of Ray may allow fewer. */ -}}
+{{- $custom := include "tetris-serve.setting" (list $root "replicas" "resources" dict) -}}
+{{- if or (gt $engines $fit) (and (lt $engines $fit) (eq $custom "map[]")) -}}
+{{- fail (printf "workerGroups.%s.enginesPerPod: Ray places %d replicas on a Pod with %s (got %d); leave it null, or change config.replicas.num_cpus, resources or gpus" $name $fit $holds $engines) -}}
 {{- end -}}
 {{- end -}}

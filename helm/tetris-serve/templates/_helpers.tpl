@@ -40,20 +40,17 @@ app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "tetris-serve.selectorLabels" . }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
-{{/* metadata of an object: (list . "name" extraLabels extraAnnotations) */}}
+{{/*
+metadata of an object: (list . "name" extraLabels extraAnnotations). The chart's own labels
+stay what they are, and a label that is given twice is written once.
+*/}}
 {{- define "tetris-serve.metadata" -}}
 {{- $root := index . 0 -}}
 name: {{ index . 1 }}
 labels:
-  {{- include "tetris-serve.labels" $root | nindent 2 }}
-  {{- with index . 2 }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- toYaml (merge (include "tetris-serve.labels" $root | fromYaml) (index . 2) $root.Values.commonLabels) | nindent 2 }}
 {{- with merge (dict) (index . 3) $root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
@@ -69,12 +66,18 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{/* What is served: values' `config`, else the demo. */}}
+{{- define "tetris-serve.config" -}}
+{{- toYaml (.Values.config | default (.Files.Get "examples/demo-cpu.yaml" | fromYaml).config) -}}
+{{- end -}}
+
 {{/*
 One setting of `config`, with the default of serving/settings/model.py where it is left out:
 (list . "section" "name" default). Tests compare the defaults with the schema's.
 */}}
 {{- define "tetris-serve.setting" -}}
-{{- $section := index (index . 0).Values.config (index . 1) | default dict -}}
+{{- $config := include "tetris-serve.config" (index . 0) | fromYaml -}}
+{{- $section := index $config (index . 1) | default dict -}}
 {{- $value := index . 3 -}}
 {{- if hasKey $section (index . 2) -}}
 {{- $value = index $section (index . 2) -}}
@@ -87,8 +90,13 @@ One setting of `config`, with the default of serving/settings/model.py where it 
 {{- end -}}
 {{/* As serving/settings/policy_choice.py chooses where none is named. */}}
 {{- define "tetris-serve.policy" -}}
+{{- $config := include "tetris-serve.config" . | fromYaml -}}
+{{- $drafts := $config.model.draft -}}
+{{- range list "method" "draft_tokens" "max_draft_tokens" "extra_draft_tokens" -}}
+{{- if hasKey ($config.policy | default dict) . -}}{{- $drafts = true -}}{{- end -}}
+{{- end -}}
 {{- $chosen := ternary "fixed" "goodput" (eq (include "tetris-serve.device" .) "gpu") -}}
-{{- if not (or .Values.config.model.draft .Values.config.policy) -}}{{- $chosen = "none" -}}{{- end -}}
+{{- if not $drafts -}}{{- $chosen = "none" -}}{{- end -}}
 {{ include "tetris-serve.setting" (list . "policy" "name" $chosen) }}
 {{- end -}}
 {{- define "tetris-serve.minReplicas" -}}
@@ -135,15 +143,56 @@ more, 4m; the server itself keeps to the setting.
 {{- ternary $needed $given (kindIs "invalid" $given) -}}
 {{- end -}}
 
-{{/* Pods a group needs for a number of engine replicas: (list group replicas). */}}
-{{- define "tetris-serve.podsFor" -}}
+{{/* Ray CPUs of a Pod, as KubeRay counts them: (list group). */}}
+{{- define "tetris-serve.cpus" -}}
 {{- $group := index . 0 -}}
-{{- divf (index . 1 | float64) ($group.enginesPerPod | float64) | ceil | int -}}
+{{- $resources := $group.resources | default dict -}}
+{{- $given := dig "requests" "cpu" 0 $resources | toString -}}
+{{- $given = dig "limits" "cpu" $given $resources | toString -}}
+{{- $given = dig "num-cpus" $given ($group.rayStartParams | default dict) | toString -}}
+{{- $unit := ternary 1000.0 1.0 (hasSuffix "m" $given) -}}
+{{- divf (trimSuffix "m" $given | float64) $unit | ceil | int -}}
+{{- end -}}
+
+{{- define "tetris-serve.gpusPerReplica" -}}
+{{ mulf (include "tetris-serve.setting" (list . "replicas" "num_gpus" 0) | float64) (include "tetris-serve.setting" (list . "engine" "tensor_parallel_size" 1) | float64) }}
+{{- end -}}
+
+{{/*
+Engine replicas that Ray places on a Pod of a group, by what each of them reserves:
+(list . group). A little is added against the rounding of fractions.
+*/}}
+{{- define "tetris-serve.enginesThatFit" -}}
+{{- $root := index . 0 -}}
+{{- $group := index . 1 -}}
+{{- $each := include "tetris-serve.setting" (list $root "replicas" "num_cpus" 1) | float64 -}}
+{{- $bounds := list -}}
+{{- if gt $each 0.0 -}}
+{{- $bounds = append $bounds (addf 1e-6 (divf (include "tetris-serve.cpus" (list $group) | float64) $each) | floor | int) -}}
+{{- end -}}
+{{- if eq (include "tetris-serve.device" $root) "gpu" -}}
+{{- $gpus := include "tetris-serve.gpusPerReplica" $root | float64 -}}
+{{- $bounds = append $bounds (addf 1e-6 (divf (float64 $group.gpus) $gpus) | floor | int) -}}
+{{- end -}}
+{{- $fit := first $bounds -}}
+{{- range $bounds -}}{{- $fit = min $fit . -}}{{- end -}}
+{{- $fit -}}
+{{- end -}}
+
+{{/* Those that the numbers of workers count on: (list . group). */}}
+{{- define "tetris-serve.enginesPerPod" -}}
+{{- $group := index . 1 -}}
+{{- ternary (include "tetris-serve.enginesThatFit" .) $group.enginesPerPod (kindIs "invalid" $group.enginesPerPod) -}}
+{{- end -}}
+
+{{/* Pods a group needs for a number of engine replicas: (list . group replicas). */}}
+{{- define "tetris-serve.podsFor" -}}
+{{- divf (index . 2 | float64) (include "tetris-serve.enginesPerPod" . | float64) | ceil | int -}}
 {{- end -}}
 
 {{- define "tetris-serve.groupMax" -}}
 {{- $group := index . 1 -}}
-{{- $needed := include "tetris-serve.podsFor" (list $group (include "tetris-serve.maxReplicas" (index . 0))) -}}
+{{- $needed := include "tetris-serve.podsFor" (list (index . 0) $group (include "tetris-serve.maxReplicas" (index . 0))) -}}
 {{- ternary $needed $group.maxReplicas (kindIs "invalid" $group.maxReplicas) -}}
 {{- end -}}
 
@@ -153,14 +202,29 @@ more, 4m; the server itself keeps to the setting.
 {{- if not $root.Values.autoscaling.enabled -}}
 {{ include "tetris-serve.groupMax" . }}
 {{- else -}}
-{{- $needed := include "tetris-serve.podsFor" (list $group (include "tetris-serve.minReplicas" $root)) -}}
+{{- $needed := include "tetris-serve.podsFor" (list $root $group (include "tetris-serve.minReplicas" $root)) -}}
 {{- ternary $needed $group.minReplicas (kindIs "invalid" $group.minReplicas) -}}
 {{- end -}}
 {{- end -}}
 
+{{/* Workers of all groups that are always kept. */}}
+{{- define "tetris-serve.minWorkers" -}}
+{{- $sum := 0 -}}
+{{- range .Values.workerGroups -}}
+{{- $sum = add $sum (include "tetris-serve.groupMin" (list $ (include "tetris-serve.group" . | fromYaml)) | int) -}}
+{{- end -}}
+{{- $sum -}}
+{{- end -}}
+
+{{/* Workers that no eviction may take: all but one of those that are always kept. */}}
+{{- define "tetris-serve.minAvailable" -}}
+{{- $given := .Values.podDisruptionBudget.minAvailable -}}
+{{- ternary (max 0 (sub (include "tetris-serve.minWorkers" . | int) 1)) $given (kindIs "invalid" $given) -}}
+{{- end -}}
+
 {{/* A group as given, completed with the defaults of the group `engines`. */}}
 {{- define "tetris-serve.group" -}}
-{{- $defaults := dict "enginesPerPod" 1 "gpus" 0 "gpuResource" "nvidia.com/gpu" "shmSize" "2Gi" "minReplicas" nil "maxReplicas" nil "resources" (dict) -}}
+{{- $defaults := dict "enginesPerPod" nil "gpus" 0 "gpuResource" "nvidia.com/gpu" "shmSize" "2Gi" "minReplicas" nil "maxReplicas" nil "resources" (dict) -}}
 {{- toYaml (merge (dict) . $defaults) -}}
 {{- end -}}
 
@@ -169,10 +233,23 @@ more, 4m; the server itself keeps to the setting.
 {{- if not (kindIs "invalid" $given) -}}
 {{- ternary "true" "" $given -}}
 {{- else -}}
+{{- if ne (include "tetris-serve.hubModels" .) "[]" -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether a model lies in the cache's claim, as one that was put there by hand. */}}
+{{- define "tetris-serve.hasModelInCache" -}}
+{{- $config := include "tetris-serve.config" . | fromYaml -}}
 {{- range $field := list "target" "draft" "tokenizer" -}}
-{{- with index $.Values.config.model $field -}}
-{{- if not (regexMatch "^(/|~|\\./|\\.\\./|\\.{1,2}$)" .) -}}true{{- end -}}
+{{- if hasPrefix "/var/cache/tetris/" (index $config.model $field | default "") -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
+
+{{/*
+Id and title of a dashboard, which Grafana wants to have once, and the name of its file,
+which its sidecar does: (list . "name").
+*/}}
+{{- define "tetris-serve.dashboardUid" -}}
+{{- $root := index . 0 -}}
+{{ index . 1 }}-{{ printf "%s/%s" $root.Release.Namespace (include "tetris-serve.fullname" $root) | sha256sum | trunc 8 }}
 {{- end -}}

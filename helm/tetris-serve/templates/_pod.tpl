@@ -45,9 +45,32 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
+{{/*
+The last of those that agree in a field, for the API server refuses such lists:
+(list "field" items).
+*/}}
+{{- define "tetris-serve.lastOfEach" -}}
+{{- $field := index . 0 -}}
+{{- $seen := dict -}}
+{{- $kept := list -}}
+{{- range reverse (index . 1) -}}
+{{- if not (hasKey $seen (index . $field)) -}}
+{{- $_ := set $seen (index . $field) true -}}
+{{- $kept = prepend $kept . -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $kept -}}
+{{- end -}}
+
 {{/* Environment of a Ray container: (list . extraEnv) */}}
 {{- define "tetris-serve.env" -}}
 {{- $root := index . 0 -}}
+{{- $own := include "tetris-serve.ownEnv" $root | fromYamlArray -}}
+{{- include "tetris-serve.lastOfEach" (list "name" (concat $own $root.Values.extraEnv (index . 1 | default list))) -}}
+{{- end -}}
+
+{{- define "tetris-serve.ownEnv" -}}
+{{- $root := . -}}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 # As `tetris-serve up` has them: cheaper streams between replicas, room for long replies.
@@ -72,48 +95,59 @@ priorityClassName: {{ . }}
       name: {{ $secret.name }}
       key: {{ $secret.key }}
 {{- end }}
-{{- with concat $root.Values.extraEnv (index . 1 | default list) }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
-{{/* Volumes that a read-only root file system needs: (list . extraVolumes shmSize) */}}
+{{/* (list . extraVolumes shmSize component) */}}
 {{- define "tetris-serve.volumes" -}}
+{{- $own := include "tetris-serve.ownVolumes" . | fromYamlArray -}}
+{{- include "tetris-serve.lastOfEach" (list "name" (concat $own (index . 0).Values.extraVolumes (index . 1 | default list))) -}}
+{{- end -}}
+
+{{/*
+What a read-only root file system needs. KubeRay adds ray-logs by itself, but only to a head
+that autoscales; collectors of logs want it always. The head runs no engine, so it
+has no use for the cache, and would fight the workers for a claim of ReadWriteOnce.
+Only a model folder in there has to be seen by it: it checks the settings.
+*/}}
+{{- define "tetris-serve.ownVolumes" -}}
 {{- $root := index . 0 -}}
+{{- $wantsCache := or (eq (index . 3) "worker") (include "tetris-serve.hasModelInCache" $root) -}}
 - name: tmp
   emptyDir: {}
 - name: home
+  emptyDir: {}
+- name: ray-logs
   emptyDir: {}
 - name: shared-mem
   emptyDir:
     medium: Memory
     sizeLimit: {{ index . 2 }}
 - name: model-cache
-  {{- if $root.Values.modelCache.enabled }}
+  {{- if and $root.Values.modelCache.enabled $wantsCache }}
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-models" (include "tetris-serve.fullname" $root)) $root.Values.modelCache.existingClaim }}
   {{- else }}
   emptyDir: {}
   {{- end }}
-{{- with concat $root.Values.extraVolumes (index . 1 | default list) }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{/* (list . extraVolumeMounts) */}}
 {{- define "tetris-serve.volumeMounts" -}}
-{{- $root := index . 0 -}}
+{{- $own := include "tetris-serve.ownVolumeMounts" . | fromYamlArray -}}
+{{- include "tetris-serve.lastOfEach" (list "mountPath" (concat $own (index . 0).Values.extraVolumeMounts (index . 1 | default list))) -}}
+{{- end -}}
+
+{{- define "tetris-serve.ownVolumeMounts" -}}
 - name: tmp
   mountPath: /tmp
+- name: ray-logs
+  mountPath: /tmp/ray
 - name: home
   mountPath: /home/tetris
 - name: shared-mem
   mountPath: /dev/shm
 - name: model-cache
   mountPath: /var/cache/tetris
-{{- with concat $root.Values.extraVolumeMounts (index . 1 | default list) }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{/* The Ray container without ports, probes and resources: (list . name extraEnv extraVolumeMounts) */}}
@@ -168,7 +202,7 @@ two whole dashboards; the second, meant for Ray Data, which nothing here uses, i
       fieldPath: metadata.labels['ray.io/cluster']
 {{- if $.Values.monitoring.dashboards.enabled }}
 - name: RAY_GRAFANA_DATA_DASHBOARD_UID
-  value: tetris-speculation
+  value: {{ include "tetris-serve.dashboardUid" (list $ "tetris-speculation") }}
 {{- end }}
 {{- with .iframeHost }}
 - name: RAY_GRAFANA_IFRAME_HOST

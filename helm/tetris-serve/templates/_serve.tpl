@@ -13,7 +13,7 @@ The Ray Serve config. `config` goes through untouched: serving.app:build checks 
 the schema that values.schema.json was generated from.
 */}}
 {{- define "tetris-serve.serveConfig" -}}
-{{- $config := deepCopy .Values.config -}}
+{{- $config := include "tetris-serve.config" . | fromYaml -}}
 {{- with .Values.serve.tracing }}
 {{- if .enabled }}
 {{- $extra := merge (dict) (dig "engine" "extra" dict $config) (dict "otlp_traces_endpoint" .endpoint) -}}

@@ -1,0 +1,56 @@
+{{/* Models, draft and tokenizer that come from a hub, as a JSON list. */}}
+{{- define "tetris-serve.hubModels" -}}
+{{- $config := include "tetris-serve.config" . | fromYaml -}}
+{{- $found := list -}}
+{{- range $field := list "target" "draft" "tokenizer" -}}
+{{- with index $config.model $field -}}
+{{- if not (regexMatch "^(/|~|\\./|\\.\\./|\\.{1,2}$|package:)" .) -}}
+{{- $found = append $found . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $found | uniq | toJson -}}
+{{- end -}}
+
+{{/* The file that says that these models are in the cache. */}}
+{{- define "tetris-serve.downloadMarker" -}}
+/var/cache/tetris/.downloaded-{{ include "tetris-serve.hubModels" . | sha256sum | trunc 8 }}
+{{- end -}}
+
+{{- define "tetris-serve.downloadPod" -}}
+metadata:
+  labels:
+    {{- include "tetris-serve.podLabels" (list . "download" dict) | nindent 4 }}
+spec:
+  restartPolicy: OnFailure
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  {{- include "tetris-serve.scheduling" (list . .Values.head) | trim | nindent 2 }}
+  {{- with .Values.head.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - {{- $env := list (dict "name" "TETRIS_MODELS" "value" (include "tetris-serve.hubModels" .)) (dict "name" "TETRIS_MARKER" "value" (include "tetris-serve.downloadMarker" .)) }}
+      {{- include "tetris-serve.container" (list . "download" $env list) | nindent 6 }}
+      command: [python, -c, {{ .Files.Get "files/download.py" | toJson }}]
+      resources:
+        {{- toYaml .Values.modelCache.download.resources | nindent 8 }}
+  volumes:
+    {{- include "tetris-serve.volumes" (list . list "64Mi" "worker") | nindent 4 }}
+{{- end -}}
+
+{{/* Workers wait for it, or all of them would download at once. */}}
+{{- define "tetris-serve.waitForDownload" -}}
+- name: models
+  image: {{ include "tetris-serve.image" . | quote }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command: [sh, -c, "trap 'exit 1' TERM; until test -e {{ include "tetris-serve.downloadMarker" . }}; do sleep 5; done"]
+  resources:
+    requests: {cpu: 10m, memory: 32Mi}
+    limits: {memory: 32Mi}
+  securityContext:
+    {{- toYaml .Values.securityContext | nindent 4 }}
+  volumeMounts:
+    - {name: model-cache, mountPath: /var/cache/tetris, readOnly: true}
+{{- end -}}

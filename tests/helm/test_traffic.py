@@ -1,0 +1,134 @@
+"""Who reaches the Pods, how far and for how long: routes, budgets and policies."""
+
+import pytest
+
+from serving.settings.sections import HttpSettings
+from tests.helm.conftest import (
+    DEMO,
+    PRODUCTION,
+    of_kind,
+    pod_templates,
+    render_example,
+)
+
+INGRESS = "ingress.enabled=true,ingress.hosts[0].host=llm.example.com"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((), str(HttpSettings().max_body_bytes)),
+        (("config.http.max_body_bytes=8Mi",), "8m"),
+        (("config.http.max_body_bytes=64k",), "64k"),
+        (("config.http.max_body_bytes=1G",), "1g"),
+        (("config.http.max_body_bytes=5000000",), "5000000"),
+    ],
+)
+def test_streams_pass_the_ingress_unbuffered_and_bodies_as_large_as_served(
+    values, words
+):
+    (ingress,) = of_kind(render_example(DEMO, INGRESS, *values), "Ingress")
+    annotations = ingress["metadata"]["annotations"]
+    prefix = "nginx.ingress.kubernetes.io"
+    assert annotations[f"{prefix}/proxy-buffering"] == "off"
+    assert annotations[f"{prefix}/proxy-read-timeout"] == "3600"
+    assert annotations[f"{prefix}/proxy-body-size"] == words
+    path = ingress["spec"]["rules"][0]["http"]["paths"][0]
+    assert path["backend"]["service"] == {
+        "name": "demo-tetris-serve-serve-svc",
+        "port": {"name": "serve"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("example", "values", "paths"),
+    [
+        (DEMO, ("gateway.enabled=true,gateway.parentRefs[0].name=public",), ["/"]),
+        # Metrics and the board stay inside.
+        (PRODUCTION, (), ["/v1"]),
+    ],
+    ids=["demo", "production"],
+)
+def test_a_route_of_the_gateway_has_no_time_limit(example, values, paths):
+    objects = render_example(example, *values)
+    (route,) = of_kind(objects, "HTTPRoute")
+    (rule,) = route["spec"]["rules"]
+    assert [match["path"]["value"] for match in rule["matches"]] == paths
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+    assert rule["backendRefs"][0]["port"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("workers", "values", "kept"),
+    [
+        ("1", (), 0),
+        ("3", (), 2),
+        ("3", ("podDisruptionBudget.minAvailable=1",), 1),
+        ("3", ("autoscaling.enabled=false,config.replicas.max=5",), 4),
+    ],
+)
+def test_one_of_the_workers_that_are_kept_may_be_evicted(workers, values, kept):
+    """By a number: the API server cannot ask a RayCluster for its scale."""
+    replicas = f"config.replicas.min={workers},config.replicas.max={workers}"
+    (budget,) = of_kind(render_example(DEMO, replicas, *values), "PodDisruptionBudget")
+    assert budget["spec"]["minAvailable"] == kept
+    assert "maxUnavailable" not in budget["spec"]
+
+
+def test_budget_policies_and_monitor_select_the_pods_that_are_rendered():
+    objects = render_example(
+        PRODUCTION, "commonLabels.a=b,podLabels.a=c,commonLabels.release=prometheus"
+    )
+    templates = pod_templates(objects)
+    labels = {name: t["metadata"]["labels"] for name, t in templates.items()}
+
+    def selected(selector):
+        wanted = selector["matchLabels"].items()
+        return {name for name, given in labels.items() if wanted <= given.items()}
+
+    (budget,) = of_kind(objects, "PodDisruptionBudget")
+    assert selected(budget["spec"]["selector"]) == {"engines"}
+    (monitor,) = of_kind(objects, "PodMonitor")
+    assert selected(monitor["spec"]["selector"]) == {"head", "engines"}
+    head, worker = of_kind(objects, "NetworkPolicy")
+    assert selected(head["spec"]["podSelector"]) == {"head"}
+    assert selected(worker["spec"]["podSelector"]) == {"engines"}
+    ports = {
+        port["name"]
+        for template in templates.values()
+        for port in template["spec"]["containers"][0]["ports"]
+    }
+    endpoints = monitor["spec"]["podMetricsEndpoints"]
+    assert {endpoint["port"] for endpoint in endpoints} <= ports
+
+
+def open_ports(policy, direction):
+    """Return (port, number of peers or None for anybody) of each rule."""
+    peers = "from" if direction == "ingress" else "to"
+    return {
+        (port["port"], len(rule[peers]) if peers in rule else None)
+        for rule in policy["spec"][direction]
+        for port in rule.get("ports", [])
+    }
+
+
+def test_policies_leave_the_paths_that_are_needed():
+    head, worker = of_kind(render_example(PRODUCTION), "NetworkPolicy")
+    _, local = of_kind(render_example(DEMO, "networkPolicy.enabled=true"), head["kind"])
+    wanted = [
+        (worker, "ingress", {8000, 8080}),
+        (head, "ingress", {8265, 8000, 8080, 44217, 44227}),
+        # DNS, API server, Redis, model hub, traces
+        (head, "egress", {53, 443, 6443, 6379, 4317}),
+        (worker, "egress", {53, 443, 4317}),
+        # Local models need no way out.
+        (local, "egress", {53}),
+    ]
+    for policy, direction, ports in wanted:
+        assert {port for port, _ in open_ports(policy, direction)} == ports
+    assert all(count == 1 for _, count in open_ports(worker, "ingress"))
+    assert (8000, None) in open_ports(local, "ingress")
+    for policy in (head, worker):
+        peers = [rule.get("to", []) for rule in policy["spec"]["egress"]]
+        # NodeLocal DNSCache is no Pod of kube-system's, but an address of the node.
+        assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in peers[1]
