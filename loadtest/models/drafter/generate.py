@@ -22,8 +22,6 @@ from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from serving.settings.cpu_formats import lacks_bfloat16
-
 from .chats import CHATS_PER_SHARD, Chat, Say, WorkDir, read_shard, write_shard
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -43,6 +41,7 @@ def generate(
     kv_cache_bytes: int = 3 << 30,
     chats_per_shard: int = CHATS_PER_SHARD,
     answer_tokens: int = _ANSWER_TOKENS,
+    dtype: str = "auto",
 ) -> None:
     """Write the shards that are missing among the first ``num_shards``.
 
@@ -59,6 +58,7 @@ def generate(
         chats_per_shard: Chats begun for a shard; those that do not end properly or
             repeat a message are left out.
         answer_tokens: Longest answer.
+        dtype: The number format the engine computes in, as vLLM names it.
     """
     missing = [n for n in range(num_shards) if not work_dir.chats_of(n).exists()]
     if not missing:
@@ -66,7 +66,10 @@ def generate(
         return
     writer = _Writer(target, work_dir, answer_tokens)
     engine = start_engine(
-        target, max_num_seqs=num_seqs, kv_cache_memory_bytes=kv_cache_bytes
+        target,
+        max_num_seqs=num_seqs,
+        kv_cache_memory_bytes=kv_cache_bytes,
+        dtype=dtype,
     ).llm_engine
     numbers = (
         shard * chats_per_shard + n for shard in missing for n in range(chats_per_shard)
@@ -121,7 +124,6 @@ def start_engine(target: Path, **arguments: Any) -> LLM:
         "max_num_batched_tokens": 8192,
         "enforce_eager": True,
         "distributed_executor_backend": "uni",
-        "dtype": "float32" if lacks_bfloat16() else "auto",
     }
     return LLM(str(target), **defaults | arguments)
 
