@@ -322,7 +322,7 @@ def request_cost_ms(
     take in a millisecond is a millisecond.
 
     Args:
-        load: Of a replica, as it is now.
+        load: Of a replica whose seats are taken, for else nothing has to wait.
         num_prompt_tokens: To be computed.
         num_reply_tokens: Expected.
     """

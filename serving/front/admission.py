@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -101,7 +102,9 @@ class Admission:
         one.turn = Turn(
             flow,
             request_cost_ms(
-                fleet or _UNKNOWN, one.num_tokens, self._expect_reply(one, flow)
+                self._fill(fleet) if fleet else _UNKNOWN,
+                one.num_tokens,
+                self._expect_reply(one, flow),
             ),
             share.weight if share else 1.0,
             request.priority,
@@ -157,13 +160,14 @@ class Admission:
         queue: LeaseQueue[InFlight],
     ) -> None:
         num_seats = sum(link.num_free_seats - link.num_coming for link in self._links)
+        has_seat = num_seats > len(queue)
         finish_ms = predict_finish_ms(
-            fleet,
+            fleet if has_seat else self._fill(fleet),
             len(self._links) / self.num_fronts,
             queue.work_ahead_ms(turn),
             one.num_tokens,
             self._expect_reply(one, turn.flow),
-            has_seat=num_seats > len(queue),
+            has_seat=has_seat,
         )
         if finish_ms <= deadline_ms:
             return
@@ -174,6 +178,12 @@ class Admission:
             f"deadline_ms of {deadline_ms:g}; retry later, or allow it more.",
             HTTPStatus.TOO_MANY_REQUESTS,
         )
+
+    def _fill(self, fleet: ReplicaLoad) -> ReplicaLoad:
+        """Return the load when all seats are taken: else nothing has to wait."""
+        num_seats = sum(link.offer.num_seats for link in self._links)
+        mean_seats = max(1, round(num_seats / max(1, len(self._links))))
+        return replace(fleet, num_requests=mean_seats)
 
     def _expect_reply(self, one: InFlight, flow: str) -> float:
         usual = self._reply_tokens.get(flow, _USUAL_REPLY_TOKENS)
