@@ -83,7 +83,7 @@ class _Ring(Generic[T]):
         if not flow.waiting:
             # Who comes back has saved nothing up, and owes nothing.
             del self.flows[name]
-            self.weight = sum(flow.weight for flow in self.flows.values())
+            self.weight -= flow.weight
         return cost
 
     def next(self) -> T:

@@ -115,12 +115,7 @@ class RequestClassSettings(_Section):
 
     weight: Annotated[
         float,
-        Field(
-            gt=0,
-            le=1000,
-            description="what a token is worth compared with others, and the class's "
-            "share of the replicas' time while requests wait",
-        ),
+        Field(gt=0, le=1000, description="what a token is worth compared with others"),
     ] = 1.0
     latency_target_ms: Annotated[
         float | None,
