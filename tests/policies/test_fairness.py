@@ -207,3 +207,12 @@ def test_a_queued_requests_end_is_foreseen(
         load, 1, queue.work_ahead_ms(turn), prompt, reply, has_seat=False
     )
     assert found_ms == pytest.approx(truth_ms, rel=0.15)
+
+
+def test_three_times_the_weight_is_three_times_the_time() -> None:
+    queue: FairQueue[tuple[str, int]] = FairQueue(NEVER_S)
+    for n in range(120):
+        queue.add(("light", n), Turn("light", 10.0, 1.0), 0.0, is_replay=False)
+        queue.add(("heavy", n), Turn("heavy", 5.0, 3.0), 0.0, is_replay=False)
+    turns = Counter(queue.pop(0.0)[0] for _ in range(70))
+    assert turns["heavy"] == pytest.approx(6 * turns["light"], rel=0.15)
