@@ -106,5 +106,9 @@ def policy_config_of(settings: Settings) -> dict[str, Any]:
         "max_draft_tokens": policy.num_speculative_tokens,
         "latency_target_ms": policy.latency_target_ms,
         "params": policy.params,
-        "classes": {name: one.model_dump() for name, one in policy.classes.items()},
+        # Deadlines are the fronts' business.
+        "classes": {
+            name: one.model_dump(exclude={"deadline_ms"})
+            for name, one in policy.classes.items()
+        },
     }

@@ -94,6 +94,7 @@ def build_app(settings: Settings) -> "Application":
 
     from serving.compat_ray import build_llm_deployment, to_model_metadata
     from serving.front.app import build_front
+    from serving.front.request_class import ClassShare
     from serving.replica.server import EngineServer
 
     gguf_files = {
@@ -120,8 +121,9 @@ def build_app(settings: Settings) -> "Application":
         engines,
         model_card=to_model_metadata(settings.model.id, llm_config).model_dump(),
         policy_name=settings.policy.name,
-        class_priorities={
-            name: one.priority for name, one in settings.policy.classes.items()
+        classes={
+            name: ClassShare(one.weight, one.priority, one.deadline_ms)
+            for name, one in settings.policy.classes.items()
         },
         stream_interval_ms=http.stream_interval_ms,
         min_replicas=replicas.min,

@@ -27,6 +27,7 @@ from serving.front.errors import (
 from serving.front.fleet_client import FleetClient
 from serving.front.metrics import FrontMetrics
 from serving.front.pages import PageRoutes
+from serving.front.refusal import retry_after_as_noted
 from serving.front.replica_count import ReplicaCount
 from serving.front.request_body import (
     ChatBody,
@@ -34,7 +35,13 @@ from serving.front.request_body import (
     DetokenizeBody,
     TokenizeBody,
 )
-from serving.front.request_class import find_unknown_class, set_priority
+from serving.front.request_class import (
+    DEADLINE_XARG,
+    ClassShare,
+    find_unknown_class,
+    set_deadline,
+    set_priority,
+)
 from serving.front.running_replicas import running_ids
 from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state
@@ -106,7 +113,7 @@ class Front(PageRoutes):
         *,
         model_card: Mapping[str, Any],
         policy_name: str,
-        class_priorities: Mapping[str, int | None],
+        classes: Mapping[str, ClassShare],
         stream_interval_ms: float,
         min_replicas: int,
         max_ongoing_requests: int,
@@ -119,19 +126,18 @@ class Front(PageRoutes):
             engines: The engine replicas.
             model_card: How `/v1/models` describes the model.
             policy_name: The verification policy.
-            class_priorities: vLLM priority by name of request class, None for a class
-                without one.
+            classes: How classes of requests are treated, by name.
             stream_interval_ms: Least time between two chunks of a stream.
             min_replicas: Replicas there are, connected or not.
             max_ongoing_requests: Requests one replica takes.
-            max_queued_requests: Requests that may wait for one.
+            max_queued_requests: Requests that may wait for one, in all fronts.
             gguf_files: The folder that must be here, converted, by GGUF file: the
                 tokenizer is in it.
         """
         self._engines = engines
         self._model_card = {**model_card, "created": int(time.time())}
         self._policy_name = policy_name
-        self._class_priorities = class_priorities
+        self._classes = classes
         pace_streams(1e-3 * stream_interval_ms)
         self._replicas = ReplicaCount(self._count_engines)
         self._feed = BoardFeed(self._watch_replicas)
@@ -140,22 +146,23 @@ class Front(PageRoutes):
         leases = engines.options(stream=True).lease
         hello = await self._say_hello()
 
-        def has_room(num_requests: int, num_replicas: int) -> bool:
+        def max_requests(num_replicas: int) -> int:
             replicas = max(num_replicas, min_replicas)
-            limit = replicas * max_ongoing_requests + max_queued_requests
-            return num_requests < limit
+            return replicas * max_ongoing_requests + max_queued_requests
 
         self._client = FleetClient(
             front=uuid.uuid4().bytes,
             fingerprint=hello["fingerprint"],
             supported_tasks=hello["supported_tasks"],
             open_stream=leases.remote,
-            has_room=has_room,
+            max_requests=max_requests,
+            classes=classes,
             running_ids=running_ids,
         )
         self._metrics = FrontMetrics()
         self._client.on_replay = self._metrics.count_replay
         self._client.routing.on_choice = self._metrics.count_choice
+        self._client.admission.on_refusal = self._metrics.count_refusal
         self._state = await build_app_state(hello, self._client)
         self._ticking = asyncio.create_task(self._tick())
 
@@ -208,14 +215,15 @@ class Front(PageRoutes):
     ) -> Response:
         self._check_model(body.model)
         self._prepare(body)
-        answer = await ask(body, request, create)
-        if isinstance(answer, AsyncGenerator):
-            return await begin_stream(body, answer)
+        with retry_after_as_noted():
+            answer = await ask(body, request, create)
+            if isinstance(answer, AsyncGenerator):
+                return await begin_stream(body, answer)
         return JSONResponse(answer.model_dump())
 
     def _prepare(self, body: Any) -> None:
         """Check a request, and take from it what only fronts may say to engines."""
-        unknown = find_unknown_class(body, self._class_priorities)
+        unknown = find_unknown_class(body, self._classes)
         if unknown is not None:
             raise ApiError(400, unknown, "vllm_xargs")
         if self._policy_name != "none":
@@ -233,7 +241,10 @@ class Front(PageRoutes):
                 for name, value in body.vllm_xargs.items()
                 if not name.startswith(INTERNAL_PREFIX)
             }
-        set_priority(body, self._class_priorities)
+        set_priority(body, self._classes)
+        wrong = set_deadline(body)
+        if wrong is not None:
+            raise ApiError(400, wrong, DEADLINE_XARG)
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model != self._model_card["id"]:

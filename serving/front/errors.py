@@ -64,6 +64,7 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.param = param
+        self.retry_after_s = _RETRY_AFTER_S
 
 
 def describe(error: BaseException) -> ApiError:
@@ -112,7 +113,7 @@ def error_response(error: BaseException) -> JSONResponse:
     described = describe(error)
     headers = {}
     if described.status in {429, 503}:
-        headers["Retry-After"] = str(_RETRY_AFTER_S)
+        headers["Retry-After"] = str(described.retry_after_s)
     return JSONResponse(error_body(described), described.status, headers)
 
 

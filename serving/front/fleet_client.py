@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from http import HTTPStatus
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from serving.engine.compat import (
@@ -20,6 +21,7 @@ from serving.engine.compat import (
     FinishReason,
     GracefulHTTPError,
 )
+from serving.front.admission import Admission
 from serving.front.condemned import Condemned
 from serving.front.credit import Credit
 from serving.front.in_flight import InFlight, InFlightRequests
@@ -29,9 +31,10 @@ from serving.front.routing import Routing
 from serving.front.token_links import TokenLinks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from serving.front.lease_holder import OpenStream
+    from serving.front.request_class import ClassShare
     from serving.front.token_link import TokenLink
 
 logger = logging.getLogger("ray.serve")
@@ -59,6 +62,7 @@ class FleetClient(EngineCoreClient):
         on_failure: Told the id of a request that cannot be served, and why.
         credit: How much may be leased.
         routing: From whom.
+        admission: What is let in.
     """
 
     def __init__(
@@ -68,7 +72,8 @@ class FleetClient(EngineCoreClient):
         fingerprint: str,
         supported_tasks: Sequence[str],
         open_stream: OpenStream,
-        has_room: Callable[[int, int], bool] = lambda _requests, _replicas: True,
+        max_requests: Callable[[int], int] = lambda _replicas: sys.maxsize,
+        classes: Mapping[str, ClassShare] = MappingProxyType({}),
         running_ids: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         """Connect to nothing yet.
@@ -79,8 +84,9 @@ class FleetClient(EngineCoreClient):
             supported_tasks: Of those engines.
             open_stream: Opens a lease, as `EngineServer.lease`; what it returns can be
                 iterated once and cancelled.
-            has_room: Whether another request may come in, by the requests there are and
-                the replicas connected.
+            max_requests: Requests that all fronts together may have, by the replicas
+                connected.
+            classes: How classes of requests are treated, by name.
             running_ids: Serve's names of the replicas that run, connected or not.
         """
         self.engine_ranks_managed = [0]
@@ -88,7 +94,6 @@ class FleetClient(EngineCoreClient):
         self.on_replay: Callable[[str, int], None] = lambda _reason, _tokens: None
         self.on_failure: Callable[[str, Exception], None] = _log_unheard
         self._supported_tasks = tuple(supported_tasks)
-        self._has_room = has_room
         self._running_ids = running_ids
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
         self._requests = InFlightRequests()
@@ -98,6 +103,7 @@ class FleetClient(EngineCoreClient):
         )
         self.credit = Credit(self._links)
         self.routing = Routing(self._links, running_ids)
+        self.admission = Admission(self._links, self.routing, classes, max_requests)
         self._leases = LeaseHolder(front, fingerprint, open_stream, self._links)
         self._queue: LeaseQueue[InFlight] = LeaseQueue(
             self._start_lease, self._may_lease
@@ -125,33 +131,35 @@ class FleetClient(EngineCoreClient):
         """Let a request wait for a replica.
 
         Raises:
-            GracefulHTTPError: Too many wait, or it killed its engine lately.
+            GracefulHTTPError: Too many wait, it would come too late, or it killed its
+                engine lately.
         """
-        if not self._has_room(len(self._requests), len(self._links)):
-            raise GracefulHTTPError(
-                "All replicas are busy and the queue is full; retry.",
-                HTTPStatus.SERVICE_UNAVAILABLE,
-            )
         one = InFlight(request, since_s=time.monotonic(), context=lease_context())
         if self._condemned.holds(one):
             raise GracefulHTTPError(_CONDEMNED, HTTPStatus.BAD_REQUEST)
+        self.admission.admit(one, self._queue)
         self._requests.add(one)
         self._enqueue(one)
 
     async def abort_requests_async(self, request_ids: Iterable[str]) -> None:
         """Forget requests, wherever they are."""
         for request_id in request_ids:
-            one = self._requests.pop(request_id)
+            one = self._forget(request_id)
             if one is not None:
                 self._give_up(one)
+        self._queue.open_more()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Give everything up."""
         del timeout
         for one in self._requests:
-            self._requests.pop(one.request_id)
+            self._forget(one.request_id)
             self._give_up(one)
         self._links.close()
+
+    def count_waiting(self) -> dict[str, int]:
+        """Count what waits in the queue by class, replays left out."""
+        return self._queue.count()
 
     def tell_waiting(self) -> None:
         """Tell replicas what waits for them; call it now and then."""
@@ -161,16 +169,28 @@ class FleetClient(EngineCoreClient):
         """Fail what has waited too long for a replica; call it now and then."""
         now_s = time.monotonic()
         for one in self._requests:
+            if self.admission.has_expired(one):
+                self.admission.on_refusal("expired")
+                self._fail(one, _EXPIRED, HTTPStatus.TOO_MANY_REQUESTS)
+                continue
             if one.link is None and now_s - one.since_s > MAX_WAIT_S:
                 self._fail(
                     one,
                     "No engine replica took the request in time; retry.",
                     HTTPStatus.SERVICE_UNAVAILABLE,
                 )
+        self._queue.open_more()
 
     def _enqueue(self, one: InFlight) -> None:
-        is_replay = one.num_replays > 0
-        self._queue.add(one, first=is_replay, priority=one.request.priority)
+        # It may have been given up while it waited to look on.
+        if one in self._requests:
+            self._queue.add(one, one.turn, first=one.num_replays > 0)
+
+    def _forget(self, request_id: str) -> InFlight | None:
+        one = self._requests.pop(request_id)
+        if one is not None:
+            self.admission.note_gone(one)
+        return one
 
     def _may_lease(self, one: InFlight, num_unsettled: int) -> bool:
         running = self._running_ids()
@@ -247,7 +267,8 @@ class FleetClient(EngineCoreClient):
             if output.finish_reason is not None:
                 ended.append(output.request_id)
                 self.routing.note_reply(len(one.emitted))
-                self._requests.pop(one.request_id)
+                self.admission.note_reply(one)
+                self._forget(one.request_id)
                 self._place(one, None)
             output.request_id = one.request_id
             outputs.append(output)
@@ -306,7 +327,8 @@ class FleetClient(EngineCoreClient):
         asyncio.get_running_loop().call_later(wait_s, self._enqueue, one)
 
     def _give_up(self, one: InFlight) -> None:
-        """End whatever a request holds at a replica; it may be gone."""
+        """End whatever a request holds at a replica, or its wait for one."""
+        self._queue.remove(one)
         if one.link is not None and not one.link.is_lost:
             one.link.abort([one.engine_id])
         elif one.lease is not None and one.lease is not asyncio.current_task():
@@ -321,10 +343,12 @@ class FleetClient(EngineCoreClient):
     def _condemn(self, one: InFlight) -> None:
         logger.error("Request %s killed an engine alone", one.request_id)
         self._condemned.add(one)
+        # It is among the requests no more.
+        self.admission.note_gone(one)
         self._fail(one, _CONDEMNED, HTTPStatus.BAD_REQUEST)
 
     def _fail(self, one: InFlight, message: str, status: HTTPStatus) -> None:
-        if self._requests.pop(one.request_id) is not None:
+        if self._forget(one.request_id) is not None:
             self._give_up(one)
         self.on_failure(one.request_id, GracefulHTTPError(message, status))
 
@@ -332,6 +356,12 @@ class FleetClient(EngineCoreClient):
 _CONDEMNED: Final = (
     "Engines that ran this request died of it, the last one while it ran alone; it is "
     "refused for ten minutes."
+)
+
+
+_EXPIRED: Final = (
+    "The deadline passed while the request waited for an engine; retry, or allow it "
+    "more than its deadline_ms."
 )
 
 

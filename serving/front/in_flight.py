@@ -6,8 +6,10 @@ import contextvars
 import copy
 import dataclasses
 import hashlib
+import math
 from typing import TYPE_CHECKING, Any, Final
 
+from policies.decisions.fairness import Turn
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ MAX_SHARED_DEATHS: Final = 2
 """Engines that may die of a request, or around it, before it must run alone."""
 
 _SEED_BITS: Final = 63
+
+_NO_TURN: Final = Turn("", 0.0)
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,6 +42,8 @@ class InFlight:
         link: Where its tokens come from, once placed.
         lease: The task that holds its lease.
         since_s: When it began to wait for a replica, monotonic.
+        due_s: When its last token is wanted, monotonic.
+        turn: What it takes of the replicas, and from whose share.
         context: In which its leases are opened.
     """
 
@@ -52,6 +58,8 @@ class InFlight:
     link: TokenLink | None = None
     lease: asyncio.Task[None] | None = None
     since_s: float = 0.0
+    due_s: float = math.inf
+    turn: Turn = _NO_TURN
     context: contextvars.Context = dataclasses.field(
         default_factory=contextvars.Context
     )

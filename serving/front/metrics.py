@@ -32,6 +32,17 @@ class FrontMetrics:
             "Leases by why their replica was chosen.",
             ("reason",),
         )
+        self._refusals = metrics.Counter(
+            "tetris_refused_total",
+            "Requests that were not served for lack of places or time, by why.",
+            ("reason",),
+        )
+        self._waiting = metrics.Gauge(
+            "tetris_waiting_requests",
+            "Requests that wait in a front for their turn, by class.",
+            ("request_class",),
+        )
+        self._seen_waiting: set[str] = set()
         self._unplaced = metrics.Gauge(
             "tetris_unplaced_requests", "Requests that wait for a replica."
         )
@@ -48,7 +59,15 @@ class FrontMetrics:
         """Count one decision where a lease should go."""
         self._choices.inc(1, {"reason": reason})
 
+    def count_refusal(self, reason: str) -> None:
+        """Count one request that was refused."""
+        self._refusals.inc(1, {"reason": reason})
+
     def record(self, client: FleetClient) -> None:
         """Set the gauges."""
         self._unplaced.set(client.num_unplaced)
         self._links.set(client.num_links)
+        waiting = client.count_waiting()
+        self._seen_waiting |= waiting.keys()
+        for name in self._seen_waiting:
+            self._waiting.set(waiting.get(name, 0), {"request_class": name})

@@ -1,4 +1,4 @@
-"""Which class a request belongs to, decided where it enters.
+"""Which class a request belongs to, and by when it is wanted, decided where it enters.
 
 A request names its class itself, in `vllm_xargs.request_class`. Whatever authenticates
 clients belongs in front of this: it overwrites that field by what the client's key may
@@ -7,42 +7,102 @@ claim, and everything behind follows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-REQUEST_CLASS_XARG = "request_class"
-"""The scheduler reads the same key; it may not be imported where vLLM is missing."""
+REQUEST_CLASS_XARG: Final = "request_class"
+DEFAULT_CLASS: Final = "default"
+"""The scheduler reads the same; it may not be imported where vLLM is missing."""
+
+DEADLINE_XARG: Final = "deadline_ms"
+"""Of the request's last token, from when the front has read it."""
 
 
-def find_unknown_class(
-    request: Any, class_priorities: Mapping[str, int | None]
-) -> str | None:
+@dataclass(frozen=True, slots=True)
+class ClassShare:
+    """What a front knows of a class.
+
+    Attributes:
+        weight: Of its share of the replicas' time, > 0.
+        priority: vLLM's, None for that which a request brings.
+        deadline_ms: Of requests that bring none; None for no deadline.
+    """
+
+    weight: float = 1.0
+    priority: int | None = None
+    deadline_ms: float | None = None
+
+
+def find_class(
+    extra_args: Mapping[str, Any], priority: int, classes: Mapping[str, ClassShare]
+) -> str:
+    """Return a request's class: by name, else by priority, else the default.
+
+    Args:
+        extra_args: The request's `vllm_xargs`.
+        priority: The request's.
+        classes: By name.
+    """
+    named = extra_args.get(REQUEST_CLASS_XARG)
+    if isinstance(named, str) and named in classes:
+        return named
+    for name, one in classes.items():
+        if one.priority == priority:
+            return name
+    return DEFAULT_CLASS
+
+
+def find_unknown_class(request: Any, classes: Mapping[str, ClassShare]) -> str | None:
     """Tell what is wrong with the class a request names.
 
     Args:
         request: An OpenAI request body.
-        class_priorities: vLLM priority by name of class.
+        classes: By name.
 
     Returns:
         A sentence that names the field and the fix; None if nothing is wrong.
     """
     named = _named_class(request)
-    if named is None or (isinstance(named, str) and named in class_priorities):
+    if named is None or (isinstance(named, str) and named in classes):
         return None
-    known = ", ".join(sorted(class_priorities)) or "none are configured"
+    known = ", ".join(sorted(classes)) or "none are configured"
     return (
         f"vllm_xargs.{REQUEST_CLASS_XARG}: no such class {str(named)[:100]!r}; "
         f"leave it out, or name one of policy.classes ({known})"
     )
 
 
-def set_priority(request: Any, class_priorities: Mapping[str, int | None]) -> None:
+def set_priority(request: Any, classes: Mapping[str, ClassShare]) -> None:
     """Give a request the priority of the class it names, if the class has one."""
     named = _named_class(request)
-    if isinstance(named, str) and class_priorities.get(named) is not None:
-        request.priority = class_priorities[named]
+    if isinstance(named, str) and named in classes:
+        priority = classes[named].priority
+        if priority is not None:
+            request.priority = priority
+
+
+def set_deadline(request: Any) -> str | None:
+    """Move a request's `deadline_ms` to where the front reads it.
+
+    It may stand beside the other fields or in `vllm_xargs`, which goes before.
+
+    Returns:
+        What is wrong with it, a sentence that names the field; None if nothing is.
+    """
+    xargs = getattr(request, "vllm_xargs", None) or {}
+    where = "vllm_xargs." if DEADLINE_XARG in xargs else ""
+    given = xargs.get(DEADLINE_XARG, (request.model_extra or {}).get(DEADLINE_XARG))
+    if given is None:
+        return None
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not (is_number and 0 < given < math.inf):
+        return f"{where}{DEADLINE_XARG}: must be a number of milliseconds above 0"
+    request.vllm_xargs = {**xargs, DEADLINE_XARG: float(given)}
+    return None
 
 
 def _named_class(request: Any) -> Any:

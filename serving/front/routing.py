@@ -141,12 +141,17 @@ class Routing:
         is_leaving = bool(running) and link.offer.serve_id not in running
         if not (has_room and has_seat) or is_leaving or self._is_stale(link):
             return None
-        if not state.base_ms:
-            return Candidate(None)
+        return Candidate(self.load_of(link), num_cached)
+
+    def load_of(self, link: TokenLink) -> ReplicaLoad | None:
+        """Return what a request would meet at a replica, None if that is unknown."""
+        state = link.state
+        if not state.base_ms or self._is_stale(link):
+            return None
         base_ms, request_ms = self._shape.fit(
             state.base_ms, state.request_ms, state.num_running
         )
-        load = ReplicaLoad(
+        return ReplicaLoad(
             base_ms=base_ms,
             request_ms=request_ms,
             prompt_token_ms=state.prompt_token_ms,
@@ -154,7 +159,6 @@ class Routing:
             num_requests=link.num_requests,
             num_prompt_tokens=link.num_prompt_tokens,
         )
-        return Candidate(load, num_cached)
 
     def _is_stale(self, link: TokenLink) -> bool:
         return self._clock() - link.heard_s > MAX_STATE_AGE_S

@@ -127,6 +127,14 @@ class RequestClassSettings(_Section):
         int | None,
         Field(description="vLLM's priority of the class; lower is served earlier"),
     ] = None
+    deadline_ms: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="time for a whole answer, for requests that bring no "
+            "deadline_ms; one predicted to take longer is refused with 429",
+        ),
+    ] = None
 
 
 class PolicySettings(_Section):
@@ -290,7 +298,12 @@ class ReplicaSettings(_Section):
         int, Field(ge=1, le=100_000, description="requests one replica accepts")
     ] = 64
     max_queued_requests: Annotated[
-        int, Field(ge=0, le=1_000_000, description="requests waiting for a replica")
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="requests waiting for a replica; fronts share it",
+        ),
     ] = 128
     upscale_delay_s: Annotated[
         float, Field(ge=0, description="seconds of high load before scaling up")

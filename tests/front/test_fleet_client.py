@@ -130,8 +130,9 @@ async def test_an_engine_must_live_to_be_had_alone(scene: Scene) -> None:
     one = InFlight(request, num_deaths=MAX_SHARED_DEATHS)
     # The next turn is the first replica's.
     scene.fleet._turn = 1
+    scene.client.admission.admit(one, scene.client._queue)
     scene.client._requests.add(one)
-    scene.client._queue.add(one)
+    scene.client._enqueue(one)
     await scene.check_all([request])
     assert not dead.taken
     assert other.taken
@@ -251,9 +252,7 @@ async def test_a_request_that_is_always_interrupted_fails(
 
 
 async def test_a_full_front_refuses(scene: Scene) -> None:
-    client = scene.make_client(
-        b"small", has_room=lambda requests, replicas: requests < replicas + 2
-    )
+    client = scene.make_client(b"small", max_requests=lambda replicas: replicas + 2)
     for n in range(2):
         await client.add_request_async(make_request(f"r{n}"))
     with pytest.raises(GracefulHTTPError, match="queue is full") as refusal:

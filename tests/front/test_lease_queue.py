@@ -1,6 +1,7 @@
 """The order in which leases are opened."""
 
-from serving.front.lease_queue import MAX_WAIT_S, OVERDUE_SHARE, LeaseQueue
+from policies.decisions.fairness import OVERDUE_SHARE, Turn
+from serving.front.lease_queue import MAX_WAIT_S, LeaseQueue
 
 
 class Scene:
@@ -16,6 +17,9 @@ class Scene:
             lambda: self.now_s,
         )
 
+    def add(self, name: str, *, first: bool = False, tier: int = 0) -> None:
+        self.queue.add(name, Turn("a flow", 1.0, tier=tier), first=first)
+
     def open(self, count: int) -> list[str]:
         """Let so many have their turn, one after the other."""
         self.opened.clear()
@@ -30,11 +34,11 @@ class Scene:
 
 def test_replays_go_first_then_what_is_urgent_then_what_came_first() -> None:
     scene = Scene()
-    scene.queue.add("late", priority=3)
-    scene.queue.add("first", priority=1)
-    scene.queue.add("second", priority=1)
-    scene.queue.add("replay", first=True, priority=3)
-    scene.queue.add("urgent replay", first=True, priority=0)
+    scene.add("late", tier=3)
+    scene.add("first", tier=1)
+    scene.add("second", tier=1)
+    scene.add("replay", first=True, tier=3)
+    scene.add("urgent replay", first=True, tier=0)
     assert len(scene.queue) == 5
     assert scene.open(5) == ["urgent replay", "replay", "first", "second", "late"]
     assert not len(scene.queue)
@@ -44,7 +48,7 @@ def test_no_more_are_open_than_may_be() -> None:
     scene = Scene()
     scene.num_places = 2
     for name in "abcd":
-        scene.queue.add(name)
+        scene.add(name)
     assert scene.opened == ["a", "b"]
     scene.queue.settle()
     assert scene.opened == ["a", "b", "c"]
@@ -57,11 +61,11 @@ def test_what_is_overdue_gets_one_place_in_a_few() -> None:
     """Sustained urgent load must not let others wait for ever, nor the reverse."""
     scene = Scene()
     for n in range(3):
-        scene.queue.add(f"old {n}", priority=9)
+        scene.add(f"old {n}", tier=9)
     scene.now_s = MAX_WAIT_S + 1.0
     for n in range(4 * OVERDUE_SHARE):
-        scene.queue.add(f"urgent {n}")
+        scene.add(f"urgent {n}")
     opened = scene.open(2 * OVERDUE_SHARE)
     assert [name for name in opened if name.startswith("old")] == ["old 0", "old 1"]
-    scene.queue.add("replay", first=True)
+    scene.add("replay", first=True)
     assert scene.open(1) == ["replay"]

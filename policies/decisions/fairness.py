@@ -1,0 +1,369 @@
+"""Whose turn it is: fair shares of the replicas' time between flows that wait.
+
+A flow is what shares alike: the requests of one class, or of one client in it. Time is
+shared, not turns, for a long request costs a replica more than ten short ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from policies.decisions.routing import ReplicaLoad
+
+T = TypeVar("T")
+
+OVERDUE_SHARE: Final = 4
+"""One turn in so many goes to what is overdue. With more, a backlog of what is not
+urgent would, once it is old, shut out all that is."""
+
+_TICKS_PER_MS: Final = 1e3
+"""Costs are summed in whole microseconds, whose sums do not drift."""
+
+
+class Turn(NamedTuple):
+    """What a request takes, and from whose share.
+
+    Attributes:
+        flow: Whose.
+        cost_ms: Of a replica's time, predicted, >= 0.
+        weight: Of the flow's share, > 0.
+        tier: Smaller ones go before; flows share within one.
+    """
+
+    flow: str
+    cost_ms: float
+    weight: float = 1.0
+    tier: int = 0
+
+
+@dataclass(slots=True)
+class _Flow(Generic[T]):
+    """One flow's requests by arrival, with their costs in ticks."""
+
+    weight: float
+    waiting: OrderedDict[T, int] = field(default_factory=OrderedDict)
+    backlog: int = 0
+    deficit: float = 0.0
+    has_its_quantum: bool = False
+
+
+@dataclass(slots=True)
+class _Ring(Generic[T]):
+    """Flows of one tier, in the order of their turns."""
+
+    flows: OrderedDict[str, _Flow[T]] = field(default_factory=OrderedDict)
+    backlog: int = 0
+    num_waiting: int = 0
+    weight: float = 0.0
+    num_visits: int = 0
+
+    def add(self, item: T, turn: Turn, cost: int) -> None:
+        flow = self.flows.get(turn.flow)
+        if flow is None:
+            flow = self.flows[turn.flow] = _Flow(turn.weight)
+            self.weight += turn.weight
+        flow.waiting[item] = cost
+        flow.backlog += cost
+        self.backlog += cost
+        self.num_waiting += 1
+
+    def remove(self, name: str, item: T) -> int:
+        """Take something out, served or not; return its cost."""
+        flow = self.flows[name]
+        cost = flow.waiting.pop(item)
+        flow.backlog -= cost
+        self.backlog -= cost
+        self.num_waiting -= 1
+        if not flow.waiting:
+            # Who comes back has saved nothing up, and owes nothing.
+            del self.flows[name]
+            self.weight -= flow.weight
+        return cost
+
+    def next(self) -> T:
+        """Grant quanta until some flow can pay for its first request.
+
+        A round grants each flow the mean cost of what waits, on average: so it serves
+        about as many requests as it visits flows, whatever the weights and costs.
+        """
+        while True:
+            name, flow = next(iter(self.flows.items()))
+            item, cost = next(iter(flow.waiting.items()))
+            if cost <= flow.deficit or len(self.flows) == 1:
+                return item
+            self.num_visits += 1
+            if flow.has_its_quantum:
+                flow.has_its_quantum = False
+                self.flows.move_to_end(name)
+                continue
+            flow.has_its_quantum = True
+            mean_cost = self.backlog / self.num_waiting
+            flow.deficit += mean_cost * flow.weight * len(self.flows) / self.weight
+
+    def serve(self, name: str, item: T) -> None:
+        """Take something out, and let its flow pay for it."""
+        flow, is_alone = self.flows[name], len(self.flows) == 1
+        cost = self.remove(name, item)
+        if not is_alone:
+            flow.deficit -= cost
+
+
+class FairQueue(Generic[T]):
+    """Requests that wait: replays first, then by tier, then fair between flows.
+
+    Within a tier it is deficit round robin over predicted time, by weight; within a
+    flow, first come first served. Every operation takes amortised constant time in the
+    requests and flows that wait (a replay's logarithmic); only the number of tiers
+    counts. One turn in `OVERDUE_SHARE` goes to what has waited longest, once that is
+    overdue, at its flow's cost: no tier starves another.
+
+    Source: Shreedhar and Varghese, Efficient fair queuing using deficit round-robin,
+    1995. That the quantum follows the mean cost is ours.
+    """
+
+    def __init__(self, max_wait_s: float) -> None:
+        """Hold nothing yet.
+
+        Args:
+            max_wait_s: What has waited longer is overdue.
+        """
+        self._max_wait_s = max_wait_s
+        self._rings: dict[int, _Ring[T]] = {}
+        self._tiers: list[int] = []
+        # By arrival: since when it waits, and its place.
+        self._waiting: OrderedDict[T, tuple[float, Turn]] = OrderedDict()
+        self._replays: dict[T, tuple[int, int]] = {}
+        self._replay_order: list[tuple[int, int, T]] = []
+        self._replay_backlog = 0
+        self._arrivals = itertools.count()
+        self._num_turns = 0
+
+    def __len__(self) -> int:
+        """Count what waits."""
+        return len(self._waiting) + len(self._replays)
+
+    def __contains__(self, item: T) -> bool:
+        """Return whether something waits."""
+        return item in self._waiting or item in self._replays
+
+    @property
+    def num_visits(self) -> int:
+        """Steps of the round robin that gave nobody a turn, in tiers that wait."""
+        return sum(ring.num_visits for ring in self._rings.values())
+
+    def count(self) -> dict[str, int]:
+        """Count what waits by flow, replays left out."""
+        counts: dict[str, int] = {}
+        for ring in self._rings.values():
+            for name, flow in ring.flows.items():
+                counts[name] = counts.get(name, 0) + len(flow.waiting)
+        return counts
+
+    def add(self, item: T, turn: Turn, now_s: float, *, is_replay: bool) -> None:
+        """Let something wait for its turn.
+
+        Args:
+            item: What waits; by its hash.
+            turn: What it takes.
+            now_s: Monotonic.
+            is_replay: Goes before all that are none, and pays for no turn: it has.
+
+        Raises:
+            ValueError: It waits already, or its turn's numbers make no sense.
+        """
+        if item in self:
+            raise ValueError(f"{item!r} waits already; remove it first")
+        if not (0 <= turn.cost_ms < float("inf") and turn.weight > 0):
+            raise ValueError(f"cost must be >= 0 and weight > 0, got {turn}")
+        cost = round(turn.cost_ms * _TICKS_PER_MS)
+        if is_replay:
+            arrival = next(self._arrivals)
+            self._replays[item] = arrival, cost
+            self._replay_backlog += cost
+            heapq.heappush(self._replay_order, (turn.tier, arrival, item))
+            return
+        self._waiting[item] = now_s, turn
+        ring = self._rings.get(turn.tier)
+        if ring is None:
+            ring = self._rings[turn.tier] = _Ring()
+            bisect.insort(self._tiers, turn.tier)
+        ring.add(item, turn, cost)
+
+    def remove(self, item: T) -> bool:
+        """Forget something; return whether it waited."""
+        if item in self._replays:
+            self._replay_backlog -= self._replays.pop(item)[1]
+            return True
+        if item not in self._waiting:
+            return False
+        _, turn = self._waiting.pop(item)
+        self._rings[turn.tier].remove(turn.flow, item)
+        self._drop_if_empty(turn.tier)
+        return True
+
+    def peek(self, now_s: float) -> T:
+        """Return what is next; something must wait."""
+        if self._replays:
+            while True:
+                _, arrival, item = self._replay_order[0]
+                if self._replays.get(item, (None, 0))[0] == arrival:
+                    return item
+                heapq.heappop(self._replay_order)
+        if self._num_turns % OVERDUE_SHARE == 0:
+            oldest, (since_s, _) = next(iter(self._waiting.items()))
+            if now_s - since_s > self._max_wait_s:
+                return oldest
+        return self._rings[self._tiers[0]].next()
+
+    def pop(self, now_s: float) -> T:
+        """Give the next its turn; something must wait."""
+        item = self.peek(now_s)
+        self._num_turns += 1
+        if item in self._replays:
+            self.remove(item)
+            return item
+        _, turn = self._waiting.pop(item)
+        self._rings[turn.tier].serve(turn.flow, item)
+        self._drop_if_empty(turn.tier)
+        return item
+
+    def work_ahead_ms(self, turn: Turn) -> float:
+        """Predict the work that goes before a request that came now.
+
+        What is more urgent goes first; of each flow beside its own, what its share is
+        worth until the request's own flow has come to it. What comes later, and what is
+        overdue in less urgent tiers, is left out. Linear in the flows.
+
+        Returns:
+            Milliseconds of one replica's time.
+        """
+        ahead = float(self._replay_backlog)
+        for tier in self._tiers:
+            if tier > turn.tier:
+                break
+            ring = self._rings[tier]
+            if tier < turn.tier:
+                ahead += ring.backlog
+                continue
+            own = ring.flows.get(turn.flow)
+            before = own.backlog if own else 0
+            share = (before + turn.cost_ms * _TICKS_PER_MS) / turn.weight
+            ahead += before + sum(
+                min(flow.backlog, share * flow.weight)
+                for name, flow in ring.flows.items()
+                if name != turn.flow
+            )
+        return ahead / _TICKS_PER_MS
+
+    def _drop_if_empty(self, tier: int) -> None:
+        if not self._rings[tier].flows:
+            del self._rings[tier]
+            self._tiers.remove(tier)
+
+
+class Places:
+    """How many requests each flow may have, so that none takes all places there are.
+
+    Half of them are kept for flows, alike; the other half are anybody's. One flow alone
+    may have them all.
+    """
+
+    def __init__(self, num_flows: int) -> None:
+        """Count nothing yet.
+
+        Args:
+            num_flows: That may come, >= 1.
+        """
+        self._num_flows = num_flows
+        self._taken: dict[str, int] = {}
+
+    def has_room(self, flow: str, limit: int) -> bool:
+        """Return whether a flow may have one more.
+
+        Args:
+            flow: Whose the next one is.
+            limit: Places there are now.
+        """
+        kept = limit // (2 * self._num_flows)
+        own = self._taken.get(flow, 0)
+        if own < kept:
+            return self.num_taken < limit
+        borrowed = sum(max(0, count - kept) for count in self._taken.values())
+        return borrowed < limit - kept * self._num_flows
+
+    @property
+    def num_taken(self) -> int:
+        """Places that are taken."""
+        return sum(self._taken.values())
+
+    def take(self, flow: str) -> None:
+        """Note one more."""
+        self._taken[flow] = self._taken.get(flow, 0) + 1
+
+    def free(self, flow: str) -> None:
+        """Note one less."""
+        self._taken[flow] -= 1
+        if not self._taken[flow]:
+            del self._taken[flow]
+
+
+def request_cost_ms(
+    load: ReplicaLoad, num_prompt_tokens: int, num_reply_tokens: float
+) -> float:
+    """Predict what a request takes of a replica's time.
+
+    Its prompt, and its share of each step that it is part of: what all requests there
+    take in a millisecond is a millisecond.
+
+    Args:
+        load: Of a replica whose seats are taken, for else nothing has to wait.
+        num_prompt_tokens: To be computed.
+        num_reply_tokens: Expected.
+    """
+    num_requests = max(1, load.num_requests)
+    step_ms = load.step_ms(num_requests) / num_requests
+    prompt_ms = load.prompt_token_ms * num_prompt_tokens
+    return prompt_ms + num_reply_tokens / load.tokens_per_step * step_ms
+
+
+def predict_finish_ms(
+    load: ReplicaLoad,
+    num_replicas: float,
+    work_ahead_ms: float,
+    num_prompt_tokens: int,
+    num_reply_tokens: float,
+    *,
+    has_seat: bool,
+) -> float:
+    """Predict how long a request takes from now to its last token.
+
+    Replicas that are full take what waits as fast as they do its work, one request at a
+    time; then it runs beside as many others as now.
+
+    Args:
+        load: Of a replica, the mean of all.
+        num_replicas: That serve this queue, or the part of them that does; > 0.
+        work_ahead_ms: `FairQueue.work_ahead_ms`, of one replica's time.
+        num_prompt_tokens: To be computed.
+        num_reply_tokens: Expected.
+        has_seat: Whether a replica could take it now, and all that waits before it.
+
+    Returns:
+        Milliseconds.
+
+    Source: Little's law in a replica whose seats are taken.
+    """
+    wait_ms = 0.0
+    if not has_seat:
+        next_ms = request_cost_ms(load, 0, num_reply_tokens)
+        wait_ms = (work_ahead_ms + next_ms) / num_replicas
+    prompt_ms = load.prompt_token_ms * (load.num_prompt_tokens + num_prompt_tokens)
+    # A full replica takes it in the place of another.
+    step_ms = load.step_ms(load.num_requests + has_seat)
+    return wait_ms + prompt_ms + num_reply_tokens / load.tokens_per_step * step_ms

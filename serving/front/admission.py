@@ -1,0 +1,214 @@
+"""Which requests a front takes, and from whose share of the replicas' time.
+
+The policy is `policies.decisions.fairness`; here it learns what requests are like and
+what replicas say.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from policies.decisions.fairness import (
+    Places,
+    Turn,
+    predict_finish_ms,
+    request_cost_ms,
+)
+from policies.decisions.routing import ReplicaLoad
+from serving.engine.compat import GracefulHTTPError
+from serving.front.refusal import note_retry_after
+from serving.front.request_class import DEADLINE_XARG, DEFAULT_CLASS, find_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from serving.front.in_flight import InFlight
+    from serving.front.lease_queue import LeaseQueue
+    from serving.front.request_class import ClassShare
+    from serving.front.routing import Routing
+    from serving.front.token_links import TokenLinks
+
+LOOK_AGAIN_S: Final = 0.25
+"""How old the mean of what replicas said may be; they speak four times a second."""
+
+_USUAL_REPLY_TOKENS: Final = 100.0
+_REPLY_WEIGHT: Final = 0.05
+
+_UNKNOWN: Final = ReplicaLoad(
+    base_ms=1.0,
+    request_ms=0.0,
+    prompt_token_ms=0.0,
+    tokens_per_step=1.0,
+    num_requests=1,
+)
+"""Until a replica has said what its steps cost, requests differ by their tokens."""
+
+
+class Admission:
+    """Refuses what finds no place, or would come too late.
+
+    Attributes:
+        on_refusal: Told why a request was refused: `queue_full`, `flow_full` (others
+            may still come), `deadline` (it would not be met), `expired` (it passed
+            while the request waited).
+    """
+
+    def __init__(
+        self,
+        links: TokenLinks,
+        routing: Routing,
+        classes: Mapping[str, ClassShare],
+        max_requests: Callable[[int], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Have taken nothing yet.
+
+        Args:
+            links: To replicas.
+            routing: Knows what a request would meet there.
+            classes: By name.
+            max_requests: Requests that all fronts together may have, by the replicas
+                connected.
+            clock: Seconds, as requests have it.
+        """
+        self.on_refusal: Callable[[str], None] = lambda _reason: None
+        self._links = links
+        self._routing = routing
+        self._classes = classes
+        self._max_requests = max_requests
+        self._clock = clock
+        self._places = Places(len(classes.keys() | {DEFAULT_CLASS}))
+        self._reply_tokens: dict[str, float] = {}
+        self._fleet: ReplicaLoad | None = None
+        self._looked_s = -math.inf
+
+    def admit(self, one: InFlight, queue: LeaseQueue[InFlight]) -> None:
+        """Take a request in, and note what it takes and when it is due.
+
+        Raises:
+            GracefulHTTPError: It finds no place (503), or is predicted to miss its
+                deadline (429).
+        """
+        request = one.request
+        params = request.sampling_params
+        extra = (params.extra_args if params is not None else None) or {}
+        flow = find_class(extra, request.priority, self._classes)
+        share = self._classes.get(flow)
+        fleet = self._look()
+        one.turn = Turn(
+            flow,
+            request_cost_ms(
+                self._fill(fleet) if fleet else _UNKNOWN,
+                one.num_tokens,
+                self._expect_reply(one, flow),
+            ),
+            share.weight if share else 1.0,
+            request.priority,
+        )
+        self._check_places(flow)
+        deadline_ms = extra.get(DEADLINE_XARG) or (share.deadline_ms if share else None)
+        if deadline_ms is not None:
+            one.due_s = one.since_s + 1e-3 * deadline_ms
+            if fleet is not None:
+                self._check_deadline(one, one.turn, fleet, deadline_ms, queue)
+        self._places.take(flow)
+
+    def note_gone(self, one: InFlight) -> None:
+        """Note that a request that was admitted is there no more."""
+        self._places.free(one.turn.flow)
+
+    def note_reply(self, one: InFlight) -> None:
+        """Learn from how long a reply has become."""
+        flow, num_tokens = one.turn.flow, max(1, len(one.emitted))
+        usual = self._reply_tokens.get(flow, _USUAL_REPLY_TOKENS)
+        self._reply_tokens[flow] = usual + _REPLY_WEIGHT * (num_tokens - usual)
+
+    def has_expired(self, one: InFlight) -> bool:
+        """Return whether a request is past its deadline before it has begun."""
+        has_begun = one.link is not None or one.lease is not None or one.emitted
+        return not has_begun and self._clock() > one.due_s
+
+    @property
+    def num_fronts(self) -> int:
+        """Fronts that share the replicas, this one included."""
+        return max((link.state.num_fronts for link in self._links), default=1)
+
+    def _check_places(self, flow: str) -> None:
+        # Clients spread over fronts; together these admit what the settings say.
+        limit = max(1, self._max_requests(len(self._links)) // self.num_fronts)
+        if self._places.has_room(flow, limit):
+            return
+        is_full = self._places.num_taken >= limit
+        self.on_refusal("queue_full" if is_full else "flow_full")
+        raise GracefulHTTPError(
+            "All replicas are busy and the queue is full; retry."
+            if is_full
+            else "All replicas are busy and the queue is full for this class; retry.",
+            HTTPStatus.SERVICE_UNAVAILABLE,
+        )
+
+    def _check_deadline(
+        self,
+        one: InFlight,
+        turn: Turn,
+        fleet: ReplicaLoad,
+        deadline_ms: float,
+        queue: LeaseQueue[InFlight],
+    ) -> None:
+        num_seats = sum(link.num_free_seats - link.num_coming for link in self._links)
+        has_seat = num_seats > len(queue)
+        finish_ms = predict_finish_ms(
+            fleet if has_seat else self._fill(fleet),
+            len(self._links) / self.num_fronts,
+            queue.work_ahead_ms(turn),
+            one.num_tokens,
+            self._expect_reply(one, turn.flow),
+            has_seat=has_seat,
+        )
+        if finish_ms <= deadline_ms:
+            return
+        note_retry_after(1e-3 * (finish_ms - deadline_ms))
+        self.on_refusal("deadline")
+        raise GracefulHTTPError(
+            f"The answer would take about {math.ceil(finish_ms)} ms, more than its "
+            f"deadline_ms of {deadline_ms:g}; retry later, or allow it more.",
+            HTTPStatus.TOO_MANY_REQUESTS,
+        )
+
+    def _fill(self, fleet: ReplicaLoad) -> ReplicaLoad:
+        """Return the load when all seats are taken: else nothing has to wait."""
+        num_seats = sum(link.offer.num_seats for link in self._links)
+        mean_seats = max(1, round(num_seats / max(1, len(self._links))))
+        return replace(fleet, num_requests=mean_seats)
+
+    def _expect_reply(self, one: InFlight, flow: str) -> float:
+        usual = self._reply_tokens.get(flow, _USUAL_REPLY_TOKENS)
+        params = one.request.sampling_params
+        limit = params.max_tokens if params is not None else None
+        return usual if limit is None else min(usual, max(1, limit))
+
+    def _look(self) -> ReplicaLoad | None:
+        """Return the mean of what replicas said, None if none has said anything."""
+        now_s = self._clock()
+        if self._fleet is not None and now_s - self._looked_s < LOOK_AGAIN_S:
+            return self._fleet
+        loads = [load for link in self._links if (load := self._routing.load_of(link))]
+        self._looked_s = now_s
+        self._fleet = _mean(loads) if loads else None
+        return self._fleet
+
+
+def _mean(loads: list[ReplicaLoad]) -> ReplicaLoad:
+    count = len(loads)
+    return ReplicaLoad(
+        base_ms=sum(one.base_ms for one in loads) / count,
+        request_ms=sum(one.request_ms for one in loads) / count,
+        prompt_token_ms=sum(one.prompt_token_ms for one in loads) / count,
+        tokens_per_step=sum(one.tokens_per_step for one in loads) / count,
+        num_requests=round(sum(one.num_requests for one in loads) / count),
+        num_prompt_tokens=round(sum(one.num_prompt_tokens for one in loads) / count),
+    )

@@ -1,0 +1,243 @@
+"""What a front lets in, and in which order, by what made-up replicas say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from vllm.entrypoints.openai.completion.protocol import CompletionResponse
+from vllm.entrypoints.serve.exception_handling.error_response import (
+    create_error_response,
+)
+
+from serving.engine.compat import GracefulHTTPError
+from serving.front.app import Front, build_api
+from serving.front.request_class import ClassShare
+from tests.front.fake_fleet import make_request, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from serving.front.fleet_client import FleetClient
+    from tests.front.fake_fleet import FakeReplica, Scene
+
+pytestmark = pytest.mark.anyio
+
+NUM_SEATS = 2
+STEP_MS = 10.0
+NUM_PLACES = 60
+
+
+class Busy:
+    """A front whose only replica is full and stands still until it is let go."""
+
+    def __init__(self, scene: Scene, replica: FakeReplica, client: FleetClient) -> None:
+        self.scene, self.replica, self.client = scene, replica, client
+        self.refusals: Counter[str] = Counter()
+        client.admission.on_refusal = lambda reason: self.refusals.update([reason])
+
+    async def send(self, name: str, of: str = "", **xargs: Any) -> None:
+        args = {**({"request_class": of} if of else {}), **xargs}
+        await self.client.add_request_async(make_request(name, extra_args=args))
+
+    def taken(self) -> list[str]:
+        return [one.request_id for one in self.replica.taken]
+
+
+@pytest.fixture
+async def busy(scene: Scene) -> Busy:
+    replica = scene.add_replica(num_seats=NUM_SEATS)
+    replica.costs = {"base_ms": STEP_MS, "request_ms": 1e-3, "prompt_token_ms": 1e-3}
+    scene.client.shutdown()
+    scene.client = scene.make_client(
+        b"busy",
+        classes={
+            "flood": ClassShare(),
+            "other": ClassShare(),
+            "hasty": ClassShare(deadline_ms=100.0, priority=5),
+        },
+        max_requests=lambda _: NUM_PLACES,
+    )
+    scene.read_anew()
+    busy = Busy(scene, replica, scene.client)
+    await busy.send("first")
+    await until(lambda: "first" in scene.reasons)
+    replica.is_held = True
+    for n in range(5):
+        await busy.send(f"runs {n}")
+    # One seat more than the engine has, so that a request is there in time.
+    await until(lambda: len(busy.taken()) == 1 + NUM_SEATS + 1)
+    return busy
+
+
+async def test_a_flood_of_one_class_does_not_keep_another_waiting(busy: Busy) -> None:
+    for n in range(20):
+        await busy.send(f"flood {n}", "flood")
+    for n in range(5):
+        await busy.send(f"other {n}", "other")
+    assert busy.client.count_waiting() == {"default": 2, "flood": 20, "other": 5}
+    busy.replica.is_held = False
+    await until(lambda: len(busy.taken()) == 1 + 5 + 25)
+    order = busy.taken()
+    # Each of the other's goes after one of the flood's and of those before, or two.
+    assert order.index("other 4") <= 1 + 5 + 2 * 5 + 2
+    assert not busy.refusals
+
+
+async def test_a_flood_leaves_places_for_others(busy: Busy) -> None:
+    for n in range(50):
+        with contextlib.suppress(GracefulHTTPError):
+            await busy.send(f"flood {n}", "flood")
+    with pytest.raises(GracefulHTTPError, match="for this class") as refusal:
+        await busy.send("one more", "flood")
+    assert refusal.value.http_status == 503
+    await busy.send("other", "other")
+    assert busy.refusals.keys() == {"flow_full"}
+
+
+async def test_fronts_share_the_places_there_are(busy: Busy) -> None:
+    other = busy.scene.make_client(b"another front")
+    await other.add_request_async(make_request("there"))
+    await until(lambda: busy.client.admission.num_fronts == 2)
+    for n in range(NUM_PLACES):
+        try:
+            await busy.send(f"r{n}")
+        except GracefulHTTPError:
+            break
+    assert busy.client.admission._places.num_taken <= NUM_PLACES // 2
+    other.shutdown()
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy: Busy) -> None:
+    """Thirty tokens take 300 ms, and a seat must become free before."""
+    with pytest.raises(GracefulHTTPError, match="deadline_ms of 200") as refusal:
+        await busy.send("late", deadline_ms=200.0)
+    assert refusal.value.http_status == 429
+    with pytest.raises(GracefulHTTPError, match="deadline_ms of 100"):
+        await busy.send("its class's", "hasty")
+    await busy.send("its own", "hasty", deadline_ms=60_000.0)
+    assert busy.refusals == {"deadline": 2}
+    assert busy.client.count_waiting() == {"default": 2, "hasty": 1}
+
+
+async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy: Busy) -> None:
+    """What it was let in by did not foresee that the replica would stand still."""
+    await busy.send("waits", deadline_ms=1_500.0)
+    busy.client.fail_overdue()
+    assert not busy.scene.failures
+    await asyncio.sleep(1.5)
+    busy.client.fail_overdue()
+    failure = busy.scene.failures["waits"]
+    assert isinstance(failure, GracefulHTTPError)
+    assert failure.http_status == 429
+    assert busy.refusals == {"expired": 1}
+    assert busy.client.count_waiting() == {"default": 2}
+
+
+async def test_who_leaves_frees_place_and_seat_at_once(busy: Busy) -> None:
+    taken = busy.client.admission._places
+    await busy.send("waits", "flood")
+    assert taken.num_taken == 6
+    await busy.client.abort_requests_async(["waits"])
+    assert "flood" not in busy.client.count_waiting()
+    await busy.client.abort_requests_async(["runs 0"])
+    # Its seat goes to the next without any step of the engine's.
+    await until(lambda: "runs 3" in busy.taken())
+    assert "runs 0" not in busy.replica.running
+    assert taken.num_taken == 4
+    busy.replica.is_held = False
+    await until(lambda: not taken.num_taken)
+
+
+class Handlers:
+    """As vLLM's: a refusal is raised, or is how a stream begins."""
+
+    create_error_response = staticmethod(create_error_response)
+
+    def __init__(self, busy: Busy) -> None:
+        self._busy = busy
+        self._num_asked = 0
+
+    async def create_completion(self, body: Any, raw_request: Any) -> Any:
+        return self._stream(body) if body.stream else await self._answer(body)
+
+    async def _answer(self, body: Any) -> CompletionResponse:
+        self._num_asked += 1
+        name = f"asked {self._num_asked}"
+        scene = self._busy.scene
+        try:
+            await self._busy.send(name, **(body.vllm_xargs or {}))
+            await until(lambda: name in scene.reasons)
+        except asyncio.CancelledError:
+            await self._busy.client.abort_requests_async([name])
+            raise
+        usage = {"prompt_tokens": 2, "total_tokens": 32, "completion_tokens": 30}
+        return CompletionResponse(model="m", choices=[], usage=usage)
+
+    async def _stream(self, body: Any) -> AsyncIterator[str]:
+        try:
+            answer = (await self._answer(body)).model_dump_json()
+        except GracefulHTTPError as error:
+            answer = json.dumps(create_error_response(error).model_dump())
+        yield f"data: {answer}\n\n"
+
+
+@pytest.fixture
+async def http(busy: Busy) -> AsyncIterator[httpx.AsyncClient]:
+    """The front's own web application over the busy client."""
+    front = Front.__new__(Front)
+    front._model_card, front._policy_name, front._classes = {"id": "m"}, "none", {}
+    front._state = SimpleNamespace(openai_serving_completion=Handlers(busy))
+    api = build_api(max_body_bytes=1 << 20)
+    api.post("/v1/completions")(front.completions)
+    transport = httpx.ASGITransport(app=api)
+    async with httpx.AsyncClient(transport=transport, base_url="http://f") as client:
+        yield client
+
+
+async def ask(http: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    body = {"model": "m", "prompt": "p", **fields}
+    return await http.post("/v1/completions", json=body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["body", "xargs"])
+async def test_a_refused_client_is_told_when_to_come_back(
+    busy: Busy, http: httpx.AsyncClient, stream: bool, where: str
+) -> None:
+    for n in range(30):
+        await busy.send(f"before {n}")
+    late = {"deadline_ms": 1_000}
+    fields = late if where == "body" else {"vllm_xargs": late}
+    refusal = await ask(http, stream=stream, **fields)
+    assert refusal.status_code == 429
+    # After 32 and itself, each half of 300 ms, it runs for 300: 4.25 s too long.
+    assert refusal.headers["Retry-After"] == "5"
+    assert refusal.json()["error"]["type"] == "RateLimitError"
+    busy.replica.is_held = False
+    assert (await ask(http, stream=stream, deadline_ms=60_000)).status_code == 200
+
+
+@pytest.mark.parametrize("deadline_ms", ["soon", 0, -5, True])
+async def test_a_deadline_that_is_none_is_the_clients_mistake(
+    http: httpx.AsyncClient, deadline_ms: Any
+) -> None:
+    refusal = await ask(http, deadline_ms=deadline_ms)
+    assert refusal.status_code == 400
+    assert refusal.json()["error"]["param"] == "deadline_ms"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_its_place(
+    busy: Busy, http: httpx.AsyncClient, stream: bool
+) -> None:
+    asking = asyncio.create_task(ask(http, stream=stream))
+    await until(lambda: busy.client.count_waiting() == {"default": 3})
+    asking.cancel()
+    await until(lambda: busy.client.count_waiting() == {"default": 2})

@@ -1,0 +1,218 @@
+"""Turns: nothing is lost, time is shared, nobody starves, and turns stay cheap."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.decisions.fairness import (
+    OVERDUE_SHARE,
+    FairQueue,
+    Places,
+    Turn,
+    predict_finish_ms,
+    request_cost_ms,
+)
+from policies.decisions.routing import ReplicaLoad
+
+NEVER_S = 1e9
+
+FLOWS = st.sampled_from("abcd")
+COSTS_MS = st.floats(0, 1e5)
+WEIGHTS = st.sampled_from([0.001, 0.5, 1.0, 1000.0])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("aaarpp"), FLOWS, COSTS_MS, st.booleans()),
+        max_size=200,
+    ),
+    st.tuples(WEIGHTS, WEIGHTS, WEIGHTS, WEIGHTS),
+)
+def test_all_that_waits_gets_its_turn_once_in_its_flows_order(
+    steps: list[tuple[str, str, float, bool]], weights: tuple[float, ...]
+) -> None:
+    """Replays go first, what is removed never comes, and turns stay cheap."""
+    weight = dict(zip("abcd", weights, strict=True))
+    queue: FairQueue[int] = FairQueue(NEVER_S)
+    waiting: dict[int, tuple[bool, str]] = {}
+    num_visits = 0
+
+    def pop() -> None:
+        nonlocal num_visits
+        before = queue.num_visits
+        item = queue.peek(0.0)
+        num_visits += queue.num_visits - before
+        assert queue.peek(0.0) == item == queue.pop(0.0)
+        kind = waiting[item]
+        if any(is_replay for is_replay, _ in waiting.values()):
+            assert kind[0]
+        assert item == min(
+            one
+            for one, other in waiting.items()
+            if other[0] == kind[0] and (kind[0] or other[1] == kind[1])
+        )
+        del waiting[item]
+
+    for number, (step, flow, cost_ms, is_replay) in enumerate(steps):
+        if step == "a":
+            turn = Turn(flow, cost_ms, weight[flow])
+            queue.add(number, turn, 0.0, is_replay=is_replay)
+            waiting[number] = is_replay, flow
+        elif step == "r" and waiting:
+            gone = next(itertools.islice(waiting, number % len(waiting), None))
+            del waiting[gone]
+            assert queue.remove(gone)
+            assert not queue.remove(gone)
+        elif step == "p" and waiting:
+            pop()
+        assert len(queue) == len(waiting)
+        shown = Counter(name for is_replay, name in waiting.values() if not is_replay)
+        assert queue.count() == shown
+    while waiting:
+        pop()
+    # Four flows: two visits each in a round, and a round serves about one of each.
+    assert num_visits <= 8 * (len(steps) + 4)
+    assert not queue.work_ahead_ms(Turn("a", 1.0))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.5, 1.0, 4.0]), st.lists(st.floats(1, 100))),
+        min_size=2,
+        max_size=4,
+    )
+)
+def test_flows_that_all_wait_share_time_by_weight(
+    flows: list[tuple[float, list[float]]],
+) -> None:
+    queue: FairQueue[tuple[int, int]] = FairQueue(NEVER_S)
+    costs = {}
+    for flow, (weight, costs_ms) in enumerate(flows):
+        for number, cost_ms in enumerate(costs_ms):
+            costs[flow, number] = cost_ms
+            turn = Turn(str(flow), cost_ms, weight)
+            queue.add((flow, number), turn, 0.0, is_replay=False)
+    left = {flow: len(costs_ms) for flow, (_, costs_ms) in enumerate(flows)}
+    served = dict.fromkeys(left, 0.0)
+    while all(left.values()):
+        item = queue.pop(0.0)
+        left[item[0]] -= 1
+        served[item[0]] += costs[item]
+        # A flow is ahead by a quantum and a request at most, over its weight.
+        shares = [ms / flows[flow][0] for flow, ms in served.items()]
+        assert max(shares) - min(shares) <= 2 * (100 * len(flows) / 0.5 + 100 / 0.5)
+
+
+@given(num_flooding=st.integers(1, 2_000), cost_ms=st.floats(1, 1_000))
+@settings(deadline=None, max_examples=25)
+def test_a_flood_keeps_another_flow_waiting_for_a_few_turns_only(
+    num_flooding: int, cost_ms: float
+) -> None:
+    queue: FairQueue[str] = FairQueue(NEVER_S)
+    for n in range(num_flooding):
+        queue.add(f"flood {n}", Turn("flood", cost_ms), 0.0, is_replay=False)
+    for n in range(min(3, num_flooding)):
+        queue.pop(0.0)
+        queue.add(f"other {n}", Turn("other", cost_ms), 0.0, is_replay=False)
+        ahead_ms = 0.0
+        while (item := queue.pop(0.0)).startswith("flood"):
+            ahead_ms += cost_ms
+        assert item == f"other {n}"
+        assert ahead_ms <= 2 * cost_ms
+
+
+def test_what_is_overdue_pays_for_its_turn() -> None:
+    """Else a flood, once it is old, would have more than its share."""
+    queue: FairQueue[tuple[str, int]] = FairQueue(30.0)
+    for n in range(100):
+        queue.add(("flood", n), Turn("flood", 10.0), 0.0, is_replay=False)
+    for n in range(100):
+        queue.add(("other", n), Turn("other", 10.0), 50.0, is_replay=False)
+    turns = Counter(queue.pop(50.0)[0] for _ in range(20 * OVERDUE_SHARE))
+    assert abs(turns["flood"] - turns["other"]) <= 2
+
+
+@pytest.mark.parametrize("turn", [Turn("a", -1.0), Turn("a", 1.0, 0.0)])
+def test_a_turn_that_makes_no_sense_is_refused(turn: Turn) -> None:
+    with pytest.raises(ValueError, match="cost must be"):
+        FairQueue[str](NEVER_S).add("one", turn, 0.0, is_replay=False)
+
+
+@given(
+    num_flows=st.integers(1, 5),
+    limit=st.integers(1, 50),
+    asking=st.lists(st.integers(0, 4), max_size=200),
+)
+def test_places_are_never_too_many_and_some_are_left_for_every_flow(
+    num_flows: int, limit: int, asking: list[int]
+) -> None:
+    places = Places(num_flows)
+    taken: Counter[str] = Counter()
+    for number in asking:
+        flow = str(number % num_flows)
+        if places.has_room(flow, limit):
+            places.take(flow)
+            taken[flow] += 1
+        else:
+            assert taken[flow] >= limit // (2 * num_flows)
+    assert places.num_taken == taken.total() <= limit
+    if num_flows == 1:
+        assert places.num_taken == min(limit, len(asking))
+    for flow, count in taken.items():
+        for _ in range(count):
+            places.free(flow)
+    assert not places.num_taken
+
+
+BASE_MS, REQUEST_MS, PROMPT_TOKEN_MS = 20.0, 2.0, 0.1
+
+
+def play(num_requests: int, num_seats: int, prompt: int, reply: int) -> list[float]:
+    """Run requests that all come at once through a replica; return when each ends."""
+    now_ms, waiting, ends = 0.0, num_requests, []
+    # Like those before them, the first ones are anywhere in their replies.
+    running = [reply * (seat + 1) // num_seats for seat in range(num_seats)]
+    while len(ends) < num_requests + num_seats:
+        new = min(waiting, num_seats - len(running))
+        waiting -= new
+        running += [reply] * new
+        now_ms += BASE_MS + REQUEST_MS * len(running) + PROMPT_TOKEN_MS * prompt * new
+        running = [left - 1 for left in running]
+        ends += [now_ms] * running.count(0)
+        running = [left for left in running if left]
+    return ends[num_seats:]
+
+
+@pytest.mark.parametrize(("num_seats", "reply"), [(1, 50), (4, 100), (16, 40)])
+@pytest.mark.parametrize("place", [0, 5, 60])
+def test_a_queued_requests_end_is_foreseen(
+    num_seats: int, reply: int, place: int
+) -> None:
+    prompt = 30
+    # Others come behind it, so that the replica stays full.
+    truth_ms = play(place + 2 * num_seats, num_seats, prompt, reply)[place]
+    load = ReplicaLoad(BASE_MS, REQUEST_MS, PROMPT_TOKEN_MS, 1.0, num_seats)
+    queue: FairQueue[int] = FairQueue(NEVER_S)
+    turn = Turn("a", request_cost_ms(load, prompt, reply))
+    for n in range(place):
+        queue.add(n, turn, 0.0, is_replay=False)
+    found_ms = predict_finish_ms(
+        load, 1, queue.work_ahead_ms(turn), prompt, reply, has_seat=False
+    )
+    assert found_ms == pytest.approx(truth_ms, rel=0.15)
+
+
+def test_three_times_the_weight_is_three_times_the_time() -> None:
+    queue: FairQueue[tuple[str, int]] = FairQueue(NEVER_S)
+    for n in range(120):
+        queue.add(("light", n), Turn("light", 10.0, 1.0), 0.0, is_replay=False)
+        queue.add(("heavy", n), Turn("heavy", 5.0, 3.0), 0.0, is_replay=False)
+    turns = Counter(queue.pop(0.0)[0] for _ in range(70))
+    assert turns["heavy"] == pytest.approx(6 * turns["light"], rel=0.15)
