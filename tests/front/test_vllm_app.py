@@ -18,7 +18,10 @@ FRONTS_PROCESS = """
 import asyncio, sys, cloudpickle
 from vllm import platforms
 from vllm.platforms.interface import UnspecifiedPlatform
+from vllm.platforms.cpu import CpuPlatform
 platforms._current_platform = UnspecifiedPlatform()
+# Of this wheel's kernels, the default would load those for AVX-512 on any processor.
+platforms._current_platform.import_kernels = CpuPlatform.import_kernels
 
 async def main():
     from serving.front.fleet_client import FleetClient
