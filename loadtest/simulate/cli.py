@@ -1,0 +1,313 @@
+"""Command line: ``tetris-serve bench simulate --help``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.argument_types import read_positive
+from loadtest.interrupts import interruptible
+from loadtest.progress import Progress
+
+from .compare import ArmResult, Interval, Plan, compare
+from .engine import MODELS, find_model, load_engine
+from .fleet import PIECES, ROUTERS, WARM_UP_SHARE, Targets
+from .load import Lengths, Load, parse_arrivals
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+_HEADERS = {
+    "goodput_per_s": "goodput/s",
+    "attainment": "attainment",
+    "ttft_p50_ms": "TTFT p50 ms",
+    "ttft_p99_ms": "TTFT p99 ms",
+    "tpot_p50_ms": "TPOT p50 ms",
+    "tpot_p99_ms": "TPOT p99 ms",
+}
+
+
+def main(
+    arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench simulate"
+) -> int:
+    """Compare routers on a simulated fleet.
+
+    Args:
+        arguments: Command line; by default the process's own.
+        prog: Name of the program in messages.
+
+    Returns:
+        Exit status: 0 when all is simulated, 1 after an error that is explained, 130
+        after Ctrl-C; 2, by `SystemExit`, for options that cannot be read.
+    """
+    options = _make_parser(prog).parse_args(arguments)
+    try:
+        with interruptible():
+            plan = _make_plan(options)
+            _check_output(options.json)
+            runs = len(plan.routers) * len(plan.seeds)
+            results = compare(plan, Progress(runs * PIECES))
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; nothing was written\n")
+        return EXIT_INTERRUPTED
+    except MemoryError:
+        sys.stderr.write("\nerror: no memory for so many --requests; take fewer\n")
+        return EXIT_FAILED
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_FAILED
+    sys.stderr.write("\n")
+    sys.stdout.write(_render(plan, results))
+    if options.json:
+        text = json.dumps(_describe(plan, results), indent=1, allow_nan=True)
+        options.json.write_text(text + "\n", "utf-8")
+        sys.stderr.write(f"results are in {options.json}\n")
+    return 0
+
+
+def _make_plan(options: argparse.Namespace) -> Plan:
+    engine = load_engine(find_model(options.engine), options.drafts, options.batch)
+    load = Load(
+        options.load,
+        Lengths(options.prompt_tokens, options.length_cv),
+        Lengths(options.output_tokens, options.length_cv),
+        *options.hard_share,
+    )
+    capacity_per_s = options.replicas * engine.capacity_per_s(load)
+    routers = list(dict.fromkeys(options.router or ROUTERS))
+    return Plan(
+        engine=engine,
+        load=load,
+        num_replicas=options.replicas,
+        num_requests=options.requests,
+        rate_per_s=options.rate or options.utilisation * capacity_per_s,
+        staleness_s=options.staleness_ms / 1e3,
+        targets=Targets(options.ttft_target_ms, options.tpot_target_ms),
+        routers=routers,
+        seeds=range(options.seeds),
+    )
+
+
+def _check_output(path: Path | None) -> None:
+    """Find out before the work whether its results can be written."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise ValueError(f"--json {path}: not a file in a folder that exists")
+
+
+def _render(plan: Plan, results: Mapping[str, ArmResult]) -> str:
+    """Return the tables."""
+    first = plan.routers[0]
+    lines = [
+        f"{plan.num_replicas} replicas of {plan.engine.name}, "
+        f"{plan.num_requests} requests at {plan.rate_per_s:.4g}/s "
+        f"({_utilisation(plan):.0%} of capacity), telemetry {plan.staleness_s:g} s "
+        f"old, {len(plan.seeds)} seeds; 95 % intervals",
+        "",
+        *_table(results, {arm: result.means for arm, result in results.items()}),
+    ]
+    others = {arm: result.ratios for arm, result in results.items() if arm != first}
+    if others:
+        lines += ["", f"over {first}, paired by seed:", *_table(results, others)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(
+    results: Mapping[str, ArmResult], rows: Mapping[str, Mapping[str, Interval]]
+) -> list[str]:
+    width = max(map(len, results))
+    cells = [["router", *_HEADERS.values()]]
+    for arm, values in rows.items():
+        cells.append([arm, *(_format(values.get(name)) for name in _HEADERS)])
+    widths = [max(width, 6), *(max(map(len, c)) for c in list(zip(*cells))[1:])]  # noqa: B905
+    return [
+        "  ".join(
+            cell.ljust(size) if place == 0 else cell.rjust(size)
+            for place, (cell, size) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _format(value: Interval | None) -> str:
+    if value is None or math.isnan(value.value):
+        return "-"
+    if value.low is None or value.high is None:
+        return f"{value.value:.4g}"
+    return f"{value.value:.4g} ({value.low:.4g}-{value.high:.4g})"
+
+
+def _utilisation(plan: Plan) -> float:
+    capacity_per_s = plan.num_replicas * plan.engine.capacity_per_s(plan.load)
+    return plan.rate_per_s / capacity_per_s
+
+
+def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
+    """Return all settings and results as JSON holds them; equal runs give equal ones.
+
+    How long it took is not among them.
+    """
+    arms = {arm: dataclasses.asdict(result) for arm, result in results.items()}
+    for arm in arms.values():
+        del arm["wall_s"]
+    return {
+        "engine": {
+            "name": plan.engine.name,
+            "costs": plan.engine.costs._asdict(),
+            "survival": plan.engine.survival.tolist(),
+        },
+        "load": dataclasses.asdict(plan.load),
+        "num_replicas": plan.num_replicas,
+        "num_requests": plan.num_requests,
+        "warm_up_share": WARM_UP_SHARE,
+        "rate_per_s": plan.rate_per_s,
+        "utilisation": _utilisation(plan),
+        "staleness_s": plan.staleness_s,
+        "targets": dataclasses.asdict(plan.targets),
+        "seeds": list(plan.seeds),
+        "arms": arms,
+    }
+
+
+def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Make argparse show what a ValueError says."""
+
+    def wrapped(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return wrapped
+
+
+def _number(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a reader of numbers from `least`, which may be it, to `most`."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (least <= value <= most and math.isfinite(value)):
+            limit = f"{least:g} up" if most == math.inf else f"{least:g} to {most:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {limit}")
+        return value
+
+    return read
+
+
+def _hard_share(text: str) -> tuple[float, float]:
+    before, _, after = text.partition(":")
+    read = _number(0.0, 1.0)
+    return read(before), read(after or before)
+
+
+def _drafts(text: str) -> int:
+    return int(_number(0, 16)(text))
+
+
+def _make_parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Compare routers on a simulated fleet: what two cores cannot show.",
+    )
+    add = parser.add_argument
+    small = 1e-6
+    names = ", ".join(path.stem for path in sorted(MODELS.glob("*.json")))
+    add(
+        "--engine",
+        default="h100-qwen3-1.7b",
+        help=f"{names}, or a file like theirs (%(default)s)",
+    )
+    add(
+        "--replicas",
+        type=read_positive,
+        default=64,
+        metavar="N",
+        help="in the fleet (%(default)s)",
+    )
+    add(
+        "--requests",
+        type=read_positive,
+        default=20_000,
+        metavar="M",
+        help="a seed (%(default)s)",
+    )
+    add(
+        "--router",
+        action="append",
+        choices=ROUTERS,
+        help="an arm; repeat it to compare with the first (default: all)",
+    )
+    add(
+        "--load",
+        type=_reader(parse_arrivals),
+        default="poisson",
+        help="poisson, gamma=CV (bursts), diurnal=SWING (peak over night); %(default)s",
+    )
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument(
+        "--rate", type=_number(small), metavar="PER_S", help="of requests"
+    )
+    rate.add_argument(
+        "--utilisation",
+        type=_number(small, 10),
+        default=0.8,
+        metavar="SHARE",
+        help="rate over what the fleet finishes with all batches full (%(default)g)",
+    )
+    add(
+        "--staleness-ms",
+        type=_number(0),
+        default=100.0,
+        help="age of telemetry (%(default)s)",
+    )
+    add(
+        "--seeds",
+        type=read_positive,
+        default=5,
+        metavar="N",
+        help="runs of an arm (%(default)s)",
+    )
+    add("--prompt-tokens", type=_number(1), default=300.0, help="mean (%(default)g)")
+    add("--output-tokens", type=_number(1), default=200.0, help="mean (%(default)g)")
+    add(
+        "--length-cv",
+        type=_number(0, 10),
+        default=1.0,
+        help="coefficient of variation of both, lognormal (%(default)g)",
+    )
+    add(
+        "--hard-share",
+        type=_hard_share,
+        default="0.5",
+        metavar="SHARE[:LATER]",
+        help="of hard requests; LATER holds for the second half (%(default)s)",
+    )
+    add(
+        "--drafts",
+        type=_drafts,
+        default=3,
+        help="verified in each step by a request (%(default)s)",
+    )
+    add("--batch", type=read_positive, help="requests in a step (the engine's own)")
+    add(
+        "--ttft-target-ms",
+        type=_number(small),
+        default=500.0,
+        help="of goodput (%(default)g)",
+    )
+    add(
+        "--tpot-target-ms",
+        type=_number(small),
+        default=10.0,
+        help="of goodput (%(default)g)",
+    )
+    add("--json", type=Path, metavar="FILE", help="write settings and results to it")
+    return parser

@@ -1,0 +1,146 @@
+"""Arms on the same requests, with intervals over seeds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from loadtest.progress import Progress
+
+from .engine import Engine
+from .fleet import PIECES, Metrics, Targets, measure, run_fleet
+from .load import Load, draw_requests
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate over seeds; without ends where there is one seed.
+
+    Attributes:
+        value: The mean, or of ratios the geometric mean.
+        low: Of the 95 % t-interval.
+        high: Likewise.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compared.
+
+    Attributes:
+        engine: Of every replica.
+        load: What arrives.
+        num_replicas: In the fleet.
+        num_requests: Of each seed.
+        rate_per_s: Mean rate of arrivals.
+        staleness_s: Age of what routers know.
+        targets: Of goodput.
+        routers: The arms; ratios are over the first.
+        seeds: One run of each arm for each.
+    """
+
+    engine: Engine
+    load: Load
+    num_replicas: int
+    num_requests: int
+    rate_per_s: float
+    staleness_s: float
+    targets: Targets
+    routers: Sequence[str]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """What an arm did, by metric.
+
+    Attributes:
+        runs: Metrics of each seed.
+        means: Over seeds.
+        ratios: Over the first arm, paired by seed; empty for the first arm.
+        num_steps: Of all seeds.
+        wall_s: Likewise.
+    """
+
+    runs: Sequence[Metrics]
+    means: Mapping[str, Interval]
+    ratios: Mapping[str, Interval]
+    num_steps: int
+    wall_s: float
+
+
+def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
+    """Run all arms on the requests of each seed, in turn."""
+    runs: dict[str, list[Metrics]] = {router: [] for router in plan.routers}
+    num_steps = dict.fromkeys(plan.routers, 0)
+    wall_s = dict.fromkeys(plan.routers, 0.0)
+    _compile(plan)
+    for router in plan.routers:
+        progress.expect(router, PIECES * len(plan.seeds))
+    for seed in plan.seeds:
+        drawn = draw_requests(plan.load, plan.num_requests, plan.rate_per_s, seed)
+        for router in plan.routers:
+            ticks = [time.perf_counter()]
+
+            def advance(router: str = router, ticks: list[float] = ticks) -> None:
+                ticks.append(time.perf_counter())
+                progress.advance(router, ticks[-1] - ticks[-2], router)
+
+            run = run_fleet(
+                *(plan.engine, drawn, plan.num_replicas, router),
+                *(plan.staleness_s, seed, advance),
+            )
+            runs[router].append(measure(run.requests, plan.targets))
+            num_steps[router] += run.num_steps
+            wall_s[router] += ticks[-1] - ticks[0]
+    first = runs[plan.routers[0]]
+    return {
+        router: ArmResult(
+            own,
+            {name: _mean([run[name] for run in own]) for name in own[0]},
+            _ratios(own, first) if own is not first else {},
+            num_steps[router],
+            wall_s[router],
+        )
+        for router, own in runs.items()
+    }
+
+
+def _compile(plan: Plan) -> None:
+    """Load the machine code, which takes seconds once: no part of any arm's time."""
+    drawn = draw_requests(plan.load, 1, plan.rate_per_s, 0)
+    run_fleet(plan.engine, drawn, 1, plan.routers[0], 0.0, 0)
+
+
+def _ratios(own: Sequence[Metrics], first: Sequence[Metrics]) -> dict[str, Interval]:
+    """Compare seed by seed; a metric that is 0 somewhere has no ratio."""
+    found = {}
+    for name in own[0]:
+        pairs = np.array([[a[name], b[name]] for a, b in zip(own, first, strict=True)])
+        if (pairs > 0).all():
+            logs = _mean(list(np.log(pairs[:, 0] / pairs[:, 1])))
+            ends = (
+                None if x is None else float(np.exp(x)) for x in (logs.low, logs.high)
+            )
+            found[name] = Interval(float(np.exp(logs.value)), *ends)
+    return found
+
+
+def _mean(samples: Sequence[float]) -> Interval:
+    """Return the mean with its t-interval."""
+    mean = float(np.mean(samples))
+    if len(samples) < 2:
+        return Interval(mean)
+    error = float(np.std(samples, ddof=1)) / len(samples) ** 0.5
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(samples) - 1)) * error
+    return Interval(mean, mean - half, mean + half)

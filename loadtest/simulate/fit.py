@@ -1,0 +1,132 @@
+"""Fits the model of the CPU engine to the committed engine benchmark.
+
+``python -m loadtest.simulate.fit`` prints the data file. The benchmark committed
+means of measured windows, not steps, so what is fitted is the mean step of each window.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, nnls
+
+RESULTS = Path(__file__).parents[1] / "results"
+SOURCE = "engine-cpu/measurements.jsonl"
+PROMPTS = "ablations/drafts/*/mixed-*-c1/*.npz"
+TERMS = ("base_ms", "request_ms", "token_ms", "draft_pass_ms", "draft_token_ms")
+
+Windows = list[Mapping[str, Any]]
+
+
+def read_windows(workloads: Iterable[str]) -> Windows:
+    """Return what was measured without or at a fixed depth, at temperature 0."""
+    wanted = set(workloads)
+    lines = (RESULTS / SOURCE).read_text("utf-8").split("\n")
+    windows = [window for line in lines if line.strip() for window in json.loads(line)]
+    return [
+        window
+        for window in windows
+        if window["workload"] in wanted
+        and window["temperature"] == 0
+        and window["policy"].partition(":")[0] in {"none", "fixed"}
+    ]
+
+
+def mean_prompt_tokens() -> float:
+    """Return the mean prompt of that workload, from runs of one request at a time."""
+    tokens = [
+        np.load(path)["step_num_prefill_tokens"] for path in RESULTS.glob(PROMPTS)
+    ]
+    joined = np.concatenate(tokens)
+    return float(joined[joined > 0].mean())
+
+
+def fit_terms(windows: Windows, prompt: float) -> dict[str, float]:
+    """Fit terms >= 0 by least squares of relative errors."""
+    shares, step_ms = _shares(windows, prompt), _step_ms(windows)
+    terms, _ = nnls(shares / step_ms[:, None], np.ones(len(windows)))
+    return dict(zip(TERMS, map(float, terms), strict=True))
+
+
+def relative_errors(
+    terms: Mapping[str, float], windows: Windows, prompt: float
+) -> NDArray[np.float64]:
+    """Return predicted over measured step times, less 1, `[num_windows]`."""
+    predicted = _shares(windows, prompt) @ np.array([terms[name] for name in TERMS])
+    return np.asarray(predicted / _step_ms(windows) - 1.0)
+
+
+def fit_acceptance(windows: Windows) -> float:
+    """Return the chance of each draft that gives as many accepted drafts as counted."""
+    counts = [(_depth(w), w["counters"]) for w in windows if w["policy"] != "none"]
+    accepted = float(sum(c["num_accepted_tokens"] for _, c in counts))
+
+    def excess(chance: float) -> float:
+        return accepted - float(
+            sum(
+                c["num_drafts"] * (chance ** np.arange(1, depth + 1)).sum()
+                for depth, c in counts
+            )
+        )
+
+    return float(brentq(excess, 0.0, 1.0))
+
+
+def _depth(window: Mapping[str, Any]) -> int:
+    return int(window["policy"].partition(":")[2] or 0)
+
+
+def _step_ms(windows: Windows) -> NDArray[np.float64]:
+    return np.array([1e3 * w["window_s"] / w["num_steps"] for w in windows])
+
+
+def _shares(windows: Windows, prompt: float) -> NDArray[np.float64]:
+    """Return what each term is multiplied by, `[num_windows, len(TERMS)]`."""
+    rows = []
+    for w in windows:
+        depth, num_reqs = _depth(w), w["concurrency"]
+        verified = (w["counters"] or {}).get("num_verified_tokens", 0)
+        computed = (verified + prompt * w["num_requests"]) / w["num_steps"]
+        rows.append([1.0, num_reqs, num_reqs + computed, depth, depth * num_reqs])
+    return np.array(rows, dtype=np.float64)
+
+
+def main() -> int:
+    """Print the data file."""
+    fitted, held_out = read_windows(["mixed"]), read_windows(["easy", "hard"])
+    prompt = mean_prompt_tokens()
+    terms = fit_terms(fitted, prompt)
+    rms = {
+        name: round(float(np.sqrt(np.mean(relative_errors(terms, w, prompt) ** 2))), 3)
+        for name, w in (
+            ("mixed, fitted", fitted),
+            ("easy and hard, not fitted", held_out),
+        )
+    }
+    model = {
+        "name": "The demo pair padded to 100 M parameters on two CPU cores",
+        "form": "linear",
+        "source": f"python -m loadtest.simulate.fit, from loadtest/results/{SOURCE}: "
+        "mean step times of none and fixed:1 to fixed:6, temperature 0, 1 to 32 in "
+        f"flight, prompts of {prompt:.0f} tokens (loadtest/results/{PROMPTS})",
+        "relative_rms_error_of_step_time": rms,
+        "not_known": "kv_token_ms: contexts were about 60 tokens, too short to tell",
+        "terms": {k: round(v, 4) for k, v in terms.items()} | {"kv_token_ms": 0.0},
+        "acceptance": {
+            kind: round(fit_acceptance(read_windows([kind])), 3)
+            for kind in ("easy", "hard")
+        },
+        "limits": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},
+    }
+    sys.stdout.write(json.dumps(model, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Loads: when requests arrive, how long they are, and how easy to draft for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+KINDS = ("easy", "hard")
+"""Rows of the acceptance table of an engine."""
+
+SHIFT_AT = 0.5
+"""Part of the requests after which the share of hard ones is another."""
+
+_CURVE_POINTS = 2001
+_DEFAULT_CV = 2.0
+_DEFAULT_SWING = 4.0
+_FORM = re.compile(r"(?P<process>poisson|gamma|diurnal)(?:=(?P<value>\d+(?:\.\d+)?))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """An arrival process.
+
+    Attributes:
+        cv: Coefficient of variation of the times between arrivals; 1 for Poisson.
+        swing: Rate at the peak over that at night, in one sine wave over the run; 1
+            for a constant rate.
+    """
+
+    cv: float = 1.0
+    swing: float = 1.0
+
+    def draw(
+        self, num_requests: int, rate_per_s: float, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Draw when requests arrive, s, `[num_requests]`, rising.
+
+        Renewal times of unit rate are mapped through the inverse of the rate's
+        integral, so the rate follows its wave whatever the process. The mean rate over
+        the run is `rate_per_s`.
+        """
+        shape = self.cv**-2
+        gaps = rng.gamma(shape, 1.0 / shape, num_requests)
+        due = np.cumsum(gaps)
+        duration_s = num_requests / rate_per_s
+        if self.swing == 1.0:
+            return np.asarray(due / rate_per_s, dtype=np.float64)
+        part = np.linspace(0.0, 1.0, _CURVE_POINTS)
+        # The integral of 1 - depth cos, from night to night.
+        depth = (self.swing - 1.0) / (self.swing + 1.0)
+        share = part - depth * np.sin(2 * np.pi * part) / (2 * np.pi)
+        whole, rest = np.divmod(due / num_requests, 1.0)
+        return np.asarray(duration_s * (whole + np.interp(rest, share, part)))
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """Read an arrival process, e.g. `poisson`, `gamma=3` (bursts), `diurnal=4`.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None or (match["process"] == "poisson" and match["value"]):
+        raise ValueError(
+            f"{text!r} is no load; write poisson, gamma=CV (bursts; CV {_DEFAULT_CV:g} "
+            f"by default) or diurnal=SWING (peak over night; {_DEFAULT_SWING:g})"
+        )
+    if match["process"] == "gamma":
+        cv = float(match["value"] or _DEFAULT_CV)
+        if not 0.1 <= cv <= 10:
+            raise ValueError(f"{text!r}: the coefficient of variation must be .1 to 10")
+        return Arrivals(cv=cv)
+    if match["process"] == "diurnal":
+        swing = float(match["value"] or _DEFAULT_SWING)
+        if not 1 <= swing <= 1000:
+            raise ValueError(f"{text!r}: the peak must be 1 to 1,000 times the night")
+        return Arrivals(swing=swing)
+    return Arrivals()
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lognormal numbers of tokens: the mean, and how heavy the tail is.
+
+    Attributes:
+        mean: Tokens, >= 1.
+        cv: Coefficient of variation; 0 gives all the same length.
+    """
+
+    mean: float
+    cv: float
+
+    def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw lengths, `[count]`, >= 1; rounded, which keeps the mean."""
+        variance = np.log1p(self.cv**2)
+        drawn = rng.lognormal(
+            np.log(self.mean) - variance / 2, np.sqrt(variance), count
+        )
+        return np.asarray(np.maximum(1, np.rint(drawn)), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a fleet is to serve.
+
+    Attributes:
+        arrivals: When.
+        prompt: Tokens of prompts.
+        output: Tokens of replies.
+        hard_before: Share of hard requests in the first half, 0 to 1.
+        hard_after: In the second half.
+    """
+
+    arrivals: Arrivals
+    prompt: Lengths
+    output: Lengths
+    hard_before: float
+    hard_after: float
+
+    @property
+    def kind_shares(self) -> tuple[float, float]:
+        """Share of each of `KINDS` over the run."""
+        hard = SHIFT_AT * self.hard_before + (1 - SHIFT_AT) * self.hard_after
+        return 1.0 - hard, hard
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Requests of one seed; all `[num_requests]`.
+
+    Attributes:
+        arrival_s: float64, rising.
+        num_prompt_tokens: int64.
+        num_output_tokens: int64.
+        kind: int64, index into `KINDS`.
+    """
+
+    arrival_s: NDArray[np.float64]
+    num_prompt_tokens: NDArray[np.int64]
+    num_output_tokens: NDArray[np.int64]
+    kind: NDArray[np.int64]
+
+
+def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -> Drawn:
+    """Draw requests; equal seeds give equal ones.
+
+    The parts have generators of their own: another arrival process or rate keeps the
+    lengths and kinds.
+    """
+    when, prompt, output, hard = (
+        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)
+    )
+    share = np.where(
+        np.arange(num_requests) < SHIFT_AT * num_requests,
+        load.hard_before,
+        load.hard_after,
+    )
+    return Drawn(
+        load.arrivals.draw(num_requests, rate_per_s, when),
+        load.prompt.draw(num_requests, prompt),
+        load.output.draw(num_requests, output),
+        (hard.random(num_requests) < share).astype(np.int64),
+    )

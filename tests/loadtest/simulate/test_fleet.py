@@ -1,0 +1,187 @@
+"""The event loop against arithmetic and queueing theory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest.simulate import fit
+from loadtest.simulate.engine import MODELS, Engine, load_engine
+from loadtest.simulate.fleet import ROUTERS, Run, run_fleet
+from loadtest.simulate.kernel import Costs
+from loadtest.simulate.load import Drawn, Lengths, Load, draw_requests, parse_arrivals
+
+STEP_S = 0.01
+
+
+def engine(chance: float = 0.0, **costs: float) -> Engine:
+    """Return an engine of constant steps, or of what is given instead."""
+    terms = {"base_ms": 1e3 * STEP_S} | dict.fromkeys(Costs._fields[1:5], 0.0)
+    limits = {"pad_multiple": 1, "pad_limit": 0, "num_drafts": 0}
+    limits |= {"max_num_seqs": 8, "max_num_batched_tokens": 4096}
+    made = Costs(**{**terms, **limits, **costs})  # type: ignore[arg-type]  # mixed
+    survival = [[chance**j for j in range(1, made.num_drafts + 1)]] * 2
+    return Engine("test", made, np.array(survival).reshape(2, made.num_drafts))
+
+
+def drawn(arrival_s: object, prompt: object, output: object) -> Drawn:
+    when = np.array(arrival_s, dtype=np.float64)
+    lengths = (
+        np.broadcast_to(x, when.shape).astype(np.int64) for x in (prompt, output)
+    )
+    return Drawn(when, *lengths, np.zeros(when.size, np.int64))
+
+
+def poisson(rate_per_s: float, count: int, seed: int) -> np.ndarray:
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, count))
+
+
+def mixed_run(router: str, staleness_s: float = 0.1, seed: int = 3) -> Run:
+    """Run a bursty load with heavy tails, acceptance shifting, at 90 % of capacity."""
+    made = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
+    load = Load(parse_arrivals("gamma=3"), Lengths(300, 2), Lengths(200, 2), 0.2, 0.9)
+    rate = 8 * 0.9 * made.capacity_per_s(load)
+    requests = draw_requests(load, 4000, rate, seed)
+    return run_fleet(made, requests, 8, router, staleness_s, seed)
+
+
+def test_a_step_costs_emits_and_admits_what_arithmetic_says() -> None:
+    costs = {"base_ms": 10.0, "request_ms": 2.0, "token_ms": 0.1, "kv_token_ms": 0.01}
+    limits = {"num_drafts": 3, "max_num_seqs": 2, "max_num_batched_tokens": 60}
+    made = engine(1.0, **costs, **limits)
+    # Nine tokens: one with the prompt, four in each of two steps.
+    run = run_fleet(
+        made, drawn([0, 0.001, 0.002], [100, 20, 5], 9), 1, "round-robin", 0, 0
+    )
+    first = [
+        10 + 6 + 0.6,  # 60 tokens of the first prompt
+        10 + 6 + 1.2,  # the other 40, and the second prompt: its request came too late
+        10 + 4 + 0.8 + 0.01 * (101 + 21),  # both decode; the third waits for a slot
+        10 + 4 + 0.8 + 0.01 * (105 + 25),
+        10 + 0.5 + 0.05,
+    ]
+    ends_ms = np.cumsum(first)
+    requests = run.requests
+    assert requests.first_token_s * 1e3 == pytest.approx(ends_ms[[1, 1, 4]])
+    last = ends_ms[4] + 2 * (10 + 2 + 0.4) + 0.01 * (6 + 10)
+    assert requests.finish_s * 1e3 == pytest.approx([ends_ms[3], ends_ms[3], last])
+    assert (run.num_steps, run.num_request_steps) == (7, 1 + 2 * 3 + 3)
+
+
+def test_weights_are_a_floor_and_graphs_pad() -> None:
+    made = engine(floor_ms=3.0, token_ms=1.0, pad_multiple=8, pad_limit=16)
+    lengths = [2, 9, 17]
+    run = run_fleet(made, drawn([0, 1, 2], lengths, 1), 1, "round-robin", 0, 0)
+    taken = 1e3 * (run.requests.finish_s - run.requests.arrival_s)
+    assert taken == pytest.approx([10 + 8, 10 + 16, 10 + 17])
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_request_finishes_exactly_once(router: str) -> None:
+    requests = mixed_run(router).requests
+    assert (requests.num_finishes == 1).all()
+    assert (requests.arrival_s < requests.first_token_s).all()
+    assert (requests.first_token_s <= requests.finish_s).all()
+    assert set(requests.replica) == set(range(8))
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_little_s_law_holds(router: str) -> None:
+    run = mixed_run(router)
+    order = np.argsort(run.change_s, kind="stable")
+    assert (order == np.arange(order.size)).all()
+    there = np.cumsum(np.sign(run.change))
+    # Requests there over time, from what routers are told; from no request's own times.
+    integral = float((there[:-1] * np.diff(run.change_s)).sum())
+    requests = run.requests
+    assert there[-1] == 0
+    assert integral == pytest.approx((requests.finish_s - requests.arrival_s).sum())
+
+
+@pytest.mark.parametrize(
+    ("service", "share_of_mm1"), [("exponential", 1.0), ("constant", 0.5)]
+)
+def test_one_slot_is_the_queue_of_the_textbook(
+    service: str, share_of_mm1: float
+) -> None:
+    """M/M/1 and M/D/1, within 5 %: the mean wait, and what an arrival sees."""
+    load, tokens, count = 0.7, 50, 400_000
+    lengths = np.full(count, tokens)
+    if service == "exponential":
+        lengths = np.random.default_rng(1).geometric(1 / tokens, count)
+    service_s = tokens * STEP_S
+    when = poisson(load / service_s, count, 2)
+    run = run_fleet(
+        engine(max_num_seqs=1), drawn(when, 1, lengths), 1, "round-robin", 0, 0
+    )
+    wait_s = run.requests.first_token_s - STEP_S - when
+    expected_s = share_of_mm1 * service_s * load / (1 - load)
+    assert wait_s.mean() == pytest.approx(expected_s, rel=0.05)
+    # Poisson arrivals see time averages: by Little, the rate times the time there.
+    there = load * (1 + expected_s / service_s)
+    assert run.requests.seen.mean() == pytest.approx(there, rel=0.05)
+
+
+def test_drafts_are_accepted_as_often_as_their_kind_s_are() -> None:
+    made = engine(0.6, num_drafts=3)
+    run = run_fleet(made, drawn([0.0], 1, 100_001), 1, "round-robin", 0, 5)
+    per_step = 1 + 0.6 + 0.6**2 + 0.6**3
+    # A relative standard error of .2 %.
+    assert 100_000 / (run.num_steps - 1) == pytest.approx(per_step, rel=0.01)
+
+
+def test_an_overloaded_fleet_finishes_what_its_capacity_says() -> None:
+    made = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
+    load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
+    capacity = 4 * made.capacity_per_s(load)
+    requests = draw_requests(load, 20_000, 3 * capacity, 0)
+    finish_s = run_fleet(made, requests, 4, "round-robin", 0, 0).requests.finish_s
+    start_s, end_s = np.quantile(finish_s, [0.2, 0.8])
+    assert 0.6 * 20_000 / (end_s - start_s) == pytest.approx(capacity, rel=0.1)
+
+
+@pytest.mark.parametrize("staleness_s", [0.0, 0.05, 2.0])
+def test_a_router_sees_only_telemetry_of_the_stated_age(staleness_s: float) -> None:
+    requests = mixed_run("least-requests", staleness_s).requests
+    sample = np.arange(0, requests.arrival_s.size, 37)
+    differed = False
+    for request in sample:
+        then = requests.arrival_s[request] - staleness_s
+        came = requests.arrival_s[:request] <= then
+        went = requests.finish_s[:request] <= then
+        known = np.bincount(requests.replica[:request][came & ~went], minlength=8)
+        assert requests.seen[request] == known[requests.replica[request]] == known.min()
+        now = requests.finish_s[:request] > requests.arrival_s[request]
+        true = np.bincount(requests.replica[:request][now], minlength=8)
+        differed |= bool(true[requests.replica[request]] > true.min())
+    assert differed == (staleness_s > 0)
+
+
+def test_same_seed_same_result_and_arms_meet_the_same_luck() -> None:
+    one, same, other = (mixed_run("power-of-two", seed=seed) for seed in (3, 3, 4))
+    for a, b in zip(one.requests, same.requests, strict=True):
+        assert np.array_equal(a, b)
+    assert not np.array_equal(one.requests.finish_s, other.requests.finish_s)
+    # Chunks of a prompt aside, which request needs how many steps is no router's doing.
+    made, steps = engine(0.6, num_drafts=3), set()
+    requests = drawn(poisson(300, 5000, 0), 10, 40)
+    for router in ROUTERS:
+        steps.add(run_fleet(made, requests, 8, router, 0.1, 1).num_request_steps)
+    assert len(steps) == 1
+
+
+def test_the_committed_model_is_what_the_committed_results_give(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert fit.main() == 0
+    committed = Path(MODELS / "cpu-demo-100m.json").read_text("utf-8")
+    assert capsys.readouterr().out == committed
+
+
+def test_the_roofline_gives_the_kv_cost_of_the_public_log() -> None:
+    costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 0).costs
+    assert 1e3 * costs.kv_token_ms == pytest.approx(0.0356, rel=0.01)
+    # Weights outweigh arithmetic up to about 145 tokens: half of 989 T over 3.2 TB/s.
+    assert costs.floor_ms / costs.token_ms == pytest.approx(153.8, rel=0.01)

@@ -1,0 +1,108 @@
+"""`tetris-serve bench simulate`, and the loads it draws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest.simulate.cli import main
+from loadtest.simulate.engine import MODELS
+from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
+
+SMALL = ["--replicas", "4", "--requests", "400", "--seeds", "3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cv"), [("poisson", 1.0), ("gamma=3", 3.0), ("diurnal=9", None)]
+)
+def test_loads_keep_their_rate_and_their_shape(text: str, cv: float | None) -> None:
+    arrivals = parse_arrivals(text)
+    when = arrivals.draw(100_000, 50.0, np.random.default_rng(0))
+    gaps = np.diff(when)
+    assert (gaps >= 0).all()
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.03)
+    if cv is not None:
+        assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
+        return
+    counts, _ = np.histogram(when, bins=np.linspace(0, 2000, 41))
+    assert counts[19:21].mean() / counts[0] == pytest.approx(9, rel=0.15)
+
+
+def test_lengths_have_heavy_tails_and_kinds_shift_in_mid_run() -> None:
+    load = Load(parse_arrivals("poisson"), Lengths(300, 2), Lengths(200, 0), 0.1, 0.7)
+    found = draw_requests(load, 200_000, 10.0, 1)
+    assert found.num_prompt_tokens.mean() == pytest.approx(300, rel=0.03)
+    assert np.std(found.num_prompt_tokens) == pytest.approx(600, rel=0.1)
+    assert (found.num_output_tokens == 200).all()
+    halves = found.kind.reshape(2, -1).mean(axis=1)
+    assert halves == pytest.approx([0.1, 0.7], abs=0.01)
+
+
+def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for name in ("a.json", "b.json"):
+        assert main([*SMALL, "--json", str(tmp_path / name)]) == 0
+        texts.append((tmp_path / name).read_text("utf-8"))
+    out, err = capsys.readouterr()
+    assert texts[0] == texts[1]
+    assert "100%" in err
+    assert "100%" not in out
+    for word in ("goodput", "TTFT p99", "TPOT p50", "over round-robin"):
+        assert word in out
+    arms = json.loads(texts[0])["arms"]
+    assert len(arms["power-of-two"]["runs"]) == 3
+    ratio = arms["power-of-two"]["ratios"]["ttft_p99_ms"]
+    ours, first = (
+        np.log([run["ttft_p99_ms"] for run in arms[arm]["runs"]])
+        for arm in ("power-of-two", "round-robin")
+    )
+    mean = (ours - first).mean()
+    # 4.303 is the t quantile for two degrees of freedom.
+    half = 4.303 * np.std(ours - first, ddof=1) / np.sqrt(3)
+    ends = np.exp([mean, mean - half, mean + half])
+    assert list(ratio.values()) == pytest.approx(ends, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--router", "best"], "invalid choice: 'best'"),
+        (["--load", "uniform"], "'uniform' is no load; write poisson, gamma=CV"),
+        (["--load", "gamma=0"], "the coefficient of variation must be"),
+        (["--rate", "3", "--utilisation", "1"], "not allowed with"),
+        (["--rate", "0"], "'0' is no number from"),
+        (["--hard-share", "0.2:2"], "'2' is no number from 0 to 1"),
+        (["--seeds", "0"], "'0' is no whole number from 1 up"),
+    ],
+)
+def test_options_that_make_no_sense_are_explained(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(options)
+    assert message in capsys.readouterr().err
+
+
+def test_files_that_cannot_serve_are_explained_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads((MODELS / "cpu-demo-100m.json").read_text("utf-8"))
+    del data["terms"]["token_ms"]
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps(data), "utf-8")
+    cases = {
+        "'gpt' is no engine model: cpu-demo-100m, h100-": ["--engine", "gpt"],
+        "'token_ms' is missing": ["--engine", str(broken)],
+        "take a smaller --batch": ["--batch", "9000"],
+        "not a file in a folder that exists": ["--json", str(tmp_path / "no" / "f")],
+    }
+    for message, options in cases.items():
+        assert main([*SMALL, *options]) == 1
+        out, err = capsys.readouterr()
+        assert message in err
+        assert not out
