@@ -17,7 +17,7 @@ from loadtest.progress import Progress
 
 from .compare import ArmResult, Interval, Plan, compare
 from .engine import MODELS, find_model, load_engine
-from .fleet import PIECES, ROUTERS, WARM_UP_SHARE, Targets
+from .fleet import LEAST_REQUESTS, PIECES, ROUTERS, WARM_UP_SHARE, Targets
 from .load import Lengths, Load, parse_arrivals
 
 EXIT_FAILED = 1
@@ -65,13 +65,17 @@ def main(
     sys.stderr.write("\n")
     sys.stdout.write(_render(plan, results))
     if options.json:
-        text = json.dumps(_describe(plan, results), indent=1, allow_nan=True)
+        text = json.dumps(_describe(plan, results), indent=1, allow_nan=False)
         options.json.write_text(text + "\n", "utf-8")
         sys.stderr.write(f"results are in {options.json}\n")
     return 0
 
 
 def _make_plan(options: argparse.Namespace) -> Plan:
+    if options.requests < LEAST_REQUESTS:
+        raise ValueError(
+            f"--requests {options.requests}: take {LEAST_REQUESTS} or more"
+        )
     engine = load_engine(find_model(options.engine), options.drafts, options.batch)
     load = Load(
         options.load,
@@ -109,33 +113,30 @@ def _render(plan: Plan, results: Mapping[str, ArmResult]) -> str:
         f"({_utilisation(plan):.0%} of capacity), telemetry {plan.staleness_s:g} s "
         f"old, {len(plan.seeds)} seeds; 95 % intervals",
         "",
-        *_table(results, {arm: result.means for arm, result in results.items()}),
+        *_table({arm: result.means for arm, result in results.items()}),
     ]
     others = {arm: result.ratios for arm, result in results.items() if arm != first}
     if others:
-        lines += ["", f"over {first}, paired by seed:", *_table(results, others)]
+        lines += ["", f"over {first}, paired by seed:", *_table(others)]
     return "\n".join(lines) + "\n"
 
 
-def _table(
-    results: Mapping[str, ArmResult], rows: Mapping[str, Mapping[str, Interval]]
-) -> list[str]:
-    width = max(map(len, results))
+def _table(rows: Mapping[str, Mapping[str, Interval]]) -> list[str]:
     cells = [["router", *_HEADERS.values()]]
     for arm, values in rows.items():
         cells.append([arm, *(_format(values.get(name)) for name in _HEADERS)])
-    widths = [max(width, 6), *(max(map(len, c)) for c in list(zip(*cells))[1:])]  # noqa: B905
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
-            cell.ljust(size) if place == 0 else cell.rjust(size)
-            for place, (cell, size) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
+        )
         for row in cells
     ]
 
 
 def _format(value: Interval | None) -> str:
-    if value is None or math.isnan(value.value):
+    if value is None:
         return "-"
     if value.low is None or value.high is None:
         return f"{value.value:.4g}"
@@ -148,13 +149,7 @@ def _utilisation(plan: Plan) -> float:
 
 
 def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
-    """Return all settings and results as JSON holds them; equal runs give equal ones.
-
-    How long it took is not among them.
-    """
-    arms = {arm: dataclasses.asdict(result) for arm, result in results.items()}
-    for arm in arms.values():
-        del arm["wall_s"]
+    """Return all settings and results as JSON holds them; equal runs give equal ones."""
     return {
         "engine": {
             "name": plan.engine.name,
@@ -170,7 +165,7 @@ def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
         "staleness_s": plan.staleness_s,
         "targets": dataclasses.asdict(plan.targets),
         "seeds": list(plan.seeds),
-        "arms": arms,
+        "arms": {arm: dataclasses.asdict(result) for arm, result in results.items()},
     }
 
 

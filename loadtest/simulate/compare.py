@@ -69,21 +69,18 @@ class ArmResult:
         means: Over seeds.
         ratios: Over the first arm, paired by seed; empty for the first arm.
         num_steps: Of all seeds.
-        wall_s: Likewise.
     """
 
     runs: Sequence[Metrics]
     means: Mapping[str, Interval]
     ratios: Mapping[str, Interval]
     num_steps: int
-    wall_s: float
 
 
 def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
     """Run all arms on the requests of each seed, in turn."""
     runs: dict[str, list[Metrics]] = {router: [] for router in plan.routers}
     num_steps = dict.fromkeys(plan.routers, 0)
-    wall_s = dict.fromkeys(plan.routers, 0.0)
     _compile(plan)
     for router in plan.routers:
         progress.expect(router, PIECES * len(plan.seeds))
@@ -102,7 +99,6 @@ def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
             )
             runs[router].append(measure(run.requests, plan.targets))
             num_steps[router] += run.num_steps
-            wall_s[router] += ticks[-1] - ticks[0]
     first = runs[plan.routers[0]]
     return {
         router: ArmResult(
@@ -110,7 +106,6 @@ def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
             {name: _mean([run[name] for run in own]) for name in own[0]},
             _ratios(own, first) if own is not first else {},
             num_steps[router],
-            wall_s[router],
         )
         for router, own in runs.items()
     }

@@ -34,8 +34,8 @@ def test_loads_keep_their_rate_and_their_shape(text: str, cv: float | None) -> N
 def test_lengths_have_heavy_tails_and_kinds_shift_in_mid_run() -> None:
     load = Load(parse_arrivals("poisson"), Lengths(300, 2), Lengths(200, 0), 0.1, 0.7)
     found = draw_requests(load, 200_000, 10.0, 1)
-    assert found.num_prompt_tokens.mean() == pytest.approx(300, rel=0.03)
-    assert np.std(found.num_prompt_tokens) == pytest.approx(600, rel=0.1)
+    prompts = found.num_prompt_tokens
+    assert [prompts.mean(), prompts.std()] == pytest.approx([300, 600], rel=0.1)
     assert (found.num_output_tokens == 200).all()
     halves = found.kind.reshape(2, -1).mean(axis=1)
     assert halves == pytest.approx([0.1, 0.7], abs=0.01)
@@ -51,7 +51,6 @@ def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
     out, err = capsys.readouterr()
     assert texts[0] == texts[1]
     assert "100%" in err
-    assert "100%" not in out
     for word in ("goodput", "TTFT p99", "TPOT p50", "over round-robin"):
         assert word in out
     arms = json.loads(texts[0])["arms"]
@@ -73,11 +72,9 @@ def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
     [
         (["--router", "best"], "invalid choice: 'best'"),
         (["--load", "uniform"], "'uniform' is no load; write poisson, gamma=CV"),
-        (["--load", "gamma=0"], "the coefficient of variation must be"),
         (["--rate", "3", "--utilisation", "1"], "not allowed with"),
         (["--rate", "0"], "'0' is no number from"),
         (["--hard-share", "0.2:2"], "'2' is no number from 0 to 1"),
-        (["--seeds", "0"], "'0' is no whole number from 1 up"),
     ],
 )
 def test_options_that_make_no_sense_are_explained(
@@ -98,6 +95,7 @@ def test_files_that_cannot_serve_are_explained_before_the_work(
     cases = {
         "'gpt' is no engine model: cpu-demo-100m, h100-": ["--engine", "gpt"],
         "'token_ms' is missing": ["--engine", str(broken)],
+        "take 100 or more": ["--requests", "99"],
         "take a smaller --batch": ["--batch", "9000"],
         "not a file in a folder that exists": ["--json", str(tmp_path / "no" / "f")],
     }
