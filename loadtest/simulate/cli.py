@@ -140,7 +140,7 @@ def _format(value: Interval | None) -> str:
         return "-"
     if value.low is None or value.high is None:
         return f"{value.value:.4g}"
-    return f"{value.value:.4g} ({value.low:.4g}-{value.high:.4g})"
+    return f"{value.value:.4g} ({value.low:.4g}, {value.high:.4g})"
 
 
 def _utilisation(plan: Plan) -> float:
@@ -149,7 +149,7 @@ def _utilisation(plan: Plan) -> float:
 
 
 def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
-    """Return all settings and results as JSON holds them; equal runs give equal ones."""
+    """Return settings and results as JSON holds them; equal runs give equal ones."""
     return {
         "engine": {
             "name": plan.engine.name,
