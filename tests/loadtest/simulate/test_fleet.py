@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -32,10 +30,6 @@ def drawn(arrival_s: object, prompt: object, output: object) -> Drawn:
         np.broadcast_to(x, when.shape).astype(np.int64) for x in (prompt, output)
     )
     return Drawn(when, *lengths, np.zeros(when.size, np.int64))
-
-
-def poisson(rate_per_s: float, count: int, seed: int) -> np.ndarray:
-    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, count))
 
 
 def mixed_run(router: str, staleness_s: float = 0.1, seed: int = 3) -> Run:
@@ -72,8 +66,7 @@ def test_a_step_costs_emits_and_admits_what_arithmetic_says() -> None:
 
 def test_weights_are_a_floor_and_graphs_pad() -> None:
     made = engine(floor_ms=3.0, token_ms=1.0, pad_multiple=8, pad_limit=16)
-    lengths = [2, 9, 17]
-    run = run_fleet(made, drawn([0, 1, 2], lengths, 1), 1, "round-robin", 0, 0)
+    run = run_fleet(made, drawn([0, 1, 2], [2, 9, 17], 1), 1, "round-robin", 0, 0)
     taken = 1e3 * (run.requests.finish_s - run.requests.arrival_s)
     assert taken == pytest.approx([10 + 8, 10 + 16, 10 + 17])
 
@@ -101,7 +94,7 @@ def test_one_slot_is_the_queue_of_the_textbook(share_of_mm1: float) -> None:
     if share_of_mm1 == 1.0:
         lengths = np.random.default_rng(1).geometric(1 / tokens, count)
     service_s = tokens * STEP_S
-    when = poisson(load / service_s, count, 2)
+    when = np.cumsum(np.random.default_rng(2).exponential(service_s / load, count))
     run = run_fleet(
         engine(max_num_seqs=1), drawn(when, 1, lengths), 1, "round-robin", 0, 0
     )
@@ -116,9 +109,9 @@ def test_one_slot_is_the_queue_of_the_textbook(share_of_mm1: float) -> None:
 def test_drafts_are_accepted_as_often_as_their_kind_s_are() -> None:
     made = engine(0.6, num_drafts=3)
     run = run_fleet(made, drawn([0.0], 1, 100_001), 1, "round-robin", 0, 5)
-    per_step = 1 + 0.6 + 0.6**2 + 0.6**3
     # A relative standard error of .2 %.
-    assert 100_000 / (run.num_steps - 1) == pytest.approx(per_step, rel=0.01)
+    tokens_per_step = 100_000 / (run.num_steps - 1)
+    assert tokens_per_step == pytest.approx(1 + 0.6 + 0.6**2 + 0.6**3, rel=0.01)
 
 
 def test_an_overloaded_fleet_finishes_what_its_capacity_says() -> None:
@@ -154,21 +147,18 @@ def test_same_seed_same_result_and_arms_meet_the_same_luck() -> None:
     assert not np.array_equal(one.requests.finish_s, other.requests.finish_s)
     # Chunks of a prompt aside, which request needs how many steps is no router's doing.
     made, steps = engine(0.6, num_drafts=3), set()
-    requests = drawn(poisson(300, 5000, 0), 10, 40)
+    requests = drawn(np.linspace(0, 17, 5000), 10, 40)
     for router in ROUTERS:
         steps.add(run_fleet(made, requests, 8, router, 0.1, 1).num_request_steps)
     assert len(steps) == 1
 
 
-def test_the_committed_model_is_what_the_committed_results_give(
+def test_committed_models_are_what_their_sources_give(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert fit.main() == 0
-    committed = Path(MODELS / "cpu-demo-100m.json").read_text("utf-8")
+    committed = (MODELS / "cpu-demo-100m.json").read_text("utf-8")
     assert capsys.readouterr().out == committed
-
-
-def test_the_roofline_gives_the_kv_cost_of_the_public_log() -> None:
     costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 0).costs
     assert 1e3 * costs.kv_token_ms == pytest.approx(0.0356, rel=0.01)
     # Weights outweigh arithmetic up to half of 989 T over .96 of 3.35 T bytes.
