@@ -26,10 +26,12 @@ def engine(chance: float = 0.0, **costs: float) -> Engine:
 
 def drawn(arrival_s: object, prompt: object, output: object) -> Drawn:
     when = np.array(arrival_s, dtype=np.float64)
-    lengths = (
-        np.broadcast_to(x, when.shape).astype(np.int64) for x in (prompt, output)
-    )
-    return Drawn(when, *lengths, np.zeros(when.size, np.int64))
+    ints = (np.full(when.shape, number, np.int64) for number in (prompt, output, 0))
+    return Drawn(when, *ints)
+
+
+def alone(made: Engine, *requests: object) -> Run:
+    return run_fleet(made, drawn(*requests), 1, "round-robin", 0, 5)
 
 
 def mixed_run(router: str, staleness_s: float = 0.1, seed: int = 3) -> Run:
@@ -46,9 +48,7 @@ def test_a_step_costs_emits_and_admits_what_arithmetic_says() -> None:
     limits = {"num_drafts": 3, "max_num_seqs": 2, "max_num_batched_tokens": 60}
     made = engine(1.0, **costs, **limits)
     # Nine tokens: one with the prompt, four in each of two steps.
-    run = run_fleet(
-        made, drawn([0, 0.001, 0.002], [100, 20, 5], 9), 1, "round-robin", 0, 0
-    )
+    run = alone(made, [0, 0.001, 0.002], [100, 20, 5], 9)
     first = [
         10 + 6 + 0.6,  # 60 tokens of the first prompt
         10 + 6 + 1.2,  # the other 40, and the second prompt: its request came too late
@@ -66,7 +66,7 @@ def test_a_step_costs_emits_and_admits_what_arithmetic_says() -> None:
 
 def test_weights_are_a_floor_and_graphs_pad() -> None:
     made = engine(floor_ms=3.0, token_ms=1.0, pad_multiple=8, pad_limit=16)
-    run = run_fleet(made, drawn([0, 1, 2], [2, 9, 17], 1), 1, "round-robin", 0, 0)
+    run = alone(made, [0, 1, 2], [2, 9, 17], 1)
     taken = 1e3 * (run.requests.finish_s - run.requests.arrival_s)
     assert taken == pytest.approx([10 + 8, 10 + 16, 10 + 17])
 
@@ -95,9 +95,7 @@ def test_one_slot_is_the_queue_of_the_textbook(share_of_mm1: float) -> None:
         lengths = np.random.default_rng(1).geometric(1 / tokens, count)
     service_s = tokens * STEP_S
     when = np.cumsum(np.random.default_rng(2).exponential(service_s / load, count))
-    run = run_fleet(
-        engine(max_num_seqs=1), drawn(when, 1, lengths), 1, "round-robin", 0, 0
-    )
+    run = alone(engine(max_num_seqs=1), when, 1, lengths)
     wait_s = run.requests.first_token_s - STEP_S - when
     expected_s = share_of_mm1 * service_s * load / (1 - load)
     assert wait_s.mean() == pytest.approx(expected_s, rel=0.05)
@@ -108,7 +106,7 @@ def test_one_slot_is_the_queue_of_the_textbook(share_of_mm1: float) -> None:
 
 def test_drafts_are_accepted_as_often_as_their_kind_s_are() -> None:
     made = engine(0.6, num_drafts=3)
-    run = run_fleet(made, drawn([0.0], 1, 100_001), 1, "round-robin", 0, 5)
+    run = alone(made, [0.0], 1, 100_001)
     # A relative standard error of .2 %.
     tokens_per_step = 100_000 / (run.num_steps - 1)
     assert tokens_per_step == pytest.approx(1 + 0.6 + 0.6**2 + 0.6**3, rel=0.01)
@@ -146,11 +144,9 @@ def test_same_seed_same_result_and_arms_meet_the_same_luck() -> None:
         assert np.array_equal(a, b)
     assert not np.array_equal(one.requests.finish_s, other.requests.finish_s)
     # Chunks of a prompt aside, which request needs how many steps is no router's doing.
-    made, steps = engine(0.6, num_drafts=3), set()
-    requests = drawn(np.linspace(0, 17, 5000), 10, 40)
-    for router in ROUTERS:
-        steps.add(run_fleet(made, requests, 8, router, 0.1, 1).num_request_steps)
-    assert len(steps) == 1
+    made, requests = engine(0.6, num_drafts=3), drawn(np.linspace(0, 17, 5000), 10, 40)
+    runs = [run_fleet(made, requests, 8, router, 0.1, 1) for router in ROUTERS]
+    assert len({run.num_request_steps for run in runs}) == 1
 
 
 def test_committed_models_are_what_their_sources_give(

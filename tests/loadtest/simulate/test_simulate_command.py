@@ -42,10 +42,9 @@ def test_lengths_have_heavy_tails_and_kinds_shift_in_mid_run() -> None:
 def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = []
-    for name in ("a.json", "b.json"):
-        assert main([*SMALL, "--json", str(tmp_path / name)]) == 0
-        texts.append((tmp_path / name).read_text("utf-8"))
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    assert [main([*SMALL, "--json", str(file)]) for file in files] == [0, 0]
+    texts = [file.read_text("utf-8") for file in files]
     out, err = capsys.readouterr()
     assert texts[0] == texts[1]
     assert "100%" in err
