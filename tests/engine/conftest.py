@@ -135,8 +135,13 @@ def run_engine(
         classes: Request classes by name.
         **engine_args: Override the defaults below.
     """
+    import torch
     from vllm import LLM
 
+    # A run of Numba's threads, as n-gram drafting does, leaves OpenMP with another number
+    # of them: engines that were started after one put out wrong tokens (seen without
+    # AVX-512) until it was set again.
+    torch.set_num_threads(1)
     args: dict[str, Any] = {
         "dtype": "float32",
         "skip_tokenizer_init": True,
