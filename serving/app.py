@@ -270,4 +270,4 @@ def _front_env(settings: Settings) -> dict[str, str]:
     env = replica_env_of(settings)
     for name in _KERNEL_VARIABLES:
         env.pop(name, None)
-    return env | {"OMP_NUM_THREADS": "1"}
+    return env | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}

@@ -83,7 +83,7 @@ def replica_env_of(settings: Settings) -> dict[str, str]:
     if all(is_local_path(model) for model in models if model is not None):
         env["HF_HUB_OFFLINE"] = "1"
     if settings.engine.device == "cpu":
-        env |= _cpu_env(settings.engine.cpu_threads)
+        env |= _cpu_env(settings.engine.cpu_threads, settings.replicas.num_cpus)
     elif has_adapter(settings):
         # vLLM's default, but the other Ray executor has no asynchronous scheduling.
         env["VLLM_USE_RAY_V2_EXECUTOR_BACKEND"] = "1"
@@ -115,13 +115,17 @@ def _speculation_kwargs(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _cpu_env(cpu_threads: int | None) -> dict[str, str]:
+def _cpu_env(cpu_threads: int | None, num_cpus: float) -> dict[str, str]:
     # vLLM's own binding pins every engine to the same cores, so that two replicas on
     # one machine would share a core while others idle. Unbound threads that sleep soon
     # after a parallel region (5 ms, vLLM's figure) leave it to the kernel.
     env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "KMP_BLOCKTIME": "5"}
     if cpu_threads is not None:
         env["OMP_NUM_THREADS"] = str(cpu_threads)
+    # N-gram drafting starts Numba's threads, as many as there are cores, which changes
+    # OpenMP's number with them. oneDNN then runs products that it compiled for another
+    # number, and their results are wrong. By default Ray gives OpenMP whole CPUs.
+    env["NUMBA_NUM_THREADS"] = str(cpu_threads or max(1, int(num_cpus)))
     libraries = [str(library) for library in preload_libraries()]
     if libraries:
         env["LD_PRELOAD"] = ":".join(libraries)

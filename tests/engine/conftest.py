@@ -15,6 +15,9 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # Tiny models gain nothing from a second thread, and vLLM's, bound to cores that other
 # processes use too, wait for each other a hundred times longer than they compute.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As replicas have it: n-gram drafting would change OpenMP's number to that of cores, and
+# engines started afterwards would compute wrong products.
+os.environ.setdefault("NUMBA_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import pytest
@@ -135,13 +138,8 @@ def run_engine(
         classes: Request classes by name.
         **engine_args: Override the defaults below.
     """
-    import torch
     from vllm import LLM
 
-    # A run of Numba's threads, as n-gram drafting does, leaves OpenMP with another number
-    # of them: engines that were started after one put out wrong tokens (seen without
-    # AVX-512) until it was set again.
-    torch.set_num_threads(1)
     args: dict[str, Any] = {
         "dtype": "float32",
         "skip_tokenizer_init": True,

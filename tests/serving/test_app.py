@@ -175,7 +175,11 @@ def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads() -> None:
     env = replica_env_of(deployment("engine.cpu_threads=2 engine.env.A=b"))
     assert env["LD_PRELOAD"].split(":")[0].endswith("libiomp5.so")
     assert Path(env["LD_PRELOAD"].split(":")[0]).is_file()
-    assert env["OMP_NUM_THREADS"] == "2"
+    # Products compiled for one number of threads are wrong with another.
+    assert env["OMP_NUM_THREADS"] == env["NUMBA_NUM_THREADS"] == "2"
+    by_ray = replica_env_of(deployment("replicas.num_cpus=2.5"))
+    assert "OMP_NUM_THREADS" not in by_ray
+    assert by_ray["NUMBA_NUM_THREADS"] == "2"
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert env["DO_NOT_TRACK"] == env["VLLM_NO_USAGE_STATS"] == "1"
     assert env["A"] == "b"

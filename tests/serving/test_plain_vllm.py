@@ -180,7 +180,8 @@ def test_the_environment_is_that_of_a_replica() -> None:
     assert plain["A"] == "b"
     assert plain["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert plain["HF_HUB_OFFLINE"] == "1"
-    assert env("replicas.num_cpus=0.5")["OMP_NUM_THREADS"] == "1"
+    half = env("replicas.num_cpus=0.5")
+    assert half["OMP_NUM_THREADS"] == half["NUMBA_NUM_THREADS"] == "1"
     assert env("engine.cpu_threads=3")["OMP_NUM_THREADS"] == "3"
 
 
