@@ -136,6 +136,6 @@ def _mean(samples: Sequence[float]) -> Interval:
     mean = float(np.mean(samples))
     if len(samples) < 2:
         return Interval(mean)
-    error = float(np.std(samples, ddof=1)) / len(samples) ** 0.5
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(samples) - 1)) * error
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(samples) - 1)
+    half = float(quantile * stats.sem(samples))
     return Interval(mean, mean - half, mean + half)

@@ -90,9 +90,12 @@ class _Ring(Generic[T]):
         """Grant quanta until some flow can pay for its first request.
 
         A round grants each flow the mean cost of what waits, on average: so it serves
-        about as many requests as it visits flows, whatever the weights and costs.
+        about as many requests as it visits flows, whatever the weights and costs. Where
+        all owe more than that, rounds that would serve nobody are granted at once.
         """
-        while True:
+        for num_visits in itertools.count():
+            if num_visits and num_visits % (2 * len(self.flows)) == 0:
+                self._grant_rounds()
             name, flow = next(iter(self.flows.items()))
             item, cost = next(iter(flow.waiting.items()))
             if cost <= flow.deficit or len(self.flows) == 1:
@@ -103,8 +106,22 @@ class _Ring(Generic[T]):
                 self.flows.move_to_end(name)
                 continue
             flow.has_its_quantum = True
-            mean_cost = self.backlog / self.num_waiting
-            flow.deficit += mean_cost * flow.weight * len(self.flows) / self.weight
+            flow.deficit += self._quantum(flow)
+        raise AssertionError("rounds that are granted end every debt")
+
+    def _quantum(self, flow: _Flow[T]) -> float:
+        mean_cost = self.backlog / self.num_waiting
+        return mean_cost * flow.weight * len(self.flows) / self.weight
+
+    def _grant_rounds(self) -> None:
+        """Grant as many rounds as nobody could pay after."""
+        num_rounds = min(
+            (next(iter(flow.waiting.values())) - flow.deficit) // self._quantum(flow)
+            for flow in self.flows.values()
+        )
+        if num_rounds > 0:
+            for flow in self.flows.values():
+                flow.deficit += num_rounds * self._quantum(flow)
 
     def serve(self, name: str, item: T) -> None:
         """Take something out, and let its flow pay for it."""
@@ -181,7 +198,8 @@ class FairQueue(Generic[T]):
             raise ValueError(f"{item!r} waits already; remove it first")
         if not (0 <= turn.cost_ms < float("inf") and turn.weight > 0):
             raise ValueError(f"cost must be >= 0 and weight > 0, got {turn}")
-        cost = round(turn.cost_ms * _TICKS_PER_MS)
+        # Where nothing costs anything, no quantum would end a debt.
+        cost = max(1, round(turn.cost_ms * _TICKS_PER_MS))
         if is_replay:
             arrival = next(self._arrivals)
             self._replays[item] = arrival, cost

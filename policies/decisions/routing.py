@@ -62,10 +62,15 @@ class CommonShape:
         """Assume that half of a usual step is its base."""
         self._base_share = 0.5
 
+    def learn(self, base_ms: float, request_ms: float) -> None:
+        """Learn from a replica's own split, ms."""
+        own_share = base_ms / (base_ms + self._USUAL_REQUESTS * request_ms)
+        self._base_share += self._WEIGHT * (own_share - self._base_share)
+
     def fit(
         self, base_ms: float, request_ms: float, num_requests: int
     ) -> tuple[float, float]:
-        """Learn from a replica's own split, and return one that has the common shape.
+        """Return a replica's costs with the common split.
 
         Args:
             base_ms: Of its steps, by its own estimate.
@@ -75,10 +80,8 @@ class CommonShape:
         Returns:
             Base and cost a request, ms.
         """
-        usual = self._USUAL_REQUESTS
-        own_share = base_ms / (base_ms + usual * request_ms)
-        self._base_share += self._WEIGHT * (own_share - self._base_share)
-        base, request = self._base_share, (1.0 - self._base_share) / usual
+        base = self._base_share
+        request = (1.0 - base) / self._USUAL_REQUESTS
         now = max(1, num_requests)
         level_ms = (base_ms + request_ms * now) / (base + request * now)
         return level_ms * base, level_ms * request

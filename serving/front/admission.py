@@ -26,6 +26,7 @@ from serving.front.request_class import DEADLINE_XARG, DEFAULT_CLASS, find_class
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from policies.estimators.reply_length import ReplyLength
     from serving.front.in_flight import InFlight
     from serving.front.lease_queue import LeaseQueue
     from serving.front.request_class import ClassShare
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S: Final = 0.25
 """How old the mean of what replicas said may be; they speak four times a second."""
-
-_USUAL_REPLY_TOKENS: Final = 100.0
-_REPLY_WEIGHT: Final = 0.05
 
 _UNKNOWN: Final = ReplicaLoad(
     base_ms=1.0,
@@ -63,6 +61,7 @@ class Admission:
         routing: Routing,
         classes: Mapping[str, ClassShare],
         max_requests: Callable[[int], int],
+        replies: ReplyLength,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Have taken nothing yet.
@@ -73,6 +72,7 @@ class Admission:
             classes: By name.
             max_requests: Requests that all fronts together may have, by the replicas
                 connected.
+            replies: How long they are.
             clock: Seconds, as requests have it.
         """
         self.on_refusal: Callable[[str], None] = lambda _reason: None
@@ -82,8 +82,9 @@ class Admission:
         self._max_requests = max_requests
         self._clock = clock
         self._places = Places(len(classes.keys() | {DEFAULT_CLASS}))
-        self._reply_tokens: dict[str, float] = {}
-        self._fleet: ReplicaLoad | None = None
+        self._replies = replies
+        self._now: ReplicaLoad | None = None
+        self._full = _UNKNOWN
         self._looked_s = -math.inf
 
     def admit(self, one: InFlight, queue: LeaseQueue[InFlight]) -> None:
@@ -98,11 +99,11 @@ class Admission:
         extra = (params.extra_args if params is not None else None) or {}
         flow = find_class(extra, request.priority, self._classes)
         share = self._classes.get(flow)
-        fleet = self._look()
+        self._look()
         one.turn = Turn(
             flow,
             request_cost_ms(
-                self._fill(fleet) if fleet else _UNKNOWN,
+                self._full,
                 one.num_tokens,
                 self._expect_reply(one, flow),
             ),
@@ -113,19 +114,13 @@ class Admission:
         deadline_ms = extra.get(DEADLINE_XARG) or (share.deadline_ms if share else None)
         if deadline_ms is not None:
             one.due_s = one.since_s + 1e-3 * deadline_ms
-            if fleet is not None:
-                self._check_deadline(one, one.turn, fleet, deadline_ms, queue)
+            if self._now is not None:
+                self._check_deadline(one, self._now, deadline_ms, queue)
         self._places.take(flow)
 
     def note_gone(self, one: InFlight) -> None:
         """Note that a request that was admitted is there no more."""
         self._places.free(one.turn.flow)
-
-    def note_reply(self, one: InFlight) -> None:
-        """Learn from how long a reply has become."""
-        flow, num_tokens = one.turn.flow, max(1, len(one.emitted))
-        usual = self._reply_tokens.get(flow, _USUAL_REPLY_TOKENS)
-        self._reply_tokens[flow] = usual + _REPLY_WEIGHT * (num_tokens - usual)
 
     def has_expired(self, one: InFlight) -> bool:
         """Return whether a request is past its deadline before it has begun."""
@@ -154,19 +149,18 @@ class Admission:
     def _check_deadline(
         self,
         one: InFlight,
-        turn: Turn,
-        fleet: ReplicaLoad,
+        now: ReplicaLoad,
         deadline_ms: float,
         queue: LeaseQueue[InFlight],
     ) -> None:
         num_seats = sum(link.num_free_seats - link.num_coming for link in self._links)
         has_seat = num_seats > len(queue)
         finish_ms = predict_finish_ms(
-            fleet if has_seat else self._fill(fleet),
+            now if has_seat else self._full,
             len(self._links) / self.num_fronts,
-            queue.work_ahead_ms(turn),
+            queue.work_ahead_ms(one.turn),
             one.num_tokens,
-            self._expect_reply(one, turn.flow),
+            self._expect_reply(one, one.turn.flow),
             has_seat=has_seat,
         )
         if finish_ms <= deadline_ms:
@@ -179,27 +173,26 @@ class Admission:
             HTTPStatus.TOO_MANY_REQUESTS,
         )
 
-    def _fill(self, fleet: ReplicaLoad) -> ReplicaLoad:
-        """Return the load when all seats are taken: else nothing has to wait."""
-        num_seats = sum(link.offer.num_seats for link in self._links)
-        mean_seats = max(1, round(num_seats / max(1, len(self._links))))
-        return replace(fleet, num_requests=mean_seats)
-
     def _expect_reply(self, one: InFlight, flow: str) -> float:
-        usual = self._reply_tokens.get(flow, _USUAL_REPLY_TOKENS)
+        usual = self._replies.expect(flow)
         params = one.request.sampling_params
         limit = params.max_tokens if params is not None else None
         return usual if limit is None else min(usual, max(1, limit))
 
-    def _look(self) -> ReplicaLoad | None:
-        """Return the mean of what replicas said, None if none has said anything."""
+    def _look(self) -> None:
+        """Learn the mean load of a replica, as it is and with all its seats taken."""
         now_s = self._clock()
-        if self._fleet is not None and now_s - self._looked_s < LOOK_AGAIN_S:
-            return self._fleet
-        loads = [load for link in self._links if (load := self._routing.load_of(link))]
+        if self._now is not None and now_s - self._looked_s < LOOK_AGAIN_S:
+            return
         self._looked_s = now_s
-        self._fleet = _mean(loads) if loads else None
-        return self._fleet
+        links = self._links.all
+        loads = [load for link in links if (load := self._routing.load_of(link))]
+        self._now, self._full = None, _UNKNOWN
+        if loads:
+            self._now = _mean(loads)
+            num_seats = sum(link.offer.num_seats for link in links)
+            mean_seats = max(1, round(num_seats / len(links)))
+            self._full = replace(self._now, num_requests=mean_seats)
 
 
 def _mean(loads: list[ReplicaLoad]) -> ReplicaLoad:

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
+from policies.estimators.reply_length import ReplyLength
 from serving.engine.compat import (
     EngineCoreClient,
     FinishReason,
@@ -102,8 +103,11 @@ class FleetClient(EngineCoreClient):
             front, self._take_step, lambda _: self._queue.open_more(), self._lose_link
         )
         self.credit = Credit(self._links)
-        self.routing = Routing(self._links, running_ids)
-        self.admission = Admission(self._links, self.routing, classes, max_requests)
+        self._replies = ReplyLength()
+        self.routing = Routing(self._links, running_ids, self._replies)
+        self.admission = Admission(
+            self._links, self.routing, classes, max_requests, self._replies
+        )
         self._leases = LeaseHolder(front, fingerprint, open_stream, self._links)
         self._queue: LeaseQueue[InFlight] = LeaseQueue(
             self._start_lease, self._may_lease
@@ -266,8 +270,7 @@ class FleetClient(EngineCoreClient):
                 event.timestamp += shift_s
             if output.finish_reason is not None:
                 ended.append(output.request_id)
-                self.routing.note_reply(len(one.emitted))
-                self.admission.note_reply(one)
+                self._replies.note(one.turn.flow, len(one.emitted))
                 self._forget(one.request_id)
                 self._place(one, None)
             output.request_id = one.request_id

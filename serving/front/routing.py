@@ -17,6 +17,7 @@ from policies.decisions.routing import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from policies.estimators.reply_length import ReplyLength
     from serving.front.in_flight import InFlight
     from serving.front.token_link import TokenLink
     from serving.front.token_links import TokenLinks
@@ -27,9 +28,6 @@ MAX_STATE_AGE_S: Final = 2.0
 LOOK_AGAIN_S: Final = 5.0
 """Until a replica that did not take a lease is tried again without being connected."""
 
-_USUAL_REPLY_TOKENS: Final = 100.0
-_REPLY_WEIGHT: Final = 0.05
-
 
 class Routing:
     """Chooses among the replicas a front is connected to, and finds new ones."""
@@ -38,6 +36,7 @@ class Routing:
         self,
         links: TokenLinks,
         running_ids: Callable[[], Collection[str]],
+        replies: ReplyLength,
         draw: Callable[[int], int] = random.randrange,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,6 +45,7 @@ class Routing:
         Args:
             links: To replicas.
             running_ids: Serve's names of those that run, connected or not.
+            replies: How long they are.
             draw: Returns a random integer from 0 to below its argument.
             clock: Seconds.
         """
@@ -59,7 +59,7 @@ class Routing:
         self._clock = clock
         self._prefixes = PrefixHolders()
         self._shape = CommonShape()
-        self._reply_tokens = _USUAL_REPLY_TOKENS
+        self._replies = replies
         self._looked_s: dict[str, float] = {}
         self._coming: dict[InFlight, TokenLink] = {}
         self._unbegun: dict[InFlight, tuple[TokenLink, int]] = {}
@@ -88,7 +88,7 @@ class Routing:
             ),
             self._draw,
             num_prompt_tokens=num_tokens,
-            num_reply_tokens=self._reply_tokens,
+            num_reply_tokens=self._replies.expect(one.turn.flow),
             holder=None if holder is None else links.index(holder),
         )
         if choice is None:
@@ -120,10 +120,6 @@ class Routing:
             link, num_tokens = expected
             link.num_prompt_tokens -= num_tokens
 
-    def note_reply(self, num_tokens: int) -> None:
-        """Note how long a reply has become."""
-        self._reply_tokens += _REPLY_WEIGHT * (max(1, num_tokens) - self._reply_tokens)
-
     def _expect(self, one: InFlight, link: TokenLink, token_ids: Sequence[int]) -> None:
         link.num_prompt_tokens += one.num_tokens
         self._unbegun[one] = link, one.num_tokens
@@ -141,12 +137,14 @@ class Routing:
         is_leaving = bool(running) and link.offer.serve_id not in running
         if not (has_room and has_seat) or is_leaving or self._is_stale(link):
             return None
+        if state.costs_are_known:
+            self._shape.learn(state.base_ms, state.request_ms)
         return Candidate(self.load_of(link), num_cached)
 
     def load_of(self, link: TokenLink) -> ReplicaLoad | None:
         """Return what a request would meet at a replica, None if that is unknown."""
         state = link.state
-        if not state.base_ms or self._is_stale(link):
+        if not state.costs_are_known or self._is_stale(link):
             return None
         base_ms, request_ms = self._shape.fit(
             state.base_ms, state.request_ms, state.num_running

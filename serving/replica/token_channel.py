@@ -16,6 +16,7 @@ reaches fronts inside leases only, and nobody without it gets past the handshake
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 import threading
 import time
@@ -71,6 +72,16 @@ class ReplicaState(msgspec.Struct, array_like=True, frozen=True):
     request_ms: float = 0.0
     prompt_token_ms: float = 0.0
     tokens_per_step: float = 1.0
+
+    @property
+    def costs_are_known(self) -> bool:
+        """Whether steps have costs that one can reckon with; peers may err."""
+        costs = (self.request_ms, self.prompt_token_ms)
+        return (
+            0.0 < self.base_ms < math.inf
+            and all(0.0 <= cost < math.inf for cost in costs)
+            and 0.0 < self.tokens_per_step < math.inf
+        )
 
 
 class LinkOffer(msgspec.Struct, frozen=True):

@@ -131,8 +131,12 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy: Busy) -
     await busy.send("waits", deadline_ms=1_500.0)
     busy.client.fail_overdue()
     assert not busy.scene.failures
-    await asyncio.sleep(1.5)
-    busy.client.fail_overdue()
+
+    def has_failed() -> bool:
+        busy.client.fail_overdue()
+        return "waits" in busy.scene.failures
+
+    await until(has_failed)
     failure = busy.scene.failures["waits"]
     assert isinstance(failure, GracefulHTTPError)
     assert failure.http_status == 429

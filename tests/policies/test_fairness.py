@@ -110,7 +110,8 @@ def test_flows_that_all_wait_share_time_by_weight(
         assert max(shares) - min(shares) <= 2 * (100 * len(flows) / 0.5 + 100 / 0.5)
 
 
-@given(num_flooding=st.integers(1, 2_000), cost_ms=st.floats(1, 1_000))
+# Enough for the flood to last: each round takes three of it at most.
+@given(num_flooding=st.integers(9, 2_000), cost_ms=st.floats(1, 1_000))
 @settings(deadline=None, max_examples=25)
 def test_a_flood_keeps_another_flow_waiting_for_a_few_turns_only(
     num_flooding: int, cost_ms: float
@@ -118,7 +119,7 @@ def test_a_flood_keeps_another_flow_waiting_for_a_few_turns_only(
     queue: FairQueue[str] = FairQueue(NEVER_S)
     for n in range(num_flooding):
         queue.add(f"flood {n}", Turn("flood", cost_ms), 0.0, is_replay=False)
-    for n in range(min(3, num_flooding)):
+    for n in range(3):
         queue.pop(0.0)
         queue.add(f"other {n}", Turn("other", cost_ms), 0.0, is_replay=False)
         ahead_ms = 0.0
@@ -137,6 +138,21 @@ def test_what_is_overdue_pays_for_its_turn() -> None:
         queue.add(("other", n), Turn("other", 10.0), 50.0, is_replay=False)
     turns = Counter(queue.pop(50.0)[0] for _ in range(20 * OVERDUE_SHARE))
     assert abs(turns["flood"] - turns["other"]) <= 2
+
+
+def test_debts_end_where_nothing_costs_anything() -> None:
+    """What is overdue leaves debts that a million rounds would not pay."""
+    queue: FairQueue[str] = FairQueue(1.0)
+    for flow in "ab":
+        queue.add(f"{flow} is old", Turn(flow, 1e5), 0.0, is_replay=False)
+    for flow in "abc":
+        for n in range(4):
+            queue.add(f"{flow}{n}", Turn(flow, 0.0), 9.0, is_replay=False)
+    order = [queue.pop(9.0) for _ in range(14)]
+    assert order.index("a is old") == 0
+    assert order.index("b is old") == OVERDUE_SHARE
+    assert len(set(order)) == 14
+    assert queue.num_visits <= 8 * 14
 
 
 @pytest.mark.parametrize("turn", [Turn("a", -1.0), Turn("a", 1.0, 0.0)])

@@ -82,6 +82,7 @@ def test_replicas_that_split_the_same_steps_otherwise_share_the_load() -> None:
     for request in range(64):
         loads = []
         for (base_ms, request_ms), count in zip(splits, counts, strict=True):
+            shape.learn(base_ms, request_ms)
             fitted = shape.fit(base_ms, request_ms, 8)
             loads.append(ReplicaLoad(*fitted, 0.1, 2.0, count))
         choice = choose(list(loads), seed=request)
