@@ -317,6 +317,10 @@ def test_what_cannot_leave_the_engine_s_process_fails_the_call_alone(bare_engine
 @pytest.mark.slow
 def test_figures_come_back_from_an_engine_in_another_process(tiny_pair, monkeypatch):
     """Nothing but the installed plugin puts the utility into that process."""
+    from vllm import envs
+
+    # An engine that lives in this process has vLLM remember what the environment was.
+    envs.disable_envs_cache()
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     with run_engine(*tiny_pair, policy="tetris") as engine:

@@ -39,10 +39,12 @@ class Routed:
         return replica
 
     async def connect(self) -> None:
-        """Have every replica connected and heard."""
+        """Have every replica connected and heard, and nothing on its way."""
         for number in range(len(self.replicas)):
             await self.scene.client.add_request_async(make_request(f"connect {number}"))
             await until(lambda n=number: self.scene.client.num_links > n)
+        for number in range(len(self.replicas)):
+            await until(lambda n=number: f"connect {n}" in self.scene.reasons)
         links = self.scene.client.routing._links.all
         await until(
             lambda: all(link.state.base_ms and not link.num_requests for link in links)

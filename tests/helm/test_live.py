@@ -115,7 +115,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def put_under_load(client: openai.OpenAI) -> None:
-    """Send an unknown model's name, then chats from six threads for LOAD_S seconds."""
+    """Send what is refused, and chats from six threads for LOAD_S seconds."""
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="unknown", prompt="x")
     until_s = time.monotonic() + LOAD_S
@@ -126,6 +126,11 @@ def put_under_load(client: openai.OpenAI) -> None:
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         counts = list(pool.map(keep_chatting, range(6)))
     assert sum(counts) > 6
+    with pytest.raises(openai.RateLimitError, match="deadline_ms of 1;") as refusal:
+        client.with_options(max_retries=0).completions.create(
+            model="demo", prompt="x", extra_body={"deadline_ms": 1}
+        )
+    assert int(refusal.value.response.headers["retry-after"]) >= 1
 
 
 def chat(client: openai.OpenAI, number: int) -> None:

@@ -11,44 +11,45 @@ import pytest
 from serving.engine.shared import request_classes
 from serving.front.request_class import (
     REQUEST_CLASS_XARG,
+    ClassShare,
     find_unknown_class,
     set_priority,
 )
 
-PRIORITIES = {"chat": -1, "bulk": None}
+CLASSES = {"chat": ClassShare(priority=-1), "bulk": ClassShare()}
 UNKNOWN = r"no such class .*(chta|chat)'.*; .* policy\.classes \(bulk, chat\)"
 
 
 @pytest.mark.parametrize(
-    ("name", "priorities", "problem", "priority"),
+    ("name", "classes", "problem", "priority"),
     [
-        (None, PRIORITIES, None, 7),
-        ("chat", PRIORITIES, None, -1),
-        ("bulk", PRIORITIES, None, 7),
-        ("chta", PRIORITIES, UNKNOWN, 7),
+        (None, CLASSES, None, 7),
+        ("chat", CLASSES, None, -1),
+        ("bulk", CLASSES, None, 7),
+        ("chta", CLASSES, UNKNOWN, 7),
         # Something else than a name.
-        (["chat"], PRIORITIES, UNKNOWN, 7),
+        (["chat"], CLASSES, UNKNOWN, 7),
         ("chat", {}, "none are configured", 7),
     ],
 )
 def test_a_named_class_sets_its_priority_and_an_unknown_one_is_refused(
-    name: Any, priorities: dict[str, int | None], problem: str | None, priority: int
+    name: Any, classes: dict[str, ClassShare], problem: str | None, priority: int
 ) -> None:
     xargs = None if name is None else {"request_class": name}
     request: Any = SimpleNamespace(vllm_xargs=xargs, priority=7)
-    found = find_unknown_class(request, priorities)
+    found = find_unknown_class(request, classes)
     if problem is None:
         assert found is None
     else:
         assert re.search(problem, found or "")
-    set_priority(request, priorities)
+    set_priority(request, classes)
     assert request.priority == priority
 
 
 def test_requests_of_other_kinds_name_none() -> None:
     request: Any = SimpleNamespace()
-    assert find_unknown_class(request, PRIORITIES) is None
-    set_priority(request, PRIORITIES)
+    assert find_unknown_class(request, CLASSES) is None
+    set_priority(request, CLASSES)
     assert not hasattr(request, "priority")
 
 
