@@ -1,62 +1,17 @@
 """The five sections of a deployment file, setting by setting."""
 
-import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    AliasGenerator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    WithJsonSchema,
-    model_validator,
 )
 
-from serving.draft_lengths import DRAFT_TOKENS, MAX_DRAFT_TOKENS, TETRIS_MARGIN
 from serving.settings.gone import allow_front_choice
-from serving.settings.names import (
-    allow_old_names,
-    refuse_two_names,
-    spellings_of,
-)
+from serving.settings.policy_section import PolicySettings
+from serving.settings.section import Section
 from serving.settings.sizes import Bytes
-
-POLICIES: Final = ("none", "fixed", "tetris", "dynamic", "goodput")
-"""The policies that come with this package; `policies.registry` builds the same."""
-
-_OWN_POLICY: Final = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
-"""A planner of somebody's own, as `module:Class`."""
-
-
-def _check_policy(name: str) -> str:
-    if name in POLICIES or re.fullmatch(_OWN_POLICY, name):
-        return name
-    known = ", ".join(map(repr, POLICIES))
-    raise ValueError(
-        f"must be one of {known}, or a planner of your own as module:Class "
-        f"(got {name!r})"
-    )
-
-
-PolicyName = Annotated[
-    str,
-    AfterValidator(_check_policy),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"enum": list(POLICIES)},
-                {"pattern": f"^{_OWN_POLICY}$", "description": "`module:Class`"},
-            ]
-        }
-    ),
-]
-
-DraftMethod = Literal[
-    "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "ngram", "suffix"
-]
 
 
 def read_switch(value: Any) -> Any:
@@ -64,20 +19,7 @@ def read_switch(value: Any) -> Any:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=False,
-        alias_generator=AliasGenerator(
-            validation_alias=lambda field: AliasChoices(*spellings_of(field))
-        ),
-    )
-
-    _name_each_once = model_validator(mode="before")(refuse_two_names)
-
-
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """The model pair.
 
     `target`, `draft` and `tokenizer` are folders when they start with `/`, `./`, `../`
@@ -106,111 +48,7 @@ class ModelSettings(_Section):
     ] = False
 
 
-class RequestClassSettings(_Section):
-    """Requests that are treated alike.
-
-    A request belongs to the class that `vllm_xargs.request_class` names, else to the
-    one with its `priority`, else to the class called `default`, if there is one.
-    """
-
-    weight: Annotated[
-        float,
-        Field(gt=0, le=1000, description="what a token is worth compared with others"),
-    ] = 1.0
-    latency_target_ms: Annotated[
-        float | None,
-        Field(
-            gt=0, description="longest time per token; drafts are given for it first"
-        ),
-    ] = None
-    priority: Annotated[
-        int | None,
-        Field(description="vLLM's priority of the class; lower is served earlier"),
-    ] = None
-    deadline_ms: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            description="time for a whole answer, for requests that bring no "
-            "deadline_ms; one predicted to take longer is refused with 429",
-        ),
-    ] = None
-
-
-class PolicySettings(_Section):
-    """What is drafted and what is verified.
-
-    `none` starts the engine without a drafter; `fixed` verifies `draft_tokens` of every
-    request; `tetris` verifies as many in total, but the best ones of drafts that are
-    `max_draft_tokens` deep; `dynamic` and `goodput` choose how many from measured
-    costs, with drafts of at most `max_draft_tokens`. `module:Class` names a planner of
-    your own (`policies.planner`); its class is built with `params`.
-
-    Where no name is given it is `none` without a drafter, `fixed` on a GPU (where
-    `goodput` has not been measured yet), and `goodput` otherwise.
-    """
-
-    model_config = ConfigDict(json_schema_extra=allow_old_names)
-
-    name: Annotated[PolicyName, Field(description="the verification policy")] = (
-        "goodput"
-    )
-    method: Annotated[DraftMethod, Field(description="the drafting method")] = (
-        "draft_model"
-    )
-    draft_tokens: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=32,
-            description="draft tokens that fixed, and tetris on average, verifies per "
-            "request and step",
-        ),
-    ] = DRAFT_TOKENS
-    max_draft_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=64,
-            description="the longest draft that tetris, dynamic and goodput choose "
-            f"from; unset: {MAX_DRAFT_TOKENS}, for tetris {TETRIS_MARGIN} more than "
-            "draft_tokens",
-        ),
-    ] = None
-    latency_target_ms: Annotated[
-        float | None,
-        Field(gt=0, description="longest time between two steps; goodput keeps to it"),
-    ] = None
-    params: Annotated[
-        dict[str, Any],
-        Field(description="what a policy of your own (module:Class) is built with"),
-    ] = {}
-    draft_sampling: Annotated[
-        Literal["greedy", "probabilistic"],
-        Field(description="how the draft model picks its tokens"),
-    ] = "greedy"
-    classes: Annotated[
-        dict[str, RequestClassSettings],
-        Field(description="classes of requests by name; goodput weighs by them"),
-    ] = {}
-    extra: Annotated[
-        dict[str, Any], Field(description="more fields of vLLM's speculative_config")
-    ] = {}
-
-    @property
-    def num_speculative_tokens(self) -> int:
-        """Draft depth the engine is started with (0 without speculation)."""
-        if self.name == "none":
-            return 0
-        if self.name == "fixed":
-            return self.draft_tokens
-        if self.max_draft_tokens is not None:
-            return self.max_draft_tokens
-        is_constant = self.name == "tetris"
-        return self.draft_tokens + TETRIS_MARGIN if is_constant else MAX_DRAFT_TOKENS
-
-
-class EngineSettings(_Section):
+class EngineSettings(Section):
     """vLLM engine arguments; `extra` takes any further one by its vLLM name."""
 
     device: Annotated[
@@ -276,7 +114,7 @@ class EngineSettings(_Section):
     ] = {}
 
 
-class ReplicaSettings(_Section):
+class ReplicaSettings(Section):
     """How many engine replicas Ray Serve keeps, and what each may take."""
 
     min: Annotated[int, Field(ge=1, description="replicas kept when idle")] = 1
@@ -348,7 +186,7 @@ class ReplicaSettings(_Section):
     ] = 3
 
 
-class FrontsSettings(_Section):
+class FrontsSettings(Section):
     """The fronts that Ray Serve keeps.
 
     A front that dies takes its clients' connections along, though no engine's work on
@@ -365,7 +203,7 @@ class FrontsSettings(_Section):
     ] = {}
 
 
-class HttpSettings(_Section):
+class HttpSettings(Section):
     """The endpoint. `host`, `port` and the two below it are used by `up` only.
 
     Under `serve run` and `serve deploy` Ray's own configuration owns the addresses.
@@ -410,7 +248,7 @@ class HttpSettings(_Section):
     ] = None
 
 
-class Sections(_Section):
+class Sections(Section):
     """All of them, each fine by itself."""
 
     model: ModelSettings

@@ -14,7 +14,7 @@ from serving.settings.model import (
     parse_settings,
     parse_value,
 )
-from serving.settings.sections import POLICIES
+from serving.settings.policy_section import POLICIES
 
 # Torch, Ray and vLLM warn about themselves while they are imported.
 IMPORTS_MAY_WARN = pytest.mark.filterwarnings(
