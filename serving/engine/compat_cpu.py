@@ -25,17 +25,23 @@ from vllm.v1.sample.ops.topk_topp_sampler import (  # noqa: E402
     apply_top_k_top_p,
 )
 from vllm.v1.spec_decode.draft_model import DraftModelProposer  # noqa: E402
+from vllm.v1.spec_decode.eagle import EagleProposer  # noqa: E402
 from vllm.v1.spec_decode.llm_base_proposer import (  # noqa: E402
     SpecDecodeBaseProposer,
 )
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata  # noqa: E402
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
+from vllm.v1.worker.gpu_model_runner import (  # noqa: E402
+    ExecuteModelState,
+    GPUModelRunner,
+)
 
 __all__ = [
     "CPUWorker",
     "CUDAGraphMode",
     "CommonAttentionMetadata",
     "DraftModelProposer",
+    "EagleProposer",
+    "ExecuteModelState",
     "GPUModelRunner",
     "KernelOverride",
     "SamplingMetadata",

@@ -118,6 +118,10 @@ SCHEDULER: Final[Table] = {
     "vllm.config:VllmConfig": {
         "additional_config": "carries the policy",
         "speculative_config scheduler_config parallel_config": "limits",
+        "model_config": "whether an EAGLE head reads more than text",
+    },
+    "vllm.config:ModelConfig": {
+        "is_multimodal_model": "whether an EAGLE head reads more than text",
     },
     "vllm.config:SpeculativeConfig": {
         "method num_speculative_tokens draft_model_config": "the drafter",
@@ -199,6 +203,7 @@ CPU_WORKER: Final[Table] = {
         "model model_config vllm_config device": "limits",
         "max_num_reqs max_num_tokens": "sizes",
         "discard_request_mask": "whose prompts go on",
+        "execute_model_state kv_cache_config": "states kept for a skipped head",
         "effective_drafter_max_model_len": "the drafter's limit",
     },
     "vllm.v1.worker.gpu_input_batch:InputBatch": {
@@ -230,6 +235,7 @@ CPU_WORKER: Final[Table] = {
         ),
         "dummy_run(num_tokens, ...)": "start-up profile",
         "model input_ids positions": "catching up",
+        "method supports_mm_inputs kv_cache_gid": "which heads can catch up",
         "block_size max_num_tokens max_model_len": "sizes",
         "num_speculative_tokens parallel_drafting uses_mrope": "what it can do",
         "use_local_argmax_reduction use_heterogeneous_vocab": (
@@ -237,7 +243,15 @@ CPU_WORKER: Final[Table] = {
         ),
     },
     "vllm.v1.spec_decode.draft_model:DraftModelProposer": {
-        "propose": "the drafters that can be skipped: they read no hidden states",
+        "propose": "drafters that can be skipped: they read no hidden states",
+    },
+    "vllm.v1.spec_decode.eagle:EagleProposer": {
+        "propose": "drafters that can be skipped: what they read is kept",
+    },
+    "vllm.v1.worker.gpu_model_runner:ExecuteModelState": {
+        "scheduler_output hidden_states aux_hidden_states slot_mappings": (
+            "the target's states, kept for a head that is skipped"
+        ),
     },
     "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": {
         "draft_token_ids num_draft_tokens cu_num_draft_tokens": "plain steps",

@@ -1,4 +1,4 @@
-"""V1 runner that can skip its draft model entirely and catch up later."""
+"""V1 runner that can skip its drafter entirely and catch up later."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from serving.engine.compat_cpu import (
     set_forward_context,
 )
 from serving.engine.cpu.drafter_cache import DrafterCache, MissingSpan, split_spans
+from serving.engine.cpu.target_states import TargetStates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,10 +46,11 @@ class _Stretch:
 
 
 class ColdDrafter:
-    """Skips a runner's draft model at depth 0 and fills its KV cache on resume.
+    """Skips a runner's drafter at depth 0 and fills its KV cache on resume.
 
-    Only for `draft_model`: EAGLE-like drafters read the target's hidden states, which
-    are gone once a step is over.
+    For draft models, which read tokens alone, and for EAGLE heads, for which the
+    target's hidden states are kept (`TargetStates`). Other heads hand on states of
+    their own.
     """
 
     def __init__(self, runner: GPUModelRunner) -> None:
@@ -56,13 +58,26 @@ class ColdDrafter:
         self._runner = runner
         self._cache: DrafterCache | None = None
         self._stretch: _Stretch | None = None
+        # vLLM lets a draft model write by the blocks of the first group of layers.
+        self._group = 0
+        self._states: TargetStates | None = None
+        if TargetStates.supports(runner):
+            self._states = TargetStates(runner)
         self.num_backlog = 0
         self.backlog_ms = 0.0
 
     @staticmethod
     def supports(runner: GPUModelRunner) -> bool:
         """Whether the runner's drafter can be skipped without losing anything."""
-        return isinstance(getattr(runner, "drafter", None), DraftModelProposer)
+        drafter = getattr(runner, "drafter", None)
+        return isinstance(drafter, DraftModelProposer) or TargetStates.supports(runner)
+
+    def keep_states(self) -> None:
+        """Keep what an EAGLE head may have to read later, before a step is sampled."""
+        state = self._runner.execute_model_state
+        if self._states is not None and state is not None:
+            self._group = self._runner.drafter.kv_cache_gid
+            self._states.keep(state)
 
     def look(self, output: SchedulerOutput) -> bool:
         """Look at a step before the runner takes it in, whatever becomes of it.
@@ -134,7 +149,7 @@ class ColdDrafter:
     def _blocks(self) -> NDArray[np.int32]:
         """Return the block ids by row of the batch, `[max_num_reqs, max_blocks]`."""
         blocks: NDArray[np.int32] = self._runner.input_batch.block_table[
-            _DRAFTER_GROUP
+            self._group
         ].get_numpy_array()
         return blocks
 
@@ -159,8 +174,12 @@ class ColdDrafter:
     def _run_pass(
         self, spans: list[MissingSpan], metadata: CommonAttentionMetadata
     ) -> None:
-        """Run the draft model over missing positions for the sake of their KV."""
+        """Run the drafter over missing positions for the sake of their KV.
+
+        An EAGLE head sees the token after each position, as in vLLM's own first pass.
+        """
         drafter = self._runner.drafter
+        ahead = 0 if self._states is None else 1
         rows = torch.tensor([span.row for span in spans])
         counts = torch.tensor([span.end - span.start for span in spans])
         ends = torch.tensor([span.end for span in spans], dtype=torch.int32)
@@ -170,7 +189,9 @@ class ColdDrafter:
         token_ids = torch.cat(
             [
                 torch.from_numpy(
-                    self._runner.input_batch.token_ids_cpu[s.row, s.start : s.end]
+                    self._runner.input_batch.token_ids_cpu[
+                        s.row, s.start + ahead : s.end + ahead
+                    ]
                 )
                 for s in spans
             ]
@@ -184,6 +205,9 @@ class ColdDrafter:
         self.num_backlog += num_tokens
         drafter.input_ids[:num_tokens] = token_ids
         drafter._set_positions(num_tokens, positions)
+        inputs = {}
+        if self._states is not None:
+            inputs["hidden_states"] = self._states.read(slot_mapping)
         attention = replace(
             metadata,
             query_start_loc=query_start_loc,
@@ -209,11 +233,9 @@ class ColdDrafter:
                 input_ids=drafter.input_ids[:num_tokens],
                 positions=drafter._get_positions(num_tokens),
                 inputs_embeds=None,
+                **inputs,
             )
 
-
-_DRAFTER_GROUP = 0
-"""KV cache group by whose blocks vLLM lets a draft model write."""
 
 _UNSET_METADATA: dict[str, Any] = {
     "positions": None,

@@ -15,6 +15,9 @@ _STOPPING_METHODS = frozenset({"draft_model", "eagle", "eagle3"})
 """Drafters whose every pass moves the positions on, which is where a draft may end;
 some `mtp` models keep theirs."""
 
+_CATCHING_UP_METHODS = frozenset({"eagle", "eagle3"})
+"""Heads that are left out at depth 0, for what they read of the target is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterTraits:
@@ -71,8 +74,13 @@ class DrafterTraits:
             is_sampled=speculative.draft_sample_method == "probabilistic",
             reports_confidence=reports_confidence,
             # One that drafts all tokens in a single pass has no record of its own.
-            can_be_skipped=(
-                speculative.uses_draft_model() and not speculative.parallel_drafting
+            can_be_skipped=not speculative.parallel_drafting
+            and (
+                speculative.uses_draft_model()
+                or (
+                    method in _CATCHING_UP_METHODS
+                    and not vllm_config.model_config.is_multimodal_model
+                )
             ),
             exits_early=reports_confidence
             and method in _STOPPING_METHODS

@@ -105,6 +105,8 @@ class UninterruptedRunner(GPUModelRunner):
         seed's generator back, which one on the CPU cannot do: the error would end the
         engine. So the generator is not there in such a step.
         """
+        if self._cold is not None:
+            self._guard.attempt("drafter_error", self._cold.keep_states)
         generators = self.input_batch.generators
         goes_on = self.discard_request_mask.np[: self.input_batch.num_reqs]
         set_aside = {row: generators.pop(row) for row in [*generators] if goes_on[row]}
@@ -177,7 +179,7 @@ class UninterruptedRunner(GPUModelRunner):
     ) -> Any:
         """Draft, ending early where the planner allows it.
 
-        At depth 0 a draft model is skipped altogether; it catches up later.
+        At depth 0 a drafter that can catch up later is skipped altogether.
         """
         if isinstance(self.drafter, ConfidenceDrafter):
             if self._cold is not None:

@@ -1,0 +1,145 @@
+"""An EAGLE head that was left out drafts afterwards as if it never had been."""
+
+from itertools import cycle
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.engine.checks import complete, draw_prompts, greedy
+from tests.engine.conftest import run_engine
+from tests.engine.made_up import Instead
+from tests.engine.tiny_models import (
+    write_eagle3_head,
+    write_eagle_head,
+    write_markov_llama,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+DEPTH = 2
+
+BLOCK = 32
+"""The smallest KV block of vLLM's CPU attention."""
+
+
+def make_attentive(head):
+    """Let every row that attention sees matter, and the target's states as well."""
+    file = head / "model.safetensors"
+    weights, rng = load_file(file), torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        if "self_attn" in name or name == "fc.weight":
+            weights[name] = 0.4 * torch.randn(weight.shape, generator=rng)
+    save_file(weights, file)
+
+
+@pytest.fixture(scope="module", params=["eagle", "eagle3"])
+def engine(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    target = write_markov_llama(folder / "target")
+    if request.param == "eagle":
+        head = write_eagle_head(folder / "head")
+    else:
+        head = write_eagle3_head(folder / "head", target)
+    make_attentive(head)
+    with run_engine(
+        target,
+        head,
+        policy="fixed",
+        method=request.param,
+        draft_tokens=DEPTH,
+        block_size=BLOCK,
+    ) as engine:
+        yield engine
+
+
+def draft(engine, depths, prompts, num_tokens=60):
+    """Draft as deep as an iterator says.
+
+    Returns:
+        The outputs, and by prompt and length the confidence in the first draft token:
+        a function of all that the head has read.
+    """
+    engine.set_policy("fixed", draft_tokens=DEPTH)
+    scheduler, seen = engine.scheduler, {}
+    scheduler._planner = Instead(
+        scheduler._planner, choose_depth=lambda *_: next(depths)
+    )
+    take = scheduler.update_draft_token_ids
+
+    def note(drafts):
+        if drafts.confidence is not None:
+            for req_id, row in zip(drafts.req_ids, drafts.confidence, strict=True):
+                if (request := scheduler.requests.get(req_id)) is not None:
+                    seen[tuple(request.all_token_ids)] = float(row[0])
+        take(drafts)
+
+    scheduler.update_draft_token_ids = note
+    try:
+        outputs = complete(engine, prompts, greedy(num_tokens))
+    finally:
+        del scheduler.update_draft_token_ids
+    return outputs, seen
+
+
+def worst_difference(expected, seen):
+    common = expected.keys() & seen.keys()
+    assert len(common) > 20
+    return max(abs(expected[key] - seen[key]) for key in common)
+
+
+def skip_most():
+    return cycle([0] * 9 + [DEPTH])
+
+
+def test_it_catches_up_from_the_states_that_were_kept(engine, monkeypatch):
+    prompts = draw_prompts(5)
+    engine.llm.reset_prefix_cache()
+    plain, expected = draft(engine, cycle([DEPTH]), prompts)
+    engine.llm.reset_prefix_cache()
+    outputs, seen = draft(engine, skip_most(), prompts)
+    assert [o.outputs[0].token_ids for o in outputs] == [
+        o.outputs[0].token_ids for o in plain
+    ]
+    assert worst_difference(expected, seen) < 1e-4
+
+    # The control: from other states it drafts otherwise.
+    engine.llm.reset_prefix_cache()
+    states = engine.runner._cold._states
+    read = states.read
+    monkeypatch.setattr(states, "read", lambda slots: 0 * read(slots))
+    _, without = draft(engine, skip_most(), prompts)
+    assert worst_difference(expected, without) > 1e-3
+
+
+def test_whoever_finds_a_prefix_it_left_out_catches_up_too(engine):
+    prompts = [
+        prompt + prompt * (2 * BLOCK // len(prompt)) for prompt in draw_prompts(4)
+    ]
+    engine.llm.reset_prefix_cache()
+    first, _ = draft(engine, cycle([0]), prompts)
+    longer = [
+        [*prompt, *output.outputs[0].token_ids]
+        for prompt, output in zip(prompts, first, strict=True)
+    ]
+    outputs, seen = draft(engine, cycle([DEPTH]), longer)
+    assert min(output.num_cached_tokens for output in outputs) >= 2 * BLOCK
+    engine.llm.reset_prefix_cache()
+    _, expected = draft(engine, cycle([DEPTH]), longer)
+    assert worst_difference(expected, seen) < 1e-4
+
+
+def test_left_out_it_costs_no_pass(engine):
+    timings = []
+    engine.set_policy("fixed", draft_tokens=DEPTH)
+    scheduler = engine.scheduler
+    scheduler._planner = Instead(
+        scheduler._planner,
+        choose_depth=lambda *_: 0,
+        observe_timing=timings.append,
+    )
+    complete(engine, draw_prompts(3), greedy(40))
+    skipped = [timing for timing in timings if timing.depth == 0]
+    assert skipped
+    assert np.all([timing.draft_first_ms == 0.0 for timing in skipped])
