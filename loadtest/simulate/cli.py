@@ -95,6 +95,7 @@ def _make_plan(options: argparse.Namespace) -> Plan:
         targets=Targets(options.ttft_target_ms, options.tpot_target_ms),
         routers=routers,
         seeds=range(options.seeds),
+        slow=options.slow_replicas,
     )
 
 
@@ -163,6 +164,7 @@ def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
         "rate_per_s": plan.rate_per_s,
         "utilisation": _utilisation(plan),
         "staleness_s": plan.staleness_s,
+        "slow": list(plan.slow),
         "targets": dataclasses.asdict(plan.targets),
         "seeds": list(plan.seeds),
         "arms": {arm: dataclasses.asdict(result) for arm, result in results.items()},
@@ -201,6 +203,11 @@ def _hard_share(text: str) -> tuple[float, float]:
     before, _, after = text.partition(":")
     read = _number(0.0, 1.0)
     return read(before), read(after or before)
+
+
+def _slow_replicas(text: str) -> tuple[float, float]:
+    share, _, times = text.partition(":")
+    return _number(0.0, 1.0)(share), _number(1.0)(times or "2")
 
 
 def _drafts(text: str) -> int:
@@ -269,6 +276,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         default=5,
         metavar="N",
         help="runs of an arm (%(default)s)",
+    )
+    add(
+        "--slow-replicas",
+        type=_slow_replicas,
+        default="0",
+        metavar="SHARE[:TIMES]",
+        help="whose steps take TIMES (2) as long, as beside a neighbour (%(default)s)",
     )
     add("--prompt-tokens", type=_number(1), default=300.0, help="mean (%(default)g)")
     add("--output-tokens", type=_number(1), default=200.0, help="mean (%(default)g)")

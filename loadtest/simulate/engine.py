@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import Costs
 from .load import KINDS, Load
+from .state import Costs
 
 MODELS = Path(__file__).parent / "models"
 """Data files that come with the simulator, by name."""
@@ -101,6 +101,7 @@ def load_engine(
             num_drafts=num_drafts,
             max_num_seqs=max_num_seqs or int(limits["max_num_seqs"]),
             max_num_batched_tokens=int(limits["max_num_batched_tokens"]),
+            max_kv_tokens=int(limits.get("max_kv_tokens", 1 << 40)),
         )
     except KeyError as error:
         raise ValueError(f"engine model {path}: {error} is missing") from error

@@ -8,8 +8,8 @@ import pytest
 from loadtest.simulate import fit
 from loadtest.simulate.engine import MODELS, Engine, load_engine
 from loadtest.simulate.fleet import ROUTERS, Run, run_fleet
-from loadtest.simulate.kernel import Costs
 from loadtest.simulate.load import Drawn, Lengths, Load, draw_requests, parse_arrivals
+from loadtest.simulate.state import CAME, LEFT, Costs
 
 STEP_S = 0.01
 
@@ -80,8 +80,9 @@ def test_every_request_finishes_once_and_little_s_law_holds(router: str) -> None
     assert (requests.first_token_s <= requests.finish_s).all()
     assert set(requests.replica) == set(range(8))
     # Requests there over time, from what routers are told; from no request's own times.
-    there = np.cumsum(np.sign(run.change))
-    integral = float((there[:-1] * np.diff(run.change_s)).sum())
+    kind, when_s = run.events.kind, run.events.when_s
+    there = np.cumsum(1 * (kind == CAME) - 1 * (kind == LEFT))
+    integral = float((there[:-1] * np.diff(when_s)).sum())
     assert there[-1] == 0
     assert integral == pytest.approx((requests.finish_s - requests.arrival_s).sum())
 
