@@ -96,6 +96,7 @@ def run_fleet(
         kernel.advance(
             *(fleet, requests, engine.costs, engine.survival),
             *(ROUTERS[router], float(staleness_s), seed, count * piece // PIECES),
+            np.inf,
         )
         on_piece()
     steps, request_steps = (

@@ -186,6 +186,7 @@ def advance(
     age_s: float,
     seed: int,
     last_arrival: int,
+    until_s: float,
 ) -> None:
     """Go on until `last_arrival` requests have arrived; to the end if that is all.
 
@@ -199,6 +200,7 @@ def advance(
         age_s: How old what the router knows of a replica is, >= 0.
         seed: Of acceptance.
         last_arrival: 1 to the number of requests.
+        until_s: Stop before what comes later.
     """
     counts = fleet.counts
     num_requests = requests.arrival_s.size
@@ -206,6 +208,8 @@ def advance(
         arrival_s = np.inf
         if counts[ARRIVED] < num_requests:
             arrival_s = requests.arrival_s[counts[ARRIVED]]
+        if min(arrival_s, fleet.heap_s[0] if counts[HEAPED] > 0 else np.inf) > until_s:
+            return
         if counts[HEAPED] > 0 and fleet.heap_s[0] <= arrival_s:
             now_s, replica = fleet.heap_s[0], fleet.heap_replica[0]
             _end_step(fleet, requests, survival, replica, now_s)

@@ -26,6 +26,7 @@ from .state import (
     BEGUN,
     CAME,
     HAPPENED,
+    OPEN,
     TOLD,
     TURN,
     Costs,
@@ -142,7 +143,7 @@ def choose_ours(fleet: Fleet, costs: Costs, num_prompt_tokens: int) -> int:
 
     A front also asks for KV room, and has prefixes; here there is nothing of either.
     """
-    known, count = fleet.telemetry, fleet.telemetry.num_sent.size
+    known, count = fleet.telemetry, int(fleet.counts[OPEN])
     first, second = sample_two_compiled(known.can_take, count, known.draws)
     if first < 0:
         return -1
@@ -196,9 +197,9 @@ def route(
 def _choose(
     fleet: Fleet, costs: Costs, router: int, age_s: float, num_prompt_tokens: int
 ) -> int:
-    known, count = fleet.telemetry, fleet.telemetry.num_sent.size
+    known, count = fleet.telemetry, int(fleet.counts[OPEN])
     if router == ROUND_ROBIN:
-        turn = int(fleet.counts[TURN])
+        turn = int(fleet.counts[TURN]) % count
         fleet.counts[TURN] = (turn + 1) % count
         return turn
     if router == OURS and age_s <= MAX_STATE_AGE_S:

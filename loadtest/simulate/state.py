@@ -146,7 +146,8 @@ class Fleet(NamedTuple):
         events: What happened.
         telemetry: What the router knows of it.
         counts: Next arrival, heap size, events so far, events told, steps done,
-            request-steps done, next of round robin.
+            request-steps done, next of round robin, replicas that take requests: the
+            first ones.
         draw: `[1]`, uint64, random state of the router.
     """
 
@@ -171,7 +172,7 @@ class Fleet(NamedTuple):
     draw: NDArray[np.uint64]
 
 
-ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, TURN = range(7)
+ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, TURN, OPEN = range(8)
 """Places in `Fleet.counts`."""
 
 
@@ -215,6 +216,6 @@ def make_fleet(
             learnt=np.array([USUAL_BASE_SHARE, USUAL_TOKENS]),
             draws=np.zeros(NUM_DRAWS),
         ),
-        counts=np.zeros(7, np.int64),
+        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas]),
         draw=np.array([seed], np.uint64),
     )
