@@ -81,7 +81,9 @@ def _make_plan(options: argparse.Namespace) -> Plan:
         raise ValueError(
             f"--requests {options.requests}: take {LEAST_REQUESTS} or more"
         )
-    engine = load_engine(find_model(options.engine), options.drafts, options.batch)
+    engine = load_engine(
+        find_model(options.engine), options.drafts, options.batch, options.select
+    )
     load = (
         read_load(options.trace, *options.hard_share)
         if options.trace
@@ -352,6 +354,12 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         type=_drafts,
         default=3,
         help="verified in each step by a request (%(default)s)",
+    )
+    add(
+        "--select",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="verify the drafts that are worth their time, as goodput does; else all",
     )
     add("--batch", type=read_positive, help="requests in a step (the engine's own)")
     add(

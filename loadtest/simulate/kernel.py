@@ -14,6 +14,7 @@ from policies.compiled import compiled
 from policies.estimators.request_cost import follow_tokens
 
 from .routers import draw, note_event, route
+from .selection import note_step, select, tokens_ms
 from .state import (
     ARRIVED,
     BEGUN,
@@ -62,7 +63,12 @@ def _push(fleet: Fleet, end_s: float, replica: int) -> None:
 
 @compiled
 def _start_step(
-    fleet: Fleet, requests: Requests, costs: Costs, replica: int, seed: int
+    fleet: Fleet,
+    requests: Requests,
+    costs: Costs,
+    survival: NDArray[np.float64],
+    replica: int,
+    seed: int,
 ) -> float:
     """Fill the batch and return how long its step takes, s; 0 with nothing to do.
 
@@ -110,15 +116,14 @@ def _start_step(
         return 0.0
     fleet.counts[STEPS] += 1
     fleet.counts[REQUEST_STEPS] += fleet.num_running[replica]
-    num_tokens = num_decoding * (1 + costs.num_drafts) + num_prompt_tokens
-    if num_tokens <= costs.pad_limit:
-        padding = costs.pad_multiple
-        num_tokens = (num_tokens + padding - 1) // padding * padding
+    num_tokens = num_decoding + num_prompt_tokens
+    num_tokens += select(fleet, requests, costs, survival, replica, num_tokens)
     fleet.num_kv_tokens[replica] += num_prompt_tokens
     step_ms = costs.base_ms + costs.request_ms * num_decoding
-    step_ms += max(costs.floor_ms, costs.token_ms * num_tokens)
+    step_ms += tokens_ms(costs, num_tokens)
     step_ms += costs.kv_token_ms * fleet.num_kv_tokens[replica]
-    return float(step_ms * fleet.slowness[replica]) / 1000.0
+    fleet.step_ms[replica] = step_ms * fleet.slowness[replica]
+    return float(fleet.step_ms[replica]) / 1000.0
 
 
 @compiled
@@ -133,8 +138,8 @@ def _end_step(
     slot = 0
     prompts, outputs = fleet.slot_prompt[replica], fleet.slot_output[replica]
     chunks, draws = fleet.slot_chunk[replica], fleet.slot_draw[replica]
-    members = fleet.slot_request[replica]
-    num_drafts, num_emitting, num_accepted = survival.shape[1], 0, 0
+    members, verified = fleet.slot_request[replica], fleet.slot_drafts[replica]
+    num_tokens_out, num_emitting, num_accepted = 0, 0, 0
     while slot < fleet.num_running[replica]:
         request = members[slot]
         if prompts[slot] > 0:
@@ -148,10 +153,13 @@ def _end_step(
         else:
             luck, num_tokens = draw(draws[slot : slot + 1]), 1
             kind = requests.kind[request]
-            while num_tokens <= num_drafts and luck < survival[kind, num_tokens - 1]:
+            while (
+                num_tokens <= verified[slot] and luck < survival[kind, num_tokens - 1]
+            ):
                 num_tokens += 1
             num_tokens = min(num_tokens, outputs[slot])
         num_emitting += 1
+        num_tokens_out += num_tokens
         num_accepted += num_tokens - 1
         outputs[slot] -= num_tokens
         fleet.num_kv_tokens[replica] += num_tokens
@@ -169,7 +177,8 @@ def _end_step(
         last = fleet.num_running[replica]
         members[slot], prompts[slot] = members[last], prompts[last]
         outputs[slot], chunks[slot] = outputs[last], chunks[last]
-        draws[slot] = draws[last]
+        draws[slot], verified[slot] = draws[last], verified[last]
+    note_step(fleet, replica, num_tokens_out)
     if num_emitting > 0:
         fleet.tokens_per_step[replica] = follow_tokens(
             fleet.tokens_per_step[replica], num_emitting, num_accepted
@@ -213,7 +222,7 @@ def advance(
         if counts[HEAPED] > 0 and fleet.heap_s[0] <= arrival_s:
             now_s, replica = fleet.heap_s[0], fleet.heap_replica[0]
             _end_step(fleet, requests, survival, replica, now_s)
-            step_s = _start_step(fleet, requests, costs, replica, seed)
+            step_s = _start_step(fleet, requests, costs, survival, replica, seed)
             if step_s > 0.0:
                 fleet.heap_s[0] = now_s + step_s
             else:
@@ -233,5 +242,5 @@ def advance(
             fleet.next_waiting[fleet.last_waiting[replica]] = request
         fleet.last_waiting[replica] = request
         if fleet.num_running[replica] == 0:
-            step_s = _start_step(fleet, requests, costs, replica, seed)
+            step_s = _start_step(fleet, requests, costs, survival, replica, seed)
             _push(fleet, arrival_s + step_s, replica)

@@ -35,6 +35,7 @@ class Costs(NamedTuple):
         max_num_batched_tokens: Tokens in a step at most; prompts come in chunks.
         max_kv_tokens: In the KV cache at most. A request joins where its prompt and its
             whole reply will fit beside the others', or alone: nothing is preempted.
+        selects: Whether a step verifies the drafts that are worth their time, not all.
     """
 
     base_ms: float
@@ -48,6 +49,7 @@ class Costs(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_kv_tokens: int = 1 << 40
+    selects: bool = False
 
 
 class Events(NamedTuple):
@@ -131,6 +133,7 @@ class Fleet(NamedTuple):
         slot_prompt: Same shape, prompt tokens still to compute.
         slot_chunk: Same shape, those in the step that runs.
         slot_output: Same shape, tokens still to emit.
+        slot_drafts: Same shape, drafts that the step verifies.
         slot_draw: Same shape, uint64, random state of the request's acceptance.
         num_running: `[num_replicas]`.
         num_kv_tokens: `[num_replicas]`, of all requests in the batch.
@@ -143,6 +146,8 @@ class Fleet(NamedTuple):
             batch.
         tokens_per_step: `[num_replicas]`, as its engine follows it.
         slowness: `[num_replicas]`, its steps take so many times what they should.
+        step_ms: `[num_replicas]`, of the step that runs.
+        lately: `[num_replicas, 2]`, tokens and ms of its last steps.
         events: What happened.
         telemetry: What the router knows of it.
         counts: Next arrival, heap size, events so far, events told, steps done,
@@ -155,6 +160,7 @@ class Fleet(NamedTuple):
     slot_prompt: NDArray[np.int64]
     slot_chunk: NDArray[np.int64]
     slot_output: NDArray[np.int64]
+    slot_drafts: NDArray[np.int64]
     slot_draw: NDArray[np.uint64]
     num_running: NDArray[np.int64]
     num_kv_tokens: NDArray[np.int64]
@@ -166,6 +172,8 @@ class Fleet(NamedTuple):
     num_kv_promised: NDArray[np.int64]
     tokens_per_step: NDArray[np.float64]
     slowness: NDArray[np.float64]
+    step_ms: NDArray[np.float64]
+    lately: NDArray[np.float64]
     events: Events
     telemetry: Telemetry
     counts: NDArray[np.int64]
@@ -186,6 +194,7 @@ def make_fleet(
         slot_prompt=np.zeros(slots, np.int64),
         slot_chunk=np.zeros(slots, np.int64),
         slot_output=np.zeros(slots, np.int64),
+        slot_drafts=np.zeros(slots, np.int64),
         slot_draw=np.zeros(slots, np.uint64),
         num_running=np.zeros(num_replicas, np.int64),
         num_kv_tokens=np.zeros(num_replicas, np.int64),
@@ -197,6 +206,8 @@ def make_fleet(
         num_kv_promised=np.zeros(num_replicas, np.int64),
         tokens_per_step=np.ones(num_replicas),
         slowness=np.ones(num_replicas),
+        step_ms=np.zeros(num_replicas),
+        lately=np.zeros((num_replicas, 2)),
         events=Events(
             when_s=np.zeros(3 * num_requests),
             kind=np.zeros(3 * num_requests, np.int64),

@@ -113,6 +113,29 @@ def test_drafts_are_accepted_as_often_as_their_kind_s_are() -> None:
     assert tokens_per_step == pytest.approx(1 + 0.6 + 0.6**2 + 0.6**3, rel=0.01)
 
 
+def test_a_step_verifies_what_is_worth_its_time() -> None:
+    """Where tokens are dear hard drafts are left out; where they are free, none."""
+    survival = np.array([[0.9, 0.8], [0.3, 0.1]])
+    load = drawn(np.linspace(0, 20, 4000), 10, 60)
+    load.kind[::2] = 1
+    speeds = []
+    for token_ms, selects in ((0.5, False), (0.5, True), (0.0, True), (0.0, False)):
+        costs = engine(token_ms=token_ms, num_drafts=2, selects=selects).costs
+        run = run_fleet(Engine("", costs, survival), load, 1, "round-robin", 0, 5)
+        speeds.append(run.requests.finish_s.max())
+        assert (run.requests.num_finishes == 1).all()
+    assert speeds[1] < 0.95 * speeds[0]
+    assert speeds[2] == pytest.approx(speeds[3])
+
+
+def test_room_in_the_kv_cache_is_waited_for() -> None:
+    made = engine(max_kv_tokens=100)
+    run = alone(made, [0, 0.001, 0.002], [50, 30, 30], 10)
+    # The second fits beside the first; the third waits until the first is done.
+    _, second, third = run.requests.first_token_s
+    assert second < run.requests.finish_s[0] <= third - STEP_S / 2
+
+
 def test_an_overloaded_fleet_finishes_what_its_capacity_says() -> None:
     made = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
     load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
