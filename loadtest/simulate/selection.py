@@ -60,7 +60,7 @@ def select(
             rows[count] = slot
             count += 1
     if not costs.selects or count == 0 or num_drafts == 0:
-        return count * num_drafts
+        return int(count * num_drafts)
     scores = np.empty((count, num_drafts))
     lengths = np.empty(count, np.int64)
     for row in range(count):
