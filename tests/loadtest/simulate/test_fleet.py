@@ -162,6 +162,14 @@ def test_a_router_sees_only_telemetry_of_the_stated_age(staleness_s: float) -> N
     assert differed == (staleness_s > 0)
 
 
+def test_a_router_that_counts_what_it_sends_hears_late_of_ends_alone() -> None:
+    requests = mixed_run("least-sent", 0.5).requests
+    for request in range(0, requests.arrival_s.size, 37):
+        went = requests.finish_s[:request] <= requests.arrival_s[request] - 0.5
+        sent = np.bincount(requests.replica[:request][~went], minlength=8)
+        assert sent[requests.replica[request]] == sent.min()
+
+
 def test_same_seed_same_result_and_arms_meet_the_same_luck() -> None:
     one, same, other = (mixed_run("power-of-two", seed=seed) for seed in (3, 3, 4))
     for a, b in zip(one.requests, same.requests, strict=True):
