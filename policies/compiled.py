@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from contextlib import suppress
 from pathlib import Path
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 
 
-def _digest_package() -> str:
+@functools.cache
+def _digest_package(package: Path) -> str:
     """Return a digest of the source of everything that may be compiled in."""
-    package = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 
 
-_PACKAGE_DIGEST = _digest_package()
+_OWN_PACKAGE = Path(__file__).parent
 
 
 class _PackageIndex(IndexDataCacheFile):  # type: ignore[misc]  # numba is not typed
@@ -49,7 +50,10 @@ class _PackageCache(FunctionCache):  # type: ignore[misc]  # numba is not typed
 
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__(function)
-        stamp = (self._impl.locator.get_source_stamp(), _PACKAGE_DIGEST)
+        # Another package compiles its own modules in, and this one's.
+        packages = (_OWN_PACKAGE, Path(function.__code__.co_filename).parent)
+        digests = tuple(_digest_package(one) for one in packages)
+        stamp = (self._impl.locator.get_source_stamp(), *digests)
         self._cache_file = _PackageIndex(
             self.cache_path, self._impl.filename_base, stamp
         )

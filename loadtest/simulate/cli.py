@@ -1,4 +1,4 @@
-"""Command line: ``tetris-serve bench simulate --help``."""
+"""Command line: ``tetris-serve simulate --help``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from loadtest.argument_types import read_positive
 from loadtest.interrupts import interruptible
 from loadtest.progress import Progress
@@ -18,7 +20,7 @@ from loadtest.progress import Progress
 from .compare import ArmResult, Interval, Plan, compare
 from .engine import MODELS, find_model, load_engine
 from .fleet import LEAST_REQUESTS, PIECES, ROUTERS, WARM_UP_SHARE, Targets
-from .load import Lengths, Load, parse_arrivals
+from .load import Lengths, Load, draw_requests, parse_arrivals, read_load
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -34,7 +36,7 @@ _HEADERS = {
 
 
 def main(
-    arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench simulate"
+    arguments: Sequence[str] | None = None, prog: str = "tetris-serve simulate"
 ) -> int:
     """Compare routers on a simulated fleet.
 
@@ -46,8 +48,11 @@ def main(
         Exit status: 0 when all is simulated, 1 after an error that is explained, 130
         after Ctrl-C; 2, by `SystemExit`, for options that cannot be read.
     """
-    options = _make_parser(prog).parse_args(arguments)
+    parser = _make_parser(prog)
+    options = parser.parse_args(arguments)
     try:
+        if options.scenario:
+            options = _read_scenario(parser, options.scenario, arguments)
         with interruptible():
             plan = _make_plan(options)
             _check_output(options.json)
@@ -76,13 +81,22 @@ def _make_plan(options: argparse.Namespace) -> Plan:
         raise ValueError(
             f"--requests {options.requests}: take {LEAST_REQUESTS} or more"
         )
-    engine = load_engine(find_model(options.engine), options.drafts, options.batch)
-    load = Load(
-        options.load,
-        Lengths(options.prompt_tokens, options.length_cv),
-        Lengths(options.output_tokens, options.length_cv),
-        *options.hard_share,
+    engine = load_engine(
+        find_model(options.engine), options.drafts, options.batch, options.select
     )
+    load = (
+        read_load(options.trace, *options.hard_share)
+        if options.trace
+        else Load(
+            options.load,
+            Lengths(options.prompt_tokens, options.length_cv),
+            Lengths(options.output_tokens, options.length_cv),
+            *options.hard_share,
+        )
+    )
+    if options.trace:
+        # Found out before the work: a trace ends.
+        draw_requests(load, options.requests, 1.0, 0)
     capacity_per_s = options.replicas * engine.capacity_per_s(load)
     routers = list(dict.fromkeys(options.router or ROUTERS))
     return Plan(
@@ -95,7 +109,31 @@ def _make_plan(options: argparse.Namespace) -> Plan:
         targets=Targets(options.ttft_target_ms, options.tpot_target_ms),
         routers=routers,
         seeds=range(options.seeds),
+        slow=options.slow_replicas,
     )
+
+
+def _read_scenario(
+    parser: argparse.ArgumentParser, path: Path, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Return the options of a scenario file, and over them those given beside it."""
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"scenario {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"scenario {path}: options with their values are expected")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # What cannot be given twice, or with the other.
+    for option, loser in (("router",) * 2, ("rate", "utilisation")):
+        for one, other in ((option, loser), (loser, option)):
+            if any(word.split("=")[0] == f"--{one}" for word in given):
+                data.pop(other, None)
+    words = []
+    for name, value in data.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [f"--{name}", str(one)]
+    return parser.parse_args([*words, *given])
 
 
 def _check_output(path: Path | None) -> None:
@@ -163,6 +201,7 @@ def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
         "rate_per_s": plan.rate_per_s,
         "utilisation": _utilisation(plan),
         "staleness_s": plan.staleness_s,
+        "slow": list(plan.slow),
         "targets": dataclasses.asdict(plan.targets),
         "seeds": list(plan.seeds),
         "arms": {arm: dataclasses.asdict(result) for arm, result in results.items()},
@@ -203,6 +242,11 @@ def _hard_share(text: str) -> tuple[float, float]:
     return read(before), read(after or before)
 
 
+def _slow_replicas(text: str) -> tuple[float, float]:
+    share, _, times = text.partition(":")
+    return _number(0.0, 1.0)(share), _number(1.0)(times or "2")
+
+
 def _drafts(text: str) -> int:
     return int(_number(0, 16)(text))
 
@@ -213,6 +257,12 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         description="Compare routers on a simulated fleet: what two cores cannot show.",
     )
     add = parser.add_argument
+    add(
+        "scenario",
+        nargs="?",
+        type=Path,
+        help="YAML file of options, without dashes; those given beside it count more",
+    )
     small = 1e-6
     names = ", ".join(path.stem for path in sorted(MODELS.glob("*.json")))
     add(
@@ -246,6 +296,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         default="poisson",
         help="poisson, gamma=CV (bursts), diurnal=SWING (peak over night); %(default)s",
     )
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="Azure's or BurstGPT's .csv, or Mooncake's .jsonl, in place of --load and "
+        "lengths, at the rate that is asked for",
+    )
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument(
         "--rate", type=_number(small), metavar="PER_S", help="of requests"
@@ -270,6 +327,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="N",
         help="runs of an arm (%(default)s)",
     )
+    add(
+        "--slow-replicas",
+        type=_slow_replicas,
+        default="0",
+        metavar="SHARE[:TIMES]",
+        help="whose steps take TIMES (2) as long, as beside a neighbour (%(default)s)",
+    )
     add("--prompt-tokens", type=_number(1), default=300.0, help="mean (%(default)g)")
     add("--output-tokens", type=_number(1), default=200.0, help="mean (%(default)g)")
     add(
@@ -290,6 +354,12 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         type=_drafts,
         default=3,
         help="verified in each step by a request (%(default)s)",
+    )
+    add(
+        "--select",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="verify the drafts that are worth their time, as goodput does; else all",
     )
     add("--batch", type=read_positive, help="requests in a step (the engine's own)")
     add(

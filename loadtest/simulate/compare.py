@@ -47,6 +47,7 @@ class Plan:
         targets: Of goodput.
         routers: The arms; ratios are over the first.
         seeds: One run of each arm for each.
+        slow: Share of slow replicas, and how many times longer their steps take.
     """
 
     engine: Engine
@@ -58,6 +59,7 @@ class Plan:
     targets: Targets
     routers: Sequence[str]
     seeds: Sequence[int]
+    slow: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
 
             run = run_fleet(
                 *(plan.engine, drawn, plan.num_replicas, router),
-                *(plan.staleness_s, seed, advance),
+                *(plan.staleness_s, seed, plan.slow, advance),
             )
             runs[router].append(measure(run.requests, plan.targets))
             num_steps[router] += run.num_steps

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import Costs
 from .load import KINDS, Load
+from .state import Costs
 
 MODELS = Path(__file__).parent / "models"
 """Data files that come with the simulator, by name."""
@@ -74,6 +74,7 @@ def load_engine(
     path: Path,
     num_drafts: int,
     max_num_seqs: int | None = None,
+    selects: bool = False,
 ) -> Engine:
     """Read an engine at one draft length.
 
@@ -81,6 +82,7 @@ def load_engine(
         path: Its data file.
         num_drafts: Drafts that each request verifies in each step; 0 for none.
         max_num_seqs: Requests in a step at most; by default what the file says.
+        selects: Whether steps verify only the drafts that are worth their time.
 
     Raises:
         ValueError: If the file is no model, naming what is wrong with it.
@@ -101,6 +103,8 @@ def load_engine(
             num_drafts=num_drafts,
             max_num_seqs=max_num_seqs or int(limits["max_num_seqs"]),
             max_num_batched_tokens=int(limits["max_num_batched_tokens"]),
+            max_kv_tokens=int(limits.get("max_kv_tokens", 1 << 40)),
+            selects=selects,
         )
     except KeyError as error:
         raise ValueError(f"engine model {path}: {error} is missing") from error

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from . import kernel
+from . import kernel, routers, state
 from .engine import Engine
 from .load import Drawn
 
 ROUTERS: Final = {
-    "round-robin": kernel.ROUND_ROBIN,
-    "least-requests": kernel.LEAST_REQUESTS,
-    "power-of-two": kernel.POWER_OF_TWO,
+    "round-robin": routers.ROUND_ROBIN,
+    "least-requests": routers.LEAST_REQUESTS,
+    "power-of-two": routers.POWER_OF_TWO,
+    "least-sent": routers.LEAST_SENT,
+    "power-of-two-sent": routers.TWO_SENT,
+    "ours": routers.OURS,
 }
-"""Routers by name; the last two see how many requests each replica has."""
+"""Routers by name. `requests` and `two` see how many requests each replica had; `sent`
+counts its own at once, and hears late only of those that left, as `ours` does."""
 
 PIECES: Final = 20
 """Calls of `on_piece` in a run."""
@@ -53,15 +56,13 @@ class Run:
         requests: With what became of each.
         num_steps: Of all replicas.
         num_request_steps: Requests in them, summed.
-        change_s: `[2 * num_requests]`, when a request came to a replica or left it.
-        change: Same shape, 1 + replica, below 0 where it left.
+        events: What happened, in order.
     """
 
-    requests: kernel.Requests
+    requests: state.Requests
     num_steps: int
     num_request_steps: int
-    change_s: NDArray[np.float64]
-    change: NDArray[np.int64]
+    events: state.Events
 
 
 def run_fleet(
@@ -71,6 +72,7 @@ def run_fleet(
     router: str,
     staleness_s: float,
     seed: int,
+    slow: tuple[float, float] = (0.0, 1.0),
     on_piece: Callable[[], None] = lambda: None,
 ) -> Run:
     """Run a fleet until all requests are answered.
@@ -82,10 +84,32 @@ def run_fleet(
         router: One of `ROUTERS`.
         staleness_s: How old what it knows of the replicas is.
         seed: Of acceptance and of the router's draws.
+        slow: Share of the replicas that are slow, and how many times longer their steps
+            take.
         on_piece: Called `PIECES` times on the way.
     """
+    count, requests = drawn.arrival_s.size, make_requests(drawn)
+    fleet = state.make_fleet(num_replicas, engine.costs.max_num_seqs, count, seed)
+    share, times = slow
+    fleet.slowness[: round(share * num_replicas)] = times
+    for piece in range(1, PIECES + 1):
+        kernel.advance(
+            *(fleet, requests, engine.costs, engine.survival),
+            *(ROUTERS[router], float(staleness_s), seed, count * piece // PIECES),
+            np.inf,
+        )
+        on_piece()
+    steps, request_steps = (
+        fleet.counts[state.STEPS],
+        fleet.counts[state.REQUEST_STEPS],
+    )
+    return Run(requests, int(steps), int(request_steps), fleet.events)
+
+
+def make_requests(drawn: Drawn) -> state.Requests:
+    """Return requests of which nothing has come yet."""
     count = drawn.arrival_s.size
-    requests = kernel.Requests(
+    return state.Requests(
         *(drawn.arrival_s, drawn.num_prompt_tokens, drawn.num_output_tokens),
         kind=drawn.kind,
         replica=np.zeros(count, np.int64),
@@ -94,21 +118,9 @@ def run_fleet(
         finish_s=np.full(count, np.nan),
         num_finishes=np.zeros(count, np.int64),
     )
-    fleet = kernel.make_fleet(num_replicas, engine.costs.max_num_seqs, count, seed)
-    for piece in range(1, PIECES + 1):
-        kernel.advance(
-            *(fleet, requests, engine.costs, engine.survival),
-            *(ROUTERS[router], float(staleness_s), seed, count * piece // PIECES),
-        )
-        on_piece()
-    steps, request_steps = (
-        fleet.counts[kernel.STEPS],
-        fleet.counts[kernel.REQUEST_STEPS],
-    )
-    return Run(requests, int(steps), int(request_steps), fleet.change_s, fleet.change)
 
 
-def measure(requests: kernel.Requests, targets: Targets) -> Metrics:
+def measure(requests: state.Requests, targets: Targets) -> Metrics:
     """Summarise the requests that did not meet an empty fleet.
 
     Goodput is requests that kept to both targets, over the time in which those that

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .traces import read_trace
 
 KINDS = ("easy", "hard")
 """Rows of the acceptance table of an engine."""
@@ -112,6 +115,7 @@ class Load:
         output: Tokens of replies.
         hard_before: Share of hard requests in the first half, 0 to 1.
         hard_after: In the second half.
+        trace: File that says when and how long instead, "" for none.
     """
 
     arrivals: Arrivals
@@ -119,6 +123,7 @@ class Load:
     output: Lengths
     hard_before: float
     hard_after: float
+    trace: str = ""
 
     @property
     def kind_shares(self) -> tuple[float, float]:
@@ -144,6 +149,20 @@ class Drawn:
     kind: NDArray[np.int64]
 
 
+def read_load(path: Path, hard_before: float, hard_after: float) -> Load:
+    """Return the load of a trace file.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    found = read_trace(path)
+    prompt, output = (
+        Lengths(float(tokens.mean()), float(tokens.std() / tokens.mean()))
+        for tokens in (found.num_prompt_tokens, found.num_output_tokens)
+    )
+    return Load(Arrivals(), prompt, output, hard_before, hard_after, str(path))
+
+
 def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -> Drawn:
     """Draw requests; equal seeds give equal ones.
 
@@ -158,9 +177,25 @@ def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -
         load.hard_before,
         load.hard_after,
     )
+    kind = (hard.random(num_requests) < share).astype(np.int64)
+    if load.trace:
+        found = read_trace(Path(load.trace))
+        if num_requests > found.arrival_s.size:
+            raise ValueError(
+                f"{load.trace} has {found.arrival_s.size} requests: take fewer"
+            )
+        # As Splitwise rescales it: the same bursts at another rate.
+        arrival_s = found.arrival_s[:num_requests]
+        arrival_s = arrival_s * (num_requests / rate_per_s / max(arrival_s[-1], 1e-9))
+        return Drawn(
+            arrival_s,
+            found.num_prompt_tokens[:num_requests],
+            found.num_output_tokens[:num_requests],
+            kind,
+        )
     return Drawn(
         load.arrivals.draw(num_requests, rate_per_s, when),
         load.prompt.draw(num_requests, prompt),
         load.output.draw(num_requests, output),
-        (hard.random(num_requests) < share).astype(np.int64),
+        kind,
     )

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from policies.compiled import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+MAX_STATE_AGE_S: Final = 2.0
+"""A replica speaks four times a second; what is older than this decides nothing."""
 
 NUM_SAMPLED = 2
 """Replicas looked at, besides the one that holds the prompt's beginning.
@@ -19,6 +28,18 @@ Source: Mitzenmacher, The power of two choices in randomized load balancing, 200
 
 _NUM_TRIES = 4
 """Draws before all are looked at for one that can take a request."""
+
+NUM_DRAWS = _NUM_TRIES + 1
+"""Random numbers that a decision needs."""
+
+NUM_COLUMNS = 6
+"""Of a table of loads: the attributes of `ReplicaLoad`, in their order."""
+
+USUAL_BASE_SHARE = 0.5
+"""Of a usual step that is its base, while nothing has been learnt."""
+
+_USUAL_REQUESTS = 8
+_SHARE_WEIGHT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +76,15 @@ class CommonShape:
     changes. The split is averaged over all.
     """
 
-    _USUAL_REQUESTS = 8
-    _WEIGHT = 0.02
-
     def __init__(self) -> None:
         """Assume that half of a usual step is its base."""
-        self._base_share = 0.5
+        self._base_share = USUAL_BASE_SHARE
 
     def learn(self, base_ms: float, request_ms: float) -> None:
         """Learn from a replica's own split, ms."""
-        own_share = base_ms / (base_ms + self._USUAL_REQUESTS * request_ms)
-        self._base_share += self._WEIGHT * (own_share - self._base_share)
+        self._base_share = learn_share(
+            self._base_share, float(base_ms), float(request_ms)
+        )
 
     def fit(
         self, base_ms: float, request_ms: float, num_requests: int
@@ -80,11 +99,27 @@ class CommonShape:
         Returns:
             Base and cost a request, ms.
         """
-        base = self._base_share
-        request = (1.0 - base) / self._USUAL_REQUESTS
-        now = max(1, num_requests)
-        level_ms = (base_ms + request_ms * now) / (base + request * now)
-        return level_ms * base, level_ms * request
+        return fit_share(
+            self._base_share, float(base_ms), float(request_ms), num_requests
+        )
+
+
+@compiled
+def learn_share(base_share: float, base_ms: float, request_ms: float) -> float:
+    """Return what `CommonShape` keeps after it has learnt from a replica's split."""
+    own_share = base_ms / (base_ms + _USUAL_REQUESTS * request_ms)
+    return base_share + _SHARE_WEIGHT * (own_share - base_share)
+
+
+@compiled
+def fit_share(
+    base_share: float, base_ms: float, request_ms: float, num_requests: int
+) -> tuple[float, float]:
+    """Do what `CommonShape.fit` does."""
+    request = (1.0 - base_share) / _USUAL_REQUESTS
+    now = max(1, num_requests)
+    level_ms = (base_ms + request_ms * now) / (base_share + request * now)
+    return level_ms * base_share, level_ms * request
 
 
 class Candidate(NamedTuple):
@@ -131,23 +166,105 @@ def goodput_gain(
 
     Source: the goodput model of `policies.goodput`, over a request's life.
     """
-    before, after = load.num_requests, load.num_requests + 1
-    before_ms, after_ms = load.step_ms(before), load.step_ms(after)
-    num_waiting = load.num_prompt_tokens + num_prompt_tokens
-    prompt_ms = load.prompt_token_ms * num_prompt_tokens
-    wait_ms = load.prompt_token_ms * num_waiting
-    reply_ms = num_reply_tokens / load.tokens_per_step * after_ms
-    neighbours = before * load.tokens_per_step
+    gain, _ = _value(_tabulate([load])[0], num_prompt_tokens, float(num_reply_tokens))
+    return gain
+
+
+@compiled
+def _value(
+    load: NDArray[np.float64], num_prompt_tokens: int, num_reply_tokens: float
+) -> tuple[float, float]:
+    """Return the gain at a replica, and the pace that decides among equal gains.
+
+    Where a step costs by its requests alone, no place gains: then where it is faster.
+    """
+    base_ms, request_ms, prompt_token_ms = load[0], load[1], load[2]
+    tokens_per_step, before = load[3], load[4]
+    before_ms = base_ms + request_ms * before
+    after_ms = base_ms + request_ms * (before + 1.0)
+    prompt_ms = prompt_token_ms * num_prompt_tokens
+    wait_ms = prompt_token_ms * (load[5] + num_prompt_tokens)
+    reply_ms = num_reply_tokens / tokens_per_step * after_ms
+    neighbours = before * tokens_per_step
     # What they would have put out in that time, less what they still do.
-    taken = neighbours * (prompt_ms + reply_ms) / before_ms if before else 0.0
+    taken = neighbours * (prompt_ms + reply_ms) / before_ms if before > 0.0 else 0.0
     left = neighbours * reply_ms / after_ms
-    return 1e3 * (num_reply_tokens + left - taken) / (wait_ms + reply_ms)
+    gain = 1e3 * (num_reply_tokens + left - taken) / (wait_ms + reply_ms)
+    return gain, -after_ms / tokens_per_step
+
+
+@compiled
+def find_best(
+    loads: NDArray[np.float64],
+    num_cached_tokens: NDArray[np.int64],
+    num_prompt_tokens: int,
+    num_reply_tokens: float,
+) -> int:
+    """Return which of some replicas gains most by a request, the first among equals.
+
+    Args:
+        loads: `[num_candidates, NUM_COLUMNS]`, rows as `ReplicaLoad`; one at least.
+        num_cached_tokens: `[num_candidates]`, of the prompt's beginning.
+        num_prompt_tokens: Of the request.
+        num_reply_tokens: Expected of it.
+    """
+    best, most, fastest = 0, -np.inf, -np.inf
+    for place in range(loads.shape[0]):
+        missing = max(0, num_prompt_tokens - num_cached_tokens[place])
+        gain, pace = _value(loads[place], missing, num_reply_tokens)
+        if gain > most or (gain == most and pace > fastest):
+            best, most, fastest = place, gain, pace
+    return best
+
+
+class _Row(Protocol):
+    """A list or an array; or what finds out when it is asked."""
+
+    def __getitem__(self, place: int, /) -> Any: ...
+
+
+def sample_two(can_take: _Row, count: int, draws: _Row) -> tuple[int, int]:
+    """Draw `NUM_SAMPLED` replicas that can take a request.
+
+    Where draws find none, the next one from a random place on.
+
+    Args:
+        can_take: `[count]`, looked at only where a draw leads.
+        count: Replicas.
+        draws: `[NUM_DRAWS]`, random numbers from 0 to below 1.
+
+    Returns:
+        Places; -1 for none.
+    """
+    first = -1
+    for tried in range(_NUM_TRIES if count else 0):
+        if first < 0:
+            place = int(draws[tried] * count)
+            if can_take[place]:
+                first = place
+        elif count > 1:
+            # Among the others: of two, both are looked at.
+            place = int(draws[tried] * (count - 1))
+            place += place >= first
+            if can_take[place]:
+                return first, place
+    if first < 0 and count:
+        begin = int(draws[_NUM_TRIES] * count)
+        for offset in range(count):
+            place = (begin + offset) % count
+            if can_take[place]:
+                return place, -1
+    return first, -1
+
+
+sample_two_compiled = compiled(sample_two)
+"""The same over an array; a front's replicas are described in Python as they come."""
 
 
 def choose_replica(
     count: int,
     describe: Callable[[int], Candidate | None],
-    draw: Callable[[int], int],
+    draw: Callable[[], float],
     *,
     num_prompt_tokens: int,
     num_reply_tokens: float,
@@ -160,7 +277,7 @@ def choose_replica(
     Args:
         count: Replicas.
         describe: Describes a replica by its index, None if it can take nothing now.
-        draw: Returns a random integer from 0 to below its argument.
+        draw: Returns a random number from 0 to below 1.
         num_prompt_tokens: Of the request.
         num_reply_tokens: Expected of it.
         holder: Index of the replica with the longest beginning of the prompt cached.
@@ -168,59 +285,67 @@ def choose_replica(
     Returns:
         None if no replica can take it.
     """
-    found: dict[int, Candidate] = {}
-    sampled: set[int] = set()
-    for _ in range(_NUM_TRIES):
-        if len(sampled) >= min(NUM_SAMPLED, count):
-            break
-        _look(draw(count), describe, found, sampled)
-    if not sampled:
-        begin = draw(count) if count else 0
-        for offset in range(count):
-            if _look((begin + offset) % count, describe, found, sampled):
-                break
+    looks = _Looks(describe)
+    sampled = sample_two(looks, count, [draw() for _ in range(NUM_DRAWS)])
     if holder is not None:
-        _look(holder, describe, found)
+        looks[holder]
+    found = list(looks.found.items())
     if not found:
         return None
     if len(found) == 1:
-        (index,) = found
-        return Choice(index, "only")
-    for index, candidate in found.items():
+        return Choice(found[0][0], "only")
+    loads = []
+    for index, candidate in found:
         if candidate.load is None:
             # What it can do shows once it does something.
             return Choice(index, "unknown")
-    best = max(
-        found,
-        key=lambda index: _value(found[index], num_prompt_tokens, num_reply_tokens),
-    )
+        loads.append(candidate.load)
+    cached = np.array([one.num_cached_tokens for _, one in found], np.int64)
+    best, _ = found[
+        find_best(_tabulate(loads), cached, num_prompt_tokens, float(num_reply_tokens))
+    ]
     return Choice(best, "gain" if best in sampled else "prefix")
 
 
-def _look(
-    index: int,
-    describe: Callable[[int], Candidate | None],
-    found: dict[int, Candidate],
-    sampled: set[int] | None = None,
-) -> bool:
-    candidate = found.get(index) or describe(index)
-    if candidate is None:
-        return False
-    found[index] = candidate
-    if sampled is not None:
-        sampled.add(index)
-    return True
+def warm_up() -> None:
+    """Take a made-up decision, so that no request waits for compilers."""
+    shape = CommonShape()
+    shape.learn(1.0, 1.0)
+    load = ReplicaLoad(*shape.fit(1.0, 1.0, 1), 1.0, 1.0, 1)
+    choose_replica(
+        *(2, lambda _index: Candidate(load), lambda: 0.0),
+        num_prompt_tokens=1,
+        num_reply_tokens=1.0,
+    )
 
 
-def _value(
-    candidate: Candidate, num_prompt_tokens: int, num_reply_tokens: float
-) -> tuple[float, float]:
-    load = candidate.load
-    assert load is not None
-    missing = max(0, num_prompt_tokens - candidate.num_cached_tokens)
-    gain = goodput_gain(load, missing, num_reply_tokens)
-    # Where a step costs by its requests alone, no place gains: then where it is faster.
-    return gain, -load.step_ms(load.num_requests + 1) / load.tokens_per_step
+class _Looks:
+    """Tells which replicas can take a request, and keeps what they described."""
+
+    def __init__(self, describe: Callable[[int], Candidate | None]) -> None:
+        self.found: dict[int, Candidate] = {}
+        self._describe = describe
+
+    def __getitem__(self, index: int) -> bool:
+        candidate = self.found.get(index) or self._describe(index)
+        if candidate is None:
+            return False
+        self.found[index] = candidate
+        return True
+
+
+def _tabulate(loads: Sequence[ReplicaLoad]) -> NDArray[np.float64]:
+    """Return `[num_candidates, NUM_COLUMNS]`."""
+    return np.array(
+        [
+            (
+                *(one.base_ms, one.request_ms, one.prompt_token_ms),
+                *(one.tokens_per_step, one.num_requests, one.num_prompt_tokens),
+            )
+            for one in loads
+        ],
+        np.float64,
+    )
 
 
 class PrefixHolders:

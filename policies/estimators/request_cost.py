@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from policies.compiled import compiled
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -48,7 +50,8 @@ class RequestCost:
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self.tokens_per_step = 1.0
+        # Compiled before the first step waits for it.
+        self.tokens_per_step = follow_tokens(1.0, 1, 0)
         self._costs: NDArray[np.float64] | None = None
         self._covariance = np.zeros((3, 3))
 
@@ -100,9 +103,9 @@ class RequestCost:
             num_accepted: Draft tokens accepted among them.
         """
         if num_requests > 0 and num_accepted >= 0:
-            weight = min(1.0, num_requests / _ACCEPTANCE_STEPS)
-            seen = 1.0 + num_accepted / num_requests
-            self.tokens_per_step += weight * (seen - self.tokens_per_step)
+            self.tokens_per_step = follow_tokens(
+                self.tokens_per_step, num_requests, num_accepted
+            )
 
     def _drift(self) -> None:
         costs = self._costs
@@ -113,3 +116,19 @@ class RequestCost:
         largest = _MAX_DOUBT * np.maximum(costs, 1e-3 * costs.max())
         shrink = np.minimum(1.0, largest / np.maximum(deviation, 1e-300))
         self._covariance *= np.outer(shrink, shrink)
+
+
+@compiled
+def follow_tokens(
+    tokens_per_step: float, num_requests: int, num_accepted: int
+) -> float:
+    """Return the mean tokens per request and step after one more step.
+
+    Args:
+        tokens_per_step: Before it.
+        num_requests: That put out at least one token, >= 1.
+        num_accepted: Draft tokens accepted among them, >= 0.
+    """
+    weight = min(1.0, num_requests / _ACCEPTANCE_STEPS)
+    seen = 1.0 + num_accepted / num_requests
+    return tokens_per_step + weight * (seen - tokens_per_step)

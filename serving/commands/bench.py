@@ -1,4 +1,4 @@
-"""`tetris-serve bench`: hands its arguments on to whatever benchmarks are installed."""
+"""Commands that are installed beside the server: `bench WHAT`, and others by name."""
 
 import argparse
 import functools
@@ -17,12 +17,15 @@ from typing import Any, Final
 BENCHMARKS: Final = "tetris_serve.benchmarks"
 """Entry points `name = "module:main"`, called with the arguments and a program name."""
 
+COMMANDS: Final = "tetris_serve.commands"
+"""Likewise, for commands of their own."""
+
 _EXTRA = "loadtest"
 _NO_PREFIX = "\0"
 
 
 def add_bench_command(commands: Any) -> None:
-    """Add the command to the program's parser.
+    """Add the commands to the program's parser.
 
     Args:
         commands: What `add_subparsers` returned.
@@ -34,19 +37,24 @@ def add_bench_command(commands: Any) -> None:
     )
     kinds = bench.add_subparsers(required=True, metavar="WHAT")
     for benchmark in sorted(entry_points(group=BENCHMARKS)):
-        kind = kinds.add_parser(
-            benchmark.name,
-            help=f"{benchmark.name} --help says what it measures",
-            # Options are the benchmark's own business: here nothing starts with a
-            # prefix.
-            prefix_chars=_NO_PREFIX,
-            add_help=False,
-        )
-        kind.add_argument("arguments", nargs="*")
-        kind.set_defaults(run=functools.partial(_run, benchmark))
+        _add(kinds, benchmark, f"bench {benchmark.name}")
+    for command in sorted(entry_points(group=COMMANDS)):
+        _add(commands, command, command.name)
 
 
-def _run(benchmark: EntryPoint, args: argparse.Namespace) -> int:
+def _add(commands: Any, entry: EntryPoint, title: str) -> None:
+    command = commands.add_parser(
+        entry.name,
+        help=f"{entry.name} --help says what it measures",
+        # Options are its own business: here nothing starts with a prefix.
+        prefix_chars=_NO_PREFIX,
+        add_help=False,
+    )
+    command.add_argument("arguments", nargs="*")
+    command.set_defaults(run=functools.partial(_run, entry, title))
+
+
+def _run(benchmark: EntryPoint, title: str, args: argparse.Namespace) -> int:
     # Before the start: Locust is a process of its own, and plots are drawn at the end.
     main, problem = None, ", ".join(_find_missing())
     if not problem:
@@ -56,12 +64,12 @@ def _run(benchmark: EntryPoint, args: argparse.Namespace) -> int:
             problem = str(error)
     if main is None:
         sys.stderr.write(
-            f"error: bench {benchmark.name} needs the extra tetris-serve[{_EXTRA}]; "
+            f"error: {title} needs the extra tetris-serve[{_EXTRA}]; "
             f"missing: {problem}. In a clone, `make bench` and `make loadtest` install "
             f"it; elsewhere, pip install 'tetris-serve[{_EXTRA}]'\n"
         )
         return 1
-    return int(main(args.arguments, prog=f"tetris-serve bench {benchmark.name}"))
+    return int(main(args.arguments, prog=f"tetris-serve {title}"))
 
 
 def _find_missing() -> Iterator[str]:

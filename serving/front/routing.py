@@ -7,11 +7,13 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from policies.decisions.routing import (
+    MAX_STATE_AGE_S,
     Candidate,
     CommonShape,
     PrefixHolders,
     ReplicaLoad,
     choose_replica,
+    warm_up,
 )
 
 if TYPE_CHECKING:
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from serving.front.in_flight import InFlight
     from serving.front.token_link import TokenLink
     from serving.front.token_links import TokenLinks
-
-MAX_STATE_AGE_S: Final = 2.0
-"""A replica speaks four times a second; what is older than this decides nothing."""
 
 LOOK_AGAIN_S: Final = 5.0
 """Until a replica that did not take a lease is tried again without being connected."""
@@ -37,7 +36,7 @@ class Routing:
         links: TokenLinks,
         running_ids: Callable[[], Collection[str]],
         replies: ReplyLength,
-        draw: Callable[[int], int] = random.randrange,
+        draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Know no replica yet.
@@ -46,9 +45,10 @@ class Routing:
             links: To replicas.
             running_ids: Serve's names of those that run, connected or not.
             replies: How long they are.
-            draw: Returns a random integer from 0 to below its argument.
+            draw: Returns a random number from 0 to below 1.
             clock: Seconds.
         """
+        warm_up()
         # Told why a lease is meant for a replica: as `policies.decisions.routing` says,
         # or `new` (it runs, not connected yet); or why Serve chooses: `stale` (what
         # replicas said last is too old), `full` (none has room), `alone`.

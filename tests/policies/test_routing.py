@@ -38,7 +38,7 @@ def choose(
     return choose_replica(
         len(loads),
         lambda index: Candidate(loads[index], cached if index == holder else 0),
-        random.Random(seed).randrange,
+        random.Random(seed).random,
         **{"num_prompt_tokens": 100, "num_reply_tokens": 100.0} | options,
     )
 
@@ -118,7 +118,7 @@ def test_full_replicas_are_passed_over() -> None:
     choice = choose_replica(
         1_000,
         lambda index: Candidate(LOAD) if index in free else None,
-        random.Random(1).randrange,
+        random.Random(1).random,
         num_prompt_tokens=10,
         num_reply_tokens=100.0,
     )
@@ -128,7 +128,7 @@ def test_full_replicas_are_passed_over() -> None:
         choose_replica(
             3,
             lambda _: None,
-            random.Random(1).randrange,
+            random.Random(1).random,
             num_prompt_tokens=10,
             num_reply_tokens=100.0,
             holder=2,
@@ -148,7 +148,7 @@ def test_a_decision_looks_at_three_replicas_however_many_there_are() -> None:
         choose_replica(
             1_000,
             describe,
-            random.Random(7).randrange,
+            random.Random(7).random,
             num_prompt_tokens=10,
             num_reply_tokens=100.0,
             holder=5,
@@ -237,7 +237,7 @@ def test_a_decision_takes_less_than_a_tenth_of_a_millisecond() -> None:
         choose_replica(
             1_000,
             lambda _: Candidate(LOAD),
-            rng.randrange,
+            rng.random,
             num_prompt_tokens=1_000,
             num_reply_tokens=100.0,
             holder=4,

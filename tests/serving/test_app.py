@@ -263,5 +263,5 @@ def test_a_benchmark_whose_libraries_are_missing_says_so(
 ) -> None:
     missing = EntryPoint("engine", "no_such_library:main", "tetris_serve.benchmarks")
 
-    assert _run(missing, None) == 1  # type: ignore[arg-type]
+    assert _run(missing, "bench engine", None) == 1  # type: ignore[arg-type]
     assert "No module named 'no_such_library'" in capsys.readouterr().err

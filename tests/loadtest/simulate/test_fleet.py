@@ -8,8 +8,8 @@ import pytest
 from loadtest.simulate import fit
 from loadtest.simulate.engine import MODELS, Engine, load_engine
 from loadtest.simulate.fleet import ROUTERS, Run, run_fleet
-from loadtest.simulate.kernel import Costs
 from loadtest.simulate.load import Drawn, Lengths, Load, draw_requests, parse_arrivals
+from loadtest.simulate.state import CAME, LEFT, Costs
 
 STEP_S = 0.01
 
@@ -80,8 +80,9 @@ def test_every_request_finishes_once_and_little_s_law_holds(router: str) -> None
     assert (requests.first_token_s <= requests.finish_s).all()
     assert set(requests.replica) == set(range(8))
     # Requests there over time, from what routers are told; from no request's own times.
-    there = np.cumsum(np.sign(run.change))
-    integral = float((there[:-1] * np.diff(run.change_s)).sum())
+    kind, when_s = run.events.kind, run.events.when_s
+    there = np.cumsum(1 * (kind == CAME) - 1 * (kind == LEFT))
+    integral = float((there[:-1] * np.diff(when_s)).sum())
     assert there[-1] == 0
     assert integral == pytest.approx((requests.finish_s - requests.arrival_s).sum())
 
@@ -112,6 +113,29 @@ def test_drafts_are_accepted_as_often_as_their_kind_s_are() -> None:
     assert tokens_per_step == pytest.approx(1 + 0.6 + 0.6**2 + 0.6**3, rel=0.01)
 
 
+def test_a_step_verifies_what_is_worth_its_time() -> None:
+    """Where tokens are dear hard drafts are left out; where they are free, none."""
+    survival = np.array([[0.9, 0.8], [0.3, 0.1]])
+    load = drawn(np.linspace(0, 20, 4000), 10, 60)
+    load.kind[::2] = 1
+    speeds = []
+    for token_ms, selects in ((0.5, False), (0.5, True), (0.0, True), (0.0, False)):
+        costs = engine(token_ms=token_ms, num_drafts=2, selects=selects).costs
+        run = run_fleet(Engine("", costs, survival), load, 1, "round-robin", 0, 5)
+        speeds.append(run.requests.finish_s.max())
+        assert (run.requests.num_finishes == 1).all()
+    assert speeds[1] < 0.95 * speeds[0]
+    assert speeds[2] == pytest.approx(speeds[3])
+
+
+def test_room_in_the_kv_cache_is_waited_for() -> None:
+    made = engine(max_kv_tokens=100)
+    run = alone(made, [0, 0.001, 0.002], [50, 30, 30], 10)
+    # The second fits beside the first; the third waits until the first is done.
+    _, second, third = run.requests.first_token_s
+    assert second < run.requests.finish_s[0] <= third - STEP_S / 2
+
+
 def test_an_overloaded_fleet_finishes_what_its_capacity_says() -> None:
     made = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
     load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
@@ -136,6 +160,14 @@ def test_a_router_sees_only_telemetry_of_the_stated_age(staleness_s: float) -> N
         true = np.bincount(requests.replica[:request][now], minlength=8)
         differed |= bool(true[requests.replica[request]] > true.min())
     assert differed == (staleness_s > 0)
+
+
+def test_a_router_that_counts_what_it_sends_hears_late_of_ends_alone() -> None:
+    requests = mixed_run("least-sent", 0.5).requests
+    for request in range(0, requests.arrival_s.size, 37):
+        went = requests.finish_s[:request] <= requests.arrival_s[request] - 0.5
+        sent = np.bincount(requests.replica[:request][~went], minlength=8)
+        assert sent[requests.replica[request]] == sent.min()
 
 
 def test_same_seed_same_result_and_arms_meet_the_same_luck() -> None:

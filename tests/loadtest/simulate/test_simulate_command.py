@@ -1,4 +1,4 @@
-"""`tetris-serve bench simulate`, and the loads it draws."""
+"""`tetris-serve simulate`, and the loads it draws."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ import pytest
 
 from loadtest.simulate.cli import main
 from loadtest.simulate.engine import MODELS
-from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
+from loadtest.simulate.load import (
+    Lengths,
+    Load,
+    draw_requests,
+    parse_arrivals,
+    read_load,
+)
+from loadtest.simulate.traces import read_trace
 
+SAMPLES = MODELS.parent / "samples"
+SCENARIOS = MODELS.parents[2] / "configs" / "scenarios"
 SMALL = ["--replicas", "4", "--requests", "400", "--seeds", "3"]
 
 
@@ -64,6 +73,45 @@ def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
     assert list(ratio.values()) == pytest.approx(ends, rel=1e-3)
 
 
+@pytest.mark.parametrize("sample", sorted(SAMPLES.iterdir()), ids=lambda one: one.name)
+def test_traces_keep_their_bursts_and_lengths_at_another_rate(sample: Path) -> None:
+    found = read_trace(sample)
+    reference = read_trace(SAMPLES / "azure.csv")
+    num_left_out = reference.arrival_s.size - found.arrival_s.size
+    assert num_left_out == ("burstgpt" in sample.name)  # One reply failed.
+    begin = reference.arrival_s[num_left_out]
+    times = reference.arrival_s[num_left_out:] - begin
+    assert found.arrival_s == pytest.approx(times, abs=1.01)
+    load = read_load(sample, 0.5, 0.5)
+    drawn = draw_requests(load, 100, 20.0, 0)
+    assert drawn.arrival_s[-1] == pytest.approx(5.0)
+    stretch = drawn.arrival_s[1:] * found.arrival_s[99]
+    assert stretch == pytest.approx(found.arrival_s[1:100] * 5.0)
+    outputs = reference.num_output_tokens[num_left_out:]
+    assert (found.num_output_tokens == outputs).all()
+
+
+def test_scenario_files_are_options_and_flags_count_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in sorted(SCENARIOS.iterdir()):
+        json_file = tmp_path / f"{path.stem}.json"
+        flags = [*SMALL, "--router", "ours", "--rate", "90", "--json", str(json_file)]
+        assert main([str(path), *flags]) == 0, capsys.readouterr().err
+        found = json.loads(json_file.read_text("utf-8"))
+        assert (found["num_replicas"], found["rate_per_s"]) == (4, 90.0)
+        assert list(found["arms"]) == ["ours"]
+        assert found["load"]["hard_before"] == {"slow-replicas": 0.5}.get(
+            path.stem, 0.2
+        )
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("replicants: 3", "utf-8")
+    with pytest.raises(SystemExit):
+        main([str(bad)])
+    assert "--replicants" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.yaml")]) == 1
+
+
 def test_what_makes_no_sense_is_explained_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +127,8 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         "'2' is no number from 0 to 1": "--hard-share 0.2:2",
         "'gpt' is no engine model: cpu-demo-100m, h100-": "--engine gpt",
         "'token_ms' is missing": f"--engine {broken}",
+        "has 120 requests: take": f"--trace {SAMPLES}/azure.csv",
+        "is of no form of Azure": f"--trace {MODELS}/../README.md",
         "take 100 or more": "--requests 99",
         "take a smaller --batch": "--batch 9000",
         "not a file in a folder that exists": f"--json {tmp_path}/no/f",

@@ -1,0 +1,180 @@
+"""Fleets that grow and shrink: autoscalers, start-up times, and replica-hours.
+
+`ours` is the class that Serve's controller asks in a deployment
+(`policies.decisions.scaling`), told what a deployment tells it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from policies.decisions.scaling import ReplicaPace, Scaling
+
+from . import kernel, state
+from .engine import Engine
+from .fleet import ROUTERS, Metrics, Targets, make_requests, measure
+from .load import Drawn
+from .routers import find_costs
+
+PERIOD_S: Final = 5.0
+"""Between two decisions."""
+
+_AGE_S: Final = 0.25
+"""Of telemetry: a replica speaks four times a second."""
+
+Decide = Callable[[float, float, Sequence[ReplicaPace], int, int], int]
+"""Time, requests there, paces, replicas running and wanted: replicas to be wanted."""
+
+SCALERS: Final = ("target-ongoing", "latency", "ours")
+"""By requests a replica; by step times at the acceptance of the start; and ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How a fleet may change.
+
+    Attributes:
+        most: Replicas there can be.
+        start_s: From the decision until a replica takes requests.
+        up_delay_s: A wish for more must have lasted so long.
+        down_delay_s: And one for fewer.
+    """
+
+    most: int
+    start_s: float = 60.0
+    up_delay_s: float = 10.0
+    down_delay_s: float = 300.0
+
+
+def make_scaler(name: str, target: float, engine: Engine, hard_share: float) -> Decide:
+    """Return an autoscaler.
+
+    Args:
+        name: One of `SCALERS`.
+        target: Requests of each replica for `target-ongoing`, else the longest mean
+            time between two tokens, ms.
+        engine: Of every replica.
+        hard_share: Of the requests that `latency` was profiled with.
+    """
+    if name == "target-ongoing":
+        return lambda _now, load, _paces, _running, _wanted: math.ceil(load / target)
+    scaling = Scaling(target, engine.costs.max_num_seqs / 2)
+    if name == "ours":
+        return scaling.decide
+    tokens = 1.0 + float(
+        np.dot((1.0 - hard_share, hard_share), engine.survival.sum(axis=1))
+    )
+
+    def decide(
+        now_s: float,
+        load: float,
+        paces: Sequence[ReplicaPace],
+        num_running: int,
+        num_wanted: int,
+    ) -> int:
+        known = [
+            ReplicaPace(one.base_ms, one.request_ms, tokens, one.num_seats)
+            for one in paces
+        ]
+        return scaling.decide(now_s, load, known, num_running, num_wanted)
+
+    return decide
+
+
+def run_growing(
+    engine: Engine,
+    drawn: Drawn,
+    decide: Decide,
+    growth: Growth,
+    targets: Targets,
+    seed: int,
+) -> Metrics:
+    """Run a fleet whose size follows an autoscaler; requests go to the better of two.
+
+    It begins as large as it may get, and a replica is paid from the decision to start
+    it until it has drained.
+
+    Returns:
+        What `measure` finds, and `replica_hours`.
+    """
+    count, requests = drawn.arrival_s.size, make_requests(drawn)
+    fleet = state.make_fleet(growth.most, engine.costs.max_num_seqs, count, seed)
+    size = _Size(growth)
+    paid_s, now_s, router = 0.0, 0.0, ROUTERS["power-of-two-sent"]
+    fixed = fleet, requests, engine.costs, engine.survival
+    while now_s < drawn.arrival_s[-1]:
+        now_s += PERIOD_S
+        kernel.advance(*fixed, router, _AGE_S, seed, count, now_s)
+        fleet.counts[state.OPEN] = num_open = size.open_at(now_s)
+        load = float(fleet.telemetry.num_sent.sum())
+        paces = _read_paces(fleet, engine, num_open)
+        size.follow(now_s, decide(now_s, load, paces, num_open, size.num_wanted))
+        draining = np.count_nonzero(fleet.num_running[size.num_paid :])
+        paid_s += PERIOD_S * (size.num_paid + int(draining))
+    kernel.advance(*fixed, router, _AGE_S, seed, count, np.inf)
+    return measure(requests, targets) | {"replica_hours": paid_s / 3600.0}
+
+
+class _Size:
+    """Replicas wanted, started and open, with the delays of Serve's controller."""
+
+    def __init__(self, growth: Growth) -> None:
+        self.num_wanted = growth.most
+        self._growth = growth
+        self._open = growth.most
+        self._starts: list[float] = []
+        self._since: tuple[int, float] | None = None
+
+    @property
+    def num_paid(self) -> int:
+        """Replicas that are open or start."""
+        return self._open + len(self._starts)
+
+    def open_at(self, now_s: float) -> int:
+        """Return how many take requests."""
+        ready = [due for due in self._starts if due <= now_s]
+        self._starts = self._starts[len(ready) :]
+        self._open += len(ready)
+        return self._open
+
+    def follow(self, now_s: float, wish: int) -> None:
+        """Take a wish, which counts once it has lasted."""
+        wish = min(max(wish, 1), self._growth.most)
+        way = (wish > self.num_wanted) - (wish < self.num_wanted)
+        if way == 0:
+            self._since = None
+            return
+        if self._since is None or self._since[0] != way:
+            self._since = way, now_s
+        delay_s = self._growth.up_delay_s if way > 0 else self._growth.down_delay_s
+        if now_s - self._since[1] < delay_s:
+            return
+        self._since = None
+        self.num_wanted = wish
+        more = wish - self.num_paid
+        if more >= 0:
+            self._starts += [now_s + self._growth.start_s] * more
+        else:
+            # Those that start are given up first.
+            given_up = min(len(self._starts), -more)
+            self._starts = self._starts[: len(self._starts) - given_up]
+            self._open = max(1, self._open + more + given_up)
+
+
+def _read_paces(fleet: state.Fleet, engine: Engine, count: int) -> list[ReplicaPace]:
+    """Return what replicas would report; those that have done nothing know no pace."""
+    known, costs = fleet.telemetry, engine.costs
+    paces = []
+    for replica in range(count):
+        if known.num_running[replica]:
+            base_ms, request_ms, _ = find_costs(
+                known, costs, float(fleet.slowness[replica]), replica
+            )
+            tokens = float(known.tokens_per_step[replica])
+            paces.append(ReplicaPace(base_ms, request_ms, tokens, costs.max_num_seqs))
+    return paces

@@ -1,0 +1,222 @@
+"""Routers: which replica a request goes to, by what is known of them.
+
+`ours` decides by the very functions that a front decides by
+(`policies.decisions.routing`), of what a single front would know.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.compiled import compiled
+from policies.decisions.routing import (
+    MAX_STATE_AGE_S,
+    NUM_COLUMNS,
+    NUM_DRAWS,
+    NUM_SAMPLED,
+    find_best,
+    fit_share,
+    learn_share,
+    sample_two_compiled,
+)
+from policies.estimators.reply_length import follow_length
+
+from .state import (
+    BEGUN,
+    CAME,
+    HAPPENED,
+    OPEN,
+    TOLD,
+    TURN,
+    Costs,
+    Fleet,
+    Requests,
+    Telemetry,
+)
+
+ROUND_ROBIN, LEAST_REQUESTS, POWER_OF_TWO, LEAST_SENT, TWO_SENT, OURS = range(6)
+_SPARE_SHARE = 8
+"""As `serving.front.token_link`: one in so many seats more is filled."""
+
+
+@compiled
+def draw(state: NDArray[np.uint64]) -> float:
+    """Return a number in [0, 1). Source: splitmix64 (Steele, Lea, Flood 2014)."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = state[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return np.float64(z >> np.uint64(11)) / 9007199254740992.0
+
+
+@compiled
+def note_event(
+    fleet: Fleet, now_s: float, kind: int, request: int, replica: int
+) -> None:
+    """Write down what the router will be told when it is old enough."""
+    place = fleet.counts[HAPPENED]
+    fleet.counts[HAPPENED] += 1
+    events = fleet.events
+    events.when_s[place], events.kind[place] = now_s, kind
+    events.request[place] = request
+    events.tokens_per_step[place] = fleet.tokens_per_step[replica]
+    events.num_running[place] = fleet.num_running[replica]
+    events.num_kv_tokens[place] = fleet.num_kv_tokens[replica]
+
+
+@compiled
+def _listen(fleet: Fleet, requests: Requests, costs: Costs, until_s: float) -> None:
+    """Let the router know what happened until then.
+
+    What a replica was like is told with each event there, and holds until the next.
+    """
+    events, known, counts = fleet.events, fleet.telemetry, fleet.counts
+    while counts[TOLD] < counts[HAPPENED] and events.when_s[counts[TOLD]] <= until_s:
+        event = counts[TOLD]
+        counts[TOLD] += 1
+        request = events.request[event]
+        replica = requests.replica[request]
+        known.tokens_per_step[replica] = events.tokens_per_step[event]
+        known.num_running[replica] = events.num_running[event]
+        known.num_kv_tokens[replica] = events.num_kv_tokens[event]
+        if events.kind[event] == CAME:
+            known.num_there[replica] += 1
+        elif events.kind[event] == BEGUN:
+            known.num_prompt_tokens[replica] -= requests.num_prompt_tokens[request]
+        else:
+            known.num_there[replica] -= 1
+            known.num_sent[replica] -= 1
+            known.learnt[1] = follow_length(
+                known.learnt[1], requests.num_output_tokens[request]
+            )
+            _look_for_seats(known, costs, replica)
+
+
+@compiled
+def _look_for_seats(known: Telemetry, costs: Costs, replica: int) -> None:
+    seats = costs.max_num_seqs
+    seats += (seats + _SPARE_SHARE - 1) // _SPARE_SHARE
+    known.can_take[replica] = known.num_sent[replica] < seats
+
+
+@compiled
+def find_costs(
+    known: Telemetry, costs: Costs, slowness: float, replica: int
+) -> tuple[float, float, float]:
+    """Return a replica's base and its costs a request and a prompt token, ms.
+
+    What its engine's are about its load as it is known: estimated without error.
+    """
+    running = known.num_running[replica]
+    tokens_ms = costs.token_ms * (1 + costs.num_drafts)
+    base_ms, request_ms = costs.base_ms, costs.request_ms
+    if tokens_ms * running < costs.floor_ms:
+        base_ms += costs.floor_ms
+    else:
+        request_ms += tokens_ms
+    request_ms += costs.kv_token_ms * known.num_kv_tokens[replica] / max(running, 1)
+    return base_ms * slowness, request_ms * slowness, costs.token_ms * slowness
+
+
+@compiled
+def _describe(
+    fleet: Fleet, costs: Costs, replica: int, load: NDArray[np.float64]
+) -> None:
+    """Fill in what a request would meet, `[NUM_COLUMNS]`, as a front reckons."""
+    known = fleet.telemetry
+    base_ms, request_ms, prompt_token_ms = find_costs(
+        known, costs, fleet.slowness[replica], replica
+    )
+    known.learnt[0] = learn_share(known.learnt[0], base_ms, request_ms)
+    load[0], load[1] = fit_share(
+        known.learnt[0], base_ms, request_ms, known.num_running[replica]
+    )
+    load[2], load[3] = prompt_token_ms, known.tokens_per_step[replica]
+    load[4], load[5] = known.num_sent[replica], known.num_prompt_tokens[replica]
+
+
+@compiled
+def choose_ours(fleet: Fleet, costs: Costs, num_prompt_tokens: int) -> int:
+    """Decide as a front does; -1 where no replica has a seat, as far as it knows.
+
+    A front also asks for KV room, and has prefixes; here there is nothing of either.
+    """
+    known, count = fleet.telemetry, int(fleet.counts[OPEN])
+    first, second = sample_two_compiled(known.can_take, count, known.draws)
+    if first < 0:
+        return -1
+    loads = np.empty((NUM_SAMPLED, NUM_COLUMNS))
+    _describe(fleet, costs, first, loads[0])
+    if second < 0:
+        return first
+    _describe(fleet, costs, second, loads[1])
+    cached = np.zeros(NUM_SAMPLED, np.int64)
+    best = find_best(loads, cached, num_prompt_tokens, known.learnt[1])
+    return second if best else first
+
+
+@compiled
+def _find_least(there: NDArray[np.int64], count: int, start: int) -> int:
+    """Look at all, from a random one on: the first of equals would get everything."""
+    best = start
+    for offset in range(1, count):
+        replica = start + offset
+        if replica >= count:
+            replica -= count
+        if there[replica] < there[best]:
+            best = replica
+    return best
+
+
+@compiled
+def route(
+    fleet: Fleet,
+    requests: Requests,
+    costs: Costs,
+    request: int,
+    age_s: float,
+    router: int,
+) -> int:
+    """Choose a replica for a request that arrives, by what was true `age_s` ago."""
+    known = fleet.telemetry
+    now_s = requests.arrival_s[request]
+    _listen(fleet, requests, costs, now_s - age_s)
+    replica = _choose(fleet, costs, router, age_s, requests.num_prompt_tokens[request])
+    requests.replica[request] = replica
+    requests.seen[request] = known.num_there[replica]
+    known.num_sent[replica] += 1
+    known.num_prompt_tokens[replica] += requests.num_prompt_tokens[request]
+    _look_for_seats(known, costs, replica)
+    note_event(fleet, now_s, CAME, request, replica)
+    return replica
+
+
+@compiled
+def _choose(
+    fleet: Fleet, costs: Costs, router: int, age_s: float, num_prompt_tokens: int
+) -> int:
+    known, count = fleet.telemetry, int(fleet.counts[OPEN])
+    if router == ROUND_ROBIN:
+        turn = int(fleet.counts[TURN]) % count
+        fleet.counts[TURN] = (turn + 1) % count
+        return turn
+    if router == OURS and age_s <= MAX_STATE_AGE_S:
+        for place in range(NUM_DRAWS):
+            known.draws[place] = draw(fleet.draw)
+        best = choose_ours(fleet, costs, num_prompt_tokens)
+        if best >= 0:
+            return best
+    there = known.num_there
+    if router in (LEAST_SENT, TWO_SENT):
+        there = known.num_sent
+    best = int(draw(fleet.draw) * count)
+    if router in (LEAST_REQUESTS, LEAST_SENT):
+        return _find_least(there, count, best)
+    if count > 1:
+        other = int(draw(fleet.draw) * (count - 1))
+        other += other >= best
+        if there[other] < there[best]:
+            best = other
+    return best

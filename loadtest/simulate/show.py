@@ -1,0 +1,209 @@
+"""The committed comparisons: `python -m loadtest.simulate.show routers` or `scaling`.
+
+Each writes its JSON into `loadtest/results/simulate`, and its tables into the README
+there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from loadtest.progress import Progress
+
+from .autoscale import SCALERS, Growth, make_scaler, run_growing
+from .compare import Plan, compare
+from .engine import find_model, load_engine
+from .fleet import PIECES, ROUTERS, Targets
+from .load import Lengths, Load, draw_requests, parse_arrivals
+
+FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
+_REQUESTS: Final = {
+    1: {0.1: 20_000, 1.0: 20_000, 10.0: 20_000},
+    8: {0.1: 50_000, 1.0: 50_000, 10.0: 60_000},
+    64: {0.1: 100_000, 1.0: 100_000, 10.0: 450_000},
+    1000: {0.1: 300_000, 1.0: 1_000_000},
+}
+"""By replicas and age of telemetry, s: it must be known before requests are measured.
+
+A thousand replicas and 10 s would take seven million.
+"""
+
+_SLOW: Final = {
+    "all replicas alike": (0.0, 1.0),
+    "a quarter takes twice as long": (0.25, 2.0),
+}
+_UTILISATION: Final = 0.8
+_SEEDS: Final = 3
+
+_SHIFT: Final = (0.2, 0.8)
+"""Share of hard requests before the middle of the day, and after it."""
+
+_TPOT_MS: Final = 4.0
+_TARGETS: Final = {
+    "target-ongoing": (24, 32, 40, 48, 56, 64),
+    "latency": (1.6, 1.8, 2.0, 2.2, 2.4, 2.8),
+    "ours": (1.6, 1.8, 2.0, 2.2, 2.4, 2.8),
+}
+
+
+def run_routers() -> list[dict[str, Any]]:
+    """Run every cell, with progress on standard error."""
+    cells = [
+        (fleet, count, age_s)
+        for fleet, count in itertools.product(_SLOW, _REQUESTS)
+        for age_s in _REQUESTS[count]
+    ]
+    progress = Progress(len(cells) * len(ROUTERS) * _SEEDS * PIECES)
+    return [_run(*cell, progress) for cell in cells]
+
+
+def _run(fleet: str, num_replicas: int, age_s: float, progress: Progress) -> Any:
+    engine = load_engine(find_model("h100-qwen3-1.7b"), 3)
+    lengths = Lengths(300, 1), Lengths(200, 1)
+    load = Load(parse_arrivals("poisson"), *lengths, 0.5, 0.5)
+    share, times = _SLOW[fleet]
+    speed = num_replicas * (1 - round(share * num_replicas) / num_replicas) + (
+        round(share * num_replicas) / times
+    )
+    plan = Plan(
+        engine=engine,
+        load=load,
+        num_replicas=num_replicas,
+        num_requests=_REQUESTS[num_replicas][age_s],
+        rate_per_s=_UTILISATION * speed * engine.capacity_per_s(load),
+        staleness_s=age_s,
+        targets=Targets(ttft_ms=100, tpot_ms=5),
+        routers=list(ROUTERS),
+        seeds=range(_SEEDS),
+        slow=_SLOW[fleet],
+    )
+    arms = compare(plan, progress)
+    return {
+        "fleet": fleet,
+        "num_replicas": num_replicas,
+        "age_s": age_s,
+        "rate_per_s": plan.rate_per_s,
+        "arms": {
+            arm: {
+                "goodput_per_s": asdict(one.means["goodput_per_s"]),
+                "attainment": asdict(one.means["attainment"]),
+                "ttft_p99_ms": asdict(one.means["ttft_p99_ms"]),
+                "tpot_p99_ms": asdict(one.means["tpot_p99_ms"]),
+            }
+            for arm, one in arms.items()
+        },
+    }
+
+
+def render_routers(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tables: goodput over the rate of arrivals, in per cent."""
+    lines = []
+    for fleet in _SLOW:
+        lines += ["", f"{fleet[0].upper()}{fleet[1:]}:", ""]
+        lines.append("| replicas | telemetry, s old | " + " | ".join(ROUTERS) + " |")
+        lines.append("|---" * (2 + len(ROUTERS)) + "|")
+        for cell in cells:
+            if cell["fleet"] != fleet:
+                continue
+            row = [f"{cell['num_replicas']:,}", f"{cell['age_s']:g}"]
+            for router in ROUTERS:
+                good = cell["arms"][router]["attainment"]
+                half = 100 * (good["high"] - good["low"]) / 2
+                row.append(f"{100 * good['value']:.1f} ± {half:.1f}")
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join([*lines, "", ""])
+
+
+def run_scaling() -> list[dict[str, Any]]:
+    """Run every autoscaler at every target on a day of 22 minutes, shifting in mid-run.
+
+    A day this short is 65 times too fast; start-up takes 60 s of it all the same.
+    """
+    engine = load_engine(find_model("h100-qwen3-1.7b"), 3)
+    lengths = Lengths(300, 1), Lengths(200, 1)
+    load = Load(parse_arrivals("diurnal=4"), *lengths, *_SHIFT)
+    progress = Progress(sum(map(len, _TARGETS.values())) * _SEEDS)
+    rate_per_s = 3.5 * engine.capacity_per_s(load)
+    rows = []
+    for scaler, values in _TARGETS.items():
+        for value in values:
+            runs = []
+            for seed in range(_SEEDS):
+                drawn = draw_requests(load, 400_000, rate_per_s, seed)
+                decide = make_scaler(scaler, value, engine, _SHIFT[0])
+                targets = Targets(ttft_ms=100, tpot_ms=_TPOT_MS)
+                run = run_growing(engine, drawn, decide, Growth(12), targets, seed)
+                runs.append(run)
+                progress.advance(scaler, 1.0, scaler)
+            rows.append({"scaler": scaler, "target": value, "runs": runs})
+    return rows
+
+
+def render_scaling(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return every run's attainment and cost, and the cost at equal attainment."""
+    lines = [
+        "",
+        "| autoscaler | target | attainment, % | replica-hours |",
+        "|---" * 4 + "|",
+    ]
+    points: dict[str, list[tuple[float, float]]] = {name: [] for name in SCALERS}
+    for row in rows:
+        good, hours = (
+            float(np.mean([run[name] for run in row["runs"]]))
+            for name in ("attainment", "replica_hours")
+        )
+        points[row["scaler"]].append((good, hours))
+        cells = f"{row['target']:g} | {100 * good:.2f} | {hours:.2f}"
+        lines.append(f"| {row['scaler']} | {cells} |")
+    levels = (0.95, 0.98, 0.99)
+    heads = " | ".join(f"at {100 * level:g} %" for level in levels)
+    lines += ["", f"| replica-hours | {heads} |", "|---" * (1 + len(levels)) + "|"]
+    for name, found in points.items():
+        goods, hours_of = np.array(sorted(found)).T
+        cells = " | ".join(
+            f"{np.interp(level, goods, hours_of):.2f}"
+            if goods[0] <= level <= goods[-1]
+            else "-"
+            for level in levels
+        )
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join([*lines, "", ""])
+
+
+SHOWN: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], str]]]] = {
+    "routers": (run_routers, render_routers),
+    "scaling": (run_scaling, render_scaling),
+}
+"""By name: what runs it, and what renders it."""
+
+
+def marks(name: str) -> tuple[str, str]:
+    """Return what stands before and behind a table in the README."""
+    return f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+
+
+def main(names: Sequence[str]) -> int:
+    """Run, write and render what is named."""
+    for name in names:
+        run, render = SHOWN[name]
+        found = run()
+        text = json.dumps(found, indent=1, allow_nan=False)
+        (FOLDER / f"{name}.json").write_text(text + "\n", "utf-8")
+        readme, (begin, end) = FOLDER / "README.md", marks(name)
+        before, _, rest = readme.read_text("utf-8").partition(begin)
+        after = rest.partition(end)[2]
+        readme.write_text(before + begin + render(found) + end + after, "utf-8")
+        sys.stderr.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or list(SHOWN)))

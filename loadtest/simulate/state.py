@@ -1,0 +1,232 @@
+"""What a simulated fleet is made of: arrays that compiled loops change in place."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.decisions.routing import NUM_DRAWS, USUAL_BASE_SHARE
+from policies.estimators.reply_length import USUAL_TOKENS
+
+NO_REQUEST = -1
+
+CAME, BEGUN, LEFT = range(3)
+"""Kinds of events: a request came to a replica, had its first token there, was done."""
+
+
+class Costs(NamedTuple):
+    """What a step takes, ms, at one draft length.
+
+    `base + request * requests + max(floor, token * tokens) + kv_token * KV tokens`.
+
+    Attributes:
+        base_ms: Of every step, the drafter's passes included.
+        request_ms: Of each request in it that decodes.
+        token_ms: Of each token that the target computes.
+        floor_ms: That the tokens take at least: reading the weights.
+        kv_token_ms: Of each token that is attended to.
+        pad_multiple: Tokens are padded to a multiple of it, for CUDA graphs; 1 for no
+            padding.
+        pad_limit: Beyond it nothing is padded.
+        num_drafts: That each decoding request verifies in each step.
+        max_num_seqs: Requests in a step at most.
+        max_num_batched_tokens: Tokens in a step at most; prompts come in chunks.
+        max_kv_tokens: In the KV cache at most. A request joins where its prompt and its
+            whole reply will fit beside the others', or alone: nothing is preempted.
+        selects: Whether a step verifies the drafts that are worth their time, not all.
+    """
+
+    base_ms: float
+    request_ms: float
+    token_ms: float
+    floor_ms: float
+    kv_token_ms: float
+    pad_multiple: int
+    pad_limit: int
+    num_drafts: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_kv_tokens: int = 1 << 40
+    selects: bool = False
+
+
+class Events(NamedTuple):
+    """What happened at replicas, in the order in which routers are told.
+
+    Attributes:
+        when_s: `[3 * num_requests]`, rising.
+        kind: Same shape, `CAME`, `BEGUN` or `LEFT`.
+        request: Same shape.
+        tokens_per_step: Same shape, of the replica then, as its engine follows it.
+        num_running: Same shape, likewise.
+        num_kv_tokens: Same shape, likewise.
+    """
+
+    when_s: NDArray[np.float64]
+    kind: NDArray[np.int64]
+    request: NDArray[np.int64]
+    tokens_per_step: NDArray[np.float64]
+    num_running: NDArray[np.int64]
+    num_kv_tokens: NDArray[np.int64]
+
+
+class Telemetry(NamedTuple):
+    """What a router knows of each replica; all `[num_replicas]` but for the last two.
+
+    Attributes:
+        num_there: Requests, as of the age of telemetry.
+        num_sent: Requests, by the router's own count: those it sent and has not been
+            told the end of.
+        num_prompt_tokens: Of those sent that have not begun, as far as it was told.
+        tokens_per_step: As of the age of telemetry.
+        num_running: Likewise.
+        num_kv_tokens: Likewise.
+        can_take: Whether it has a seat, by all of this.
+        learnt: `[2]`, the base share of steps, and the usual length of a reply.
+        draws: `[NUM_DRAWS]`, random numbers of a decision.
+    """
+
+    num_there: NDArray[np.int64]
+    num_sent: NDArray[np.int64]
+    num_prompt_tokens: NDArray[np.int64]
+    tokens_per_step: NDArray[np.float64]
+    num_running: NDArray[np.int64]
+    num_kv_tokens: NDArray[np.int64]
+    can_take: NDArray[np.bool_]
+    learnt: NDArray[np.float64]
+    draws: NDArray[np.float64]
+
+
+class Requests(NamedTuple):
+    """What arrives, and what became of it; all `[num_requests]`.
+
+    Attributes:
+        arrival_s: float64, rising.
+        num_prompt_tokens: int64, >= 1.
+        num_output_tokens: int64, >= 1.
+        kind: int64, a row of the acceptance table.
+        replica: int64, where it went.
+        seen: int64, requests that the router believed to be there.
+        first_token_s: float64, NaN until then.
+        finish_s: float64, NaN until then.
+        num_finishes: int64.
+    """
+
+    arrival_s: NDArray[np.float64]
+    num_prompt_tokens: NDArray[np.int64]
+    num_output_tokens: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    replica: NDArray[np.int64]
+    seen: NDArray[np.int64]
+    first_token_s: NDArray[np.float64]
+    finish_s: NDArray[np.float64]
+    num_finishes: NDArray[np.int64]
+
+
+class Fleet(NamedTuple):
+    """State between two calls.
+
+    Attributes:
+        slot_request: `[num_replicas, max_num_seqs]`, requests in the batch.
+        slot_prompt: Same shape, prompt tokens still to compute.
+        slot_chunk: Same shape, those in the step that runs.
+        slot_output: Same shape, tokens still to emit.
+        slot_drafts: Same shape, drafts that the step verifies.
+        slot_draw: Same shape, uint64, random state of the request's acceptance.
+        num_running: `[num_replicas]`.
+        num_kv_tokens: `[num_replicas]`, of all requests in the batch.
+        first_waiting: `[num_replicas]`, head of a list through `next_waiting`.
+        last_waiting: `[num_replicas]`.
+        next_waiting: `[num_requests]`.
+        heap_s: `[num_replicas]`, when steps end; a binary heap.
+        heap_replica: `[num_replicas]`, whose step it is.
+        num_kv_promised: `[num_replicas]`, prompts and whole replies of those in the
+            batch.
+        tokens_per_step: `[num_replicas]`, as its engine follows it.
+        slowness: `[num_replicas]`, its steps take so many times what they should.
+        step_ms: `[num_replicas]`, of the step that runs.
+        lately: `[num_replicas, 2]`, tokens and ms of its last steps.
+        events: What happened.
+        telemetry: What the router knows of it.
+        counts: Next arrival, heap size, events so far, events told, steps done,
+            request-steps done, next of round robin, replicas that take requests: the
+            first ones.
+        draw: `[1]`, uint64, random state of the router.
+    """
+
+    slot_request: NDArray[np.int64]
+    slot_prompt: NDArray[np.int64]
+    slot_chunk: NDArray[np.int64]
+    slot_output: NDArray[np.int64]
+    slot_drafts: NDArray[np.int64]
+    slot_draw: NDArray[np.uint64]
+    num_running: NDArray[np.int64]
+    num_kv_tokens: NDArray[np.int64]
+    first_waiting: NDArray[np.int64]
+    last_waiting: NDArray[np.int64]
+    next_waiting: NDArray[np.int64]
+    heap_s: NDArray[np.float64]
+    heap_replica: NDArray[np.int64]
+    num_kv_promised: NDArray[np.int64]
+    tokens_per_step: NDArray[np.float64]
+    slowness: NDArray[np.float64]
+    step_ms: NDArray[np.float64]
+    lately: NDArray[np.float64]
+    events: Events
+    telemetry: Telemetry
+    counts: NDArray[np.int64]
+    draw: NDArray[np.uint64]
+
+
+ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, TURN, OPEN = range(8)
+"""Places in `Fleet.counts`."""
+
+
+def make_fleet(
+    num_replicas: int, max_num_seqs: int, num_requests: int, seed: int
+) -> Fleet:
+    """Return an idle fleet."""
+    slots = (num_replicas, max_num_seqs)
+    return Fleet(
+        slot_request=np.zeros(slots, np.int64),
+        slot_prompt=np.zeros(slots, np.int64),
+        slot_chunk=np.zeros(slots, np.int64),
+        slot_output=np.zeros(slots, np.int64),
+        slot_drafts=np.zeros(slots, np.int64),
+        slot_draw=np.zeros(slots, np.uint64),
+        num_running=np.zeros(num_replicas, np.int64),
+        num_kv_tokens=np.zeros(num_replicas, np.int64),
+        first_waiting=np.full(num_replicas, NO_REQUEST, np.int64),
+        last_waiting=np.full(num_replicas, NO_REQUEST, np.int64),
+        next_waiting=np.full(num_requests, NO_REQUEST, np.int64),
+        heap_s=np.zeros(num_replicas),
+        heap_replica=np.zeros(num_replicas, np.int64),
+        num_kv_promised=np.zeros(num_replicas, np.int64),
+        tokens_per_step=np.ones(num_replicas),
+        slowness=np.ones(num_replicas),
+        step_ms=np.zeros(num_replicas),
+        lately=np.zeros((num_replicas, 2)),
+        events=Events(
+            when_s=np.zeros(3 * num_requests),
+            kind=np.zeros(3 * num_requests, np.int64),
+            request=np.zeros(3 * num_requests, np.int64),
+            tokens_per_step=np.zeros(3 * num_requests),
+            num_running=np.zeros(3 * num_requests, np.int64),
+            num_kv_tokens=np.zeros(3 * num_requests, np.int64),
+        ),
+        telemetry=Telemetry(
+            num_there=np.zeros(num_replicas, np.int64),
+            num_sent=np.zeros(num_replicas, np.int64),
+            num_prompt_tokens=np.zeros(num_replicas, np.int64),
+            tokens_per_step=np.ones(num_replicas),
+            num_running=np.zeros(num_replicas, np.int64),
+            num_kv_tokens=np.zeros(num_replicas, np.int64),
+            can_take=np.ones(num_replicas, np.bool_),
+            learnt=np.array([USUAL_BASE_SHARE, USUAL_TOKENS]),
+            draws=np.zeros(NUM_DRAWS),
+        ),
+        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas]),
+        draw=np.array([seed], np.uint64),
+    )

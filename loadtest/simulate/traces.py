@@ -1,0 +1,104 @@
+"""Recorded loads in their public formats: when requests came, and how long they were.
+
+Azure, `AzureLLMInferenceTrace_{conv,code}.csv` of
+github.com/Azure/AzurePublicDataset/tree/master/data; Mooncake, `*.jsonl` of
+github.com/kvcache-ai/Mooncake/tree/main/FAST25-release/traces; BurstGPT, `*.csv` of
+github.com/HPMLL/BurstGPT/releases. `samples` has made-up ones of each form.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_REQUESTS = 2
+
+Row = tuple[float, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What came; all `[num_requests]`, by time.
+
+    Attributes:
+        arrival_s: From 0 on.
+        num_prompt_tokens: >= 1.
+        num_output_tokens: >= 1.
+    """
+
+    arrival_s: NDArray[np.float64]
+    num_prompt_tokens: NDArray[np.int64]
+    num_output_tokens: NDArray[np.int64]
+
+
+def _read_azure(row: Mapping[str, str]) -> Row:
+    # Seven decimals of a second; a datetime has six.
+    when, _, decimals = row["TIMESTAMP"].partition(".")
+    whole_s = datetime.fromisoformat(f"{when.split('+')[0]}+00:00").timestamp()
+    part_s = float(f"0.{decimals.split('+')[0] or 0}")
+    return whole_s + part_s, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+
+
+def _read_burstgpt(row: Mapping[str, str]) -> Row:
+    tokens = int(row["Request tokens"]), int(row["Response tokens"])
+    return float(row["Timestamp"]), *tokens
+
+
+def _read_mooncake(row: Mapping[str, Any]) -> Row:
+    tokens = int(row["input_length"]), int(row["output_length"])
+    return float(row["timestamp"]) / 1e3, *tokens
+
+
+_BY_COLUMN: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
+    "ContextTokens": _read_azure,
+    "Request tokens": _read_burstgpt,
+    "input_length": _read_mooncake,
+}
+
+
+@cache
+def read_trace(path: Path) -> Trace:
+    """Read a trace of any of the three forms, told apart by their columns.
+
+    Replies without a token, which BurstGPT has of requests that failed, are left out.
+
+    Raises:
+        ValueError: If it is none of them, naming the line.
+    """
+    number, rows = 0, []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            entries: Iterable[Mapping[str, Any]] = (
+                map(json.loads, filter(str.strip, lines))
+                if path.suffix == ".jsonl"
+                else csv.DictReader(lines)
+            )
+            for number, entry in enumerate(entries, start=1):  # noqa: B007 - named below
+                read = next(_BY_COLUMN[one] for one in _BY_COLUMN if one in entry)
+                row = read(entry)
+                if row[2] > 0:
+                    rows.append(row)
+    except (KeyError, TypeError, ValueError, StopIteration, OSError) as error:
+        raise ValueError(
+            f"{path}: request {number} is of no form of Azure, Mooncake or BurstGPT "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if len(rows) < LEAST_REQUESTS:
+        raise ValueError(f"{path}: {len(rows)} requests are no load")
+    when, prompt, output = zip(*sorted(rows, key=itemgetter(0)), strict=True)
+    arrival_s = np.array(when, dtype=np.float64)
+    return Trace(
+        arrival_s - arrival_s[0],
+        np.maximum(1, np.array(prompt, dtype=np.int64)),
+        np.array(output, dtype=np.int64),
+    )

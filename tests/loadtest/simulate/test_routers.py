@@ -1,0 +1,109 @@
+"""The simulated router decides as a real front does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from loadtest.simulate.engine import MODELS, load_engine
+from loadtest.simulate.routers import choose_ours, find_costs
+from loadtest.simulate.state import make_fleet
+from loadtest.simulate.timing import main as time_decisions
+from policies.decisions.fairness import Turn
+from policies.decisions.routing import NUM_DRAWS
+from policies.estimators.reply_length import ReplyLength
+from serving.front.in_flight import InFlight
+from serving.front.routing import Routing
+from serving.front.token_link import TokenLink
+from serving.replica.token_channel import ReplicaState
+
+
+class Link(SimpleNamespace):
+    """A token link without its socket."""
+
+    num_requests = TokenLink.num_requests
+    num_free_seats = TokenLink.num_free_seats
+
+
+class Links(list[Link]):
+    """All that a front is connected to."""
+
+    @property
+    def all(self) -> list[Link]:
+        return self
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 64])
+def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
+    """Random states; requests in flight count as they come, up to the last seat."""
+    rng = np.random.default_rng(num_replicas)
+    costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 3, 8).costs
+    for _ in range(40):
+        fleet = make_fleet(num_replicas, 8, 1, 0)
+        known, fleet_slowness = fleet.telemetry, fleet.slowness
+        fleet_slowness[:] = rng.uniform(1, 3, num_replicas)
+        known.num_sent[:] = known.num_running[:] = rng.integers(0, 9, num_replicas)
+        known.num_prompt_tokens[:] = rng.integers(0, 3000, num_replicas)
+        known.num_kv_tokens[:] = known.num_running * rng.integers(100, 4000)
+        known.tokens_per_step[:] = rng.uniform(1, 4, num_replicas)
+        links = Links()
+        for replica in range(num_replicas):
+            terms = find_costs(known, costs, fleet_slowness[replica], replica)
+            running = int(known.num_running[replica])
+            state = ReplicaState(
+                num_running=running,
+                num_free_kv_tokens=10**9,
+                base_ms=terms[0],
+                request_ms=terms[1],
+                prompt_token_ms=terms[2],
+                tokens_per_step=float(known.tokens_per_step[replica]),
+            )
+            held = int(rng.integers(0, running + 1))
+            links.append(
+                Link(
+                    offer=SimpleNamespace(
+                        serve_id=str(replica), replica="", num_seats=8
+                    ),
+                    state=state,
+                    num_held=held,
+                    num_coming=0,
+                    num_prompt_tokens=int(known.num_prompt_tokens[replica]),
+                    heard_s=0.0,
+                    _num_others=running - held,
+                    _num_held_then=held,
+                )
+            )
+        numbers: Iterator[float] = iter(())
+        routing = Routing(
+            cast(Any, links),
+            running_ids=lambda: (),
+            replies=ReplyLength(),
+            draw=lambda: next(numbers),  # noqa: B023
+            clock=lambda: 0.0,
+        )
+        for _ in range(20):
+            known.draws[:] = rng.random(NUM_DRAWS)
+            numbers = iter(known.draws.tolist())
+            one = InFlight(
+                SimpleNamespace(prompt_token_ids=[0] * 9),
+                emitted=[0] * int(rng.integers(0, 2000)),
+                turn=Turn("", 0.0),
+            )
+            chosen = choose_ours(fleet, costs, one.num_tokens)
+            assert routing.choose(one) == ("" if chosen < 0 else str(chosen))
+            if chosen < 0:
+                break
+            known.num_sent[chosen] += 1
+            known.num_prompt_tokens[chosen] += one.num_tokens
+            known.can_take[chosen] = known.num_sent[chosen] < 9
+
+
+def test_the_time_of_a_decision_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert time_decisions(num_decisions=200) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["1", "64", "1000"]
+    assert all(float(cell) > 0 for line in lines[1:] for cell in line.split())
