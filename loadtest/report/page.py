@@ -17,7 +17,7 @@ from markupsafe import Markup
 from loadtest.client.records import Records, read_records
 from loadtest.result_folder import ResultFolder
 
-from .objectives import UNCOUNTED, Objective, judge, judge_chaos, judge_soak
+from .objectives import UNCOUNTED, Objective, judge, judge_soak
 from .rows import COMPARED, make_ratios, make_rows
 from .summary import Limits, Targets
 
@@ -44,7 +44,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write results.json from what has been measured, and return what it holds."""
     rows, ratios = make_rows(runs), make_ratios(runs)
-    verdicts = judge(objectives, rows, ratios) + judge_chaos(runs) + judge_soak(runs)
+    verdicts = judge(objectives, rows, ratios) + judge_soak(runs)
     results = {
         "environment": folder.environment(),
         "settings": folder.conditions(),
@@ -98,7 +98,6 @@ def render_page(
         ],
         failed=failed[:_MAX_LISTED],
         num_failed=len(failed),
-        chaos=[run | blow for run in results["runs"] for blow in run["chaos"]],
     )
 
 
