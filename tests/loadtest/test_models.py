@@ -281,20 +281,19 @@ def greedy_tokens(path: Path, prompts: list[list[int]], count: int) -> list[list
 
 
 def test_a_padded_target_has_the_size_asked_for_and_gives_the_same_replies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     from safetensors.torch import load_file
 
-    from loadtest.models.pad import main
+    from loadtest.models.pad import pad_target
     from loadtest.models.tokenizer import load_tokenizer, render
 
-    command = ["--parameters", "20M", "--output", str(tmp_path / "padded")]
-    assert main(command) == 0
+    shape = pad_target(TARGET_DIR, tmp_path / "padded", 20_000_000)
 
     weights = load_file(tmp_path / "padded" / "model.safetensors")
     counted = sum(tensor.numel() for tensor in weights.values())
     assert counted == pytest.approx(20_000_000, rel=0.02)
-    assert f"num_parameters={counted})" in capsys.readouterr().out
+    assert shape.num_parameters == counted
     config = json.loads((tmp_path / "padded" / "config.json").read_text())
     assert config["num_hidden_layers"] > TARGET.shape["num_hidden_layers"]
     assert config["intermediate_size"] > TARGET.shape["intermediate_size"]
@@ -306,8 +305,8 @@ def test_a_padded_target_has_the_size_asked_for_and_gives_the_same_replies(
         greedy_tokens(path, prompts, 24) for path in (tmp_path / "padded", TARGET_DIR)
     )
     assert replies == wanted
-    assert main(command) == 1
-    assert "already holds weights" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="already holds weights"):
+        pad_target(TARGET_DIR, tmp_path / "padded", 20_000_000)
 
 
 @pytest.mark.parametrize("billions", [1, 8])
@@ -324,27 +323,17 @@ def test_billions_of_parameters_get_ordinary_proportions(billions: int) -> None:
 @pytest.mark.parametrize(
     ("source", "parameters", "message"),
     [
-        (TARGET_DIR, "1K", "ask for at least that many"),
-        (Path("/nonexistent"), "20M", "python -m loadtest.models"),
-        (TARGET_DIR, "big", "'big' is not a count; write"),
+        (TARGET_DIR, 1_000, "ask for at least that many"),
+        (Path("/nonexistent"), 20_000_000, "python -m loadtest.models"),
     ],
 )
 def test_what_cannot_be_padded_is_refused_with_what_would_do(
-    source: Path,
-    parameters: str,
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    source: Path, parameters: int, message: str, tmp_path: Path
 ) -> None:
-    from loadtest.models.pad import main
+    from loadtest.models.pad import pad_target
 
-    options = ["--source", str(source), "--output", str(tmp_path / "padded")]
-    try:
-        status: Any = main([*options, "--parameters", parameters])
-    except SystemExit as stopped:
-        status = stopped.code
-    assert status != 0
-    assert message in capsys.readouterr().err
+    with pytest.raises(ValueError, match=message):
+        pad_target(source, tmp_path / "padded", parameters)
 
 
 def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16() -> None:
