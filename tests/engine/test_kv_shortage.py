@@ -75,11 +75,15 @@ def trim(scheduler):
             id="the rest of a prompt comes first",
         ),
         pytest.param(
+            *([(100, 0, 16), (14, 4)], {"num_free": 8}, 0, [0, 4]),
+            id="a prompt that takes the whole step leaves drafts nothing to need",
+        ),
+        pytest.param(
             *([(14, 4)], {"num_kinds": 2}, 0, [4]), id="blocks of two kinds are vLLM's"
         ),
         # Whether the first is cut would depend on how far the draft goes on.
         pytest.param(
-            *([(14, BLOCK + 1)], {"num_free": 1}, 0, [BLOCK + 1]),
+            *([(14, BLOCK + 1)], {}, 0, [BLOCK + 1]),
             id="drafts over two blocks are vLLM's",
         ),
     ],
