@@ -4,8 +4,7 @@
     ... --headless --load poisson:2 --duration 60 --records outcomes.jsonl
     ... --processes 4       (or --master and --worker on several machines)
 
-The rows of Locust's statistics are explained at `loadtest.load.run._log`; the tab
-Tokens of the web page has the same in columns.
+The rows of Locust's statistics are explained at `loadtest.load.run._log`.
 """
 
 from __future__ import annotations
@@ -44,13 +43,8 @@ def _add_options(parser: Any) -> None:
 @events.init.add_listener
 def _init(environment: Environment, **_: Any) -> None:
     run = _runs[environment] = LocustRun(environment)
-    if isinstance(environment.runner, WorkerRunner):
-        return  # Its options come from the master.
-    if environment.web_ui is not None:
-        from loadtest.load.web_page import extend_web_ui
-
-        extend_web_ui(environment.web_ui)
-        return
+    if isinstance(environment.runner, WorkerRunner) or environment.web_ui is not None:
+        return  # Options come from the master, or from the page.
     try:
         run.read_options()
     except LoadTestError as error:

@@ -20,7 +20,6 @@ from loadtest.report.page import write_page, write_results
 from loadtest.report.summary import Limits
 
 from .arms import parse_arm
-from .chaos import Chaos, parse_chaos
 from .runner import SENT, Runner, Store
 
 EXIT_FAILED = 1
@@ -153,12 +152,6 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     add("--rounds", type=read_positive, default=3, help="of all arms (default: 3)")
     add("--minutes", type=read_minutes, help="then exit with 3 if needed")
     add("--soak", action="store_true", help="fail when the server's processes grow")
-    add_text(
-        *("--chaos", Chaos()),
-        "e.g. kill-replica@0.3,kill-engine@0.5,redeploy@0.7,drop=0.05: at which part "
-        "of a run, or of which share of streams",
-        type=_one(parse_chaos),
-    )
     add("--restart", action="store_true", help="discard what the folder holds")
     return parser
 

@@ -40,7 +40,6 @@ def describe_conditions(options: argparse.Namespace) -> dict[str, Any]:
     return {
         **{k: v for k, v in vars(options).items() if k not in _LEFT_OUT},
         "arms": [asdict(arm) for arm in options.arms],
-        "chaos": asdict(options.chaos),
         # What follows the name may be a secret.
         "header": options.header.partition(":")[0],
         "targets": {

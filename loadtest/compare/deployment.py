@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -22,13 +21,11 @@ from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
 
 from .arms import Arm
-from .redeploy import redeploy
 
 REPO = Path(loadtest.__file__).resolve().parents[1]
 _START_TIMEOUT_S = 900.0
 _STOP_TIMEOUT_S = 180.0
 _READY = "Ctrl-C stops everything"
-_DASHBOARD = re.compile(r"dashboard\s+(http://\S+)")
 _METRICS = re.compile(r"metrics\s+(http://\S+)")
 _LOG_TAIL_LINES = 15
 _EXPORT_PERIOD_S = 4.0
@@ -49,14 +46,12 @@ class Deployment:
         metrics_urls: Prometheus pages.
         settle_s: How far they lag behind.
         pid: The process that all of it descends from; None for someone else's.
-        redeploy: Orders a new release of what we serve.
     """
 
     endpoint: Endpoint
     metrics_urls: tuple[str, ...] = ()
     settle_s: float = 0.0
     pid: int | None = None
-    redeploy: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +99,9 @@ class Launcher:
         # Both are made of the same settings, by the same options.
         server = "vllm" if arm.is_plain_vllm else "up"
         command = [sys.executable, "-m", "serving.cli", server, "--port", str(port)]
-        return command + self._up_arguments(arm)
-
-    def _up_arguments(self, arm: Arm) -> list[str]:
         settings = [part for setting in self.settings for part in ("--set", setting)]
         config = str(find_config(self.config).resolve())
-        return ["--config", config, *arm.up_arguments(), *settings]
+        return [*command, "--config", config, *arm.up_arguments(), *settings]
 
     def _wait_until_ready(
         self, arm: Arm, process: subprocess.Popen[bytes], port: int, log: Path
@@ -127,15 +119,8 @@ class Launcher:
             time.sleep(0.2)
         if not is_ours:
             return _describe(endpoint, process.pid)
-        dashboard = _DASHBOARD.search(text)
-        assert dashboard is not None  # It stands before the line that says ready.
-        return Deployment(
-            endpoint,
-            tuple(_METRICS.findall(text)),
-            _OWN_SETTLE_S,
-            process.pid,
-            partial(redeploy, dashboard[1], self._up_arguments(arm)),
-        )
+        pages = tuple(_METRICS.findall(text))
+        return Deployment(endpoint, pages, _OWN_SETTLE_S, process.pid)
 
 
 def _describe(endpoint: Endpoint, pid: int | None) -> Deployment:

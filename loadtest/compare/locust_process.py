@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +27,6 @@ def run_locust(
     *,
     processes: int = 1,
     nice: int | None = None,
-    on_wait: Callable[[float], None] = lambda _: None,
 ) -> None:
     """Put load on an endpoint and wait for the end.
 
@@ -38,7 +35,6 @@ def run_locust(
         log: Where Locust's own words go.
         processes: Of the client.
         nice: Their priority; None leaves it.
-        on_wait: Told when the run began, by the wall clock, several times a second.
 
     Raises:
         LoadTestError: If Locust fails or does not end, with the end of its log.
@@ -59,16 +55,13 @@ def run_locust(
     records = Path(options.records)
     records.unlink(missing_ok=True)
     limit_s = options.duration + options.drain + _SPARE_S
-    started_s, epoch_s = time.monotonic(), None
+    started_s = time.monotonic()
     with run_logged(command, log, env | {HEADER_VARIABLE: options.header}) as process:
         if nice is not None:
             _set_priority(process.pid, nice)
         while process.poll() is None:
             if time.monotonic() - started_s > limit_s:
                 raise _failure(f"has not ended after {limit_s:.0f} s", log)
-            epoch_s = epoch_s or _read_epoch(records)
-            if epoch_s is not None:
-                on_wait(epoch_s)
             time.sleep(_PERIOD_S)
         if process.returncode != 0 or not records.exists():
             raise _failure(f"failed with {process.returncode}", log)
@@ -88,14 +81,6 @@ def _set_priority(pid: int, nice: int) -> None:
         ) from None
     except psutil.NoSuchProcess:
         return  # Its end is explained from its log.
-
-
-def _read_epoch(records: Path) -> float | None:
-    try:
-        with records.open() as file:
-            return float(json.loads(file.readline())["run"]["epoch_s"])
-    except (OSError, ValueError, KeyError):
-        return None  # Not there yet, or not whole.
 
 
 def _failure(what: str, log: Path) -> LoadTestError:

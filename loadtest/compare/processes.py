@@ -27,6 +27,9 @@ _ROLES = (
     ("vllm serve", "server"),
 )
 _OTHER = "other"
+VICTIMS = {"engine": ("engine",), "replica": ("replica", "server"), "front": ("front",)}
+"""Roles of the processes that each kind of kill may hit."""
+
 _SPAWNED = "multiprocessing.spawn"
 _ROLE_BELOW = {"dashboard": "dashboard", "engine": "worker"}
 """Roles of spawned processes without a title, by that of their parent."""
@@ -54,6 +57,11 @@ def find_processes(pid: int) -> Iterator[tuple[str, psutil.Process]]:
             yield _find_role(process), process
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
+
+
+def find_victims(pid: int, kind: str) -> list[psutil.Process]:
+    """Return the processes of a deployment that a kind of kill may hit."""
+    return [one for role, one in find_processes(pid) if role in VICTIMS[kind]]
 
 
 def _find_role(process: psutil.Process | None) -> str:

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from loadtest.report.summary import Limits, Targets, summarise
 from loadtest.result_folder import ResultFolder
 
 from .arms import Arm
-from .chaos import ServerChaos, check_chaos, log_drops
 from .conditions import describe_conditions, describe_models
 from .deployment import Deployment, Launcher
 from .locust_process import run_locust
@@ -38,6 +37,7 @@ from .scrape import Scraper, summarise_server
 SENT = (
     *("duration", "requests", "drain", "max_tokens", "temperature", "seed", "model"),
     *("extra_body", "max_prompt_chars", "ttft_target_ms", "tpot_target_ms"),
+    "drop_share",
 )
 """Options of a run that are ours too."""
 
@@ -177,7 +177,6 @@ class Runner:
         deployment: Deployment,
         run_id: str,
         processes: int = 1,
-        on_wait: Callable[[float], None] = lambda _: None,
         **changes: Any,
     ) -> Path:
         """Put load on a deployment; return the records of all requests."""
@@ -191,7 +190,6 @@ class Runner:
             self._logs / f"locust-{run_id}.log",
             processes=processes,
             nice=self._options.client_nice,
-            on_wait=on_wait,
         )
         return records
 
@@ -206,24 +204,18 @@ class Runner:
         options, (workload, load) = self._options, cell
         cell_name = f"{workload} {load.name}"
         name = f"{number}-{Path(workload).name}-{load.name}-{arm.name}"
-        duration_s, blows = self._sent.duration, options.chaos.blows
-        chaos = ServerChaos(blows, deployment, duration_s, progress.say)
         began_s = time.monotonic()
         with Scraper(deployment, samples_processes=options.soak) as seen:
-            try:
-                records = self._send(
-                    deployment,
-                    re.sub(r"[^\w.=-]", "_", name),
-                    options.processes,
-                    chaos.tick,
-                    load=load.name,
-                    workload=workload,
-                    # Equal for all arms: they get the same requests. Not for all cells:
-                    # the prefix cache would know those of the one before.
-                    seed=f"{options.seed}/{number}/{cell_name}",
-                )
-            finally:
-                chaos.end()
+            records = self._send(
+                deployment,
+                re.sub(r"[^\w.=-]", "_", name),
+                options.processes,
+                load=load.name,
+                workload=workload,
+                # Equal for all arms: they get the same requests. Not for all cells:
+                # the prefix cache would know those of the one before.
+                seed=f"{options.seed}/{number}/{cell_name}",
+            )
         read = read_records(records)
         place = {"round": number, "arm": arm.name, "workload": workload}
         place["load"] = load.name
@@ -244,7 +236,6 @@ class Runner:
             "counters": {n: v for n, v in seen.counters.items() if v},
             "timeline": seen.timeline,
             "server_problems": seen.problems[:10],
-            "chaos": chaos.log + log_drops(options.chaos.drop_share, read.outcomes),
             "process_samples": seen.process_samples,
         }
         told = f"{arm.name} {cell_name}: {_say(run)}"
@@ -284,7 +275,6 @@ def make_load_options(options: argparse.Namespace) -> LoadOptions:
         )
     sent = LoadOptions(
         host="http://unknown",
-        drop_share=options.chaos.drop_share,
         header=options.header,
         **{name: getattr(options, name) for name in SENT},
     )
@@ -292,7 +282,12 @@ def make_load_options(options: argparse.Namespace) -> LoadOptions:
         replace(sent, load=load.name).check()
     for workload in options.workloads:
         make_workload(workload, "check", options.max_prompt_chars or None)
-    check_chaos(options)
+    attached = [arm.name for arm in options.arms if arm.url is not None]
+    if options.soak and attached:
+        raise LoadTestError(
+            f"--soak needs the processes of {attached[0]}, which runs already: have us "
+            f"start it, --arm '{attached[0]}=cmd:...'"
+        )
     return sent
 
 

@@ -2,6 +2,6 @@
 
 ``arrivals``, ``workloads``
     What is sent when.
-``options``, ``session``, ``run``, ``web_page``
+``options``, ``session``, ``run``
     One run inside Locust's processes; ``loadtest/locustfile.py`` has its users.
 """

@@ -4,17 +4,13 @@ Appended layers have zero ``o_proj`` and ``down_proj``: they compute as any laye
 and add nothing to the residual stream. One feed-forward width holds for all layers of a
 configuration, so the original layers are widened too, by columns of ``down_proj`` that
 are zero. Heads, and so each layer's KV cache, stay the source's.
-
-    python -m loadtest.models.pad --parameters 50M --output DIR
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +18,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from .recipe import TARGET_DIR
-
 # Kernels and tensor-parallel splits like round widths.
 _WIDTH_MULTIPLE = 64
 # 32 layers at 8 B and 10 at 50 M: the depth of models of these sizes.
 _REFERENCE = (8e9, 32)
 _SILENT = ("o_proj.weight", "down_proj.weight")
-_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9}
 
 
 @dataclass(frozen=True)
@@ -138,35 +131,3 @@ def _count(config: Mapping[str, Any], num_layers: int, width: int) -> int:
     layer: int = hidden * (2 * heads * config["head_dim"] + 3 * width + 2)
     embedding: int = hidden * config["vocab_size"]
     return embedding + num_layers * layer + hidden
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a padded copy; exit with 1 after an error that is explained."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.models.pad", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--parameters", type=_read_count, required=True, help="as 50M")
-    parser.add_argument("--output", type=Path, required=True, help="directory to write")
-    parser.add_argument("--source", type=Path, default=TARGET_DIR, help="what to copy")
-    options = parser.parse_args(arguments)
-    try:
-        shape = pad_target(options.source, options.output, options.parameters)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write(f"{options.output}: {shape}\n")
-    return 0
-
-
-def _read_count(text: str) -> int:
-    factor = _SUFFIXES.get(text[-1:].upper(), 1.0)
-    try:
-        return int(float(text if factor == 1.0 else text[:-1]) * factor)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a count; write 51000000, 51M or 1B"
-        ) from None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

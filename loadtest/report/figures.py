@@ -93,7 +93,7 @@ def draw_timeline(
     duration_s: float,
     caption: str = "",
 ) -> bytes | None:
-    """Draw one round of a cell over time, by arm; chaos makes vertical lines."""
+    """Draw one round of a cell over time, by arm."""
     records = {arm: one for arm, one in records.items() if one.outcomes}
     if not records:
         return None
@@ -102,10 +102,6 @@ def draw_timeline(
         run, epoch_s, style = runs[arm], one.epoch_s or 0.0, {"color": f"C{number}"}
         _draw_clients(panels, one.outcomes, duration_s, style | {"label": arm})
         _draw_server(panels, run["timeline"], epoch_s, style)
-        for blow in run["chaos"]:
-            if blow["epoch_s"] is not None:
-                for panel in panels.values():
-                    panel.axvline(blow["epoch_s"] - epoch_s, color="r", ls=":")
     for panel in panels.values():
         panel.set(xlim=(0, duration_s), ylim=(0, None))
     return _to_png(figure, caption)

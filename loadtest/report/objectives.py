@@ -135,21 +135,6 @@ def where(row: Row) -> str:
     return f"{row['arm']}, {row['workload']}, {row['load']}"
 
 
-def judge_chaos(runs: Iterable[Row]) -> list[Verdict]:
-    """Return a verdict for everything that was to befall servers and streams."""
-    return [
-        Verdict(
-            f"chaos: {blow['kind']} is done",
-            where(run),
-            blow.get("num_streams"),
-            blow["done"],
-            blow["what"],
-        )
-        for run in runs
-        for blow in run["chaos"]
-    ]
-
-
 def judge_soak(runs: Iterable[Row]) -> list[Verdict]:
     """Return a verdict for each measure of each process of soak runs, and leaks."""
     verdicts = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,8 @@ from markupsafe import Markup
 from loadtest.client.records import Records, read_records
 from loadtest.result_folder import ResultFolder
 
-from .objectives import UNCOUNTED, Objective, judge, judge_chaos, judge_soak
+from . import figures
+from .objectives import UNCOUNTED, Objective, judge, judge_soak
 from .rows import COMPARED, make_ratios, make_rows
 from .summary import Limits, Targets
 
@@ -44,7 +44,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write results.json from what has been measured, and return what it holds."""
     rows, ratios = make_rows(runs), make_ratios(runs)
-    verdicts = judge(objectives, rows, ratios) + judge_chaos(runs) + judge_soak(runs)
+    verdicts = judge(objectives, rows, ratios) + judge_soak(runs)
     results = {
         "environment": folder.environment(),
         "settings": folder.conditions(),
@@ -98,7 +98,6 @@ def render_page(
         ],
         failed=failed[:_MAX_LISTED],
         num_failed=len(failed),
-        chaos=[run | blow for run in results["runs"] for blow in run["chaos"]],
     )
 
 
@@ -119,16 +118,6 @@ def _describe_origin(results: Mapping[str, Any]) -> str:
 def _draw(
     folder: Path, results: Mapping[str, Any], runs: Sequence[Run]
 ) -> Iterator[tuple[str, bytes | None]]:
-    try:
-        from . import figures
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("matplotlib"):
-            raise
-        sys.stderr.write(
-            "no figures: matplotlib is missing; install it with "
-            "pip install --no-deps -r configs/requirements/dev.txt\n"
-        )
-        return
     caption, targets = _describe_origin(results), results["settings"]["targets"]
     by_process: dict[str, list[Run]] = {}
     for row in results["rows"]:

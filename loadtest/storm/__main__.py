@@ -16,8 +16,8 @@ from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.compare.arms import parse_arm
-from loadtest.compare.chaos import VICTIMS
 from loadtest.compare.deployment import Deployment, Launcher
+from loadtest.compare.processes import VICTIMS
 from loadtest.compare.scrape import Scraper
 from loadtest.environment import (
     describe_machine,

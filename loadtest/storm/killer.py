@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from loadtest.client.errors import LoadTestError
-from loadtest.compare.chaos import VICTIMS, find_victims
+from loadtest.compare.processes import VICTIMS, find_victims
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from serving.engine.shared.kv_shortage import trim_to_free_blocks
 
 BLOCK = 8
@@ -17,7 +19,7 @@ def make_request(num_tokens, num_drafts, num_computed=-1):
     )
 
 
-def make_scheduler(running, num_free, *, lookahead=0, num_kinds=1):
+def make_scheduler(running, *, num_free=0, lookahead=0, num_kinds=1):
     """Make what is looked at of a scheduler; requests hold what is computed."""
     for index, request in enumerate(running):
         request.request_id = str(index)
@@ -47,50 +49,50 @@ def trim(scheduler):
     return num_cut, [len(one.spec_token_ids) for one in scheduler.running]
 
 
-def test_drafts_that_would_begin_a_block_are_cut_short_of_it():
-    # The step computes position 13 and the drafts' 14 to 17; the block ends with 15.
-    request = make_request(14, 4)
-    assert trim(make_scheduler([request], num_free=0)) == (2, [2])
-    assert request.spec_token_ids == [0, 1]
-
-
-def test_drafts_stay_while_blocks_are_free():
-    running = [make_request(14, 4), make_request(14, 4)]
-    assert trim(make_scheduler(running, num_free=2)) == (0, [4, 4])
-
-
-def test_the_request_that_would_be_preempted_first_gives_way_first():
-    running = [make_request(14, 4), make_request(15, 4), make_request(11, 4)]
-    assert trim(make_scheduler(running, num_free=1)) == (3, [4, 1, 4])
-
-
-def test_nothing_is_cut_where_somebody_is_preempted_all_the_same():
-    # The second needs a block without any draft.
-    running = [make_request(14, 4), make_request(17, 4)]
-    assert trim(make_scheduler(running, num_free=0)) == (0, [4, 4])
-    assert trim(make_scheduler(running, num_free=1)) == (2, [2, 4])
-
-
-def test_positions_of_drafts_to_come_count_as_vllm_counts_them():
-    # vLLM reserves two positions more, up to 15.
-    assert trim(make_scheduler([make_request(12, 3)], 0, lookahead=2)) == (1, [2])
-
-
-def test_the_rest_of_a_prompt_comes_first():
-    prompt = make_request(40, 0, num_computed=16)
-    scheduler = make_scheduler([prompt, make_request(14, 4)], num_free=3)
-    assert trim(scheduler) == (2, [0, 2])
-
-
-def test_blocks_of_several_kinds_are_left_to_vllm():
-    scheduler = make_scheduler([make_request(14, 4)], num_free=0, num_kinds=2)
-    assert trim(scheduler) == (0, [4])
-
-
-def test_drafts_that_can_begin_two_blocks_are_left_to_vllm():
-    """Whether the first of them is cut would depend on how far the draft goes on."""
-    scheduler = make_scheduler([make_request(14, BLOCK + 1)], num_free=1)
-    assert trim(scheduler) == (0, [BLOCK + 1])
+@pytest.mark.parametrize(
+    ("requests", "scheduler", "num_cut", "left"),
+    [
+        # The step computes position 13 and the drafts' 14 to 17; the block ends at 15.
+        pytest.param(
+            [(14, 4)], {}, 2, [2], id="cut short of the block they would begin"
+        ),
+        pytest.param([(14, 4)] * 2, {"num_free": 2}, 0, [4, 4], id="blocks are free"),
+        pytest.param(
+            *([(14, 4), (15, 4), (11, 4)], {"num_free": 1}, 3, [4, 1, 4]),
+            id="who would be preempted first gives way first",
+        ),
+        # The second needs a block without any draft.
+        pytest.param(
+            *([(14, 4), (17, 4)], {}, 0, [4, 4]), id="somebody is preempted anyway"
+        ),
+        pytest.param(
+            *([(14, 4), (17, 4)], {"num_free": 1}, 2, [2, 4]), id="nobody need be"
+        ),
+        # vLLM reserves two positions more, up to 15.
+        pytest.param([(12, 3)], {"lookahead": 2}, 1, [2], id="drafts to come count"),
+        pytest.param(
+            *([(40, 0, 16), (14, 4)], {"num_free": 3}, 2, [0, 2]),
+            id="the rest of a prompt comes first",
+        ),
+        pytest.param(
+            *([(100, 0, 16), (14, 4)], {"num_free": 8}, 0, [0, 4]),
+            id="a prompt that takes the whole step leaves drafts nothing to need",
+        ),
+        pytest.param(
+            *([(14, 4)], {"num_kinds": 2}, 0, [4]), id="blocks of two kinds are vLLM's"
+        ),
+        # Whether the first is cut would depend on how far the draft goes on.
+        pytest.param(
+            *([(14, BLOCK + 1)], {}, 0, [BLOCK + 1]),
+            id="drafts over two blocks are vLLM's",
+        ),
+    ],
+)
+def test_drafts_give_way_where_that_saves_a_request(requests, scheduler, num_cut, left):
+    running = [make_request(*one) for one in requests]
+    assert trim(make_scheduler(running, **scheduler)) == (num_cut, left)
+    # Those that stay are the first.
+    assert [one.spec_token_ids for one in running] == [list(range(n)) for n in left]
 
 
 def test_what_is_cut_does_not_depend_on_the_tokens_of_a_draft():

@@ -172,22 +172,13 @@ def test_workers_together_send_what_one_process_would(server, tmp_path, prompts)
     assert {sample.process for sample in records.client} == {"client 0", "client 1"}
 
 
-@pytest.mark.parametrize("chaos", ["kill-replica@0.2", "drop=0.2"])
-def test_chaos_is_judged_and_servers_are_not_blamed_for_it(tmp_path, capsys, chaos):
-    arm = [f"--arm=a=cmd:{STAND_IN} {{port}}", "--loads=closed:3"]
-    status = experiment(tmp_path, *arm, f"--chaos={chaos}")
+def test_dropped_streams_are_not_blamed_on_the_server(server, tmp_path):
+    where = (f"--arm=a={server.url}", "--loads=closed:3", "--drop-share=0.2")
+    assert experiment(tmp_path, *where, "--objective=failure_rate<=0") == 0
     results = results_in(tmp_path)
-    [verdict] = results["objectives"]
-    assert verdict["note"] in (tmp_path / "report.html").read_text()
     assert results["failed_requests"] == []
-    if chaos == "drop=0.2":
-        count = results["rows"][0]["failures"]["client_dropped"]
-        assert status == 0
-        assert 0 < verdict["found"] == count == results["rows"][0]["num_sent"] // 5
-    else:
-        assert status == 1
-        assert "chaos: kill-replica is done" in capsys.readouterr().err
-        assert verdict["note"] == "there is no such process"
+    [row] = results["rows"]
+    assert row["failures"]["client_dropped"] == row["num_sent"] // 5 > 0
 
 
 def test_a_command_is_started_and_leaves_nothing_behind(tmp_path):
@@ -231,8 +222,6 @@ def test_ctrl_c_ends_the_run_and_what_it_started(server, tmp_path):
         (["--policies=none", "--loads=often"], "PROCESS:SHAPE"),
         (["--policies=none", "--objective=fast"], "no objective"),
         (["--policies=none", "--objective=failures<=0"], "there is no figure failures"),
-        (["--policies=none", "--chaos=kill-all"], "kill-replica@PART"),
-        (["--policies=none", "--chaos=kill-engine@1.5"], "part of the run below 1"),
         (["--policies=none", "--duration=soon"], "invalid float value"),
     ],
 )
@@ -250,13 +239,6 @@ def test_options_that_cannot_work_are_refused(tmp_path, capsys, arguments, messa
         (["--policies=none", "--workloads=mixd"], "no workload"),
         (["--policies=none,none"], "same name"),
         (["--policies=none", "--lead-in=60"], "leaves nothing"),
-        (["--arm=a=http://x", "--chaos=redeploy@0.5"], "not served by us"),
-        (["--arm=a=vllm:none", "--chaos=redeploy@0.5"], "not served by us"),
-        (["--arm=a=http://x", "--chaos=kill-engine@0.5"], "have us start it"),
-        (
-            ["--policies=none", "--requests=5", "--chaos=kill-engine@0.5"],
-            "leave --requests out",
-        ),
         (["--arm=a=http://x", "--soak"], "have us start it"),
         (["--policies=none", "--header=secret"], "NAME: VALUE"),
         (["--policies=none", "--extra-body=[]"], "JSON object"),

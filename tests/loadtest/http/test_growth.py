@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.compare.processes import find_processes, role_of, sample
+from loadtest.compare.processes import (
+    find_processes,
+    find_victims,
+    role_of,
+    sample,
+)
 from loadtest.report.growth import MEASURES, find_leftovers, fit_all, fit_growth
 from loadtest.report.objectives import judge_soak
 
@@ -224,7 +229,8 @@ def test_an_engine_that_could_not_take_its_title_is_found(tmp_path):
         try:
             assert process.stdout.readline() == b"started\n"
             family = list(find_processes(process.pid))
-            engines = [found for role, found in family if role == "engine"]
+            engines = find_victims(process.pid, "engine")
+            assert find_victims(process.pid, "replica") == []
             titles = [" ".join(found.cmdline()) for _, found in family]
         finally:
             for _, found in find_processes(process.pid):

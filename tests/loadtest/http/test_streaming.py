@@ -365,7 +365,7 @@ def test_what_the_end_of_the_run_finds_in_flight_is_unfinished(is_killed):
     assert (outcome.is_failed, outcome.is_cut) == (True, False)
 
 
-# What chaos has clients do
+# Streams that clients drop
 
 
 def test_a_dropped_stream_is_not_the_servers_failure():
