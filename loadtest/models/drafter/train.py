@@ -22,6 +22,7 @@ from .head import Eagle3Head, predictable
 _SAVE_EVERY_S = 60.0
 _WEIGHT_DECAY = 0.01
 _ADAM_BETAS = (0.9, 0.95)
+_COOL = 0.2
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ class Trainer:
             model.config, recipe.draft_vocab_size, len(recipe.aux_layer_ids)
         )
         with torch.no_grad():
-            self._head.norm.weight.copy_(model.model.norm.weight)
+            # Cooler than the target's own: until it has learnt something, the head is
+            # sure of the wrong token.
+            self._head.norm.weight.copy_(_COOL * model.model.norm.weight)
             self._head.lm_head.weight.copy_(self._target_rows)
         self._head.bfloat16()
         self._optimizer = MasterOptimizer(
