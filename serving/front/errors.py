@@ -65,6 +65,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = _RETRY_AFTER_S
+        self.headers: Mapping[str, str] = {}
 
 
 def describe(error: BaseException) -> ApiError:
@@ -111,7 +112,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def error_response(error: BaseException) -> JSONResponse:
     """Answer a failure; 503 and 429 say when to come back."""
     described = describe(error)
-    headers = {}
+    headers = dict(described.headers)
     if described.status in {429, 503}:
         headers["Retry-After"] = str(described.retry_after_s)
     return JSONResponse(error_body(described), described.status, headers)
