@@ -158,6 +158,7 @@ def test_every_release_is_the_same_deployment_under_a_new_name():
     assert first["name"] == "tetris"
     assert first["args"] == second["args"]
     assert first["args"] == {
+        "http.access.allow_anonymous": True,
         "config": "/tiny.yaml",
         "policy.name": "tetris",
         "replicas.max": 2,
