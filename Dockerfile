@@ -83,7 +83,9 @@ HEALTHCHECK --interval=15s --timeout=10s --start-period=10m --retries=4 \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('PORT', '8000') + '/health', timeout=8)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--"]
-CMD ["tetris-serve", "up", "--config", "configs/tiny.yaml", "--host", "0.0.0.0"]
+# The demo, for whomever the container's port is published to.
+CMD ["tetris-serve", "up", "--config", "configs/tiny.yaml", "--host", "0.0.0.0", \
+     "--set", "http.access.allow_anonymous=true"]
 
 # -------------------------------------------------------------------------------- gpu
 FROM run AS gpu

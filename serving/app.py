@@ -89,10 +89,12 @@ def build_app(settings: Settings) -> "Application":
     declared = settings.model
     settings = with_converted_models(settings, logger.info)
     check_servable(settings)
+    check_access(settings)
     check_ray()
     from ray import serve
 
     from serving.compat_ray import build_llm_deployment, to_model_metadata
+    from serving.front.access import AccessOptions
     from serving.front.app import build_front
     from serving.front.request_class import ClassShare
     from serving.replica.server import EngineServer
@@ -103,6 +105,7 @@ def build_app(settings: Settings) -> "Application":
     }
     llm_config = llm_config_of(settings, gguf_files)
     replicas, http = settings.replicas, settings.http
+    policy_classes = settings.policy.classes
     engines = build_llm_deployment(
         llm_config,
         name_prefix=f"{ENGINES}:",
@@ -114,7 +117,15 @@ def build_app(settings: Settings) -> "Application":
         },
     )
     front = serve.deployment(
-        build_front(http.max_body_bytes, has_board=http.board),
+        build_front(
+            http.max_body_bytes,
+            has_board=http.board,
+            access=AccessOptions(
+                http.access.keys_file, http.access.redis_url, set(policy_classes)
+            )
+            if http.access.keys_file is not None
+            else None,
+        ),
         **front_options_of(settings),
     )
     return front.bind(
@@ -123,7 +134,7 @@ def build_app(settings: Settings) -> "Application":
         policy_name=settings.policy.name,
         classes={
             name: ClassShare(one.weight, one.priority, one.deadline_ms)
-            for name, one in settings.policy.classes.items()
+            for name, one in policy_classes.items()
         },
         stream_interval_ms=http.stream_interval_ms,
         min_replicas=replicas.min,
@@ -159,6 +170,29 @@ def check_servable(settings: Settings) -> None:
     problems += find_adapter_problems(settings)
     if problems:
         raise SettingsError(problems)
+
+
+def check_access(settings: Settings) -> None:
+    """Refuse to serve anybody who calls, unless somebody has said so.
+
+    Ray decides on the address, so this knows none: with HAProxy, 0.0.0.0 unless told.
+
+    Raises:
+        SettingsError: Nobody has decided who may call.
+    """
+    access = settings.http.access
+    if access.allow_anonymous is None and access.keys_file is None:
+        raise SettingsError(
+            [
+                "http.access: anybody who reaches the server could use it; make a key "
+                "with `tetris-serve keys new --file keys.json NAME` and set "
+                "http.access.keys_file, or set http.access.allow_anonymous: true"
+            ]
+        )
+    if access.allow_anonymous is False and access.keys_file is None:
+        raise SettingsError(
+            ["http.access.keys_file: is required with allow_anonymous: false"]
+        )
 
 
 def llm_config_of(

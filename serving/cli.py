@@ -7,6 +7,7 @@ from typing import Any
 
 from serving.commands.bench import add_bench_command
 from serving.commands.drain import add_drain_command
+from serving.commands.keys import add_keys_command
 from serving.settings.model import (
     Environment,
     Settings,
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_bench_command(commands)
     add_drain_command(commands)
+    add_keys_command(commands)
     return parser
 
 

@@ -299,7 +299,13 @@ class Places:
             num_flows: That may come, >= 1.
         """
         self._num_flows = num_flows
+        self._seen: set[str] = set()
         self._taken: dict[str, int] = {}
+
+    def note_flow(self, flow: str) -> None:
+        """Keep places for one more flow, if it is new."""
+        self._seen.add(flow)
+        self._num_flows = max(self._num_flows, len(self._seen))
 
     def has_room(self, flow: str, limit: int) -> bool:
         """Return whether a flow may have one more.

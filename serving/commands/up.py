@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Final, NoReturn
 
-from serving.app import build_app, check_servable
+from serving.app import build_app, check_access, check_servable
 from serving.commands.console import Console, complain
 from serving.commands.doctor import check_memory
 from serving.contract import MovedNamesError
@@ -22,6 +22,7 @@ from serving.local.startup import (
     wait_until_running,
 )
 from serving.settings.gguf_models import with_converted_models
+from serving.settings.key_file import read_keys
 from serving.settings.model import Environment, Settings, SettingsError
 
 APP_NAME: Final = "tetris"
@@ -56,8 +57,9 @@ def up(settings: Settings) -> int:
     except KeyboardInterrupt:
         console.say("\nStopped.")
         return 0
-    settings = with_board_text(settings)
+    settings = with_access(with_board_text(settings))
     check_servable(settings)
+    check_access(settings)
     _check_memory(settings)
     # Ray, vLLM and httpx configure loggers of their own in this process; the logs
     # that matter are those of the replicas, in Ray's log folder.
@@ -95,6 +97,26 @@ def with_board_text(settings: Settings) -> Settings:
         return settings
     is_private = ports.is_loopback(settings.http.host)
     http = settings.http.model_copy(update={"board_text": is_private})
+    return settings.model_copy(update={"http": http})
+
+
+def with_access(settings: Settings) -> Settings:
+    """Let in anybody on this machine, if nobody has decided who may call.
+
+    Raises:
+        SettingsError: The file of keys cannot be read.
+    """
+    access = settings.http.access
+    if access.keys_file is not None:
+        try:
+            read_keys(access.keys_file)
+        except (OSError, ValueError) as error:
+            raise SettingsError([f"http.access.keys_file: {error}"]) from None
+    is_private = ports.is_loopback(settings.http.host)
+    if access.allow_anonymous is not None or access.keys_file or not is_private:
+        return settings
+    access = access.model_copy(update={"allow_anonymous": True})
+    http = settings.http.model_copy(update={"access": access})
     return settings.model_copy(update={"http": http})
 
 
@@ -186,6 +208,10 @@ def _announce(settings: Settings, ray_instance: LocalRay, console: Console) -> N
         else ""
     )
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hi"}}]}}'
+    key = "KEY" if settings.http.access.keys_file else ""
+    headers = "-H 'Content-Type: application/json'"
+    if key:
+        headers += f" -H 'Authorization: Bearer {key}'"
     console.say(
         f"""
 Ready after {console.elapsed_s:.0f} s.
@@ -195,10 +221,10 @@ Ready after {console.elapsed_s:.0f} s.
   metrics    http://127.0.0.1:{ray_instance.metrics_port}/metrics
   logs       {ray_instance.log_dir}
 
-curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+curl {base_url}/v1/chat/completions {headers} -d '{body}'
 
 from openai import OpenAI
-client = OpenAI(base_url="{base_url}/v1", api_key="none")
+client = OpenAI(base_url="{base_url}/v1", api_key="{key or "none"}")
 stream = client.chat.completions.create(
     model="{model}", messages=[{{"role": "user", "content": "Hi"}}], stream=True
 )

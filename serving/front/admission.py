@@ -20,6 +20,7 @@ from policies.decisions.fairness import (
 )
 from policies.decisions.routing import ReplicaLoad
 from serving.engine.compat import GracefulHTTPError
+from serving.front.caller import caller
 from serving.front.refusal import note_retry_after
 from serving.front.request_class import DEADLINE_XARG, DEFAULT_CLASS, find_class
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S: Final = 0.25
 """How old the mean of what replicas said may be; they speak four times a second."""
+
+OF_KEY: Final = "\0"
+"""Between the class and the key in the name of a flow."""
 
 _UNKNOWN: Final = ReplicaLoad(
     base_ms=1.0,
@@ -97,8 +101,15 @@ class Admission:
         request = one.request
         params = request.sampling_params
         extra = (params.extra_args if params is not None else None) or {}
-        flow = find_class(extra, request.priority, self._classes)
-        share = self._classes.get(flow)
+        class_name = find_class(extra, request.priority, self._classes)
+        share = self._classes.get(class_name)
+        flow = class_name
+        one.caller = caller.get()
+        if one.caller is not None:
+            one.caller.note_fronts(self.num_fronts)
+            # Keys share alike, each with its class's weight.
+            flow = f"{class_name}{OF_KEY}{one.caller.name}"
+            self._places.note_flow(flow)
         self._look()
         one.turn = Turn(
             flow,
@@ -121,6 +132,8 @@ class Admission:
     def note_gone(self, one: InFlight) -> None:
         """Note that a request that was admitted is there no more."""
         self._places.free(one.turn.flow)
+        if one.caller is not None:
+            one.caller.charge(one.num_tokens)
 
     def has_expired(self, one: InFlight) -> bool:
         """Return whether a request is past its deadline before it has begun."""

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from serving.compat_ray import SetRequestIdMiddleware, metrics_lifespan
 from serving.engine.shared.replay import INTERNAL_PREFIX
+from serving.front.access import AccessMiddleware, AccessOptions
 from serving.front.answers import ask, begin_stream
 from serving.front.board import BoardFeed
 from serving.front.errors import (
@@ -38,6 +39,7 @@ from serving.front.request_body import (
 from serving.front.request_class import (
     DEADLINE_XARG,
     ClassShare,
+    claim_class,
     find_unknown_class,
     set_deadline,
     set_priority,
@@ -74,31 +76,37 @@ _TICK_S: Final = 1.0
 _BOARD_TIMEOUT_S: Final = 5.0
 
 
-def build_front(max_body_bytes: int, *, has_board: bool) -> type["Front"]:
+def build_front(
+    max_body_bytes: int, *, has_board: bool, access: AccessOptions | None
+) -> type["Front"]:
     """Return the class that Serve deploys, mounted on a web application of its own.
 
     Args:
         max_body_bytes: Largest request body accepted; larger ones get a 413.
         has_board: Whether there are the live board and the chat page.
+        access: Who may call; None for anybody.
     """
-    api = build_api(max_body_bytes)
+    api = build_api(max_body_bytes, access)
     routes = {**_ROUTES, **(_BOARD_ROUTES if has_board else {})}
     mounted = {name: route(api)(getattr(Front, name)) for name, route in routes.items()}
     front: type[Front] = serve.ingress(api)(type("Front", (Front,), mounted))
     return front
 
 
-def build_api(max_body_bytes: int) -> FastAPI:
+def build_api(max_body_bytes: int, access: AccessOptions | None = None) -> FastAPI:
     """Build the web application, without routes: errors, limits, ids, metrics.
 
     Args:
         max_body_bytes: Largest request body accepted; larger ones get a 413.
+        access: Who may call; None for anybody.
     """
     api = FastAPI(title="Tetris Serve", lifespan=metrics_lifespan)
     api.add_exception_handler(RequestValidationError, answer_http_exception)
     api.add_exception_handler(HTTPException, answer_http_exception)
     # Starlette runs the middleware added last first.
     api.add_middleware(BodyLimitMiddleware, max_body_bytes=max_body_bytes)
+    if access is not None:
+        api.add_middleware(AccessMiddleware, options=access)
     api.add_middleware(ErrorMiddleware)
     api.add_middleware(SetRequestIdMiddleware)
     return api
@@ -223,6 +231,7 @@ class Front(PageRoutes):
 
     def _prepare(self, body: Any) -> None:
         """Check a request, and take from it what only fronts may say to engines."""
+        claim_class(body)
         unknown = find_unknown_class(body, self._classes)
         if unknown is not None:
             raise ApiError(400, unknown, "vllm_xargs")

@@ -26,6 +26,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 logger = logging.getLogger("ray.serve")
 
+MAX_BODY_S: Final = 60.0
+"""For a whole body, so that slow senders hold nothing."""
+
 _RETRY_AFTER_S: Final = 1
 
 _TYPES: Final = {
@@ -65,6 +68,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = _RETRY_AFTER_S
+        self.headers: Mapping[str, str] = {}
 
 
 def describe(error: BaseException) -> ApiError:
@@ -111,7 +115,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 def error_response(error: BaseException) -> JSONResponse:
     """Answer a failure; 503 and 429 say when to come back."""
     described = describe(error)
-    headers = {}
+    headers = dict(described.headers)
     if described.status in {429, 503}:
         headers["Retry-After"] = str(described.retry_after_s)
     return JSONResponse(error_body(described), described.status, headers)
@@ -206,7 +210,7 @@ class ErrorMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses request bodies beyond a limit, whether or not they declare a length."""
+    """Refuses request bodies beyond a limit, declared or not, and those that linger."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
@@ -221,11 +225,20 @@ class BodyLimitMiddleware:
         if declared.isdigit() and int(declared) > self._max_body_bytes:
             await error_response(self._too_large())(scope, receive, send)
             return
-        num_bytes = 0
+        num_bytes, is_whole = 0, False
+        due_s = asyncio.get_running_loop().time() + MAX_BODY_S
 
         async def receive_within_limit() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, is_whole
+            try:
+                # What comes behind the body is the client's leaving, whenever.
+                async with asyncio.timeout_at(None if is_whole else due_s):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(
+                    408, f"The request body took more than {MAX_BODY_S:g} s."
+                ) from None
+            is_whole = not message.get("more_body", False)
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
                 raise self._too_large()

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections import Counter
 from http import HTTPStatus
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +23,7 @@ from serving.engine.compat import (
     FinishReason,
     GracefulHTTPError,
 )
-from serving.front.admission import Admission
+from serving.front.admission import OF_KEY, Admission
 from serving.front.condemned import Condemned
 from serving.front.credit import Credit
 from serving.front.in_flight import InFlight, InFlightRequests
@@ -163,7 +164,10 @@ class FleetClient(EngineCoreClient):
 
     def count_waiting(self) -> dict[str, int]:
         """Count what waits in the queue by class, replays left out."""
-        return self._queue.count()
+        counts: Counter[str] = Counter()
+        for flow, count in self._queue.count().items():
+            counts[flow.partition(OF_KEY)[0]] += count
+        return dict(counts)
 
     def tell_waiting(self) -> None:
         """Tell replicas what waits for them; call it now and then."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
+    from serving.front.caller import Caller
     from serving.front.token_link import TokenLink
 
 MAX_SHARED_DEATHS: Final = 2
@@ -44,6 +45,7 @@ class InFlight:
         since_s: When it began to wait for a replica, monotonic.
         due_s: When its last token is wanted, monotonic.
         turn: What it takes of the replicas, and from whose share.
+        caller: Whose it is; None where keys are off.
         context: In which its leases are opened.
     """
 
@@ -60,6 +62,7 @@ class InFlight:
     since_s: float = 0.0
     due_s: float = math.inf
     turn: Turn = _NO_TURN
+    caller: Caller | None = None
     context: contextvars.Context = dataclasses.field(
         default_factory=contextvars.Context
     )

@@ -16,6 +16,7 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 from vllm.exceptions import VLLMClientError
 
 from serving.front.errors import ApiError
+from serving.front.request_limits import check_limits, strip_internal
 
 logger = logging.getLogger("ray.serve")
 
@@ -37,7 +38,9 @@ def check_body(value: Any, validate: Callable[[Any], Any]) -> Any:
         ApiError: The body is malformed in a way that pydantic or vLLM trips over.
     """
     if isinstance(value, dict):
+        check_limits(value)
         _check_text(value)
+        value = strip_internal(value)
     try:
         body = validate(value)
     except (ValidationError, VLLMClientError):

@@ -1,8 +1,7 @@
 """Which class a request belongs to, and by when it is wanted, decided where it enters.
 
-A request names its class itself, in `vllm_xargs.request_class`. Whatever authenticates
-clients belongs in front of this: it overwrites that field by what the client's key may
-claim, and everything behind follows.
+A request names its class itself, in `vllm_xargs.request_class`; where API keys are on,
+its key does, whatever the request says.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from serving.front.caller import caller
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +55,23 @@ def find_class(
         if one.priority == priority:
             return name
     return DEFAULT_CLASS
+
+
+def claim_class(request: Any) -> None:
+    """Give a request that came with a key the key's class, and no priority of its own.
+
+    Args:
+        request: An OpenAI request body.
+    """
+    whose = caller.get()
+    if whose is None:
+        return
+    xargs = dict(request.vllm_xargs or {})
+    xargs.pop(REQUEST_CLASS_XARG, None)
+    if whose.request_class is not None:
+        xargs[REQUEST_CLASS_XARG] = whose.request_class
+    request.vllm_xargs = xargs or None
+    request.priority = 0
 
 
 def find_unknown_class(request: Any, classes: Mapping[str, ClassShare]) -> str | None:

@@ -164,6 +164,12 @@ def _replica_disagreements(settings: "Sections") -> Iterator[str]:
             f"replicas.max_ongoing_requests ({replicas.max_ongoing_requests}, got "
             f"{replicas.target_ongoing_requests:g}); autoscaling would never act"
         )
+    access = settings.http.access
+    if access.allow_anonymous and access.keys_file is not None:
+        yield (
+            "http.access.allow_anonymous: with keys_file nobody is let in without a "
+            "key; remove one of the two"
+        )
     fronts = settings.http.fronts
     if fronts.max < fronts.min:
         yield f"http.fronts.max: must be ≥ http.fronts.min ({fronts.min})"

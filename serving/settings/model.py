@@ -239,4 +239,9 @@ def _with_absolute_paths(settings: Settings, base_dir: Path) -> Settings:
             for field in ("target", "draft", "tokenizer")
         }
     )
-    return settings.model_copy(update={"model": model})
+    access = settings.http.access
+    if access.keys_file is not None:
+        keys_file = str((base_dir / Path(access.keys_file).expanduser()).resolve())
+        access = access.model_copy(update={"keys_file": keys_file})
+    http = settings.http.model_copy(update={"access": access})
+    return settings.model_copy(update={"model": model, "http": http})

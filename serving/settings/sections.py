@@ -8,6 +8,7 @@ from pydantic import (
     Field,
 )
 
+from serving.settings.access_section import AccessSettings
 from serving.settings.gone import allow_front_choice
 from serving.settings.policy_section import PolicySettings
 from serving.settings.section import Section
@@ -235,6 +236,7 @@ class HttpSettings(Section):
         int, Field(ge=1, description="seconds an idle connection is kept")
     ] = 90
     fronts: FrontsSettings = FrontsSettings()
+    access: AccessSettings = AccessSettings()
     board: Annotated[
         bool,
         Field(description="show what the engines do, live, at /board, and a chat at /"),

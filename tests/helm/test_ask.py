@@ -55,7 +55,8 @@ def run_test_pod(example, **env: str) -> subprocess.CompletedProcess[str]:
     (container,) = pod["spec"]["containers"]
     program, *arguments = container["command"]
     assert program == "python"
-    given = {variable["name"]: variable["value"] for variable in container["env"]}
+    values = (one for one in container["env"] if "value" in one)
+    given = {variable["name"]: variable["value"] for variable in values}
     return subprocess.run(
         [sys.executable, *arguments],
         env=clean_environment(**given | env),
@@ -90,8 +91,8 @@ def test_the_test_asks_through_the_service_and_is_let_in():
         DEMO, "networkPolicy.enabled=true,serve.routePrefix=/llm,config.http.port=9000"
     )
     (pod,) = of_kind(objects, "Pod")
-    env = {one["name"]: one["value"] for one in pod["spec"]["containers"][0]["env"]}
-    assert env["TETRIS_URL"] == "http://demo-tetris-serve-serve-svc:9000/llm"
+    env = {one["name"]: one for one in pod["spec"]["containers"][0]["env"]}
+    assert env["TETRIS_URL"]["value"] == "http://demo-tetris-serve-serve-svc:9000/llm"
     labels = pod["metadata"]["labels"].items()
     for policy in of_kind(objects, "NetworkPolicy"):
         peers = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]

@@ -72,6 +72,7 @@ def rendered_demo(port: int) -> tuple[str, dict]:
         "config.model.target": str((folder / models["target"]).resolve()),
         "config.model.draft": str((folder / models["draft"]).resolve()),
         "config.http.port": str(port),
+        "config.http.access.allow_anonymous": "true",
         # The only policy that predicts, so that no panel lacks its reason to be.
         "config.policy.name": "goodput",
         "config.replicas.max": "1",

@@ -186,10 +186,11 @@ MONITORING = """
 """
 # Where other namespaces have theirs too.
 ELSEWHERE = MONITORING.replace("ConfigMap/", "ConfigMap/default-")
+KEYS = "Secret/demo-tetris-serve-api-keys"
 NAMES = {
-    "demo-cpu": ALWAYS,
-    "one-gpu": f"{ALWAYS} {CACHE}",
-    "many-gpus-eagle3": f"{ALWAYS} {CACHE} {MONITORING}",
+    "demo-cpu": f"{ALWAYS} {KEYS}",
+    "one-gpu": f"{ALWAYS} {KEYS} {CACHE}",
+    "many-gpus-eagle3": f"{ALWAYS} {KEYS} {CACHE} {MONITORING}",
     "production": f"""{ALWAYS} {CACHE} {ELSEWHERE}
         HTTPRoute/demo-tetris-serve PrometheusRule/demo-tetris-serve
         NetworkPolicy/demo-tetris-serve-head NetworkPolicy/demo-tetris-serve-worker
@@ -257,4 +258,5 @@ def test_the_notes_say_how_to_reach_the_service(tmp_path):
     assert '"model": "qwen3-14b"' in text
     assert "helm -n llm test demo" in text
     assert "get secret tetris-ray-token" in text
-    assert "not authenticated" in text
+    assert "get secret llm-api-keys" in text
+    assert "not authenticated" not in text

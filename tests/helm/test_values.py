@@ -186,7 +186,12 @@ def test_values_that_cannot_work_are_refused(example, value, message):
 def test_the_chart_alone_serves_the_demo():
     result = helm("lint", "--strict", str(CHART))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert render() == render("-f", str(DEMO))
+    # Without a cluster, each rendering makes another key.
+    alone, demo = (
+        [one for one in render(*given) if one["kind"] != "Secret"]
+        for given in ((), ("-f", str(DEMO)))
+    )
+    assert alone == demo
 
 
 def test_a_config_of_one_s_own_has_nothing_of_the_demo():

@@ -201,7 +201,12 @@ def test_replicas_have_a_slot_for_each_front_of_two_generations(
     monkeypatch.setattr("serving.app.gguf_files_of", lambda _: {"target": "x.gguf"})
     folder = str(ROOT / "configs" / "models" / "demo-target")
     fronts = "policy.name=none http.fronts.min=2 http.fronts.max=3"
-    front = build_app(deployment(f"model.target={folder} {fronts}"))._bound_deployment
+    closed = f"model.target={folder} {fronts}"
+    with pytest.raises(SettingsError, match="anybody who reaches the server"):
+        build_app(deployment(closed))
+    front = build_app(
+        deployment(f"{closed} http.access.allow_anonymous=true")
+    )._bound_deployment
     assert front.name == "TetrisFront"
     # Ray's default of 5 would let requests wait where nothing of ours runs.
     assert front.max_ongoing_requests == 10_000
@@ -237,7 +242,7 @@ def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(
     with pytest.raises(
         MovedNamesError, match=r"(?s)Ray \S+ .*MovedAway is gone: this test"
     ):
-        build_app(deployment(""))
+        build_app(deployment("http.access.allow_anonymous=true"))
 
 
 def test_an_engine_is_started_as_a_replica_starts_it() -> None:

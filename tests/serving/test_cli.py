@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from loadtest.compare.processes import find_processes
+from serving.app import check_access
 from serving.cli import main
-from serving.commands.up import with_board_text
-from serving.settings.model import load_settings
+from serving.commands.up import with_access, with_board_text
+from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import (
     BIN,
     DEMO_CONFIG,
@@ -325,3 +326,23 @@ def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(
         assert answer.choices
     finally:
         command.end()
+
+
+def test_without_keys_only_this_machine_is_let_in(tmp_path: Path) -> None:
+    def decided(**http: str) -> Settings:
+        given = {f"http.{name.replace('__', '.')}": one for name, one in http.items()}
+        return with_access(load_settings(DEMO_CONFIG, given))
+
+    check_access(decided())
+    with pytest.raises(SettingsError, match="anybody who reaches the server"):
+        check_access(decided(host="0.0.0.0"))
+    check_access(decided(host="0.0.0.0", access__allow_anonymous="true"))
+    with pytest.raises(SettingsError, match="keys_file"):
+        check_access(decided(access__allow_anonymous="false"))
+    missing = tmp_path / "keys.json"
+    with pytest.raises(SettingsError, match=r"http\.access\.keys_file: .*keys\.json"):
+        decided(access__keys_file=str(missing))
+    missing.write_text("{}")
+    check_access(decided(host="0.0.0.0", access__keys_file=str(missing)))
+    with pytest.raises(SettingsError, match="remove one of the two"):
+        decided(access__allow_anonymous="true", access__keys_file=str(missing))

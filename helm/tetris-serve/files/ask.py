@@ -1,7 +1,8 @@
 """What `helm test` runs: wait for the service, then have one chat with it.
 
-TETRIS_URL is where it is, TETRIS_MODEL the name to ask for and TETRIS_WAIT_S how many
-seconds it may take to start. Exits with 0 once an answer has come.
+TETRIS_URL is where it is, TETRIS_MODEL the name to ask for, TETRIS_API_KEY the key if
+one is needed, and TETRIS_WAIT_S how many seconds it may take to start. Exits with 0
+once an answer has come.
 """
 
 import json
@@ -17,9 +18,10 @@ _POLL_S = 5.0
 def ask(url: str, path: str, body: object = None, timeout_s: float = 120) -> bytes:
     """Return what the service answers; HTTP errors and silence raise OSError."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        url + path, data, {"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get("TETRIS_API_KEY"):
+        headers["Authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(url + path, data, headers)
     with urllib.request.urlopen(request, timeout=timeout_s) as response:
         return bytes(response.read())
 

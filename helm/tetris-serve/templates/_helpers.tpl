@@ -15,6 +15,16 @@ characters, and wants it to begin with a letter.
 {{ include "tetris-serve.fullname" . }}-serve-svc
 {{- end -}}
 
+{{/*
+Secret with the API keys; empty where config.http.access says otherwise who may call.
+*/}}
+{{- define "tetris-serve.keysSecret" -}}
+{{- $access := dig "http" "access" dict (include "tetris-serve.config" . | fromYaml) -}}
+{{- if not (or $access.allow_anonymous $access.keys_file) -}}
+{{ default (printf "%s-api-keys" (include "tetris-serve.fullname" .)) .Values.apiKeys.existingSecret }}
+{{- end -}}
+{{- end -}}
+
 {{- define "tetris-serve.image" -}}
 {{- $variant := ternary "gpu" "cpu" (eq (include "tetris-serve.device" .) "gpu") -}}
 {{- $tag := default (printf "%s-%s" .Chart.AppVersion $variant) .Values.image.tag -}}

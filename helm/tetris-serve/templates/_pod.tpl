@@ -122,6 +122,13 @@ Only a model folder in there has to be seen by it: it checks the settings.
   emptyDir:
     medium: Memory
     sizeLimit: {{ index . 2 }}
+{{- with include "tetris-serve.keysSecret" $root }}
+- name: api-keys
+  secret:
+    secretName: {{ . }}
+    # Hashes alone; the key itself stays in the Secret.
+    items: [{key: keys.json, path: keys.json}]
+{{- end }}
 - name: model-cache
   {{- if and $root.Values.modelCache.enabled $wantsCache }}
   persistentVolumeClaim:
@@ -148,6 +155,12 @@ Only a model folder in there has to be seen by it: it checks the settings.
   mountPath: /dev/shm
 - name: model-cache
   mountPath: /var/cache/tetris
+{{- if include "tetris-serve.keysSecret" (index . 0) }}
+# A folder, for a single file would not follow the Secret.
+- name: api-keys
+  mountPath: /etc/tetris-serve/keys
+  readOnly: true
+{{- end }}
 {{- end -}}
 
 {{/* The Ray container without ports, probes and resources: (list . name extraEnv extraVolumeMounts) */}}

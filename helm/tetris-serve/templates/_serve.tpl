@@ -27,6 +27,10 @@ of the head would end all requests. Nodes are labelled with KubeRay's group.
 {{- $http := get $config "http" | default dict -}}
 {{- $offTheHead := dict "label_selector" (dict "ray.io/node-group" "!headgroup") -}}
 {{- $_ := set $http "fronts" (merge (get $http "fronts" | default dict) $offTheHead) -}}
+{{- if include "tetris-serve.keysSecret" . -}}
+{{- $keysFile := dict "keys_file" "/etc/tetris-serve/keys/keys.json" -}}
+{{- $_ := set $http "access" (merge (get $http "access" | default dict) $keysFile) -}}
+{{- end -}}
 {{- $_ := set $config "http" $http -}}
 {{- /* Probes and Service count on a proxy on every worker that has a replica. */ -}}
 proxy_location: EveryNode

@@ -1,0 +1,206 @@
+"""API keys in front of the real web application: who gets in, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.cli import main
+from serving.front.access import AccessOptions, scope_of
+from serving.front.app import build_api
+from serving.front.caller import caller
+from serving.front.key_ring import KeyRing
+from serving.front.rate_limits import RateLimits
+from serving.front.request_class import claim_class
+from serving.settings.key_file import KeyEntry, hash_key, read_keys
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+
+
+def make(file: Path, name: str, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    assert main(["keys", "new", "--file", str(file), name, *more]) == 0
+    return capsys.readouterr().out.strip()
+
+
+def client_of(file: Path) -> httpx.AsyncClient:
+    api = build_api(1024, AccessOptions(str(file), None, {"bulk"}))
+
+    @api.post(CHAT)
+    async def chat() -> dict[str, Any]:
+        whose = caller.get()
+        assert whose is not None
+        whose.charge(60)
+        return {"whose": whose.name, "class": whose.request_class}
+
+    @api.get("/health")
+    @api.get("/board/events")
+    @api.get("/new")
+    async def other() -> dict[str, Any]:
+        return {}
+
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(api), base_url="http://server"
+    )
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def test_a_key_opens_what_its_scopes_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys.json"
+    chat = make(file, "ann", capsys, "--class", "bulk")
+    watch = make(file, "prometheus", capsys, "--scope", "metrics")
+    assert chat not in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    async with client_of(file) as client:
+        answer = await client.post(CHAT, headers=bearer(chat))
+        assert answer.json() == {"whose": "ann", "class": "bulk"}
+        assert (await client.get("/health")).status_code == 200
+        for headers in ({}, bearer("wrong"), bearer("\x7f"), {"Authorization": "x"}):
+            refused = await client.post(CHAT, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["type"] == "AuthenticationError"
+            assert refused.headers["www-authenticate"].startswith("Bearer")
+        assert (await client.post(CHAT, headers=bearer(watch))).status_code == 403
+        assert (await client.get("/new", headers=bearer(chat))).status_code == 403
+        # A browser asks for it as a password, and no other site's page may use that.
+        assert (
+            (await client.get("/board/events"))
+            .headers["www-authenticate"]
+            .startswith("Basic")
+        )
+        basic = base64.b64encode(f":{watch}".encode()).decode()
+        shown = {"Authorization": f"Basic {basic}"}
+        assert (await client.get("/board/events", headers=shown)).status_code == 200
+        shown["Sec-Fetch-Site"] = "cross-site"
+        assert (await client.get("/board/events", headers=shown)).status_code == 401
+
+
+def test_every_route_that_nobody_named_begins_closed() -> None:
+    assert scope_of("/health") is None
+    assert scope_of("/v1/models") == "chat"
+    assert scope_of("/board") == "metrics"
+    for path in ("/new", "/health/", "//v1/models", "/v1", "/BOARD"):
+        assert scope_of(path) == "admin"
+
+
+def test_keys_are_followed_without_a_restart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, now_s = tmp_path / "keys.json", 0.0
+    first = make(file, "ann", capsys)
+    ring = KeyRing(str(file), set(), clock=lambda: now_s)
+    second = make(file, "bob", capsys)
+    assert ring.find(second) is None
+    now_s = 2.0
+    assert ring.find(second) is not None
+    assert main(["keys", "revoke", "--file", str(file), "ann"]) == 0
+    now_s = 4.0
+    assert ring.find(first) is None
+    # Half a file, none, and a class that is none change nothing.
+    good = file.read_text()
+    bad_class = good.replace('"chat"\n    ]', '"chat"\n    ], "request_class": "x"')
+    for content in ("{", bad_class):
+        file.write_text(content)
+        now_s += 2.0
+        assert ring.find(second) is not None
+    file.unlink()
+    now_s += 2.0
+    assert ring.find(second) is not None
+    with pytest.raises(FileNotFoundError):
+        KeyRing(str(file), set())
+
+
+def test_the_command_lists_and_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys.json"
+    make(file, "ann", capsys, "--max-concurrent", "2")
+    assert main(["keys", "list", "--file", str(file)]) == 0
+    assert capsys.readouterr().out == "ann  chat  max_concurrent=2\n"
+    assert main(["keys", "new", "--file", str(file), "ann"]) == 1
+    assert main(["keys", "new", "--file", str(file), "a/b"]) == 1
+    assert main(["keys", "revoke", "--file", str(file), "bob"]) == 1
+    assert list(read_keys(file)) == ["ann"]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+async def test_rates_end_in_429_with_openais_headers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys.json"
+    few = make(file, "few", capsys, "--requests-per-minute", "2")
+    short = make(file, "short", capsys, "--tokens-per-minute", "100")
+    async with client_of(file) as client:
+        left = []
+        for _ in range(2):
+            answer = await client.post(CHAT, headers=bearer(few))
+            assert answer.status_code == 200
+            left.append(answer.headers["x-ratelimit-remaining-requests"])
+        assert left == ["1", "0"]
+        refused = await client.post(CHAT, headers=bearer(few))
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.headers["x-ratelimit-limit-requests"] == "2"
+        assert refused.json()["error"]["type"] == "RateLimitError"
+        codes = []
+        for _ in range(3):
+            codes.append((await client.post(CHAT, headers=bearer(short))).status_code)
+            await asyncio.sleep(0.01)  # Charged in the background.
+        assert codes == [200, 200, 429]
+
+
+async def test_fronts_divide_what_a_key_may() -> None:
+    entry = KeyEntry(sha256=hash_key("x"), max_concurrent=4, requests_per_minute=4)
+    limits = RateLimits()
+    limits.num_fronts = 2
+    await limits.begin("ann", entry)
+    await limits.begin("ann", entry)
+    with pytest.raises(Exception, match="4 requests running"):
+        await limits.begin("ann", entry)
+    limits.end("ann")
+    with pytest.raises(Exception, match="used its 4 requests"):
+        await limits.begin("ann", entry)
+
+
+async def test_without_redis_each_front_counts_alone() -> None:
+    entry = KeyEntry(sha256=hash_key("x"), requests_per_minute=1)
+    limits = RateLimits("redis://127.0.0.1:1/0")
+    await limits.begin("ann", entry)
+    with pytest.raises(Exception, match="used its 1 requests"):
+        await limits.begin("ann", entry)
+
+
+def test_with_a_key_the_request_chooses_neither_class_nor_priority() -> None:
+    from types import SimpleNamespace
+
+    from serving.front.caller import Caller
+
+    request = SimpleNamespace(vllm_xargs={"request_class": "vip"}, priority=-9)
+    claim_class(request)
+    assert request.priority == -9
+    for own, xargs in (("bulk", {"request_class": "bulk"}), (None, None)):
+        whose = Caller("ann", own, lambda _: None, lambda _: None)
+        token = caller.set(whose)
+        claim_class(request)
+        caller.reset(token)
+        assert (request.vllm_xargs, request.priority) == (xargs, 0)
+
+
+def test_a_file_that_is_none_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"ann": {"sha256": "tetris-secret"}}))
+    with pytest.raises(ValueError, match=r"ann\.sha256") as refused:
+        read_keys(file)
+    assert "tetris-secret" not in str(refused.value)

@@ -1,0 +1,116 @@
+"""What clients may not send: too much, too deep, or what only servers say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+
+from serving.engine.shared.replay import EMITTED_TOKEN_IDS
+from serving.front import errors
+from serving.front.app import Front
+from serving.front.errors import ApiError, BodyLimitMiddleware
+from serving.front.request_body import ChatBody, CompletionBody
+from serving.front.request_limits import MAX_DEPTH, check_limits
+
+USER = {"role": "user", "content": "Hi"}
+URL = "http://169.254.169.254/latest/meta-data"
+
+
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"properties": value}
+    return value
+
+
+TOO_MUCH: dict[str, dict[str, Any]] = {
+    "messages": {"messages": [USER] * 2049},
+    "tools": {"tools": [{}] * 129},
+    "stop": {"stop": ["a"] * 17},
+    "n": {"n": 1000},
+    "best_of": {"best_of": 129},
+    "prompt": {"prompt": ["a"] * 257},
+    "body": {"chat_template_kwargs": nested(100_000)},
+    "response_format": {
+        "response_format": {"properties": {str(i): {} for i in range(10_001)}}
+    },
+    "structured_outputs": {"structured_outputs": {"regex": "a" * 4097}},
+    "messages.0.role": {"messages": [{"role": "robot", "content": "Hi"}]},
+    "messages.0.content": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": URL}}],
+            }
+        ]
+    },
+    "vllm_xargs": {"vllm_xargs": {"speculative_decoding": "maybe"}},
+}
+
+
+@pytest.mark.parametrize(("field", "body"), TOO_MUCH.items(), ids=TOO_MUCH)
+def test_what_is_too_much_is_refused_by_its_name(
+    field: str, body: dict[str, Any]
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        check_limits(body)
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_what_is_usual_passes() -> None:
+    image = {"url": "data:image/png;base64,AAAA"}
+    content = [{"type": "image_url", "image_url": image}, {"type": "text", "text": "?"}]
+    for switch in (True, False, 0, 1, "off", "On", None):
+        check_limits({"vllm_xargs": {"speculative_decoding": switch}})
+    check_limits({"messages": [{"role": "user", "content": content}], "n": 128})
+    check_limits({"prompt": list(range(10_000)), "stop": "x"})
+    check_limits({"response_format": nested(MAX_DEPTH - 3), "tools": None})
+    # Whatever has the wrong type is left to the validation behind.
+    check_limits({"messages": 5, "n": "x", "tools": {}, "vllm_xargs": []})
+
+
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [(ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})],
+)
+def test_what_servers_say_to_each_other_is_stripped(
+    kind: Any, rest: dict[str, Any]
+) -> None:
+    body = TypeAdapter(kind).validate_python(
+        {
+            **rest,
+            "model": "demo",
+            "request_id": "mine",
+            "kv_transfer_params": {"remote_host": "x"},
+            "vllm_xargs": {EMITTED_TOKEN_IDS: [1], "tetris_else": 1, "own": 1},
+        }
+    )
+    assert body.kv_transfer_params is None
+    assert body.request_id != "mine"
+    front = object.__new__(Front)
+    front._classes, front._policy_name = {}, "none"
+    front._prepare(body)
+    assert body.vllm_xargs == {"own": 1}
+
+
+@pytest.mark.anyio
+async def test_a_body_that_lingers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "MAX_BODY_S", 0.05)
+    parts = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive() -> Any:
+        if parts:
+            return parts.pop()
+        return await asyncio.Event().wait()
+
+    async def read(scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            await receive()
+
+    limited = BodyLimitMiddleware(read, max_body_bytes=10)
+    with pytest.raises(HTTPException, match="408"):
+        await limited({"type": "http", "headers": []}, receive, receive)
