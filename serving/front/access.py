@@ -33,6 +33,8 @@ _CHAT: Final = (
     "/redoc",
     "/openapi.json",
 )
+_LORA: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""vLLM's, which change what is served; not for who may only chat."""
 _PAGES: Final = ("/", "/board", "/board/events", "/docs", "/redoc", "/openapi.json")
 """What browsers open: they ask for the key as a password, and send it from then on."""
 
@@ -59,7 +61,7 @@ def scope_of(path: str) -> KeyScope | None:
     """
     if path in _OPEN:
         return None
-    if path in _CHAT or path.startswith("/v1/"):
+    if path in _CHAT or (path.startswith("/v1/") and path not in _LORA):
         return "chat"
     return "metrics" if path in {"/board", "/board/events"} else "admin"
 

@@ -95,8 +95,12 @@ class RateLimits:
         """Charge the tokens of a request that has ended, in the background."""
         if entry.tokens_per_minute is None or not num_tokens:
             return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # The front has ended, and its counts with it.
         charging = self._use("tokens", name, entry.tokens_per_minute, num_tokens)
-        task = asyncio.get_running_loop().create_task(charging)
+        task = loop.create_task(charging)
         self._charging.add(task)
         task.add_done_callback(self._charging.discard)
 

@@ -90,6 +90,7 @@ async def test_a_key_opens_what_its_scopes_say(
 def test_every_route_that_nobody_named_begins_closed() -> None:
     assert scope_of("/health") is None
     assert scope_of("/v1/models") == "chat"
+    assert scope_of("/v1/load_lora_adapter") == "admin"
     assert scope_of("/board") == "metrics"
     for path in ("/new", "/health/", "//v1/models", "/v1", "/BOARD"):
         assert scope_of(path) == "admin"

@@ -130,6 +130,25 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(
     assert len({tuple(tokens) for _, tokens in drafted}) > 30
 
 
+def test_shards_that_came_along_are_of_use_to_their_own_target_only(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = WorkDir(tmp_path / "own", target)
+    chat = Chat([5, 6, 7], [(1, 3)], 0.7)
+    write_shard(own.chats_of(3), [chat])
+    came = own.chats_of(3).parent
+    (came / "target.txt").write_bytes((own.path / "target.txt").read_bytes())
+    monkeypatch.setattr("loadtest.models.drafter.chats._WRITTEN", came)
+
+    fresh = WorkDir(tmp_path / "fresh", target)
+    write_shard(fresh.chats_of(4), [chat])
+    assert fresh.shards() == [3, 4]
+    assert read_shard(fresh.chats_of(3)) == [chat]
+
+    other, _ = write_llama_pair(tmp_path, noise=0.0)
+    assert WorkDir(tmp_path / "others", other).shards() == []
+
+
 def test_a_step_counts_where_its_token_belongs_to_the_answer_being_written() -> None:
     import torch
 
