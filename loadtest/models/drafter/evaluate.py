@@ -1,4 +1,4 @@
-"""Acceptance by position of an exported head, as plain vLLM drafts with it."""
+"""Acceptance by position of an exported head, every draft verified."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from vllm.v1.metrics.reader import Counter, Vector
 from .chats import WorkDir, is_held_out, read_shard
 from .export import EVALUATION, write_card
 from .generate import start_engine
+
+_NUM_SEQS = 16
 
 
 def evaluate(
@@ -51,13 +53,19 @@ def evaluate(
         raise ValueError(f"{work_dir.path} holds no chats; run the command generate")
     llm = start_engine(
         target,
-        max_num_seqs=16,
+        max_num_seqs=_NUM_SEQS,
         kv_cache_memory_bytes=1 << 30,
         disable_log_stats=False,
+        # vLLM's own worker puts out other tokens than the target's at temperature 1:
+        # ours repairs two of its rejection sampler's CPU kernels.
+        scheduler_cls="serving.engine.cpu.scheduler.TetrisScheduler",
+        worker_cls="serving.engine.cpu.worker.TetrisCPUWorker",
+        additional_config={"tetris": {"policy": "fixed", "draft_tokens": draft_tokens}},
         speculative_config={
             "method": "eagle3",
             "model": str(head),
             "num_speculative_tokens": draft_tokens,
+            "num_speculative_tokens_per_batch_size": [[1, _NUM_SEQS, draft_tokens]],
         },
     )
     end = llm.get_tokenizer().eos_token_id
