@@ -58,8 +58,6 @@ class ColdDrafter:
         self._runner = runner
         self._cache: DrafterCache | None = None
         self._stretch: _Stretch | None = None
-        # vLLM lets a draft model write by the blocks of the first group of layers.
-        self._group = 0
         self._states: TargetStates | None = None
         if TargetStates.supports(runner):
             self._states = TargetStates(runner)
@@ -76,7 +74,6 @@ class ColdDrafter:
         """Keep what an EAGLE head may have to read later, before a step is sampled."""
         state = self._runner.execute_model_state
         if self._states is not None and state is not None:
-            self._group = self._runner.drafter.kv_cache_gid
             self._states.keep(state)
 
     def look(self, output: SchedulerOutput) -> bool:
@@ -148,8 +145,10 @@ class ColdDrafter:
 
     def _blocks(self) -> NDArray[np.int32]:
         """Return the block ids by row of the batch, `[max_num_reqs, max_blocks]`."""
+        # vLLM lets a draft model write by the blocks of the first group of layers.
+        group = 0 if self._states is None else self._runner.drafter.kv_cache_gid
         blocks: NDArray[np.int32] = self._runner.input_batch.block_table[
-            self._group
+            group
         ].get_numpy_array()
         return blocks
 
