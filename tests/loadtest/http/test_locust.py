@@ -94,9 +94,14 @@ class Page:
 
     def run(self, **options: object) -> None:
         """Press Start, and wait for the run's end."""
-        self.start(**options)
-        for states in (("running", "spawning"), ("stopped", "ready")):
-            wait_for(lambda states=states: self.stats()["state"] in states)
+        # Locust says "stopped" up to a second before it is done with a run, and
+        # until then takes no notice of Start.
+        deadline_s = time.monotonic() + WAIT_S
+        while self.stats()["state"] not in ("running", "spawning"):
+            assert time.monotonic() < deadline_s
+            self.start(**options)
+            time.sleep(0.5)
+        wait_for(lambda: self.stats()["state"] in ("stopped", "ready"))
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """Return the rows of the table by method."""
