@@ -196,7 +196,8 @@ class StepTiming:
         num_prefill_tokens: Prompt tokens in the same pass.
         num_context_tokens: KV positions attended to, summed over requests.
         depth: Draft tokens per request made after verification; 0 if none.
-        target_ms: Target forward pass and sampling.
+        target_ms: The target's forward pass, and its sampling where that is not timed
+            apart.
         draft_first_ms: The drafter's first pass, over every token of the step, or all
             of its work if it makes no passes; 0 if it was skipped.
         draft_next_ms: All further draft passes together, `depth - 1` of them.
@@ -204,6 +205,9 @@ class StepTiming:
         backlog_ms: Filling the drafter's KV cache after it had been skipped; not part
             of the step's own cost.
         num_backlog: Positions filled then.
+        num_drafts: Drafts verified; needed where sampling is timed apart.
+        sample_ms: Sampling from the target and judging the drafts; 0 where that is part
+            of `target_ms`.
     """
 
     num_reqs: int
@@ -217,6 +221,8 @@ class StepTiming:
     host_ms: float
     backlog_ms: float = 0.0
     num_backlog: int = 0
+    num_drafts: int = 0
+    sample_ms: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -226,7 +232,8 @@ class StepTiming:
     @property
     def total_ms(self) -> float:
         """Wall time of the step, without catching up."""
-        return self.target_ms + self.draft_first_ms + self.draft_next_ms + self.host_ms
+        drafter_ms = self.draft_first_ms + self.draft_next_ms
+        return self.target_ms + self.sample_ms + drafter_ms + self.host_ms
 
     @property
     def is_possible(self) -> bool:
@@ -238,6 +245,7 @@ class StepTiming:
             and 0.0 <= self.draft_next_ms < math.inf
             and 0.0 <= self.host_ms < math.inf
             and 0.0 <= self.backlog_ms < math.inf
+            and 0.0 <= self.sample_ms < math.inf
         )
 
 

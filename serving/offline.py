@@ -6,10 +6,13 @@ a process that was started with the environment it returns.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.adapters import find_adapter_problems
 from serving.engine_args import engine_kwargs_of, replica_env_of
+from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
+from serving.settings.gguf_models import convert
 from serving.settings.model import SettingsError, parse_settings
 
 if TYPE_CHECKING:
@@ -43,6 +46,27 @@ def start_arguments(
         # As in a replica: a process for the only worker would cost it a core.
         arguments["distributed_executor_backend"] = "uni"
     return arguments, replica_env_of(parsed) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+def find_model(name: str, say: Callable[[str], None]) -> Path:
+    """Return a model's folder; a GGUF file is converted first, as a server does.
+
+    Args:
+        name: A folder, `./x.gguf` or `package:NAME/FILE.gguf`.
+        say: Takes lines about the conversion.
+
+    Raises:
+        ValueError: It is none of these, or cannot be converted.
+    """
+    if is_gguf(name):
+        try:
+            return convert(find_gguf(name), say)
+        except GgufError as error:
+            raise ValueError(str(error)) from None
+    folder = Path(name)
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{name} is neither a model folder nor a GGUF file")
+    return folder
 
 
 class OfflineEngine:

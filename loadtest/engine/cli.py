@@ -11,6 +11,7 @@ from loadtest.argument_types import read_minutes, read_positive
 from loadtest.client.errors import LoadTestError
 from loadtest.load.workloads import make_workload
 from loadtest.models.recipe import DRAFT_DIR, REPO, TARGET_DIR
+from serving.offline import find_model
 
 from .models import check_models
 from .plan import DEFAULTS, PRESETS, find_gpu, make_plan
@@ -61,6 +62,10 @@ def main(
 
 def _measure(options: argparse.Namespace, store: Store) -> bool:
     gpu = find_gpu() if options.device == "gpu" else None
+    try:
+        options.target = find_model(str(options.target), _say)
+    except ValueError as error:
+        raise LoadTestError(f"--target: {error}") from None
     check_models(options.target, options.draft)
     plan = make_plan(options, gpu)
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
@@ -69,6 +74,10 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     if options.restart:
         store.clear()
     return Bench(plan, store, requests).measure(options.minutes)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def parse(
@@ -80,7 +89,7 @@ def parse(
     preset = given.preset or ("gpu" if given.device == "gpu" else "sweep")
     parser.set_defaults(**DEFAULTS | PRESETS[preset])
     options = parser.parse_args(arguments)
-    if given.target_parameters is None and given.target != TARGET_DIR:
+    if given.target_parameters is None and options.target != TARGET_DIR:
         options.target_parameters = 0  # A model of the user's own is large enough.
     return options
 

@@ -37,6 +37,13 @@ def check_models(target: Path, draft: Path) -> None:
             raise LoadTestError(f"{option} {path} holds no {', '.join(missing)}")
 
 
+def find_method(draft: Path) -> str:
+    """Return how a draft drafts, in the words of `policy.method`."""
+    config = json.loads((draft / "config.json").read_text())
+    name = "".join(config.get("architectures", ()))
+    return "eagle3" if "Eagle3" in name else "draft_model"
+
+
 def size_kv_cache(
     target: Path,
     draft: Path,

@@ -14,7 +14,7 @@ import yaml
 from loadtest.arms import Arm, parse_arm
 from loadtest.client.errors import LoadTestError
 
-from .models import pad, size_kv_cache
+from .models import find_method, pad, size_kv_cache
 
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("presets.yaml").read_text()
@@ -110,9 +110,11 @@ class Plan:
     def deployment(self, arm: Arm) -> dict[str, Any]:
         """Return the settings with which a server would run an arm's engine."""
         model = {"id": "bench", "target": str(self.target.absolute())}
+        policy = _policy_of(arm)
         if arm.policy != "none":
             model["draft"] = str(self.draft.absolute())
-        deployment = {"model": model, "policy": _policy_of(arm), "engine": self.engine}
+            policy["method"] = find_method(self.draft)
+        deployment = {"model": model, "policy": policy, "engine": self.engine}
         return deployment | ({"replicas": {"num_gpus": 1}} if self.gpu else {})
 
     def conditions(self) -> dict[str, Any]:

@@ -105,14 +105,16 @@ def reserve(
         return _NO_ROWS
     num_decodes = count_decodes(batch)
     width = costs.expect_width(num_decodes)
-    ends = np.array([num_decodes, num_decodes + width / 2, num_decodes + width])
-    plain_ms, usual_ms, wide_ms = costs.verify_ms(ends, batch.num_prefill_tokens)
+    ends = np.array([1.0, 1.0 + width / 2, 1.0 + width])
+    first_ms, usual_ms, wide_ms = costs.verify_ms(
+        num_decodes, ends, batch.num_prefill_tokens
+    )
     return reserve_drafts(
         acceptance.cumprod(axis=1),
         batch.num_draft_tokens,
         batch.latency_targets_ms,
         float(usual_ms) + costs.fixed_ms(batch),
-        float(wide_ms - plain_ms) / width,
+        float(wide_ms - first_ms) / width,
     )
 
 
@@ -157,7 +159,8 @@ def _best(
     num_reserved = int(reserved.sum()) if reserved.size else 0
     # Of as many as there could be: to count those there are takes longer.
     step_ms = costs.verify_range_ms(
-        count_decodes(batch) + num_reserved,
+        count_decodes(batch),
+        num_reserved,
         acceptance.size - num_reserved + 1,
         batch.num_prefill_tokens,
     )

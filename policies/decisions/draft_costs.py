@@ -32,25 +32,30 @@ class DraftCosts:
     plan: DepthPlan
 
     def verify_ms(
-        self, num_decode_tokens: NDArray[np.float64], num_prefill_tokens: float = 0.0
+        self,
+        num_reqs: int,
+        num_drafts: NDArray[np.float64],
+        num_prefill_tokens: float = 0.0,
     ) -> NDArray[np.float64]:
-        """Return the time of the parts of a step that grow with its verified tokens.
+        """Return the time of the parts of a step that grow with its verified drafts.
 
         The target's pass and the drafter's first run over every token of the step,
-        prompts and rejected drafts included; further passes, the host and the context
-        do not depend on them.
+        prompts and rejected drafts included, sampling over all that decode; further
+        passes, the host and the context do not depend on them.
         """
-        num_tokens = num_decode_tokens + num_prefill_tokens
+        num_tokens = num_reqs + num_drafts + num_prefill_tokens
         cost = self.cost
-        return cost.target.predict(num_tokens) + cost.draft_first.predict(num_tokens)
+        pass_ms = cost.target.predict(num_tokens) + cost.draft_first.predict(num_tokens)
+        return pass_ms + cost.sampling_ms(num_reqs, num_drafts)
 
     def verify_range_ms(
-        self, first: int, num_counts: int, num_prefill_tokens: int
+        self, num_reqs: int, first: int, num_counts: int, num_prefill_tokens: int
     ) -> NDArray[np.float64]:
-        """Do as `verify_ms` for `first`, `first + 1`, ... decoded tokens."""
-        costs_ms = np.zeros(num_counts)
-        self.cost.target.add_range(costs_ms, first + num_prefill_tokens)
-        self.cost.draft_first.add_range(costs_ms, first + num_prefill_tokens)
+        """Do as `verify_ms` for `first`, `first + 1`, ... drafts."""
+        costs_ms = self.cost.sampling_range_ms(num_reqs, first, num_counts)
+        num_tokens = num_reqs + first + num_prefill_tokens
+        self.cost.target.add_range(costs_ms, num_tokens)
+        self.cost.draft_first.add_range(costs_ms, num_tokens)
         return costs_ms
 
     def estimate_ms(
@@ -73,28 +78,29 @@ class DraftCosts:
         Returns:
             `[max_depth + 1, num_thresholds]`, as the estimate's arrays, > 0.
         """
-        num_tokens = num_reqs * (1.0 + estimate.verified)
-        num_tokens += self.cost.usual_prefill_tokens
-        step_ms = self.verify_ms(num_tokens)
+        num_drafts = num_reqs * estimate.verified
+        step_ms = self.verify_ms(num_reqs, num_drafts, self.cost.usual_prefill_tokens)
         step_ms += self.cost.host_ms(num_reqs)
         if self.cost.context_per_req > 0.0:
             step_ms += self.cost.context_ms(self.cost.context_per_req * num_reqs)
         depths = np.arange(estimate.verified.shape[0])
         step_ms += self.cost.draft_next_ms(num_reqs, depths)[:, None]
         if skips_drafter:
-            step_ms[0] -= self.cost.draft_first.predict(num_tokens[0])
+            num_tokens = num_reqs + self.cost.usual_prefill_tokens
+            step_ms[0] -= self.cost.draft_first.at(num_tokens)
         return step_ms
 
     def prompt_ms(self, estimate: DepthEstimate, num_reqs: int) -> NDArray[np.float64]:
         """Return what the usual prompts add to `estimate_ms`, same shape."""
-        num_tokens = num_reqs * (1.0 + estimate.verified)
-        with_prompts = self.verify_ms(num_tokens, self.cost.usual_prefill_tokens)
-        return with_prompts - self.verify_ms(num_tokens)
+        num_drafts, usual = num_reqs * estimate.verified, self.cost.usual_prefill_tokens
+        with_prompts = self.verify_ms(num_reqs, num_drafts, usual)
+        return with_prompts - self.verify_ms(num_reqs, num_drafts)
 
     def plain_ms(self, num_reqs: int, *, skips_drafter: bool) -> float:
         """Return the time of a step at depth 0, with the usual prompts."""
         num_tokens = num_reqs + self.cost.usual_prefill_tokens
         step_ms = self.cost.target.at(num_tokens) + self.cost.host_ms(num_reqs)
+        step_ms += float(self.cost.sampling_ms(num_reqs, 0.0))
         step_ms += self.cost.context_ms(self.cost.context_per_req * num_reqs)
         if not skips_drafter:
             step_ms += self.cost.draft_first.at(num_tokens)
@@ -103,7 +109,12 @@ class DraftCosts:
     def explore_ms(self, num_reqs: int, depth: int, *, skips_drafter: bool) -> float:
         """Return what drafting adds to such a step if half the requests verify one."""
         target, num_tokens = self.cost.target, num_reqs + self.cost.usual_prefill_tokens
-        extra_ms = target.at(num_tokens + 0.5 * num_reqs + 1) - target.at(num_tokens)
+        num_drafts = 0.5 * num_reqs + 1
+        extra_ms = target.at(num_tokens + num_drafts) - target.at(num_tokens)
+        with_drafts, without = self.cost.sampling_ms(
+            num_reqs, np.array([num_drafts, 0])
+        )
+        extra_ms += float(with_drafts - without)
         extra_ms += float(self.cost.draft_next_ms(num_reqs, depth))
         first_ms = self.cost.draft_first.at(num_tokens)
         return extra_ms + (first_ms if skips_drafter else 0.0)
@@ -124,9 +135,10 @@ class DraftCosts:
         Known before the block is drawn: it depends on the plan and the load alone, with
         the prompts that a step usually carries.
         """
+        # Past the first draft: what comes with that is the plan's to weigh.
         width = self.expect_width(num_decodes)
-        ends = np.array([num_decodes, num_decodes + width])
-        ends_ms = self.verify_ms(ends, self.cost.usual_prefill_tokens)
+        ends = np.array([1.0, 1.0 + width])
+        ends_ms = self.verify_ms(num_decodes, ends, self.cost.usual_prefill_tokens)
         return survival_threshold(ends_ms, width, self.plan.tokens_per_ms)
 
     def pass_price(self, num_reqs: int) -> float:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 """Of what `export_state` returns; another one means something else."""
 
 

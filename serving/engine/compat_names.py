@@ -267,9 +267,15 @@ CPU_WORKER: Final[Table] = {
     },
     "vllm.v1.sample.metadata:SamplingMetadata": {
         "temperature": "confidence is that of the distribution drawn from",
+        "generators": "what replaces rejected drafts is drawn by the request's seed",
     },
     "vllm.v1.sample.rejection_sampler": {
         "_expand apply_top_k_top_p": "two of its CPU kernels are repaired",
+        (
+            "sample_recovered_tokens(max_spec_len, num_draft_tokens, "
+            "cu_num_draft_tokens, draft_token_ids, draft_probs, target_probs, "
+            "sampling_metadata, device, use_fp64_gumbel)"
+        ): "in its place stands what takes a tenth of the time",
     },
     "vllm.v1.sample.ops.topk_topp_sampler": {
         "apply_top_k_top_p(logits, k, p)": "repaired for no rows at all",

@@ -129,6 +129,7 @@ class StandInWorker:
             target_ms=self._vary(
                 self.base_ms + self.token_ms * output.total_num_scheduled_tokens
             ),
+            sample_ms=self._vary(self.draft_ms),
             draft_first_ms=self._vary(self.draft_ms) if depth else 0.0,
             draft_next_ms=self._vary(self.draft_ms) * max(0, depth - 1),
             depth=depth,

@@ -20,7 +20,13 @@ def test_a_pause_of_the_engine_is_no_cost_of_the_step_before():
     clock.skip(9.0)  # Nothing runs.
     clock.start(100.0, output, num_context_tokens=50)
     clock.note_worker(
-        WorkerTimes(target_ms=10.0, draft_first_ms=2.0, draft_next_ms=0.0, depth=1)
+        WorkerTimes(
+            target_ms=9.0,
+            sample_ms=1.0,
+            draft_first_ms=2.0,
+            draft_next_ms=0.0,
+            depth=1,
+        )
     )
     clock.skip(60.0)
 
@@ -36,13 +42,16 @@ def test_a_drafter_without_a_clock_is_timed_from_outside():
     worker = object.__new__(TetrisCPUWorker)
     worker._step_start_s = 5.0
     drafts = SimpleNamespace(draft_token_ids=[[7, 8], [], [9]])
-    worker.model_runner = SimpleNamespace(draft_span_s=(5.010, 5.012))
+    worker.model_runner = SimpleNamespace(
+        sample_start_s=5.008, draft_span_s=(5.010, 5.012)
+    )
 
     times = worker._time_drafting(drafts)
 
     assert times is not None
     assert times.depth == 2
-    assert times.target_ms == pytest.approx(10.0)
+    assert times.target_ms == pytest.approx(8.0)
+    assert times.sample_ms == pytest.approx(2.0)
     assert times.draft_first_ms == pytest.approx(2.0)
     assert times.draft_next_ms == 0.0
 

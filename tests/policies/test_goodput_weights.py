@@ -46,8 +46,9 @@ def trained(num_reqs: int, token_ms: float = 3.0) -> GoodputPlanner:
     return planner
 
 
-def verify_ms(planner: GoodputPlanner, num_tokens: float) -> float:
-    return float(planner.depth.costs.verify_ms(np.array([float(num_tokens)]))[0])
+def verify_ms(planner: GoodputPlanner, num_reqs: int, num_drafts: float = 0) -> float:
+    drafts = np.array([float(num_drafts)])
+    return float(planner.depth.costs.verify_ms(num_reqs, drafts)[0])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -61,7 +62,7 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed:
 
     def surplus(admitted: tuple[int, ...]) -> float:
         gained = sum(worth[i, :count].sum() for i, count in enumerate(admitted))
-        return gained - price * verify_ms(planner, 4 + sum(admitted))
+        return gained - price * verify_ms(planner, 4, sum(admitted))
 
     best = max(surplus(admitted) for admitted in product(range(4), repeat=4))
     selection = planner.select(make_batch(confidence, weights=weights))
@@ -93,7 +94,7 @@ def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
     num_free, num_bound = free.num_admitted.sum(), bound.num_admitted.sum()
     assert bound.num_cut_by_latency == num_free - num_bound
     assert 0 < num_bound < num_free
-    assert fixed_ms + verify_ms(planner, 8 + num_bound) <= target_ms
+    assert fixed_ms + verify_ms(planner, 8, num_bound) <= target_ms
 
 
 def test_a_target_out_of_reach_does_not_take_the_others_drafts_away():

@@ -261,3 +261,34 @@ def test_the_prompts_of_a_step_are_expected_as_recent_steps_had_them():
     assert cost.usual_prefill_tokens == pytest.approx(25, rel=0.1)
     cost.note_skipped_steps(200)
     assert cost.usual_prefill_tokens < 0.1
+
+
+def test_what_the_first_draft_costs_is_not_spread_over_all_counts():
+    """Else an engine that always drafts prices plain steps a third too high."""
+    cost = make_cost((1, 16, 32, 64, 128), (12.0, 20.0, 24.0, 32.0, 48.0))
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        num_drafts = int(rng.integers(1, 48))
+        forward_ms = (16.0 + 0.25 * (16 + num_drafts)) * rng.lognormal(0, 0.02)
+        step = take_step(forward_ms, 16 + num_drafts, num_reqs=16)
+        cost.observe(replace(step, num_drafts=num_drafts, sample_ms=15.0))
+
+    plain_ms, *drafted_ms = cost.sampling_ms(16, np.array([0.0, 1.0, 16.0, 48.0]))
+    assert plain_ms < 3.0
+    np.testing.assert_allclose(drafted_ms, 15.0, rtol=0.1)
+    assert cost.sampling_ms(16, 0.5) == pytest.approx((plain_ms + drafted_ms[0]) / 2)
+    assert cost.target.at(16) == pytest.approx(20.0, rel=0.05)
+    np.testing.assert_allclose(
+        cost.sampling_range_ms(16, 0, 49)[[0, 1, 16, 48]], [plain_ms, *drafted_ms]
+    )
+    # One plain step later it is known, too.
+    for _ in range(5):
+        cost.observe(replace(take_step(20.0, 16, num_reqs=16), sample_ms=2.7))
+    assert float(cost.sampling_ms(16, 0)) == pytest.approx(2.7, rel=0.15)
+
+
+def test_an_engine_that_does_not_time_sampling_pays_nothing_for_it():
+    cost = make_cost()
+    learn(cost, 1, 50)
+    assert not cost.sampling_ms(8, np.arange(4.0)).any()
+    assert not cost.sampling_range_ms(8, 0, 4).any()

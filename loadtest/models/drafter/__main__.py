@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.offline import find_model
 from serving.settings.cpu_formats import lacks_bfloat16
-from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
-from serving.settings.gguf_models import convert
 from serving.settings.model import read_cache_dir
 
 from .chats import WorkDir
@@ -39,13 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     options = _parser().parse_args(arguments)
     try:
-        options.target = _find_target(options.target)
+        options.target = find_model(options.target, _say)
         options.work_dir = WorkDir(options.work_dir.expanduser(), options.target)
         options.run(options)
     except KeyboardInterrupt:
         _say("stopped; the same command goes on")
         return 130
-    except (ValueError, OSError, GgufError) as error:
+    except (ValueError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0
@@ -100,15 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     evaluate("--draft-tokens", type=int, default=5, help="(default: %(default)s)")
     evaluate("--prompts", type=int, default=64, help="(default: %(default)s)")
     return parser
-
-
-def _find_target(name: str) -> Path:
-    if is_gguf(name):
-        return convert(find_gguf(name), _say)
-    folder = Path(name)
-    if not (folder / "config.json").exists():
-        raise ValueError(f"--target {name} is neither a model folder nor a GGUF file")
-    return folder
 
 
 def _generate(options: argparse.Namespace) -> None:

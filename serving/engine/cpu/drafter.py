@@ -94,9 +94,15 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         )
 
     def take_times(
-        self, step_start_s: float, cold: ColdDrafter | None
+        self, step_start_s: float, sample_start_s: float, cold: ColdDrafter | None
     ) -> WorkerTimes | None:
-        """Hand over this step's clock readings once; None if nothing was drafted."""
+        """Hand over this step's clock readings once; None if nothing was drafted.
+
+        Args:
+            step_start_s: When the target's pass began.
+            sample_start_s: When it had ended and sampling began.
+            cold: What fills the drafter's cache, before it drafts.
+        """
         start = self.draft_start_s
         if start < step_start_s:
             return None
@@ -104,7 +110,8 @@ class ConfidenceDrafter(SpecDecodeBaseProposer):
         self.draft_start_s = 0.0
         backlog_ms = 0.0 if cold is None else cold.backlog_ms
         return WorkerTimes(
-            target_ms=1e3 * (start - step_start_s) - backlog_ms,
+            target_ms=1e3 * (sample_start_s - step_start_s),
+            sample_ms=1e3 * (start - sample_start_s) - backlog_ms,
             draft_first_ms=1e3 * (first_end - start),
             draft_next_ms=1e3 * (self._draft_end_s - first_end),
             depth=self._num_drafted,

@@ -19,8 +19,8 @@ class WorkerTimes:
     """Where one step's time went in the worker, in milliseconds.
 
     Attributes:
-        target_ms: From the start of the target's forward pass to the drafter's start:
-            forward pass, sampling, rejection.
+        target_ms: The target's forward pass, logits included.
+        sample_ms: From the sampler's start to the drafter's: sampling, rejection.
         draft_first_ms: The drafter's first pass, over every token of the step, or all
             of its work if it makes no passes.
         draft_next_ms: All further draft passes together.
@@ -30,6 +30,7 @@ class WorkerTimes:
     """
 
     target_ms: float
+    sample_ms: float
     draft_first_ms: float
     draft_next_ms: float
     depth: int

@@ -1,4 +1,4 @@
-"""Repairs of the C++ kernels that stand in for Triton on the CPU.
+"""Repairs of vLLM's rejection sampler on the CPU, where C++ stands in for Triton.
 
 vLLM 0.32 rewrites the per-request temperature, top-k and top-p of a batch to one value
 per draft token with a kernel whose CPU stand-in writes into a temporary copy: the
@@ -7,6 +7,8 @@ every speculative step of a request with a temperature above 0 samples from garb
 
 It also masks all but the top k of no rows at all, in every step without drafts such as
 a prompt's, by looking for the largest k among none: an error that ends the engine.
+
+What replaces rejected drafts it draws correctly but slowly (`recovery`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from serving.engine.compat_cpu import (
     apply_top_k_top_p,
     rejection_sampler,
 )
+from serving.engine.cpu.recovery import sample_recovered_tokens
 
 
 def expand_to_tokens(
@@ -69,3 +72,4 @@ def repair_kernels() -> None:
     if launcher.kernel.func is not expand_to_tokens:
         launcher.kernel = KernelOverride(launcher.kernel, expand_to_tokens)
     rejection_sampler.apply_top_k_top_p = mask_rows
+    rejection_sampler.sample_recovered_tokens = sample_recovered_tokens

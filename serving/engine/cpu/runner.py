@@ -63,6 +63,8 @@ class UninterruptedRunner(GPUModelRunner):
     """Whether nobody asks what such a step took."""
     _notes_step: bool
     """Whether there is something to note of such a step: most of many are alike."""
+    sample_start_s: float
+    """When sampling last began."""
     draft_span_s: tuple[float, float]
     """When drafting last began and ended."""
 
@@ -105,6 +107,7 @@ class UninterruptedRunner(GPUModelRunner):
         seed's generator back, which one on the CPU cannot do: the error would end the
         engine. So the generator is not there in such a step.
         """
+        self.sample_start_s = time.perf_counter()
         if self._cold is not None:
             self._guard.attempt("drafter_error", self._cold.keep_states)
         generators = self.input_batch.generators
@@ -230,7 +233,7 @@ def adopt_runner(runner: GPUModelRunner, guard: FaultGuard) -> None:
         runner._no_drafts = torch.empty(
             runner.max_num_reqs, 0, dtype=torch.int64, device=runner.device
         )
-        runner.draft_span_s = 0.0, 0.0
+        runner.draft_span_s, runner.sample_start_s = (0.0, 0.0), 0.0
         runner._plain = PlainSteps(runner.max_num_reqs, runner.device)
         runner._cold = ColdDrafter(runner) if ColdDrafter.supports(runner) else None
         # Recurrent layers read their state by what speculation did to it, in every

@@ -19,6 +19,7 @@ class _Step:
     num_decode_tokens: int
     num_prefill_tokens: int
     num_context_tokens: int
+    num_drafts: int
     times: WorkerTimes | None = None
 
 
@@ -40,7 +41,8 @@ class StepClock:
         num_reqs = len(output.num_scheduled_tokens)
         num_tokens = output.total_num_scheduled_tokens
         # A decoding request has a token and its drafts, any other more than that.
-        num_decode_tokens = num_reqs + sum(map(len, drafts.values()))
+        num_drafts = sum(map(len, drafts.values()))
+        num_decode_tokens = num_reqs + num_drafts
         if num_tokens > num_decode_tokens:
             num_decode_tokens = sum(
                 [
@@ -55,6 +57,7 @@ class StepClock:
             num_decode_tokens=num_decode_tokens,
             num_prefill_tokens=num_tokens - num_decode_tokens,
             num_context_tokens=num_context_tokens,
+            num_drafts=num_drafts,
         )
 
     def note_worker(self, times: WorkerTimes | None) -> None:
@@ -83,6 +86,7 @@ class StepClock:
         times = step.times
         worker_ms = (
             times.target_ms
+            + times.sample_ms
             + times.draft_first_ms
             + times.draft_next_ms
             + times.backlog_ms
@@ -99,4 +103,6 @@ class StepClock:
             host_ms=max(0.0, 1e3 * (now_s - step.start_s) - worker_ms),
             backlog_ms=times.backlog_ms,
             num_backlog=times.num_backlog,
+            num_drafts=step.num_drafts,
+            sample_ms=times.sample_ms,
         )

@@ -65,7 +65,11 @@ class TetrisCPUWorker(CPUWorker):
         if isinstance(drafter, ConfidenceDrafter):
             confidence = attempt("report_error", drafter.take_confidence)
             times = attempt(
-                "report_error", drafter.take_times, self._step_start_s, runner._cold
+                "report_error",
+                drafter.take_times,
+                self._step_start_s,
+                runner.sample_start_s,
+                runner._cold,
             )
         else:
             times = attempt("report_error", self._time_drafting, drafts)
@@ -82,11 +86,13 @@ class TetrisCPUWorker(CPUWorker):
 
     def _time_drafting(self, drafts: DraftTokenIds | None) -> WorkerTimes | None:
         """Time a step whose drafter keeps no clock; None if it drafted nothing."""
-        begin_s, end_s = self.model_runner.draft_span_s
+        runner = self.model_runner
+        begin_s, end_s = runner.draft_span_s
         if drafts is None or begin_s < self._step_start_s:
             return None
         return WorkerTimes(
-            target_ms=1e3 * (begin_s - self._step_start_s),
+            target_ms=1e3 * (runner.sample_start_s - self._step_start_s),
+            sample_ms=1e3 * (begin_s - runner.sample_start_s),
             # A look-up, or one pass for the whole draft.
             draft_first_ms=1e3 * (end_s - begin_s),
             draft_next_ms=0.0,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +17,7 @@ from loadtest.arms import Arm, parse_arm
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli
 from loadtest.engine.closed_loop import REQUESTS_TO_BE_STEADY
+from loadtest.engine.models import find_method
 from loadtest.engine.plan import (
     PRESETS,
     Block,
@@ -28,6 +31,7 @@ from loadtest.engine.plan import (
 from loadtest.engine.pool import EngineProcess
 from loadtest.engine.workloads import REQUESTS_PER_SLOT, RequestMaker
 from loadtest.load.workloads import Conversation
+from loadtest.models.recipe import DRAFT_DIR, REPO
 from serving.offline import start_arguments
 
 OWN_CLASSES = {"scheduler_cls", "worker_cls", "additional_config"}
@@ -108,6 +112,17 @@ def test_a_model_of_the_users_own_is_not_padded_unless_asked() -> None:
     assert padded_to() == 100e6
     assert padded_to("--target", "mine") == 0
     assert padded_to("--target", "mine", "--target-parameters", "2e8") == 2e8
+
+
+def test_the_held_out_prompts_are_of_ten_kinds_and_the_head_is_recognised() -> None:
+    options = cli.parse(["--output", "nowhere", "--preset", "smollm2"])
+    lines = (REPO / options.workloads).read_text(encoding="utf-8").splitlines()
+    kinds = Counter(json.loads(line)["kind"] for line in lines)
+    assert len(kinds) == 10
+    assert set(kinds.values()) == {20}
+    assert len(set(lines)) == 200
+    assert find_method(options.draft) == "eagle3"
+    assert find_method(DRAFT_DIR) == "draft_model"
 
 
 # Requests
@@ -213,7 +228,8 @@ def test_a_held_engine_is_that_of_goodput() -> None:
         (["--concurrency", "1,x"], "--concurrency: invalid literal"),
         (["--concurrency", "0"], "--concurrency begins at 1"),
         (["--temperatures", "-1"], "--temperatures begin at 0"),
-        (["--target", "/nowhere"], "--target /nowhere holds no config.json"),
+        (["--target", "/nowhere"], "--target: /nowhere is neither a model folder nor"),
+        (["--draft", "/nowhere"], "--draft /nowhere holds no config.json"),
         (["--report-only"], "no measurements"),
         (["--policies", "adaptive"], "adaptive: nothing of the kind with --device cpu"),
     ],

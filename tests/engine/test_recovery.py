@@ -1,0 +1,91 @@
+"""What replaces rejected drafts is drawn from the residual, exactly."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.engine.cpu.recovery import draw_by_inverse, sample_recovered_tokens
+
+
+@given(st.integers(1, 700), st.integers(1, 6), st.booleans(), st.integers(0, 2**32))
+def test_the_token_is_the_one_whose_part_holds_the_point(size, rows, excludes, seed):
+    """Integer weights have exact sums, so that nothing is left to rounding."""
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(0, 9, (rows, size)) * (rng.random((rows, size)) < 0.2)
+    excluded = rng.integers(0, size, rows)
+    counted = weights.copy()
+    if excludes:
+        counted[np.arange(rows), excluded] = 0
+    # In the middle between two whole numbers, and at both ends.
+    totals = counted.sum(axis=1)
+    wanted = rng.integers(0, np.maximum(totals, 1)) + 0.5
+    points = np.minimum(wanted / np.maximum(totals, 1), 1.0 - 2.0**-53)
+    points[rng.random(rows) < 0.2] = 0.0
+    points[rng.random(rows) < 0.2] = 1.0 - 2.0**-53
+
+    tokens = draw_by_inverse(
+        torch.tensor(weights, dtype=torch.float32),
+        torch.tensor(points),
+        torch.tensor(excluded) if excludes else None,
+    ).tolist()
+
+    for row, token in enumerate(tokens):
+        assert 0 <= token < size
+        if totals[row]:
+            ends = counted[row].cumsum()
+            place = np.searchsorted(ends, points[row] * totals[row], side="right")
+            assert counted[row, token] > 0
+            assert token == min(place, np.flatnonzero(counted[row])[-1])
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_its_law_is_the_residual(is_certain):
+    """At 40,000 draws a share is within .01 of its expectation at 4 sigma."""
+    num_drafts, size = 40_000, 300
+    generator = torch.Generator().manual_seed(1)
+    target = torch.rand(size, generator=generator).pow(8)
+    target /= target.sum()
+    draft = target.roll(7)
+    drafted = int(target.argmax())
+    residual = target.clone() if is_certain else (target - draft).clamp(min=0.0)
+    if is_certain:
+        residual[drafted] = 0.0
+    residual /= residual.sum()
+
+    drawn = sample_recovered_tokens(
+        1,
+        [1] * num_drafts,
+        torch.arange(1, num_drafts + 1),
+        torch.full((num_drafts,), drafted, dtype=torch.int32),
+        None if is_certain else draft.expand(num_drafts, -1).contiguous(),
+        target.expand(num_drafts, -1).contiguous(),
+        SimpleNamespace(generators={}),
+        torch.device("cpu"),
+    )
+
+    assert drawn.dtype == torch.int32
+    shares = drawn.long().bincount(minlength=size) / num_drafts
+    assert (shares - residual).abs().max() < 0.01
+    assert not shares[residual == 0.0].any()
+
+
+def test_a_seed_gives_the_same_token_whatever_runs_beside_it():
+    def draw(beside: int) -> int:
+        probs = torch.full((1 + beside, 1000), 1e-3)
+        tokens = sample_recovered_tokens(
+            1,
+            [1] * (1 + beside),
+            torch.arange(1, 2 + beside),
+            torch.zeros(1 + beside, dtype=torch.int64),
+            None,
+            probs,
+            SimpleNamespace(generators={0: torch.Generator().manual_seed(7)}),
+            torch.device("cpu"),
+        )
+        return int(tokens[0])
+
+    assert draw(0) == draw(3)
