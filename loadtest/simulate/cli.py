@@ -21,6 +21,8 @@ from .compare import ArmResult, Interval, Plan, compare
 from .engine import MODELS, find_model, load_engine
 from .fleet import LEAST_REQUESTS, PIECES, ROUTERS, WARM_UP_SHARE, Targets
 from .load import Lengths, Load, draw_requests, parse_arrivals, read_load
+from .recorded import read_folder
+from .state import ALL, WORTH
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -82,7 +84,9 @@ def _make_plan(options: argparse.Namespace) -> Plan:
             f"--requests {options.requests}: take {LEAST_REQUESTS} or more"
         )
     engine = load_engine(
-        find_model(options.engine), options.drafts, options.batch, options.select
+        *(find_model(options.engine), options.drafts, options.batch),
+        WORTH if options.select else ALL,
+        read_folder(options.recorded) if options.recorded else None,
     )
     load = (
         read_load(options.trace, *options.hard_share)
@@ -192,7 +196,7 @@ def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
         "engine": {
             "name": plan.engine.name,
             "costs": plan.engine.costs._asdict(),
-            "survival": plan.engine.survival.tolist(),
+            "tokens_per_step": plan.engine.tokens_per_step.tolist(),
         },
         "load": dataclasses.asdict(plan.load),
         "num_replicas": plan.num_replicas,
@@ -353,13 +357,21 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--drafts",
         type=_drafts,
         default=3,
-        help="verified in each step by a request (%(default)s)",
+        help="of a request in a step, at most (%(default)s)",
     )
     add(
         "--select",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="verify the drafts that are worth their time, as goodput does; else all",
+        help="draft as deep and verify as many as is worth its time, as goodput does; "
+        "else all",
+    )
+    add(
+        "--recorded",
+        type=Path,
+        metavar="DIR",
+        help="drafts of fixed length that bench engine has traced (*.npz), in place of "
+        "chances: traces in which less is accepted are of hard requests",
     )
     add("--batch", type=read_positive, help="requests in a step (the engine's own)")
     add(

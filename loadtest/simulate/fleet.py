@@ -94,7 +94,7 @@ def run_fleet(
     fleet.slowness[: round(share * num_replicas)] = times
     for piece in range(1, PIECES + 1):
         kernel.advance(
-            *(fleet, requests, engine.costs, engine.survival),
+            *(fleet, requests, engine.drafts, engine.costs),
             *(ROUTERS[router], float(staleness_s), seed, count * piece // PIECES),
             np.inf,
         )

@@ -1,4 +1,4 @@
-"""The committed comparisons: `python -m loadtest.simulate.show routers` or `scaling`.
+"""The committed comparisons: `python -m loadtest.simulate.show routers`, for one.
 
 Each writes its JSON into `loadtest/results/simulate`, and its tables into the README
 there.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from loadtest.progress import Progress
 
 from .autoscale import SCALERS, Growth, make_scaler, run_growing
+from .bounds import find_bounds
 from .compare import Plan, compare
 from .engine import find_model, load_engine
 from .fleet import PIECES, ROUTERS, Targets
@@ -45,6 +47,8 @@ _SEEDS: Final = 3
 
 _SHIFT: Final = (0.2, 0.8)
 """Share of hard requests before the middle of the day, and after it."""
+
+BOUNDS: Final = ("hindsight", "clairvoyant")
 
 _TPOT_MS: Final = 4.0
 _TARGETS: Final = {
@@ -178,9 +182,43 @@ def render_scaling(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", ""])
 
 
+def run_bounds() -> list[dict[str, Any]]:
+    """Find the bounds of every recorded trace, over the best fixed length there."""
+    rows = json.loads((FOLDER / "bounds-replay.json").read_text("utf-8"))
+    progress = Progress(len(rows))
+    progress.expect("bounds", len(rows))
+    for row in rows:
+        path = FOLDER.parent / "ablations" / "drafts" / row["list"] / row["cell"]
+        num_reqs = int(row["cell"].rpartition("-c")[2])
+        began_s = time.perf_counter()
+        found = find_bounds(path / "fixed-8.npz", num_reqs)
+        best = max(v for name, v in found.items() if name.startswith("fixed"))
+        row["replayed"] = {name: row[name] for name in BOUNDS}
+        row |= {name: found[name] / best for name in BOUNDS}
+        progress.advance("bounds", time.perf_counter() - began_s, row["cell"])
+    return list(rows)
+
+
+def render_bounds(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return means over the lists of requests, and how far two ways of it differ."""
+    heads = [f"{name}{by}" for name in BOUNDS for by in ("", ", replayed")]
+    lines = ["", "| cell | " + " | ".join(heads) + " | largest difference |"]
+    lines.append("|---" * (2 + len(heads)) + "|")
+    for cell in dict.fromkeys(row["cell"] for row in rows):
+        own = [row for row in rows if row["cell"] == cell]
+        values = np.array(
+            [[(row[name], row["replayed"][name]) for name in BOUNDS] for row in own]
+        )
+        cells = [f"{value:.3f}" for value in values.mean(axis=0).ravel()]
+        most = np.abs(values[..., 0] / values[..., 1] - 1.0).max()
+        lines.append(f"| {cell} | " + " | ".join(cells) + f" | {100 * most:.1f} % |")
+    return "\n".join([*lines, "", ""])
+
+
 SHOWN: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], str]]]] = {
     "routers": (run_routers, render_routers),
     "scaling": (run_scaling, render_scaling),
+    "bounds": (run_bounds, render_bounds),
 }
 """By name: what runs it, and what renders it."""
 

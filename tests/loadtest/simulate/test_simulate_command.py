@@ -21,6 +21,7 @@ from loadtest.simulate.traces import read_trace
 
 SAMPLES = MODELS.parent / "samples"
 SCENARIOS = MODELS.parents[2] / "configs" / "scenarios"
+DRAFTS = MODELS.parents[1] / "results" / "ablations" / "drafts"
 SMALL = ["--replicas", "4", "--requests", "400", "--seeds", "3"]
 
 
@@ -71,6 +72,16 @@ def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
     half = 4.303 * np.std(ours - first, ddof=1) / np.sqrt(3)
     ends = np.exp([mean, mean - half, mean + half])
     assert list(ratio.values()) == pytest.approx(ends, rel=1e-3)
+
+
+def test_recorded_drafts_stand_in_for_chances(tmp_path: Path) -> None:
+    path, tokens = tmp_path / "result.json", []
+    for flags in ([], ["--recorded", str(DRAFTS), "--select"]):
+        assert main([*SMALL, "--router", "ours", *flags, "--json", str(path)]) == 0
+        tokens.append(json.loads(path.read_text("utf-8"))["engine"]["tokens_per_step"])
+    easy, hard = tokens[1]
+    assert tokens[0] != tokens[1]
+    assert 2.0 < hard < easy < 4.0  # Of three drafts and the target's own token.
 
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.iterdir()), ids=lambda one: one.name)
@@ -131,6 +142,8 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         "is of no form of Azure": f"--trace {MODELS}/../README.md",
         "take 100 or more": "--requests 99",
         "take a smaller --batch": "--batch 9000",
+        "no recorded drafts": f"--recorded {SAMPLES}",
+        "recorded ones are 8 long": f"--drafts 9 --recorded {DRAFTS}/list1",
         "not a file in a folder that exists": f"--json {tmp_path}/no/f",
     }
     for place, (message, options) in enumerate(cases.items()):
