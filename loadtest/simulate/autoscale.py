@@ -51,6 +51,22 @@ class Growth:
     down_delay_s: float = 300.0
 
 
+def parse_scaler(text: str) -> str:
+    """Check an autoscaler and its target, as `NAME:TARGET`.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    name, _, target = text.partition(":")
+    try:
+        is_good = name in SCALERS and 0.0 < float(target) < math.inf
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ValueError(f"{text!r} is no NAME:TARGET; names are {', '.join(SCALERS)}")
+    return text
+
+
 def make_scaler(name: str, target: float, engine: Engine, hard_share: float) -> Decide:
     """Return an autoscaler.
 

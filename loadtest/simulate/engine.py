@@ -110,6 +110,7 @@ def load_engine(
             num_drafts=num_drafts,
             max_num_seqs=max_num_seqs or int(limits["max_num_seqs"]),
             max_num_batched_tokens=int(limits["max_num_batched_tokens"]),
+            draft_slots=min(num_drafts, 1),
             max_kv_tokens=int(limits.get("max_kv_tokens", 1 << 40)),
             rule=rule,
         )
@@ -123,7 +124,7 @@ def load_engine(
         )
     if not all(0 <= chance <= 1 for chance in chances):
         raise ValueError(f"engine model {path}: acceptance must be 0 to 1")
-    if costs.max_num_seqs * (1 + num_drafts) >= costs.max_num_batched_tokens:
+    if costs.max_num_seqs * (2 + num_drafts) >= costs.max_num_batched_tokens:
         raise ValueError(
             f"{costs.max_num_seqs} requests of 1 + {num_drafts} tokens leave nothing "
             f"of {costs.max_num_batched_tokens} tokens a step for prompts; take a "

@@ -82,12 +82,13 @@ def _fill(
     for slot in range(fleet.num_running[replica]):
         if prompts[slot] == 0:
             num_decoding += 1
-    left -= num_decoding * (1 + costs.num_drafts)
+    left -= num_decoding * (1 + costs.num_drafts + costs.draft_slots)
     for slot in range(fleet.num_running[replica]):
-        chunks[slot] = min(prompts[slot], max(left, 0))
-        left -= chunks[slot]
+        chunks[slot] = min(prompts[slot], max(left - costs.draft_slots, 0))
+        if chunks[slot] > 0:
+            left -= chunks[slot] + costs.draft_slots
     while (
-        left > 0
+        left > costs.draft_slots
         and fleet.num_running[replica] < costs.max_num_seqs
         and fleet.first_waiting[replica] != NO_REQUEST
     ):
@@ -116,8 +117,8 @@ def _fill(
             luck = draw(fleet.slot_draw[replica, slot : slot + 1])
             first += int(luck * (end - first))
         fleet.slot_block[replica, slot] = first
-        chunks[slot] = min(prompts[slot], left)
-        left -= chunks[slot]
+        chunks[slot] = min(prompts[slot], left - costs.draft_slots)
+        left -= chunks[slot] + costs.draft_slots
     return num_decoding
 
 

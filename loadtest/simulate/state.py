@@ -42,6 +42,8 @@ class Costs(NamedTuple):
         num_drafts: Of a request in a step, at most.
         max_num_seqs: Requests in a step at most.
         max_num_batched_tokens: Tokens in a step at most; prompts come in chunks.
+        draft_slots: Of these tokens that each request in a step takes besides its own,
+            for its drafter's input: vLLM keeps one for a draft model's.
         max_kv_tokens: In the KV cache at most. A request joins where its prompt and its
             whole reply will fit beside the others', or alone: nothing is preempted.
         rule: `ALL`, `WORTH`, `FORESEEN` or `ASKED`.
@@ -59,6 +61,7 @@ class Costs(NamedTuple):
     num_drafts: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    draft_slots: int = 0
     max_kv_tokens: int = 1 << 40
     rule: int = ALL
 

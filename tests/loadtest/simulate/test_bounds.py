@@ -10,6 +10,9 @@ import pytest
 from loadtest.simulate import state
 from loadtest.simulate.bounds import find_bounds, play
 from loadtest.simulate.engine import MODELS, load_engine
+from loadtest.simulate.fleet import run_fleet
+from loadtest.simulate.load import Drawn
+from loadtest.simulate.planned import make_planners
 from loadtest.simulate.recorded import Array, calibrate, split_by_ease
 from loadtest.simulate.selection import PLAN_EVERY, drafter_ms, select, target_ms
 from loadtest.simulate.show import BOUNDS, FOLDER
@@ -157,3 +160,20 @@ def draft(plan: DepthPlan, acceptance: Array, costs: state.Costs, sample: Array)
         if not watch.should_continue(acceptance[:, depth - 1].tolist()):
             return depth
     return DEPTH
+
+
+def test_the_planner_itself_decides_where_it_is_asked() -> None:
+    """It learns to leave bad drafts out; all tokens come, and sooner."""
+    drafts = made_up(200)
+    bad = drafts._replace(num_accepted=np.minimum(drafts.num_accepted, 1))
+    ones = np.ones(60, np.int64)
+    drawn = Drawn(np.linspace(0.0, 0.1, 60), 20 * ones, 120 * ones, 0 * ones)
+    finished = []
+    for rule in (state.ALL, state.ASKED):
+        model = MODELS / "cpu-demo-100m.json"
+        engine = load_engine(model, DEPTH, NUM_REQS, rule, bad)
+        asked = make_planners(engine, 2)
+        run = run_fleet(engine, drawn, 2, "round-robin", 0.0, 0, decide=asked)
+        assert (run.requests.num_finishes == 1).all()
+        finished.append(run.requests.finish_s.max())
+    assert finished[1] < 0.9 * finished[0]
