@@ -13,11 +13,10 @@ from policies.decisions.batching import BatchControl
 from policies.decisions.depth import DepthPlan
 from policies.decisions.draft_costs import DraftCosts
 from policies.decisions.recent_drafts import RecentDrafts
-from policies.depth_control import Cadence, DepthControl
+from policies.depth_control import DepthControl
 from policies.estimators.draft_acceptance import DraftAcceptance
 from policies.estimators.state import STATE_VERSION, check_version, read_part
 from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT, StepCost
-from policies.exploration import DrafterBacklog, Exploration
 from policies.planner import Planner
 from policies.types import DraftSelection
 
@@ -84,12 +83,6 @@ class GoodputPlanner(Planner):
         max_depth: int,
         limits: EngineLimits,
         latency_target_ms: float | None = None,
-        *,
-        acceptance: DraftAcceptance | None = None,
-        cost: StepCost | None = None,
-        exploration: Exploration | None = None,
-        backlog: DrafterBacklog | None = None,
-        cadence: Cadence | None = None,
     ) -> Self:
         """Start from priors, at depth 1: cheap, and it teaches.
 
@@ -98,27 +91,13 @@ class GoodputPlanner(Planner):
             limits: The engine's.
             latency_target_ms: Longest step, the time between a request's tokens, or
                 None.
-            acceptance: In place of our own; and so on: studies hand in others.
-            cost: Likewise.
-            exploration: Likewise.
-            backlog: Likewise.
-            cadence: Likewise.
         """
-        if acceptance is None:
-            acceptance = DraftAcceptance.from_prior(max_depth, limits.method)
-        if cost is None:
-            cost = StepCost(limits.max_tokens, limits.max_reqs, limits.padded_sizes)
+        acceptance = DraftAcceptance.from_prior(max_depth, limits.method)
+        cost = StepCost(limits.max_tokens, limits.max_reqs, limits.padded_sizes)
         first_plan = DepthPlan(depth=1, tokens_per_ms=0.0, budget_per_req=0.0)
         costs = DraftCosts(cost, first_plan)
         depth = DepthControl(
-            limits,
-            costs,
-            acceptance,
-            RecentDrafts(max_depth),
-            latency_target_ms,
-            exploration or Exploration(),
-            backlog or DrafterBacklog(),
-            cadence or Cadence(),
+            limits, costs, acceptance, RecentDrafts(max_depth), latency_target_ms
         )
         return cls(
             acceptance,

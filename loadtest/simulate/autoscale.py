@@ -51,6 +51,22 @@ class Growth:
     down_delay_s: float = 300.0
 
 
+def parse_scaler(text: str) -> str:
+    """Check an autoscaler and its target, as `NAME:TARGET`.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    name, _, target = text.partition(":")
+    try:
+        is_good = name in SCALERS and 0.0 < float(target) < math.inf
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ValueError(f"{text!r} is no NAME:TARGET; names are {', '.join(SCALERS)}")
+    return text
+
+
 def make_scaler(name: str, target: float, engine: Engine, hard_share: float) -> Decide:
     """Return an autoscaler.
 
@@ -66,9 +82,7 @@ def make_scaler(name: str, target: float, engine: Engine, hard_share: float) -> 
     scaling = Scaling(target, engine.costs.max_num_seqs / 2)
     if name == "ours":
         return scaling.decide
-    tokens = 1.0 + float(
-        np.dot((1.0 - hard_share, hard_share), engine.survival.sum(axis=1))
-    )
+    tokens = float(np.dot((1.0 - hard_share, hard_share), engine.tokens_per_step))
 
     def decide(
         now_s: float,
@@ -106,7 +120,7 @@ def run_growing(
     fleet = state.make_fleet(growth.most, engine.costs.max_num_seqs, count, seed)
     size = _Size(growth)
     paid_s, now_s, router = 0.0, 0.0, ROUTERS["power-of-two-sent"]
-    fixed = fleet, requests, engine.costs, engine.survival
+    fixed = fleet, requests, engine.drafts, engine.costs
     while now_s < drawn.arrival_s[-1]:
         now_s += PERIOD_S
         kernel.advance(*fixed, router, _AGE_S, seed, count, now_s)
@@ -172,9 +186,7 @@ def _read_paces(fleet: state.Fleet, engine: Engine, count: int) -> list[ReplicaP
     paces = []
     for replica in range(count):
         if known.num_running[replica]:
-            base_ms, request_ms, _ = find_costs(
-                known, costs, float(fleet.slowness[replica]), replica
-            )
+            base_ms, request_ms, _ = find_costs(fleet, costs, replica)
             tokens = float(known.tokens_per_step[replica])
             paces.append(ReplicaPace(base_ms, request_ms, tokens, costs.max_num_seqs))
     return paces

@@ -11,16 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from loadtest.argument_types import read_positive
 from loadtest.interrupts import interruptible
 from loadtest.progress import Progress
 
+from .autoscale import SCALERS, parse_scaler
 from .compare import ArmResult, Interval, Plan, compare
 from .engine import MODELS, find_model, load_engine
 from .fleet import LEAST_REQUESTS, PIECES, ROUTERS, WARM_UP_SHARE, Targets
 from .load import Lengths, Load, draw_requests, parse_arrivals, read_load
+from .recorded import read_folder
+from .scenario import read_words
+from .state import ALL, WORTH
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -32,13 +34,14 @@ _HEADERS = {
     "ttft_p99_ms": "TTFT p99 ms",
     "tpot_p50_ms": "TPOT p50 ms",
     "tpot_p99_ms": "TPOT p99 ms",
+    "replica_hours": "replica-hours",
 }
 
 
 def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve simulate"
 ) -> int:
-    """Compare routers on a simulated fleet.
+    """Compare routers or autoscalers on a simulated fleet.
 
     Args:
         arguments: Command line; by default the process's own.
@@ -51,12 +54,14 @@ def main(
     parser = _make_parser(prog)
     options = parser.parse_args(arguments)
     try:
-        if options.scenario:
-            options = _read_scenario(parser, options.scenario, arguments)
+        if options.scenario or options.deployment:
+            given = list(sys.argv[1:] if arguments is None else arguments)
+            words = read_words(options.scenario, options.deployment, given)
+            options = parser.parse_args([*words, *given])
         with interruptible():
             plan = _make_plan(options)
             _check_output(options.json)
-            runs = len(plan.routers) * len(plan.seeds)
+            runs = len(plan.arms) * len(plan.seeds)
             results = compare(plan, Progress(runs * PIECES))
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; nothing was written\n")
@@ -82,7 +87,9 @@ def _make_plan(options: argparse.Namespace) -> Plan:
             f"--requests {options.requests}: take {LEAST_REQUESTS} or more"
         )
     engine = load_engine(
-        find_model(options.engine), options.drafts, options.batch, options.select
+        *(find_model(options.engine), options.drafts, options.batch),
+        WORTH if options.select else ALL,
+        read_folder(options.recorded) if options.recorded else None,
     )
     load = (
         read_load(options.trace, *options.hard_share)
@@ -98,7 +105,12 @@ def _make_plan(options: argparse.Namespace) -> Plan:
         # Found out before the work: a trace ends.
         draw_requests(load, options.requests, 1.0, 0)
     capacity_per_s = options.replicas * engine.capacity_per_s(load)
-    routers = list(dict.fromkeys(options.router or ROUTERS))
+    if options.autoscaler and (options.router or options.slow_replicas[0]):
+        raise ValueError(
+            "--autoscaler is an arm of its own: its requests go to the better of two, "
+            "replicas alike; leave out --router and --slow-replicas"
+        )
+    arms = options.autoscaler or options.router or ROUTERS
     return Plan(
         engine=engine,
         load=load,
@@ -107,33 +119,11 @@ def _make_plan(options: argparse.Namespace) -> Plan:
         rate_per_s=options.rate or options.utilisation * capacity_per_s,
         staleness_s=options.staleness_ms / 1e3,
         targets=Targets(options.ttft_target_ms, options.tpot_target_ms),
-        routers=routers,
+        arms=list(dict.fromkeys(arms)),
         seeds=range(options.seeds),
         slow=options.slow_replicas,
+        start_s=options.start_s,
     )
-
-
-def _read_scenario(
-    parser: argparse.ArgumentParser, path: Path, arguments: Sequence[str] | None
-) -> argparse.Namespace:
-    """Return the options of a scenario file, and over them those given beside it."""
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"scenario {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"scenario {path}: options with their values are expected")
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # What cannot be given twice, or with the other.
-    for option, loser in (("router",) * 2, ("rate", "utilisation")):
-        for one, other in ((option, loser), (loser, option)):
-            if any(word.split("=")[0] == f"--{one}" for word in given):
-                data.pop(other, None)
-    words = []
-    for name, value in data.items():
-        for one in value if isinstance(value, list) else [value]:
-            words += [f"--{name}", str(one)]
-    return parser.parse_args([*words, *given])
 
 
 def _check_output(path: Path | None) -> None:
@@ -144,7 +134,7 @@ def _check_output(path: Path | None) -> None:
 
 def _render(plan: Plan, results: Mapping[str, ArmResult]) -> str:
     """Return the tables."""
-    first = plan.routers[0]
+    first = plan.arms[0]
     lines = [
         f"{plan.num_replicas} replicas of {plan.engine.name}, "
         f"{plan.num_requests} requests at {plan.rate_per_s:.4g}/s "
@@ -160,9 +150,10 @@ def _render(plan: Plan, results: Mapping[str, ArmResult]) -> str:
 
 
 def _table(rows: Mapping[str, Mapping[str, Interval]]) -> list[str]:
-    cells = [["router", *_HEADERS.values()]]
+    shown = [name for name in _HEADERS if any(name in row for row in rows.values())]
+    cells = [["arm", *(_HEADERS[name] for name in shown)]]
     for arm, values in rows.items():
-        cells.append([arm, *(_format(values.get(name)) for name in _HEADERS)])
+        cells.append([arm, *(_format(values.get(name)) for name in shown)])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
@@ -192,10 +183,11 @@ def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
         "engine": {
             "name": plan.engine.name,
             "costs": plan.engine.costs._asdict(),
-            "survival": plan.engine.survival.tolist(),
+            "tokens_per_step": plan.engine.tokens_per_step.tolist(),
         },
         "load": dataclasses.asdict(plan.load),
         "num_replicas": plan.num_replicas,
+        "start_s": plan.start_s,
         "num_requests": plan.num_requests,
         "warm_up_share": WARM_UP_SHARE,
         "rate_per_s": plan.rate_per_s,
@@ -254,7 +246,7 @@ def _drafts(text: str) -> int:
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Compare routers on a simulated fleet: what two cores cannot show.",
+        description="Compare routers or autoscalers on a simulated fleet.",
     )
     add = parser.add_argument
     add(
@@ -262,6 +254,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         nargs="?",
         type=Path,
         help="YAML file of options, without dashes; those given beside it count more",
+    )
+    add(
+        "--deployment",
+        type=Path,
+        metavar="FILE",
+        help="settings as `tetris-serve up` takes them, for batch, drafts and "
+        "autoscaler; --replicas is how far it may grow",
     )
     small = 1e-6
     names = ", ".join(path.stem for path in sorted(MODELS.glob("*.json")))
@@ -289,6 +288,21 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         action="append",
         choices=ROUTERS,
         help="an arm; repeat it to compare with the first (default: all)",
+    )
+    add(
+        "--autoscaler",
+        action="append",
+        type=_reader(parse_scaler),
+        metavar="NAME:TARGET",
+        help=f"an arm that grows and shrinks up to --replicas, in place of routers: "
+        f"{', '.join(SCALERS)}; the target is requests of a replica for the first, ms "
+        "between two tokens for the others",
+    )
+    add(
+        "--start-s",
+        type=_number(0),
+        default=60.0,
+        help="that a replica takes to start (%(default)g)",
     )
     add(
         "--load",
@@ -353,13 +367,21 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--drafts",
         type=_drafts,
         default=3,
-        help="verified in each step by a request (%(default)s)",
+        help="of a request in a step, at most (%(default)s)",
     )
     add(
         "--select",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="verify the drafts that are worth their time, as goodput does; else all",
+        help="draft as deep and verify as many as is worth its time, as goodput does; "
+        "else all",
+    )
+    add(
+        "--recorded",
+        type=Path,
+        metavar="DIR",
+        help="drafts of fixed length that bench engine has traced (*.npz), in place of "
+        "chances: traces in which less is accepted are of hard requests",
     )
     add("--batch", type=read_positive, help="requests in a step (the engine's own)")
     add(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,10 @@ from scipy import stats
 
 from loadtest.progress import Progress
 
+from .autoscale import Growth, make_scaler, run_growing
 from .engine import Engine
 from .fleet import PIECES, Metrics, Targets, measure, run_fleet
-from .load import Load, draw_requests
+from .load import Drawn, Load, draw_requests
 
 CONFIDENCE = 0.95
 
@@ -40,14 +41,15 @@ class Plan:
     Attributes:
         engine: Of every replica.
         load: What arrives.
-        num_replicas: In the fleet.
+        num_replicas: In the fleet, at most where it grows and shrinks.
         num_requests: Of each seed.
         rate_per_s: Mean rate of arrivals.
         staleness_s: Age of what routers know.
         targets: Of goodput.
-        routers: The arms; ratios are over the first.
+        arms: Routers, or autoscalers as `NAME:TARGET`; ratios are over the first.
         seeds: One run of each arm for each.
         slow: Share of slow replicas, and how many times longer their steps take.
+        start_s: What a replica takes to start, under autoscalers.
     """
 
     engine: Engine
@@ -57,9 +59,10 @@ class Plan:
     rate_per_s: float
     staleness_s: float
     targets: Targets
-    routers: Sequence[str]
+    arms: Sequence[str]
     seeds: Sequence[int]
     slow: tuple[float, float] = (0.0, 1.0)
+    start_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,53 +73,68 @@ class ArmResult:
         runs: Metrics of each seed.
         means: Over seeds.
         ratios: Over the first arm, paired by seed; empty for the first arm.
-        num_steps: Of all seeds.
     """
 
     runs: Sequence[Metrics]
     means: Mapping[str, Interval]
     ratios: Mapping[str, Interval]
-    num_steps: int
 
 
 def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
     """Run all arms on the requests of each seed, in turn."""
-    runs: dict[str, list[Metrics]] = {router: [] for router in plan.routers}
-    num_steps = dict.fromkeys(plan.routers, 0)
+    runs: dict[str, list[Metrics]] = {arm: [] for arm in plan.arms}
     _compile(plan)
-    for router in plan.routers:
-        progress.expect(router, PIECES * len(plan.seeds))
+    for arm in plan.arms:
+        progress.expect(arm, PIECES * len(plan.seeds))
     for seed in plan.seeds:
         drawn = draw_requests(plan.load, plan.num_requests, plan.rate_per_s, seed)
-        for router in plan.routers:
-            ticks = [time.perf_counter()]
-
-            def advance(router: str = router, ticks: list[float] = ticks) -> None:
-                ticks.append(time.perf_counter())
-                progress.advance(router, ticks[-1] - ticks[-2], router)
-
-            run = run_fleet(
-                *(plan.engine, drawn, plan.num_replicas, router),
-                *(plan.staleness_s, seed, plan.slow, advance),
-            )
-            runs[router].append(measure(run.requests, plan.targets))
-            num_steps[router] += run.num_steps
-    first = runs[plan.routers[0]]
+        for arm in plan.arms:
+            advance = make_ticker(progress, arm)
+            runs[arm].append(_run(plan, arm, drawn, seed, advance))
+    first = runs[plan.arms[0]]
     return {
-        router: ArmResult(
+        arm: ArmResult(
             own,
             {name: _mean([run[name] for run in own]) for name in own[0]},
             _ratios(own, first) if own is not first else {},
-            num_steps[router],
         )
-        for router, own in runs.items()
+        for arm, own in runs.items()
     }
+
+
+def make_ticker(progress: Progress, arm: str) -> Callable[[], None]:
+    """Return what is called after each piece of a run that begins now."""
+    ticks = [time.perf_counter()]
+
+    def advance() -> None:
+        ticks.append(time.perf_counter())
+        progress.advance(arm, ticks[-1] - ticks[-2], arm)
+
+    return advance
+
+
+def _run(
+    plan: Plan, arm: str, drawn: Drawn, seed: int, advance: Callable[[], None]
+) -> Metrics:
+    scaler, _, target = arm.partition(":")
+    if not target:
+        run = run_fleet(
+            *(plan.engine, drawn, plan.num_replicas, arm),
+            *(plan.staleness_s, seed, plan.slow, advance),
+        )
+        return measure(run.requests, plan.targets)
+    decide = make_scaler(scaler, float(target), plan.engine, plan.load.hard_before)
+    growth = Growth(plan.num_replicas, plan.start_s)
+    found = run_growing(plan.engine, drawn, decide, growth, plan.targets, seed)
+    for _ in range(PIECES):
+        advance()
+    return found
 
 
 def _compile(plan: Plan) -> None:
     """Load the machine code, which takes seconds once: no part of any arm's time."""
     drawn = draw_requests(plan.load, 1, plan.rate_per_s, 0)
-    run_fleet(plan.engine, drawn, 1, plan.routers[0], 0.0, 0)
+    run_fleet(plan.engine, drawn, 1, "round-robin", 0.0, 0)
 
 
 def _ratios(own: Sequence[Metrics], first: Sequence[Metrics]) -> dict[str, Interval]:

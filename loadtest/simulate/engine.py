@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .load import KINDS, Load
-from .state import Costs
+from .state import ALL, Costs, Drafts
 
 MODELS = Path(__file__).parent / "models"
 """Data files that come with the simulator, by name."""
@@ -20,18 +20,26 @@ MODELS = Path(__file__).parent / "models"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine at one draft length.
+    """An engine and what it drafts.
 
     Attributes:
         name: Of the data file.
         costs: Of a step.
-        survival: `[num_kinds, num_drafts]`, chance that a draft and all before it are
-            accepted.
+        drafts: By kind of request.
     """
 
     name: str
     costs: Costs
-    survival: NDArray[np.float64]
+    drafts: Drafts
+
+    @property
+    def tokens_per_step(self) -> NDArray[np.float64]:
+        """Tokens a step of a request, if it verifies all, `[num_kinds]`."""
+        drafts = self.drafts
+        tokens = 1.0 + np.where(
+            drafts.num_accepted < 0, drafts.survival.sum(axis=1), drafts.num_accepted
+        )
+        return np.array([part.mean() for part in np.split(tokens, drafts.first[1:-1])])
 
     def capacity_per_s(self, load: Load) -> float:
         """Estimate the requests a replica finishes a second with its batch full.
@@ -41,8 +49,8 @@ class Engine:
         its reply, longer replies being there longer.
         """
         costs, output = self.costs, load.output
-        per_step = 1.0 + self.survival.sum(axis=1)
-        decode_steps = float(np.dot(load.kind_shares, (output.mean - 1) / per_step))
+        per_request = (output.mean - 1) / self.tokens_per_step
+        decode_steps = float(np.dot(load.kind_shares, per_request))
         num_steps = 1.0 + max(decode_steps, 0.0)
         decoding = costs.max_num_seqs * decode_steps / num_steps
         prompt_tokens = costs.max_num_seqs * load.prompt.mean / num_steps
@@ -50,7 +58,8 @@ class Engine:
         tokens = decoding * (1 + costs.num_drafts) + prompt_tokens
         step_ms = (
             costs.base_ms
-            + costs.request_ms * decoding
+            + costs.num_drafts * costs.draft_pass_ms
+            + (costs.request_ms + costs.num_drafts * costs.draft_token_ms) * decoding
             + max(costs.floor_ms, costs.token_ms * tokens)
             + costs.kv_token_ms * costs.max_num_seqs * context
         )
@@ -74,15 +83,17 @@ def load_engine(
     path: Path,
     num_drafts: int,
     max_num_seqs: int | None = None,
-    selects: bool = False,
+    rule: int = ALL,
+    recorded: Drafts | None = None,
 ) -> Engine:
-    """Read an engine at one draft length.
+    """Read an engine.
 
     Args:
         path: Its data file.
-        num_drafts: Drafts that each request verifies in each step; 0 for none.
+        num_drafts: Drafts of a request in a step, at most; 0 for none.
         max_num_seqs: Requests in a step at most; by default what the file says.
-        selects: Whether steps verify only the drafts that are worth their time.
+        rule: Which drafts are verified.
+        recorded: Drafts of easy and of hard requests, in place of the file's chances.
 
     Raises:
         ValueError: If the file is no model, naming what is wrong with it.
@@ -93,38 +104,63 @@ def load_engine(
         limits = data["limits"]
         chances = [float(data["acceptance"][kind]) for kind in KINDS]
         costs = Costs(
-            base_ms=terms["base_ms"] + num_drafts * terms["draft_pass_ms"],
-            request_ms=terms["request_ms"] + num_drafts * terms["draft_token_ms"],
-            token_ms=terms["token_ms"],
-            floor_ms=terms["floor_ms"],
-            kv_token_ms=terms["kv_token_ms"],
+            **terms,
             pad_multiple=int(limits.get("pad_multiple", 1)),
             pad_limit=int(limits.get("pad_limit", 0)),
             num_drafts=num_drafts,
             max_num_seqs=max_num_seqs or int(limits["max_num_seqs"]),
             max_num_batched_tokens=int(limits["max_num_batched_tokens"]),
+            draft_slots=min(num_drafts, 1),
             max_kv_tokens=int(limits.get("max_kv_tokens", 1 << 40)),
-            selects=selects,
+            rule=rule,
         )
     except KeyError as error:
         raise ValueError(f"engine model {path}: {error} is missing") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"engine model {path}: {error}") from error
-    if min(costs[:5]) < 0 or costs.base_ms + costs.floor_ms <= 0:
+    if min(costs[:7]) < 0 or costs.base_ms + costs.floor_ms <= 0:
         raise ValueError(
             f"engine model {path}: costs must be >= 0, and a step take time"
         )
     if not all(0 <= chance <= 1 for chance in chances):
         raise ValueError(f"engine model {path}: acceptance must be 0 to 1")
-    if costs.max_num_seqs * (1 + num_drafts) >= costs.max_num_batched_tokens:
+    if costs.max_num_seqs * (2 + num_drafts) >= costs.max_num_batched_tokens:
         raise ValueError(
             f"{costs.max_num_seqs} requests of 1 + {num_drafts} tokens leave nothing "
             f"of {costs.max_num_batched_tokens} tokens a step for prompts; take a "
             "smaller --batch or --drafts"
         )
+    longest = num_drafts if recorded is None else recorded.survival.shape[1]
+    if longest < num_drafts:
+        raise ValueError(f"--drafts {num_drafts}: recorded ones are {longest} long")
     positions = np.arange(1, num_drafts + 1)
     survival = np.array([chance**positions for chance in chances], dtype=np.float64)
-    return Engine(path.stem, costs, survival)
+    drafts = make_drafts(survival) if recorded is None else cut(recorded, num_drafts)
+    return Engine(path.stem, costs, drafts)
+
+
+def make_drafts(survival: NDArray[np.float64]) -> Drafts:
+    """Return drafts that are accepted by chance, `[num_kinds, num_drafts]`, alone."""
+    num_kinds, num_drafts = survival.shape
+    before = np.ones((num_kinds, num_drafts))
+    before[:, 1:] = survival[:, :-1]
+    return Drafts(
+        survival=survival,
+        confidence=np.divide(survival, before, where=before > 0, out=0.0 * before),
+        num_offered=np.full(num_kinds, num_drafts),
+        num_accepted=np.full(num_kinds, -1),
+        first=np.arange(num_kinds + 1),
+    )
+
+
+def cut(drafts: Drafts, num_drafts: int) -> Drafts:
+    """Return drafts no longer than that."""
+    return drafts._replace(
+        survival=drafts.survival[:, :num_drafts].copy(),
+        confidence=drafts.confidence[:, :num_drafts].copy(),
+        num_offered=np.minimum(drafts.num_offered, num_drafts),
+        num_accepted=np.minimum(drafts.num_accepted, num_drafts),
+    )
 
 
 def _linear(data: Mapping[str, Any]) -> dict[str, float]:

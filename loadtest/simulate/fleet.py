@@ -74,6 +74,7 @@ def run_fleet(
     seed: int,
     slow: tuple[float, float] = (0.0, 1.0),
     on_piece: Callable[[], None] = lambda: None,
+    decide: Callable[[state.Fleet, int], None] = lambda _fleet, _replica: None,
 ) -> Run:
     """Run a fleet until all requests are answered.
 
@@ -87,17 +88,19 @@ def run_fleet(
         slow: Share of the replicas that are slow, and how many times longer their steps
             take.
         on_piece: Called `PIECES` times on the way.
+        decide: Sets depth and drafts of a replica's step where they are `ASKED` for.
     """
     count, requests = drawn.arrival_s.size, make_requests(drawn)
     fleet = state.make_fleet(num_replicas, engine.costs.max_num_seqs, count, seed)
     share, times = slow
     fleet.slowness[: round(share * num_replicas)] = times
     for piece in range(1, PIECES + 1):
-        kernel.advance(
-            *(fleet, requests, engine.costs, engine.survival),
-            *(ROUTERS[router], float(staleness_s), seed, count * piece // PIECES),
-            np.inf,
-        )
+        until = count * piece // PIECES
+        fixed = fleet, requests, engine.drafts, engine.costs, ROUTERS[router]
+        while (
+            asked := kernel.advance(*fixed, float(staleness_s), seed, until, np.inf)
+        ) >= 0:
+            decide(fleet, asked)
         on_piece()
     steps, request_steps = (
         fleet.counts[state.STEPS],

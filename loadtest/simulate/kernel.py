@@ -14,16 +14,19 @@ from policies.compiled import compiled
 from policies.estimators.request_cost import follow_tokens
 
 from .routers import draw, note_event, route
-from .selection import note_step, select, tokens_ms
+from .selection import drafter_ms, select, target_ms
 from .state import (
     ARRIVED,
+    ASKED,
     BEGUN,
     HEAPED,
     LEFT,
     NO_REQUEST,
     REQUEST_STEPS,
     STEPS,
+    WAITS,
     Costs,
+    Drafts,
     Fleet,
     Requests,
 )
@@ -62,15 +65,15 @@ def _push(fleet: Fleet, end_s: float, replica: int) -> None:
 
 
 @compiled
-def _start_step(
+def _fill(
     fleet: Fleet,
     requests: Requests,
+    drafts: Drafts,
     costs: Costs,
-    survival: NDArray[np.float64],
     replica: int,
     seed: int,
-) -> float:
-    """Fill the batch and return how long its step takes, s; 0 with nothing to do.
+) -> int:
+    """Fill the batch and return how many of it decode.
 
     As vLLM does: those that run come first, prompts get what is left of the tokens.
     """
@@ -79,14 +82,13 @@ def _start_step(
     for slot in range(fleet.num_running[replica]):
         if prompts[slot] == 0:
             num_decoding += 1
-    left -= num_decoding * (1 + costs.num_drafts)
-    num_prompt_tokens = 0
+    left -= num_decoding * (1 + costs.num_drafts + costs.draft_slots)
     for slot in range(fleet.num_running[replica]):
-        chunks[slot] = min(prompts[slot], max(left, 0))
-        left -= chunks[slot]
-        num_prompt_tokens += chunks[slot]
+        chunks[slot] = min(prompts[slot], max(left - costs.draft_slots, 0))
+        if chunks[slot] > 0:
+            left -= chunks[slot] + costs.draft_slots
     while (
-        left > 0
+        left > costs.draft_slots
         and fleet.num_running[replica] < costs.max_num_seqs
         and fleet.first_waiting[replica] != NO_REQUEST
     ):
@@ -109,18 +111,32 @@ def _start_step(
         fleet.slot_draw[replica, slot] = np.uint64(seed) ^ (
             np.uint64(request + 1) * np.uint64(0xD1342543DE82EF95)
         )
-        chunks[slot] = min(prompts[slot], left)
-        left -= chunks[slot]
-        num_prompt_tokens += chunks[slot]
-    if fleet.num_running[replica] == 0:
-        return 0.0
+        kind = requests.kind[request]
+        first, end = drafts.first[kind], drafts.first[kind + 1]
+        if end - first > 1:
+            luck = draw(fleet.slot_draw[replica, slot : slot + 1])
+            first += int(luck * (end - first))
+        fleet.slot_block[replica, slot] = first
+        chunks[slot] = min(prompts[slot], left - costs.draft_slots)
+        left -= chunks[slot] + costs.draft_slots
+    return num_decoding
+
+
+@compiled
+def _start(fleet: Fleet, costs: Costs, replica: int) -> float:
+    """Return how long the step takes whose batch and drafts are chosen, s."""
+    num_decoding, num_tokens, num_prompt_tokens = 0, 0, 0
+    for slot in range(fleet.num_running[replica]):
+        num_prompt_tokens += fleet.slot_chunk[replica, slot]
+        if fleet.slot_prompt[replica, slot] == 0:
+            num_decoding += 1
+            num_tokens += 1 + fleet.slot_drafts[replica, slot]
     fleet.counts[STEPS] += 1
     fleet.counts[REQUEST_STEPS] += fleet.num_running[replica]
-    num_tokens = num_decoding + num_prompt_tokens
-    num_tokens += select(fleet, requests, costs, survival, replica, num_tokens)
     fleet.num_kv_tokens[replica] += num_prompt_tokens
     step_ms = costs.base_ms + costs.request_ms * num_decoding
-    step_ms += tokens_ms(costs, num_tokens)
+    step_ms += target_ms(costs, num_tokens + num_prompt_tokens)
+    step_ms += drafter_ms(costs, fleet.depth[replica], num_decoding)
     step_ms += costs.kv_token_ms * fleet.num_kv_tokens[replica]
     fleet.step_ms[replica] = step_ms * fleet.slowness[replica]
     return float(fleet.step_ms[replica]) / 1000.0
@@ -130,7 +146,7 @@ def _start_step(
 def _end_step(
     fleet: Fleet,
     requests: Requests,
-    survival: NDArray[np.float64],
+    drafts: Drafts,
     replica: int,
     now_s: float,
 ) -> None:
@@ -139,7 +155,8 @@ def _end_step(
     prompts, outputs = fleet.slot_prompt[replica], fleet.slot_output[replica]
     chunks, draws = fleet.slot_chunk[replica], fleet.slot_draw[replica]
     members, verified = fleet.slot_request[replica], fleet.slot_drafts[replica]
-    num_tokens_out, num_emitting, num_accepted = 0, 0, 0
+    blocks = fleet.slot_block[replica]
+    num_emitting, num_accepted = 0, 0
     while slot < fleet.num_running[replica]:
         request = members[slot]
         if prompts[slot] > 0:
@@ -151,15 +168,19 @@ def _end_step(
             requests.first_token_s[request] = now_s
             note_event(fleet, now_s, BEGUN, request, replica)
         else:
-            luck, num_tokens = draw(draws[slot : slot + 1]), 1
-            kind = requests.kind[request]
-            while (
-                num_tokens <= verified[slot] and luck < survival[kind, num_tokens - 1]
-            ):
-                num_tokens += 1
+            num_tokens, block = 1, blocks[slot]
+            if drafts.num_accepted[block] >= 0:
+                num_tokens += min(verified[slot], drafts.num_accepted[block])
+            else:
+                luck, survival = draw(draws[slot : slot + 1]), drafts.survival[block]
+                while num_tokens <= verified[slot] and luck < survival[num_tokens - 1]:
+                    num_tokens += 1
             num_tokens = min(num_tokens, outputs[slot])
+            kind = requests.kind[request]
+            blocks[slot] += 1
+            if blocks[slot] == drafts.first[kind + 1]:
+                blocks[slot] = drafts.first[kind]
         num_emitting += 1
-        num_tokens_out += num_tokens
         num_accepted += num_tokens - 1
         outputs[slot] -= num_tokens
         fleet.num_kv_tokens[replica] += num_tokens
@@ -178,7 +199,7 @@ def _end_step(
         members[slot], prompts[slot] = members[last], prompts[last]
         outputs[slot], chunks[slot] = outputs[last], chunks[last]
         draws[slot], verified[slot] = draws[last], verified[last]
-    note_step(fleet, replica, num_tokens_out)
+        blocks[slot] = blocks[last]
     if num_emitting > 0:
         fleet.tokens_per_step[replica] = follow_tokens(
             fleet.tokens_per_step[replica], num_emitting, num_accepted
@@ -189,27 +210,30 @@ def _end_step(
 def advance(
     fleet: Fleet,
     requests: Requests,
+    drafts: Drafts,
     costs: Costs,
-    survival: NDArray[np.float64],
     router: int,
     age_s: float,
     seed: int,
     last_arrival: int,
     until_s: float,
-) -> None:
+) -> int:
     """Go on until `last_arrival` requests have arrived; to the end if that is all.
 
     Args:
         fleet: Changed in place.
         requests: Likewise.
+        drafts: What they draft.
         costs: Of a step.
-        survival: `[num_kinds, num_drafts]`, float64, chance that a kind's drafts are
-            accepted up to a position; falls along a row.
         router: One of the constants of `routers`.
         age_s: How old what the router knows of a replica is, >= 0.
         seed: Of acceptance.
         last_arrival: 1 to the number of requests.
         until_s: Stop before what comes later.
+
+    Returns:
+        -1; where drafts are `ASKED` for, the replica whose `depth` and `slot_drafts`
+        must be set before it is called again.
     """
     counts = fleet.counts
     num_requests = requests.arrival_s.size
@@ -217,30 +241,40 @@ def advance(
         arrival_s = np.inf
         if counts[ARRIVED] < num_requests:
             arrival_s = requests.arrival_s[counts[ARRIVED]]
-        if min(arrival_s, fleet.heap_s[0] if counts[HEAPED] > 0 else np.inf) > until_s:
-            return
-        if counts[HEAPED] > 0 and fleet.heap_s[0] <= arrival_s:
-            now_s, replica = fleet.heap_s[0], fleet.heap_replica[0]
-            _end_step(fleet, requests, survival, replica, now_s)
-            step_s = _start_step(fleet, requests, costs, survival, replica, seed)
-            if step_s > 0.0:
-                fleet.heap_s[0] = now_s + step_s
+        next_s = fleet.heap_s[0] if counts[HEAPED] > 0 else np.inf
+        if counts[WAITS] == 0:
+            if min(arrival_s, next_s) > until_s:
+                return -1
+            if next_s <= arrival_s and counts[HEAPED] > 0:
+                replica = fleet.heap_replica[0]
+                _end_step(fleet, requests, drafts, replica, next_s)
             else:
-                counts[HEAPED] -= 1
-                fleet.heap_s[0] = fleet.heap_s[counts[HEAPED]]
-                fleet.heap_replica[0] = fleet.heap_replica[counts[HEAPED]]
-            _sift_down(fleet.heap_s, fleet.heap_replica, counts[HEAPED])
-            continue
-        if counts[ARRIVED] == num_requests or counts[ARRIVED] == last_arrival:
-            return
-        request = counts[ARRIVED]
-        counts[ARRIVED] += 1
-        replica = route(fleet, requests, costs, request, age_s, router)
-        if fleet.first_waiting[replica] == NO_REQUEST:
-            fleet.first_waiting[replica] = request
+                if counts[ARRIVED] == min(num_requests, last_arrival):
+                    return -1
+                request = counts[ARRIVED]
+                counts[ARRIVED] += 1
+                replica = route(fleet, requests, costs, request, age_s, router)
+                if fleet.first_waiting[replica] == NO_REQUEST:
+                    fleet.first_waiting[replica] = request
+                else:
+                    fleet.next_waiting[fleet.last_waiting[replica]] = request
+                fleet.last_waiting[replica] = request
+                if fleet.num_running[replica] > 0:
+                    continue
+                # On top: no step ends before.
+                _push(fleet, arrival_s, replica)
+            num_decoding = _fill(fleet, requests, drafts, costs, replica, seed)
+            if costs.rule == ASKED and num_decoding > 0:
+                counts[WAITS] = 1
+                return int(replica)
+            if fleet.num_running[replica] > 0:
+                select(fleet, drafts, costs, replica)
+        counts[WAITS] = 0
+        replica = fleet.heap_replica[0]
+        if fleet.num_running[replica] > 0:
+            fleet.heap_s[0] += _start(fleet, costs, replica)
         else:
-            fleet.next_waiting[fleet.last_waiting[replica]] = request
-        fleet.last_waiting[replica] = request
-        if fleet.num_running[replica] == 0:
-            step_s = _start_step(fleet, requests, costs, survival, replica, seed)
-            _push(fleet, arrival_s + step_s, replica)
+            counts[HEAPED] -= 1
+            fleet.heap_s[0] = fleet.heap_s[counts[HEAPED]]
+            fleet.heap_replica[0] = fleet.heap_replica[counts[HEAPED]]
+        _sift_down(fleet.heap_s, fleet.heap_replica, counts[HEAPED])

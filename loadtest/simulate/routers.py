@@ -102,16 +102,16 @@ def _look_for_seats(known: Telemetry, costs: Costs, replica: int) -> None:
 
 
 @compiled
-def find_costs(
-    known: Telemetry, costs: Costs, slowness: float, replica: int
-) -> tuple[float, float, float]:
+def find_costs(fleet: Fleet, costs: Costs, replica: int) -> tuple[float, float, float]:
     """Return a replica's base and its costs a request and a prompt token, ms.
 
     What its engine's are about its load as it is known: estimated without error.
     """
-    running = known.num_running[replica]
-    tokens_ms = costs.token_ms * (1 + costs.num_drafts)
-    base_ms, request_ms = costs.base_ms, costs.request_ms
+    known, slowness = fleet.telemetry, fleet.slowness[replica]
+    running, depth = known.num_running[replica], fleet.depth[replica]
+    tokens_ms = costs.token_ms * (1 + depth)
+    base_ms = costs.base_ms + depth * costs.draft_pass_ms
+    request_ms = costs.request_ms + depth * costs.draft_token_ms
     if tokens_ms * running < costs.floor_ms:
         base_ms += costs.floor_ms
     else:
@@ -126,9 +126,7 @@ def _describe(
 ) -> None:
     """Fill in what a request would meet, `[NUM_COLUMNS]`, as a front reckons."""
     known = fleet.telemetry
-    base_ms, request_ms, prompt_token_ms = find_costs(
-        known, costs, fleet.slowness[replica], replica
-    )
+    base_ms, request_ms, prompt_token_ms = find_costs(fleet, costs, replica)
     known.learnt[0] = learn_share(known.learnt[0], base_ms, request_ms)
     load[0], load[1] = fit_share(
         known.learnt[0], base_ms, request_ms, known.num_running[replica]

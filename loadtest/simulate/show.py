@@ -1,4 +1,4 @@
-"""The committed comparisons: `python -m loadtest.simulate.show routers` or `scaling`.
+"""The committed comparisons: `python -m loadtest.simulate.show routers`, for one.
 
 Each writes its JSON into `loadtest/results/simulate`, and its tables into the README
 there.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +20,15 @@ import numpy as np
 
 from loadtest.progress import Progress
 
-from .autoscale import SCALERS, Growth, make_scaler, run_growing
-from .compare import Plan, compare
+from .autoscale import SCALERS
+from .bounds import find_bounds
+from .compare import Plan, compare, make_ticker
 from .engine import find_model, load_engine
-from .fleet import PIECES, ROUTERS, Targets
+from .fleet import PIECES, ROUTERS, Targets, measure, run_fleet
 from .load import Lengths, Load, draw_requests, parse_arrivals
+from .planned import make_planners
+from .recorded import read_folder
+from .state import ASKED, WORTH
 
 FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
 _REQUESTS: Final = {
@@ -46,11 +52,21 @@ _SEEDS: Final = 3
 _SHIFT: Final = (0.2, 0.8)
 """Share of hard requests before the middle of the day, and after it."""
 
+BOUNDS: Final = ("hindsight", "clairvoyant")
+
+_SHORTCUT: Final = (
+    ("h100-qwen3-1.7b", "recorded", 0.8, 4.0),
+    ("h100-qwen3-1.7b", "recorded", 1.2, 4.0),
+    ("h100-qwen3-1.7b", "by chance", 0.8, 4.0),
+    ("cpu-demo-100m", "recorded", 0.8, 40.0),
+)
+"""Engine, what it drafts, utilisation, and the longest time of a token, ms."""
+
 _TPOT_MS: Final = 4.0
 _TARGETS: Final = {
-    "target-ongoing": (24, 32, 40, 48, 56, 64),
-    "latency": (1.6, 1.8, 2.0, 2.2, 2.4, 2.8),
-    "ours": (1.6, 1.8, 2.0, 2.2, 2.4, 2.8),
+    "target-ongoing": (32, 40, 48, 56),
+    "latency": (2.2, 2.8, 4.0),
+    "ours": (2.2, 2.8, 4.0),
 }
 
 
@@ -81,7 +97,7 @@ def _run(fleet: str, num_replicas: int, age_s: float, progress: Progress) -> Any
         rate_per_s=_UTILISATION * speed * engine.capacity_per_s(load),
         staleness_s=age_s,
         targets=Targets(ttft_ms=100, tpot_ms=5),
-        routers=list(ROUTERS),
+        arms=list(ROUTERS),
         seeds=range(_SEEDS),
         slow=_SLOW[fleet],
     )
@@ -130,25 +146,28 @@ def run_scaling() -> list[dict[str, Any]]:
     engine = load_engine(find_model("h100-qwen3-1.7b"), 3)
     lengths = Lengths(300, 1), Lengths(200, 1)
     load = Load(parse_arrivals("diurnal=4"), *lengths, *_SHIFT)
-    progress = Progress(sum(map(len, _TARGETS.values())) * _SEEDS)
-    rate_per_s = 3.5 * engine.capacity_per_s(load)
-    rows = []
-    for scaler, values in _TARGETS.items():
-        for value in values:
-            runs = []
-            for seed in range(_SEEDS):
-                drawn = draw_requests(load, 400_000, rate_per_s, seed)
-                decide = make_scaler(scaler, value, engine, _SHIFT[0])
-                targets = Targets(ttft_ms=100, tpot_ms=_TPOT_MS)
-                run = run_growing(engine, drawn, decide, Growth(12), targets, seed)
-                runs.append(run)
-                progress.advance(scaler, 1.0, scaler)
-            rows.append({"scaler": scaler, "target": value, "runs": runs})
-    return rows
+    arms = [f"{name}:{target}" for name in SCALERS for target in _TARGETS[name]]
+    plan = Plan(
+        engine=engine,
+        load=load,
+        num_replicas=12,
+        num_requests=400_000,
+        rate_per_s=3.5 * engine.capacity_per_s(load),
+        staleness_s=0.25,
+        targets=Targets(ttft_ms=100, tpot_ms=_TPOT_MS),
+        arms=arms,
+        seeds=range(_SEEDS),
+    )
+    found = compare(plan, Progress(len(arms) * _SEEDS * PIECES))
+    return [
+        {"scaler": scaler, "target": float(target), "runs": found[arm].runs}
+        for arm in arms
+        for scaler, target in [arm.split(":")]
+    ]
 
 
 def render_scaling(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return every run's attainment and cost, and the cost at equal attainment."""
+    """Return attainment and cost by target, and the least cost of an attainment."""
     lines = [
         "",
         "| autoscaler | target | attainment, % | replica-hours |",
@@ -164,23 +183,107 @@ def render_scaling(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = f"{row['target']:g} | {100 * good:.2f} | {hours:.2f}"
         lines.append(f"| {row['scaler']} | {cells} |")
     levels = (0.95, 0.98, 0.99)
-    heads = " | ".join(f"at {100 * level:g} %" for level in levels)
+    heads = " | ".join(f"{100 * level:g} % or more" for level in levels)
     lines += ["", f"| replica-hours | {heads} |", "|---" * (1 + len(levels)) + "|"]
     for name, found in points.items():
-        goods, hours_of = np.array(sorted(found)).T
-        cells = " | ".join(
-            f"{np.interp(level, goods, hours_of):.2f}"
-            if goods[0] <= level <= goods[-1]
-            else "-"
+        by_cost = sorted(found, key=itemgetter(1))
+        cheapest = [
+            next((f"{c:.2f}" for good, c in by_cost if good >= level), "-")
             for level in levels
+        ]
+        lines.append(f"| {name} | " + " | ".join(cheapest) + " |")
+    return "\n".join([*lines, "", ""])
+
+
+def run_bounds() -> list[dict[str, Any]]:
+    """Find the bounds of every recorded trace, over the best fixed length there."""
+    rows = json.loads((FOLDER / "bounds-replay.json").read_text("utf-8"))
+    progress = Progress(len(rows))
+    progress.expect("bounds", len(rows))
+    for row in rows:
+        path = FOLDER.parent / "ablations" / "drafts" / row["list"] / row["cell"]
+        num_reqs = int(row["cell"].rpartition("-c")[2])
+        began_s = time.perf_counter()
+        found = find_bounds(path / "fixed-8.npz", num_reqs)
+        best = max(v for name, v in found.items() if name.startswith("fixed"))
+        row["replayed"] = {name: row[name] for name in BOUNDS}
+        row |= {name: found[name] / best for name in BOUNDS}
+        progress.advance("bounds", time.perf_counter() - began_s, row["cell"])
+    return list(rows)
+
+
+def render_bounds(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return means over the lists of requests, and how far two ways of it differ."""
+    heads = [f"{name}{by}" for name in BOUNDS for by in ("", ", replayed")]
+    lines = ["", "| cell | " + " | ".join(heads) + " | largest difference |"]
+    lines.append("|---" * (2 + len(heads)) + "|")
+    for cell in dict.fromkeys(row["cell"] for row in rows):
+        own = [row for row in rows if row["cell"] == cell]
+        values = np.array(
+            [[(row[name], row["replayed"][name]) for name in BOUNDS] for row in own]
         )
-        lines.append(f"| {name} | {cells} |")
+        cells = [f"{value:.3f}" for value in values.mean(axis=0).ravel()]
+        most = np.abs(values[..., 0] / values[..., 1] - 1.0).max()
+        lines.append(f"| {cell} | " + " | ".join(cells) + f" | {100 * most:.1f} % |")
+    return "\n".join([*lines, "", ""])
+
+
+def run_shortcut() -> list[dict[str, Any]]:
+    """Run the compiled decisions and the planner itself on the same requests."""
+    lengths = Lengths(300, 1), Lengths(200, 1)
+    load = Load(parse_arrivals("poisson"), *lengths, 0.5, 0.5)
+    recorded = read_folder(FOLDER.parent / "ablations" / "drafts")
+    progress, rows = Progress(2 * PIECES * len(_SHORTCUT)), []
+    for arm in ("short cut", "planner"):
+        progress.expect(arm, PIECES * len(_SHORTCUT))
+    for model, drafts, utilisation, tpot_ms in _SHORTCUT:
+        own = recorded if drafts == "recorded" else None
+        usual = load_engine(find_model(model), 3, recorded=own)
+        rate_per_s = utilisation * 64 * usual.capacity_per_s(load)
+        drawn = draw_requests(load, 50_000, rate_per_s, 0)
+        row = {"model": model, "drafts": drafts, "utilisation": utilisation}
+        for arm, rule in (("short cut", WORTH), ("planner", ASKED)):
+            engine = load_engine(find_model(model), 8, None, rule, own)
+            run = run_fleet(
+                *(engine, drawn, 64, "power-of-two-sent", 0.1, 0),
+                on_piece=make_ticker(progress, arm),
+                decide=make_planners(engine, 64),
+            )
+            row[arm] = measure(run.requests, Targets(25 * tpot_ms, tpot_ms)) | {
+                "duration_s": float(run.requests.finish_s.max()),
+                "steps": float(run.num_steps),
+            }
+        rows.append(row)
+    return rows
+
+
+def render_shortcut(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the short cut says, and by how much it is off."""
+    names = {
+        "ttft_p50_ms": "TTFT p50, ms",
+        "tpot_p50_ms": "TPOT p50, ms",
+        "tpot_p99_ms": "TPOT p99, ms",
+        "duration_s": "all done, s",
+    }
+    heads = ["engine, drafts", "utilisation", "attainment, %", *names.values()]
+    lines = ["", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in rows:
+        quick, whole = row["short cut"], row["planner"]
+        cells = [f"{row['model']}, {row['drafts']}", f"{row['utilisation']:g}"]
+        shares = (f"{100 * one['attainment']:.2f}" for one in (quick, whole))
+        cells.append(" for ".join(shares))
+        for name in names:
+            off = 100 * (quick[name] / whole[name] - 1)
+            cells.append(f"{quick[name]:.4g} ({off:+.1f} %)")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", ""])
 
 
 SHOWN: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], str]]]] = {
     "routers": (run_routers, render_routers),
     "scaling": (run_scaling, render_scaling),
+    "bounds": (run_bounds, render_bounds),
+    "shortcut": (run_shortcut, render_shortcut),
 }
 """By name: what runs it, and what renders it."""
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
 from policies.decisions.routing import NUM_DRAWS, USUAL_BASE_SHARE
 from policies.estimators.reply_length import USUAL_TOKENS
 
@@ -15,27 +16,37 @@ NO_REQUEST = -1
 CAME, BEGUN, LEFT = range(3)
 """Kinds of events: a request came to a replica, had its first token there, was done."""
 
+ALL, WORTH, FORESEEN, ASKED = range(4)
+"""Which drafts a step verifies: all; those worth their time, by the functions of the
+`goodput` policy; likewise, and as deep as pays, by what is known of these very drafts;
+those that whoever calls `kernel.advance` has said."""
+
 
 class Costs(NamedTuple):
-    """What a step takes, ms, at one draft length.
+    """What a step takes, ms, and what it may hold.
 
-    `base + request * requests + max(floor, token * tokens) + kv_token * KV tokens`.
+    `base + request * requests + max(floor, token * tokens) + kv_token * KV tokens +
+    depth * (draft_pass + draft_token * requests)`.
 
     Attributes:
-        base_ms: Of every step, the drafter's passes included.
+        base_ms: Of every step.
         request_ms: Of each request in it that decodes.
         token_ms: Of each token that the target computes.
         floor_ms: That the tokens take at least: reading the weights.
         kv_token_ms: Of each token that is attended to.
+        draft_pass_ms: Of each of the drafter's passes.
+        draft_token_ms: Of each request in it.
         pad_multiple: Tokens are padded to a multiple of it, for CUDA graphs; 1 for no
             padding.
         pad_limit: Beyond it nothing is padded.
-        num_drafts: That each decoding request verifies in each step.
+        num_drafts: Of a request in a step, at most.
         max_num_seqs: Requests in a step at most.
         max_num_batched_tokens: Tokens in a step at most; prompts come in chunks.
+        draft_slots: Of these tokens that each request in a step takes besides its own,
+            for its drafter's input: vLLM keeps one for a draft model's.
         max_kv_tokens: In the KV cache at most. A request joins where its prompt and its
             whole reply will fit beside the others', or alone: nothing is preempted.
-        selects: Whether a step verifies the drafts that are worth their time, not all.
+        rule: `ALL`, `WORTH`, `FORESEEN` or `ASKED`.
     """
 
     base_ms: float
@@ -43,13 +54,39 @@ class Costs(NamedTuple):
     token_ms: float
     floor_ms: float
     kv_token_ms: float
+    draft_pass_ms: float
+    draft_token_ms: float
     pad_multiple: int
     pad_limit: int
     num_drafts: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    draft_slots: int = 0
     max_kv_tokens: int = 1 << 40
-    selects: bool = False
+    rule: int = ALL
+
+
+class Drafts(NamedTuple):
+    """What is drafted: blocks, of which a request takes one in each step, in order.
+
+    A request begins anywhere among those of its kind, and after the last of them comes
+    the first again.
+
+    Attributes:
+        survival: `[num_blocks, num_drafts]`, chance that a draft and all before it are
+            accepted, as whoever selects knows it; 0 past what was offered.
+        confidence: `[num_blocks, num_drafts]`, of its drafter, for who learns.
+        num_offered: `[num_blocks]`, drafts there are.
+        num_accepted: `[num_blocks]`, what the target accepts if all are verified; -1
+            where the request's luck says, by `survival`.
+        first: `[num_kinds + 1]`, first block of each kind, and their number.
+    """
+
+    survival: NDArray[np.float64]
+    confidence: NDArray[np.float64]
+    num_offered: NDArray[np.int64]
+    num_accepted: NDArray[np.int64]
+    first: NDArray[np.int64]
 
 
 class Events(NamedTuple):
@@ -133,6 +170,7 @@ class Fleet(NamedTuple):
         slot_prompt: Same shape, prompt tokens still to compute.
         slot_chunk: Same shape, those in the step that runs.
         slot_output: Same shape, tokens still to emit.
+        slot_block: Same shape, what the request drafts next.
         slot_drafts: Same shape, drafts that the step verifies.
         slot_draw: Same shape, uint64, random state of the request's acceptance.
         num_running: `[num_replicas]`.
@@ -147,12 +185,17 @@ class Fleet(NamedTuple):
         tokens_per_step: `[num_replicas]`, as its engine follows it.
         slowness: `[num_replicas]`, its steps take so many times what they should.
         step_ms: `[num_replicas]`, of the step that runs.
-        lately: `[num_replicas, 2]`, tokens and ms of its last steps.
+        depth: `[num_replicas]`, drafter passes of the step that runs.
+        recent: `[num_replicas, NUM_REMEMBERED_DRAFTS]`, blocks drafted of late, a ring.
+        num_steps: `[num_replicas, 2]`, steps that drafted, and blocks in the ring ever.
+        plan: `[num_replicas, 3]`, depth, tokens that a millisecond is worth, and
+            drafts verified per request.
+        next_acceptance: `[num_replicas, NUM_SAMPLES]`, of recent drafts.
         events: What happened.
         telemetry: What the router knows of it.
         counts: Next arrival, heap size, events so far, events told, steps done,
             request-steps done, next of round robin, replicas that take requests: the
-            first ones.
+            first ones; whether the replica on top of the heap waits for its drafts.
         draw: `[1]`, uint64, random state of the router.
     """
 
@@ -160,6 +203,7 @@ class Fleet(NamedTuple):
     slot_prompt: NDArray[np.int64]
     slot_chunk: NDArray[np.int64]
     slot_output: NDArray[np.int64]
+    slot_block: NDArray[np.int64]
     slot_drafts: NDArray[np.int64]
     slot_draw: NDArray[np.uint64]
     num_running: NDArray[np.int64]
@@ -173,14 +217,18 @@ class Fleet(NamedTuple):
     tokens_per_step: NDArray[np.float64]
     slowness: NDArray[np.float64]
     step_ms: NDArray[np.float64]
-    lately: NDArray[np.float64]
+    depth: NDArray[np.int64]
+    recent: NDArray[np.int64]
+    num_steps: NDArray[np.int64]
+    plan: NDArray[np.float64]
+    next_acceptance: NDArray[np.float64]
     events: Events
     telemetry: Telemetry
     counts: NDArray[np.int64]
     draw: NDArray[np.uint64]
 
 
-ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, TURN, OPEN = range(8)
+ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, TURN, OPEN, WAITS = range(9)
 """Places in `Fleet.counts`."""
 
 
@@ -194,6 +242,7 @@ def make_fleet(
         slot_prompt=np.zeros(slots, np.int64),
         slot_chunk=np.zeros(slots, np.int64),
         slot_output=np.zeros(slots, np.int64),
+        slot_block=np.zeros(slots, np.int64),
         slot_drafts=np.zeros(slots, np.int64),
         slot_draw=np.zeros(slots, np.uint64),
         num_running=np.zeros(num_replicas, np.int64),
@@ -207,7 +256,12 @@ def make_fleet(
         tokens_per_step=np.ones(num_replicas),
         slowness=np.ones(num_replicas),
         step_ms=np.zeros(num_replicas),
-        lately=np.zeros((num_replicas, 2)),
+        depth=np.zeros(num_replicas, np.int64),
+        recent=np.zeros((num_replicas, NUM_REMEMBERED_DRAFTS), np.int64),
+        num_steps=np.zeros((num_replicas, 2), np.int64),
+        # As `GoodputPlanner` begins: one deep.
+        plan=np.tile([1.0, 0.0, 0.0], (num_replicas, 1)),
+        next_acceptance=np.ones((num_replicas, NUM_SAMPLES)),
         events=Events(
             when_s=np.zeros(3 * num_requests),
             kind=np.zeros(3 * num_requests, np.int64),
@@ -227,6 +281,6 @@ def make_fleet(
             learnt=np.array([USUAL_BASE_SHARE, USUAL_TOKENS]),
             draws=np.zeros(NUM_DRAWS),
         ),
-        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas]),
+        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas, 0]),
         draw=np.array([seed], np.uint64),
     )

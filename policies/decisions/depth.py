@@ -73,12 +73,14 @@ def estimate_depths(
         values *= weights[:, None]
     survival = values.ravel()
     return DepthEstimate(
-        *_add_up(survival, np.argsort(-survival), acceptance.shape[1], NUM_THRESHOLDS)
+        *add_up_drafts(
+            survival, np.argsort(-survival), acceptance.shape[1], NUM_THRESHOLDS
+        )
     )
 
 
 @compiled
-def _add_up(
+def add_up_drafts(
     survival: NDArray[np.float64],
     order: NDArray[np.int64],
     max_depth: int,
@@ -148,16 +150,37 @@ def plan_depth(
         meets = step_ms <= max_step_ms
         if meets.any():
             goodput = np.where(meets, goodput, 0.0)
-    best_point = np.argmax(goodput, axis=1)
-    by_depth = goodput[np.arange(goodput.shape[0]), best_point]
-    depth = int(np.argmax(by_depth))
-    if by_depth[depth] < keep_gain * by_depth[current]:
-        depth = current
-    point = int(best_point[depth])
+    depth, point = find_depth(goodput, current, keep_gain)
     is_limited = int(np.argmax(unlimited[depth])) > point
     return DepthPlan(
         depth=depth,
-        tokens_per_ms=float(by_depth[depth]),
+        tokens_per_ms=float(goodput[depth, point]),
         budget_per_req=float(estimate.verified[depth, point]),
         min_value=float(estimate.thresholds[point]) if is_limited else 0.0,
     )
+
+
+@compiled
+def find_depth(
+    goodput: NDArray[np.float64], current: int, keep_gain: float
+) -> tuple[int, int]:
+    """Return the depth with the largest goodput, and its best threshold's column.
+
+    Args:
+        goodput: `[max_depth + 1, num_thresholds + 1]`, >= 0.
+        current: The depth now, which needs `1 / keep_gain` of the best to stay.
+        keep_gain: >= 1.
+    """
+    best, best_column, kept_column = 0, 0, 0
+    for depth in range(goodput.shape[0]):
+        column = 0
+        for other in range(1, goodput.shape[1]):
+            if goodput[depth, other] > goodput[depth, column]:
+                column = other
+        if depth == current:
+            kept_column = column
+        if goodput[depth, column] > goodput[best, best_column]:
+            best, best_column = depth, column
+    if goodput[best, best_column] < keep_gain * goodput[current, kept_column]:
+        return current, kept_column
+    return best, best_column

@@ -135,10 +135,27 @@ def _take_in_pass(
     token_price: float,
 ) -> float:
     """Take a pass into the survivals, in place; return what the next may gain."""
-    gained = 0.0
     for row in range(weighted_survival.size):
         log_odds = slope * log_odds_of(confidence[row]) + intercept + effect[row]
         weighted_survival[row] *= probability_of(log_odds)
+    return expect_gain(weighted_survival, next_acceptance, token_price)
+
+
+@compiled
+def expect_gain(
+    weighted_survival: NDArray[np.float64],
+    next_acceptance: NDArray[np.float64],
+    token_price: float,
+) -> float:
+    """Return the tokens that one more pass may gain, less the verifying of them.
+
+    Args:
+        weighted_survival: `[num_reqs]`, of the latest position.
+        next_acceptance: `[num_samples]`, 0-1, >= 1 of them.
+        token_price: As in `EarlyExitRule`.
+    """
+    gained = 0.0
+    for survival in weighted_survival:
         for acceptance in next_acceptance:
-            gained += max(weighted_survival[row] * acceptance - token_price, 0.0)
+            gained += max(survival * acceptance - token_price, 0.0)
     return gained / next_acceptance.size

@@ -16,6 +16,13 @@ _TREND_S: Final = 30.0
 _SLACK: Final = 0.01
 """Of a replica's capacity: no other is started for so little."""
 
+_BEARABLE_SHARE: Final = 0.25
+"""Of an empty step, by which requests may lengthen it whatever the target is."""
+
+_DEVIATIONS: Final = 4.0
+_MOST_SPARE: Final = 0.5
+"""Of a load about its mean, and of the mean: for the smaller there are to be seats."""
+
 _FIRST_START_S: Final = 60.0
 _START_WEIGHT: Final = 0.5
 _START_RANGE_S: Final = (1.0, 1800.0)
@@ -38,10 +45,13 @@ class ReplicaPace:
     num_seats: int
 
     def capacity(self, target_token_ms: float) -> int:
-        """Return the most requests that get a token in that time on average; >= 1."""
+        """Return the most requests that get a token in that time on average; >= 1.
+
+        Where hardly any would, as many as lengthen an empty step by a bearable share:
+        with fewer nobody would gain much, and a fleet grow without end.
+        """
         room_ms = target_token_ms * self.tokens_per_step - self.base_ms
-        if room_ms <= 0.0:
-            return 1
+        room_ms = max(room_ms, _BEARABLE_SHARE * self.base_ms)
         if self.request_ms * self.num_seats <= room_ms:
             return self.num_seats
         return max(1, int(room_ms / self.request_ms))
@@ -121,11 +131,16 @@ class Scaling:
         """
         self._time_starts(now_s, num_running, num_wanted)
         self.forecast.observe(now_s, load)
-        capacity = self._usual_capacity
-        if paces:
-            total = sum(pace.capacity(self._target_token_ms) for pace in paces)
-            capacity = total / len(paces)
-        return math.ceil(self.forecast.ahead(self.start_s) / capacity - _SLACK)
+        to_come = self.forecast.ahead(self.start_s)
+        if not paces:
+            return math.ceil(to_come / self._usual_capacity - _SLACK)
+        total = sum(pace.capacity(self._target_token_ms) for pace in paces)
+        seats = sum(pace.num_seats for pace in paces)
+        # Requests come at random: a full house turns some away. Source: square-root
+        # staffing (Halfin and Whitt, Operations Research 29, 1981).
+        spare = min(_DEVIATIONS * math.sqrt(to_come), _MOST_SPARE * to_come)
+        share = max(to_come / total, (to_come + spare) / seats)
+        return math.ceil(share * len(paces) - _SLACK)
 
     def _time_starts(self, now_s: float, num_running: int, num_wanted: int) -> None:
         if self._starting is not None:

@@ -14,7 +14,7 @@ PACE = ReplicaPace(base_ms=10.0, request_ms=1.0, tokens_per_step=2.0, num_seats=
 @pytest.mark.parametrize(
     ("target_ms", "tokens_per_step", "capacity"),
     # A token every 15 ms is a step every 30 ms: 20 requests.
-    [(15.0, 2.0, 20), (15.0, 1.0, 5), (3.0, 2.0, 1), (1e3, 2.0, 64)],
+    [(15.0, 2.0, 20), (15.0, 1.0, 5), (3.0, 2.0, 2), (1e3, 2.0, 64)],
 )
 def test_a_replica_carries_what_keeps_its_steps_short(
     target_ms: float, tokens_per_step: float, capacity: int
@@ -52,6 +52,15 @@ def test_a_workload_that_accepts_less_needs_more_replicas() -> None:
     assert settle(scaling, 40.0, [PACE], 0) == 2
     halved = ReplicaPace(10.0, 1.0, 1.0, 64)
     assert settle(scaling, 40.0, [halved, halved], 1_000) == 8
+
+
+@pytest.mark.parametrize(("load", "spare"), [(4.0, 2.0), (400.0, 80.0)])
+def test_there_are_seats_for_more_than_the_mean_load(load: float, spare: float) -> None:
+    """By the square root, a large fleet needs less to spare; a small one, half."""
+    pace = ReplicaPace(10.0, 1.0, 2.0, num_seats=2)
+    scaling = Scaling(target_token_ms=1e3, usual_capacity=16.0)
+    wanted = settle(scaling, load, [pace, pace], 0)
+    assert wanted == math.ceil((load + spare) / 2)
 
 
 def test_without_any_pace_requests_are_counted() -> None:

@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 
 from loadtest.simulate import fit
-from loadtest.simulate.engine import MODELS, Engine, load_engine
+from loadtest.simulate.engine import MODELS, Engine, load_engine, make_drafts
 from loadtest.simulate.fleet import ROUTERS, Run, run_fleet
 from loadtest.simulate.load import Drawn, Lengths, Load, draw_requests, parse_arrivals
-from loadtest.simulate.state import CAME, LEFT, Costs
+from loadtest.simulate.state import ALL, CAME, LEFT, WORTH, Costs
 
 STEP_S = 0.01
 
 
 def engine(chance: float = 0.0, **costs: float) -> Engine:
     """Return an engine of constant steps, or of what is given instead."""
-    terms = {"base_ms": 1e3 * STEP_S} | dict.fromkeys(Costs._fields[1:5], 0.0)
+    terms = {"base_ms": 1e3 * STEP_S} | dict.fromkeys(Costs._fields[1:7], 0.0)
     limits = {"pad_multiple": 1, "pad_limit": 0, "num_drafts": 0}
     limits |= {"max_num_seqs": 8, "max_num_batched_tokens": 4096}
     made = Costs(**{**terms, **limits, **costs})  # type: ignore[arg-type]  # mixed
     survival = [[chance**j for j in range(1, made.num_drafts + 1)]] * 2
-    return Engine("test", made, np.array(survival).reshape(2, made.num_drafts))
+    return Engine(
+        "test", made, make_drafts(np.array(survival).reshape(2, made.num_drafts))
+    )
 
 
 def drawn(arrival_s: object, prompt: object, output: object) -> Drawn:
@@ -119,9 +121,10 @@ def test_a_step_verifies_what_is_worth_its_time() -> None:
     load = drawn(np.linspace(0, 20, 4000), 10, 60)
     load.kind[::2] = 1
     speeds = []
-    for token_ms, selects in ((0.5, False), (0.5, True), (0.0, True), (0.0, False)):
-        costs = engine(token_ms=token_ms, num_drafts=2, selects=selects).costs
-        run = run_fleet(Engine("", costs, survival), load, 1, "round-robin", 0, 5)
+    for token_ms, rule in ((0.5, ALL), (0.5, WORTH), (0.0, WORTH), (0.0, ALL)):
+        costs = engine(token_ms=token_ms, num_drafts=2, rule=rule).costs
+        made = Engine("", costs, make_drafts(survival))
+        run = run_fleet(made, load, 1, "round-robin", 0, 5)
         speeds.append(run.requests.finish_s.max())
         assert (run.requests.num_finishes == 1).all()
     assert speeds[1] < 0.95 * speeds[0]

@@ -44,15 +44,16 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
     costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 3, 8).costs
     for _ in range(40):
         fleet = make_fleet(num_replicas, 8, 1, 0)
-        known, fleet_slowness = fleet.telemetry, fleet.slowness
-        fleet_slowness[:] = rng.uniform(1, 3, num_replicas)
+        known = fleet.telemetry
+        fleet.depth[:] = rng.integers(0, 4, num_replicas)
+        fleet.slowness[:] = rng.uniform(1, 3, num_replicas)
         known.num_sent[:] = known.num_running[:] = rng.integers(0, 9, num_replicas)
         known.num_prompt_tokens[:] = rng.integers(0, 3000, num_replicas)
         known.num_kv_tokens[:] = known.num_running * rng.integers(100, 4000)
         known.tokens_per_step[:] = rng.uniform(1, 4, num_replicas)
         links = Links()
         for replica in range(num_replicas):
-            terms = find_costs(known, costs, fleet_slowness[replica], replica)
+            terms = find_costs(fleet, costs, replica)
             running = int(known.num_running[replica])
             state = ReplicaState(
                 num_running=running,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from loadtest.simulate.cli import main
 from loadtest.simulate.engine import MODELS
@@ -21,6 +22,7 @@ from loadtest.simulate.traces import read_trace
 
 SAMPLES = MODELS.parent / "samples"
 SCENARIOS = MODELS.parents[2] / "configs" / "scenarios"
+DRAFTS = MODELS.parents[1] / "results" / "ablations" / "drafts"
 SMALL = ["--replicas", "4", "--requests", "400", "--seeds", "3"]
 
 
@@ -73,6 +75,53 @@ def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
     assert list(ratio.values()) == pytest.approx(ends, rel=1e-3)
 
 
+def test_autoscalers_are_arms_that_cost_replica_hours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    arms = ["--autoscaler", "target-ongoing:4", "--autoscaler", "target-ongoing:60"]
+    # 160 s and more, of which the delays leave some to shrink in.
+    flags = ["--utilisation", "0.01", "--start-s", "5", "--json", str(path)]
+    long = ["--replicas", "4", "--requests", "2000", "--seeds", "2"]
+    assert main([*long, *arms, *flags]) == 0
+    assert "replica-hours" in capsys.readouterr().out
+    found = json.loads(path.read_text("utf-8"))["arms"]
+    many, few = (found[arm]["means"]["replica_hours"]["value"] for arm in arms[1::2])
+    assert 0 < few < many
+
+
+def test_a_deployment_s_settings_are_its_replicas_and_their_autoscaler(
+    tmp_path: Path,
+) -> None:
+    files = sorted((SCENARIOS.parent).glob("*.yaml"))
+    assert files
+    for path in files:
+        json_file, settings = tmp_path / path.stem, yaml.safe_load(path.read_text())
+        flags = ["--deployment", str(path), "--seeds", "1", "--json", str(json_file)]
+        assert main([*SMALL, *flags]) == 0
+        found = json.loads(json_file.read_text("utf-8"))
+        batch = settings["engine"]["max_num_seqs"]
+        assert found["engine"]["costs"]["max_num_seqs"] == batch
+        (arm,) = found["arms"]
+        assert arm.partition(":")[0] in ("ours", "target-ongoing")
+    # Whoever asks for routers gets no autoscaler, and a scenario can name the file.
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(f"deployment: {files[0]}\nrouter: ours\nselect: false", "utf-8")
+    assert main([str(scenario), *SMALL, "--json", str(json_file)]) == 0
+    found = json.loads(json_file.read_text("utf-8"))
+    assert (list(found["arms"]), found["engine"]["costs"]["rule"]) == (["ours"], 0)
+
+
+def test_recorded_drafts_stand_in_for_chances(tmp_path: Path) -> None:
+    path, tokens = tmp_path / "result.json", []
+    for flags in ([], ["--recorded", str(DRAFTS), "--select"]):
+        assert main([*SMALL, "--router", "ours", *flags, "--json", str(path)]) == 0
+        tokens.append(json.loads(path.read_text("utf-8"))["engine"]["tokens_per_step"])
+    easy, hard = tokens[1]
+    assert tokens[0] != tokens[1]
+    assert 2.0 < hard < easy < 4.0  # Of three drafts and the target's own token.
+
+
 @pytest.mark.parametrize("sample", sorted(SAMPLES.iterdir()), ids=lambda one: one.name)
 def test_traces_keep_their_bursts_and_lengths_at_another_rate(sample: Path) -> None:
     found = read_trace(sample)
@@ -121,16 +170,20 @@ def test_what_makes_no_sense_is_explained_before_the_work(
     broken.write_text(json.dumps(data), "utf-8")
     cases = {
         "invalid choice: 'best'": "--router best",
+        "'ours' is no NAME:TARGET; names are target-": "--autoscaler ours",
         "'uniform' is no load; write poisson, gamma=CV": "--load uniform",
         "not allowed with": "--rate 3 --utilisation 1",
         "'0' is no number from": "--rate 0",
         "'2' is no number from 0 to 1": "--hard-share 0.2:2",
         "'gpt' is no engine model: cpu-demo-100m, h100-": "--engine gpt",
         "'token_ms' is missing": f"--engine {broken}",
+        "leave out --router": "--autoscaler ours:4 --router ours",
         "has 120 requests: take": f"--trace {SAMPLES}/azure.csv",
         "is of no form of Azure": f"--trace {MODELS}/../README.md",
         "take 100 or more": "--requests 99",
         "take a smaller --batch": "--batch 9000",
+        "no recorded drafts": f"--recorded {SAMPLES}",
+        "recorded ones are 8 long": f"--drafts 9 --recorded {DRAFTS}/list1",
         "not a file in a folder that exists": f"--json {tmp_path}/no/f",
     }
     for place, (message, options) in enumerate(cases.items()):
@@ -139,6 +192,6 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         except SystemExit as stopped:
             code = int(str(stopped.code))
         out, err = capsys.readouterr()
-        assert code == (2 if place < 5 else 1)
+        assert code == (2 if place < 6 else 1)
         assert message in err
         assert not out
