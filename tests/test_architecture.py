@@ -33,7 +33,7 @@ ON_CPU = {
         f"serving/engine/cpu/{name}.py"
         for name in (
             *("cold_drafter", "drafter", "kernels", "plain_steps", "profile"),
-            *("runner", "target_states", "worker"),
+            *("recovery", "runner", "target_states", "worker"),
         )
     ),
 }

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from policies.estimators.state import STATE_VERSION
 from policies.registry import build_planner
 from policies.types import PolicySpec
 from serving import plugin
@@ -299,7 +300,7 @@ def test_a_refused_state_leaves_its_reason_and_the_planner_as_it_was(bare_engine
 
     reason = bare_engine_core.tetris_import_state(engine_core, {"version": 0})
 
-    assert reason == "state of version 0, this planner reads 1"
+    assert reason == f"state of version 0, this planner reads {STATE_VERSION}"
     assert host._planner is planner
     assert planner.report() == before
     assert bare_engine_core.tetris_import_state(engine_core, {}) == ""
