@@ -13,7 +13,8 @@ import numpy as np
 
 _TIMING = (
     *("num_reqs", "num_decode_tokens", "num_prefill_tokens", "num_context_tokens"),
-    *("target_ms", "draft_first_ms", "draft_next_ms", "host_ms", "backlog_ms", "depth"),
+    *("target_ms", "sample_ms", "draft_first_ms", "draft_next_ms", "host_ms"),
+    *("backlog_ms", "depth", "num_drafts"),
 )
 _DRAFT = (
     *("step", "req", "num_offered", "num_admitted", "num_verified", "num_accepted"),

@@ -94,13 +94,14 @@ class Page:
 
     def run(self, **options: object) -> None:
         """Press Start, and wait for the run's end."""
-        # Locust says "stopped" up to a second before it is done with a run, and
-        # until then takes no notice of Start.
-        deadline_s = time.monotonic() + WAIT_S
-        while self.stats()["state"] not in ("running", "spawning"):
-            assert time.monotonic() < deadline_s
+
+        def has_begun() -> bool:
+            # Locust says "stopped" up to a second before it is done with a run, and
+            # until then takes no notice of Start; nor does it once a run has begun.
             self.start(**options)
-            time.sleep(0.5)
+            return self.stats()["state"] in ("running", "spawning")
+
+        wait_for(has_begun)
         wait_for(lambda: self.stats()["state"] in ("stopped", "ready"))
 
     def rows(self) -> dict[str, dict[str, Any]]:
