@@ -5,15 +5,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from serving.app import settings_from_args
 from tests.helm.conftest import DEMO, render
 from tests.helm.test_render import render_notes
-
-# Torch warns about itself while vLLM's arguments are looked up.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def arguments_of(objects: list[dict[str, Any]]) -> dict[str, Any]:

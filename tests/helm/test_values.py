@@ -23,12 +23,6 @@ from tests.helm.conftest import (
     serve_config,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    # Ray and vLLM warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
-
 GPU = CHART / "examples" / "many-gpus-eagle3.yaml"
 
 REFUSED = {

@@ -14,9 +14,7 @@ from serving.contract import MovedNamesError
 from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.offline import start_arguments
 from serving.settings.model import Settings, SettingsError, parse_settings
-from tests.serving.test_settings import IMPORTS_MAY_WARN, ROOT, minimal, written
-
-pytestmark = IMPORTS_MAY_WARN
+from tests.serving.test_settings import ROOT, minimal, written
 
 GPU = "engine.device=gpu replicas.num_gpus=1"
 

@@ -17,9 +17,7 @@ from serving.cli import main
 from serving.settings.for_model import settings_for
 from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import DEMO_CONFIG, ROOT
-from tests.serving.test_settings import IMPORTS_MAY_WARN, written
-
-pytestmark = IMPORTS_MAY_WARN
+from tests.serving.test_settings import written
 
 TARGET = str(ROOT / "configs" / "models" / "demo-target")
 DRAFT = str(ROOT / "configs" / "models" / "demo-draft")

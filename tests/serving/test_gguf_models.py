@@ -40,13 +40,6 @@ from tests.serving.conftest import ROOT
 from tests.serving.test_settings import minimal
 from tests.serving.tiny_gguf import CHAT_TEMPLATE, write_gguf
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch, Ray and vLLM warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-    "ignore::UserWarning",
-)
-
 Weights = dict[str, NDArray[np.float32]]
 
 

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.ray
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-TOP = "top_logprobs"
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -224,7 +223,6 @@ def test_the_stock_client_raises_its_own_exceptions(client: openai.OpenAI) -> No
     assert negative.value.param == "max_tokens"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -275,8 +273,6 @@ def test_bad_requests_disturb_no_good_one(server: Server) -> None:
     assert all(400 <= s < 500 for i, (s, _) in enumerate(results) if i % 4)
 
 
-# Torch and Ray warn about themselves while they are imported.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_streams_keep_vllms_own_failures_to_the_log() -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 

@@ -8,12 +8,6 @@ import pytest
 
 from tests.serving.conftest import MODEL, Server, wait_until
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
-
 
 def snapshot(**figures: Any) -> dict[str, Any]:
     empty = {
@@ -25,58 +19,47 @@ def snapshot(**figures: Any) -> dict[str, Any]:
     return empty | figures
 
 
-def test_growth_is_the_difference_of_two_snapshots() -> None:
-    from serving.replica.metrics import growth
-
-    grown = growth(
+GROWTH: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "the difference of two": (
         snapshot(num_steps=4, num_verified_tokens=10),
         snapshot(num_steps=6, num_verified_tokens=13),
-    )
-    assert grown["num_steps"] == 2
-    assert grown["num_verified_tokens"] == 3
-
-
-def test_positions_and_reasons_that_appear_later_start_at_zero() -> None:
-    from serving.replica.metrics import growth
-
-    grown = growth(
+        {"num_steps": 2, "num_verified_tokens": 3},
+    ),
+    "what appears later starts at zero": (
         snapshot(num_steps=1, num_verified_tokens_per_pos=[5]),
         snapshot(
             num_steps=2,
             num_verified_tokens_per_pos=[7, 1],
             num_fallbacks={"policy_error": 2},
         ),
-    )
-    assert grown["num_verified_tokens_per_pos"] == [2, 1]
-    assert grown["num_fallbacks"] == {"policy_error": 2}
-
-
-def test_a_restarted_engine_counts_from_zero_and_nothing_falls() -> None:
-    from serving.replica.metrics import growth
-
-    grown = growth(
+        {"num_verified_tokens_per_pos": [2, 1], "num_fallbacks": {"policy_error": 2}},
+    ),
+    "a restarted engine counts from zero": (
         snapshot(num_steps=100, num_verified_tokens=50),
         snapshot(num_steps=3, num_verified_tokens=60),
-    )
-    assert grown["num_steps"] == 3
-    assert grown["num_verified_tokens"] == 60
-
-
-def test_what_a_policy_counts_itself_grows_as_the_engines_own_figures() -> None:
-    from serving.replica.metrics import growth
-
-    grown = growth(
+        {"num_steps": 3, "num_verified_tokens": 60},
+    ),
+    "what a policy counts itself, without its gauges": (
         snapshot(num_steps=1, planner={"num_cost_resets": 1, "step_time_error": 0.1}),
         snapshot(num_steps=2, planner={"num_cost_resets": 3, "step_time_error": 0.2}),
-    )
-    assert grown["num_cost_resets"] == 2
-    assert "step_time_error" not in grown
+        {"num_cost_resets": 2, "step_time_error": None},
+    ),
+    "what no engine reports is left out": (
+        {},
+        snapshot(),
+        {"selection_seconds_total": None},
+    ),
+}
 
 
-def test_figures_the_engine_does_not_report_are_left_out() -> None:
+@pytest.mark.parametrize(("before", "after", "expected"), GROWTH.values(), ids=GROWTH)
+def test_figures_grow_from_one_snapshot_to_the_next(
+    before: dict[str, Any], after: dict[str, Any], expected: dict[str, Any]
+) -> None:
     from serving.replica.metrics import growth
 
-    assert "selection_seconds_total" not in growth({}, snapshot())
+    grown = growth(before, after)
+    assert {name: grown.get(name) for name in expected} == expected
 
 
 def test_failing_snapshots_are_counted_logged_once_and_survived(

@@ -30,9 +30,7 @@ from tests.serving.conftest import (
     is_listening,
     wait_until,
 )
-from tests.serving.test_settings import IMPORTS_MAY_WARN, minimal, written
-
-pytestmark = IMPORTS_MAY_WARN
+from tests.serving.test_settings import minimal, written
 
 TARGET, DRAFT = (
     str(ROOT / "configs" / "models" / f"demo-{name}") for name in ("target", "draft")

@@ -22,15 +22,12 @@ from serving.settings.model import (
 from serving.settings.names import FOREIGN_NAMES
 from serving.settings.sizes import read_size, show_size
 from tests.serving.test_settings import (
-    IMPORTS_MAY_WARN,
     ROOT,
     SHIPPED,
     minimal,
     problems_of,
     written,
 )
-
-pytestmark = IMPORTS_MAY_WARN
 
 PLACES = [
     (section, ours, theirs)
@@ -51,9 +48,6 @@ VALUES: dict[str, Any] = {
     "metrics_port": 9100,
     "stream_interval_ms": 5.0,
 }
-OLD_NAME = (
-    "warning: policy.extra_draft_tokens: is an old name; write max_draft_tokens: 4"
-)
 
 
 def findings_of(data: dict[str, Any]) -> list[str]:

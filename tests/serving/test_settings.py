@@ -16,12 +16,6 @@ from serving.settings.model import (
 )
 from serving.settings.policy_section import POLICIES
 
-# Torch, Ray and vLLM warn about themselves while they are imported.
-IMPORTS_MAY_WARN = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
-pytestmark = IMPORTS_MAY_WARN
-
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 

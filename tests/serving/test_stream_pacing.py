@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.serving.test_settings import IMPORTS_MAY_WARN
-
-pytestmark = IMPORTS_MAY_WARN
-
 INTERVAL_S = 0.2
 Gaps = Sequence[float]
 Given = list[tuple[float, list[int]]]

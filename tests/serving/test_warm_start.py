@@ -12,9 +12,7 @@ import pytest
 
 from serving.engine_args import planner_key_of
 from serving.settings.model import parse_settings
-from tests.serving.test_settings import IMPORTS_MAY_WARN, minimal, written
-
-pytestmark = IMPORTS_MAY_WARN
+from tests.serving.test_settings import minimal, written
 
 STATE = {"cost": 1}
 REFUSED = {"cost": -1}
