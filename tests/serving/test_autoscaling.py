@@ -40,7 +40,6 @@ def test_what_exceeds_replicas_and_queue_is_refused_and_may_come_back(
     # Two replicas hold 8 requests each, and 16 more may wait.
     with load(server, num_clients=48, max_tokens=400) as statuses:
         wait_until(lambda: {200, 503} <= set(statuses), 300)
-        assert num_replicas(server) >= 1
     assert set(statuses) == {200, 503}
     body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
     assert server.post("/v1/completions", json=body).status_code == 200
