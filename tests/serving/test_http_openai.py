@@ -5,12 +5,11 @@ import time
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from loadtest.compare.processes import find_processes
 from loadtest.models.tasks import TOOLS
-from tests.serving.conftest import MODEL, STREAM_INTERVAL_S, Server, wait_until
+from tests.serving.conftest import MODEL, STREAM_INTERVAL_S, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -20,7 +19,7 @@ ANSWER = ", ".join(map(str, range(3, 21))) + "."
 PROMPT = "<|im_start|>user\nCount from 3 to 20.<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_conversation_is_answered(client: openai.OpenAI) -> None:
+def test_a_conversation_is_answered(client):
     answer = client.chat.completions.create(
         model=MODEL, messages=QUESTION, max_tokens=60, temperature=0
     )
@@ -36,9 +35,7 @@ def test_a_conversation_is_answered(client: openai.OpenAI) -> None:
     )
 
 
-def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(
-    client: openai.OpenAI,
-) -> None:
+def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(client):
     whole = client.chat.completions.create(
         model=MODEL, messages=QUESTION, max_tokens=60, temperature=0
     )
@@ -67,9 +64,7 @@ def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_usage_tells_what_the_prefix_cache_supplied(
-    client: openai.OpenAI, stream: bool
-) -> None:
+def test_the_usage_tells_what_the_prefix_cache_supplied(client, stream):
     text = f"{'Streamed' if stream else 'Whole'}: count from 3 to 20, please. " * 20
     options: dict[str, Any] = {"model": MODEL, "max_tokens": 1}
     options["messages"] = [{"role": "user", "content": text}]
@@ -85,9 +80,7 @@ def test_the_usage_tells_what_the_prefix_cache_supplied(
     assert 0 < max(cached) < usages[0].prompt_tokens
 
 
-def test_a_stream_comes_in_chunks_of_what_an_interval_brought(
-    client: openai.OpenAI,
-) -> None:
+def test_a_stream_comes_in_chunks_of_what_an_interval_brought(client):
     """However short the engine's steps are, a client is not sent each by itself."""
     began_s = time.monotonic()
     chunks = list(
@@ -108,7 +101,7 @@ def test_a_stream_comes_in_chunks_of_what_an_interval_brought(
     assert len(chunks) <= took_s / STREAM_INTERVAL_S + 3
 
 
-def test_a_stream_ends_with_done(server: Server) -> None:
+def test_a_stream_ends_with_done(server):
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "stream": True}
     response = server.post("/v1/completions", json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -117,7 +110,7 @@ def test_a_stream_ends_with_done(server: Server) -> None:
     assert all(json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
 
-def test_a_prompt_is_completed_streaming_or_not(client: openai.OpenAI) -> None:
+def test_a_prompt_is_completed_streaming_or_not(client):
     options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60}
     whole = client.completions.create(**options, temperature=0)
     pieces = client.completions.create(**options, temperature=0, stream=True)
@@ -125,7 +118,7 @@ def test_a_prompt_is_completed_streaming_or_not(client: openai.OpenAI) -> None:
     assert "".join(p.choices[0].text for p in pieces) == ANSWER
 
 
-def test_several_choices_and_stop_strings_are_honoured(client: openai.OpenAI) -> None:
+def test_several_choices_and_stop_strings_are_honoured(client):
     answer = client.completions.create(
         model=MODEL, prompt=PROMPT, n=2, max_tokens=8, temperature=1.0, seed=1
     )
@@ -138,13 +131,13 @@ def test_several_choices_and_stop_strings_are_honoured(client: openai.OpenAI) ->
     assert choice.text == ANSWER[: ANSWER.index(" 7")]
 
 
-def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
+def test_models_are_listed_and_described(client):
     (model,) = client.models.list().data
     assert model.id == MODEL
     assert client.models.retrieve(MODEL).created == model.created
 
 
-def test_logprobs_come_with_alternatives(client: openai.OpenAI) -> None:
+def test_logprobs_come_with_alternatives(client):
     answer = client.chat.completions.create(
         model=MODEL,
         messages=QUESTION,
@@ -162,7 +155,7 @@ def test_logprobs_come_with_alternatives(client: openai.OpenAI) -> None:
         assert token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob
 
 
-def test_output_follows_a_json_schema(client: openai.OpenAI) -> None:
+def test_output_follows_a_json_schema(client):
     schema = {
         "type": "object",
         "properties": {"kind": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
@@ -200,9 +193,7 @@ WEATHER_TOOL = {
 }
 
 
-def test_a_named_tool_is_called_with_arguments_of_its_schema(
-    client: openai.OpenAI,
-) -> None:
+def test_a_named_tool_is_called_with_arguments_of_its_schema(client):
     answer = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
@@ -217,9 +208,7 @@ def test_a_named_tool_is_called_with_arguments_of_its_schema(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_model_calls_a_tool_by_itself_and_reads_its_result(
-    client: openai.OpenAI, stream: bool
-) -> None:
+def test_the_model_calls_a_tool_by_itself_and_reads_its_result(client, stream):
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     options = {"model": MODEL, "tools": list(TOOLS), "temperature": 0}
     if stream:
@@ -254,7 +243,7 @@ def test_the_model_calls_a_tool_by_itself_and_reads_its_result(
     assert final.choices[0].message.content == "It is sunny, 12 degrees."
 
 
-def test_tokens_and_text_convert_both_ways(server: Server) -> None:
+def test_tokens_and_text_convert_both_ways(server):
     text = "one tree and 12 apples"
     tokens = server.post("/tokenize", json={"model": MODEL, "prompt": text}).json()
     assert tokens["count"] == len(tokens["tokens"])
@@ -264,7 +253,7 @@ def test_tokens_and_text_convert_both_ways(server: Server) -> None:
     assert back["prompt"].removeprefix("<s>").strip().endswith(text)
 
 
-def test_a_conversation_is_tokenized_with_the_chat_template(server: Server) -> None:
+def test_a_conversation_is_tokenized_with_the_chat_template(server):
     body = {"model": MODEL, "messages": QUESTION}
     response = server.post("/tokenize", json=body)
     plain = server.post(
@@ -273,7 +262,7 @@ def test_a_conversation_is_tokenized_with_the_chat_template(server: Server) -> N
     assert response.json()["count"] > plain.json()["count"]
 
 
-def test_each_answer_carries_its_acceptance_figures(server: Server) -> None:
+def test_each_answer_carries_its_acceptance_figures(server):
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
     figures = server.post("/v1/completions", json=body).json()["metrics"]
     speculation = figures["speculative_decoding"]
@@ -281,9 +270,7 @@ def test_each_answer_carries_its_acceptance_figures(server: Server) -> None:
     assert speculation["num_accepted_draft_tokens"] <= speculation["num_draft_tokens"]
 
 
-def test_a_request_can_switch_speculation_off_and_gets_the_same_text(
-    server: Server,
-) -> None:
+def test_a_request_can_switch_speculation_off_and_gets_the_same_text(server):
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
     drafted = server.post("/v1/completions", json=body).json()
     body["vllm_xargs"] = {"speculative_decoding": "off"}
@@ -294,7 +281,7 @@ def test_a_request_can_switch_speculation_off_and_gets_the_same_text(
     assert plain["choices"][0]["text"] == drafted["choices"][0]["text"] == ANSWER
 
 
-def test_the_health_routes_answer(server: Server) -> None:
+def test_the_health_routes_answer(server):
     health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
     assert health.status_code == 200
     assert health.json()["running_replicas"] >= 1
@@ -302,7 +289,7 @@ def test_the_health_routes_answer(server: Server) -> None:
     assert serve_health.status_code == 200
 
 
-def test_health_says_so_when_its_count_is_old(server: Server) -> None:
+def test_health_says_so_when_its_count_is_old(server):
     """Serve's controller counts the replicas; they serve on without it."""
 
     def ask() -> dict[str, Any]:
@@ -329,7 +316,7 @@ def test_health_says_so_when_its_count_is_old(server: Server) -> None:
     assert "age_s" not in fresh
 
 
-def test_the_dashboard_is_up(server: Server) -> None:
+def test_the_dashboard_is_up(server):
     line = next(x for x in server.command.output.splitlines() if "dashboard" in x)
     url = next(word for word in line.split() if word.startswith("http"))
     page = httpx.get(url, timeout=60, trust_env=False, follow_redirects=True)
