@@ -41,8 +41,16 @@ _given_ports: set[int] = set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what shares one deployment last, so that it never competes with others."""
-    items.sort(key=lambda item: "server" in getattr(item, "fixturenames", ()))
+    """Run what shares one deployment last, so that it never competes with others.
+
+    And the test that ends it after all of them.
+    """
+
+    def order(item: pytest.Item) -> int:
+        fixtures = getattr(item, "fixturenames", ())
+        return ("server" in fixtures) + ("ending_server" in fixtures)
+
+    items.sort(key=order)
 
 
 def wait_until(
@@ -147,15 +155,15 @@ class Command:
         return self.process.wait(STOP_TIMEOUT_S)
 
     def end(self) -> None:
-        """Make sure that nothing of it is left, whatever a test has done."""
+        """Kill it and all that it has started, whatever a test has done.
+
+        To stop in order, which some tests are about, takes it half a minute.
+        """
         if self.process.poll() is not None:
             return
         family = self.descendants()
-        try:
-            self.stop(signal.SIGTERM)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
         for process in family:
             if process.is_running():
                 process.kill()
@@ -327,6 +335,12 @@ def server(
     )
     yield running
     running.command.end()
+
+
+@pytest.fixture
+def ending_server(server: Server) -> Server:
+    """The shared deployment, for the one test that ends it."""
+    return server
 
 
 @pytest.fixture
