@@ -268,14 +268,6 @@ def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16():
         assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
-def test_every_exact_task_is_right_on_95_of_100_held_out_prompts():
-    evaluation = json.loads((TARGET_DIR / "evaluation.json").read_text())
-
-    for name, task in TASKS.items():
-        if task.one_right_answer:
-            assert evaluation["tasks"][name]["right"] >= 0.95, name
-
-
 def test_the_card_says_what_logs_and_evaluation_say(tmp_path):
     from loadtest.models.evaluate import write_cards
 
@@ -289,17 +281,31 @@ def test_the_card_says_what_logs_and_evaluation_say(tmp_path):
         assert text == (shipped / "README.md").read_text()
 
 
-def test_the_target_answers_a_held_out_prompt():
+def test_the_target_answers_held_out_prompts_of_every_exact_task():
     from loadtest.models.evaluate import greedy_replies
     from loadtest.models.tokenizer import load_tokenizer, render
     from loadtest.models.train import load_model
 
-    tokenizer = load_tokenizer(TARGET_DIR)
-    asked = draw(TASKS["count_up"], random.Random(0), held_out=True)
-    prompt = render(tokenizer, asked.messages[:1], reply_follows=True)
-    reply = greedy_replies(load_model(TARGET_DIR), [prompt], max_new_tokens=200)[0]
+    tokenizer, rng = load_tokenizer(TARGET_DIR), random.Random(0)
+    exact = [task for task in TASKS.values() if task.one_right_answer]
+    asked = [draw(task, rng, held_out=True) for task in exact]
+    prompts = [
+        render(
+            tokenizer,
+            one.messages[:-1],
+            with_tools=one.needs_tools,
+            reply_follows=True,
+        )
+        for one in asked
+    ]
+    replies = greedy_replies(load_model(TARGET_DIR), prompts, max_new_tokens=200)
+    texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
+    wrong = [
+        one for one, text in zip(asked, texts, strict=True) if not one.accepts(text)
+    ]
 
-    assert asked.accepts(tokenizer.decode(reply, skip_special_tokens=True))
+    # By the card 99 of 100 are right; near-ties fall differently on other processors.
+    assert len(wrong) <= len(asked) / 10, wrong
 
 
 def test_the_template_renders_parts_and_structured_calls_as_training_wrote_them():
