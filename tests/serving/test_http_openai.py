@@ -19,10 +19,13 @@ ANSWER = ", ".join(map(str, range(3, 21))) + "."
 PROMPT = "<|im_start|>user\nCount from 3 to 20.<|im_end|>\n<|im_start|>assistant\n"
 
 
+def chat(client: Any, messages: Any = QUESTION, **options: Any) -> Any:
+    given = {"model": MODEL, "messages": messages, "max_tokens": 60, "temperature": 0}
+    return client.chat.completions.create(**given | options)
+
+
 def test_a_conversation_is_answered(client):
-    answer = client.chat.completions.create(
-        model=MODEL, messages=QUESTION, max_tokens=60, temperature=0
-    )
+    answer = chat(client)
     (choice,) = answer.choices
     assert choice.message.role == "assistant"
     assert choice.message.content == ANSWER
@@ -36,19 +39,8 @@ def test_a_conversation_is_answered(client):
 
 
 def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(client):
-    whole = client.chat.completions.create(
-        model=MODEL, messages=QUESTION, max_tokens=60, temperature=0
-    )
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL,
-            messages=QUESTION,
-            max_tokens=60,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    whole = chat(client)
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content == ANSWER
     assert len(chunks) > 3
@@ -66,14 +58,13 @@ def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(client):
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_the_usage_tells_what_the_prefix_cache_supplied(client, stream):
     text = f"{'Streamed' if stream else 'Whole'}: count from 3 to 20, please. " * 20
-    options: dict[str, Any] = {"model": MODEL, "max_tokens": 1}
-    options["messages"] = [{"role": "user", "content": text}]
+    options: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
     if stream:
         options |= {"stream": True, "stream_options": {"include_usage": True}}
     usages = []
     # There may be two replicas, each with a cache of its own.
     for _ in range(3):
-        answer = client.chat.completions.create(**options)
+        answer = chat(client, max_tokens=1, **options)
         usages.append(list(answer)[-1].usage if stream else answer.usage)
     cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
     assert cached[0] == 0
@@ -138,14 +129,7 @@ def test_models_are_listed_and_described(client):
 
 
 def test_logprobs_come_with_alternatives(client):
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=QUESTION,
-        max_tokens=3,
-        temperature=0,
-        logprobs=True,
-        top_logprobs=2,
-    )
+    answer = chat(client, max_tokens=3, logprobs=True, top_logprobs=2)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -162,11 +146,10 @@ def test_output_follows_a_json_schema(client):
         "required": ["kind", "old"],
         "additionalProperties": False,
     }
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Describe a pet as JSON."}],
+    answer = chat(
+        client,
+        [{"role": "user", "content": "Describe a pet as JSON."}],
         max_tokens=200,
-        temperature=0,
         response_format={
             "type": "json_schema",
             "json_schema": {"name": "pet", "schema": schema, "strict": True},
@@ -194,13 +177,12 @@ WEATHER_TOOL = {
 
 
 def test_a_named_tool_is_called_with_arguments_of_its_schema(client):
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
+    answer = chat(
+        client,
+        [{"role": "user", "content": "What is the weather in Oslo?"}],
         tools=[WEATHER_TOOL],
         tool_choice={"type": "function", "function": {"name": "get_weather"}},
         max_tokens=100,
-        temperature=0,
     )
     (call,) = answer.choices[0].message.tool_calls or []
     assert call.function.name == "get_weather"
@@ -210,20 +192,18 @@ def test_a_named_tool_is_called_with_arguments_of_its_schema(client):
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_the_model_calls_a_tool_by_itself_and_reads_its_result(client, stream):
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
-    options = {"model": MODEL, "tools": list(TOOLS), "temperature": 0}
+    options = {"tools": list(TOOLS), "max_tokens": 200}
     if stream:
         calls = [
             call
-            for chunk in client.chat.completions.create(
-                messages=messages, stream=True, **options
-            )
+            for chunk in chat(client, messages, stream=True, **options)
             if chunk.choices
             for call in chunk.choices[0].delta.tool_calls or []
         ]
         call_id, name = calls[0].id, calls[0].function.name
         arguments = "".join(call.function.arguments or "" for call in calls)
     else:
-        answer = client.chat.completions.create(messages=messages, **options)
+        answer = chat(client, messages, **options)
         assert answer.choices[0].finish_reason == "tool_calls"
         (call,) = answer.choices[0].message.tool_calls or []
         call_id, name, arguments = call.id, call.function.name, call.function.arguments
@@ -239,7 +219,7 @@ def test_the_model_calls_a_tool_by_itself_and_reads_its_result(client, stream):
             "content": json.dumps({"sky": "sunny", "degrees": 12}),
         },
     ]
-    final = client.chat.completions.create(messages=messages, **options)
+    final = chat(client, messages, **options)
     assert final.choices[0].message.content == "It is sunny, 12 degrees."
 
 
@@ -251,15 +231,12 @@ def test_tokens_and_text_convert_both_ways(server):
         "/detokenize", json={"model": MODEL, "tokens": tokens["tokens"]}
     ).json()
     assert back["prompt"].removeprefix("<s>").strip().endswith(text)
-
-
-def test_a_conversation_is_tokenized_with_the_chat_template(server):
-    body = {"model": MODEL, "messages": QUESTION}
-    response = server.post("/tokenize", json=body)
-    plain = server.post(
-        "/tokenize", json={"model": MODEL, "prompt": QUESTION[0]["content"]}
+    # A conversation, with the chat template.
+    talk, plain = (
+        server.post("/tokenize", json={"model": MODEL, **what}).json()["count"]
+        for what in ({"messages": QUESTION}, {"prompt": QUESTION[0]["content"]})
     )
-    assert response.json()["count"] > plain.json()["count"]
+    assert talk > plain
 
 
 def test_each_answer_carries_its_acceptance_figures(server):
