@@ -200,16 +200,16 @@ class Server:
         options = {"timeout": 300, "trust_env": False, "verify": False} | options
         return httpx.post(f"{self.url}{path}", **options)
 
-    def samples(self, name: str) -> list[Sample]:
-        """All samples of one metric, as Prometheus would scrape them."""
+    def scrape(self) -> list[Sample]:
+        """All samples, as Prometheus would scrape them: a long page."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         text = httpx.get(url, timeout=60, trust_env=False).text
-        return [
-            sample
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name
-        ]
+        families = text_string_to_metric_families(text)
+        return [sample for family in families for sample in family.samples]
+
+    def samples(self, name: str) -> list[Sample]:
+        """All samples of one metric."""
+        return [sample for sample in self.scrape() if sample.name == name]
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of a metric over the samples that carry some labels."""

@@ -111,7 +111,7 @@ def test_no_body_makes_a_server_fail(server):
     ) as client:
 
         @settings(
-            max_examples=400,
+            max_examples=600,
             derandomize=True,
             database=None,
             deadline=None,
