@@ -36,7 +36,6 @@ def client_of(file: Path) -> httpx.AsyncClient:
     @api.post(CHAT)
     async def chat() -> dict[str, Any]:
         whose = caller.get()
-        assert whose is not None
         whose.charge(60)
         return {"whose": whose.name, "class": whose.request_class}
 
