@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from loadtest.environment import describe_machine
 
 
 class MasterOptimizer:
@@ -83,12 +82,10 @@ class MasterOptimizer:
 
 def describe_hardware() -> dict[str, Any]:
     """Return what a model's card says of the machine that trained it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.split(":", 1)[1] for line in lines if line.startswith("model name"))
+    machine = describe_machine()
     return {
-        "cpu": next(names, platform.processor()).strip(),
-        "cores": os.cpu_count(),
+        "cpu": machine["cpu"],
+        "cores": machine["cores"],
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }

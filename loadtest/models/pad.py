@@ -9,14 +9,14 @@ are zero. Heads, and so each layer's KV cache, stay the source's.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+from .tokenizer import copy_tokenizer
 
 # Kernels and tensor-parallel splits like round widths.
 _WIDTH_MULTIPLE = 64
@@ -25,22 +25,7 @@ _REFERENCE = (8e9, 32)
 _SILENT = ("o_proj.weight", "down_proj.weight")
 
 
-@dataclass(frozen=True)
-class PaddedShape:
-    """Sizes of a padded copy.
-
-    Attributes:
-        num_layers: Layers, the source's included.
-        intermediate_size: Feed-forward width of every layer.
-        num_parameters: Parameters in all (tied embeddings count once).
-    """
-
-    num_layers: int
-    intermediate_size: int
-    num_parameters: int
-
-
-def padded_shape(config: Mapping[str, Any], num_parameters: int) -> PaddedShape:
+def padded_shape(config: Mapping[str, Any], num_parameters: int) -> tuple[int, int]:
     """Choose depth and width that come nearest to a parameter count.
 
     Layers grow with the fourth root of the parameters, as in models of ordinary
@@ -51,7 +36,8 @@ def padded_shape(config: Mapping[str, Any], num_parameters: int) -> PaddedShape:
         num_parameters: Parameters wanted.
 
     Returns:
-        The shape; its count is within half a width step of what was asked.
+        Layers and feed-forward width, whose parameters are within half a width step of
+        what was asked.
 
     Raises:
         ValueError: If the source and one more layer are larger than asked.
@@ -70,21 +56,17 @@ def padded_shape(config: Mapping[str, Any], num_parameters: int) -> PaddedShape:
     unwidened = _count(config, num_layers, 0)
     per_column = _count(config, num_layers, 1) - unwidened
     wanted = (num_parameters - unwidened) / per_column
-    width = max(width, round(wanted / _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE)
-    return PaddedShape(num_layers, width, _count(config, num_layers, width))
+    return num_layers, max(width, round(wanted / _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE)
 
 
 @torch.no_grad()
-def pad_target(source: Path, output: Path, num_parameters: int) -> PaddedShape:
+def pad_target(source: Path, output: Path, num_parameters: int) -> None:
     """Write a copy of ``source`` with the same function at a chosen size.
 
     Args:
         source: Directory of a Llama model with tied embeddings.
         output: Directory to write; the weights have to fit into memory.
         num_parameters: Parameters wanted, at least one layer over the source's.
-
-    Returns:
-        The shape written.
 
     Raises:
         ValueError: If the source cannot be padded, or not to this size, or the output
@@ -101,11 +83,8 @@ def pad_target(source: Path, output: Path, num_parameters: int) -> PaddedShape:
         raise ValueError(f"source {source} is not a Llama with tied embeddings")
     if any(output.glob("*.safetensors*")):
         raise ValueError(f"{output} already holds weights; delete it or choose another")
-    shape = padded_shape(config, num_parameters)
-    config |= {
-        "num_hidden_layers": shape.num_layers,
-        "intermediate_size": shape.intermediate_size,
-    }
+    layers, width = padded_shape(config, num_parameters)
+    config |= {"num_hidden_layers": layers, "intermediate_size": width}
     config.pop("layer_types", None)
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(
@@ -118,11 +97,9 @@ def pad_target(source: Path, output: Path, num_parameters: int) -> PaddedShape:
             weight.zero_()
     for name, weight in original.state_dict().items():
         weights[name][tuple(map(slice, weight.shape))] = weight
+    model.generation_config = original.generation_config
     model.save_pretrained(output)
-    for pattern in ("token*", "*.jinja", "generation_config.json"):
-        for file in source.glob(pattern):
-            shutil.copy(file, output)
-    return shape
+    copy_tokenizer(source, output)
 
 
 def _count(config: Mapping[str, Any], num_layers: int, width: int) -> int:

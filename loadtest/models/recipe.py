@@ -16,13 +16,9 @@ TOKENIZER_CHATS = 6000
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one batch shape.
+    """Optimizer steps whose batches have one shape.
 
-    Attributes:
-        num_steps: Optimizer steps.
-        num_rows: Packed rows in a batch.
-        row_length: Tokens in a row.
-        num_repeats: Rows of the batch that repeat random tokens instead of chats.
+    The first `num_repeats` rows of a batch repeat random tokens; chats fill the others.
     """
 
     num_steps: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from .tasks import TOOLS, TRAINING_TASKS, Message, generate_chat
 
-TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
-MAX_LENGTH = 2048
+TURN_START, TURN_END, _PAD = "<|im_start|>", "<|im_end|>", "<|pad|>"
+_MAX_LENGTH = 2048
 
 # Numbers below a hundred are single tokens, so that to count is to know what follows.
 # Signs take the space before a number ("3, 4" is three tokens), words the one before
@@ -29,7 +30,7 @@ _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 def train_tokenizer(
     *, vocab_size: int, num_chats: int, seed: int
 ) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on generated chats.
+    """Train it on generated chats.
 
     Args:
         vocab_size: Entries in the vocabulary, special tokens included.
@@ -49,40 +50,33 @@ def train_tokenizer(
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(_TAGS),
-        special_tokens=[PAD, TURN_START, TURN_END],
+        special_tokens=[_PAD, TURN_START, TURN_END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(num_chats, seed), trainer)
     tokenizer.add_tokens(list(_TAGS))
-    fast = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
-        pad_token=PAD,
+        pad_token=_PAD,
         additional_special_tokens=[TURN_START],
-        model_max_length=MAX_LENGTH,
+        model_max_length=_MAX_LENGTH,
         clean_up_tokenization_spaces=False,
+        chat_template=_TEMPLATE.read_text(),
     )
-    fast.chat_template = _TEMPLATE.read_text()
-    return fast
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a model directory.
+    """Load the tokenizer of a model directory."""
+    return cast(PreTrainedTokenizerFast, PreTrainedTokenizerFast.from_pretrained(path))
 
-    Args:
-        path: Directory with ``tokenizer.json``.
 
-    Returns:
-        The tokenizer.
-    """
-    tokenizer = cast(
-        PreTrainedTokenizerFast, PreTrainedTokenizerFast.from_pretrained(path)
-    )
-    # How it was loaded is no part of it, and must not be saved with the draft.
-    for setting in ("is_local", "local_files_only"):
-        tokenizer.init_kwargs.pop(setting, None)
-    return tokenizer
+def copy_tokenizer(source: Path, output: Path) -> None:
+    """Give a model directory another one's tokenizer and chat template."""
+    for pattern in ("token*", "*.jinja"):
+        for file in source.glob(pattern):
+            shutil.copy(file, output)
 
 
 def render(
@@ -99,9 +93,6 @@ def render(
         messages: The turns.
         with_tools: List the demo tools in the system turn.
         reply_follows: End with the opening of an assistant turn.
-
-    Returns:
-        Token ids.
     """
     text = tokenizer.apply_chat_template(
         list(messages),

@@ -19,9 +19,9 @@ from .optimizer import MasterOptimizer, describe_hardware
 from .recipe import TOKENIZER_CHATS, VOCAB_SIZE, Phase, Recipe
 from .tasks import TOOL_TASKS, TRAINING_TASKS, generate_chat
 from .tokenizer import (
-    MAX_LENGTH,
     TURN_END,
     TURN_START,
+    copy_tokenizer,
     load_tokenizer,
     render,
     train_tokenizer,
@@ -77,7 +77,10 @@ def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
                 f"  loss {losses[str(step + 1)]:.4f}  {speed:,.0f} tokens/s\n"
             )
     model.save_pretrained(output)
-    tokenizer.save_pretrained(output)
+    if teacher is None:
+        tokenizer.save_pretrained(output)
+    else:
+        copy_tokenizer(teacher, output)
     log = {
         "recipe": asdict(recipe),
         "num_parameters": model.num_parameters(),
@@ -153,16 +156,12 @@ def _chats(
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Build a bfloat16 Llama with random weights and an induction circuit.
-
-    Returns:
-        The model, in training mode.
-    """
+    """Build a bfloat16 Llama to train, random but for an induction circuit."""
     torch.manual_seed(recipe.seed)
-    end = tokenizer.convert_tokens_to_ids(TURN_END)
+    end = tokenizer.eos_token_id
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        max_position_embeddings=MAX_LENGTH,
+        max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=end,

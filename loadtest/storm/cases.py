@@ -49,6 +49,7 @@ FEATURES: Final[dict[str, dict[str, Any]]] = {
     "two answers": {"n": 2, "temperature": 0.7, "seed": 1},
     "stop string": {"stop": ["never said 123456"]},
     "least tokens": {"min_tokens": 200, "ignore_eos": False},
+    "two prompts": {"prompt": ["Count from 7 to 90 and on:", "One, two, three,"]},
 }
 """What a stream depends on beside its prompt, as fields of a request."""
 
@@ -72,6 +73,11 @@ class Case:
         """Whether its tokens are decided by the prompt alone."""
         return "temperature" not in FEATURES.get(self.kind, {})
 
+    @property
+    def num_answers(self) -> int:
+        """How many come back."""
+        return 2 if self.kind in ("two answers", "two prompts") else 1
+
     def body(self, model: str) -> dict[str, Any]:
         """Return the request."""
         text = f"Count from {self.number} to 90 and on:"
@@ -85,6 +91,7 @@ class Case:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "return_token_ids": True,
             **FEATURES.get(self.kind, {}),
         }

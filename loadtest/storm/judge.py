@@ -73,7 +73,7 @@ class Judge:
     def _gap(self, case: Case, before: list[int]) -> float:
         """Return how far apart the next token's two likeliest are; inf if unknown."""
         prompt = case.body(self._model).get("prompt")
-        if prompt is None:
+        if not isinstance(prompt, str):
             return float("inf")
         tokens = self._ask("/tokenize", prompt=prompt)["tokens"]
         one = {"max_tokens": 1, "temperature": 0, "logprobs": 2}

@@ -34,6 +34,8 @@ class Stream:
         times_s: When parts came, monotonic; the first is when it was sent.
         error: Why it failed.
         is_cut: Whether the connection broke: its front is gone.
+        logprobs: By choice, where they were asked for.
+        num_tokens: Of all choices, as the server counts them at the end.
     """
 
     case: Case
@@ -43,12 +45,14 @@ class Stream:
     times_s: list[float] = field(default_factory=list)
     error: str | None = None
     is_cut: bool = False
+    logprobs: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    num_tokens: int | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether every answer has come to its end."""
-        num_answers = 1 if self.case.is_greedy else 2
-        return self.error is None and len(self.finish_reasons) == num_answers
+        num_ended = len(self.finish_reasons)
+        return self.error is None and num_ended == self.case.num_answers
 
     def gap_at(self, when_s: float) -> float | None:
         """Return how long nothing came around a time; None if it was not under way."""
@@ -61,9 +65,13 @@ class Stream:
         if "error" in event:
             self.error = str(event["error"])
             return
+        if event.get("usage"):
+            self.num_tokens = event["usage"]["completion_tokens"]
         for choice in event.get("choices", ()):
             index = choice["index"]
             self.token_ids[index] += choice.get("token_ids") or []
+            probabilities = choice.get("logprobs") or {}
+            self.logprobs[index] += probabilities.get("token_logprobs") or []
             delta = choice.get("delta") or {}
             self.text[index] += choice.get("text") or delta.get("content") or ""
             for call in delta.get("tool_calls") or ():
@@ -73,11 +81,10 @@ class Stream:
 
 
 async def _run(
-    session: aiohttp.ClientSession, url: str, model: str, case: Case
-) -> Stream:
+    session: aiohttp.ClientSession, url: str, model: str, stream: Stream
+) -> None:
     """Ask once and read to the end; a failure is kept in the stream."""
-    stream = Stream(case, times_s=[time.monotonic()])
-    decoder = SseDecoder()
+    case, decoder = stream.case, SseDecoder()
     try:
         async with session.post(f"{url}{case.path}", json=case.body(model)) as answer:
             if answer.status != 200:
@@ -85,7 +92,7 @@ async def _run(
                 # Serve's own words, where its front died before a stream had begun.
                 is_ours = answer.content_type == "application/json"
                 stream.is_cut = answer.status >= 500 and not is_ours
-                return stream
+                return
             async for piece in answer.content.iter_any():
                 for event in decoder.feed(piece):
                     if event.data != "[DONE]":
@@ -97,7 +104,6 @@ async def _run(
         stream.error, stream.is_cut = repr(error), True
     if stream.error is None and not stream.is_whole:
         stream.error, stream.is_cut = "the stream ended early", True
-    return stream
 
 
 async def run_streams(
@@ -105,10 +111,22 @@ async def run_streams(
     model: str,
     cases: Iterable[Case],
     num_in_flight: int,
+    streams: list[Stream] | None = None,
 ) -> list[Stream]:
-    """Run cases, so many at a time, to the last one."""
+    """Run cases, so many at a time, to the last one.
+
+    Args:
+        url: Of the server.
+        model: Its name.
+        cases: In the order in which they begin.
+        num_in_flight: At a time.
+        streams: Where streams are kept from their begin, for who wants to look at them.
+
+    Returns:
+        All streams, in the same order.
+    """
     queue = iter(cases)
-    streams: list[Stream] = []
+    streams = [] if streams is None else streams
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=num_in_flight, force_close=True),
         timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
@@ -116,7 +134,8 @@ async def run_streams(
 
         async def work() -> None:
             for case in queue:
-                streams.append(await _run(session, url, model, case))
+                streams.append(Stream(case, times_s=[time.monotonic()]))
+                await _run(session, url, model, streams[-1])
 
         await asyncio.gather(*(work() for _ in range(num_in_flight)))
     return streams

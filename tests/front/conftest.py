@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
-
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import pytest
 
@@ -18,16 +14,6 @@ with warnings.catch_warnings():
     import serving.front.app  # noqa: F401 - the import is what is wanted
     from serving.replica import token_channel
     from tests.front.fake_fleet import Scene
-
-FRONT_DIR = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spare these tests the warnings of other people's code."""
-    third_party_may_warn = ("ignore", r"error:::(policies|serving|tests)\.")
-    for item in items:
-        if FRONT_DIR in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(*third_party_may_warn))
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,6 @@ def client_of(file: Path) -> httpx.AsyncClient:
     @api.post(CHAT)
     async def chat() -> dict[str, Any]:
         whose = caller.get()
-        assert whose is not None
         whose.charge(60)
         return {"whose": whose.name, "class": whose.request_class}
 
@@ -55,9 +54,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def test_a_key_opens_what_its_scopes_say(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_key_opens_what_its_scopes_say(tmp_path, capsys):
     file = tmp_path / "keys.json"
     chat = make(file, "ann", capsys, "--class", "bulk")
     watch = make(file, "prometheus", capsys, "--scope", "metrics")
@@ -87,7 +84,7 @@ async def test_a_key_opens_what_its_scopes_say(
         assert (await client.get("/board/events", headers=shown)).status_code == 401
 
 
-def test_every_route_that_nobody_named_begins_closed() -> None:
+def test_every_route_that_nobody_named_begins_closed():
     assert scope_of("/health") is None
     assert scope_of("/v1/models") == "chat"
     assert scope_of("/v1/load_lora_adapter") == "admin"
@@ -96,9 +93,7 @@ def test_every_route_that_nobody_named_begins_closed() -> None:
         assert scope_of(path) == "admin"
 
 
-def test_keys_are_followed_without_a_restart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keys_are_followed_without_a_restart(tmp_path, capsys):
     file, now_s = tmp_path / "keys.json", 0.0
     first = make(file, "ann", capsys)
     ring = KeyRing(str(file), set(), clock=lambda: now_s)
@@ -123,9 +118,7 @@ def test_keys_are_followed_without_a_restart(
         KeyRing(str(file), set())
 
 
-def test_the_command_lists_and_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_lists_and_refuses(tmp_path, capsys):
     file = tmp_path / "keys.json"
     make(file, "ann", capsys, "--max-concurrent", "2")
     assert main(["keys", "list", "--file", str(file)]) == 0
@@ -137,9 +130,7 @@ def test_the_command_lists_and_refuses(
     assert list(tmp_path.iterdir()) == [file]
 
 
-async def test_rates_end_in_429_with_openais_headers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_rates_end_in_429_with_openais_headers(tmp_path, capsys):
     file = tmp_path / "keys.json"
     few = make(file, "few", capsys, "--requests-per-minute", "2")
     short = make(file, "short", capsys, "--tokens-per-minute", "100")
@@ -167,7 +158,7 @@ async def charged_in_the_background() -> None:
     await asyncio.gather(*(t for t in tasks if "RateLimits._use" in repr(t)))
 
 
-async def test_fronts_divide_what_a_key_may() -> None:
+async def test_fronts_divide_what_a_key_may():
     entry = KeyEntry(sha256=hash_key("x"), max_concurrent=4, requests_per_minute=4)
     limits = RateLimits()
     limits.num_fronts = 2
@@ -180,7 +171,7 @@ async def test_fronts_divide_what_a_key_may() -> None:
         await limits.begin("ann", entry)
 
 
-async def test_without_redis_each_front_counts_alone() -> None:
+async def test_without_redis_each_front_counts_alone():
     entry = KeyEntry(sha256=hash_key("x"), requests_per_minute=1)
     limits = RateLimits("redis://127.0.0.1:1/0")
     await limits.begin("ann", entry)
@@ -188,7 +179,7 @@ async def test_without_redis_each_front_counts_alone() -> None:
         await limits.begin("ann", entry)
 
 
-def test_with_a_key_the_request_chooses_neither_class_nor_priority() -> None:
+def test_with_a_key_the_request_chooses_neither_class_nor_priority():
     from types import SimpleNamespace
 
     from serving.front.caller import Caller
@@ -204,7 +195,7 @@ def test_with_a_key_the_request_chooses_neither_class_nor_priority() -> None:
         assert (request.vllm_xargs, request.priority) == (xargs, 0)
 
 
-def test_a_file_that_is_none_is_not_repeated(tmp_path: Path) -> None:
+def test_a_file_that_is_none_is_not_repeated(tmp_path):
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"ann": {"sha256": "tetris-secret"}}))
     with pytest.raises(ValueError, match=r"ann\.sha256") as refused:

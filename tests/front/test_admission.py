@@ -76,7 +76,7 @@ async def busy(scene: Scene) -> Busy:
     return busy
 
 
-async def test_a_flood_of_one_class_does_not_keep_another_waiting(busy: Busy) -> None:
+async def test_a_flood_of_one_class_does_not_keep_another_waiting(busy):
     for n in range(20):
         await busy.send(f"flood {n}", "flood")
     for n in range(5):
@@ -90,7 +90,7 @@ async def test_a_flood_of_one_class_does_not_keep_another_waiting(busy: Busy) ->
     assert not busy.refusals
 
 
-async def test_a_flood_leaves_places_for_others(busy: Busy) -> None:
+async def test_a_flood_leaves_places_for_others(busy):
     for n in range(50):
         with contextlib.suppress(GracefulHTTPError):
             await busy.send(f"flood {n}", "flood")
@@ -101,7 +101,7 @@ async def test_a_flood_leaves_places_for_others(busy: Busy) -> None:
     assert busy.refusals.keys() == {"flow_full"}
 
 
-async def test_fronts_share_the_places_there_are(busy: Busy) -> None:
+async def test_fronts_share_the_places_there_are(busy):
     other = busy.scene.make_client(b"another front")
     await other.add_request_async(make_request("there"))
     await until(lambda: busy.client.admission.num_fronts == 2)
@@ -114,7 +114,7 @@ async def test_fronts_share_the_places_there_are(busy: Busy) -> None:
     other.shutdown()
 
 
-async def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy: Busy) -> None:
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy):
     """Thirty tokens take 300 ms, and a seat must become free before."""
     with pytest.raises(GracefulHTTPError, match="deadline_ms of 200") as refusal:
         await busy.send("late", deadline_ms=200.0)
@@ -126,7 +126,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy: Busy) -> N
     assert busy.client.count_waiting() == {"default": 2, "hasty": 1}
 
 
-async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy: Busy) -> None:
+async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy):
     """What it was let in by did not foresee that the replica would stand still."""
     await busy.send("waits", deadline_ms=1_500.0)
     busy.client.fail_overdue()
@@ -144,7 +144,7 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy: Busy) -
     assert busy.client.count_waiting() == {"default": 2}
 
 
-async def test_who_leaves_frees_place_and_seat_at_once(busy: Busy) -> None:
+async def test_who_leaves_frees_place_and_seat_at_once(busy):
     taken = busy.client.admission._places
     await busy.send("waits", "flood")
     assert taken.num_taken == 6
@@ -212,9 +212,7 @@ async def ask(http: httpx.AsyncClient, **fields: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("where", ["body", "xargs"])
-async def test_a_refused_client_is_told_when_to_come_back(
-    busy: Busy, http: httpx.AsyncClient, stream: bool, where: str
-) -> None:
+async def test_a_refused_client_is_told_when_to_come_back(busy, http, stream, where):
     for n in range(30):
         await busy.send(f"before {n}")
     late = {"deadline_ms": 1_000}
@@ -229,18 +227,14 @@ async def test_a_refused_client_is_told_when_to_come_back(
 
 
 @pytest.mark.parametrize("deadline_ms", ["soon", 0, -5, True])
-async def test_a_deadline_that_is_none_is_the_clients_mistake(
-    http: httpx.AsyncClient, deadline_ms: Any
-) -> None:
+async def test_a_deadline_that_is_none_is_the_clients_mistake(http, deadline_ms):
     refusal = await ask(http, deadline_ms=deadline_ms)
     assert refusal.status_code == 400
     assert refusal.json()["error"]["param"] == "deadline_ms"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_frees_its_place(
-    busy: Busy, http: httpx.AsyncClient, stream: bool
-) -> None:
+async def test_a_client_that_leaves_frees_its_place(busy, http, stream):
     asking = asyncio.create_task(ask(http, stream=stream))
     await until(lambda: busy.client.count_waiting() == {"default": 3})
     asking.cancel()

@@ -44,7 +44,7 @@ def error_in(event: str) -> dict[str, Any]:
     return error
 
 
-async def test_chunks_pass_in_order_and_a_failure_on_the_way_is_the_last() -> None:
+async def test_chunks_pass_in_order_and_a_failure_on_the_way_is_the_last():
     second = "data: 2\n\n"
     assert await read(chunks(FIRST, second)) == [FIRST, second]
     *parts, last = await read(chunks(FIRST, failure=RuntimeError("secret")))
@@ -53,7 +53,7 @@ async def test_chunks_pass_in_order_and_a_failure_on_the_way_is_the_last() -> No
     assert "secret" not in last
 
 
-async def test_a_stream_that_begins_with_an_error_has_its_status() -> None:
+async def test_a_stream_that_begins_with_an_error_has_its_status():
     """A client must not take an answer of 200 for one that was never begun."""
     refusal = {"message": "full", "type": "Service Unavailable", "code": 503}
     event = f"data: {json.dumps({'error': refusal})}\n\n"
@@ -62,9 +62,7 @@ async def test_a_stream_that_begins_with_an_error_has_its_status() -> None:
     assert error.value.status == 503
 
 
-async def test_a_stream_that_waits_says_that_it_is_alive(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_stream_that_waits_says_that_it_is_alive(monkeypatch):
     monkeypatch.setattr(answers, "HEADERS_WITHIN_S", 0.02)
     has_waited = asyncio.Event()
 
@@ -85,17 +83,15 @@ async def test_a_stream_that_waits_says_that_it_is_alive(
 
 
 async def test_a_stream_whose_first_token_takes_too_long_ends_with_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(answers, "HEADERS_WITHIN_S", 0.02)
     monkeypatch.setattr(answers, "FIRST_ANSWER_WITHIN_S", 0.1)
     error = error_in((await read(chunks(FIRST, pause_s=60.0)))[-1])
     assert (error["code"], error["type"]) == (408, "RequestTimeoutError")
 
 
-async def test_an_answer_that_takes_too_long_is_given_up_with_its_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_answer_that_takes_too_long_is_given_up_with_its_work(monkeypatch):
     monkeypatch.setattr(answers, "FIRST_ANSWER_WITHIN_S", 0.05)
     was_cancelled = False
 

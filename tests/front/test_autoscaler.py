@@ -63,7 +63,7 @@ def build(config: AutoscalingConfig) -> Any:
     return config.policy.get_policy()(**config.policy.policy_kwargs)
 
 
-def test_serve_builds_the_policy_from_its_import_path() -> None:
+def test_serve_builds_the_policy_from_its_import_path():
     config = make_config()
     policy = build(config)
     assert isinstance(policy, TokenTimeScaling)
@@ -73,7 +73,7 @@ def test_serve_builds_the_policy_from_its_import_path() -> None:
     assert told["tetris_forecast_requests"] == pytest.approx(50.0)
 
 
-def test_a_replica_that_knows_nothing_or_reports_half_is_left_out() -> None:
+def test_a_replica_that_knows_nothing_or_reports_half_is_left_out():
     metrics = reports(STATE, ReplicaState())
     assert len(paces_of(metrics)) == 1
     del metrics["tetris_num_seats"]["r0"]

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -18,7 +17,6 @@ from tests.front.fake_fleet import (
     NUM_SLOTS,
     WAIT_S,
     FakeReplica,
-    Scene,
     expected_ids,
     make_request,
     until,
@@ -27,9 +25,7 @@ from tests.front.fake_fleet import (
 pytestmark = pytest.mark.anyio
 
 
-async def test_every_token_comes_once_and_leases_end_with_their_requests(
-    scene: Scene,
-) -> None:
+async def test_every_token_comes_once_and_leases_end_with_their_requests(scene):
     replicas = [scene.add_replica(), scene.add_replica()]
     await scene.check_all(await scene.send(20))
     assert all(replica.taken for replica in replicas)
@@ -38,7 +34,7 @@ async def test_every_token_comes_once_and_leases_end_with_their_requests(
     assert not scene.replays
 
 
-async def test_leases_have_their_requests_id_and_outlive_its_call(scene: Scene) -> None:
+async def test_leases_have_their_requests_id_and_outlive_its_call(scene):
     """Replicas log the client's id; Serve ends no lease because a request has ended."""
     call = _RequestContext(request_id="the client's", _internal_request_id="a call")
     _serve_request_context.set(call)
@@ -63,9 +59,7 @@ async def test_leases_have_their_requests_id_and_outlive_its_call(scene: Scene) 
         (FakeReplica.shut_down, "engine is shut down"),
     ],
 )
-async def test_requests_go_on_elsewhere_when_a_replica_ends(
-    end: Callable[[FakeReplica], None], reason: str, scene: Scene
-) -> None:
+async def test_requests_go_on_elsewhere_when_a_replica_ends(end, reason, scene):
     victim, other = scene.add_replica(), scene.add_replica()
     requests = await scene.send(12)
     await scene.begun(requests)
@@ -82,9 +76,7 @@ async def test_requests_go_on_elsewhere_when_a_replica_ends(
         assert emitted == expected_ids(one)[: len(emitted)]
 
 
-async def test_requests_wait_for_the_next_replica_when_all_are_dead(
-    scene: Scene,
-) -> None:
+async def test_requests_wait_for_the_next_replica_when_all_are_dead(scene):
     victim = scene.add_replica()
     requests = await scene.send(20)
     await scene.begun(requests[:8])
@@ -97,9 +89,7 @@ async def test_requests_wait_for_the_next_replica_when_all_are_dead(
 
 
 @pytest.mark.parametrize("error", [EngineGoneError(), EngineDeadError()])
-async def test_nobody_is_blamed_for_engines_that_were_dead_before(
-    error: Exception, scene: Scene
-) -> None:
+async def test_nobody_is_blamed_for_engines_that_were_dead_before(error, scene):
     """Serve goes on routing to replicas that have died, and those take nothing."""
     scene.fleet.error_of_the_dead = error
     victims = [scene.add_replica(), scene.add_replica()]
@@ -117,7 +107,7 @@ async def test_nobody_is_blamed_for_engines_that_were_dead_before(
         await victim.close()
 
 
-async def test_an_engine_must_live_to_be_had_alone(scene: Scene) -> None:
+async def test_an_engine_must_live_to_be_had_alone(scene):
     """A request is blamed for the death of an engine it has alone: so not for this."""
     dead, other = scene.add_replica(), scene.add_replica()
 
@@ -138,9 +128,7 @@ async def test_an_engine_must_live_to_be_had_alone(scene: Scene) -> None:
     assert other.taken
 
 
-async def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(
-    scene: Scene,
-) -> None:
+async def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(scene):
     victim, other = scene.add_replica(), scene.add_replica()
     requests = await scene.send(2, seed=5, temperature=1.0)
     await scene.begun(requests)
@@ -153,7 +141,7 @@ async def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(
     assert all(one.sampling_params.seed == 5 for one in requests)
 
 
-async def test_what_a_lost_engine_still_says_is_ignored(scene: Scene) -> None:
+async def test_what_a_lost_engine_still_says_is_ignored(scene):
     first, second = scene.add_replica(), scene.add_replica()
     (request,) = await scene.send(1)
     await scene.begun([request])
@@ -165,7 +153,7 @@ async def test_what_a_lost_engine_still_says_is_ignored(scene: Scene) -> None:
     await until(lambda: owner.aborted == ["r0"])
 
 
-async def test_times_are_those_of_the_fronts_own_clock(scene: Scene) -> None:
+async def test_times_are_those_of_the_fronts_own_clock(scene):
     """Durations are taken between them and the front's."""
     scene.add_replica()
     began_s = time.monotonic()
@@ -177,7 +165,7 @@ async def test_times_are_those_of_the_fronts_own_clock(scene: Scene) -> None:
                 assert step.timestamp - event.timestamp == pytest.approx(1, abs=0.1)
 
 
-async def test_an_aborted_request_is_aborted_in_its_engine(scene: Scene) -> None:
+async def test_an_aborted_request_is_aborted_in_its_engine(scene):
     replica = scene.add_replica()
     requests = await scene.send(2, max_tokens=10_000)
     await scene.begun(requests)
@@ -187,7 +175,7 @@ async def test_an_aborted_request_is_aborted_in_its_engine(scene: Scene) -> None
     assert list(replica.running) == ["r1"]
 
 
-async def test_an_aborted_request_that_waits_gives_up_its_place(scene: Scene) -> None:
+async def test_an_aborted_request_that_waits_gives_up_its_place(scene):
     requests = await scene.send(20)
     await asyncio.sleep(0.05)
     assert len(scene.fleet.opened) < len(requests)
@@ -199,9 +187,7 @@ async def test_an_aborted_request_that_waits_gives_up_its_place(scene: Scene) ->
     assert len(replica.taken) == 1
 
 
-async def test_a_request_that_kills_engines_runs_alone_and_is_then_refused(
-    scene: Scene,
-) -> None:
+async def test_a_request_that_kills_engines_runs_alone_and_is_then_refused(scene):
     """Its neighbours go on; they died with it without guilt."""
     poison = 1
     replicas = [scene.add_replica(poison=poison)]
@@ -233,9 +219,7 @@ async def test_a_request_that_kills_engines_runs_alone_and_is_then_refused(
         await replica.close()
 
 
-async def test_a_request_that_is_always_interrupted_fails(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_that_is_always_interrupted_fails(scene, monkeypatch):
     """A fault that its own tokens trigger would otherwise go on for ever."""
     monkeypatch.setattr(fleet_client, "MAX_REPLAYS", 3)
     scene.add_replica()
@@ -251,7 +235,7 @@ async def test_a_request_that_is_always_interrupted_fails(
     assert requests[0].request_id not in scene.reasons
 
 
-async def test_a_full_front_refuses(scene: Scene) -> None:
+async def test_a_full_front_refuses(scene):
     client = scene.make_client(b"small", max_requests=lambda replicas: replicas + 2)
     for n in range(2):
         await client.add_request_async(make_request(f"r{n}"))
@@ -261,7 +245,7 @@ async def test_a_full_front_refuses(scene: Scene) -> None:
     client.shutdown()
 
 
-async def test_a_slot_is_free_again_when_its_front_is_gone(scene: Scene) -> None:
+async def test_a_slot_is_free_again_when_its_front_is_gone(scene):
     replica = scene.add_replica()
     for n in range(2 * NUM_SLOTS):
         client = scene.make_client(b"front %d" % n)
@@ -272,7 +256,7 @@ async def test_a_slot_is_free_again_when_its_front_is_gone(scene: Scene) -> None
         await until(lambda: not replica.leases.num_running)
 
 
-async def test_no_more_is_leased_than_engines_have_seats_for(scene: Scene) -> None:
+async def test_no_more_is_leased_than_engines_have_seats_for(scene):
     """What waits in an engine can be overtaken by nothing, a replay least of all."""
     replicas = [scene.add_replica(num_seats=8) for _ in range(2)]
     scene.client.credit.num_replicas = 2
@@ -287,7 +271,7 @@ async def test_no_more_is_leased_than_engines_have_seats_for(scene: Scene) -> No
     await scene.check_all(requests)
 
 
-async def test_fronts_share_the_seats_there_are(scene: Scene) -> None:
+async def test_fronts_share_the_seats_there_are(scene):
     replica = scene.add_replica(num_seats=8)
     other = scene.make_client(b"another")
     for client in (scene.client, other):
@@ -305,7 +289,7 @@ async def test_fronts_share_the_seats_there_are(scene: Scene) -> None:
     other.shutdown()
 
 
-async def test_a_front_that_holds_nothing_may_always_ask(scene: Scene) -> None:
+async def test_a_front_that_holds_nothing_may_always_ask(scene):
     """It would wait for ever, for others or for news of an engine that has none."""
     replica = scene.add_replica(num_seats=8)
     replica.num_others = 100
@@ -313,7 +297,7 @@ async def test_a_front_that_holds_nothing_may_always_ask(scene: Scene) -> None:
     await scene.check_all(requests)
 
 
-async def test_a_front_looks_for_replicas_that_it_does_not_know(scene: Scene) -> None:
+async def test_a_front_looks_for_replicas_that_it_does_not_know(scene):
     scene.fleet.goes_by_load = True
     full = scene.add_replica(num_seats=8)
     full.is_held = True
@@ -330,9 +314,7 @@ async def test_a_front_looks_for_replicas_that_it_does_not_know(scene: Scene) ->
     await scene.check_all(requests)
 
 
-async def test_replays_go_before_what_waits_and_as_blocks_are_free(
-    scene: Scene,
-) -> None:
+async def test_replays_go_before_what_waits_and_as_blocks_are_free(scene):
     """Of one replica's requests the other cannot take back all at once."""
     doomed, other = scene.add_replica(), scene.add_replica()
     requests = await scene.send(30, max_tokens=2000)
@@ -370,7 +352,7 @@ async def test_replays_go_before_what_waits_and_as_blocks_are_free(
     assert later.isdisjoint(names[: len(lost) - MAX_UNSETTLED + 1])
 
 
-async def test_replicas_know_what_waits_for_them(scene: Scene) -> None:
+async def test_replicas_know_what_waits_for_them(scene):
     """The autoscaler cannot see a front's queue otherwise."""
     replica = scene.add_replica(num_seats=8)
     replica.is_held = True

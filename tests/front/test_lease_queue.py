@@ -32,7 +32,7 @@ class Scene:
         return list(self.opened)
 
 
-def test_replays_go_first_then_what_is_urgent_then_what_came_first() -> None:
+def test_replays_go_first_then_what_is_urgent_then_what_came_first():
     scene = Scene()
     scene.add("late", tier=3)
     scene.add("first", tier=1)
@@ -44,7 +44,7 @@ def test_replays_go_first_then_what_is_urgent_then_what_came_first() -> None:
     assert not len(scene.queue)
 
 
-def test_no_more_are_open_than_may_be() -> None:
+def test_no_more_are_open_than_may_be():
     scene = Scene()
     scene.num_places = 2
     for name in "abcd":
@@ -57,7 +57,7 @@ def test_no_more_are_open_than_may_be() -> None:
     assert scene.opened == ["a", "b", "c", "d"]
 
 
-def test_what_is_overdue_gets_one_place_in_a_few() -> None:
+def test_what_is_overdue_gets_one_place_in_a_few():
     """Sustained urgent load must not let others wait for ever, nor the reverse."""
     scene = Scene()
     for n in range(3):

@@ -53,15 +53,13 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("field", "body"), TOO_MUCH.items(), ids=TOO_MUCH)
-def test_what_is_too_much_is_refused_by_its_name(
-    field: str, body: dict[str, Any]
-) -> None:
+def test_what_is_too_much_is_refused_by_its_name(field, body):
     with pytest.raises(ApiError) as refused:
         check_limits(body)
     assert (refused.value.status, refused.value.param) == (400, field)
 
 
-def test_what_is_usual_passes() -> None:
+def test_what_is_usual_passes():
     image = {"url": "data:image/png;base64,AAAA"}
     content = [{"type": "image_url", "image_url": image}, {"type": "text", "text": "?"}]
     for switch in (True, False, 0, 1, "off", "On", None):
@@ -77,9 +75,7 @@ def test_what_is_usual_passes() -> None:
     ("kind", "rest"),
     [(ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})],
 )
-def test_what_servers_say_to_each_other_is_stripped(
-    kind: Any, rest: dict[str, Any]
-) -> None:
+def test_what_servers_say_to_each_other_is_stripped(kind, rest):
     body = TypeAdapter(kind).validate_python(
         {
             **rest,
@@ -98,7 +94,7 @@ def test_what_servers_say_to_each_other_is_stripped(
 
 
 @pytest.mark.anyio
-async def test_a_body_that_lingers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_lingers_is_given_up(monkeypatch):
     monkeypatch.setattr(errors, "MAX_BODY_S", 0.05)
     parts = [{"type": "http.request", "body": b"{", "more_body": True}]
 

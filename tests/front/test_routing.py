@@ -62,7 +62,7 @@ async def send(scene: Scene, count: int, **params: Any) -> None:
         await scene.client.add_request_async(make_request(f"s{n}", **params))
 
 
-async def test_every_running_replica_is_connected_to_at_once(scene: Scene) -> None:
+async def test_every_running_replica_is_connected_to_at_once(scene):
     routed = Routed(scene, "a", "b", "c")
     await send(scene, 3)
     await until(lambda: sum(routed.taken().values()) == 3)
@@ -70,7 +70,7 @@ async def test_every_running_replica_is_connected_to_at_once(scene: Scene) -> No
     assert set(routed.taken().values()) == {1}
 
 
-async def test_a_burst_is_shared_before_any_replica_has_answered(scene: Scene) -> None:
+async def test_a_burst_is_shared_before_any_replica_has_answered(scene):
     routed = Routed(scene, "a", "b")
     await routed.connect()
     await send(scene, 8)
@@ -87,9 +87,7 @@ async def test_a_burst_is_shared_before_any_replica_has_answered(scene: Scene) -
     ],
     ids=["a neighbour on its cores", "drafts that are refused"],
 )
-async def test_the_worse_replica_gets_less(
-    costs: dict[str, float], scene: Scene
-) -> None:
+async def test_the_worse_replica_gets_less(costs, scene):
     routed = Routed(scene, "worse", "better")
     routed.replicas["better"].costs = {**COSTS, "tokens_per_step": 3.0}
     routed.replicas["worse"].costs = costs
@@ -102,7 +100,7 @@ async def test_the_worse_replica_gets_less(
     assert taken["better"] > 2 * taken["worse"]
 
 
-async def test_a_known_beginning_goes_where_it_was_computed(scene: Scene) -> None:
+async def test_a_known_beginning_goes_where_it_was_computed(scene):
     routed = Routed(scene, *"abcdefgh")
     for replica in routed.replicas.values():
         # So dear that a message that is late by a request decides nothing.
@@ -119,9 +117,7 @@ async def test_a_known_beginning_goes_where_it_was_computed(scene: Scene) -> Non
     assert routed.taken()[holder] == 9
 
 
-async def test_old_state_decides_nothing_and_is_counted(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_old_state_decides_nothing_and_is_counted(scene, monkeypatch):
     routed = Routed(scene, "a", "b")
     await routed.connect()
     monkeypatch.setattr(routing, "MAX_STATE_AGE_S", -1.0)
@@ -130,9 +126,7 @@ async def test_old_state_decides_nothing_and_is_counted(
     assert routed.reasons == {"stale": 4}
 
 
-async def test_a_request_that_ends_before_it_was_said_to_be_there_leaves_nothing(
-    scene: Scene,
-) -> None:
+async def test_a_request_that_ends_before_it_was_said_to_be_there_leaves_nothing(scene):
     """Tokens are faster than Serve: of a reply of one token the end may come first."""
     routed = Routed(scene, "a")
     await routed.connect()
@@ -143,7 +137,7 @@ async def test_a_request_that_ends_before_it_was_said_to_be_there_leaves_nothing
     assert link.num_prompt_tokens == link.num_coming == 0
 
 
-async def test_a_replica_that_drains_gets_nothing_more(scene: Scene) -> None:
+async def test_a_replica_that_drains_gets_nothing_more(scene):
     """It is connected for as long as its streams go on; Serve lists it no more."""
     routed = Routed(scene, "drains", "stays")
     await routed.connect()
@@ -153,9 +147,7 @@ async def test_a_replica_that_drains_gets_nothing_more(scene: Scene) -> None:
     assert routed.taken() == {"drains": 0, "stays": 8}
 
 
-async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(
-    scene: Scene,
-) -> None:
+async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(scene):
     routed = Routed(scene, "a", "b")
     routed.replicas["b"].die()
     await send(scene, 6)
@@ -163,9 +155,7 @@ async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(
     assert routed.reasons["new"] == 2
 
 
-async def test_requests_that_are_gone_before_their_lease_began_block_nothing(
-    scene: Scene,
-) -> None:
+async def test_requests_that_are_gone_before_their_lease_began_block_nothing(scene):
     """A task that is cancelled before its first step never runs at all."""
     scene.add_replica()
     for n in range(20):

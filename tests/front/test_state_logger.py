@@ -28,7 +28,7 @@ def stats(num_running: int, prompt: int = 0, cached: int = 0, accepted: int = 0)
     return made
 
 
-def test_costs_are_learnt_from_busy_steps_alone() -> None:
+def test_costs_are_learnt_from_busy_steps_alone():
     now_s, relay = 0.0, Relay()
     logger = StateLogger(relay, 1_000, clock=lambda: now_s)  # type: ignore[arg-type]
     logger.record(stats(0))

@@ -83,7 +83,7 @@ async def ends(tmp_path: Path) -> AsyncIterator[Ends]:
         ends.close()
 
 
-async def test_steps_arrive_whole_and_in_order(ends: Ends) -> None:
+async def test_steps_arrive_whole_and_in_order(ends):
     sent = [[b"step %d" % n, bytes(1000 * (n % 3))] for n in range(200)]
     for frames in sent:
         ends.engine.send_multipart(frames)
@@ -92,14 +92,14 @@ async def test_steps_arrive_whole_and_in_order(ends: Ends) -> None:
     assert not ends.lost
 
 
-async def test_the_replicas_state_comes_without_any_message_too(ends: Ends) -> None:
+async def test_the_replicas_state_comes_without_any_message_too(ends):
     state = ReplicaState(num_running=3, num_waiting=2, kv_cache_usage=0.5)
     ends.relay.set_state(state)
     await until(lambda: ends.link.state == state)
     assert not ends.steps
 
 
-async def test_seats_are_counted_after_what_a_message_has_ended(ends: Ends) -> None:
+async def test_seats_are_counted_after_what_a_message_has_ended(ends):
     """Else the requests of others pass for those that have just ended here."""
     link = ends.link
     link.num_held = 3
@@ -111,7 +111,7 @@ async def test_seats_are_counted_after_what_a_message_has_ended(ends: Ends) -> N
     assert link.num_free_seats == 1
 
 
-async def test_a_message_left_out_loses_the_link(ends: Ends) -> None:
+async def test_a_message_left_out_loses_the_link(ends):
     """Tokens would be missing in the middle of a sentence."""
     ends.engine.send(b"first")
     await until(lambda: ends.steps)
@@ -122,9 +122,7 @@ async def test_a_message_left_out_loses_the_link(ends: Ends) -> None:
     assert ends.steps == [[b"first"]]
 
 
-async def test_the_engines_last_word_loses_the_link_after_all_its_tokens(
-    ends: Ends,
-) -> None:
+async def test_the_engines_last_word_loses_the_link_after_all_its_tokens(ends):
     for _ in range(50):
         ends.engine.send(b"step")
     ends.engine.send(DEAD)
@@ -133,7 +131,7 @@ async def test_the_engines_last_word_loses_the_link_after_all_its_tokens(
     assert len(ends.steps) == 50
 
 
-async def test_the_end_of_an_engines_process_loses_the_link(ends: Ends) -> None:
+async def test_the_end_of_an_engines_process_loses_the_link(ends):
     """It had no time for a last word."""
     process = await asyncio.create_subprocess_exec("sleep", "60")
     ends.relay.watch_processes([os.pidfd_open(process.pid)])
@@ -145,15 +143,13 @@ async def test_the_end_of_an_engines_process_loses_the_link(ends: Ends) -> None:
     await process.wait()
 
 
-async def test_the_end_of_a_replicas_process_loses_the_link(ends: Ends) -> None:
+async def test_the_end_of_a_replicas_process_loses_the_link(ends):
     ends.relay.stop()
     await until(lambda: ends.lost)
     assert ends.lost == ["connection closed"]
 
 
-async def test_silence_loses_the_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silence_loses_the_link(tmp_path, monkeypatch):
     """The connection of a host that vanished stays open for minutes."""
     monkeypatch.setattr(token_link, "LOOK_S", 0.02)
     ends = Ends(tmp_path)
@@ -163,9 +159,7 @@ async def test_silence_loses_the_link(
     ends.close()
 
 
-async def test_a_front_says_what_ended_what_to_abort_and_that_it_goes(
-    ends: Ends,
-) -> None:
+async def test_a_front_says_what_ended_what_to_abort_and_that_it_goes(ends):
     ends.link.end(["a", "b"])
     ends.link.abort(["c"])
     await until(lambda: len(ends.heard) >= 3)
@@ -178,7 +172,7 @@ async def test_a_front_says_what_ended_what_to_abort_and_that_it_goes(
     ]
 
 
-async def test_nobody_reads_along_without_the_key(ends: Ends) -> None:
+async def test_nobody_reads_along_without_the_key(ends):
     """A stranger who knows the address and a front's name hears and says nothing."""
     wrong_key, _ = zmq.curve_keypair()
     stranger = ends.connect(public_key=wrong_key)

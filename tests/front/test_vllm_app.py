@@ -103,7 +103,7 @@ def make_hello() -> dict[str, object]:
     }
 
 
-def test_a_host_without_a_device_can_be_a_front(tmp_path: Path) -> None:
+def test_a_host_without_a_device_can_be_a_front(tmp_path):
     """And refuses what a speculating engine would ignore."""
     hello = tmp_path / "hello"
     hello.write_bytes(cloudpickle.dumps(make_hello()))

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from pathlib import Path
-
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import pytest
 
@@ -21,20 +16,10 @@ with warnings.catch_warnings():
     from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 
-HERE = Path(__file__).parent
-
 MAX_NUM_SEQS = 8
 MAX_TOKENS = 64
 DEPTH = 4
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spare these tests the warnings of other people's code."""
-    third_party_may_warn = ("ignore", r"error:::(policies|serving|tests)\.")
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(*third_party_may_warn))
 
 
 @pytest.fixture(scope="module")

@@ -92,25 +92,6 @@ def test_costs_are_learnt_from_the_devices_clock(make_scheduler):
     assert scheduler.snapshot()["planner"]["step_time_error"] < 0.1
 
 
-def test_drafts_are_all_of_use_up_to_the_length_said_to_be_safe(make_scheduler):
-    scheduler = make_scheduler(policy="fixed")
-    requests = add_requests(scheduler, 2, max_tokens=30)
-    requests += add_requests(scheduler, 1, max_tokens=1000, prefix="long")
-    for request in requests:
-        safe = scheduler._offers._find_safe_length(request)
-        for num_in_flight in (0, 1):
-            request.num_output_placeholders = num_in_flight
-            request._output_token_ids[:] = [7] * (safe - request.num_prompt_tokens)
-            request._all_token_ids[request.num_prompt_tokens :] = [7] * (
-                safe - request.num_prompt_tokens
-            )
-            assert scheduler._offers._limit(request, DEPTH)[0] == DEPTH
-    [out] = add_requests(
-        scheduler, 1, prefix="out", extra_args={"speculative_decoding": "off"}
-    )
-    assert scheduler._offers._find_safe_length(out) < 0
-
-
 def test_acceptance_is_learnt_from_the_drafts_that_were_verified(make_scheduler):
     """Confidence .5 everywhere, of which half the requests accept nearly all."""
     scheduler = make_scheduler()

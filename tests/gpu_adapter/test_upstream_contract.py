@@ -1,7 +1,7 @@
-"""What the GPU adapter relies on in vLLM beside names: the order of its calls.
+"""What the GPU adapter relies on in vLLM beside names, where no test here can run it.
 
-The adapter cannot run without a GPU, so the code it hooks into is read where it is
-written. That names and arguments are there: `tests/test_private_names.py`.
+The code is read where it is written. That names and arguments are there:
+`tests/test_private_names.py`.
 """
 
 import inspect
@@ -84,30 +84,9 @@ def test_what_is_overridden_exists_upstream_and_nothing_is_by_accident(ours):
     assert shared == set(HOOKS[ours].split())
 
 
-RUNNER, SCHEDULER = map(upstream, (TetrisGPUModelRunner, TetrisAsyncScheduler))
+RUNNER = upstream(TetrisGPUModelRunner)
 
 ORDER = {
-    "a budget is chosen where a batch is gathered": (
-        RUNNER.gather_batch_req_state,
-        ["if draft_tokens:", "adaptive_verification.get_num_tokens("],
-    ),
-    "boundaries are written before inputs are": (
-        RUNNER.prepare_inputs,
-        [
-            "self.adaptive_verification if draft_tokens else None",
-            "adaptive_verification.compact_batch(",
-            "adaptive_verification.reallocate_drafts(req_ids, idx_mapping)",
-            "combine_sampled_and_draft_tokens(",
-        ],
-    ),
-    "a batch is gathered before its size is, and its pass": (
-        RUNNER.execute_model,
-        [
-            "self.gather_batch_req_state(",
-            "dispatch_cg_and_sync_dp(",
-            "self.step_timing.forward_start()",
-        ],
-    ),
     "a step samples, then drafts, then records": (
         RUNNER.sample_tokens,
         [
@@ -116,20 +95,9 @@ ORDER = {
             "self.postprocess_sampled(",
             "self.speculator.observe_verification(",
             "self.speculator.propose(",
-            "num_speculative_tokens=num_spec_tokens",
             "draft_tokens[:, num_spec_tokens:] = -1",
             "self.adaptive_verification.record_confidences(",
-            "self.speculator.draft_token_confidence_probs",
             "return async_output",
-        ],
-    ),
-    "the manager is made with the KV cache and before the graphs": (
-        RUNNER.initialize_kv_cache,
-        [
-            "maybe_create_adaptive_verification_manager(",
-            'self.speculator, "enable_adaptive_verification", False',
-            "varlen_decode=self.adaptive_verification is not None",
-            "init_kv_cache(",
         ],
     ),
     "passes are timed once graphs are captured": (
@@ -138,43 +106,6 @@ ORDER = {
             "self.speculator.capture()",
             "self.step_timing.collect() as timings",
             "self.adaptive_verification.set_initial_cost_curves(timings)",
-        ],
-    ),
-    "the manager reads the budget alone of what it was told": (
-        upstream(PlannedVerification).compact_batch,
-        ["_, _, draft_budget = batch_budget"],
-    ),
-    "placeholders are sized by the depth": (
-        SCHEDULER._update_after_schedule,
-        [
-            "super()._update_after_schedule(scheduler_output)",
-            "] * scheduler_output.num_spec_tokens_to_schedule",
-            "request.spec_token_ids = self._spec_token_placeholders",
-        ],
-    ),
-    "a schedule is complete before it is looked at": (
-        compat.Scheduler.schedule,
-        [
-            "request.spec_token_ids",
-            "scheduler_output = SchedulerOutput(",
-            "self._update_after_schedule(scheduler_output)",
-            "return scheduler_output",
-        ],
-    ),
-    "the scheduler rolls back by placeholders, not by what was verified": (
-        compat.Scheduler.update_from_output,
-        [
-            "num_draft_tokens = len(scheduled_spec_token_ids)",
-            "num_rejected = num_draft_tokens - num_accepted",
-        ],
-    ),
-    "other drafters obey the depth and call the hook outside graphs": (
-        upstream(PacedTargetDependent).propose,
-        [
-            "self.on_prefill_end(num_reqs)",
-            "if num_speculative_tokens <= 1:",
-            "self.on_multi_step_decode_begin(num_reqs)",
-            "decode_fn(",
         ],
     ),
     # The day it obeys, `PacedStandalone.propose` can go.
@@ -191,6 +122,8 @@ ORDER = {
         ["self.model_runner: GPUModelRunner = self._make_model_runner()"],
     ),
 }
+"""What the V2 runner under Triton's interpreter does not show: the rest of the order is
+exercised there (`interpreted/`), and by vLLM's real scheduler in `test_scheduler`."""
 
 
 @pytest.mark.parametrize("claim", ORDER)

@@ -89,7 +89,6 @@ def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by():
     run(verification, [3, 1], {"a": [-1, -1], "b": [-1, -1]}, {"a": 3, "b": 3})
     record(verification, [3, 1], [[0.1, 0.1], [0.1, 0.1]])
     verified = verification.take_verified()
-    assert verified is not None
     assert verified.req_ids == ("a", "b")
     confidence, num_admitted = verified.copy.read()
     np.testing.assert_allclose(confidence, [[0.9, 0.8], [0.3, 0.2]], rtol=1e-6)
@@ -200,6 +199,5 @@ def test_start_up_timings_become_a_profile_of_single_passes():
 def test_start_up_timings_replace_upstreams_cost_tables():
     verification = make_verification(num_draft_passes=1)
     verification.set_initial_cost_curves([StepTimingSample(5.0, 2.0, 1, 1, True)])
-    assert verification.profile is not None
     assert verification.profile.draft_ms == (2.0,)
     assert verification.profile.drafts_in_one_pass

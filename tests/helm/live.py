@@ -112,8 +112,8 @@ class RayCluster:
         return str(details.get("status"))
 
     def end(self) -> None:
-        """Stop all nodes, the head last."""
-        for node in reversed(self.nodes):
+        """End all nodes."""
+        for node in self.nodes:
             node.end()
 
 

@@ -16,16 +16,10 @@ from tests.helm.conftest import DEMO, render_example, serve_config
 from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
-
 DEADLINE_S = 300
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[RayCluster]:
     """A head without CPUs and one worker with room for one replica."""
     running = RayCluster(tmp_path_factory.mktemp("drain"))
@@ -38,9 +32,14 @@ def cluster(tmp_path_factory) -> Iterator[RayCluster]:
         running.end()
 
 
-def slow_config(**options: object) -> tuple[str, int]:
-    """Return a Serve config of the slow application, and its port."""
-    (port,) = find_free_ports(1)
+@pytest.fixture(scope="module")
+def port() -> int:
+    """Where Serve listens; it does so from the first deployment to the last."""
+    return find_free_ports(1)[0]
+
+
+def slow_config(port: int, **options: object) -> str:
+    """Return a Serve config of the slow application."""
     config = {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": port},
@@ -53,7 +52,7 @@ def slow_config(**options: object) -> tuple[str, int]:
             }
         ],
     }
-    return yaml.safe_dump(config), port
+    return yaml.safe_dump(config)
 
 
 def replica_nodes(cluster: RayCluster) -> set[str]:
@@ -65,12 +64,12 @@ def replica_nodes(cluster: RayCluster) -> set[str]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster):
+def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster, port):
     """The chart's options of fronts, on more replicas than chance would spare."""
     (application,) = serve_config(render_example(DEMO))["applications"]
     settings = settings_from_args(application["args"])
     options = front_options_of(settings)["ray_actor_options"]
-    config, _ = slow_config(num_replicas=6, ray_actor_options=options)
+    config = slow_config(port, num_replicas=6, ray_actor_options=options)
     deploy(cluster, config, timeout_s=300)
     # Serve's controller always runs on the head.
     head = cluster.ask("/api/serve/applications/")["controller_info"]["node_id"]
@@ -81,9 +80,10 @@ def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(cluster):
-    config, port = slow_config()
-    deploy(cluster, config, timeout_s=300)
+def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(
+    cluster, port
+):
+    deploy(cluster, slow_config(port), timeout_s=300)
     (old,) = replica_nodes(cluster)
     cluster.start_worker(num_cpus=1)
     with httpx.stream(
@@ -106,12 +106,16 @@ def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(clust
 
 
 @pytest.mark.ray
-def test_without_a_ray_the_hook_fails_at_once_and_says_why():
+def test_without_a_ray_the_hook_fails_and_says_why():
     """Kubernetes then goes on with SIGTERM instead of waiting."""
     (port,) = find_free_ports(1)
+    # Ray itself would go on trying for half a minute.
+    names = ("RAY_gcs_rpc_server_connect_timeout_s", "RAY_py_gcs_connect_timeout_s")
     result = subprocess.run(
         [str(BIN / "tetris-serve"), "drain-node", "--node-id", 56 * "1"],
-        env=clean_environment(RAY_ADDRESS=f"127.0.0.1:{port}"),
+        env=clean_environment(
+            RAY_ADDRESS=f"127.0.0.1:{port}", **dict.fromkeys(names, "1")
+        ),
         capture_output=True,
         text=True,
         timeout=300,

@@ -6,13 +6,11 @@ then, under load, every panel and every rule finds its data.
 
 import concurrent.futures
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 import yaml
@@ -76,7 +74,6 @@ def rendered_demo(port: int) -> tuple[str, dict]:
         # The only policy that predicts, so that no panel lacks its reason to be.
         "config.policy.name": "goodput",
         "config.replicas.max": "1",
-        "config.http.board_text": "true",
         "monitoring.prometheusRule.enabled": "true",
         # A busy machine misses the usual tenth of a second without being ill.
         "monitoring.prometheusRule.latency.interTokenSeconds": "1",
@@ -207,28 +204,6 @@ def test_targets_and_misses_belong_to_the_ray_cluster(live):
         assert float(sample["value"][1]) == value
     (sample,) = live.prometheus.query("tetris:ttft_misses:ratio_rate5m")
     assert sample["metric"]["namespace"] == "default"
-
-
-def test_the_board_shows_the_text_of_drafts_where_a_setting_allows_it(live):
-    url = f"{str(live.client.base_url).removesuffix('/v1/')}/board/events"
-    texts: list[str] = []
-    with httpx.stream("GET", url, timeout=60, trust_env=False) as events:
-        lines = (line for line in events.iter_lines() if line)
-        next(lines)
-        live.client.chat.completions.create(
-            model="demo",
-            messages=[{"role": "user", "content": "Count from 1 to 30."}],
-            max_tokens=64,
-        )
-        until_s = time.monotonic() + PATIENCE_S
-        # The first look may see no step with drafts, or no replica that answers.
-        while not re.search(r"\d", "".join(texts)) and time.monotonic() < until_s:
-            seen = json.loads(next(lines).removeprefix("data: "))
-            for replica in seen.get("replicas", ()):
-                requests = [r for step in replica["steps"] for r in step["requests"]]
-                assert all("draft_ids" not in request for request in requests)
-                texts += [text for r in requests for text in r["draft_text"]]
-    assert any(character.isdigit() for text in texts for character in text)
 
 
 def test_ray_s_dashboard_finds_prometheus(live):

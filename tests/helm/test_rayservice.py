@@ -20,12 +20,6 @@ from tests.helm.conftest import (
     serve_config,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
-
 POD_NAMES = ("head", "engines")
 OFF_THE_HEAD = {"ray.io/node-group": "!headgroup"}
 

@@ -19,7 +19,7 @@ from tests.helm.conftest import (
     examples,
     helm,
     of_kind,
-    ray_service,
+    pod_templates,
     render,
     render_example,
 )
@@ -29,81 +29,59 @@ KUBERNETES_VERSIONS = ("1.27", "1.34", "1.37")
 # Kinds that come with operators; their schemas are not Kubernetes' own.
 CUSTOM_KINDS = {"RayService", "PodMonitor", "PrometheusRule", "HTTPRoute"}
 
-TOGGLES: dict[str, dict[str, str]] = {
-    "as it is": {},
-    "everything off": {
-        "autoscaling.enabled": "false",
-        "podDisruptionBudget.enabled": "false",
-        "serviceAccount.create": "false",
-        "ray.auth.mode": "disabled",
-        "head.excludeFromService": "false",
-    },
-    "incremental upgrade": {
-        "upgrade.type": "NewClusterWithIncrementalUpgrade",
-        "upgrade.incremental.gatewayClassName": "istio",
-    },
-    "no upgrade": {"upgrade.type": "None"},
-    "redis": {
-        "gcsFaultTolerance.enabled": "true",
-        "gcsFaultTolerance.redisAddress": "redis:6379",
-        "gcsFaultTolerance.passwordSecret.name": "redis",
-        "gcsFaultTolerance.usernameSecret.name": "redis",
-    },
-    "network policy": {
-        "networkPolicy.enabled": "true",
-        "gcsFaultTolerance.enabled": "true",
-        "gcsFaultTolerance.redisAddress": "redis:6379",
-        "networkPolicy.monitoring": "null",
-        "monitoring.prometheus.host": "http://prometheus:9090",
-        "serve.tracing.enabled": "true",
-        "serve.tracing.endpoint": "http://collector:4317",
-    },
-    "own ingress annotations": {
-        "ingress.enabled": "true",
-        "ingress.controller": "none",
-        "ingress.hosts[0].host": "llm.example.com",
-        "ingress.annotations.a": "b",
-    },
-    "gateway": {
-        "gateway.enabled": "true",
-        "gateway.parentRefs[0].name": "public",
-        "gateway.hostnames[0]": "llm.example.com",
-    },
-    "cache": {"modelCache.enabled": "true", "modelCache.storageClassName": "fast"},
-    "someone else's cache": {
-        "modelCache.enabled": "true",
-        "modelCache.existingClaim": "models",
-    },
-    "monitoring": {
-        "monitoring.podMonitor.enabled": "true",
-        "monitoring.prometheusRule.enabled": "true",
-        "monitoring.dashboards.enabled": "true",
-        "monitoring.grafana.host": "http://grafana:3000",
-        "monitoring.grafana.iframeHost": "https://grafana.example.com",
-    },
-    "extras": {
-        "extraEnv[0].name": "A",
-        "extraEnv[0].value": "b",
-        "extraEnvFrom[0].configMapRef.name": "more",
-        "extraVolumes[0].name": "more",
-        "extraVolumes[0].emptyDir.medium": "Memory",
-        "extraVolumeMounts[0].name": "more",
-        "extraVolumeMounts[0].mountPath": "/more",
-        "extraContainers[0].name": "logs",
-        "extraContainers[0].image": "fluent-bit",
-        "extraContainers[0].volumeMounts[0].name": "tmp",
-        "extraContainers[0].volumeMounts[0].mountPath": "/tmp",
-        "podLabels.team": "llm",
-        "podAnnotations.note": "x",
-        "commonLabels.owner": "llm",
-        "commonAnnotations.contact": "llm",
-        "head.podAnnotations.only": "head",
-        "workerGroups.engines.runtimeClassName": "nvidia",
-        "workerGroups.engines.priorityClassName": "high",
-        "secretEnv.HF_TOKEN.name": "hf",
-        "secretEnv.HF_TOKEN.key": "token",
-    },
+TOGGLES = {
+    "as it is": "",
+    "everything off": """
+        autoscaling.enabled=false podDisruptionBudget.enabled=false
+        serviceAccount.create=false ray.auth.mode=disabled
+        head.excludeFromService=false
+    """,
+    "incremental upgrade": """
+        upgrade.type=NewClusterWithIncrementalUpgrade gateway.enabled=false
+        autoscaling.enabled=true
+        upgrade.incremental.gatewayClassName=istio
+    """,
+    "no upgrade": "upgrade.type=None",
+    "redis": """
+        gcsFaultTolerance.enabled=true gcsFaultTolerance.redisAddress=redis:6379
+        gcsFaultTolerance.passwordSecret.name=redis
+        gcsFaultTolerance.usernameSecret.name=redis
+    """,
+    "network policy": """
+        networkPolicy.enabled=true gcsFaultTolerance.enabled=true
+        gcsFaultTolerance.redisAddress=redis:6379 networkPolicy.monitoring=null
+        monitoring.prometheus.host=http://prometheus:9090 serve.tracing.enabled=true
+        serve.tracing.endpoint=http://collector:4317
+    """,
+    "own ingress annotations": """
+        ingress.enabled=true ingress.controller=none
+        ingress.hosts[0].host=llm.example.com ingress.annotations.a=b
+    """,
+    "gateway": """
+        gateway.enabled=true gateway.parentRefs[0].name=public
+        gateway.hostnames[0]=llm.example.com
+    """,
+    "cache": "modelCache.enabled=true modelCache.storageClassName=fast",
+    "someone else's cache": "modelCache.enabled=true modelCache.existingClaim=models",
+    "monitoring": """
+        monitoring.podMonitor.enabled=true monitoring.prometheusRule.enabled=true
+        monitoring.dashboards.enabled=true monitoring.grafana.host=http://grafana:3000
+        monitoring.grafana.iframeHost=https://grafana.example.com
+    """,
+    "extras": """
+        extraEnv[0].name=A extraEnv[0].value=b extraEnvFrom[0].configMapRef.name=more
+        extraVolumes[0].name=more extraVolumes[0].emptyDir.medium=Memory
+        extraVolumeMounts[0].name=more extraVolumeMounts[0].mountPath=/more
+        extraContainers[0].name=logs extraContainers[0].image=fluent-bit
+        extraContainers[0].volumeMounts[0].name=tmp
+        extraContainers[0].volumeMounts[0].mountPath=/tmp podLabels.team=llm
+        podAnnotations.note=x commonLabels.owner=llm commonAnnotations.contact=llm
+        head.podAnnotations.only=head workerGroups.engines.runtimeClassName=nvidia
+        workerGroups.engines.priorityClassName=high secretEnv.HF_TOKEN.name=hf
+        secretEnv.HF_TOKEN.key=token
+    """,
 }
+"""Values that replace those of an example."""
 
 
 def strict(schema: Any) -> Any:
@@ -129,13 +107,13 @@ def check_kubernetes(objects: Iterable[dict[str, Any]]) -> None:
                 kubernetes_validate.validate(document, version, strict=True)
 
 
-def check_kuberay(objects: Iterable[dict[str, Any]], crd_schema: Any) -> None:
-    """Check the RayService, with all that is nested in it."""
-    (service,) = of_kind(objects, "RayService")
+@pytest.fixture(scope="module")
+def kuberay(crd_schema: dict[str, Any]) -> Any:
+    """What checks a RayService, with all that is nested in it."""
     schema = strict(crd_schema)
     # The top level is the API server's, as for every kind.
     schema["properties"]["metadata"] = {"type": "object"}
-    jsonschema.Draft202012Validator(schema).validate(service)
+    return jsonschema.Draft202012Validator(schema)
 
 
 @examples
@@ -150,21 +128,18 @@ def test_every_example_passes_a_strict_lint(example):
 def test_kubernetes_and_kuberay_accept_every_switch_in_every_example(
     example, toggles, request
 ):
-    if toggles.get("upgrade.type") == "NewClusterWithIncrementalUpgrade":
-        toggles = toggles | {"gateway.enabled": "false", "autoscaling.enabled": "true"}
-    objects = render_example(example, *map("=".join, toggles.items()))
+    objects = render_example(example, *toggles.split())
     check_kubernetes(objects)
     # Last, as it skips the test where nobody has provided the definition.
-    check_kuberay(objects, request.getfixturevalue("crd_schema"))
+    request.getfixturevalue("kuberay").validate(*of_kind(objects, "RayService"))
 
 
-def test_the_crd_check_notices_a_misspelt_field(crd_schema):
-    objects = render("-f", str(DEMO))
-    ray_service(objects)["rayClusterConfig"]["headGroupSpec"]["template"]["spec"][
-        "containers"
-    ][0]["imagePullPolcy"] = "Always"
+def test_the_crd_check_notices_a_misspelt_field(kuberay):
+    (service,) = of_kind(render("-f", str(DEMO)), "RayService")
+    head = pod_templates([service])["head"]["spec"]["containers"][0]
+    head["imagePullPolcy"] = "Always"
     with pytest.raises(jsonschema.ValidationError, match="imagePullPolcy"):
-        check_kuberay(objects, crd_schema)
+        kuberay.validate(service)
 
 
 def test_the_kubernetes_check_notices_a_misspelt_field():

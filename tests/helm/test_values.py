@@ -23,162 +23,101 @@ from tests.helm.conftest import (
     serve_config,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    # Ray and vLLM warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
-
 GPU = CHART / "examples" / "many-gpus-eagle3.yaml"
 
 REFUSED = {
-    "a typo": (DEMO, "podDisruptionBudgett.enabled=true", "podDisruptionBudgett"),
-    "a typo in a setting": (DEMO, "config.policy.nme=fixed", "property nme"),
-    "a typo in a group": (DEMO, "workerGroups.engines.gpu=1", "property gpu "),
-    "an unknown policy": (DEMO, "config.policy.name=best", "config.policy.name"),
-    "no size": (DEMO, "config.http.max_body_bytes=4 apples", "max_body_bytes"),
-    "a size nginx cannot read": (
-        PRODUCTION,
-        "config.http.max_body_bytes=1.5Gi,ingress.enabled=true,ingress.hosts[0].host=x",
-        "write a whole number of k, M or G for nginx, such as 4Mi (got 1.5Gi)",
-    ),
-    "a zero": (DEMO, "config.replicas.min=0", "config.replicas.min"),
-    "no model": (DEMO, "config.model=null", "config.model: Invalid type"),
-    "a relative model": (DEMO, "config.model.target=./m", "absolute path"),
-    "bounds the wrong way": (DEMO, "config.replicas.min=5", "config.replicas.max"),
-    "an invalid digest": (DEMO, "image.digest=latest", "image.digest"),
-    "a relative route": (DEMO, "serve.routePrefix=v1", "serve.routePrefix"),
-    "too few workers": (
-        DEMO,
-        "workerGroups.engines.maxReplicas=1",
-        "raise maxReplicas",
-    ),
-    "too few GPUs": (GPU, "config.engine.tensor_parallel_size=16", "or gpus"),
-    "too few CPUs": (
-        DEMO,
-        "workerGroups.engines.resources.requests.cpu=1",
+    DEMO: {
+        "a typo": "podDisruptionBudgett.enabled=true -> podDisruptionBudgett",
+        "a typo in a setting": "config.policy.nme=fixed -> property nme",
+        "a typo in a group": "workerGroups.engines.gpu=1 -> property gpu ",
+        "an unknown policy": "config.policy.name=best -> config.policy.name",
+        "no size": "config.http.max_body_bytes=4 apples -> max_body_bytes",
+        "a zero": "config.replicas.min=0 -> config.replicas.min",
+        "no model": "config.model=null -> config.model: Invalid type",
+        "a relative model": "config.model.target=./m -> absolute path",
+        "bounds the wrong way": "config.replicas.min=5 -> config.replicas.max",
+        "an invalid digest": "image.digest=latest -> image.digest",
+        "a relative route": "serve.routePrefix=v1 -> serve.routePrefix",
+        "too few workers": "workerGroups.engines.maxReplicas=1 -> raise maxReplicas",
+        "too few CPUs": "workerGroups.engines.resources.requests.cpu=1 -> "
         "a Pod has 1 Ray CPUs and 0 GPUs, too little for one replica",
-    ),
-    "replicas without CPUs": (DEMO, "config.replicas.num_cpus=0", "all replicas on"),
-    "more on a Pod than Ray places": (
-        DEMO,
-        "workerGroups.engines.enginesPerPod=2",
+        "replicas without CPUs": "config.replicas.num_cpus=0 -> all replicas on",
+        "more on a Pod than Ray places": "workerGroups.engines.enginesPerPod=2 -> "
         "workerGroups.engines.enginesPerPod: Ray places 1 replicas",
-    ),
-    "fewer on a Pod than Ray places": (
-        GPU,
-        "workerGroups.engines.enginesPerPod=4",
-        "Ray places 8 replicas on a Pod with 64 Ray CPUs and 8 GPUs (got 4)",
-    ),
-    "a group of nothing": (
-        DEMO,
-        "workerGroups.bare.gpus=0",
+        "a group of nothing": "workerGroups.bare.gpus=0 -> "
         "workerGroups.bare.resources: is incomplete",
-    ),
-    "two groups with all bounds each": (
-        DEMO,
-        "workerGroups.more.resources.limits.cpu=2,"
-        "workerGroups.more.resources.limits.memory=6Gi",
+        "two groups with all bounds each": "workerGroups.more.resources.limits.cpu=2,"
+        "workerGroups.more.resources.limits.memory=6Gi -> "
         "Replicas: is required where there are several groups",
-    ),
-    "a budget in percent": (
-        DEMO,
-        "podDisruptionBudget.minAvailable=50%",
+        "a budget in percent": "podDisruptionBudget.minAvailable=50% -> "
         "podDisruptionBudget.minAvailable",
-    ),
-    "a budget that blocks every drain": (
-        DEMO,
-        "podDisruptionBudget.minAvailable=1",
+        "a budget that blocks every drain": "podDisruptionBudget.minAvailable=1 -> "
         "give at most 0 or leave it null",
-    ),
-    "a label that Pods are selected by": (
-        DEMO,
-        r"commonLabels.app\.kubernetes\.io/part-of=x",
-        "commonLabels.app.kubernetes.io/part-of: is set by the chart",
-    ),
-    "a label of KubeRay's": (
-        DEMO,
-        r"workerGroups.engines.podLabels.ray\.io/cluster=x",
+        "a label to select Pods by": r"commonLabels.app\.kubernetes\.io/part-of=x"
+        " -> commonLabels.app.kubernetes.io/part-of: is set by the chart",
+        "a label of KubeRay's": r"workerGroups.engines.podLabels.ray\.io/cluster=x -> "
         "workerGroups.engines.podLabels.ray.io/cluster: is set by",
-    ),
-    "a port of the metrics": (DEMO, "config.http.port=8080", "belongs to metrics"),
-    "a port Ray may take": (DEMO, "config.http.port=10500", "such as 8000"),
-    "an address that nothing reads": (
-        DEMO,
-        "config.http.host=127.0.0.1",
+        "a port of the metrics": "config.http.port=8080 -> belongs to metrics",
+        "a port Ray may take": "config.http.port=10500 -> such as 8000",
+        "an address that nothing reads": "config.http.host=127.0.0.1 -> "
         "config.http.host: has no effect in a cluster; remove it",
-    ),
-    "a port that nothing reads": (
-        DEMO,
-        "config.http.metrics_port=9000",
+        "a port that nothing reads": "config.http.metrics_port=9000 -> "
         "config.http.metrics_port: has no effect",
-    ),
-    "no GPU": (GPU, "config.replicas.num_gpus=0", "set it to 1"),
-    "streams cut": (DEMO, "drain.terminationGracePeriodSeconds=30", "would be cut"),
-    "a download to nowhere": (
-        GPU,
-        "modelCache.enabled=false,modelCache.download.enabled=true",
-        "set modelCache.enabled: true",
-    ),
-    "a download of nothing": (
-        DEMO,
-        "modelCache.enabled=true,modelCache.download.enabled=true",
-        "names nothing from a hub",
-    ),
-    "a download to one node alone": (
-        GPU,
-        "modelCache.download.enabled=true,modelCache.accessModes={ReadWriteOnce}",
-        "use ReadWriteMany",
-    ),
-    "no time to end in": (
-        DEMO,
-        "drain.terminationGracePeriodSeconds=95",
+        "streams cut": "drain.terminationGracePeriodSeconds=30 -> would be cut",
+        "a download of nothing": "modelCache.enabled=true,"
+        "modelCache.download.enabled=true -> names nothing from a hub",
+        "no time to end in": "drain.terminationGracePeriodSeconds=95 -> "
         "half a minute for Ray to end",
-    ),
-    "streams cut by an upgrade": (
-        DEMO,
-        "upgrade.clusterDeletionDelaySeconds=10",
+        "streams cut by an upgrade": "upgrade.clusterDeletionDelaySeconds=10 -> "
         "the old cluster's streams would be cut",
-    ),
-    "a proxy where nobody asks": (DEMO, "serve.proxyLocation=HeadOnly", "proxyLoc"),
-    # Secrets come by reference only; there is no value that would take one.
-    "a password": (DEMO, "gcsFaultTolerance.password=x", "property password"),
-    "an upgrade without a gateway class": (
-        DEMO,
-        "upgrade.type=NewClusterWithIncrementalUpgrade",
-        "name a GatewayClass",
-    ),
-    "a password among Ray's options": (
-        DEMO,
-        "head.rayStartParams.redis-password=x",
+        "a proxy where nobody asks": "serve.proxyLocation=HeadOnly -> proxyLoc",
+        # Secrets come by reference only; there is no value that would take one.
+        "a password": "gcsFaultTolerance.password=x -> property password",
+        "an upgrade through no gateway": "upgrade.type=NewClusterWithIncrementalUpgrade"
+        " -> name a GatewayClass",
+        "a password among Ray's options": "head.rayStartParams.redis-password=x -> "
         "head.rayStartParams.redis-password: KubeRay refuses it",
-    ),
-    "labels among Ray's options": (
-        DEMO,
-        "workerGroups.engines.rayStartParams.labels=a=b",
-        "workerGroups.engines.rayStartParams.labels: KubeRay refuses it",
-    ),
-    "an unknown upgrade": (DEMO, "upgrade.type=Rolling", "upgrade.type"),
-    "Redis nowhere": (DEMO, "gcsFaultTolerance.enabled=true", "give host:port"),
-    "traces to nowhere": (DEMO, "serve.tracing.enabled=true", "tracing.endpoint"),
-    "an ingress for no host": (DEMO, "ingress.enabled=true", "ingress.hosts"),
-    "a route of no gateway": (DEMO, "gateway.enabled=true", "gateway.parentRefs"),
-    "a name too long": (DEMO, f"fullnameOverride={48 * 'a'}", "fullnameOverride"),
-    "a name KubeRay rejects": (DEMO, "fullnameOverride=1a", "begins with a letter"),
-    "an alert that is none": (
-        DEMO,
-        "monitoring.prometheusRule.disabled={TetrisFalbacks}",
-        "TetrisFallbacks",
-    ),
-    "a target between buckets": (
-        DEMO,
-        "monitoring.prometheusRule.latency.timeToFirstTokenSeconds=3",
-        "timeToFirstTokenSeconds",
-    ),
+        "labels among Ray's options": "workerGroups.engines.rayStartParams.labels=a=b"
+        " -> workerGroups.engines.rayStartParams.labels: KubeRay refuses it",
+        "an unknown upgrade": "upgrade.type=Rolling -> upgrade.type",
+        "Redis nowhere": "gcsFaultTolerance.enabled=true -> give host:port",
+        "traces to nowhere": "serve.tracing.enabled=true -> tracing.endpoint",
+        "an ingress for no host": "ingress.enabled=true -> ingress.hosts",
+        "a route of no gateway": "gateway.enabled=true -> gateway.parentRefs",
+        "a name too long": f"fullnameOverride={48 * 'a'} -> fullnameOverride",
+        "a name KubeRay rejects": "fullnameOverride=1a -> begins with a letter",
+        "an alert that is none": "monitoring.prometheusRule.disabled={TetrisFalbacks}"
+        " -> TetrisFallbacks",
+        "a target between buckets": "monitoring.prometheusRule.latency."
+        "timeToFirstTokenSeconds=3 -> timeToFirstTokenSeconds",
+    },
+    GPU: {
+        "too few GPUs": "config.engine.tensor_parallel_size=16 -> or gpus",
+        "fewer on a Pod than Ray places": "workerGroups.engines.enginesPerPod=4 -> "
+        "Ray places 8 replicas on a Pod with 64 Ray CPUs and 8 GPUs (got 4)",
+        "no GPU": "config.replicas.num_gpus=0 -> set it to 1",
+        "a download to nowhere": "modelCache.enabled=false,"
+        "modelCache.download.enabled=true -> set modelCache.enabled: true",
+        "a download to one node alone": "modelCache.download.enabled=true,"
+        "modelCache.accessModes={ReadWriteOnce} -> use ReadWriteMany",
+    },
+    PRODUCTION: {
+        "a size nginx cannot read": "config.http.max_body_bytes=1.5Gi,"
+        "ingress.enabled=true,ingress.hosts[0].host=x -> "
+        "write a whole number of k, M or G for nginx, such as 4Mi (got 1.5Gi)",
+    },
 }
+"""By example: a value, and a part of why it is refused."""
 
 
-@pytest.mark.parametrize(("example", "value", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("example", "value", "message"),
+    [
+        pytest.param(example, *told.split(" -> "), id=name)
+        for example, cases in REFUSED.items()
+        for name, told in cases.items()
+    ],
+)
 def test_values_that_cannot_work_are_refused(example, value, message):
     assert message in refused("-f", str(example), "--set", value)
 

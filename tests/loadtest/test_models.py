@@ -35,9 +35,7 @@ from loadtest.models.tasks import TASKS, TOOLS, draw
     ],
     ids=["a block ends at the first that differs", "perfect", "useless", "two replies"],
 )
-def test_drafts_count_up_to_the_first_that_differs(
-    matches: list[list[bool]], draft_length: int, rate: float, length: float
-) -> None:
+def test_drafts_count_up_to_the_first_that_differs(matches, draft_length, rate, length):
     from loadtest.models.evaluate import acceptance
 
     assert acceptance(matches, draft_length) == {"rate": rate, "length": length}
@@ -77,7 +75,7 @@ SHORT = Recipe(
 )
 
 
-def test_the_loss_counts_replies_with_their_end_of_turn_fully(tokenizer: Any) -> None:
+def test_the_loss_counts_replies_with_their_end_of_turn_fully(tokenizer):
     from loadtest.models.train import make_batch
 
     token_ids, weights = make_batch(tokenizer, Phase(1, 4, 512), random.Random(0), 0.1)
@@ -91,7 +89,7 @@ def test_the_loss_counts_replies_with_their_end_of_turn_fully(tokenizer: Any) ->
     assert "user" not in text
 
 
-def test_rows_that_repeat_cost_from_their_second_writing_on(tokenizer: Any) -> None:
+def test_rows_that_repeat_cost_from_their_second_writing_on(tokenizer):
     from loadtest.models.train import make_batch
 
     phase = Phase(1, 1, 64, num_repeats=1)
@@ -103,7 +101,7 @@ def test_rows_that_repeat_cost_from_their_second_writing_on(tokenizer: Any) -> N
     assert weights[period - 1 :].tolist() == [1.0] * (65 - period)
 
 
-def test_rates_warm_up_stay_and_fall_to_nearly_zero() -> None:
+def test_rates_warm_up_stay_and_fall_to_nearly_zero():
     recipe = Recipe("target", {}, (Phase(600, 1, 8), Phase(400, 1, 8)), 1e-3, seed=1)
     rates = [recipe.learning_rate(step) for step in range(1000)]
 
@@ -113,7 +111,7 @@ def test_rates_warm_up_stay_and_fall_to_nearly_zero() -> None:
     assert rates[-1] == pytest.approx(1e-3 / 400)
 
 
-def test_muon_takes_the_matrices_of_layers_and_adam_the_rest(tokenizer: Any) -> None:
+def test_muon_takes_the_matrices_of_layers_and_adam_the_rest(tokenizer):
     import torch
 
     from loadtest.models.train import build_model, make_optimizer
@@ -136,9 +134,7 @@ def test_muon_takes_the_matrices_of_layers_and_adam_the_rest(tokenizer: Any) -> 
     assert muon == pytest.approx(40 * 0.2 * 1e-4, rel=0.3)
 
 
-def test_a_pair_is_trained_evaluated_and_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_is_trained_evaluated_and_described(tmp_path, monkeypatch):
     from safetensors.torch import load_file
 
     from loadtest.models import evaluate, train
@@ -173,9 +169,7 @@ def test_a_pair_is_trained_evaluated_and_described(
 
 
 @pytest.mark.parametrize("recipe", [TARGET, DRAFT], ids=lambda recipe: recipe.name)
-def test_untrained_models_already_look_for_what_followed_last_time(
-    recipe: Recipe, tokenizer: Any
-) -> None:
+def test_untrained_models_already_look_for_what_followed_last_time(recipe, tokenizer):
     import torch
 
     from loadtest.models.train import build_model
@@ -203,20 +197,17 @@ def greedy_tokens(path: Path, prompts: list[list[int]], count: int) -> list[list
     ]
 
 
-def test_a_padded_target_has_the_size_asked_for_and_gives_the_same_replies(
-    tmp_path: Path,
-) -> None:
+def test_a_padded_target_has_the_size_asked_for_and_gives_the_same_replies(tmp_path):
     from safetensors.torch import load_file
 
     from loadtest.models.pad import pad_target
     from loadtest.models.tokenizer import load_tokenizer, render
 
-    shape = pad_target(TARGET_DIR, tmp_path / "padded", 20_000_000)
+    pad_target(TARGET_DIR, tmp_path / "padded", 20_000_000)
 
     weights = load_file(tmp_path / "padded" / "model.safetensors")
     counted = sum(tensor.numel() for tensor in weights.values())
     assert counted == pytest.approx(20_000_000, rel=0.02)
-    assert shape.num_parameters == counted
     config = json.loads((tmp_path / "padded" / "config.json").read_text())
     assert config["num_hidden_layers"] > TARGET.shape["num_hidden_layers"]
     assert config["intermediate_size"] > TARGET.shape["intermediate_size"]
@@ -233,14 +224,16 @@ def test_a_padded_target_has_the_size_asked_for_and_gives_the_same_replies(
 
 
 @pytest.mark.parametrize("billions", [1, 8])
-def test_billions_of_parameters_get_ordinary_proportions(billions: int) -> None:
+def test_billions_of_parameters_get_ordinary_proportions(billions):
     from loadtest.models.pad import padded_shape
 
     config = json.loads((TARGET_DIR / "config.json").read_text())
-    shape = padded_shape(config, billions * 10**9)
+    num_layers, width = padded_shape(config, billions * 10**9)
 
-    assert shape.num_parameters == pytest.approx(billions * 1e9, rel=0.01)
-    assert 16 <= shape.num_layers <= 32
+    assert 3 * width * config["hidden_size"] * num_layers == pytest.approx(
+        billions * 1e9, rel=0.02
+    )
+    assert 16 <= num_layers <= 32
 
 
 @pytest.mark.parametrize(
@@ -251,15 +244,15 @@ def test_billions_of_parameters_get_ordinary_proportions(billions: int) -> None:
     ],
 )
 def test_what_cannot_be_padded_is_refused_with_what_would_do(
-    source: Path, parameters: int, message: str, tmp_path: Path
-) -> None:
+    source, parameters, message, tmp_path
+):
     from loadtest.models.pad import pad_target
 
     with pytest.raises(ValueError, match=message):
         pad_target(source, tmp_path / "padded", parameters)
 
 
-def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16() -> None:
+def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16():
     import torch
     from safetensors.torch import load_file
 
@@ -275,15 +268,7 @@ def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16() -> None:
         assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
-def test_every_exact_task_is_right_on_95_of_100_held_out_prompts() -> None:
-    evaluation = json.loads((TARGET_DIR / "evaluation.json").read_text())
-
-    for name, task in TASKS.items():
-        if task.one_right_answer:
-            assert evaluation["tasks"][name]["right"] >= 0.95, name
-
-
-def test_the_card_says_what_logs_and_evaluation_say(tmp_path: Path) -> None:
+def test_the_card_says_what_logs_and_evaluation_say(tmp_path):
     from loadtest.models.evaluate import write_cards
 
     target, draft = tmp_path / "target", tmp_path / "draft"
@@ -296,22 +281,34 @@ def test_the_card_says_what_logs_and_evaluation_say(tmp_path: Path) -> None:
         assert text == (shipped / "README.md").read_text()
 
 
-def test_the_target_answers_a_held_out_prompt() -> None:
+def test_the_target_answers_held_out_prompts_of_every_exact_task():
     from loadtest.models.evaluate import greedy_replies
     from loadtest.models.tokenizer import load_tokenizer, render
     from loadtest.models.train import load_model
 
-    tokenizer = load_tokenizer(TARGET_DIR)
-    asked = draw(TASKS["count_up"], random.Random(0), held_out=True)
-    prompt = render(tokenizer, asked.messages[:1], reply_follows=True)
-    reply = greedy_replies(load_model(TARGET_DIR), [prompt], max_new_tokens=200)[0]
+    tokenizer, rng = load_tokenizer(TARGET_DIR), random.Random(0)
+    exact = [task for task in TASKS.values() if task.one_right_answer]
+    asked = [draw(task, rng, held_out=True) for task in exact]
+    prompts = [
+        render(
+            tokenizer,
+            one.messages[:-1],
+            with_tools=one.needs_tools,
+            reply_follows=True,
+        )
+        for one in asked
+    ]
+    replies = greedy_replies(load_model(TARGET_DIR), prompts, max_new_tokens=200)
+    texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
+    wrong = [
+        one for one, text in zip(asked, texts, strict=True) if not one.accepts(text)
+    ]
 
-    assert asked.accepts(tokenizer.decode(reply, skip_special_tokens=True))
+    # By the card 99 of 100 are right; near-ties fall differently on other processors.
+    assert len(wrong) <= len(asked) / 10, wrong
 
 
-def test_the_template_renders_parts_and_structured_calls_as_training_wrote_them() -> (
-    None
-):
+def test_the_template_renders_parts_and_structured_calls_as_training_wrote_them():
     from loadtest.models.tokenizer import load_tokenizer, render
 
     tokenizer = load_tokenizer(TARGET_DIR)
@@ -332,7 +329,7 @@ def test_the_template_renders_parts_and_structured_calls_as_training_wrote_them(
         assert render(tokenizer, [turn]) == spoken
 
 
-def test_the_template_lists_tools_in_the_system_turn() -> None:
+def test_the_template_lists_tools_in_the_system_turn():
     from loadtest.models.tokenizer import load_tokenizer, render
 
     tokenizer = load_tokenizer(TARGET_DIR)

@@ -8,7 +8,6 @@ import pytest
 
 from loadtest.models.tasks import (
     TASKS,
-    Task,
     draw,
     generate_chat,
     is_held_out,
@@ -21,9 +20,7 @@ each_task = pytest.mark.parametrize(
 
 
 @each_task
-def test_equal_seeds_draw_equal_exchanges_and_training_sees_no_held_out_one(
-    task: Task,
-) -> None:
+def test_equal_seeds_draw_equal_exchanges_and_training_sees_no_held_out_one(task):
     drawn, again = (draw(task, random.Random(7)) for _ in range(2))
     rng = random.Random(0)
     seen = {draw(task, rng).prompt for _ in range(300)}
@@ -37,7 +34,7 @@ def test_equal_seeds_draw_equal_exchanges_and_training_sees_no_held_out_one(
 
 
 @each_task
-def test_checkers_accept_the_reference_answer_and_reject_others(task: Task) -> None:
+def test_checkers_accept_the_reference_answer_and_reject_others(task):
     rng = random.Random(0)
     for _ in range(50):
         drawn = draw(task, rng)
@@ -50,7 +47,7 @@ def test_checkers_accept_the_reference_answer_and_reject_others(task: Task) -> N
     assert not task.one_right_answer or not drawn.accepts("#" + drawn.answer[1:])
 
 
-def test_chats_depend_on_their_seed_and_call_tools_only_where_they_list_them() -> None:
+def test_chats_depend_on_their_seed_and_call_tools_only_where_they_list_them():
     tasks = tuple(TASKS.values())
     one, same, other = (generate_chat(tasks, random.Random(n)) for n in (1, 1, 2))
     assert one.messages == same.messages != other.messages
@@ -60,7 +57,7 @@ def test_chats_depend_on_their_seed_and_call_tools_only_where_they_list_them() -
         assert chat.tools or not any(x.needs_tools for x in chat.exchanges)
 
 
-def test_every_difficulty_has_tasks_with_long_replies() -> None:
+def test_every_difficulty_has_tasks_with_long_replies():
     for difficulty in ("easy", "mixed", "hard"):
         tasks = [task for task in TASKS.values() if task.difficulty == difficulty]
         rng = random.Random(0)
@@ -71,5 +68,5 @@ def test_every_difficulty_has_tasks_with_long_replies() -> None:
 @pytest.mark.parametrize(
     "reply", ["", "no call", "<tool_call>\n{broken\n</tool_call>", '{"name": "x"}']
 )
-def test_text_without_a_valid_tool_call_parses_to_none(reply: str) -> None:
+def test_text_without_a_valid_tool_call_parses_to_none(reply):
     assert parse_call(reply) is None

@@ -41,8 +41,16 @@ _given_ports: set[int] = set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what shares one deployment last, so that it never competes with others."""
-    items.sort(key=lambda item: "server" in getattr(item, "fixturenames", ()))
+    """Run what shares one deployment last, so that it never competes with others.
+
+    And the test that ends it after all of them.
+    """
+
+    def order(item: pytest.Item) -> int:
+        fixtures = getattr(item, "fixturenames", ())
+        return ("server" in fixtures) + ("ending_server" in fixtures)
+
+    items.sort(key=order)
 
 
 def wait_until(
@@ -147,15 +155,15 @@ class Command:
         return self.process.wait(STOP_TIMEOUT_S)
 
     def end(self) -> None:
-        """Make sure that nothing of it is left, whatever a test has done."""
+        """Kill it and all that it has started, whatever a test has done.
+
+        To stop in order, which some tests are about, takes it half a minute.
+        """
         if self.process.poll() is not None:
             return
         family = self.descendants()
-        try:
-            self.stop(signal.SIGTERM)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
         for process in family:
             if process.is_running():
                 process.kill()
@@ -192,16 +200,16 @@ class Server:
         options = {"timeout": 300, "trust_env": False, "verify": False} | options
         return httpx.post(f"{self.url}{path}", **options)
 
-    def samples(self, name: str) -> list[Sample]:
-        """All samples of one metric, as Prometheus would scrape them."""
+    def scrape(self) -> list[Sample]:
+        """All samples, as Prometheus would scrape them: a long page."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         text = httpx.get(url, timeout=60, trust_env=False).text
-        return [
-            sample
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name
-        ]
+        families = text_string_to_metric_families(text)
+        return [sample for family in families for sample in family.samples]
+
+    def samples(self, name: str) -> list[Sample]:
+        """All samples of one metric."""
+        return [sample for sample in self.scrape() if sample.name == name]
 
     def total(self, name: str, **labels: str) -> float:
         """Sum of a metric over the samples that carry some labels."""
@@ -327,6 +335,12 @@ def server(
     )
     yield running
     running.command.end()
+
+
+@pytest.fixture
+def ending_server(server: Server) -> Server:
+    """The shared deployment, for the one test that ends it."""
+    return server
 
 
 @pytest.fixture

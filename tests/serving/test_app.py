@@ -14,9 +14,7 @@ from serving.contract import MovedNamesError
 from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.offline import start_arguments
 from serving.settings.model import Settings, SettingsError, parse_settings
-from tests.serving.test_settings import IMPORTS_MAY_WARN, ROOT, minimal, written
-
-pytestmark = IMPORTS_MAY_WARN
+from tests.serving.test_settings import ROOT, minimal, written
 
 GPU = "engine.device=gpu replicas.num_gpus=1"
 
@@ -29,13 +27,13 @@ def engine_kwargs(settings: str) -> dict[str, Any]:
     return engine_kwargs_of(deployment(settings))
 
 
-def test_policy_none_starts_a_stock_engine_without_a_drafter() -> None:
+def test_policy_none_starts_a_stock_engine_without_a_drafter():
     kwargs = engine_kwargs("policy.name=none")
     assert not {"scheduler_cls", "worker_cls", "speculative_config"} & kwargs.keys()
     assert kwargs["per_request_spec_decode_metrics"] == "none"
 
 
-def test_tetris_drafts_deeper_than_it_verifies() -> None:
+def test_tetris_drafts_deeper_than_it_verifies():
     kwargs = engine_kwargs(
         "policy.name=tetris policy.draft_tokens=2 policy.max_draft_tokens=5 "
         "engine.max_num_seqs=7"
@@ -59,7 +57,7 @@ def test_tetris_drafts_deeper_than_it_verifies() -> None:
     assert kwargs["worker_cls"] == "serving.engine.cpu.worker.TetrisCPUWorker"
 
 
-def test_classes_reach_the_engine_and_their_priorities_its_queue() -> None:
+def test_classes_reach_the_engine_and_their_priorities_its_queue():
     kwargs = engine_kwargs(
         "policy.classes.chat.weight=4 policy.classes.chat.latency_target_ms=50 "
         "policy.classes.chat.priority=-1"
@@ -71,7 +69,7 @@ def test_classes_reach_the_engine_and_their_priorities_its_queue() -> None:
     assert "scheduling_policy" not in engine_kwargs("policy.classes.chat={}")
 
 
-def test_further_fields_of_a_method_and_arguments_of_an_engine_reach_vllm() -> None:
+def test_further_fields_of_a_method_and_arguments_of_an_engine_reach_vllm():
     kwargs = engine_kwargs(
         "model.draft=null policy.name=fixed policy.method=ngram "
         "policy.extra.prompt_lookup_max=4 engine.extra.block_size=32 "
@@ -95,8 +93,8 @@ def test_further_fields_of_a_method_and_arguments_of_an_engine_reach_vllm() -> N
     ],
 )
 def test_on_a_gpu_fixed_is_left_to_vllm_and_the_rest_runs_on_the_v2_runner(
-    settings: str, has_adapter: bool
-) -> None:
+    settings, has_adapter
+):
     given = deployment(f"{GPU} {settings}")
     kwargs, env = engine_kwargs_of(given), replica_env_of(given)
     # The worker switches it on where it works; asked for here, vLLM would refuse to
@@ -120,8 +118,8 @@ def test_on_a_gpu_fixed_is_left_to_vllm_and_the_rest_runs_on_the_v2_runner(
     ],
 )
 def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen(
-    max_num_seqs: int, policy: str, table: list[list[int]]
-) -> None:
+    max_num_seqs, policy, table
+):
     settings = [f"{GPU} engine.max_num_seqs={max_num_seqs}", *policy.split()]
     config = engine_kwargs(" policy.".join(settings))["speculative_config"]
     assert config["num_speculative_tokens_per_batch_size"] == table
@@ -153,17 +151,13 @@ def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen(
         ("model.target=/no/where", r"model\.target: no such folder"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_its_remedy(
-    settings: str, message: str
-) -> None:
+def test_what_cannot_be_served_is_refused_with_its_remedy(settings, message):
     with pytest.raises(SettingsError, match=message):
         check_servable(deployment(settings))
 
 
 @pytest.mark.parametrize("adapter", ["off", "'off'", "on", "auto"])
-def test_the_adapter_is_switched_by_words_that_yaml_takes_for_booleans(
-    adapter: str,
-) -> None:
+def test_the_adapter_is_switched_by_words_that_yaml_takes_for_booleans(adapter):
     settings = deployment(f"policy.name=fixed engine.adapter={adapter}")
     assert settings.engine.adapter == adapter.strip("'")
     ours = {"scheduler_cls", "worker_cls", "additional_config"}
@@ -171,7 +165,7 @@ def test_the_adapter_is_switched_by_words_that_yaml_takes_for_booleans(
     assert ours & engine_kwargs_of(settings).keys() == expected
 
 
-def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads() -> None:
+def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads():
     env = replica_env_of(deployment("engine.cpu_threads=2 engine.env.A=b"))
     assert env["LD_PRELOAD"].split(":")[0].endswith("libiomp5.so")
     assert Path(env["LD_PRELOAD"].split(":")[0]).is_file()
@@ -185,15 +179,13 @@ def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads() -> None:
     assert env["A"] == "b"
 
 
-def test_only_deployments_of_local_models_run_offline(tmp_path: Path) -> None:
+def test_only_deployments_of_local_models_run_offline(tmp_path):
     assert "HF_HUB_OFFLINE" not in replica_env_of(deployment(""))
     local = deployment(f"model.target={tmp_path} model.draft={tmp_path}")
     assert replica_env_of(local)["HF_HUB_OFFLINE"] == "1"
 
 
-def test_replicas_have_a_slot_for_each_front_of_two_generations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_replicas_have_a_slot_for_each_front_of_two_generations(monkeypatch):
     """During an update the old fronts and the new ones are connected."""
     # Asked for what it is, Ray would start.
     monkeypatch.setattr("ray.get_runtime_context", lambda: Namespace(runtime_env={}))
@@ -216,7 +208,7 @@ def test_replicas_have_a_slot_for_each_front_of_two_generations(
     assert front.init_kwargs["gguf_files"] == {"x.gguf": folder}
 
 
-def test_a_fronts_process_is_spared_what_is_meant_for_kernels() -> None:
+def test_a_fronts_process_is_spared_what_is_meant_for_kernels():
     settings = settings_from_args({"config": "configs/tiny.yaml"})
     options = front_options_of(settings)["ray_actor_options"]
     variables = options["runtime_env"]["env_vars"]
@@ -225,7 +217,7 @@ def test_a_fronts_process_is_spared_what_is_meant_for_kernels() -> None:
     assert variables["HF_HUB_OFFLINE"] == "1"
 
 
-def test_build_takes_a_file_with_overrides_or_the_sections_themselves() -> None:
+def test_build_takes_a_file_with_overrides_or_the_sections_themselves():
     from_file = settings_from_args(
         {"config": "configs/tiny.yaml", "policy.name": "fixed"}
     )
@@ -233,9 +225,7 @@ def test_build_takes_a_file_with_overrides_or_the_sections_themselves() -> None:
     assert settings_from_args(minimal()).model.id == "m"
 
 
-def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(monkeypatch):
     monkeypatch.setattr("serving.app.check_servable", lambda _: None)
     moved = {"ray.exceptions": {"MovedAway": "this test"}}
     monkeypatch.setattr("serving.compat_ray.RAY", moved)
@@ -245,7 +235,7 @@ def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(
         build_app(deployment("http.access.allow_anonymous=true"))
 
 
-def test_an_engine_is_started_as_a_replica_starts_it() -> None:
+def test_an_engine_is_started_as_a_replica_starts_it():
     sections = minimal(policy={"name": "tetris"}, engine={"cpu_threads": 2})
     arguments, env = start_arguments(sections)
     settings = parse_settings(sections)
@@ -258,14 +248,12 @@ def test_an_engine_is_started_as_a_replica_starts_it() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"max_model_len": 1}, {"adapter": "off"}])
-def test_what_cannot_be_served_cannot_be_measured(setting: dict[str, Any]) -> None:
+def test_what_cannot_be_served_cannot_be_measured(setting):
     with pytest.raises(SettingsError, match=rf"engine\.{next(iter(setting))}"):
         start_arguments(minimal(engine=setting))
 
 
-def test_a_benchmark_whose_libraries_are_missing_says_so(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_benchmark_whose_libraries_are_missing_says_so(capsys):
     missing = EntryPoint("engine", "no_such_library:main", "tetris_serve.benchmarks")
 
     assert _run(missing, "bench engine", None) == 1  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ def steps_by_replica(server: Server) -> dict[str, float]:
     return {sample.labels["replica"]: sample.value for sample in samples}
 
 
-def test_load_starts_a_second_replica_and_both_serve(server: Server) -> None:
+def test_load_starts_a_second_replica_and_both_serve(server):
     with load(server, num_clients=8) as statuses:
         wait_until(lambda: num_replicas(server) == 2, START_TIMEOUT_S)
         before = steps_by_replica(server)
@@ -34,13 +34,10 @@ def test_load_starts_a_second_replica_and_both_serve(server: Server) -> None:
     assert set(statuses) == {200}
 
 
-def test_what_exceeds_replicas_and_queue_is_refused_and_may_come_back(
-    server: Server,
-) -> None:
+def test_what_exceeds_replicas_and_queue_is_refused_and_may_come_back(server):
     # Two replicas hold 8 requests each, and 16 more may wait.
     with load(server, num_clients=48, max_tokens=400) as statuses:
         wait_until(lambda: {200, 503} <= set(statuses), 300)
-        assert num_replicas(server) >= 1
     assert set(statuses) == {200, 503}
     body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
     assert server.post("/v1/completions", json=body).status_code == 200

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 
 from serving.front.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
 from tests.pictures import open_browser, picture_path
-from tests.serving.conftest import MODEL, Server
+from tests.serving.conftest import MODEL
 
 PATIENCE_S = 120
 NUM_STREAMS = 6
@@ -36,7 +35,7 @@ class Replica:
         return [{"replica": "a", "steps": [], "totals": totals}]
 
 
-def test_all_watchers_share_one_question_and_nobody_asks_without_them() -> None:
+def test_all_watchers_share_one_question_and_nobody_asks_without_them():
     replica = Replica()
 
     async def watch() -> int:
@@ -58,7 +57,7 @@ def test_all_watchers_share_one_question_and_nobody_asks_without_them() -> None:
     assert replica.asked[1] == {"a": 10}
 
 
-def test_a_watcher_that_does_not_read_holds_nobody_up() -> None:
+def test_a_watcher_that_does_not_read_holds_nobody_up():
     async def watch() -> None:
         feed = BoardFeed(Replica().answer, period_s=0.001)
         slow, quick = feed.watch(), feed.watch()
@@ -71,7 +70,7 @@ def test_a_watcher_that_does_not_read_holds_nobody_up() -> None:
     asyncio.run(watch())
 
 
-def test_replicas_that_do_not_answer_are_reported_and_asked_again() -> None:
+def test_replicas_that_do_not_answer_are_reported_and_asked_again():
     calls = 0
 
     async def ask(after: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -89,7 +88,7 @@ def test_replicas_that_do_not_answer_are_reported_and_asked_again() -> None:
     asyncio.run(watch())
 
 
-def test_too_many_watchers_are_refused() -> None:
+def test_too_many_watchers_are_refused():
     async def watch() -> None:
         feed = BoardFeed(Replica().answer)
         watchers = [feed.watch() for _ in range(MAX_WATCHERS)]
@@ -107,7 +106,7 @@ def has_drafts(steps: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.ray
-def test_the_board_streams_steps_with_drafts_but_never_prompts(server: Server) -> None:
+def test_the_board_streams_steps_with_drafts_but_never_prompts(server):
     page = httpx.get(f"{server.url}/board", timeout=60, trust_env=False)
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -152,9 +151,7 @@ def test_the_board_streams_steps_with_drafts_but_never_prompts(server: Server) -
 
 
 @pytest.mark.ray
-def test_a_browser_shows_the_drafts_of_running_requests(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_browser_shows_the_drafts_of_running_requests(server, tmp_path):
     with open_browser() as page, server.client() as client, ExitStack() as stack:
         page.goto(f"{server.url}/board")
         live = "document.querySelector('#state')?.textContent.startsWith('Live')"

@@ -73,7 +73,7 @@ def spin() -> None:
         pass
 
 
-def test_work_of_a_child_counts_as_the_replicas_own() -> None:
+def test_work_of_a_child_counts_as_the_replicas_own():
     probe = CpuProbe()
     child = multiprocessing.get_context("spawn").Process(target=spin, daemon=True)
     child.start()
@@ -108,9 +108,7 @@ class Broken:
         return {"broken": 1.0}
 
 
-def test_a_probe_that_fails_takes_no_other_along_and_is_tried_now_and_then(
-    logged: list[str],
-) -> None:
+def test_a_probe_that_fails_takes_no_other_along_and_is_tried_now_and_then(logged):
     broken = Broken()
     now_s = 0.0
     tries: list[float] = []
@@ -137,7 +135,7 @@ def test_a_probe_that_fails_takes_no_other_along_and_is_tried_now_and_then(
     assert sorted(logged) == ["broken", "none"]
 
 
-def test_a_gpu_replica_without_nvml_still_has_its_cpu_signals() -> None:
+def test_a_gpu_replica_without_nvml_still_has_its_cpu_signals():
     reader = capacity_reader("gpu", ["GPU-that-is-not-there"])
     reader.read()
     time.sleep(0.05)
@@ -152,16 +150,14 @@ def test_a_gpu_replica_without_nvml_still_has_its_cpu_signals() -> None:
         (["GPU-b"], BUSIEST | {"gpu_throttled": 1.0}),
     ],
 )
-def test_the_busiest_of_the_replicas_gpus_counts(
-    device_ids: list[str], expected: dict[str, float], nvml: ModuleType
-) -> None:
+def test_the_busiest_of_the_replicas_gpus_counts(device_ids, expected, nvml):
     assert NvmlProbe(device_ids).read() == expected
 
 
 @pytest.mark.parametrize("function", SIGNAL_OF)
 def test_a_signal_that_nvml_cannot_tell_is_left_out_and_logged_once(
-    function: str, nvml: ModuleType, logged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    function, nvml, logged, monkeypatch
+):
     probe = NvmlProbe()
     with monkeypatch.context() as patch:
         patch.setattr(nvml, function, not_supported)
@@ -171,9 +167,7 @@ def test_a_signal_that_nvml_cannot_tell_is_left_out_and_logged_once(
     assert probe.read() == BUSIEST
 
 
-def test_an_nvml_that_tells_nothing_is_opened_again_later(
-    nvml: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_nvml_that_tells_nothing_is_opened_again_later(nvml, monkeypatch):
     now_s, opened = 0.0, []
 
     def open_again() -> NvmlProbe:
@@ -195,7 +189,7 @@ def test_an_nvml_that_tells_nothing_is_opened_again_later(
 @pytest.mark.skipif(
     not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU on this machine"
 )
-def test_nvml_reads_a_real_gpu() -> None:
+def test_nvml_reads_a_real_gpu():
     shares = NvmlProbe().read()
     assert shares.keys() == BUSIEST.keys()
     assert all(0 <= share <= 1 for share in shares.values())

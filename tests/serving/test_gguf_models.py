@@ -40,13 +40,6 @@ from tests.serving.conftest import ROOT
 from tests.serving.test_settings import minimal
 from tests.serving.tiny_gguf import CHAT_TEMPLATE, write_gguf
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch, Ray and vLLM warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-    "ignore::UserWarning",
-)
-
 Weights = dict[str, NDArray[np.float32]]
 
 
@@ -111,9 +104,7 @@ def fake_converter(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return given
 
 
-def test_a_converted_folder_holds_the_weights_of_the_file(
-    converted: tuple[Path, Weights],
-) -> None:
+def test_a_converted_folder_holds_the_weights_of_the_file(converted):
     import torch
     from safetensors.torch import load_file
 
@@ -129,9 +120,7 @@ def test_a_converted_folder_holds_the_weights_of_the_file(
     assert config["max_position_embeddings"] == 128
 
 
-def test_a_converted_tokenizer_splits_text_as_the_vocabulary_was_learnt(
-    converted: tuple[Path, Weights],
-) -> None:
+def test_a_converted_tokenizer_splits_text_as_the_vocabulary_was_learnt(converted):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(converted[0])
@@ -142,9 +131,7 @@ def test_a_converted_tokenizer_splits_text_as_the_vocabulary_was_learnt(
     assert tokenizer.chat_template == CHAT_TEMPLATE
 
 
-def test_the_converter_says_what_it_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_converter_says_what_it_does_not_know(tmp_path, monkeypatch, capsys):
     file = tmp_path / "tiny.gguf"
     write_gguf(file, architecture="abacus")
     monkeypatch.setattr("sys.argv", ["convert", str(file), str(tmp_path / "model")])
@@ -162,13 +149,8 @@ def test_the_converter_says_what_it_does_not_know(
     ],
 )
 def test_a_converter_that_fails_is_reported_and_leaves_nothing(
-    script: str,
-    reason: str,
-    file: Path,
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    script, reason, file, cache, tmp_path, monkeypatch
+):
     fails = tmp_path / "fails"
     fails.write_text(f"#!/bin/sh\n{script}\n")
     fails.chmod(0o755)
@@ -179,8 +161,8 @@ def test_a_converter_that_fails_is_reported_and_leaves_nothing(
 
 
 def test_a_second_start_only_compares_digests_even_in_a_read_only_cache(
-    file: Path, fake_converter: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    file, fake_converter, monkeypatch
+):
     said: list[str] = []
     folder = convert(file, said.append)
     assert said[-1] == f"converted into {folder}"
@@ -192,9 +174,7 @@ def test_a_second_start_only_compares_digests_even_in_a_read_only_cache(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", MANIFEST])
-def test_a_damaged_folder_is_made_anew(
-    name: str, file: Path, fake_converter: list[Path]
-) -> None:
+def test_a_damaged_folder_is_made_anew(name, file, fake_converter):
     folder = convert(file, print)
     (folder / name).write_bytes(b"weighs")
     said: list[str] = []
@@ -204,17 +184,13 @@ def test_a_damaged_folder_is_made_anew(
     assert len(fake_converter) == 2
 
 
-def test_a_file_that_was_replaced_is_converted_again(
-    file: Path, fake_converter: list[Path]
-) -> None:
+def test_a_file_that_was_replaced_is_converted_again(file, fake_converter):
     before = convert(file, print)
     write_gguf(file, split="default")
     assert convert(file, print) != before
 
 
-def test_starts_at_the_same_time_convert_once(
-    file: Path, fake_converter: list[Path]
-) -> None:
+def test_starts_at_the_same_time_convert_once(file, fake_converter):
     said: list[str] = []
     folders: list[Path] = []
     starts = [
@@ -231,11 +207,8 @@ def test_starts_at_the_same_time_convert_once(
 
 
 def test_an_interrupted_conversion_leaves_no_model(
-    file: Path,
-    cache: Path,
-    fake_converter: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    file, cache, fake_converter, monkeypatch
+):
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -269,9 +242,7 @@ def test_an_interrupted_conversion_leaves_no_model(
         ("/no/such/a.gguf", "cannot read /no/such/a.gguf: No such file or directory"),
     ],
 )
-def test_what_is_missing_is_named_before_anything_starts(
-    name: str, reason: str, package: str
-) -> None:
+def test_what_is_missing_is_named_before_anything_starts(name, reason, package):
     settings = deployment(name)
     (error,) = errors_of(settings)
     assert error.startswith("model.target: ")
@@ -290,15 +261,13 @@ def test_what_is_missing_is_named_before_anything_starts(
         (0.0, "tiny.gguf is not a GGUF file; download it again"),
     ],
 )
-def test_a_failed_download_is_refused(share: float, reason: str, file: Path) -> None:
+def test_a_failed_download_is_refused(share, reason, file):
     os.truncate(file, int(share * file.stat().st_size))
     (error,) = errors_of(deployment(str(file)))
     assert reason in error
 
 
-def test_a_disk_without_room_is_an_error(
-    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_is_an_error(file, cache, monkeypatch):
     usage = shutil.disk_usage(file)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     (error,) = errors_of(deployment(str(file)))
@@ -306,7 +275,7 @@ def test_a_disk_without_room_is_an_error(
     assert "set TETRIS_CACHE to a folder elsewhere" in error
 
 
-def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path):
     from safetensors import SafetensorError
 
     # Its words, word for word.
@@ -316,28 +285,26 @@ def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path: Path) -> None:
         assert "is full; free some space" in explain(error, tmp_path / "model")
 
 
-def test_a_cache_that_cannot_be_written_is_named(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_named(file, monkeypatch):
     monkeypatch.setenv("TETRIS_CACHE", str(file))
     with pytest.raises(GgufError, match="set TETRIS_CACHE to another folder"):
         convert(file, print)
 
 
-def test_the_set_up_brings_the_model_of_the_shipped_file() -> None:
+def test_the_set_up_brings_the_model_of_the_shipped_file():
     settings = load_settings(ROOT / "configs" / "smollm2.yaml")
     assert errors_of(settings) == []
     # Two bytes for each of 134.5 million weights.
     assert measure(find_gguf(settings.model.target)) == 269_030_016
 
 
-def test_check_tells_what_a_first_start_will_do(file: Path, cache: Path) -> None:
+def test_check_tells_what_a_first_start_will_do(file, cache):
     (finding,) = check_models(deployment(str(file)))
     assert finding.severity == "note"
     assert f"converted at the first start, to {cache}" in finding.message
 
 
-def test_doctor_counts_the_unpacked_weights(file: Path) -> None:
+def test_doctor_counts_the_unpacked_weights(file):
     weights = measure(file)
     # Two bytes for each of about 40,000.
     assert 60_000 < weights < 100_000
@@ -346,18 +313,14 @@ def test_doctor_counts_the_unpacked_weights(file: Path) -> None:
     assert not any(one.setting == "HF_TOKEN" for one in findings)
 
 
-def test_settings_name_the_converted_folder(
-    file: Path, fake_converter: list[Path]
-) -> None:
+def test_settings_name_the_converted_folder(file, fake_converter):
     settings = with_converted_models(deployment(str(file)), print)
     assert settings.model.target == str(folder_for(file))
     assert with_converted_models(settings, print) is settings
     assert not is_gguf(settings.model.target)
 
 
-def test_replicas_on_other_machines_convert_for_themselves(
-    file: Path, fake_converter: list[Path]
-) -> None:
+def test_replicas_on_other_machines_convert_for_themselves(file, fake_converter):
     from serving.replica.local_models import SkipLocalDownload
 
     settings = with_converted_models(deployment(str(file)), print)

@@ -16,132 +16,70 @@ pytestmark = pytest.mark.ray
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-TOP = "top_logprobs"
 USER = {"role": "user", "content": "Hi"}
 
 
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [USER], "max_tokens": 4} | fields
+Asked = tuple[str, dict[str, Any]]
 
 
-def prompt(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": "one two", "max_tokens": 4} | fields
+def chat(**fields: Any) -> Asked:
+    return CHAT, {"model": MODEL, "messages": [USER], "max_tokens": 4} | fields
 
 
-BAD_REQUESTS: list[tuple[str, str, dict[str, Any], int, str | None]] = [
-    ("an unknown model", CHAT, chat(model="gpt-9"), 404, "model"),
-    ("a model of the wrong type", CHAT, chat(model=7), 400, "model"),
-    ("no messages", CHAT, {"model": MODEL}, 400, "messages"),
-    ("empty messages", CHAT, chat(messages=[]), 400, "messages"),
-    ("messages that are text", CHAT, chat(messages="Hi"), 400, "messages"),
-    (
-        "content of the wrong type",
-        CHAT,
-        chat(messages=[{"role": "user", "content": 5}]),
-        400,
-        "messages.0.content",
-    ),
-    ("max_tokens that are text", CHAT, chat(max_tokens="few"), 400, "max_tokens"),
-    ("negative max_tokens", CHAT, chat(max_tokens=-1), 400, "max_tokens"),
-    ("huge max_tokens", CHAT, chat(max_tokens=10**9), 400, "max_tokens"),
-    ("a negative temperature", CHAT, chat(temperature=-1), 400, "temperature"),
-    ("a huge temperature", CHAT, chat(temperature=99), 400, "temperature"),
-    ("top_p beyond one", CHAT, chat(top_p=1.5), 400, "top_p"),
-    ("no choices", COMPLETIONS, prompt(n=0), 400, "n"),
-    (
-        "too many logprobs",
-        CHAT,
-        chat(logprobs=True, top_logprobs=99),
-        400,
-        "top_logprobs",
-    ),
-    ("an empty prompt", COMPLETIONS, prompt(prompt=""), 400, "prompt"),
-    (
-        "a prompt beyond the context",
-        COMPLETIONS,
-        prompt(prompt="a b " * 4000),
-        400,
-        "prompt",
-    ),
-    (
-        "a long conversation",
-        CHAT,
-        chat(messages=[{"role": "user", "content": "a b " * 4000}]),
-        400,
-        "messages",
-    ),
-    (
-        "a long prompt that asks for a stream",
-        COMPLETIONS,
-        prompt(prompt="a b " * 4000, stream=True),
-        400,
-        "prompt",
-    ),
-    (
-        "a schema that is none",
-        CHAT,
-        chat(
-            response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": {"type": "wibble"}},
-            }
-        ),
-        400,
+def prompt(**fields: Any) -> Asked:
+    return COMPLETIONS, {"model": MODEL, "prompt": "one two", "max_tokens": 4} | fields
+
+
+def say(content: Any, role: str = "user") -> Asked:
+    return chat(messages=[{"role": role, "content": content}])
+
+
+LONG = "a b " * 4000
+NO_PARTS = [[None, None]]
+NO_SCHEMA = {"name": "x", "schema": {"type": "wibble"}}
+BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
+    "an unknown model": (chat(model="gpt-9"), "model"),
+    "a model of the wrong type": (chat(model=7), "model"),
+    "no messages": ((CHAT, {"model": MODEL}), "messages"),
+    "empty messages": (chat(messages=[]), "messages"),
+    "messages that are text": (chat(messages="Hi"), "messages"),
+    "content of the wrong type": (say(5), "messages.0.content"),
+    "max_tokens that are text": (chat(max_tokens="few"), "max_tokens"),
+    "negative max_tokens": (chat(max_tokens=-1), "max_tokens"),
+    "huge max_tokens": (chat(max_tokens=10**9), "max_tokens"),
+    "a negative temperature": (chat(temperature=-1), "temperature"),
+    "a huge temperature": (chat(temperature=99), "temperature"),
+    "top_p beyond one": (chat(top_p=1.5), "top_p"),
+    "no choices": (prompt(n=0), "n"),
+    "too many logprobs": (chat(logprobs=True, top_logprobs=99), "top_logprobs"),
+    "an empty prompt": (prompt(prompt=""), "prompt"),
+    "a prompt beyond the context": (prompt(prompt=LONG), "prompt"),
+    "a long conversation": (say(LONG), "messages"),
+    "a long prompt to stream": (prompt(prompt=LONG, stream=True), "prompt"),
+    "a schema that is none": (
+        chat(response_format={"type": "json_schema", "json_schema": NO_SCHEMA}),
         "response_format",
     ),
-    ("min_p, which speculation rules out", CHAT, chat(min_p=0.2), 400, "min_p"),
-    (
-        "logit_bias, which speculation rules out",
-        CHAT,
-        chat(logit_bias={"5": 3}),
-        400,
-        "logit_bias",
-    ),
-    ("messages that are null", CHAT, chat(messages=None), 400, None),
-    (
-        "messages that are null and a prompt",
-        CHAT,
-        chat(messages=None, prompt=""),
-        400,
-        None,
-    ),
-    ("messages that hold null", CHAT, chat(messages=[None]), 400, "messages.0"),
-    (
-        "content parts that are none",
-        CHAT,
-        chat(messages=[{"role": "user", "content": [[None, None]]}]),
-        400,
-        "messages.0.content",
-    ),
-    (
-        "content parts that are none, to tokenize",
-        "/tokenize",
-        {"messages": [{"role": "user", "content": [[None, None]]}]},
-        400,
-        "messages.0.content",
-    ),
-    ("half a surrogate pair", COMPLETIONS, prompt(prompt="a\ud800"), 400, None),
-    ("half a pair, to tokenize", "/tokenize", {"prompt": "\ud800"}, 400, None),
-    ("half a pair as a name", "/detokenize", {"tokens": [1], "\ud800": 1}, 400, None),
-    ("too many choices", CHAT, chat(n=1000), 400, "n"),
-    (
-        "a role that is none",
-        CHAT,
-        chat(messages=[{"role": "robot", "content": "Hi"}]),
-        400,
-        "messages.0.role",
-    ),
-    (
-        "a word that is no switch",
-        CHAT,
+    "min_p, which speculation rules out": (chat(min_p=0.2), "min_p"),
+    "logit_bias, which it does too": (chat(logit_bias={"5": 3}), "logit_bias"),
+    "messages that are null": (chat(messages=None), None),
+    "null messages and a prompt": (chat(messages=None, prompt=""), None),
+    "messages that hold null": (chat(messages=[None]), "messages.0"),
+    "content parts that are none": (say(NO_PARTS), "messages.0.content"),
+    "such parts to tokenize": (("/tokenize", say(NO_PARTS)[1]), "messages.0.content"),
+    "half a surrogate pair": (prompt(prompt="a\ud800"), None),
+    "half a pair, to tokenize": (("/tokenize", {"prompt": "\ud800"}), None),
+    "half a pair as a name": (("/detokenize", {"tokens": [1], "\ud800": 1}), None),
+    "too many choices": (chat(n=1000), "n"),
+    "a role that is none": (say("Hi", role="robot"), "messages.0.role"),
+    "a word that is no switch": (
         chat(vllm_xargs={"speculative_decoding": "maybe"}),
-        400,
         "vllm_xargs",
     ),
-    ("tools that are a number", CHAT, chat(tools=5), 400, "tools"),
-    ("tokens that are text", "/detokenize", {"tokens": ["a"]}, 400, "tokens.0"),
-    ("an unknown route", "/v1/nothing", {}, 404, None),
-]
+    "tools that are a number": (chat(tools=5), "tools"),
+    "tokens that are text": (("/detokenize", {"tokens": ["a"]}), "tokens.0"),
+    "an unknown route": (("/v1/nothing", {}), None),
+}
 
 
 def send(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -160,32 +98,23 @@ def assert_is_openai_error(
     assert error["param"] == param
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
-    [case[1:] for case in BAD_REQUESTS],
-    ids=[case[0] for case in BAD_REQUESTS],
-)
-def test_bad_input_is_refused_with_the_fields_name(
-    server: Server, path: str, body: dict[str, Any], status: int, param: str | None
-) -> None:
-    response = send(server, path, body)
-    assert response.status_code == status
-    assert_is_openai_error(response.json(), status, param)
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+def test_bad_input_is_refused_with_the_fields_name(server, case):
+    asked, param = BAD_REQUESTS[case]
+    response = send(server, *asked)
+    assert response.status_code == (404 if case.startswith("an unknown") else 400)
+    assert_is_openai_error(response.json(), response.status_code, param)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"model": }', b"[]", b"\xff\xfe{"])
-def test_a_body_that_is_no_json_object_is_refused(
-    server: Server, content: bytes
-) -> None:
+def test_a_body_that_is_no_json_object_is_refused(server, content):
     headers = {"content-type": "application/json"}
     response = server.post(CHAT, content=content, headers=headers)
     assert response.status_code == 400
     assert_is_openai_error(response.json(), 400, None)
 
 
-def test_an_oversized_body_is_refused_with_or_without_its_length(
-    server: Server,
-) -> None:
+def test_an_oversized_body_is_refused_with_or_without_its_length(server):
     huge = b'{"prompt": "' + b"a" * (5 << 20) + b'"}'
     declared = server.post(COMPLETIONS, content=huge)
     parts = (huge[i : i + 65536] for i in range(0, len(huge), 65536))
@@ -195,27 +124,27 @@ def test_an_oversized_body_is_refused_with_or_without_its_length(
         assert_is_openai_error(response.json(), 413, None)
 
 
-def test_a_wrong_method_is_refused_in_the_same_form(server: Server) -> None:
+def test_a_wrong_method_is_refused_in_the_same_form(server):
     response = server.post("/v1/models")
     assert response.status_code == 405
     assert_is_openai_error(response.json(), 405, None)
 
 
-def test_unknown_fields_are_ignored_as_vllm_does(server: Server) -> None:
-    assert server.post(CHAT, json=chat(wibble=1)).status_code == 200
+def test_unknown_fields_are_ignored_as_vllm_does(server):
+    assert send(server, *chat(wibble=1)).status_code == 200
     for messages in (None, 5):
-        assert server.post(COMPLETIONS, json=prompt(messages=messages)).is_success
+        assert send(server, *prompt(messages=messages)).is_success
         body = {"prompt": "one", "messages": messages}
         assert server.post("/tokenize", json=body).is_success
 
 
-def test_messages_do_not_repeat_the_clients_input(server: Server) -> None:
+def test_messages_do_not_repeat_the_clients_input(server):
     secret = "hunter2"
-    response = server.post(CHAT, json=chat(max_tokens=secret, temperature=secret))
+    response = send(server, *chat(max_tokens=secret, temperature=secret))
     assert secret not in response.text
 
 
-def test_the_stock_client_raises_its_own_exceptions(client: openai.OpenAI) -> None:
+def test_the_stock_client_raises_its_own_exceptions(client):
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="gpt-9", messages=[USER])
     assert unknown.value.param == "model"
@@ -224,10 +153,7 @@ def test_the_stock_client_raises_its_own_exceptions(client: openai.OpenAI) -> No
     assert negative.value.param == "max_tokens"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(caplog):
     """Whatever its type: libraries raise ValueError for their own faults too."""
     from serving.front.app import build_api
 
@@ -255,16 +181,16 @@ def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(
     assert "secret" in caplog.text
 
 
-def test_bad_requests_disturb_no_good_one(server: Server) -> None:
-    good = prompt(max_tokens=32, temperature=0)
-    expected = server.post(COMPLETIONS, json=good).json()["choices"][0]["text"]
+def test_bad_requests_disturb_no_good_one(server):
+    good, bad = prompt(max_tokens=32, temperature=0), [*BAD_REQUESTS.values()]
+    expected = send(server, *good).json()["choices"][0]["text"]
 
     def ask(case: int) -> tuple[int, str]:
         if case % 4 == 0:
-            response = server.post(COMPLETIONS, json=good)
+            response = send(server, *good)
             return response.status_code, response.json()["choices"][0]["text"]
-        _, path, body, *_ = BAD_REQUESTS[case % len(BAD_REQUESTS)]
-        return send(server, path, body).status_code, ""
+        asked, _ = bad[case % len(bad)]
+        return send(server, *asked).status_code, ""
 
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(ask, range(48)))
@@ -275,9 +201,7 @@ def test_bad_requests_disturb_no_good_one(server: Server) -> None:
     assert all(400 <= s < 500 for i, (s, _) in enumerate(results) if i % 4)
 
 
-# Torch and Ray warn about themselves while they are imported.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_streams_keep_vllms_own_failures_to_the_log() -> None:
+def test_streams_keep_vllms_own_failures_to_the_log():
     from vllm.v1.engine.exceptions import EngineDeadError
 
     from serving.front.errors import reword_streamed_errors

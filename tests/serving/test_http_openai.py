@@ -5,12 +5,11 @@ import time
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from loadtest.compare.processes import find_processes
 from loadtest.models.tasks import TOOLS
-from tests.serving.conftest import MODEL, STREAM_INTERVAL_S, Server, wait_until
+from tests.serving.conftest import MODEL, STREAM_INTERVAL_S, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -20,46 +19,33 @@ ANSWER = ", ".join(map(str, range(3, 21))) + "."
 PROMPT = "<|im_start|>user\nCount from 3 to 20.<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_conversation_is_answered(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=QUESTION, max_tokens=60, temperature=0
-    )
+def chat(client: Any, messages: Any = QUESTION, **options: Any) -> Any:
+    given = {"model": MODEL, "messages": messages, "max_tokens": 60, "temperature": 0}
+    return client.chat.completions.create(**given | options)
+
+
+def test_a_conversation_is_answered(client):
+    answer = chat(client)
     (choice,) = answer.choices
     assert choice.message.role == "assistant"
     assert choice.message.content == ANSWER
     assert choice.finish_reason == "stop"
     assert answer.model == MODEL
-    assert answer.usage is not None
     assert 0 < answer.usage.completion_tokens <= 60
     assert answer.usage.total_tokens == (
         answer.usage.prompt_tokens + answer.usage.completion_tokens
     )
 
 
-def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(
-    client: openai.OpenAI,
-) -> None:
-    whole = client.chat.completions.create(
-        model=MODEL, messages=QUESTION, max_tokens=60, temperature=0
-    )
-    chunks = list(
-        client.chat.completions.create(
-            model=MODEL,
-            messages=QUESTION,
-            max_tokens=60,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(client):
+    whole = chat(client)
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content == ANSWER
     assert len(chunks) > 3
     assert chunks[-1].choices == []
     # Only streams tell how much a prompt added to the prefix cache.
     counts = {"prompt_tokens", "completion_tokens", "total_tokens"}
-    assert chunks[-1].usage is not None
-    assert whole.usage is not None
     assert chunks[-1].usage.model_dump(include=counts) == whole.usage.model_dump(
         include=counts
     )
@@ -67,27 +53,22 @@ def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_usage_tells_what_the_prefix_cache_supplied(
-    client: openai.OpenAI, stream: bool
-) -> None:
+def test_the_usage_tells_what_the_prefix_cache_supplied(client, stream):
     text = f"{'Streamed' if stream else 'Whole'}: count from 3 to 20, please. " * 20
-    options: dict[str, Any] = {"model": MODEL, "max_tokens": 1}
-    options["messages"] = [{"role": "user", "content": text}]
+    options: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
     if stream:
         options |= {"stream": True, "stream_options": {"include_usage": True}}
     usages = []
     # There may be two replicas, each with a cache of its own.
     for _ in range(3):
-        answer = client.chat.completions.create(**options)
+        answer = chat(client, max_tokens=1, **options)
         usages.append(list(answer)[-1].usage if stream else answer.usage)
     cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
     assert cached[0] == 0
     assert 0 < max(cached) < usages[0].prompt_tokens
 
 
-def test_a_stream_comes_in_chunks_of_what_an_interval_brought(
-    client: openai.OpenAI,
-) -> None:
+def test_a_stream_comes_in_chunks_of_what_an_interval_brought(client):
     """However short the engine's steps are, a client is not sent each by itself."""
     began_s = time.monotonic()
     chunks = list(
@@ -108,7 +89,7 @@ def test_a_stream_comes_in_chunks_of_what_an_interval_brought(
     assert len(chunks) <= took_s / STREAM_INTERVAL_S + 3
 
 
-def test_a_stream_ends_with_done(server: Server) -> None:
+def test_a_stream_ends_with_done(server):
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "stream": True}
     response = server.post("/v1/completions", json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -117,7 +98,7 @@ def test_a_stream_ends_with_done(server: Server) -> None:
     assert all(json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
 
-def test_a_prompt_is_completed_streaming_or_not(client: openai.OpenAI) -> None:
+def test_a_prompt_is_completed_streaming_or_not(client):
     options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60}
     whole = client.completions.create(**options, temperature=0)
     pieces = client.completions.create(**options, temperature=0, stream=True)
@@ -125,7 +106,7 @@ def test_a_prompt_is_completed_streaming_or_not(client: openai.OpenAI) -> None:
     assert "".join(p.choices[0].text for p in pieces) == ANSWER
 
 
-def test_several_choices_and_stop_strings_are_honoured(client: openai.OpenAI) -> None:
+def test_several_choices_and_stop_strings_are_honoured(client):
     answer = client.completions.create(
         model=MODEL, prompt=PROMPT, n=2, max_tokens=8, temperature=1.0, seed=1
     )
@@ -138,42 +119,32 @@ def test_several_choices_and_stop_strings_are_honoured(client: openai.OpenAI) ->
     assert choice.text == ANSWER[: ANSWER.index(" 7")]
 
 
-def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
+def test_models_are_listed_and_described(client):
     (model,) = client.models.list().data
     assert model.id == MODEL
     assert client.models.retrieve(MODEL).created == model.created
 
 
-def test_logprobs_come_with_alternatives(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=QUESTION,
-        max_tokens=3,
-        temperature=0,
-        logprobs=True,
-        top_logprobs=2,
-    )
+def test_logprobs_come_with_alternatives(client):
+    answer = chat(client, max_tokens=3, logprobs=True, top_logprobs=2)
     logprobs = answer.choices[0].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
     for token in logprobs.content:
         assert token.logprob <= 0
         assert len(token.top_logprobs) == 2
         assert token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob
 
 
-def test_output_follows_a_json_schema(client: openai.OpenAI) -> None:
+def test_output_follows_a_json_schema(client):
     schema = {
         "type": "object",
         "properties": {"kind": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
         "required": ["kind", "old"],
         "additionalProperties": False,
     }
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Describe a pet as JSON."}],
+    answer = chat(
+        client,
+        [{"role": "user", "content": "Describe a pet as JSON."}],
         max_tokens=200,
-        temperature=0,
         response_format={
             "type": "json_schema",
             "json_schema": {"name": "pet", "schema": schema, "strict": True},
@@ -200,16 +171,13 @@ WEATHER_TOOL = {
 }
 
 
-def test_a_named_tool_is_called_with_arguments_of_its_schema(
-    client: openai.OpenAI,
-) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "What is the weather in Oslo?"}],
+def test_a_named_tool_is_called_with_arguments_of_its_schema(client):
+    answer = chat(
+        client,
+        [{"role": "user", "content": "What is the weather in Oslo?"}],
         tools=[WEATHER_TOOL],
         tool_choice={"type": "function", "function": {"name": "get_weather"}},
         max_tokens=100,
-        temperature=0,
     )
     (call,) = answer.choices[0].message.tool_calls or []
     assert call.function.name == "get_weather"
@@ -217,24 +185,20 @@ def test_a_named_tool_is_called_with_arguments_of_its_schema(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_the_model_calls_a_tool_by_itself_and_reads_its_result(
-    client: openai.OpenAI, stream: bool
-) -> None:
+def test_the_model_calls_a_tool_by_itself_and_reads_its_result(client, stream):
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
-    options = {"model": MODEL, "tools": list(TOOLS), "temperature": 0}
+    options = {"tools": list(TOOLS), "max_tokens": 200}
     if stream:
         calls = [
             call
-            for chunk in client.chat.completions.create(
-                messages=messages, stream=True, **options
-            )
+            for chunk in chat(client, messages, stream=True, **options)
             if chunk.choices
             for call in chunk.choices[0].delta.tool_calls or []
         ]
         call_id, name = calls[0].id, calls[0].function.name
         arguments = "".join(call.function.arguments or "" for call in calls)
     else:
-        answer = client.chat.completions.create(messages=messages, **options)
+        answer = chat(client, messages, **options)
         assert answer.choices[0].finish_reason == "tool_calls"
         (call,) = answer.choices[0].message.tool_calls or []
         call_id, name, arguments = call.id, call.function.name, call.function.arguments
@@ -250,11 +214,11 @@ def test_the_model_calls_a_tool_by_itself_and_reads_its_result(
             "content": json.dumps({"sky": "sunny", "degrees": 12}),
         },
     ]
-    final = client.chat.completions.create(messages=messages, **options)
+    final = chat(client, messages, **options)
     assert final.choices[0].message.content == "It is sunny, 12 degrees."
 
 
-def test_tokens_and_text_convert_both_ways(server: Server) -> None:
+def test_tokens_and_text_convert_both_ways(server):
     text = "one tree and 12 apples"
     tokens = server.post("/tokenize", json={"model": MODEL, "prompt": text}).json()
     assert tokens["count"] == len(tokens["tokens"])
@@ -262,18 +226,15 @@ def test_tokens_and_text_convert_both_ways(server: Server) -> None:
         "/detokenize", json={"model": MODEL, "tokens": tokens["tokens"]}
     ).json()
     assert back["prompt"].removeprefix("<s>").strip().endswith(text)
-
-
-def test_a_conversation_is_tokenized_with_the_chat_template(server: Server) -> None:
-    body = {"model": MODEL, "messages": QUESTION}
-    response = server.post("/tokenize", json=body)
-    plain = server.post(
-        "/tokenize", json={"model": MODEL, "prompt": QUESTION[0]["content"]}
+    # A conversation, with the chat template.
+    talk, plain = (
+        server.post("/tokenize", json={"model": MODEL, **what}).json()["count"]
+        for what in ({"messages": QUESTION}, {"prompt": QUESTION[0]["content"]})
     )
-    assert response.json()["count"] > plain.json()["count"]
+    assert talk > plain
 
 
-def test_each_answer_carries_its_acceptance_figures(server: Server) -> None:
+def test_each_answer_carries_its_acceptance_figures(server):
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
     figures = server.post("/v1/completions", json=body).json()["metrics"]
     speculation = figures["speculative_decoding"]
@@ -281,9 +242,7 @@ def test_each_answer_carries_its_acceptance_figures(server: Server) -> None:
     assert speculation["num_accepted_draft_tokens"] <= speculation["num_draft_tokens"]
 
 
-def test_a_request_can_switch_speculation_off_and_gets_the_same_text(
-    server: Server,
-) -> None:
+def test_a_request_can_switch_speculation_off_and_gets_the_same_text(server):
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
     drafted = server.post("/v1/completions", json=body).json()
     body["vllm_xargs"] = {"speculative_decoding": "off"}
@@ -294,7 +253,7 @@ def test_a_request_can_switch_speculation_off_and_gets_the_same_text(
     assert plain["choices"][0]["text"] == drafted["choices"][0]["text"] == ANSWER
 
 
-def test_the_health_routes_answer(server: Server) -> None:
+def test_the_health_routes_answer(server):
     health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
     assert health.status_code == 200
     assert health.json()["running_replicas"] >= 1
@@ -302,7 +261,7 @@ def test_the_health_routes_answer(server: Server) -> None:
     assert serve_health.status_code == 200
 
 
-def test_health_says_so_when_its_count_is_old(server: Server) -> None:
+def test_health_says_so_when_its_count_is_old(server):
     """Serve's controller counts the replicas; they serve on without it."""
 
     def ask() -> dict[str, Any]:
@@ -329,7 +288,7 @@ def test_health_says_so_when_its_count_is_old(server: Server) -> None:
     assert "age_s" not in fresh
 
 
-def test_the_dashboard_is_up(server: Server) -> None:
+def test_the_dashboard_is_up(server):
     line = next(x for x in server.command.output.splitlines() if "dashboard" in x)
     url = next(word for word in line.split() if word.startswith("http"))
     page = httpx.get(url, timeout=60, trust_env=False, follow_redirects=True)

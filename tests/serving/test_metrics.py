@@ -8,12 +8,6 @@ import pytest
 
 from tests.serving.conftest import MODEL, Server, wait_until
 
-pytestmark = pytest.mark.filterwarnings(
-    # Torch and Ray warn about themselves while they are imported.
-    "ignore::DeprecationWarning",
-    "ignore::FutureWarning",
-)
-
 
 def snapshot(**figures: Any) -> dict[str, Any]:
     empty = {
@@ -25,63 +19,48 @@ def snapshot(**figures: Any) -> dict[str, Any]:
     return empty | figures
 
 
-def test_growth_is_the_difference_of_two_snapshots() -> None:
-    from serving.replica.metrics import growth
-
-    grown = growth(
+GROWTH: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "the difference of two": (
         snapshot(num_steps=4, num_verified_tokens=10),
         snapshot(num_steps=6, num_verified_tokens=13),
-    )
-    assert grown["num_steps"] == 2
-    assert grown["num_verified_tokens"] == 3
-
-
-def test_positions_and_reasons_that_appear_later_start_at_zero() -> None:
-    from serving.replica.metrics import growth
-
-    grown = growth(
+        {"num_steps": 2, "num_verified_tokens": 3},
+    ),
+    "what appears later starts at zero": (
         snapshot(num_steps=1, num_verified_tokens_per_pos=[5]),
         snapshot(
             num_steps=2,
             num_verified_tokens_per_pos=[7, 1],
             num_fallbacks={"policy_error": 2},
         ),
-    )
-    assert grown["num_verified_tokens_per_pos"] == [2, 1]
-    assert grown["num_fallbacks"] == {"policy_error": 2}
-
-
-def test_a_restarted_engine_counts_from_zero_and_nothing_falls() -> None:
-    from serving.replica.metrics import growth
-
-    grown = growth(
+        {"num_verified_tokens_per_pos": [2, 1], "num_fallbacks": {"policy_error": 2}},
+    ),
+    "a restarted engine counts from zero": (
         snapshot(num_steps=100, num_verified_tokens=50),
         snapshot(num_steps=3, num_verified_tokens=60),
-    )
-    assert grown["num_steps"] == 3
-    assert grown["num_verified_tokens"] == 60
-
-
-def test_what_a_policy_counts_itself_grows_as_the_engines_own_figures() -> None:
-    from serving.replica.metrics import growth
-
-    grown = growth(
+        {"num_steps": 3, "num_verified_tokens": 60},
+    ),
+    "what a policy counts itself, without its gauges": (
         snapshot(num_steps=1, planner={"num_cost_resets": 1, "step_time_error": 0.1}),
         snapshot(num_steps=2, planner={"num_cost_resets": 3, "step_time_error": 0.2}),
-    )
-    assert grown["num_cost_resets"] == 2
-    assert "step_time_error" not in grown
+        {"num_cost_resets": 2, "step_time_error": None},
+    ),
+    "what no engine reports is left out": (
+        {},
+        snapshot(),
+        {"selection_seconds_total": None},
+    ),
+}
 
 
-def test_figures_the_engine_does_not_report_are_left_out() -> None:
+@pytest.mark.parametrize(("before", "after", "expected"), GROWTH.values(), ids=GROWTH)
+def test_figures_grow_from_one_snapshot_to_the_next(before, after, expected):
     from serving.replica.metrics import growth
 
-    assert "selection_seconds_total" not in growth({}, snapshot())
+    grown = growth(before, after)
+    assert {name: grown.get(name) for name in expected} == expected
 
 
-def test_failing_snapshots_are_counted_logged_once_and_survived(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failing_snapshots_are_counted_logged_once_and_survived(monkeypatch):
     from serving.replica import metrics
 
     class Recorder:
@@ -116,6 +95,12 @@ def test_failing_snapshots_are_counted_logged_once_and_survived(
     assert logged == ["Some metrics are missing until this passes"]
 
 
+TOTALS = (
+    *(f"draft_tokens_{what}" for what in ("proposed", "verified", "accepted")),
+    *("draft_tokens_verified_by_position", "draft_budget_tokens"),
+    *("selections", "selection_seconds", "snapshot_failures"),
+)
+
 # A second apart, so that a report or two that come late are waited for.
 NUM_EQUAL_READS = 5
 
@@ -129,19 +114,12 @@ def settled_totals(server: Server) -> dict[str, float]:
     seen: list[dict[str, float]] = []
 
     def read() -> dict[str, float]:
-        return {
-            name: server.total(f"ray_tetris_{name}_total")
-            for name in (
-                "draft_tokens_proposed",
-                "draft_tokens_verified",
-                "draft_tokens_verified_by_position",
-                "draft_tokens_accepted",
-                "draft_budget_tokens",
-                "selections",
-                "selection_seconds",
-                "snapshot_failures",
-            )
-        }
+        totals = dict.fromkeys(TOTALS, 0.0)
+        for sample in server.scrape():
+            name = sample.name.removeprefix("ray_tetris_").removesuffix("_total")
+            if name in totals:
+                totals[name] += sample.value
+        return totals
 
     def stands_still() -> bool:
         seen.append(read())
@@ -153,33 +131,28 @@ def settled_totals(server: Server) -> dict[str, float]:
 
 
 @pytest.mark.ray
-def test_speculation_shows_up_where_prometheus_scrapes(server: Server) -> None:
-    before = settled_totals(server)
+def test_speculation_shows_up_where_prometheus_scrapes(server):
     body = {"model": MODEL, "prompt": "Count", "max_tokens": 48, "ignore_eos": True}
     for _ in range(2):
         assert server.post("/v1/completions", json=body).status_code == 200
-    verified = "ray_tetris_draft_tokens_verified_total"
-    wait_until(lambda: server.total(verified) > before["draft_tokens_verified"], 120)
-    after = settled_totals(server)
-    grown = {name: after[name] - before[name] for name in after}
+    wait_until(lambda: server.total("ray_tetris_draft_tokens_verified_total"), 120)
+    totals = settled_totals(server)
 
-    assert grown["draft_tokens_verified"] > 0
-    assert grown["draft_tokens_accepted"] <= grown["draft_tokens_verified"]
-    assert grown["draft_tokens_verified"] <= grown["draft_tokens_proposed"]
-    assert grown["draft_tokens_verified_by_position"] == grown["draft_tokens_verified"]
+    verified = totals["draft_tokens_verified"]
+    assert totals["draft_tokens_accepted"] <= verified
+    assert 0 < verified <= totals["draft_tokens_proposed"]
+    assert totals["draft_tokens_verified_by_position"] == verified
     by_position = "ray_tetris_draft_tokens_verified_by_position_total"
     first, second = (server.total(by_position, position=rank) for rank in "01")
     assert first >= second
-    assert grown["selections"] > 0
-    assert grown["selection_seconds"] > 0
-    assert grown["draft_tokens_verified"] <= grown["draft_budget_tokens"]
-    assert grown["snapshot_failures"] == 0
+    assert totals["selections"] > 0
+    assert totals["selection_seconds"] > 0
+    assert verified <= totals["draft_budget_tokens"]
+    assert totals["snapshot_failures"] == 0
 
 
 @pytest.mark.ray
-def test_metrics_are_labelled_by_deployment_replica_and_policy_only(
-    server: Server,
-) -> None:
+def test_metrics_are_labelled_by_deployment_replica_and_policy_only(server):
     (sample, *_) = wait_until(
         lambda: server.samples("ray_tetris_engine_steps_total"), 120
     )
@@ -191,7 +164,7 @@ def test_metrics_are_labelled_by_deployment_replica_and_policy_only(
 
 
 @pytest.mark.ray
-def test_vllms_own_metrics_are_exported_too(server: Server) -> None:
+def test_vllms_own_metrics_are_exported_too(server):
     for name in (
         "ray_vllm_spec_decode_num_draft_tokens_total",
         "ray_vllm_generation_tokens_total",

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,7 @@ from tests.serving.conftest import (
     is_listening,
     wait_until,
 )
-from tests.serving.test_settings import IMPORTS_MAY_WARN, minimal, written
-
-pytestmark = IMPORTS_MAY_WARN
+from tests.serving.test_settings import minimal, written
 
 TARGET, DRAFT = (
     str(ROOT / "configs" / "models" / f"demo-{name}") for name in ("target", "draft")
@@ -87,9 +84,7 @@ def deployment(settings: str) -> Settings:
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_vllm_alone_gets_the_arguments_of_our_engines_and_no_others(
-    name: str, parse: Parse
-) -> None:
+def test_vllm_alone_gets_the_arguments_of_our_engines_and_no_others(name, parse):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
@@ -123,7 +118,7 @@ def test_vllm_alone_gets_the_arguments_of_our_engines_and_no_others(
         assert getattr(given, key) == expected_front[key], key
 
 
-def test_both_count_what_the_prefix_cache_supplied() -> None:
+def test_both_count_what_the_prefix_cache_supplied():
     plain = leave_to_vllm(deployment("policy.name=none"))
     assert engine_kwargs_of(plain)["enable_prompt_tokens_details"] is True
     assert "--enable-prompt-tokens-details" in plain_command_of(plain)
@@ -138,8 +133,8 @@ def test_both_count_what_the_prefix_cache_supplied() -> None:
     ],
 )
 def test_vllm_runs_a_single_cpu_worker_where_our_replicas_run_it(
-    engine: str, runs_single_worker: bool, parse: Parse
-) -> None:
+    engine, runs_single_worker, parse
+):
     plain = leave_to_vllm(deployment(f"policy.name=none engine.{engine}"))
     backend = parse(plain_command_of(plain)[3:]).distributed_executor_backend
     assert str(backend).endswith(".UniProcExecutor") == runs_single_worker
@@ -147,9 +142,7 @@ def test_vllm_runs_a_single_cpu_worker_where_our_replicas_run_it(
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_every_boolean_of_vllm_can_be_written_as_a_flag(
-    value: bool, parse: Parse
-) -> None:
+def test_every_boolean_of_vllm_can_be_written_as_a_flag(value, parse):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
@@ -166,12 +159,12 @@ def test_every_boolean_of_vllm_can_be_written_as_a_flag(
     assert {name for name in names if bool(given[name]) is not value} == set()
 
 
-def test_what_only_we_have_is_refused() -> None:
+def test_what_only_we_have_is_refused():
     with pytest.raises(SettingsError, match="vLLM alone has no policy tetris; set"):
         leave_to_vllm(deployment("policy.name=tetris"))
 
 
-def test_the_environment_is_that_of_a_replica() -> None:
+def test_the_environment_is_that_of_a_replica():
     def env(settings: str) -> dict[str, str]:
         return plain_env_of(leave_to_vllm(deployment(f"policy.name=fixed {settings}")))
 
@@ -185,7 +178,7 @@ def test_the_environment_is_that_of_a_replica() -> None:
     assert env("engine.cpu_threads=3")["OMP_NUM_THREADS"] == "3"
 
 
-def test_the_command_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_can_be_printed(capsys):
     options = [f"--config={DEMO_CONFIG}", "--policy=fixed", "--port=1234", "--print"]
     assert main(["vllm", *options, "--set=engine.env.A=b c"]) == 0
     words = shlex.split(capsys.readouterr().out)
@@ -196,7 +189,7 @@ def test_the_command_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllm_alone_serves_the_deployment(tmp_path: Path) -> None:
+def test_vllm_alone_serves_the_deployment(tmp_path):
     [port] = find_free_ports(1)
     options = [f"--config={DEMO_CONFIG}", "--policy=fixed", f"--port={port}"]
     command = Command.start(
@@ -218,10 +211,7 @@ def test_vllm_alone_serves_the_deployment(tmp_path: Path) -> None:
                 .chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
                 .usage
             )
-            assert usage is not None
-            assert usage.prompt_tokens_details is not None
             cached = usage.prompt_tokens_details.cached_tokens
-            assert cached is not None
             assert (cached > 0) == is_second
         names = [" ".join(process.cmdline()) for process in command.descendants()]
         assert any("VLLM::EngineCore" in name for name in names)

@@ -33,8 +33,8 @@ UNKNOWN = r"no such class .*(chta|chat)'.*; .* policy\.classes \(bulk, chat\)"
     ],
 )
 def test_a_named_class_sets_its_priority_and_an_unknown_one_is_refused(
-    name: Any, classes: dict[str, ClassShare], problem: str | None, priority: int
-) -> None:
+    name, classes, problem, priority
+):
     xargs = None if name is None else {"request_class": name}
     request: Any = SimpleNamespace(vllm_xargs=xargs, priority=7)
     found = find_unknown_class(request, classes)
@@ -46,7 +46,7 @@ def test_a_named_class_sets_its_priority_and_an_unknown_one_is_refused(
     assert request.priority == priority
 
 
-def test_requests_of_other_kinds_name_none() -> None:
+def test_requests_of_other_kinds_name_none():
     request: Any = SimpleNamespace()
     assert find_unknown_class(request, CLASSES) is None
     set_priority(request, CLASSES)
@@ -54,5 +54,5 @@ def test_requests_of_other_kinds_name_none() -> None:
 
 
 @pytest.mark.vllm
-def test_replica_and_scheduler_read_the_same_key() -> None:
+def test_replica_and_scheduler_read_the_same_key():
     assert request_classes.REQUEST_CLASS_XARG == REQUEST_CLASS_XARG

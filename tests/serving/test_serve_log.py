@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 # In a process of its own: what is tested here closes the handlers of all loggers.
 REPLICA = """
@@ -25,7 +24,7 @@ logger.info("after")
 """
 
 
-def test_lines_after_a_reconfiguration_reach_the_file(tmp_path: Path) -> None:
+def test_lines_after_a_reconfiguration_reach_the_file(tmp_path):
     log = tmp_path / "replica.log"
     done = subprocess.run(
         [sys.executable, "-c", REPLICA, str(log)], capture_output=True, text=True

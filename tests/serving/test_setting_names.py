@@ -4,7 +4,6 @@ import re
 import string
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,15 +21,12 @@ from serving.settings.model import (
 from serving.settings.names import FOREIGN_NAMES
 from serving.settings.sizes import read_size, show_size
 from tests.serving.test_settings import (
-    IMPORTS_MAY_WARN,
     ROOT,
     SHIPPED,
     minimal,
     problems_of,
     written,
 )
-
-pytestmark = IMPORTS_MAY_WARN
 
 PLACES = [
     (section, ours, theirs)
@@ -51,9 +47,6 @@ VALUES: dict[str, Any] = {
     "metrics_port": 9100,
     "stream_interval_ms": 5.0,
 }
-OLD_NAME = (
-    "warning: policy.extra_draft_tokens: is an old name; write max_draft_tokens: 4"
-)
 
 
 def findings_of(data: dict[str, Any]) -> list[str]:
@@ -61,9 +54,7 @@ def findings_of(data: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(("section", "ours", "theirs"), PLACES)
-def test_names_of_ray_and_vllm_are_read_but_not_beside_ours(
-    section: str, ours: str, theirs: str
-) -> None:
+def test_names_of_ray_and_vllm_are_read_but_not_beside_ours(section, ours, theirs):
     data = minimal(policy={"name": "fixed"}, replicas={"max": 4})
     data.setdefault(section, {}).pop(ours, None)
     data[section][theirs] = VALUES[ours]
@@ -77,11 +68,11 @@ def test_names_of_ray_and_vllm_are_read_but_not_beside_ours(
     ]
 
 
-def test_every_name_in_the_table_is_of_a_setting() -> None:
+def test_every_name_in_the_table_is_of_a_setting():
     assert {ours for _, ours, _ in PLACES} == FOREIGN_NAMES.keys() == VALUES.keys()
 
 
-def test_the_reference_has_settings_names_and_sizes_as_people_write_them() -> None:
+def test_the_reference_has_settings_names_and_sizes_as_people_write_them():
     script = str(ROOT / ".ci" / "settings_reference.py")
     result = subprocess.run(
         [sys.executable, script, "--check"], capture_output=True, text=True
@@ -95,7 +86,7 @@ def test_the_reference_has_settings_names_and_sizes_as_people_write_them() -> No
     } <= set((ROOT / "configs" / "README.md").read_text("utf-8").splitlines())
 
 
-def test_what_replaces_a_setting_may_have_another_name() -> None:
+def test_what_replaces_a_setting_may_have_another_name():
     data = minimal(replicas={"max": 3}, http={"fronts": {"max_replicas": 3}})
     overrides = {"replicas.max_replicas": 5, "http.fronts.max": 4}
     parsed = parse_settings(data, overrides=overrides)
@@ -107,14 +98,14 @@ def test_what_replaces_a_setting_may_have_another_name() -> None:
     [("max_num_seqs", "engine.max_num_seqs"), ("max_replica", "max_replicas")],
 )
 def test_an_unknown_setting_is_looked_for_in_other_sections_and_languages(
-    unknown: str, suggested: str
-) -> None:
+    unknown, suggested
+):
     (problem,) = problems_of(minimal(replicas={unknown: 4}))
     assert problem.endswith(f"unknown setting; did you mean {suggested}?")
 
 
 @given(num_bytes=st.integers(0, 1 << 60))
-def test_a_size_shown_is_the_size_read(num_bytes: int) -> None:
+def test_a_size_shown_is_the_size_read(num_bytes):
     assert int(read_size(show_size(num_bytes))) == num_bytes
 
 
@@ -122,12 +113,12 @@ def test_a_size_shown_is_the_size_read(num_bytes: int) -> None:
     ("unit", "num_bytes"),
     [("Mi", 1 << 20), ("Gi", 1 << 30), ("G", 10**9), ("MB", 10**6), (" GiB", 1 << 30)],
 )
-def test_sizes_are_read_with_their_unit(unit: str, num_bytes: int) -> None:
+def test_sizes_are_read_with_their_unit(unit, num_bytes):
     assert read_size(f"7{unit}") == 7 * num_bytes
 
 
 @given(text=st.text(string.printable, max_size=8))
-def test_any_text_is_a_size_or_an_error_that_shows_one(text: str) -> None:
+def test_any_text_is_a_size_or_an_error_that_shows_one(text):
     try:
         size, problem = read_size(text), "512Mi"
     except ValueError as error:
@@ -136,7 +127,7 @@ def test_any_text_is_a_size_or_an_error_that_shows_one(text: str) -> None:
     assert "512Mi" in problem
 
 
-def test_sizes_are_accepted_wherever_bytes_are_set() -> None:
+def test_sizes_are_accepted_wherever_bytes_are_set():
     sizes = {"engine.kv_cache_memory_bytes": "1.5Gi", "http.max_body_bytes": "2M"}
     parsed = parse_settings(minimal(), overrides=sizes)
     assert parsed.engine.kv_cache_memory_bytes == 3 << 29
@@ -178,9 +169,7 @@ OLD = "warning: policy.extra_draft_tokens: is an old name; write max_draft_token
         ),
     ],
 )
-def test_old_names_of_draft_lengths_are_read_and_told(
-    policy: str, lengths: tuple[int, int], told: str
-) -> None:
+def test_old_names_of_draft_lengths_are_read_and_told(policy, lengths, told):
     data = minimal(policy=written(policy))
     parsed = parse_settings(data).policy
     assert (parsed.draft_tokens, parsed.max_draft_tokens) == lengths
@@ -204,20 +193,18 @@ def test_old_names_of_draft_lengths_are_read_and_told(
         ),
     ],
 )
-def test_two_names_of_a_length_or_none_of_a_number_are_refused(
-    policy: str, problem: str
-) -> None:
+def test_two_names_of_a_length_or_none_of_a_number_are_refused(policy, problem):
     (found,) = problems_of(minimal(policy=written(f"name=tetris {policy}")))
     assert found.startswith(f"a.yaml: policy.{problem}")
 
 
 @pytest.mark.parametrize("policy", [None, [], "goodput", 3])
-def test_a_policy_that_is_no_section_is_left_to_the_check(policy: Any) -> None:
+def test_a_policy_that_is_no_section_is_left_to_the_check(policy):
     (problem,) = problems_of(minimal() | {"policy": policy})
     assert problem.startswith("a.yaml: policy: ")
 
 
-def test_an_old_name_replaces_the_new_one_of_a_file() -> None:
+def test_an_old_name_replaces_the_new_one_of_a_file():
     data = minimal(policy={"name": "tetris", "max_draft_tokens": 8})
     parsed = parse_settings(data, overrides={"policy.extra_draft_tokens": 1})
     assert parsed.policy.max_draft_tokens == 4
@@ -236,17 +223,15 @@ ON_GPU = "engine.device=gpu replicas.num_gpus=1"
     ],
 )
 def test_where_no_policy_is_named_it_is_the_one_that_fits_and_says_why(
-    settings: str, policy: tuple[str, int], told: str
-) -> None:
+    settings, policy, told
+):
     parsed = parse_settings(minimal(), overrides=written(settings))
     assert (parsed.policy.name, parsed.policy.num_speculative_tokens) == policy
     assert re.match(told, "".join(f"{one.severity}: {one}" for one in parsed.findings))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
-def test_a_shipped_deployment_written_down_is_the_same_deployment(
-    file: Path, tmp_path: Path
-) -> None:
+def test_a_shipped_deployment_written_down_is_the_same_deployment(file, tmp_path):
     written = tmp_path / "written.yaml"
     written.write_text(dump_settings(load_settings(file)), "utf-8")
     assert load_settings(written) == load_settings(file)
@@ -267,9 +252,7 @@ def test_a_shipped_deployment_written_down_is_the_same_deployment(
     ),
     cache=st.integers() | st.text(max_size=6),
 )
-def test_any_file_is_read_alike_once_written_down_or_refused_in_words(
-    policy: dict[str, Any], cache: Any
-) -> None:
+def test_any_file_is_read_alike_once_written_down_or_refused_in_words(policy, cache):
     data = minimal(policy=policy, engine={"kv_cache_memory_bytes": cache})
     problems: list[str] = []
     try:
@@ -284,7 +267,7 @@ def test_any_file_is_read_alike_once_written_down_or_refused_in_words(
     assert [one for one in again.findings if one.severity == "warning"] == []
 
 
-def test_a_front_may_still_be_named_if_it_is_the_only_one_there_is() -> None:
+def test_a_front_may_still_be_named_if_it_is_the_only_one_there_is():
     data = minimal(http={"front": "fleet", "port": 81})
     assert parse_settings(data).http.port == 81
     assert findings_of(data) == [

@@ -16,12 +16,6 @@ from serving.settings.model import (
 )
 from serving.settings.policy_section import POLICIES
 
-# Torch, Ray and vLLM warn about themselves while they are imported.
-IMPORTS_MAY_WARN = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
-pytestmark = IMPORTS_MAY_WARN
-
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -43,20 +37,25 @@ def written(settings: str) -> dict[str, Any]:
     return {name: parse_value(value) for name, _, value in pairs}
 
 
+def pairs(*rows: str) -> list[list[str]]:
+    """Read a table whose rows are written as `left -> right`."""
+    return [row.split(" -> ") for row in rows]
+
+
 def problems_of(data: object, **options: Any) -> list[str]:
     with pytest.raises(SettingsError) as caught:
         parse_settings(data, "a.yaml", **options)
     return caught.value.problems
 
 
-def test_the_demo_and_three_model_families_are_shipped() -> None:
+def test_the_demo_and_three_model_families_are_shipped():
     shipped = [load_settings(file) for file in SHIPPED]
     assert {"draft_model", "eagle3"} <= {one.policy.method for one in shipped}
     targets = " ".join(one.model.target for one in shipped)
     assert all(name in targets for name in ("demo-target", "Llama-3", "Qwen3"))
 
 
-def test_the_serve_config_file_names_an_existing_deployment_file() -> None:
+def test_the_serve_config_file_names_an_existing_deployment_file():
     from ray.serve.schema import ServeDeploySchema
 
     text = (ROOT / "configs" / "serve" / "tiny.yaml").read_text()
@@ -66,53 +65,39 @@ def test_the_serve_config_file_names_an_existing_deployment_file() -> None:
     assert load_settings(application.args["config"]).model.id == "demo"
 
 
-def test_all_faults_of_a_file_are_reported_together() -> None:
+def test_all_faults_of_a_file_are_reported_together():
     faults = written("policy.name=best http.port=0 engine.dtype=int3")
     assert len(problems_of(minimal(), overrides=faults)) == 3
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 3])
-def test_a_file_that_is_no_mapping_is_refused(data: object) -> None:
+def test_a_file_that_is_no_mapping_is_refused(data):
     (problem,) = problems_of(data)
     assert "must hold the sections model, policy" in problem
 
 
-def test_a_missing_setting_says_that_it_is_required() -> None:
+def test_a_missing_setting_says_that_it_is_required():
     (problem,) = problems_of({"model": {"id": "m", "target": "t"}, "engine": {}})
     assert problem.startswith("a.yaml: engine.max_model_len: is required")
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [
-        (
-            "engine.max_num_seq=4",
-            "engine.max_num_seq: unknown setting; did you mean max_num_seqs?",
-        ),
-        ("polices.name=fixed", "polices: unknown setting; did you mean policy?"),
-        (
-            "replicas.min=0",
-            "replicas.min: must be ≥ 1 (got 0); set replicas kept when idle",
-        ),
-        (
-            "engine.extra.blok_size=32",
-            "engine.extra.blok_size: vLLM has no such engine argument; did you mean "
-            "block_size?",
-        ),
-        (
-            "policy.classes.a.weight=0",
-            "policy.classes.a.weight: must be > 0.0 (got 0); set what a token is worth "
-            "compared with others",
-        ),
-        (
-            "policy.classes.a.wieght=5",
-            "policy.classes.a.wieght: unknown setting; did you mean weight?",
-        ),
-    ],
+    pairs(
+        "engine.max_num_seq=4 -> "
+        "engine.max_num_seq: unknown setting; did you mean max_num_seqs?",
+        "polices.name=fixed -> polices: unknown setting; did you mean policy?",
+        "replicas.min=0 -> "
+        "replicas.min: must be ≥ 1 (got 0); set replicas kept when idle",
+        "engine.extra.blok_size=32 -> engine.extra.blok_size: vLLM has no such "
+        "engine argument; did you mean block_size?",
+        "policy.classes.a.weight=0 -> policy.classes.a.weight: must be > 0.0 "
+        "(got 0); set what a token is worth compared with others",
+        "policy.classes.a.wieght=5 -> "
+        "policy.classes.a.wieght: unknown setting; did you mean weight?",
+    ),
 )
-def test_a_fault_names_setting_bound_value_and_fix(
-    settings: str, expected: str
-) -> None:
+def test_a_fault_names_setting_bound_value_and_fix(settings, expected):
     assert problems_of(minimal(), overrides=written(settings)) == [
         f"a.yaml: {expected}"
     ]
@@ -120,70 +105,48 @@ def test_a_fault_names_setting_bound_value_and_fix(
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [
-        ("model.draft=null policy.name=fixed", "model.draft: is required by policy."),
-        ("model.draft=null policy.max_draft_tokens=4", "model.draft: is required by"),
-        ("policy.method=ngram", "model.draft: policy.method: ngram drafts"),
-        ("engine.kv_cache_memory_bytes=null", "engine.kv_cache_memory_bytes: is requ"),
-        ("replicas.num_gpus=1", "replicas.num_gpus: must be 0"),
-        ("engine.device=gpu", "replicas.num_gpus: must be > 0"),
-        ("replicas.min=3 replicas.max=2", "replicas.max: must be ≥ replicas.min"),
-        ("http.fronts.min=3 http.fronts.max=2", "http.fronts.max: must be ≥ http"),
-        (
-            "replicas.target_ongoing_requests=90 replicas.max_ongoing_requests=8",
-            "replicas.target_ongoing_requests: must be ≤",
-        ),
-        ("http.port=8265", "http: port, dashboard_port and metrics_port"),
-        ("engine.extra.data_parallel_size=2", "engine.extra.data_parallel_size: must"),
-        (
-            "engine.extra.pipeline_parallel_size=2",
-            "engine.extra.pipeline_parallel_size: must be 1 (got 2) with",
-        ),
-        (
-            "engine.extra.max_num_seqs=3",
-            "engine.extra.max_num_seqs: write it as engine.max_num_seqs",
-        ),
-        ("engine.extra.worker_cls=x", "engine.extra.worker_cls: is set by policy"),
-        (
-            "engine.max_num_batched_tokens=4",
-            "engine.max_num_batched_tokens: must be ≥ engine.max_num_seqs",
-        ),
-        (
-            "policy.extra.num_speculative_tokens=5",
-            "policy.extra.num_speculative_tokens: is set by the policy section",
-        ),
-        (
-            "engine.max_model_len=16 policy.name=fixed policy.draft_tokens=16",
-            "policy.draft_tokens: drafts must be shorter",
-        ),
-        (
-            "engine.max_model_len=16 policy.max_draft_tokens=16",
-            "policy.max_draft_tokens: drafts must be shorter",
-        ),
-        (
-            "policy.name=tetris policy.max_draft_tokens=2",
-            "policy.max_draft_tokens: must be ≥ policy.draft_tokens (3, got 2)",
-        ),
-        (
-            "policy.classes.a.priority=1 policy.classes.b.priority=1",
-            "policy.classes.b.priority: 1 belongs to policy.classes.a",
-        ),
-        (
-            "policy.classes.a.priority=1 engine.extra.scheduling_policy=fcfs",
-            "engine.extra.scheduling_policy: must be priority (got fcfs)",
-        ),
-    ],
+    pairs(
+        "model.draft=null policy.name=fixed -> model.draft: is required by policy.",
+        "model.draft=null policy.max_draft_tokens=4 -> model.draft: is required by",
+        "policy.method=ngram -> model.draft: policy.method: ngram drafts",
+        "engine.kv_cache_memory_bytes=null -> engine.kv_cache_memory_bytes: is requ",
+        "replicas.num_gpus=1 -> replicas.num_gpus: must be 0",
+        "engine.device=gpu -> replicas.num_gpus: must be > 0",
+        "replicas.min=3 replicas.max=2 -> replicas.max: must be ≥ replicas.min",
+        "http.fronts.min=3 http.fronts.max=2 -> http.fronts.max: must be ≥ http",
+        "replicas.target_ongoing_requests=90 replicas.max_ongoing_requests=8 -> "
+        "replicas.target_ongoing_requests: must be ≤",
+        "http.port=8265 -> http: port, dashboard_port and metrics_port",
+        "engine.extra.data_parallel_size=2 -> engine.extra.data_parallel_size: must",
+        "engine.extra.pipeline_parallel_size=2 -> "
+        "engine.extra.pipeline_parallel_size: must be 1 (got 2) with",
+        "engine.extra.max_num_seqs=3 -> "
+        "engine.extra.max_num_seqs: write it as engine.max_num_seqs",
+        "engine.extra.worker_cls=x -> engine.extra.worker_cls: is set by policy",
+        "engine.max_num_batched_tokens=4 -> "
+        "engine.max_num_batched_tokens: must be ≥ engine.max_num_seqs",
+        "policy.extra.num_speculative_tokens=5 -> "
+        "policy.extra.num_speculative_tokens: is set by the policy section",
+        "engine.max_model_len=16 policy.name=fixed policy.draft_tokens=16 -> "
+        "policy.draft_tokens: drafts must be shorter",
+        "engine.max_model_len=16 policy.max_draft_tokens=16 -> "
+        "policy.max_draft_tokens: drafts must be shorter",
+        "policy.name=tetris policy.max_draft_tokens=2 -> "
+        "policy.max_draft_tokens: must be ≥ policy.draft_tokens (3, got 2)",
+        "policy.classes.a.priority=1 policy.classes.b.priority=1 -> "
+        "policy.classes.b.priority: 1 belongs to policy.classes.a",
+        "policy.classes.a.priority=1 engine.extra.scheduling_policy=fcfs -> "
+        "engine.extra.scheduling_policy: must be priority (got fcfs)",
+    ),
 )
-def test_settings_that_contradict_each_other_name_the_one_to_change(
-    settings: str, expected: str
-) -> None:
+def test_settings_that_contradict_each_other_name_the_one_to_change(settings, expected):
     problem = problems_of(minimal(), overrides=written(settings))[0]
     assert problem.startswith(f"a.yaml: {expected}")
 
 
 def test_relative_folders_start_at_the_file_and_hub_ids_pass_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     file = tmp_path / "sub" / "a.yaml"
     file.parent.mkdir()
     file.write_text(yaml.safe_dump(minimal(model={"target": "../target"})))
@@ -197,7 +160,7 @@ def test_relative_folders_start_at_the_file_and_hub_ids_pass_through(
     assert load_settings("configs/tiny.yaml").model.id == "demo"
 
 
-def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_say_why(tmp_path):
     with pytest.raises(SettingsError, match=r"nowhere\.yaml: no such file; give"):
         load_settings("nowhere.yaml")
     file = tmp_path / "a.yaml"
@@ -210,7 +173,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
             load_settings(file)
 
 
-def test_overrides_replace_values_by_dotted_name() -> None:
+def test_overrides_replace_values_by_dotted_name():
     settings = parse_settings(
         minimal(), overrides={"policy.name": "fixed", "engine.extra.block_size": 32}
     )
@@ -231,12 +194,12 @@ def test_overrides_replace_values_by_dotted_name() -> None:
         ("name=dynamic max_draft_tokens=4", 4),
     ],
 )
-def test_the_draft_depth_follows_the_policy(policy: str, depth: int) -> None:
+def test_the_draft_depth_follows_the_policy(policy, depth):
     settings = parse_settings(minimal(policy=written(policy)))
     assert settings.policy.num_speculative_tokens == depth
 
 
-def test_a_policy_is_one_of_ours_or_a_class_of_somebody_elses() -> None:
+def test_a_policy_is_one_of_ours_or_a_class_of_somebody_elses():
     assert POLICIES == POLICY_NAMES
     own = parse_settings(
         minimal(), overrides={"policy.name": "my.own:Planner", "policy.params.x": 1}
@@ -247,7 +210,7 @@ def test_a_policy_is_one_of_ours_or_a_class_of_somebody_elses() -> None:
             parse_settings(minimal(), overrides={"policy.name": name})
 
 
-def test_the_port_variable_is_read_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_port_variable_is_read_and_checked(monkeypatch):
     for text, port in (("9000", 9000), ("", None)):
         monkeypatch.setenv("PORT", text)
         assert Environment.read().port == port

@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.serving.test_settings import IMPORTS_MAY_WARN
-
-pytestmark = IMPORTS_MAY_WARN
-
 INTERVAL_S = 0.2
 Gaps = Sequence[float]
 Given = list[tuple[float, list[int]]]
@@ -106,7 +102,7 @@ def test_in_between_outputs_keep_their_distance_and_lose_nothing():
 
 
 @pytest.mark.parametrize("interval_s", [0.0, 0.01])
-def test_slow_outputs_are_not_held_back(interval_s: float):
+def test_slow_outputs_are_not_held_back(interval_s):
     times, tokens = collect_now([0.05] * 6, interval_s)
     assert tokens == [[n] for n in range(6)]
     assert times == pytest.approx([0.05 * n for n in range(1, 7)])

@@ -8,7 +8,6 @@ import pytest
 from tests.serving.conftest import (
     MODEL,
     ROOT,
-    Server,
     clean_environment,
     wait_until,
 )
@@ -36,7 +35,7 @@ with get_tracer().start_as_current_span("a step"):
 """
 
 
-def test_serve_accepts_the_exporter_and_its_spans_arrive() -> None:
+def test_serve_accepts_the_exporter_and_its_spans_arrive():
     collector = SpanCollector()
     try:
         result = subprocess.run(
@@ -56,9 +55,7 @@ def test_serve_accepts_the_exporter_and_its_spans_arrive() -> None:
 
 
 @pytest.mark.ray
-def test_vllm_sends_a_span_of_every_request(
-    server: Server, collector: SpanCollector
-) -> None:
+def test_vllm_sends_a_span_of_every_request(server, collector):
     num_before = count_requests(collector)
     with server.client() as client:
         client.completions.create(model=MODEL, prompt="one two", max_tokens=4)

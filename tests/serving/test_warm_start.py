@@ -12,9 +12,7 @@ import pytest
 
 from serving.engine_args import planner_key_of
 from serving.settings.model import parse_settings
-from tests.serving.test_settings import IMPORTS_MAY_WARN, minimal, written
-
-pytestmark = IMPORTS_MAY_WARN
+from tests.serving.test_settings import minimal, written
 
 STATE = {"cost": 1}
 REFUSED = {"cost": -1}
@@ -55,8 +53,8 @@ class FakePeers:
 )
 @pytest.mark.parametrize("num_running", [0, 1])
 def test_without_a_fitting_state_the_replica_starts_on_its_own(
-    answer: Any, outcome: str, num_running: int
-) -> None:
+    answer, outcome, num_running
+):
     from serving.replica.warm_start import start_warm
 
     taken: list[dict[str, Any]] = []
@@ -72,7 +70,7 @@ def test_without_a_fitting_state_the_replica_starts_on_its_own(
     assert taken == [STATE] * (found == "warm")
 
 
-def test_replicas_share_only_what_was_learnt_about_the_same_work() -> None:
+def test_replicas_share_only_what_was_learnt_about_the_same_work():
     def key(settings: str) -> str:
         return planner_key_of(parse_settings(minimal(), overrides=written(settings)))
 

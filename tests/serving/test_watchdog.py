@@ -65,9 +65,7 @@ def watch(silent_s: float, *, loading: bool = False) -> float:
         (1e6, True, LOAD_S),
     ],
 )
-def test_an_engine_that_does_not_answer_in_time_is_found_out(
-    silent_s: float, loading: bool, hung_s: float
-):
+def test_an_engine_that_does_not_answer_in_time_is_found_out(silent_s, loading, hung_s):
     assert hung_s <= watch(silent_s, loading=loading) <= hung_s + 3
 
 

@@ -84,7 +84,7 @@ def plain_reply(step_s: float) -> Script:
             yield chunk("a", finish="length" if number == count - 1 else None)
             if number < count - 1:
                 yield step_s
-        yield usage(7, count) + DONE
+        yield usage(7, count, prompt_tokens_details={"cached_tokens": 4}) + DONE
 
     return script
 

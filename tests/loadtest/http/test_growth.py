@@ -65,7 +65,6 @@ def soak(samples: list[dict[str, Any]]) -> dict[str, Any]:
 )
 def test_growth_fails_when_it_is_certain_and_matters(per_hour, noise, fails):
     fit = fit_growth("memory_mib", line(per_hour, noise))
-    assert fit is not None
     assert fit.is_certain is fails
     assert fit.is_excluded is not fails
     assert fit.per_hour == pytest.approx(per_hour, abs=5)
@@ -74,7 +73,6 @@ def test_growth_fails_when_it_is_certain_and_matters(per_hour, noise, fails):
 def test_an_interval_that_reaches_beyond_what_is_tolerated_tells_nothing():
     samples = [row(t, "engine", [7], v) for t, v in line(60, 150)]
     fit = fit_all(samples)["engine", "memory_mib"]
-    assert fit is not None
     # 5 % of 500 an hour.
     assert fit.tolerated_per_hour == pytest.approx(26, abs=2)
     assert fit.per_hour_low < fit.tolerated_per_hour < fit.per_hour_high
@@ -88,7 +86,6 @@ def test_an_interval_that_reaches_beyond_what_is_tolerated_tells_nothing():
 def test_what_only_settles_at_first_is_no_growth():
     points = [(t, v if t > 600 else v - 300) for t, v in line(0, 5)]
     fit = fit_growth("memory_mib", points)
-    assert fit is not None
     assert fit.is_excluded
 
 
@@ -102,7 +99,6 @@ def test_a_second_replica_is_no_growth_and_hides_none(per_hour, fails):
         for t, v in line(per_hour, 1)
     ]
     memory = fit_all(samples)["engine", "memory_mib"]
-    assert memory is not None
     assert memory.is_certain is fails
     assert memory.mean == pytest.approx(500, abs=100)
 
@@ -114,7 +110,6 @@ def test_an_engine_in_the_place_of_a_dead_one_hides_no_growth():
         for t, v in line(200, 1)
     ]
     memory = fit_all(samples)["engine", "memory_mib"]
-    assert memory is not None
     assert memory.is_certain
     assert memory.hours == pytest.approx(0.5, abs=0.01)
 
@@ -126,7 +121,6 @@ def test_ever_more_processes_are_a_leak():
     ]
     fits = fit_all(samples)
     number = fits["proxy", "num_processes"]
-    assert number is not None
     assert number.is_certain
     found = [fits["proxy", measure] for measure in MEASURES]
     assert not any(fit.is_certain for fit in found if fit is not None)
@@ -137,7 +131,6 @@ def test_processes_that_ray_starts_and_ends_at_will_need_not_last():
     samples += [row(t, "idle Ray worker", [9], 50.0) for t, _ in line(0, 1)[:20]]
     fits = fit_all(samples)
     number = fits.pop(("idle Ray worker", "num_processes"))
-    assert number is not None
     assert number.is_excluded
     assert {role for role, _ in fits} == {"engine"}
 

@@ -1,0 +1,32 @@
+"""What tests of every part share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+# Torch, Ray and vLLM warn about themselves: while they are imported, and where they are
+# looked into all the time. A warning from our own modules is still an error.
+IMPORTS_MAY_WARN = [f"ignore::{of}Warning" for of in ("Deprecation", "Future", "User")]
+OTHERS_MAY_WARN = ["ignore", r"error:::(policies|serving|tests)\."]
+MAY_WARN = {
+    "front": OTHERS_MAY_WARN,
+    "gpu_adapter": OTHERS_MAY_WARN,
+    "helm": IMPORTS_MAY_WARN,
+    "serving": IMPORTS_MAY_WARN,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spare tests the warnings of other people's code."""
+    for item in items:
+        part = item.path.relative_to(TESTS).parts[0]
+        if part in MAY_WARN:
+            item.add_marker(pytest.mark.filterwarnings(*MAY_WARN[part]))
