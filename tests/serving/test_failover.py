@@ -38,7 +38,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         tmp_path_factory.mktemp("fleet") / "up.log",
         {
             "engine.dtype": "float32",
-            "engine.max_num_seqs": 16,
+            # Fewer than there are streams, so that both replicas have some.
+            "engine.max_num_seqs": 10,
             "replicas.min": 2,
             "replicas.max": 2,
             "http.fronts.min": 2,
