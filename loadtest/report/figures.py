@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 
 from loadtest.client.outcome import Outcome
 from loadtest.client.records import Records
+from loadtest.page import to_png
 
 from .summary import Targets, delivery_times
 
@@ -84,7 +84,7 @@ def draw_against_load(
         # One far above would flatten everything else.
         if limit is not None and limit < 3 * panel.get_ylim()[1]:
             panel.axhline(limit, color="gray", linestyle="--")
-    return _to_png(figure, caption)
+    return to_png(figure, caption)
 
 
 def draw_timeline(
@@ -104,7 +104,7 @@ def draw_timeline(
         _draw_server(panels, run["timeline"], epoch_s, style)
     for panel in panels.values():
         panel.set(xlim=(0, duration_s), ylim=(0, None))
-    return _to_png(figure, caption)
+    return to_png(figure, caption)
 
 
 def draw_soak(samples: Sequence[Row], caption: str = "") -> bytes | None:
@@ -117,7 +117,7 @@ def draw_soak(samples: Sequence[Row], caption: str = "") -> bytes | None:
     for key, panel in panels.items():
         table.pivot_table(key, "minutes", "role").plot(ax=panel, **_STYLE)
         panel.set_ylim(bottom=0)
-    return _to_png(figure, caption)
+    return to_png(figure, caption)
 
 
 def _draw_clients(
@@ -176,11 +176,3 @@ def _make_panels(titles: Mapping[str, str], unit: str) -> tuple[Figure, Panels]:
         panel.set_xlabel(unit, fontsize=8)
         panel.grid(alpha=0.25)
     return figure, panels
-
-
-def _to_png(figure: Figure, caption: str) -> bytes:
-    figure.axes[0].legend(fontsize=7)
-    figure.supxlabel(caption, fontsize=8, color="gray")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
