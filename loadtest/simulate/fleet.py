@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import kernel, routers, state
 from .engine import Engine
@@ -123,19 +124,24 @@ def make_requests(drawn: Drawn) -> state.Requests:
     )
 
 
+def latencies(requests: state.Requests) -> tuple[NDArray[np.float64], ...]:
+    """Return times to the first token and per token after it, ms, of those measured."""
+    kept = slice(int(WARM_UP_SHARE * requests.arrival_s.size), None)
+    first_s, num_tokens = requests.first_token_s[kept], requests.num_output_tokens[kept]
+    ttft_ms = 1e3 * (first_s - requests.arrival_s[kept])
+    tpot_s = (requests.finish_s[kept] - first_s) / np.maximum(num_tokens - 1, 1)
+    return ttft_ms, 1e3 * tpot_s
+
+
 def measure(requests: state.Requests, targets: Targets) -> Metrics:
     """Summarise the requests that did not meet an empty fleet.
 
     Goodput is requests that kept to both targets, over the time in which those that
     are measured arrived. A reply of one token takes 0 ms a token after it.
     """
-    kept = slice(int(WARM_UP_SHARE * requests.arrival_s.size), None)
-    arrival_s, finish_s = requests.arrival_s[kept], requests.finish_s[kept]
-    first_s, num_tokens = requests.first_token_s[kept], requests.num_output_tokens[kept]
-    ttft_ms = 1e3 * (first_s - arrival_s)
-    tpot_ms = 1e3 * (finish_s - first_s) / np.maximum(num_tokens - 1, 1)
+    ttft_ms, tpot_ms = latencies(requests)
     good = (ttft_ms <= targets.ttft_ms) & (tpot_ms <= targets.tpot_ms)
-    span_s = arrival_s[-1] - arrival_s[0]
+    span_s = requests.arrival_s[-1] - requests.arrival_s[-good.size]
     metrics = {
         "goodput_per_s": good.sum() / span_s,
         "attainment": good.mean(),
