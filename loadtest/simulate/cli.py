@@ -6,10 +6,9 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from loadtest.argument_types import read_positive
 from loadtest.interrupts import interruptible
@@ -21,6 +20,7 @@ from .engine import MODELS, find_model, load_engine
 from .fleet import LEAST_REQUESTS, PIECES, ROUTERS, Targets
 from .load import Lengths, Load, find_own_rate, parse_arrivals, read_load
 from .output import Results, describe, render
+from .readers import explained, number, read_depth, read_shares, read_slow
 from .recorded import read_folder
 from .scenario import read_words
 from .state import ALL, WORTH
@@ -28,6 +28,15 @@ from .state import ALL, WORTH
 _USUAL_UTILISATION = 0.8
 _USUAL_AGE_MS = 100.0
 _FEWEST_DELAYS = 3
+
+_EXAMPLES = """\
+examples:
+  what is compared, from a file, with a page of plots:
+    tetris-serve simulate configs/scenarios/stale-telemetry.yaml --html page.html
+  what ten times the traffic costs in replicas, replica-hours and attainment:
+    tetris-serve simulate --deployment configs/llama-3.1-8b.yaml --rate 40 \\
+        --requests 100000 --scale-load 1 --scale-load 10
+"""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -51,7 +60,9 @@ def main(
     try:
         if options.scenario or options.deployment:
             given = list(sys.argv[1:] if arguments is None else arguments)
-            words = read_words(options.scenario, options.deployment, given)
+            known = {name.replace("_", "-") for name in vars(options)}
+            files = options.scenario, options.deployment
+            words = read_words(*files, given, known)
             options = parser.parse_args([*words, *given])
         with interruptible():
             plans = _make_plans(options)
@@ -68,8 +79,8 @@ def main(
         return EXIT_FAILED
     sys.stderr.write("\n")
     sys.stdout.write("\n".join(render(*one) for one in found))
-    files = {"scenario": options.scenario, "deployment": options.deployment}
-    described = describe(found, {k: str(v) for k, v in files.items() if v})
+    named = {"scenario": options.scenario, "deployment": options.deployment}
+    described = describe(found, {k: str(v) for k, v in named.items() if v})
     if options.json:
         text = json.dumps(described, indent=1, allow_nan=False)
         options.json.write_text(text + "\n", "utf-8")
@@ -194,53 +205,13 @@ def _check_outputs(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {path}: not a file in a folder that exists")
 
 
-def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Make argparse show what a ValueError says."""
-
-    def wrapped(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return wrapped
-
-
-def _number(least: float, most: float = math.inf) -> Callable[[str], float]:
-    """Return a reader of numbers from `least`, which may be it, to `most`."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (least <= value <= most and math.isfinite(value)):
-            limit = f"{least:g} up" if most == math.inf else f"{least:g} to {most:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {limit}")
-        return value
-
-    return read
-
-
-def _hard_share(text: str) -> tuple[float, float]:
-    before, _, after = text.partition(":")
-    read = _number(0.0, 1.0)
-    return read(before), read(after or before)
-
-
-def _slow_replicas(text: str) -> tuple[float, float]:
-    share, _, times = text.partition(":")
-    return _number(0.0, 1.0)(share), _number(1.0)(times or "2")
-
-
-def _drafts(text: str) -> int:
-    return int(_number(0, 16)(text))
-
-
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Compare routers or autoscalers on a simulated fleet.",
+        description="Compare routers or autoscalers on a simulated fleet: goodput,\n"
+        "attainment, times to the first token (TTFT) and per token after it (TPOT).",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EXAMPLES,
     )
     add = parser.add_argument
     add(
@@ -286,7 +257,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--autoscaler",
         action="append",
-        type=_reader(parse_scaler),
+        type=explained(parse_scaler),
         metavar="NAME:TARGET",
         help=f"an arm that grows and shrinks up to --replicas, in place of routers: "
         f"{', '.join(SCALERS)}; the target is requests of a replica for the first, ms "
@@ -307,14 +278,14 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     for name, (seconds, what) in delays.items():
         add(
             *(f"--{name}-s",),
-            type=_number(0),
+            type=number(0),
             default=seconds,
             metavar="S",
             help=f"seconds {what} (%(default)g)",
         )
     add(
         "--load",
-        type=_reader(parse_arrivals),
+        type=explained(parse_arrivals),
         default="poisson",
         help="poisson, gamma=CV (bursts), diurnal=SWING (peak over night); %(default)s",
     )
@@ -326,19 +297,17 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "lengths, at the rate that is asked for",
     )
     rate = parser.add_mutually_exclusive_group()
-    rate.add_argument(
-        "--rate", type=_number(small), metavar="PER_S", help="of requests"
-    )
+    rate.add_argument("--rate", type=number(small), metavar="PER_S", help="of requests")
     rate.add_argument(
         "--utilisation",
-        type=_number(small, 10),
+        type=number(small, 10),
         metavar="SHARE",
         help="rate over what the fleet finishes with all batches full "
         f"({_USUAL_UTILISATION:g}; of a --trace its own rate)",
     )
     add(
         "--scale-load",
-        type=_number(small),
+        type=number(small),
         action="append",
         metavar="TIMES",
         help="so many times the traffic: rate, requests, and --replicas that "
@@ -346,7 +315,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     add(
         "--staleness-ms",
-        type=_number(0),
+        type=number(0),
         action="append",
         metavar="MS",
         help=f"age of telemetry; repeat it to compare ages ({_USUAL_AGE_MS:g})",
@@ -360,29 +329,29 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     add(
         "--slow-replicas",
-        type=_slow_replicas,
+        type=read_slow,
         default="0",
         metavar="SHARE[:TIMES]",
         help="whose steps take TIMES (2) as long, as beside a neighbour (%(default)s)",
     )
-    add("--prompt-tokens", type=_number(1), default=300.0, help="mean (%(default)g)")
-    add("--output-tokens", type=_number(1), default=200.0, help="mean (%(default)g)")
+    add("--prompt-tokens", type=number(1), default=300.0, help="mean (%(default)g)")
+    add("--output-tokens", type=number(1), default=200.0, help="mean (%(default)g)")
     add(
         "--length-cv",
-        type=_number(0, 10),
+        type=number(0, 10),
         default=1.0,
         help="coefficient of variation of both, lognormal (%(default)g)",
     )
     add(
         "--hard-share",
-        type=_hard_share,
+        type=read_shares,
         default="0.5",
         metavar="SHARE[:LATER]",
         help="of hard requests; LATER holds for the second half (%(default)s)",
     )
     add(
         "--drafts",
-        type=_drafts,
+        type=read_depth,
         default=3,
         help="of a request in a step, at most (%(default)s)",
     )
@@ -403,13 +372,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add("--batch", type=read_positive, help="requests in a step (the engine's own)")
     add(
         "--ttft-target-ms",
-        type=_number(small),
+        type=number(small),
         default=500.0,
         help="of goodput (%(default)g)",
     )
     add(
         "--tpot-target-ms",
-        type=_number(small),
+        type=number(small),
         default=10.0,
         help="of goodput (%(default)g)",
     )

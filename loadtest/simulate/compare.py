@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from loadtest.interrupts import stop_if_asked
 from loadtest.progress import Progress
 
 from .autoscale import PERIOD_S, Growth, make_scaler, run_growing
@@ -103,6 +104,7 @@ def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
     curves: dict[str, list[Curves]] = {arm: [] for arm in plan.arms}
     progress.show("loading machine code, which takes half a minute the first time")
     _compile(plan)
+    stop_if_asked()
     for seed in plan.seeds:
         drawn = draw_requests(plan.load, plan.num_requests, plan.rate_per_s, seed)
         for arm in plan.arms:
@@ -127,6 +129,7 @@ def make_ticker(progress: Progress, arm: str) -> Callable[[], None]:
     ticks = [time.perf_counter()]
 
     def advance() -> None:
+        stop_if_asked()
         ticks.append(time.perf_counter())
         progress.advance(arm, ticks[-1] - ticks[-2], arm)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ _RIVALS = (
 
 
 def read_words(
-    scenario: Path | None, deployment: Path | None, given: Sequence[str]
+    scenario: Path | None,
+    deployment: Path | None,
+    given: Sequence[str],
+    known: Collection[str],
 ) -> list[str]:
     """Return the words of a command line for which files stand.
 
@@ -32,11 +36,15 @@ def read_words(
             name it, and counts more.
         given: Words of the command line itself, which count most: options that must
             not stand beside one of theirs are left out.
+        known: Names that options have.
 
     Raises:
         ValueError: If a file cannot be read, or is no such file.
     """
     data = {} if scenario is None else _read(scenario, "scenario")
+    for name in data.keys() - known:
+        (near, *_) = [*get_close_matches(name, known, 1), "--help for all of them"]
+        raise ValueError(f"scenario {scenario}: no option {name!r}; see {near}")
     named = data.pop("deployment", None)
     if deployment is None and named is not None:
         deployment = Path(named)
@@ -101,7 +109,9 @@ def read_deployment(path: Path) -> dict[str, Any]:
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ValueError(f"{kind} {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
         raise ValueError(f"{kind} {path}: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{kind} {path}: options with their values are expected")

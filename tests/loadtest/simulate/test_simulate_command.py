@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import yaml
 
 from loadtest.simulate import page
 from loadtest.simulate.cli import main
+from loadtest.simulate.compare import Plan
 from loadtest.simulate.engine import MODELS
 from loadtest.simulate.load import (
     Lengths,
@@ -232,9 +235,9 @@ def test_scenario_files_are_options_and_flags_count_more(
         }.get(path.stem, 0.2)
     bad = tmp_path / "bad.yaml"
     bad.write_text("replicants: 3", "utf-8")
-    with pytest.raises(SystemExit):
-        main([str(bad)])
-    assert "--replicants" in capsys.readouterr().err
+    assert main([str(bad)]) == 1
+    message = f"scenario {bad}: no option 'replicants'; see replicas"
+    assert message in capsys.readouterr().err
     assert main([str(tmp_path / "none.yaml")]) == 1
 
 
@@ -273,3 +276,18 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         assert code == (2 if place < 6 else 1)
         assert message in err
         assert not out
+
+
+def test_a_wish_to_stop_that_python_swallows_stops_the_run_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile_it(_plan: Plan) -> None:
+        # As in a finaliser, whose exceptions are ignored.
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("loadtest.simulate.compare._compile", compile_it)
+    assert main(SMALL) == 130
+    out, err = capsys.readouterr()
+    assert "stopped; nothing was written" in err
+    assert not out
