@@ -183,12 +183,15 @@ def fit(runs: Sequence[Recorded]) -> tuple[list[float], float]:
         positions, mean = np.arange(1, depth.pop() + 1), float(np.mean(accepted))
         chance = float(optimize.brentq(lambda p: (p**positions).sum() - mean, 0.0, 1.0))
 
-    def errors(logs: Array) -> Array:
-        return np.concatenate([_errors(run, np.exp(logs), chance) for run in runs])
+    def error(logs: Array) -> float:
+        errors = [_errors(run, np.exp(logs), chance) for run in runs]
+        return float(np.abs(np.concatenate(errors)).sum())
 
-    found = optimize.least_squares(
-        errors, np.log(_GUESS), loss="soft_l1", f_scale=0.1, diff_step=0.02
-    )
+    # By simplex: requests change places with any term, so there is no slope to follow.
+    begin = np.log(_GUESS)
+    corners = np.vstack([begin, begin + np.eye(begin.size)])
+    options = {"initial_simplex": corners, "xatol": 0.01, "fatol": 0.01}
+    found = optimize.minimize(error, begin, method="Nelder-Mead", options=options)
     return [float(term) for term in np.exp(found.x)], chance
 
 
