@@ -242,6 +242,10 @@ CPU_WORKER: Final[Table] = {
             "whether there are logits to read confidence from"
         ),
     },
+    "vllm.model_executor.models.interfaces:LocalArgmaxMixin": {
+        "get_top_tokens(hidden_states)": "how a head of fewer tokens maps them",
+        "logits_processor lm_head": "logits of its own vocabulary",
+    },
     "vllm.v1.spec_decode.draft_model:DraftModelProposer": {
         "propose": "drafters that can be skipped: they read no hidden states",
     },
