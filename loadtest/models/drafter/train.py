@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from loadtest.models.optimizer import MasterOptimizer
 
-from .chats import Say, WorkDir, partial
+from .chats import Pace, Say, WorkDir, partial
 from .corpus import Batch, Corpus
 from .head import Eagle3Head, predictable
 
@@ -107,17 +107,13 @@ class Trainer:
             self._optimizer.load_state_dict(saved["optimizer"])
 
     def run(self, num_tokens: int, say: Say) -> None:
-        """Train until so many answer tokens have been seen, and evaluate.
+        """Train until so many answer tokens have been seen in all, and evaluate.
 
         The learning rate falls along a cosine to zero at the end. Shards written
         meanwhile come in with the next epoch.
-
-        Args:
-            num_tokens: Answer tokens to have seen in all.
-            say: Takes lines about the progress.
         """
         state, recipe = self._state, self._recipe
-        progress = _Progress(state["tokens_seen"], num_tokens, say)
+        pace = Pace(num_tokens, "tokens", state["tokens_seen"])
         saved_s = time.monotonic()
         while state["tokens_seen"] < num_tokens:
             corpus = Corpus(self._work_dir, state["shards"], self._width)
@@ -136,7 +132,7 @@ class Trainer:
                     say(self._evaluate())
                 elif now_s - saved_s < _SAVE_EVERY_S:
                     continue
-                progress.tell(state["tokens_seen"])
+                say(pace.tell(state["tokens_seen"]))
                 saved_s = now_s
                 self._save()
                 if is_last:
@@ -165,16 +161,11 @@ class Trainer:
         return float(self._recipe.peak_lr * min(1.0, warmup) * cosine)
 
     def _learn(self, batch: Batch, lr: float) -> int:
-        losses = step_losses(
-            self._head,
-            self._embedding,
-            self._target_rows,
-            batch,
-            self._recipe.num_steps,
-        )
-        weights = [self._recipe.step_decay**step for step in range(len(losses))]
-        loss = sum(w * one for w, one in zip(weights, losses, strict=True))
-        (loss / sum(weights)).backward()
+        weights = self._embedding, self._target_rows
+        losses = step_losses(self._head, *weights, batch, self._recipe.num_steps)
+        shares = [self._recipe.step_decay**step for step in range(len(losses))]
+        loss = sum(share * one for share, one in zip(shares, losses, strict=True))
+        (loss / sum(shares)).backward()
         self._optimizer.step(lr)
         self._state["recent"].append([float(one.detach()) for one in losses])
         return int(predictable(batch.answer_of, 1).sum())
@@ -183,14 +174,9 @@ class Trainer:
         state, recipe = self._state, self._recipe
         recent = torch.tensor(state["recent"])
         state["recent"] = []
-        report = evaluate(
-            self._head,
-            self._embedding,
-            self._vocabulary,
-            self._held_out,
-            recipe.num_steps,
-            recipe.evaluated_chats,
-        )
+        given = self._embedding, self._vocabulary, self._held_out
+        limits = recipe.num_steps, recipe.evaluated_chats
+        report = evaluate(self._head, *given, *limits)
         state["curve"].append(
             {
                 "tokens_seen": state["tokens_seen"],
@@ -207,22 +193,6 @@ class Trainer:
         )
 
 
-class _Progress:
-    """Says how fast it goes, and for how long yet."""
-
-    def __init__(self, tokens_seen: int, num_tokens: int, say: Say) -> None:
-        self._first, self._num_tokens, self._say = tokens_seen, num_tokens, say
-        self._began_s = time.monotonic()
-
-    def tell(self, tokens_seen: int) -> None:
-        speed = (tokens_seen - self._first) / (time.monotonic() - self._began_s)
-        left_h = (self._num_tokens - tokens_seen) / speed / 3600
-        self._say(
-            f"{tokens_seen:,}/{self._num_tokens:,} tokens, {speed:.0f} tokens/s, "
-            f"{left_h:.1f} h left"
-        )
-
-
 def step_losses(
     head: Eagle3Head,
     embedding: torch.Tensor,
@@ -232,12 +202,8 @@ def step_losses(
 ) -> list[torch.Tensor]:
     """Return each step's mean divergence from the target, over the draft vocabulary.
 
-    Args:
-        head: In training.
-        embedding: The target's, [vocabulary, width].
-        target_rows: Its output layer for the draft vocabulary, [draft, width].
-        batch: Chats.
-        num_steps: Draft steps.
+    `embedding`, [vocabulary, width], is the target's; `target_rows`, [draft, width],
+    are its output layer's for the draft vocabulary.
     """
     wanted = (batch.last @ target_rows.T).float().log_softmax(-1)
     states = head.unroll(embedding, batch.token_ids, batch.features, num_steps)
