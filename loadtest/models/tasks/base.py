@@ -69,17 +69,7 @@ class Task:
 def exchange(
     task: str, prompt: str, answer: str, accepts: Callable[[str], bool] | None = None
 ) -> Exchange:
-    """Build a plain two-message exchange.
-
-    Args:
-        task: Name of the task.
-        prompt: What the user says.
-        answer: What the assistant replies.
-        accepts: Checks a reply; by default only ``answer`` itself is right.
-
-    Returns:
-        The exchange.
-    """
+    """Build a plain exchange; by default only ``answer`` itself is right."""
     messages = (
         {"role": "user", "content": prompt},
         {"role": "assistant", "content": answer},
@@ -88,14 +78,7 @@ def exchange(
 
 
 def numbered(lines: Sequence[str]) -> str:
-    """Number lines as ``1/3: ...``, so that each one tells how many are to come.
-
-    Args:
-        lines: The lines.
-
-    Returns:
-        The text.
-    """
+    """Number lines as ``1/3: ...``, so that each one tells how many are to come."""
     return "\n".join(f"{n}/{len(lines)}: {line}" for n, line in enumerate(lines, 1))
 
 
@@ -109,26 +92,12 @@ def is_held_out(prompt: str) -> bool:
 
     The prompt's own hash decides (about 5 % are held out), so the split is the
     same for every seed, process and machine.
-
-    Args:
-        prompt: The user's words.
-
-    Returns:
-        True for a held-out prompt.
     """
     return hashlib.sha256(prompt.encode()).digest()[0] < _HELD_OUT_BUCKETS
 
 
 def draw(task: Task, rng: random.Random, *, held_out: bool = False) -> Exchange:
-    """Draw an exchange of ``task`` from one side of the split.
-
-    Args:
-        task: The task to draw from.
-        rng: Source of every choice.
-        held_out: Which side: False for training, True for evaluation.
-
-    Returns:
-        The first exchange drawn that lies on that side.
+    """Draw an exchange from one side of the split.
 
     Raises:
         RuntimeError: If the task seems to have no prompt on that side.
