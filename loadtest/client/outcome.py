@@ -43,24 +43,18 @@ class Outcome:
 
     Attributes:
         id: Sent to the server as `X-Request-Id`.
-        workload: Where its prompt comes from.
         turn: Position in its conversation, from 0.
         scheduled_s: When it should have been sent. Differs from `sent_s` only in open
             loop, where latency counts from here: a client that comes late must not
             make the server look faster (coordinated omission).
-        sent_s: When its connection was asked for.
         first_s: When the first token arrived.
-        last_s: When the latest token arrived.
+        last_s: When the latest one did.
         end_s: When the response ended, one way or the other.
         gaps_ms: Times between deliveries of tokens. What was read at once is one
             delivery, however many tokens or events it carries.
-        num_deliveries: Deliveries of tokens.
-        prompt_tokens: As the server counted them.
-        cached_tokens: The part of them found in the prefix cache.
+        cached_tokens: The part of the prompt found in the prefix cache.
         output_tokens: As the server counted them; otherwise text events, a lower bound.
         counted_by_server: Whether the server counted them.
-        finish_reason: As the server gave it.
-        status: HTTP status.
         failure: None for success, else one of the kinds above.
         detail: What the server or the network said about a failure.
     """
@@ -141,12 +135,7 @@ class Outcome:
         return 1e3 * (self.last_s - self.scheduled_s)
 
     def meets(self, ttft_target_ms: float | None, tpot_target_ms: float | None) -> bool:
-        """Tell whether it counts towards goodput: complete, and within both targets.
-
-        Args:
-            ttft_target_ms: Longest time to the first token; None for any.
-            tpot_target_ms: Longest time per output token; None for any.
-        """
+        """Tell whether it counts towards goodput: complete, and within both targets."""
         if not self.is_ok or self.ttft_ms is None:
             return False
         tpot_ms = self.tpot_ms or 0.0

@@ -56,12 +56,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Starts arms, from a deployment file and `section.setting=value`.
-
-    Attributes:
-        logs: Folder for servers' output.
-        headers: Of every request, e.g. an API key.
-    """
+    """Starts arms, from a deployment file and `section.setting=value`."""
 
     logs: Path
     config: str = ""

@@ -22,19 +22,9 @@ _SPARE_S = 90.0
 
 
 def run_locust(
-    options: LoadOptions,
-    log: Path,
-    *,
-    processes: int = 1,
-    nice: int | None = None,
+    options: LoadOptions, log: Path, *, processes: int = 1, nice: int | None = None
 ) -> None:
-    """Put load on an endpoint and wait for the end.
-
-    Args:
-        options: What is sent; `records` must name a file.
-        log: Where Locust's own words go.
-        processes: Of the client.
-        nice: Their priority; None leaves it.
+    """Put load on an endpoint and wait for the end; the options must name `records`.
 
     Raises:
         LoadTestError: If Locust fails or does not end, with the end of its log.

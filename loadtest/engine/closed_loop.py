@@ -51,14 +51,8 @@ def run_closed_loop(
     more or less would fall behind it, by how many end in the same step: a tenth of a
     short cell's time.
 
-    Args:
-        add: Admits a request by its number.
-        step: Runs an engine step.
-        num_requests: At least `REQUESTS_TO_BE_STEADY` for each one in flight.
-        concurrency: How many are in flight.
-        on_mark: Called with `start`, `switch` and `end` when they are reached.
-        switch_at: The request before whose admission `switch` is marked.
-        clock: Seconds.
+    `on_mark` is called with `start`, `switch` and `end` when they are reached; `switch`
+    stands before the admission of request `switch_at`.
     """
     assert num_requests >= REQUESTS_TO_BE_STEADY * concurrency
     steps: list[tuple[float, list[Delivery]]] = []

@@ -88,12 +88,10 @@ class Counters:
         self._others = max(0.0, psutil.cpu_percent() - own) / 100
 
     def result(self) -> dict[str, Any]:
-        """Return what happened between the marks.
+        """Return what happened between the marks; None where nobody counted.
 
-        Returns:
-            Plain values; None where nobody counted. `other_cpu_share` is the share of
-            the machine's cores that other processes, and its host, used. The planner's
-            errors, of step times and of calibration, are those of its last steps.
+        `other_cpu_share` is the share of the machine's cores that other processes, and
+        its host, used. The planner's errors are those of its last steps.
         """
         first, last = self._marks
         planner = {} if last is None else last.get("planner", {})

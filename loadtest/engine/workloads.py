@@ -11,9 +11,9 @@ from loadtest.client.errors import LoadTestError
 from loadtest.load.workloads import GENERATED, Conversation, make_workload
 
 from .closed_loop import REQUESTS_TO_BE_STEADY
-from .plan import NEIGHBOUR, Block, Cell, longest_prompt
+from .plan import Block, Cell, longest_prompt
 
-DRIFTS = {"drift-context": ("mixed", "long-context"), NEIGHBOUR: ("mixed", "mixed")}
+DRIFTS = {"drift-context": ("mixed", "long-context")}
 """Workloads that change on the way: from what to what."""
 
 WORKLOADS = (*GENERATED, *DRIFTS)
@@ -62,9 +62,7 @@ class RequestMaker:
         return cls(render_last, int(tokenizer.eos_token_id), seed, max_tokens)
 
     def make(self, cell: Cell, round_number: int, block: int = 0) -> Block:
-        """Make the requests of a block of a cell in a round.
-
-        Temperatures share their requests.
+        """Make the requests of a block of a cell in a round, for all temperatures.
 
         Raises:
             LoadTestError: If hardly a prompt of the workload is short enough.
@@ -78,7 +76,7 @@ class RequestMaker:
         before, after = DRIFTS[cell.workload]
         prompts = self._draw(before, f"{key} before", num_before)
         prompts += self._draw(after, f"{key} after", num_after)
-        return Block(prompts, *place, num_before, cell.workload == NEIGHBOUR)
+        return Block(prompts, *place, num_before)
 
     def make_warm_up(self, concurrency: int) -> Block:
         """Make mixed requests that are thrown away."""

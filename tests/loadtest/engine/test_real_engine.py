@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from loadtest.engine.cli import EXIT_INTERRUPTED
+from loadtest.bench_command import EXIT_INTERRUPTED
 from loadtest.models.tokenizer import train_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 # Seconds on a machine of one's own, minutes on a busy one.
 RUN_TIMEOUT_S = 900.0
 EXIT_TIMEOUT_S = 300.0
-POLICIES = ("cold:2", "none", "tetris:1+1")
+POLICIES = ("none", "tetris:1+1")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def random_pair(tmp_path: Path) -> Path:
             num_attention_heads=2,
             num_key_value_heads=2,
             head_dim=32,
-            max_position_embeddings=1024,
+            max_position_embeddings=2048,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -63,7 +63,7 @@ def bench(pair: Path, output: Path) -> subprocess.Popen[str]:
         "--target": str(pair / "target"),
         "--draft": str(pair / "draft"),
         "--policies": ",".join(POLICIES),
-        "--workloads": "mixed,drift-neighbour",
+        "--workloads": "mixed,drift-context",
         "--temperatures": "0",
         "--concurrency": "2",
         "--rounds": "1",
@@ -105,11 +105,10 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_where_it_was(
 def _check_results(folder: Path) -> None:
     results = json.loads((folder / "results.json").read_text())
     rows = {(row["workload"], row["policy"]): row for row in results["rows"]}
-    cold, none, tetris = (rows["mixed", policy] for policy in POLICIES)
-    assert none["acceptance_length"] == cold["acceptance_length"] == 1.0
+    none, tetris = (rows["mixed", policy] for policy in POLICIES)
+    assert none["acceptance_length"] == 1.0
     assert none["verification_success_rate"] is None
-    assert cold["verified_per_step"] == 0.0
-    assert cold["planning_us_per_step"] > 0.0
+    assert tetris["planning_us_per_step"] > 0.0
     # Two drafts a request, one of them verified on average, all of them right but for
     # near-ties that bf16 rounds differently in the draft's own batches.
     assert tetris["verification_success_rate"] > 0.8
@@ -117,13 +116,13 @@ def _check_results(folder: Path) -> None:
     assert tetris["num_output_tokens"] == none["num_output_tokens"]
     assert tetris["fallbacks"] == {}
     assert tetris["output_tokens_per_s"]["median"] > 0.0
-    drift = rows["drift-neighbour", "tetris:1+1"]
+    drift = rows["drift-context", "tetris:1+1"]
     assert drift["output_tokens_per_s_by_phase"].keys() == {"before", "after"}
     environment = results["environment"]
     assert len(environment["pieces"]) == 2
     assert {"python", "torch", "ray", "locust"} <= environment["versions"].keys()
-    assert {ratio["against"] for ratio in results["ratios"]} == set(POLICIES[:2])
+    assert {ratio["against"] for ratio in results["ratios"]} == {"none"}
     # What the first block of each cell was, but for the engine that has no planner.
-    assert len(list((folder / "traces").rglob("*.npz"))) == 2 * 2
+    assert len(list((folder / "traces").rglob("*.npz"))) == 2
     assert (folder / "results.png").exists()
-    assert "## drift-neighbour, temperature 0" in (folder / "results.md").read_text()
+    assert "## drift-context, temperature 0" in (folder / "results.md").read_text()
