@@ -234,40 +234,32 @@ def evaluate(
     temperature 1 that happens as often as verification accepts a one-hot draft.
 
     Returns:
-        By temperature and position: `matches`, had all earlier drafts been accepted;
-        `survival`, the share of drafts for which that is so and which match; and
-        `accepted`, the share of matches among drafts whose forerunners survived.
+        By temperature and position the share accepted of the drafts whose forerunners
+        were.
     """
-    hits = {0.0: torch.zeros(4, num_steps), 1.0: torch.zeros(4, num_steps)}
+    counts = {0.0: torch.zeros(2, num_steps), 1.0: torch.zeros(2, num_steps)}
     numbers = corpus.plan("held out", 1)[:num_chats]
     for batch in (corpus.load(one) for one in numbers):
-        total = hits.get(float(batch.temperatures[0]))
-        if total is None:
+        drafted_and_kept = counts.get(float(batch.temperatures[0]))
+        if drafted_and_kept is None:
             continue
         states = head.unroll(embedding, batch.token_ids, batch.features, num_steps)
-        survives = torch.ones_like(batch.token_ids, dtype=torch.bool)
+        counted = predictable(batch.answer_of, num_steps)
         written = functional.pad(batch.token_ids, (0, num_steps + 1))
         length = batch.token_ids.shape[1]
-        rows = predictable(batch.answer_of, num_steps)
         for step, state in enumerate(states):
-            drafted = vocabulary[head.lm_head(state).argmax(-1)]
-            match = drafted == written[:, step + 2 : step + 2 + length]
-            before, survives = survives, survives & match
-            parts = (rows[step], rows[step] & match, rows[step] & before)
-            for n, part in enumerate((*parts, rows[step] & survives)):
-                total[n, step] += part.sum()
+            drafted_and_kept[0, step] += counted[step].sum()
+            guess = vocabulary[head.lm_head(state).argmax(-1)]
+            counted[step:] &= guess == written[:, step + 2 : step + 2 + length]
+            drafted_and_kept[1, step] += counted[step].sum()
     return {
         f"temperature_{temperature:.0f}": {
-            "matches": _shares(total[1], total[0]),
-            "survival": _shares(total[3], total[0]),
-            "accepted": _shares(total[3], total[2]),
+            "accepted": [
+                round(share, 4) for share in (kept / drafted.clamp(min=1)).tolist()
+            ]
         }
-        for temperature, total in hits.items()
+        for temperature, (drafted, kept) in counts.items()
     }
-
-
-def _shares(part: torch.Tensor, whole: torch.Tensor) -> list[float]:
-    return [round(value, 4) for value in (part / whole.clamp(min=1)).tolist()]
 
 
 def _begin(recipe: Recipe, shards: list[int], vocabulary: list[int]) -> dict[str, Any]:
