@@ -30,7 +30,9 @@ def make_parser(
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="of the results")
     add("--preset", choices=presets, help="values for other options")
-    add("--rounds", type=read_positive, default=3, help="of all arms, each started anew")
+    add(
+        "--rounds", type=read_positive, default=3, help="of all arms, each started anew"
+    )
     add(
         "--minutes",
         type=read_minutes,

@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .client.errors import LoadTestError
+
 _SETTINGS_FILE = "settings.json"
 _ENVIRONMENT_FILE = "environment.json"
+_LOG_TAIL_LINES = 15
 
 
 class ResultFolder:
@@ -20,13 +23,11 @@ class ResultFolder:
         records_file: Holds one JSON value a line.
         output_files: What is made from the records.
         folders: Further folders that belong to an experiment.
-        error: What to raise for a user's mistake.
     """
 
     records_file: ClassVar[str]
     output_files: ClassVar[Sequence[str]]
     folders: ClassVar[Sequence[str]]
-    error: ClassVar[type[Exception]]
 
     def __init__(self, folder: Path) -> None:
         """Open a folder; created if missing."""
@@ -45,7 +46,7 @@ class ResultFolder:
         """Note the conditions of a new experiment, or compare those of one resumed.
 
         Raises:
-            Exception: `error`, if what is in the folder was measured under others.
+            LoadTestError: If what is in the folder was measured under others.
         """
         now = json.loads(json.dumps(conditions))
         before = self.conditions()
@@ -58,7 +59,7 @@ class ResultFolder:
             if before.get(key) != now.get(key)
         ]
         if changed:
-            raise self.error(
+            raise LoadTestError(
                 f"--output {self.folder} holds results measured under other "
                 "conditions:\n" + "\n".join(changed) + "\n"
                 "Put them back, choose another --output, or discard what is there "
@@ -105,7 +106,10 @@ class ResultFolder:
 
     def _read_json(self, name: str) -> dict[str, Any] | None:
         path = self.folder / name
-        if not path.exists():
-            return None
-        values: dict[str, Any] = json.loads(path.read_text())
-        return values
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def read_tail(log: Path) -> str:
+    """Return the last lines of a log, indented."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join(f"  {line}" for line in lines[-_LOG_TAIL_LINES:])

@@ -13,8 +13,9 @@ import psutil
 import loadtest
 from loadtest.client.errors import LoadTestError
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, LoadOptions
+from loadtest.result_folder import read_tail
 
-from .deployment import find_free_port, read_tail, run_logged
+from .deployment import find_free_port, run_logged
 
 _LOCUSTFILE = Path(loadtest.__file__).with_name("locustfile.py")
 _PERIOD_S = 0.2

@@ -9,7 +9,7 @@ from pathlib import Path
 from loadtest.argument_types import read_positive
 from loadtest.bench_command import make_parser, run_command, say
 from loadtest.client.errors import LoadTestError
-from loadtest.load.workloads import make_workload
+from loadtest.load.workloads import GENERATED, make_workload
 from loadtest.models.recipe import DRAFT_DIR, REPO, TARGET_DIR
 from serving.offline import find_model
 
@@ -19,7 +19,7 @@ from .plots import draw
 from .report import write_results
 from .run import Bench
 from .store import Store
-from .workloads import DRIFTS, WORKLOADS, RequestMaker
+from .workloads import RequestMaker
 
 
 def main(
@@ -48,7 +48,7 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     check_models(options.target, options.draft)
     plan = make_plan(options, gpu)
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
-    for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
+    for name in {cell.workload for cell in plan.cells}:
         make_workload(name, "")  # Told before engines start if it cannot be.
     if options.restart:
         store.clear()
@@ -89,7 +89,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--workloads",
         metavar="LIST",
-        help=f"of {', '.join(WORKLOADS)}, or files as `bench http` takes them",
+        help=f"of {', '.join(GENERATED)}, or files as `bench http` takes them",
     )
     add("--temperatures", metavar="LIST", help="e.g. 0,1")
     add("--concurrency", metavar="LIST", help="requests in flight, e.g. 1,4,16")

@@ -54,23 +54,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Requests that an engine answers in one go.
-
-    Attributes:
-        prompts: Token ids of each request, in the order of admission.
-        concurrency: Requests in flight.
-        temperature: Of all requests.
-        max_tokens: Longest reply.
-        eos_token_id: Ends a reply.
-        switch_at: The request from which on they are longer; None if there is none.
-    """
+    """Requests that an engine answers in one go: token ids in order of admission."""
 
     prompts: tuple[tuple[int, ...], ...]
     concurrency: int
     temperature: float
     max_tokens: int
     eos_token_id: int
-    switch_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +68,11 @@ class Plan:
     """A whole run.
 
     Attributes:
-        arms: In the order of the tables.
-        cells: In the order of measurement.
         rounds: Measured rounds, each on engines that start anew.
         window_s: How long each arm is measured at least, in each cell of a round.
-        max_tokens: Longest reply.
         engine: The section `engine` of the deployment whose engines are measured.
         target: Directory of the target, padded or not.
-        draft: Directory of the draft.
-        gpu: Name of the GPU, which one engine at a time holds; None for the CPU's
-            engines, which take turns.
+        gpu: Its name; one engine at a time holds it, while the CPU's take turns.
     """
 
     arms: tuple[Arm, ...]

@@ -11,6 +11,7 @@ from typing import Any
 
 from loadtest.arms import Arm
 from loadtest.client.errors import LoadTestError
+from loadtest.result_folder import read_tail
 from serving.offline import start_arguments
 
 from .plan import Block, Plan
@@ -18,7 +19,6 @@ from .worker import serve
 
 _START_TIMEOUT_S = 600.0
 _RUN_TIMEOUT_S = 1800.0
-_LOG_TAIL_LINES = 15
 _ENV = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -82,10 +82,9 @@ class EngineProcess:
 
     def _failure(self, what: str) -> LoadTestError:
         log = self._log_file
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        tail = "\n  ".join(lines[-_LOG_TAIL_LINES:])
-        message = f"the engine of {self._name} {what}; the end of {log}:\n  {tail}"
-        return LoadTestError(message)
+        return LoadTestError(
+            f"the engine of {self._name} {what}; the end of {log}:\n{read_tail(log)}"
+        )
 
 
 @contextmanager

@@ -91,10 +91,9 @@ class ArmEngine:
             self._engine.add(str(index), block.prompts[index], sampling.clone())
 
         def on_mark(name: str) -> None:
-            if name != "switch":
-                counters.mark()
-                if watch is not None:
-                    watch.mark(name)
+            counters.mark()
+            if watch is not None:
+                watch.mark(name)
 
         gc.collect()
         if watch is not None:
@@ -102,7 +101,6 @@ class ArmEngine:
         record = run_closed_loop(
             *(add, self._step, len(block.prompts), block.concurrency),
             on_mark=on_mark,
-            switch_at=block.switch_at,
         )
         if watch is not None and trace is not None:
             watch.save(trace)

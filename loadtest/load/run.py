@@ -45,7 +45,6 @@ class LocustRun:
     the master, which keeps the records.
 
     Attributes:
-        options: Of the latest run.
         session: What the users of this process send through, while a test runs.
         failure: Why the run had to end; empty if it did not.
         workers: The workers of the run, by their ids; one that comes later sends

@@ -27,10 +27,7 @@ _WRITTEN = Path(__file__).parent / "written"
 class Chat:
     """One conversation, from its template's first token on.
 
-    Attributes:
-        token_ids: All tokens.
-        answers: Half-open spans of what the target answered, end token included.
-        temperature: Of the answers.
+    `answers` are half-open spans of what the target answered, end token included.
     """
 
     token_ids: list[int]

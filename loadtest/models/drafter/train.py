@@ -32,14 +32,10 @@ class Recipe:
     Attributes:
         aux_layer_ids: Layers of the target whose input the head reads.
         draft_vocab_size: Tokens that can be drafted.
-        num_steps: Draft steps that are unrolled.
         step_decay: Weight of a step's loss, over that of the step before.
-        batch_tokens: Tokens in a batch, prompts and padding included.
-        peak_lr: Learning rate after warm-up, of Muon.
-        adam_share: Adam's learning rate, over Muon's.
-        warmup_batches: Batches of linear warm-up.
+        batch_tokens: Prompts and padding included.
+        peak_lr: Of Muon; Adam has a share of it.
         evaluate_every: Answer tokens between two evaluations.
-        evaluated_chats: Held-out chats of an evaluation.
         seed: Of weights and order.
     """
 

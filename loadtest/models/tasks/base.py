@@ -20,11 +20,9 @@ class Exchange:
     """One request and its reply, as chat messages.
 
     Attributes:
-        task: Name of the task that made it.
         messages: From the user turn to the assistant turn that answers it. More
             than two only where a tool call and its result lie between.
         accepts: Tells whether a reply to ``messages[:-1]`` is right.
-        needs_tools: Whether the system turn has to list the tools.
     """
 
     task: str
@@ -48,11 +46,8 @@ class Task:
     """A family of exchanges.
 
     Attributes:
-        name: Unique name, also the row label in the model card.
         difficulty: How much of an answer follows from the prompt: nearly all of
             it (easy), most of it with steps to work out (mixed), little (hard).
-        one_right_answer: Whether exactly one reply is right.
-        generate: Draws an exchange from the given generator.
         weight: Relative frequency in training chats.
         practice_only: Whether the models are trained on it without mastering it. Such
             a task is no part of what they are said to know, nor of any workload.

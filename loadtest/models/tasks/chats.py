@@ -18,13 +18,7 @@ _TOOL_CHATS = 0.12
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation that ends with an assistant turn.
-
-    Attributes:
-        messages: The turns, system turn first if there is one.
-        tools: Functions that the system turn lists; empty for none.
-        exchanges: The exchanges that it was made of, in order.
-    """
+    """A conversation, whose system turn may list tools, and what it was made of."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]

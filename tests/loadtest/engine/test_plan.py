@@ -27,7 +27,7 @@ from loadtest.engine.plan import (
     parse_bench_arm,
 )
 from loadtest.engine.pool import EngineProcess
-from loadtest.engine.workloads import REQUESTS_PER_SLOT, RequestMaker
+from loadtest.engine.workloads import RequestMaker
 from loadtest.load.workloads import Conversation
 from loadtest.models.recipe import DRAFT_DIR, REPO
 from serving.offline import start_arguments
@@ -151,16 +151,6 @@ def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(
             assert len(block.prompts) >= REQUESTS_TO_BE_STEADY * concurrency
 
 
-def test_contexts_become_long_on_the_way(requests: RequestMaker) -> None:
-    block = requests.make(Cell("drift-context", 0.0, 4), 1)
-    lengths = [len(prompt) for prompt in block.prompts]
-
-    before, after = lengths[: block.switch_at], lengths[block.switch_at :]
-    assert len(before) == len(after) == 4 * REQUESTS_PER_SLOT
-    assert min(after) > 2 * sum(before) / len(before)
-    assert requests.make(Cell("mixed", 0.0, 4), 1).switch_at is None
-
-
 def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
     requests: RequestMaker, tmp_path: Path
 ) -> None:
@@ -181,7 +171,7 @@ def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
 def test_arms_differ_in_nothing_but_speculation() -> None:
     names = ("none", "fixed:6", "adaptive:6", "tetris:4+2", "goodput:6")
     made = plan("--policies", ",".join(names), "--max-tokens", "64")
-    assert made.engine["max_model_len"] == longest_prompt("drift-context") + 64 + 6
+    assert made.engine["max_model_len"] == longest_prompt("long-context") + 64 + 6
     started = {arm.name: start_arguments(made.deployment(arm))[0] for arm in made.arms}
     own = {*OWN_CLASSES, "speculative_config", "per_request_spec_decode_metrics"}
 
