@@ -6,35 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-CUT = "cut"
-"""The stream ended without a finish reason or its end marker: the reply is a part."""
-
-CORRUPT = "corrupt"
-"""The stream contradicts itself, e.g. two replies mixed in one."""
-
-STREAM_ERROR = "stream_error"
-"""The server reported an error after the stream had begun."""
-
-MALFORMED = "malformed"
-"""An event that is no JSON object, or bytes that are no HTTP."""
-
-EMPTY = "empty"
-"""A stream that ended properly without a single token."""
-
-CONNECTION = "connection"
-"""No connection, or it was closed before the response began."""
-
-TIMEOUT = "timeout"
-"""Nothing came for the read timeout, or the whole took too long."""
-
-HTTP_PREFIX = "http_"
-"""Followed by the status of a response that is no success."""
-
-UNFINISHED = "unfinished"
-"""Not answered when the run's time to drain was over."""
-
-CLIENT_DROPPED = "client_dropped"
-"""We closed the connection ourselves, as chaos asked; no failure of the server."""
+# How a request can fail.
+CUT = "cut"  # The stream ended without finish reason or end marker: a part of a reply.
+CORRUPT = "corrupt"  # The stream contradicts itself, e.g. two replies mixed in one.
+STREAM_ERROR = "stream_error"  # The server reported an error within the stream.
+MALFORMED = "malformed"  # An event that is no JSON object, or bytes that are no HTTP.
+EMPTY = "empty"  # A stream that ended properly without a single token.
+CONNECTION = "connection"  # There was none, or it closed before the response began.
+TIMEOUT = "timeout"  # Nothing came for the read timeout, or the whole took too long.
+HTTP_PREFIX = "http_"  # Followed by the status of a response that is no success.
+UNFINISHED = "unfinished"  # Not answered when the run's time to drain was over.
+CLIENT_DROPPED = "client_dropped"  # Closed by us, as asked: no failure of the server.
 
 
 @dataclass(slots=True)

@@ -25,20 +25,21 @@ from .runner import SENT, Runner, Store
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("presets.yaml").read_text()
 )
+_PROG = "tetris-serve bench http"
 _DURATION_S = 60.0
 _SOAK_S = 3600.0
 
 T = TypeVar("T")
 
 
-def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = _PROG) -> int:
     """Run an experiment; with an objective missed the status is 1."""
     options = parse_options(arguments, prog)
     return run_command(lambda: _run(options))
 
 
 def parse_options(
-    arguments: Sequence[str] | None = None, prog: str | None = None
+    arguments: Sequence[str] | None = None, prog: str = _PROG
 ) -> argparse.Namespace:
     """Read the command line; what is not given comes from the preset."""
     parser = make_parser(prog)
@@ -58,10 +59,10 @@ def parse_options(
     return options
 
 
-def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
+def make_parser(prog: str = _PROG) -> argparse.ArgumentParser:
     """Build the parser."""
     parser = make_bench_parser(
-        prog or "python -m loadtest.compare",
+        prog,
         "Put load on OpenAI-compatible endpoints and compare them. Every arm is "
         "started,\nwarmed up, measured and stopped in turn, round by round. "
         "Interrupted, the same\ncommand goes on where it was.",

@@ -1,4 +1,4 @@
-"""The whole benchmark once, on real engines with a tiny random pair."""
+"""The whole benchmark once, on real engines with the demo's draft."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from loadtest.bench_command import EXIT_INTERRUPTED
-from loadtest.models.tokenizer import train_tokenizer
+from loadtest.models.recipe import DRAFT_DIR
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -25,43 +23,14 @@ EXIT_TIMEOUT_S = 300.0
 POLICIES = ("none", "tetris:1+1")
 
 
-@pytest.fixture
-def random_pair(tmp_path: Path) -> Path:
-    """A random target and draft that share the demo pair's kind of tokenizer."""
-    folder = tmp_path / "random_pair"
-    tokenizer = train_tokenizer(vocab_size=512, num_chats=40, seed=0)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            initializer_range=0.15,
-        )
-    ).bfloat16()
-    # The same weights twice: every draft is accepted, which the results must show.
-    for role in ("target", "draft"):
-        model.save_pretrained(folder / role)
-        tokenizer.save_pretrained(folder / role)
-    return folder
-
-
-def bench(pair: Path, output: Path) -> subprocess.Popen[str]:
+def bench(output: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "serving.cli", "bench", "engine"]
     options = {
         "--preset": "smoke",
         "--output": str(output),
-        "--target": str(pair / "target"),
-        "--draft": str(pair / "draft"),
+        # Twice the same: every draft is accepted, which the results must show.
+        "--target": str(DRAFT_DIR),
+        "--draft": str(DRAFT_DIR),
         "--policies": ",".join(POLICIES),
         "--workloads": "mixed,hard",
         "--temperatures": "0",
@@ -74,11 +43,11 @@ def bench(pair: Path, output: Path) -> subprocess.Popen[str]:
 
 
 def test_an_interrupted_run_leaves_no_process_and_goes_on_where_it_was(
-    random_pair: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "results"
     kept = folder / "measurements.jsonl"
-    with bench(random_pair, folder) as run:
+    with bench(folder) as run:
         deadline_s = time.monotonic() + RUN_TIMEOUT_S
         while not kept.exists():
             assert run.poll() is None, run.communicate()[1]
@@ -94,7 +63,7 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_where_it_was(
     assert not psutil.wait_procs(children, timeout=EXIT_TIMEOUT_S)[1]
     first = kept.read_text()
 
-    with bench(random_pair, folder) as run:
+    with bench(folder) as run:
         message = run.communicate(timeout=RUN_TIMEOUT_S)[1]
 
     assert run.returncode == 0, message
