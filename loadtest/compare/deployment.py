@@ -16,14 +16,13 @@ from pathlib import Path
 
 import psutil
 
-import loadtest
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
+from loadtest.environment import REPO
 from loadtest.result_folder import read_tail
 
 from .arms import Arm
 
-REPO = Path(loadtest.__file__).resolve().parents[1]
 _START_TIMEOUT_S = 900.0
 _STOP_TIMEOUT_S = 180.0
 _READY = "Ctrl-C stops everything"

@@ -9,8 +9,9 @@ from pathlib import Path
 from loadtest.argument_types import read_positive
 from loadtest.bench_command import make_parser, run_command, say
 from loadtest.client.errors import LoadTestError
+from loadtest.environment import REPO
 from loadtest.load.workloads import GENERATED, make_workload
-from loadtest.models.recipe import DRAFT_DIR, REPO, TARGET_DIR
+from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from serving.offline import find_model
 
 from .models import check_models

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 from loadtest.client.errors import LoadTestError
+from loadtest.environment import REPO
 from loadtest.model_files import count_parameters, digest_model
-from loadtest.models.recipe import REPO
 
 _CACHE = REPO / ".cache" / "engine_bench"
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}

@@ -24,7 +24,7 @@ from .workloads import RequestMaker
 
 _CODE = (
     *("policies/**/*.py", "serving/engine/**/*.py", "serving/*.py"),
-    *("loadtest/engine/*.py", "loadtest/models/tasks/*.py"),
+    *("loadtest/engine/*.py", "loadtest/experiment.py", "loadtest/models/tasks/*.*"),
 )
 _CODE_OF_REPORTS = {
     f"loadtest/engine/{name}.py" for name in ("cli", "plots", "report", "summary")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[2]
+from loadtest.environment import REPO
+
 TARGET_DIR = REPO / "configs" / "models" / "demo-target"
 DRAFT_DIR = REPO / "configs" / "models" / "demo-draft"
 

@@ -28,8 +28,9 @@ from loadtest.engine.plan import (
 )
 from loadtest.engine.pool import EngineProcess
 from loadtest.engine.workloads import RequestMaker
+from loadtest.environment import REPO
 from loadtest.load.workloads import Conversation
-from loadtest.models.recipe import DRAFT_DIR, REPO
+from loadtest.models.recipe import DRAFT_DIR
 from serving.offline import start_arguments
 
 OWN_CLASSES = {"scheduler_cls", "worker_cls", "additional_config"}
