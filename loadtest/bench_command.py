@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .argument_types import read_minutes, read_positive
+from .argument_types import read_minutes
 from .client.errors import LoadTestError
 
 EXIT_FAILED = 1
@@ -30,9 +30,6 @@ def make_parser(
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="of the results")
     add("--preset", choices=presets, help="values for other options")
-    add(
-        "--rounds", type=read_positive, default=3, help="of all arms, each started anew"
-    )
     add(
         "--minutes",
         type=read_minutes,

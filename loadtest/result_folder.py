@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .client.errors import LoadTestError
-
 _SETTINGS_FILE = "settings.json"
 _ENVIRONMENT_FILE = "environment.json"
 _LOG_TAIL_LINES = 15
@@ -23,11 +21,13 @@ class ResultFolder:
         records_file: Holds one JSON value a line.
         output_files: What is made from the records.
         folders: Further folders that belong to an experiment.
+        error: What to raise for a user's mistake.
     """
 
     records_file: ClassVar[str]
     output_files: ClassVar[Sequence[str]]
     folders: ClassVar[Sequence[str]]
+    error: ClassVar[type[Exception]]
 
     def __init__(self, folder: Path) -> None:
         """Open a folder; created if missing."""
@@ -46,7 +46,7 @@ class ResultFolder:
         """Note the conditions of a new experiment, or compare those of one resumed.
 
         Raises:
-            LoadTestError: If what is in the folder was measured under others.
+            Exception: `error`, if what is in the folder was measured under others.
         """
         now = json.loads(json.dumps(conditions))
         before = self.conditions()
@@ -59,7 +59,7 @@ class ResultFolder:
             if before.get(key) != now.get(key)
         ]
         if changed:
-            raise LoadTestError(
+            raise self.error(
                 f"--output {self.folder} holds results measured under other "
                 "conditions:\n" + "\n".join(changed) + "\n"
                 "Put them back, choose another --output, or discard what is there "

@@ -124,6 +124,7 @@ def make_parser(prog: str = _PROG) -> argparse.ArgumentParser:
         "'tetris:2+2@failure_rate<=0', 'ours/vllm@output_tokens_per_s>=0.95'",
         parse_objective,
     )
+    add("--rounds", type=read_positive, default=3, help="of all arms (default: 3)")
     add("--soak", action="store_true", help="fail when the server's processes grow")
     return parser
 

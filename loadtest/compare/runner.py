@@ -55,6 +55,7 @@ class Store(ResultFolder):
     records_file = "runs.jsonl"
     output_files = ("results.json", "report.html")
     folders = ("records", "logs")
+    error = LoadTestError
 
     def runs(self) -> list[dict[str, Any]]:
         """Return all finished runs, oldest first; of one run again, the last."""

@@ -94,6 +94,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     add("--temperatures", metavar="LIST", help="e.g. 0,1")
     add("--concurrency", metavar="LIST", help="requests in flight, e.g. 1,4,16")
+    add("--rounds", type=read_positive, metavar="N", help="each on engines anew")
     add("--window-s", type=float, metavar="S", help="least time of a policy in a cell")
     add("--max-tokens", type=read_positive, metavar="N", help="longest reply")
     add("--seed", type=int, default=0, help="of the requests")

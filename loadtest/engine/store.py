@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.arms import Arm
+from loadtest.client.errors import LoadTestError
 from loadtest.result_folder import ResultFolder
 
 from .plan import Cell
@@ -26,6 +27,7 @@ class Store(ResultFolder):
     records_file = "measurements.jsonl"
     output_files = ("results.json", "results.md", "results.png")
     folders = (_TRACE_FOLDER, LOG_FOLDER)
+    error = LoadTestError
 
     def measurements(self) -> list[dict[str, Any]]:
         """Return the measurements of all groups, oldest first."""
