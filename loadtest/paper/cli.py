@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.argument_types import read_minutes
+from loadtest.bench_command import make_parser, run_command, say
 from loadtest.client.errors import LoadTestError
 from loadtest.engine.models import check_models
 from loadtest.engine.plan import PRESETS as ENGINE_PRESETS
@@ -20,45 +19,24 @@ from .grid import PRESETS
 from .report import write_report
 from .run import Experiment, Store
 
-EXIT_FAILED = 1
-EXIT_MORE_TO_DO = 3
-EXIT_INTERRUPTED = 130
-
 _PAIR = ENGINE_PRESETS["smollm2"]
 
 
 def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench paper"
 ) -> int:
-    """Run the experiments.
-
-    Args:
-        arguments: Command line; by default the process's own.
-        prog: Name of the program in messages.
-
-    Returns:
-        Exit status: 0 when everything is measured, 1 after an error that is explained,
-        3 when `--minutes` ran out with work left, 130 after Ctrl-C.
-    """
+    """Run the experiments; the status is that of `run_command`."""
     options = _make_parser(prog).parse_args(arguments)
-    try:
-        store = Store(options.output)
-        complete = options.report_only or _measure(options, store)
-        if store.records():
-            write_report(store)
-    except KeyboardInterrupt:
-        sys.stderr.write(
-            "\nstopped; finished runs are kept, the same command goes on from there\n"
-        )
-        return EXIT_INTERRUPTED
-    except LoadTestError as error:
-        sys.stderr.write(f"\nerror: {error}\n")
-        return EXIT_FAILED
-    sys.stderr.write(f"\nresults are in {options.output}\n")
-    if not complete:
-        sys.stderr.write("not everything is measured yet: run the same command again\n")
-        return EXIT_MORE_TO_DO
-    return 0
+    return run_command(lambda: (_run(options), True))
+
+
+def _run(options: argparse.Namespace) -> bool:
+    store = Store(options.output)
+    is_complete = options.report_only or _measure(options, store)
+    if store.records():
+        write_report(store)
+    say(f"\nresults are in {options.output}")
+    return is_complete
 
 
 def _measure(options: argparse.Namespace, store: Store) -> bool:
@@ -71,7 +49,7 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     names = [name.strip() for name in options.datasets.split(",")]
     prompts = load_prompts(dict(options.file), names, options.seed)
     try:
-        target = find_model(options.target, _say)
+        target = find_model(options.target, say)
     except ValueError as error:
         raise LoadTestError(f"--target: {error}") from None
     check_models(target, options.draft)
@@ -89,27 +67,18 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     return experiment.measure(store, prompts, options.minutes)
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
 def _make_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=(
-            "Run the experiments of the TETRIS paper (arXiv 2502.15197): no "
-            "speculation, fixed\nlengths (SD), SmartSpec's (DSD), TETRIS with extra "
-            "drafts, both together, and our own\npolicy. All requests come at once, "
-            "and every run starts an engine of its own.\nInterrupted, the same command "
-            "goes on where it was."
-        ),
-        epilog="presets:\n"
-        + "\n".join(f"  {name:<8}{one['summary']}" for name, one in PRESETS.items()),
+    parser = make_parser(
+        prog,
+        "Run the experiments of the TETRIS paper (arXiv 2502.15197): no speculation, "
+        "fixed\nlengths (SD), SmartSpec's (DSD), TETRIS with extra drafts, both "
+        "together, and our own\npolicy. All requests come at once, and every run "
+        "starts an engine of its own.\nInterrupted, the same command goes on where it "
+        "was. Without --preset it is here.",
+        PRESETS,
     )
+    parser.set_defaults(preset="here")
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="of the results")
-    add("--preset", choices=PRESETS, default="here", help="default: here")
     add(
         "--datasets",
         default=OWN,
@@ -150,13 +119,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "of each position and all before it. Replies then mean nothing, costs do",
     )
     add("--seed", type=int, default=0, help="of the order of prompts")
-    add(
-        "--minutes",
-        type=read_minutes,
-        metavar="N",
-        help="begin nothing new after this long; exits with 3 if work is left",
-    )
-    add("--restart", action="store_true", help="discard what the folder holds")
     add("--report-only", action="store_true", help="only write tables and plots anew")
     return parser
 

@@ -20,7 +20,7 @@ from loadtest.interrupts import interruptible
 from loadtest.load.workloads import Conversation
 from loadtest.model_files import describe_model
 from loadtest.progress import Progress
-from loadtest.result_folder import ResultFolder
+from loadtest.result_folder import ResultFolder, read_tail
 from serving.offline import start_arguments
 
 from .grid import Arm, Task, make_tasks
@@ -29,7 +29,6 @@ MAX_MODEL_LEN = 2048
 """As in the paper's scripts; longer prompts are left out."""
 
 _RUN_TIMEOUT_S = 3600.0
-_LOG_TAIL_LINES = 12
 _ENV = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -226,9 +225,8 @@ class Experiment:
         try:
             found: dict[str, Any] = json.loads(output.splitlines()[-1])
         except (IndexError, ValueError):
-            lines = log.read_text(errors="replace").splitlines()
-            tail = "\n  ".join(lines[-_LOG_TAIL_LINES:])
             raise LoadTestError(
-                f"the engine of {task.arm.name} failed; the end of {log}:\n  {tail}"
+                f"the engine of {task.arm.name} failed; the end of {log}:\n"
+                f"{read_tail(log)}"
             ) from None
         return found
