@@ -10,7 +10,7 @@ from loadtest.argument_types import read_positive
 from loadtest.bench_command import make_parser, run_command, say
 from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
-from loadtest.load.workloads import GENERATED, make_workload
+from loadtest.load.workloads import make_workload
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from serving.offline import find_model
 
@@ -20,7 +20,7 @@ from .plots import draw
 from .report import write_results
 from .run import Bench
 from .store import Store
-from .workloads import RequestMaker
+from .workloads import DRIFTS, WORKLOADS, RequestMaker
 
 
 def main(
@@ -49,7 +49,7 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     check_models(options.target, options.draft)
     plan = make_plan(options, gpu)
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
-    for name in {cell.workload for cell in plan.cells}:
+    for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
         make_workload(name, "")  # Told before engines start if it cannot be.
     if options.restart:
         store.clear()
@@ -84,13 +84,14 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--policies",
         metavar="LIST",
-        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; adaptive:5 is vLLM's "
-        "own adaptive verification, on GPUs alone",
+        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; cold:8 is the engine "
+        "of goodput:8 held at depth 0; adaptive:5 is vLLM's own adaptive verification, "
+        "on GPUs alone",
     )
     add(
         "--workloads",
         metavar="LIST",
-        help=f"of {', '.join(GENERATED)}, or files as `bench http` takes them",
+        help=f"of {', '.join(WORKLOADS)}, or files as `bench http` takes them",
     )
     add("--temperatures", metavar="LIST", help="e.g. 0,1")
     add("--concurrency", metavar="LIST", help="requests in flight, e.g. 1,4,16")

@@ -21,7 +21,13 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class LoopRecord:
-    """When steps ended, and what they brought; `start` and `end` of the steady part."""
+    """What happened, in seconds of the loop's clock.
+
+    Attributes:
+        steps: When each step ended, and what it brought, in order.
+        marks: When the steady part began (`start`) and ended (`end`), and when
+            conditions changed (`switch`), if they did.
+    """
 
     steps: Sequence[tuple[float, list[Delivery]]]
     marks: dict[str, float]
@@ -34,6 +40,7 @@ def run_closed_loop(
     concurrency: int,
     *,
     on_mark: Callable[[str], None],
+    switch_at: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoopRecord:
     """Run requests with exactly `concurrency` of them in flight.
@@ -44,7 +51,8 @@ def run_closed_loop(
     more or less would fall behind it, by how many end in the same step: a tenth of a
     short cell's time.
 
-    `on_mark` is called with `start` and `end` when they are reached.
+    `on_mark` is called with `start`, `switch` and `end` when they are reached; `switch`
+    stands before the admission of request `switch_at`.
     """
     assert num_requests >= REQUESTS_TO_BE_STEADY * concurrency
     steps: list[tuple[float, list[Delivery]]] = []
@@ -59,6 +67,8 @@ def run_closed_loop(
     now_s = clock()
     while num_finished < num_requests:
         while num_added < num_requests and num_added - num_finished < concurrency:
+            if num_added == switch_at:
+                mark("switch")
             add(num_added)
             num_added += 1
         deliveries = step()

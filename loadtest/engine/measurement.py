@@ -26,7 +26,8 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         request, the bonus token included: 1 without speculation. Inter-token latency
         is the time between two deliveries to a request; one delivery may carry
         several tokens. `time_per_token_p50_ms` is the median over requests of their
-        decoding time per token. `digests` are of the replies of all requests.
+        decoding time per token. `phases` are tokens per second before and after
+        conditions changed. `digests` are of the replies of all requests.
     """
     start_s, end_s = record.marks["start"], record.marks["end"]
     frame = pd.DataFrame(
@@ -44,7 +45,7 @@ def measure(record: LoopRecord) -> dict[str, Any]:
     # The prompt's own pass yields the first token, which follows none.
     decode = steady.dropna()
     spent = decode.groupby("request")[["gap_ms", "tokens"]].sum()
-    return {
+    found = {
         "window_s": end_s - start_s,
         "num_steps": sum(start_s < step_s <= end_s for step_s, _ in record.steps),
         "num_tokens": int(steady["tokens"].sum()),
@@ -52,6 +53,7 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         "itl_p50_ms": decode["gap_ms"].quantile(0.5),
         "itl_p99_ms": decode["gap_ms"].quantile(0.99),
         "time_per_token_p50_ms": (spent["gap_ms"] / spent["tokens"]).median(),
+        "phases": None,
         "num_requests": len(replies),
         "num_output_tokens": int(frame["tokens"].sum()),
         "digests": [
@@ -59,6 +61,14 @@ def measure(record: LoopRecord) -> dict[str, Any]:
             for reply in replies
         ],
     }
+    switch_s = record.marks.get("switch", end_s)
+    if start_s < switch_s < end_s:
+        before = int(steady["tokens"][steady["end_s"] <= switch_s].sum())
+        found["phases"] = {
+            "before": before / (switch_s - start_s),
+            "after": (found["num_tokens"] - before) / (end_s - switch_s),
+        }
+    return found
 
 
 class Counters:

@@ -23,6 +23,9 @@ PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
 DEFAULTS = PRESETS.pop("defaults")
 """Values for what a preset does not say."""
 
+COLD = "cold"
+"""The engine of `goodput` held at depth 0: beside `none` it shows what that costs."""
+
 UPSTREAM = "adaptive"
 """vLLM's own adaptive verification, which only a GPU's engine has."""
 
@@ -54,13 +57,23 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Requests that an engine answers in one go: token ids in order of admission."""
+    """Requests that an engine answers in one go.
+
+    Attributes:
+        prompts: Token ids of each request, in the order of admission.
+        concurrency: Requests in flight.
+        temperature: Of all requests.
+        max_tokens: Longest reply.
+        eos_token_id: Ends a reply.
+        switch_at: The request from which on they are longer; None if there is none.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     concurrency: int
     temperature: float
     max_tokens: int
     eos_token_id: int
+    switch_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +81,16 @@ class Plan:
     """A whole run.
 
     Attributes:
+        arms: In the order of the tables.
+        cells: In the order of measurement.
         rounds: Measured rounds, each on engines that start anew.
         window_s: How long each arm is measured at least, in each cell of a round.
+        max_tokens: Longest reply.
         engine: The section `engine` of the deployment whose engines are measured.
         target: Directory of the target, padded or not.
-        gpu: Its name; one engine at a time holds it, while the CPU's take turns.
+        draft: Directory of the draft.
+        gpu: Name of the GPU, which one engine at a time holds; None for the CPU's
+            engines, which take turns.
     """
 
     arms: tuple[Arm, ...]
@@ -106,8 +124,8 @@ class Plan:
 
 
 def parse_bench_arm(text: str) -> Arm:
-    """Read an arm as a server offers it, or `adaptive:5`."""
-    return parse_arm(text, {UPSTREAM: 5})
+    """Read an arm as a server offers it, or `cold:8` or `adaptive:5`."""
+    return parse_arm(text, {COLD: 8, UPSTREAM: 5})
 
 
 def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
@@ -117,9 +135,11 @@ def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
         LoadTestError: If that cannot be measured.
     """
     arms, cells = _read_axes(options)
-    if options.device == "cpu" and any(arm.policy == UPSTREAM for arm in arms):
+    absent = UPSTREAM if options.device == "cpu" else COLD
+    if any(arm.policy == absent for arm in arms):
         raise LoadTestError(
-            f"{UPSTREAM}: nothing of the kind with --device cpu; name other policies"
+            f"{absent}: nothing of the kind with --device {options.device}; name other "
+            "policies"
         )
     target, draft = options.target, options.draft
     if options.target_parameters:
@@ -186,6 +206,8 @@ def _read_axes(options: argparse.Namespace) -> tuple[tuple[Arm, ...], tuple[Cell
 
 
 def _policy_of(arm: Arm) -> dict[str, Any]:
+    if arm.policy == COLD:
+        return replace(arm, policy="goodput").settings()
     if arm.policy != UPSTREAM:
         return arm.settings()
     extra = {"enable_adaptive_verification": True}

@@ -14,7 +14,7 @@ from loadtest.client.errors import LoadTestError
 from loadtest.result_folder import read_tail
 from serving.offline import start_arguments
 
-from .plan import Block, Plan
+from .plan import COLD, Block, Plan
 from .worker import serve
 
 _START_TIMEOUT_S = 600.0
@@ -38,7 +38,7 @@ class EngineProcess:
         self._name, self._log_file = arm.name, log_folder / f"{arm.file_name}.log"
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        engine = theirs, self._log_file, arguments
+        engine = theirs, self._log_file, arguments, arm.policy == COLD
         self._process = context.Process(target=serve, args=engine)
         ours = dict(os.environ)
         os.environ.update(env | _ENV)

@@ -24,7 +24,12 @@ from .watch import Watch
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(connection: Connection, log_file: Path, arguments: Mapping[str, Any]) -> None:
+def serve(
+    connection: Connection,
+    log_file: Path,
+    arguments: Mapping[str, Any],
+    hold_at_zero: bool,
+) -> None:
     """Start an engine, and answer messages until the controller ends this process.
 
     They are arguments of `ArmEngine.run`, answered by what it returns; None tells that
@@ -36,7 +41,7 @@ def serve(connection: Connection, log_file: Path, arguments: Mapping[str, Any]) 
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        own = ArmEngine(arguments)
+        own = ArmEngine(arguments, hold_at_zero)
         connection.send(None)
         while True:
             connection.send(own.run(*connection.recv()))
@@ -58,13 +63,13 @@ def _end_with_parent() -> None:
 class ArmEngine:
     """Runs blocks of requests on one engine."""
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        """Start the engine, with the arguments that `serving.offline` makes."""
+    def __init__(self, arguments: Mapping[str, Any], hold_at_zero: bool) -> None:
+        """Start the engine as `serving.offline` says; held, it drafts nothing."""
         self._engine = OfflineEngine(arguments)
         self._watch: Watch | None = None
 
         def watch(planner: Any) -> Watch:
-            self._watch = Watch(planner)
+            self._watch = Watch(planner, hold_at_zero=hold_at_zero)
             return self._watch
 
         self._engine.wrap_planner(watch)
@@ -91,9 +96,10 @@ class ArmEngine:
             self._engine.add(str(index), block.prompts[index], sampling.clone())
 
         def on_mark(name: str) -> None:
-            counters.mark()
-            if watch is not None:
-                watch.mark(name)
+            if name != "switch":
+                counters.mark()
+                if watch is not None:
+                    watch.mark(name)
 
         gc.collect()
         if watch is not None:
@@ -101,6 +107,7 @@ class ArmEngine:
         record = run_closed_loop(
             *(add, self._step, len(block.prompts), block.concurrency),
             on_mark=on_mark,
+            switch_at=block.switch_at,
         )
         if watch is not None and trace is not None:
             watch.save(trace)

@@ -43,7 +43,7 @@ def plan(*arguments: str, gpu: str | None = "a GPU") -> Plan:
 
 
 @pytest.mark.parametrize(
-    "name", ["none", "fixed:3", "tetris:2+1", "dynamic:5", "adaptive:4"]
+    "name", ["none", "fixed:3", "tetris:2+1", "dynamic:5", "cold:8", "adaptive:4"]
 )
 def test_an_arm_reads_back_from_its_name(name: str) -> None:
     assert parse_bench_arm(name).name == name
@@ -53,6 +53,7 @@ def test_numbers_of_an_arm_may_be_left_out() -> None:
     assert parse_arm("tetris") == Arm("tetris", 2, 2)
     assert parse_arm("goodput") == Arm("goodput", 5)
     assert parse_bench_arm("adaptive") == Arm("adaptive", 5)
+    assert parse_bench_arm("cold") == Arm("cold", 8)
 
 
 @pytest.mark.parametrize(
