@@ -15,6 +15,7 @@ from policies.decisions.routing import (
     NUM_COLUMNS,
     NUM_DRAWS,
     NUM_SAMPLED,
+    fewer_of_two,
     find_best,
     fit_share,
     learn_share,
@@ -206,15 +207,11 @@ def _choose(
         best = choose_ours(fleet, costs, num_prompt_tokens)
         if best >= 0:
             return best
+    for place in range(NUM_SAMPLED):
+        known.draws[place] = draw(fleet.draw)
     there = known.num_there
-    if router in (LEAST_SENT, TWO_SENT):
+    if router in (LEAST_SENT, TWO_SENT, OURS):
         there = known.num_sent
-    best = int(draw(fleet.draw) * count)
     if router in (LEAST_REQUESTS, LEAST_SENT):
-        return _find_least(there, count, best)
-    if count > 1:
-        other = int(draw(fleet.draw) * (count - 1))
-        other += other >= best
-        if there[other] < there[best]:
-            best = other
-    return best
+        return _find_least(there, count, int(known.draws[0] * count))
+    return int(fewer_of_two(there, count, known.draws))

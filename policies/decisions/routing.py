@@ -261,6 +261,29 @@ sample_two_compiled = compiled(sample_two)
 """The same over an array; a front's replicas are described in Python as they come."""
 
 
+@compiled
+def fewer_of_two(
+    num_requests: NDArray[np.int64], count: int, draws: NDArray[np.float64]
+) -> int:
+    """Return which of `NUM_SAMPLED` random replicas has fewer requests.
+
+    For when nothing better is known: late news of what has ended makes every replica
+    seem full, and a count of one's own is late by no more than that.
+
+    Args:
+        num_requests: `[>= count]`, as whoever chooses counts them.
+        count: Replicas, >= 1.
+        draws: `[>= NUM_SAMPLED]`, random numbers from 0 to below 1.
+    """
+    best = int(draws[0] * count)
+    if count > 1:
+        other = int(draws[1] * (count - 1))
+        other += other >= best
+        if num_requests[other] < num_requests[best]:
+            best = other
+    return best
+
+
 def choose_replica(
     count: int,
     describe: Callable[[int], Candidate | None],
@@ -317,6 +340,7 @@ def warm_up() -> None:
         num_prompt_tokens=1,
         num_reply_tokens=1.0,
     )
+    fewer_of_two(np.zeros(1, np.int64), 1, np.zeros(NUM_SAMPLED))
 
 
 class _Looks:
