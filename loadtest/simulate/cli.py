@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,19 @@ from loadtest.progress import Progress
 from .autoscale import SCALERS, parse_scaler
 from .compare import ArmResult, Interval, Plan, compare
 from .engine import MODELS, find_model, load_engine
-from .fleet import LEAST_REQUESTS, PIECES, ROUTERS, WARM_UP_SHARE, Targets
+from .fleet import (
+    LEAST_REQUESTS,
+    PIECES,
+    PREFIX_ROUTERS,
+    ROUTERS,
+    WARM_UP_SHARE,
+    Targets,
+)
 from .load import Lengths, Load, draw_requests, parse_arrivals, read_load
+from .readers import explained, number, read_depth, read_shares, read_slow
 from .recorded import read_folder
 from .scenario import read_words
+from .sessions import parse_sessions
 from .state import ALL, WORTH
 
 EXIT_FAILED = 1
@@ -34,6 +42,7 @@ _HEADERS = {
     "ttft_p99_ms": "TTFT p99 ms",
     "tpot_p50_ms": "TPOT p50 ms",
     "tpot_p99_ms": "TPOT p99 ms",
+    "cached_share": "cached",
     "replica_hours": "replica-hours",
 }
 
@@ -98,7 +107,7 @@ def _make_plan(options: argparse.Namespace) -> Plan:
             options.load,
             Lengths(options.prompt_tokens, options.length_cv),
             Lengths(options.output_tokens, options.length_cv),
-            *options.hard_share,
+            *(*options.hard_share, "", options.sessions),
         )
     )
     if options.trace:
@@ -200,49 +209,6 @@ def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
     }
 
 
-def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Make argparse show what a ValueError says."""
-
-    def wrapped(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return wrapped
-
-
-def _number(least: float, most: float = math.inf) -> Callable[[str], float]:
-    """Return a reader of numbers from `least`, which may be it, to `most`."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (least <= value <= most and math.isfinite(value)):
-            limit = f"{least:g} up" if most == math.inf else f"{least:g} to {most:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {limit}")
-        return value
-
-    return read
-
-
-def _hard_share(text: str) -> tuple[float, float]:
-    before, _, after = text.partition(":")
-    read = _number(0.0, 1.0)
-    return read(before), read(after or before)
-
-
-def _slow_replicas(text: str) -> tuple[float, float]:
-    share, _, times = text.partition(":")
-    return _number(0.0, 1.0)(share), _number(1.0)(times or "2")
-
-
-def _drafts(text: str) -> int:
-    return int(_number(0, 16)(text))
-
-
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -286,13 +252,14 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--router",
         action="append",
-        choices=ROUTERS,
-        help="an arm; repeat it to compare with the first (default: all)",
+        choices=ROUTERS | PREFIX_ROUTERS,
+        help="an arm; repeat it to compare with the first (default: all but "
+        "prefix-affinity, which without shared prefixes is power-of-two-sent)",
     )
     add(
         "--autoscaler",
         action="append",
-        type=_reader(parse_scaler),
+        type=explained(parse_scaler),
         metavar="NAME:TARGET",
         help=f"an arm that grows and shrinks up to --replicas, in place of routers: "
         f"{', '.join(SCALERS)}; the target is requests of a replica for the first, ms "
@@ -300,13 +267,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     add(
         "--start-s",
-        type=_number(0),
+        type=number(0),
         default=60.0,
         help="that a replica takes to start (%(default)g)",
     )
     add(
         "--load",
-        type=_reader(parse_arrivals),
+        type=explained(parse_arrivals),
         default="poisson",
         help="poisson, gamma=CV (bursts), diurnal=SWING (peak over night); %(default)s",
     )
@@ -317,20 +284,26 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         help="Azure's or BurstGPT's .csv, or Mooncake's .jsonl, in place of --load and "
         "lengths, at the rate that is asked for",
     )
-    rate = parser.add_mutually_exclusive_group()
-    rate.add_argument(
-        "--rate", type=_number(small), metavar="PER_S", help="of requests"
+    add(
+        "--sessions",
+        type=explained(parse_sessions),
+        metavar="TURNS[:THINK_S[:SYSTEM]]",
+        help="requests belong to sessions of TURNS on average, THINK_S (10) apart: "
+        "each prompt carries all before it, behind SYSTEM (0) tokens that its kind has "
+        "in common; lengths are then what a turn adds",
     )
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument("--rate", type=number(small), metavar="PER_S", help="of requests")
     rate.add_argument(
         "--utilisation",
-        type=_number(small, 10),
+        type=number(small, 10),
         default=0.8,
         metavar="SHARE",
         help="rate over what the fleet finishes with all batches full (%(default)g)",
     )
     add(
         "--staleness-ms",
-        type=_number(0),
+        type=number(0),
         default=100.0,
         help="age of telemetry (%(default)s)",
     )
@@ -343,29 +316,29 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     add(
         "--slow-replicas",
-        type=_slow_replicas,
+        type=read_slow,
         default="0",
         metavar="SHARE[:TIMES]",
         help="whose steps take TIMES (2) as long, as beside a neighbour (%(default)s)",
     )
-    add("--prompt-tokens", type=_number(1), default=300.0, help="mean (%(default)g)")
-    add("--output-tokens", type=_number(1), default=200.0, help="mean (%(default)g)")
+    add("--prompt-tokens", type=number(1), default=300.0, help="mean (%(default)g)")
+    add("--output-tokens", type=number(1), default=200.0, help="mean (%(default)g)")
     add(
         "--length-cv",
-        type=_number(0, 10),
+        type=number(0, 10),
         default=1.0,
         help="coefficient of variation of both, lognormal (%(default)g)",
     )
     add(
         "--hard-share",
-        type=_hard_share,
+        type=read_shares,
         default="0.5",
         metavar="SHARE[:LATER]",
         help="of hard requests; LATER holds for the second half (%(default)s)",
     )
     add(
         "--drafts",
-        type=_drafts,
+        type=read_depth,
         default=3,
         help="of a request in a step, at most (%(default)s)",
     )
@@ -386,13 +359,13 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add("--batch", type=read_positive, help="requests in a step (the engine's own)")
     add(
         "--ttft-target-ms",
-        type=_number(small),
+        type=number(small),
         default=500.0,
         help="of goodput (%(default)g)",
     )
     add(
         "--tpot-target-ms",
-        type=_number(small),
+        type=number(small),
         default=10.0,
         help="of goodput (%(default)g)",
     )

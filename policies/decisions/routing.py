@@ -405,8 +405,11 @@ class PrefixHolders:
         return found
 
     def note(self, token_ids: Sequence[int], replica: str) -> None:
-        """Remember that a replica computes this prompt."""
-        for key in self._keys(token_ids):
+        """Remember that a replica computes this prompt.
+
+        Ends are forgotten before beginnings, without which they are of no use.
+        """
+        for key in reversed(self._keys(token_ids)):
             self._holders.pop(key, None)
             self._holders[key] = replica
         while len(self._holders) > self._capacity:

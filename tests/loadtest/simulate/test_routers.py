@@ -12,7 +12,7 @@ import pytest
 from loadtest.simulate.engine import MODELS, load_engine
 from loadtest.simulate.fleet import Targets, measure, run_fleet
 from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
-from loadtest.simulate.routers import choose_ours, find_costs
+from loadtest.simulate.routers import choose_ours, find_costs, find_holder, note_holder
 from loadtest.simulate.state import make_fleet
 from loadtest.simulate.timing import main as time_decisions
 from policies.decisions.fairness import Turn
@@ -38,6 +38,9 @@ class Links(list[Link]):
     def all(self) -> list[Link]:
         return self
 
+    def find(self, replica: str) -> Link:
+        return self[int(replica)]
+
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 64])
 def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
@@ -45,7 +48,8 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
     rng = np.random.default_rng(num_replicas)
     costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 3, 8).costs
     for _ in range(40):
-        fleet = make_fleet(num_replicas, 8, 1, 0)
+        fleet = make_fleet(num_replicas, 8, 1, 0, num_blocks=5 * 20)
+        prefixes = fleet.prefixes
         known = fleet.telemetry
         fleet.depth[:] = rng.integers(0, 4, num_replicas)
         fleet.slowness[:] = rng.uniform(1, 3, num_replicas)
@@ -69,7 +73,7 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
             links.append(
                 Link(
                     offer=SimpleNamespace(
-                        serve_id=str(replica), replica="", num_seats=8
+                        serve_id=str(replica), replica=str(replica), num_seats=8
                     ),
                     state=state,
                     num_held=held,
@@ -92,15 +96,21 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
             known.draws[:] = rng.random(NUM_DRAWS)
             late = rng.random(NUM_SAMPLED)
             numbers = iter([*known.draws, *late])
+            # Five sessions, told apart by their tokens, and as far as they have got.
+            session, num_blocks = rng.integers(0, 5), rng.integers(0, 20)
+            chain = session * 20 + np.arange(num_blocks)
+            num_tokens = 128 * num_blocks + 9
             one = InFlight(
-                SimpleNamespace(prompt_token_ids=[0] * 9),
+                SimpleNamespace(prompt_token_ids=[int(session)] * num_tokens),
                 emitted=[0] * int(rng.integers(0, 2000)),
                 turn=Turn("", 0.0),
             )
-            chosen = choose_ours(fleet, costs, one.num_tokens)
+            held = find_holder(prefixes, chain, num_tokens)
+            chosen = choose_ours(fleet, costs, one.num_tokens, *held)
             if chosen < 0:
                 chosen = fewer_of_two(known.num_sent, num_replicas, late)
             assert routing.choose(one) == str(chosen)
+            note_holder(prefixes, chain, num_tokens, chosen)
             known.num_sent[chosen] += 1
             known.num_prompt_tokens[chosen] += one.num_tokens
             known.can_take[chosen] = known.num_sent[chosen] < 9
