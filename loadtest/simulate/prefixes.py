@@ -2,7 +2,7 @@
 
 Blocks are named so that equal names stand for equal beginnings. Each row of `Prefixes`
 is a list from the block that was met longest ago to the latest one; the last row is the
-router's own memory, as `policies.decisions.routing.PrefixHolders` keeps it.
+router's own memory, as `policies.decisions.prefix_holders` keeps it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.compiled import compiled
+from policies.decisions.prefix_holders import NUM_PREFIXES, PREFIX_BLOCKS, PREFIX_TOKENS
 
-BLOCK_TOKENS = 128
-"""Of a block, where a load does not say: what `PrefixHolders` tells apart."""
+BLOCK_TOKENS = PREFIX_TOKENS
+"""Of a block, where a load does not say."""
 
-HOLDER_TOKENS = 16_384 * BLOCK_TOKENS
+HOLDER_TOKENS = NUM_PREFIXES * BLOCK_TOKENS
 """Remembered of prompts by a router: the capacity of `PrefixHolders`."""
 
-LOOKED_AT = 32 * BLOCK_TOKENS
+LOOKED_AT = PREFIX_BLOCKS * BLOCK_TOKENS
 """Tokens of a prompt that a router looks at, likewise."""
 
 _ABSENT = -1

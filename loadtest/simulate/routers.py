@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from policies.compiled import compiled
 from policies.decisions.routing import (
+    MAX_AHEAD,
     MAX_STATE_AGE_S,
     NUM_COLUMNS,
     NUM_DRAWS,
@@ -202,6 +203,8 @@ def choose_ours(
         if replica < 0:
             continue
         _describe(fleet, costs, replica, loads[looks])
+        if replica == third and loads[looks, 4] - loads[:looks, 4].min() > MAX_AHEAD:
+            continue
         found[looks], cached[looks] = replica, num_cached * (replica == holder)
         looks += 1
     best = find_best(loads[:looks], cached[:looks], num_prompt_tokens, known.learnt[1])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from policies.decisions.prefix_holders import PrefixHolders
 from policies.decisions.routing import (
     MAX_STATE_AGE_S,
     NUM_SAMPLED,
     Candidate,
     CommonShape,
-    PrefixHolders,
     ReplicaLoad,
     choose_replica,
     fewer_of_two,

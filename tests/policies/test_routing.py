@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.decisions.prefix_holders import PrefixHolders
 from policies.decisions.routing import (
+    MAX_AHEAD,
     Candidate,
     Choice,
     CommonShape,
-    PrefixHolders,
     ReplicaLoad,
     choose_replica,
     goodput_gain,
@@ -104,6 +105,17 @@ def test_the_holder_of_the_prefix_is_looked_at_too() -> None:
     loads[39] = replace(LOAD, num_requests=40, tokens_per_step=1.0)
     short = {"num_prompt_tokens": 200, "cached": 128, "holder": 39}
     choice = choose(loads, **short)
+    assert choice is not None
+    assert choice.replica != 39
+
+
+def test_a_holder_that_is_far_ahead_is_not_asked() -> None:
+    loads: list[ReplicaLoad | None] = [LOAD] * 40
+    loads[39] = replace(LOAD, num_requests=LOAD.num_requests + MAX_AHEAD)
+    long = {"num_prompt_tokens": 9_000, "cached": 8_960, "holder": 39}
+    assert choose(loads, **long) == Choice(39, "prefix")
+    loads[39] = replace(LOAD, num_requests=LOAD.num_requests + MAX_AHEAD + 1)
+    choice = choose(loads, **long)
     assert choice is not None
     assert choice.replica != 39
 

@@ -46,14 +46,14 @@ class Links(list[Link]):
 def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
     """Random states; requests in flight count as they come, up to the last seat."""
     rng = np.random.default_rng(num_replicas)
-    costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 3, 8).costs
+    costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 3, 32).costs
     for _ in range(40):
-        fleet = make_fleet(num_replicas, 8, 1, 0, num_blocks=5 * 20)
+        fleet = make_fleet(num_replicas, 32, 1, 0, num_blocks=5 * 20)
         prefixes = fleet.prefixes
         known = fleet.telemetry
         fleet.depth[:] = rng.integers(0, 4, num_replicas)
         fleet.slowness[:] = rng.uniform(1, 3, num_replicas)
-        known.num_sent[:] = known.num_running[:] = rng.integers(0, 9, num_replicas)
+        known.num_sent[:] = known.num_running[:] = rng.integers(0, 33, num_replicas)
         known.num_prompt_tokens[:] = rng.integers(0, 3000, num_replicas)
         known.num_kv_tokens[:] = known.num_running * rng.integers(100, 4000)
         known.tokens_per_step[:] = rng.uniform(1, 4, num_replicas)
@@ -73,7 +73,7 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
             links.append(
                 Link(
                     offer=SimpleNamespace(
-                        serve_id=str(replica), replica=str(replica), num_seats=8
+                        serve_id=str(replica), replica=str(replica), num_seats=32
                     ),
                     state=state,
                     num_held=held,
@@ -92,7 +92,7 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
             draw=lambda: next(numbers),  # noqa: B023
             clock=lambda: 0.0,
         )
-        for _ in range(20):
+        for _ in range(40):
             known.draws[:] = rng.random(NUM_DRAWS)
             late = rng.random(NUM_SAMPLED)
             numbers = iter([*known.draws, *late])
@@ -113,7 +113,7 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
             note_holder(prefixes, chain, num_tokens, chosen)
             known.num_sent[chosen] += 1
             known.num_prompt_tokens[chosen] += one.num_tokens
-            known.can_take[chosen] = known.num_sent[chosen] < 9
+            known.can_take[chosen] = known.num_sent[chosen] < 36
 
 
 @pytest.mark.parametrize("age_s", [0.5, 1.0, 10.0])
