@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loadtest.simulate.engine import MODELS, load_engine
 from loadtest.simulate.fleet import Targets, measure, run_fleet
-from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
+from loadtest.simulate.load import (
+    Drawn,
+    Lengths,
+    Load,
+    draw_requests,
+    parse_arrivals,
+    read_load,
+)
 from loadtest.simulate.prefixes import count_known, keep, make_prefixes
 from loadtest.simulate.sessions import parse_sessions
 
@@ -30,13 +40,9 @@ def test_a_cache_drops_what_was_met_longest_ago() -> None:
         assert prefixes.size[0] == len(expected)
 
 
-def draw(text: str, count: int = 4000, rate: float = 80.0):
+def draw(text: str, count: int = 4000, rate: float = 80.0) -> Drawn:
     load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
-    made = load.__class__(
-        *(load.arrivals, load.prompt, load.output, 0.5, 0.5),
-        sessions=parse_sessions(text),
-    )
-    return draw_requests(made, count, rate, 3)
+    return draw_requests(replace(load, sessions=parse_sessions(text)), count, rate, 3)
 
 
 def test_each_turn_carries_those_before_it() -> None:
@@ -84,7 +90,22 @@ def test_affinity_finds_what_is_cached_and_room_limits_it() -> None:
     assert found["prefix-affinity"] > 0.7
     assert found["ours"] > found["round-robin"] + 0.2
     small = engine.costs._replace(max_kv_tokens=60_000)
-    made = engine.__class__("", small, engine.drafts)
+    made = replace(engine, costs=small)
     run = run_fleet(made, drawn, 4, "prefix-affinity", 0.1, 3)
     share = measure(run.requests, Targets(100, 5))["cached_share"]
     assert share < found["prefix-affinity"] - 0.1
+
+
+def test_mooncake_s_hashes_name_the_blocks(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 9_000 * n, "input_length": 1100, "output_length": 5}
+        | {"hash_ids": [7, 30 + n % 2, 100 + n]}
+        for n in range(10)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    drawn = draw_requests(read_load(path, 0.5, 0.5), 10, 1.0, 0)
+    engine = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
+    found = run_fleet(engine, drawn, 1, "ours", 0.1, 0).requests.num_cached
+    # Two whole blocks of 512: the first is common to all, the second to every other.
+    assert found.tolist() == [0, 512, *[1024] * 8]
