@@ -6,10 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from policies.registry import POLICY_NAMES
 
 DEFAULT_EXTRA_DRAFT_TOKENS = 2
+
+PLAIN_POLICIES = ("none", "fixed")
+"""What vLLM does without us."""
 
 _DEFAULT_DRAFT_TOKENS = {"fixed": 3, "tetris": 2, "dynamic": 5, "goodput": 5}
 
@@ -48,15 +52,21 @@ class Arm:
         """Draft tokens the engine must be able to propose per request."""
         return self.draft_tokens + self.extra_draft_tokens
 
+    def settings(self) -> dict[str, Any]:
+        """Return the section `policy` of a deployment that serves this arm."""
+        found: dict[str, Any] = {"name": self.policy}
+        if self.policy in ("fixed", "tetris"):
+            found["draft_tokens"] = self.draft_tokens
+        if self.policy not in PLAIN_POLICIES:
+            found["max_draft_tokens"] = self.max_depth
+        return found
+
 
 def parse_arm(text: str, others: Mapping[str, int] = MappingProxyType({})) -> Arm:
     """Read an arm: `none`, `fixed:3`, `dynamic:5`, `goodput:5` or `tetris:2+2`.
 
-    Numbers may be left out.
-
-    Args:
-        text: The arm.
-        others: Further names, with the number of draft tokens each has by itself.
+    Numbers may be left out. `others` are further names, with the number of draft tokens
+    that each has by itself.
 
     Raises:
         ValueError: If the policy is unknown or a number makes no sense for it.
@@ -77,15 +87,11 @@ def parse_arm(text: str, others: Mapping[str, int] = MappingProxyType({})) -> Ar
     draft_tokens = int(match["tokens"] or defaults.get(policy, 3))
     if draft_tokens < 1:
         raise ValueError(f"{text!r}: draft tokens must be at least 1")
-    if policy != "tetris":
-        if extra is not None:
-            raise ValueError(
-                f"{text!r}: only tetris takes extra draft tokens; "
-                f"write {policy}:{draft_tokens}"
-            )
-        return Arm(policy, draft_tokens)
-    return Arm(
-        policy,
-        draft_tokens,
-        DEFAULT_EXTRA_DRAFT_TOKENS if extra is None else int(extra),
-    )
+    if policy == "tetris":
+        return Arm(policy, draft_tokens, int(extra or DEFAULT_EXTRA_DRAFT_TOKENS))
+    if extra is not None:
+        raise ValueError(
+            f"{text!r}: only tetris takes extra draft tokens; "
+            f"write {policy}:{draft_tokens}"
+        )
+    return Arm(policy, draft_tokens)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
 from types import FrameType
+
+_asked = Event()
 
 
 @contextmanager
@@ -14,6 +17,7 @@ def interruptible() -> Iterator[None]:
 
     Shells start background jobs with SIGINT ignored.
     """
+    _asked.clear()
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [(number, signal.signal(number, _interrupt)) for number in signals]
     try:
@@ -23,5 +27,12 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def stop_if_asked() -> None:
+    """Raise KeyboardInterrupt again: what is raised inside a finaliser gets lost."""
+    if _asked.is_set():
+        raise KeyboardInterrupt
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    _asked.set()
     raise KeyboardInterrupt

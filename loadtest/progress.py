@@ -18,12 +18,7 @@ class Progress:
     """
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
-        """Begin.
-
-        Args:
-            total: Measurements to be made now.
-            stream: Where to draw; standard error by default.
-        """
+        """Begin with so many to be made, drawn on standard error by default."""
         self._total = total
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()

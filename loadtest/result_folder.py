@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 _SETTINGS_FILE = "settings.json"
 _ENVIRONMENT_FILE = "environment.json"
+_LOG_TAIL_LINES = 15
 
 
 class ResultFolder:
@@ -105,7 +106,10 @@ class ResultFolder:
 
     def _read_json(self, name: str) -> dict[str, Any] | None:
         path = self.folder / name
-        if not path.exists():
-            return None
-        values: dict[str, Any] = json.loads(path.read_text())
-        return values
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def read_tail(log: Path) -> str:
+    """Return the last lines of a log, indented."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join(f"  {line}" for line in lines[-_LOG_TAIL_LINES:])

@@ -244,6 +244,8 @@ def _engine_deployment_options(settings: Settings) -> dict[str, Any]:
     autoscaling: dict[str, Any] = {
         "min_replicas": replicas.min,
         "max_replicas": replicas.max,
+        # One that may go again shows that engines start, and tells fronts of the model.
+        "initial_replicas": max(1, replicas.min),
         "target_ongoing_requests": replicas.target_ongoing_requests,
         "upscale_delay_s": replicas.upscale_delay_s,
         "downscale_delay_s": replicas.downscale_delay_s,

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from serving.commands.bench import add_bench_command
@@ -89,6 +90,13 @@ def _parser() -> argparse.ArgumentParser:
         ),
     )
     _add_deployment_options(doctor)
+    doctor.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FILE.tar.gz",
+        help="write versions, settings without secrets, metrics and the ends of the "
+        "logs into an archive for whoever looks for a fault",
+    )
     doctor.set_defaults(run=_doctor)
 
     check = commands.add_parser(
@@ -202,6 +210,10 @@ def _vllm(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    if args.bundle is not None:
+        from serving.commands.bundle import bundle
+
+        return bundle(_load(args), args.bundle)
     from serving.commands.doctor import doctor
 
     return doctor(_load(args))

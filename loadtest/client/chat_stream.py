@@ -24,23 +24,14 @@ class ChatStream:
     """
 
     def __init__(self, outcome: Outcome) -> None:
-        """Begin.
-
-        Args:
-            outcome: Where to write; times in it are those given to `take`.
-        """
+        """Begin; times in the outcome are those given to `take`."""
         self._outcome = outcome
         self._response_id: str | None = None
         self._num_text_events = 0
         self._is_done = False
 
     def take(self, event: ServerSentEvent, read_s: float) -> None:
-        """Take over the next event.
-
-        Args:
-            event: As it was sent.
-            read_s: When the bytes that completed it were read.
-        """
+        """Take over the next event, completed by bytes that were read at `read_s`."""
         if event.data == _DONE:
             self._is_done = True
             return
@@ -61,11 +52,7 @@ class ChatStream:
             self._take_choice(choice, read_s, has_more_tokens)
 
     def end(self, *, is_complete: bool) -> None:
-        """Conclude when the response has ended.
-
-        Args:
-            is_complete: Whether it ended as HTTP says it must, and between two events.
-        """
+        """Conclude: complete is what ended as HTTP says it must, between two events."""
         outcome = self._outcome
         if not outcome.counted_by_server:
             outcome.output_tokens = self._num_text_events
@@ -148,13 +135,11 @@ def _text_of(choice: dict[str, Any]) -> str:
     delta = choice.get("delta")
     if delta is None:
         return str(choice.get("text") or "")
-    parts = [str(delta[name]) for name in _TEXT_FIELDS if delta.get(name)]
+    parts = [delta.get(name) for name in _TEXT_FIELDS]
     for call in delta.get("tool_calls") or ():
         function = call.get("function") or {}
-        parts += [
-            str(v) for v in (function.get("name"), function.get("arguments")) if v
-        ]
-    return "".join(parts)
+        parts += [function.get("name"), function.get("arguments")]
+    return "".join(str(part) for part in parts if part)
 
 
 def _describe(error: Any) -> str:

@@ -21,8 +21,6 @@ class ClientSample:
     """One second of one process of the client.
 
     Attributes:
-        at_s: Since the run began.
-        process: Which process.
         cpu: Share of one core; a process of Locust cannot use more than 1.
         lag_p99_ms: How late a timer of 20 ms fired; all that is read from the network
             is seen that late, and nothing in the client knows it. Timers that one
@@ -49,13 +47,7 @@ class ClientSample:
 def watch_client(
     process: str, began_s: float, report: Callable[[ClientSample], None]
 ) -> None:
-    """Report once a second, until the greenlet is killed.
-
-    Args:
-        process: Name of this process.
-        began_s: `time.perf_counter()` at the begin of the run.
-        report: Takes every sample.
-    """
+    """Report once a second of a run, until the greenlet is killed."""
     own = psutil.Process()
     cpu_s, since_s = _cpu_seconds(own), time.perf_counter()
     psutil.cpu_percent()

@@ -6,35 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-CUT = "cut"
-"""The stream ended without a finish reason or its end marker: the reply is a part."""
-
-CORRUPT = "corrupt"
-"""The stream contradicts itself, e.g. two replies mixed in one."""
-
-STREAM_ERROR = "stream_error"
-"""The server reported an error after the stream had begun."""
-
-MALFORMED = "malformed"
-"""An event that is no JSON object, or bytes that are no HTTP."""
-
-EMPTY = "empty"
-"""A stream that ended properly without a single token."""
-
-CONNECTION = "connection"
-"""No connection, or it was closed before the response began."""
-
-TIMEOUT = "timeout"
-"""Nothing came for the read timeout, or the whole took too long."""
-
-HTTP_PREFIX = "http_"
-"""Followed by the status of a response that is no success."""
-
-UNFINISHED = "unfinished"
-"""Not answered when the run's time to drain was over."""
-
-CLIENT_DROPPED = "client_dropped"
-"""We closed the connection ourselves, as chaos asked; no failure of the server."""
+# How a request can fail.
+CUT = "cut"  # The stream ended without finish reason or end marker: a part of a reply.
+CORRUPT = "corrupt"  # The stream contradicts itself, e.g. two replies mixed in one.
+STREAM_ERROR = "stream_error"  # The server reported an error within the stream.
+MALFORMED = "malformed"  # An event that is no JSON object, or bytes that are no HTTP.
+EMPTY = "empty"  # A stream that ended properly without a single token.
+CONNECTION = "connection"  # There was none, or it closed before the response began.
+TIMEOUT = "timeout"  # Nothing came for the read timeout, or the whole took too long.
+HTTP_PREFIX = "http_"  # Followed by the status of a response that is no success.
+UNFINISHED = "unfinished"  # Not answered when the run's time to drain was over.
+CLIENT_DROPPED = "client_dropped"  # Closed by us, as asked: no failure of the server.
 
 
 @dataclass(slots=True)
@@ -43,24 +25,18 @@ class Outcome:
 
     Attributes:
         id: Sent to the server as `X-Request-Id`.
-        workload: Where its prompt comes from.
         turn: Position in its conversation, from 0.
         scheduled_s: When it should have been sent. Differs from `sent_s` only in open
             loop, where latency counts from here: a client that comes late must not
             make the server look faster (coordinated omission).
-        sent_s: When its connection was asked for.
         first_s: When the first token arrived.
-        last_s: When the latest token arrived.
+        last_s: When the latest one did.
         end_s: When the response ended, one way or the other.
         gaps_ms: Times between deliveries of tokens. What was read at once is one
             delivery, however many tokens or events it carries.
-        num_deliveries: Deliveries of tokens.
-        prompt_tokens: As the server counted them.
-        cached_tokens: The part of them found in the prefix cache.
+        cached_tokens: The part of the prompt found in the prefix cache.
         output_tokens: As the server counted them; otherwise text events, a lower bound.
         counted_by_server: Whether the server counted them.
-        finish_reason: As the server gave it.
-        status: HTTP status.
         failure: None for success, else one of the kinds above.
         detail: What the server or the network said about a failure.
     """
@@ -141,12 +117,7 @@ class Outcome:
         return 1e3 * (self.last_s - self.scheduled_s)
 
     def meets(self, ttft_target_ms: float | None, tpot_target_ms: float | None) -> bool:
-        """Tell whether it counts towards goodput: complete, and within both targets.
-
-        Args:
-            ttft_target_ms: Longest time to the first token; None for any.
-            tpot_target_ms: Longest time per output token; None for any.
-        """
+        """Tell whether it counts towards goodput: complete, and within both targets."""
         if not self.is_ok or self.ttft_ms is None:
             return False
         tpot_ms = self.tpot_ms or 0.0

@@ -15,9 +15,7 @@ from .outcome import Outcome
 class Records:
     """One run: outcomes in the order of their ends, and the client's own samples.
 
-    Attributes:
-        epoch_s: When it began, by the wall clock; None if it never did.
-        num_processes: Of the client; None in records from before it was noted.
+    Older records do not tell the number of the client's processes.
     """
 
     epoch_s: float | None = None

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event.
-
-    Attributes:
-        data: Its data lines, joined by newlines.
-        event: Its type; empty when none was given.
-    """
+    """One event: its data lines, joined by newlines, and its type if one was given."""
 
     data: str
     event: str = ""
@@ -43,13 +38,7 @@ class SseDecoder:
         return not (self._rest or self._data)
 
     def feed(self, piece: bytes) -> Iterator[ServerSentEvent]:
-        """Take over the next piece of the stream.
-
-        Args:
-            piece: Bytes as they were read.
-
-        Yields:
-            The events that it completes, oldest first.
+        """Yield the events that the next piece of the stream completes, oldest first.
 
         Raises:
             UnicodeDecodeError: If a complete line is not UTF-8.

@@ -56,14 +56,7 @@ class StreamingClient:
         read_timeout_s: float = 120.0,
         total_timeout_s: float = 600.0,
     ) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            host: e.g. `http://127.0.0.1:8000`; a path in it is put before `path`.
-            path: Where requests are posted.
-            headers: Sent with every request.
-            read_timeout_s: Longest time without a byte.
-            total_timeout_s: Longest time of one request.
+        """Connect to nothing yet; a path of the host's is put before `path`.
 
         Raises:
             ValueError: If `host` is no HTTP address.
@@ -109,11 +102,9 @@ class StreamingClient:
         Args:
             body: The request; must ask for a stream.
             outcome: With id and time of schedule filled in.
-            began_s: `time.perf_counter()` at the begin of the run, from which all
-                times of the outcome count.
+            began_s: `time.perf_counter()` at the begin of the run.
             drop: Whether to close the connection ourselves, after the first token.
-            give_up_s: When to stop waiting because the run is over, in seconds of the
-                run; the request is then unfinished, not failed.
+            give_up_s: When the run is over: the request is then unfinished, not failed.
         """
         payload = json.dumps(body).encode()
         headers = {**self._headers, "X-Request-Id": outcome.id}

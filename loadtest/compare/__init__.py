@@ -1,4 +1,4 @@
-"""Arms in turn: `tetris-serve bench http`, or ``python -m loadtest.compare``.
+"""Arms in turn over HTTP: `tetris-serve bench http`.
 
 ``cli``, ``conditions``, ``runner``
     The command, what it measures, and the loop that goes through it.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loadtest.arms import PLAIN_POLICIES
 from loadtest.arms import Arm as Policy
 from loadtest.arms import parse_arm as parse_policy
-
-PLAIN_POLICIES = ("none", "fixed")
-"""What vLLM does without us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +30,11 @@ class Arm:
 
     def up_arguments(self) -> list[str]:
         """Return the options of `tetris-serve up` or `vllm` that make it this arm."""
-        policy = self.policy
-        if policy is None:
-            raise ValueError(f"{self.name} is not served by tetris-serve up")
-        arguments = ["--policy", policy.policy]
-        if policy.policy in {"fixed", "tetris"}:
-            arguments += ["--set", f"policy.draft_tokens={policy.draft_tokens}"]
-        if policy.policy not in PLAIN_POLICIES:
-            arguments += ["--set", f"policy.max_draft_tokens={policy.max_depth}"]
+        assert self.policy is not None  # It is served by us or by vLLM alone.
+        numbers = self.policy.settings()
+        arguments = ["--policy", numbers.pop("name")]
+        for name, number in numbers.items():
+            arguments += ["--set", f"policy.{name}={number}"]
         return arguments
 
 

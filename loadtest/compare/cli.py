@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-from loadtest.argument_types import read_minutes, read_positive
-from loadtest.client.errors import LoadTestError
+from loadtest.argument_types import read_positive
+from loadtest.bench_command import make_parser as make_bench_parser
+from loadtest.bench_command import run_command, say
 from loadtest.load.arrivals import parse_load
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, add_option
 from loadtest.report.objectives import parse_objective
@@ -22,45 +22,24 @@ from loadtest.report.summary import Limits
 from .arms import parse_arm
 from .runner import SENT, Runner, Store
 
-EXIT_FAILED = 1
-EXIT_MORE_TO_DO = 3
-EXIT_INTERRUPTED = 130
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("presets.yaml").read_text()
 )
+_PROG = "tetris-serve bench http"
 _DURATION_S = 60.0
 _SOAK_S = 3600.0
 
 T = TypeVar("T")
 
 
-def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
-    """Run an experiment.
-
-    Args:
-        arguments: Command line; by default the process's own.
-        prog: Name of the program in messages.
-
-    Returns:
-        Exit status: 0 when everything is measured and every objective met, 1 after an
-        error that is explained or when an objective is missed, 2 for options that
-        cannot work, 3 when `--minutes` ran out with work left, 130 after Ctrl-C.
-    """
+def main(arguments: Sequence[str] | None = None, prog: str = _PROG) -> int:
+    """Run an experiment; with an objective missed the status is 1."""
     options = parse_options(arguments, prog)
-    try:
-        return _run(options)
-    except KeyboardInterrupt:
-        sys.stderr.write(
-            "\nstopped; finished runs are kept, the same command goes on from there\n"
-        )
-        return EXIT_INTERRUPTED
-    except LoadTestError as error:
-        sys.stderr.write(f"\nerror: {error}\n")
-        return EXIT_FAILED
+    return run_command(lambda: _run(options))
 
 
 def parse_options(
-    arguments: Sequence[str] | None = None, prog: str | None = None
+    arguments: Sequence[str] | None = None, prog: str = _PROG
 ) -> argparse.Namespace:
     """Read the command line; what is not given comes from the preset."""
     parser = make_parser(prog)
@@ -80,20 +59,16 @@ def parse_options(
     return options
 
 
-def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
+def make_parser(prog: str = _PROG) -> argparse.ArgumentParser:
     """Build the parser."""
-    presets = (f"  {name:<10}{one['summary']}" for name, one in PRESETS.items())
-    parser = argparse.ArgumentParser(
-        prog=prog or "python -m loadtest.compare",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Put load on OpenAI-compatible endpoints and compare them. Every "
-        "arm is started,\nwarmed up, measured and stopped in turn, round by round. "
+    parser = make_bench_parser(
+        prog,
+        "Put load on OpenAI-compatible endpoints and compare them. Every arm is "
+        "started,\nwarmed up, measured and stopped in turn, round by round. "
         "Interrupted, the same\ncommand goes on where it was.",
-        epilog="\n".join(("presets:", *presets)),
+        PRESETS,
     )
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="for report and data")
-    add("--preset", choices=PRESETS, help="values for other options")
 
     def add_text(name: str, default: Any, text: str, **more: Any) -> None:
         add(name, default=default, help=text, metavar="TEXT", **more)
@@ -150,32 +125,25 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         parse_objective,
     )
     add("--rounds", type=read_positive, default=3, help="of all arms (default: 3)")
-    add("--minutes", type=read_minutes, help="then exit with 3 if needed")
     add("--soak", action="store_true", help="fail when the server's processes grow")
-    add("--restart", action="store_true", help="discard what the folder holds")
     return parser
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> tuple[bool, bool]:
     store = Store(options.output)
     if options.restart:
         store.clear()
-    is_complete = Runner(options, store).measure()
+    is_complete = Runner(options, store).measure(options.minutes)
     runs, missed = store.runs(), []
     if runs:
         results = write_results(store, runs, options.objective)
-        sys.stderr.write(f"\nreport: {write_page(store, runs, results)}\n")
+        say(f"\nreport: {write_page(store, runs, results)}")
         missed = [one for one in results["objectives"] if not one["is_met"]]
     for one in missed:
         note = f" ({one['note']})" if one["note"] else ""
-        sys.stderr.write(
-            f"missed: {one['objective']} in {one['where']}: "
-            f"found {one['found']}{note}\n"
-        )
-    if not is_complete:
-        sys.stderr.write("not everything is measured yet: run the same command again\n")
-        return EXIT_MORE_TO_DO
-    return EXIT_FAILED if missed else 0
+        found = f"found {one['found']}{note}"
+        say(f"missed: {one['objective']} in {one['where']}: {found}")
+    return is_complete, not missed
 
 
 def _one(read: Callable[[str], T]) -> Callable[[str], T]:

@@ -16,18 +16,17 @@ from pathlib import Path
 
 import psutil
 
-import loadtest
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
+from loadtest.environment import REPO
+from loadtest.result_folder import read_tail
 
 from .arms import Arm
 
-REPO = Path(loadtest.__file__).resolve().parents[1]
 _START_TIMEOUT_S = 900.0
 _STOP_TIMEOUT_S = 180.0
 _READY = "Ctrl-C stops everything"
 _METRICS = re.compile(r"metrics\s+(http://\S+)")
-_LOG_TAIL_LINES = 15
 _EXPORT_PERIOD_S = 4.0
 """Of what we start: every process of Ray exports its metrics, and its agent takes them
 in, so that a short period is felt beside an engine on few cores."""
@@ -39,13 +38,9 @@ _VLLM_SETTLE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A server that answers.
+    """A server that answers, and how far its Prometheus pages lag behind.
 
-    Attributes:
-        endpoint: Where.
-        metrics_urls: Prometheus pages.
-        settle_s: How far they lag behind.
-        pid: The process that all of it descends from; None for someone else's.
+    All of it descends from `pid`, if it is ours.
     """
 
     endpoint: Endpoint
@@ -56,12 +51,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Starts arms, from a deployment file and `section.setting=value`.
-
-    Attributes:
-        logs: Folder for servers' output.
-        headers: Of every request, e.g. an API key.
-    """
+    """Starts arms, from a deployment file and `section.setting=value`."""
 
     logs: Path
     config: str = ""
@@ -172,12 +162,6 @@ def run_logged(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def read_tail(log: Path) -> str:
-    """Return the last lines of a log, indented."""
-    lines = log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-    return "\n".join(f"  {line}" for line in lines)
 
 
 def find_free_port() -> int:

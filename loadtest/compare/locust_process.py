@@ -13,8 +13,9 @@ import psutil
 import loadtest
 from loadtest.client.errors import LoadTestError
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, LoadOptions
+from loadtest.result_folder import read_tail
 
-from .deployment import find_free_port, read_tail, run_logged
+from .deployment import find_free_port, run_logged
 
 _LOCUSTFILE = Path(loadtest.__file__).with_name("locustfile.py")
 _PERIOD_S = 0.2
@@ -22,19 +23,9 @@ _SPARE_S = 90.0
 
 
 def run_locust(
-    options: LoadOptions,
-    log: Path,
-    *,
-    processes: int = 1,
-    nice: int | None = None,
+    options: LoadOptions, log: Path, *, processes: int = 1, nice: int | None = None
 ) -> None:
-    """Put load on an endpoint and wait for the end.
-
-    Args:
-        options: What is sent; `records` must name a file.
-        log: Where Locust's own words go.
-        processes: Of the client.
-        nice: Their priority; None leaves it.
+    """Put load on an endpoint and wait for the end; the options must name `records`.
 
     Raises:
         LoadTestError: If Locust fails or does not end, with the end of its log.

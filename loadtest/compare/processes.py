@@ -65,10 +65,8 @@ def find_victims(pid: int, kind: str) -> list[psutil.Process]:
 
 
 def _find_role(process: psutil.Process | None) -> str:
-    if process is None:
-        return _OTHER
-    command = " ".join(process.cmdline())
-    if _SPAWNED in command:
+    command = " ".join(process.cmdline()) if process else ""
+    if process and _SPAWNED in command:
         return _ROLE_BELOW.get(_find_role(process.parent()), "engine")
     return role_of(command)
 
@@ -94,6 +92,5 @@ def sample(pid: int) -> list[dict[str, Any]]:
         pids, memory_mib, num_fds, num_threads = zip(*found, strict=True)
         row = {"epoch_s": now_s, "role": role, "pids": sorted(pids)}
         row |= {"num_processes": len(found), "memory_mib": round(sum(memory_mib), 2)}
-        row |= {"num_fds": sum(num_fds), "num_threads": sum(num_threads)}
-        rows.append(row)
+        rows.append(row | {"num_fds": sum(num_fds), "num_threads": sum(num_threads)})
     return rows

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, compress, read_records
-from loadtest.environment import (
-    describe_machine,
-    describe_piece,
-    describe_versions,
-)
-from loadtest.interrupts import interruptible
+from loadtest.environment import describe_machine, describe_versions
+from loadtest.experiment import Experiment, Turn
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
 from loadtest.load.workloads import make_workload
-from loadtest.progress import Progress
 from loadtest.report.page import write_results
 from loadtest.report.summary import Limits, Targets, summarise
 from loadtest.result_folder import ResultFolder
@@ -67,20 +62,19 @@ class Store(ResultFolder):
         return list({_key_of(run): run for run in self.records()}.values())
 
 
-class Runner:
-    """One invocation on one output folder."""
+class Runner(Experiment[Arm, Cell, Deployment]):
+    """Arms that are started once a round and go through all cells.
+
+    The next round begins with another arm, so that what drifts falls on all alike.
+    """
 
     def __init__(self, options: argparse.Namespace, store: Store) -> None:
         """Check that all fits together, also with what the folder holds.
 
-        Args:
-            options: As `cli` parses them.
-            store: Where results go.
-
         Raises:
             LoadTestError: If it does not.
         """
-        self._options, self._store = options, store
+        self._options, self._store, self._started_s = options, store, 0.0
         self._sent = make_load_options(options)
         self._logs = store.folder / "logs"
         self._cells = list(itertools.product(options.workloads, options.loads))
@@ -91,41 +85,13 @@ class Runner:
             headers=read_header(options.header),
         )
         store.check_conditions(describe_conditions(options))
+        is_ours = any(arm.policy for arm in options.arms)
+        models = describe_models(options.config, options.set) if is_ours else {}
+        environment = {"machine": describe_machine(), "versions": describe_versions()}
+        super().__init__(store, environment | {"models": models})
 
-    def measure(self) -> bool:
-        """Measure what is missing; every finished run is kept.
-
-        An arm is started once a round and goes through all cells; the next round
-        begins with another arm, so that what drifts falls on all of them alike.
-
-        Returns:
-            Whether everything has been measured before `--minutes` were over.
-        """
-        turns = self._missing_turns()
-        if not turns:
-            return True
-        self._note_environment()
-        deadline_s = time.monotonic() + 60 * (self._options.minutes or math.inf)
-        progress = Progress(sum(len(cells) for _, _, cells in turns))
-        for workload, load in (cell for _, _, cells in turns for cell in cells):
-            progress.expect(f"{workload} {load.name}", 1)
-        with interruptible():
-            for number, arm, cells in turns:
-                if time.monotonic() > deadline_s:
-                    return False
-                started_s = round(time.time(), 3)
-                with self._launcher.run(arm, progress.say) as deployment:
-                    self._warm_up(arm, deployment)
-                    for cell in cells:
-                        if time.monotonic() > deadline_s:
-                            return False
-                        run = self._measure(number, arm, cell, deployment, progress)
-                        self._store.append_record(run | {"started_s": started_s})
-                        runs = self._store.runs()
-                        write_results(self._store, runs, self._options.objective)
-        return True
-
-    def _missing_turns(self) -> list[tuple[int, Arm, list[Cell]]]:
+    def find_turns(self) -> list[Turn[Arm, Cell]]:
+        """Return rounds, arm by arm."""
         done = {_key_of(run) for run in self._store.runs()}
         arms, turns = self._options.arms, []
         for number in range(1, self._options.rounds + 1):
@@ -137,22 +103,21 @@ class Runner:
                     if (number, arm.name, workload, load.name) not in done
                 ]
                 if missing:
-                    turns.append((number, arm, missing))
+                    turns.append(Turn(number, [arm], missing))
         return turns
 
-    def _note_environment(self) -> None:
-        options = self._options
-        is_ours = any(arm.policy for arm in options.arms)
-        models = describe_models(options.config, options.set) if is_ours else {}
-        pieces = self._store.environment().get("pieces", [])
-        self._store.write_environment(
-            {
-                "machine": describe_machine(),
-                "versions": describe_versions(),
-                "models": models,
-                "pieces": [*pieces, describe_piece()],
-            }
-        )
+    def name_of(self, cell: Cell) -> str:
+        """Return workload and load."""
+        return f"{cell[0]} {cell[1].name}"
+
+    @contextmanager
+    def start(self, turn: Turn[Arm, Cell]) -> Iterator[Deployment]:
+        """Start an arm, or find it running."""
+        (arm,) = turn.arms
+        self._started_s = round(time.time(), 3)
+        with self._launcher.run(arm, self.progress.say) as deployment:
+            self._warm_up(arm, deployment)
+            yield deployment
 
     def _warm_up(self, arm: Arm, deployment: Deployment) -> None:
         seconds = self._options.warm_up
@@ -193,31 +158,24 @@ class Runner:
         )
         return records
 
-    def _measure(
-        self,
-        number: int,
-        arm: Arm,
-        cell: Cell,
-        deployment: Deployment,
-        progress: Progress,
-    ) -> dict[str, Any]:
-        options, (workload, load) = self._options, cell
-        cell_name = f"{workload} {load.name}"
-        name = f"{number}-{Path(workload).name}-{load.name}-{arm.name}"
-        began_s = time.monotonic()
-        with Scraper(deployment, samples_processes=options.soak) as seen:
+    def measure_cell(self, turn: Turn[Arm, Cell], cell: Cell, up: Deployment) -> None:
+        """Put load on an arm, and keep what came of it."""
+        options, (arm,), (workload, load) = self._options, turn.arms, cell
+        cell_name, began_s = self.name_of(cell), time.monotonic()
+        name = f"{turn.round}-{Path(workload).name}-{load.name}-{arm.name}"
+        with Scraper(up, samples_processes=options.soak) as seen:
             records = self._send(
-                deployment,
+                up,
                 re.sub(r"[^\w.=-]", "_", name),
                 options.processes,
                 load=load.name,
                 workload=workload,
                 # Equal for all arms: they get the same requests. Not for all cells:
                 # the prefix cache would know those of the one before.
-                seed=f"{options.seed}/{number}/{cell_name}",
+                seed=f"{options.seed}/{turn.round}/{cell_name}",
             )
         read = read_records(records)
-        place = {"round": number, "arm": arm.name, "workload": workload}
+        place = {"round": turn.round, "arm": arm.name, "workload": workload}
         place["load"] = load.name
         run = {
             **place,
@@ -237,10 +195,12 @@ class Runner:
             "timeline": seen.timeline,
             "server_problems": seen.problems[:10],
             "process_samples": seen.process_samples,
+            "started_s": self._started_s,
         }
         told = f"{arm.name} {cell_name}: {_say(run)}"
-        progress.advance(cell_name, time.monotonic() - began_s, told)
-        return run
+        self.progress.advance(cell_name, time.monotonic() - began_s, told)
+        self._store.append_record(run)
+        write_results(self._store, self._store.runs(), options.objective)
 
     def _summarise(self, read: Records, is_open: bool) -> dict[str, Any]:
         options = self._options

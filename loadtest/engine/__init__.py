@@ -6,8 +6,8 @@ process of its own, which `serving.offline` configures as a server's.
 ``cli``, ``plan``, ``presets.yaml``, ``models``, ``workloads``
     The command: what is compared, on which models and requests.
 ``run``, ``store``, ``pool``
-    The controller that goes through rounds, cells, blocks and arms; results on disk;
-    processes, which end with the controller.
+    What `loadtest.experiment` goes through: blocks of requests, taken by arms in turn;
+    results on disk; processes, which end with the controller.
 ``worker``, ``closed_loop``, ``measurement``, ``watch``
     Inside an arm's process: what is driven, and noted of requests and planner.
 ``summary``, ``report``, ``results.md.jinja``, ``plots``

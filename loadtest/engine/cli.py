@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.argument_types import read_minutes, read_positive
+from loadtest.argument_types import read_positive
+from loadtest.bench_command import make_parser, run_command, say
 from loadtest.client.errors import LoadTestError
-from loadtest.load.workloads import make_workload
-from loadtest.models.recipe import DRAFT_DIR, REPO, TARGET_DIR
+from loadtest.environment import REPO
+from loadtest.load.workloads import GENERATED, make_workload
+from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from serving.offline import find_model
 
 from .models import check_models
@@ -19,65 +20,40 @@ from .plots import draw
 from .report import write_results
 from .run import Bench
 from .store import Store
-from .workloads import DRIFTS, WORKLOADS, RequestMaker
-
-EXIT_FAILED = 1
-EXIT_MORE_TO_DO = 3
-EXIT_INTERRUPTED = 130
+from .workloads import RequestMaker
 
 
 def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench engine"
 ) -> int:
-    """Run the benchmark.
-
-    Args:
-        arguments: Command line; by default the process's own.
-        prog: Name of the program in messages.
-
-    Returns:
-        Exit status: 0 when everything is measured, 1 after an error that is explained,
-        3 when `--minutes` ran out with work left, 130 after Ctrl-C.
-    """
+    """Run the benchmark; the status is that of `run_command`."""
     options = parse(arguments, prog)
-    try:
-        store = Store(options.output)
-        complete = options.report_only or _measure(options, store)
-        if complete or store.done():
-            draw(write_results(store), options.output / "results.png")
-    except KeyboardInterrupt:
-        sys.stderr.write(
-            "\nstopped; finished groups are kept, the same command goes on from there\n"
-        )
-        return EXIT_INTERRUPTED
-    except LoadTestError as error:
-        sys.stderr.write(f"\nerror: {error}\n")
-        return EXIT_FAILED
-    sys.stderr.write(f"\nresults are in {options.output}\n")
-    if not complete:
-        sys.stderr.write("not everything is measured yet: run the same command again\n")
-        return EXIT_MORE_TO_DO
-    return 0
+    return run_command(lambda: (_run(options), True))
+
+
+def _run(options: argparse.Namespace) -> bool:
+    store = Store(options.output)
+    is_complete = options.report_only or _measure(options, store)
+    if is_complete or store.done():
+        draw(write_results(store), options.output / "results.png")
+    say(f"\nresults are in {options.output}")
+    return is_complete
 
 
 def _measure(options: argparse.Namespace, store: Store) -> bool:
     gpu = find_gpu() if options.device == "gpu" else None
     try:
-        options.target = find_model(str(options.target), _say)
+        options.target = find_model(str(options.target), say)
     except ValueError as error:
         raise LoadTestError(f"--target: {error}") from None
     check_models(options.target, options.draft)
     plan = make_plan(options, gpu)
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
-    for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
+    for name in {cell.workload for cell in plan.cells}:
         make_workload(name, "")  # Told before engines start if it cannot be.
     if options.restart:
         store.clear()
     return Bench(plan, store, requests).measure(options.minutes)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
 
 
 def parse(
@@ -95,33 +71,26 @@ def parse(
 
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=(
-            "Compare speculation policies on the real engine, offline. Every policy "
-            "gets an\nengine in a process of its own; they take turns on the same "
-            "requests, and start anew\nin every round. Interrupted, the same command "
-            "goes on where it was.\n\nWith --device gpu one engine at a time goes "
-            "through all cells of a round."
-        ),
-        epilog="presets, whose values stand where an option is not given:\n"
-        + "\n".join(f"  {name:<8}{one['summary']}" for name, one in PRESETS.items()),
+    parser = make_parser(
+        prog,
+        "Compare speculation policies on the real engine, offline. Every policy "
+        "gets an\nengine in a process of its own; they take turns on the same "
+        "requests, and start anew\nin every round. Interrupted, the same command "
+        "goes on where it was.\n\nWith --device gpu one engine at a time goes "
+        "through all cells of a round. Without\n--preset it is sweep, or gpu.",
+        PRESETS,
     )
     add = parser.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="of the results")
-    add("--preset", choices=PRESETS, help="default: sweep; with --device gpu, gpu")
     add(
         "--policies",
         metavar="LIST",
-        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; cold:8 is the engine "
-        "of goodput:8 held at depth 0; adaptive:5 is vLLM's own adaptive verification, "
-        "on GPUs alone",
+        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; adaptive:5 is vLLM's "
+        "own adaptive verification, on GPUs alone",
     )
     add(
         "--workloads",
         metavar="LIST",
-        help=f"of {', '.join(WORKLOADS)}, or files as `bench http` takes them",
+        help=f"of {', '.join(GENERATED)}, or files as `bench http` takes them",
     )
     add("--temperatures", metavar="LIST", help="e.g. 0,1")
     add("--concurrency", metavar="LIST", help="requests in flight, e.g. 1,4,16")
@@ -143,12 +112,5 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="of the engines")
-    add(
-        "--minutes",
-        type=read_minutes,
-        metavar="N",
-        help="begin nothing new after this long; exits with 3 if work is left",
-    )
-    add("--restart", action="store_true", help="discard what the folder holds")
     add("--report-only", action="store_true", help="only write tables and plots anew")
     return parser

@@ -21,13 +21,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class LoopRecord:
-    """What happened, in seconds of the loop's clock.
-
-    Attributes:
-        steps: When each step ended, and what it brought, in order.
-        marks: When the steady part began (`start`) and ended (`end`), and when
-            conditions changed (`switch`), if they did.
-    """
+    """When steps ended, and what they brought; `start` and `end` of the steady part."""
 
     steps: Sequence[tuple[float, list[Delivery]]]
     marks: dict[str, float]
@@ -40,7 +34,6 @@ def run_closed_loop(
     concurrency: int,
     *,
     on_mark: Callable[[str], None],
-    switch_at: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoopRecord:
     """Run requests with exactly `concurrency` of them in flight.
@@ -51,14 +44,7 @@ def run_closed_loop(
     more or less would fall behind it, by how many end in the same step: a tenth of a
     short cell's time.
 
-    Args:
-        add: Admits a request by its number.
-        step: Runs an engine step.
-        num_requests: At least `REQUESTS_TO_BE_STEADY` for each one in flight.
-        concurrency: How many are in flight.
-        on_mark: Called with `start`, `switch` and `end` when they are reached.
-        switch_at: The request before whose admission `switch` is marked.
-        clock: Seconds.
+    `on_mark` is called with `start` and `end` when they are reached.
     """
     assert num_requests >= REQUESTS_TO_BE_STEADY * concurrency
     steps: list[tuple[float, list[Delivery]]] = []
@@ -73,8 +59,6 @@ def run_closed_loop(
     now_s = clock()
     while num_finished < num_requests:
         while num_added < num_requests and num_added - num_finished < concurrency:
-            if num_added == switch_at:
-                mark("switch")
             add(num_added)
             num_added += 1
         deliveries = step()

@@ -26,8 +26,7 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         request, the bonus token included: 1 without speculation. Inter-token latency
         is the time between two deliveries to a request; one delivery may carry
         several tokens. `time_per_token_p50_ms` is the median over requests of their
-        decoding time per token. `phases` are tokens per second before and after
-        conditions changed. `digests` are of the replies of all requests.
+        decoding time per token. `digests` are of the replies of all requests.
     """
     start_s, end_s = record.marks["start"], record.marks["end"]
     frame = pd.DataFrame(
@@ -45,7 +44,7 @@ def measure(record: LoopRecord) -> dict[str, Any]:
     # The prompt's own pass yields the first token, which follows none.
     decode = steady.dropna()
     spent = decode.groupby("request")[["gap_ms", "tokens"]].sum()
-    found = {
+    return {
         "window_s": end_s - start_s,
         "num_steps": sum(start_s < step_s <= end_s for step_s, _ in record.steps),
         "num_tokens": int(steady["tokens"].sum()),
@@ -53,7 +52,6 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         "itl_p50_ms": decode["gap_ms"].quantile(0.5),
         "itl_p99_ms": decode["gap_ms"].quantile(0.99),
         "time_per_token_p50_ms": (spent["gap_ms"] / spent["tokens"]).median(),
-        "phases": None,
         "num_requests": len(replies),
         "num_output_tokens": int(frame["tokens"].sum()),
         "digests": [
@@ -61,14 +59,6 @@ def measure(record: LoopRecord) -> dict[str, Any]:
             for reply in replies
         ],
     }
-    switch_s = record.marks.get("switch", end_s)
-    if start_s < switch_s < end_s:
-        before = int(steady["tokens"][steady["end_s"] <= switch_s].sum())
-        found["phases"] = {
-            "before": before / (switch_s - start_s),
-            "after": (found["num_tokens"] - before) / (end_s - switch_s),
-        }
-    return found
 
 
 class Counters:
@@ -88,12 +78,10 @@ class Counters:
         self._others = max(0.0, psutil.cpu_percent() - own) / 100
 
     def result(self) -> dict[str, Any]:
-        """Return what happened between the marks.
+        """Return what happened between the marks; None where nobody counted.
 
-        Returns:
-            Plain values; None where nobody counted. `other_cpu_share` is the share of
-            the machine's cores that other processes, and its host, used. The planner's
-            errors, of step times and of calibration, are those of its last steps.
+        `other_cpu_share` is the share of the machine's cores that other processes, and
+        its host, used. The planner's errors are those of its last steps.
         """
         first, last = self._marks
         planner = {} if last is None else last.get("planner", {})

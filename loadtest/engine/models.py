@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 from loadtest.client.errors import LoadTestError
+from loadtest.environment import REPO
 from loadtest.model_files import count_parameters, digest_model
-from loadtest.models.recipe import REPO
 
 _CACHE = REPO / ".cache" / "engine_bench"
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -23,11 +23,7 @@ _ENGINE_BYTES = 800 << 20
 
 
 def check_models(target: Path, draft: Path) -> None:
-    """Check that two directories hold models, and the target's a tokenizer too.
-
-    Raises:
-        LoadTestError: If one does not; the message names the option.
-    """
+    """Raise unless both directories hold models, and the target's a tokenizer too."""
     needed = ["config.json", "*.safetensors"]
     for option, path, files in (
         ("--target", target, [*needed, "tokenizer.json"]),
@@ -52,10 +48,7 @@ def size_kv_cache(
     length: int,
     num_engines: int,
 ) -> int:
-    """Return bytes of KV cache with which no request ever waits for memory.
-
-    Every engine gets the room of both models, for so many requests in flight of so
-    many tokens.
+    """Return bytes of KV cache, of both models, with which no request waits for memory.
 
     Raises:
         LoadTestError: If the engines do not fit side by side; the kernel would end
@@ -90,9 +83,6 @@ def pad(source: Path, num_parameters: int) -> Path:
     """Return a copy of a model with the same function and more parameters.
 
     Made once for each source and size, and kept.
-
-    Raises:
-        LoadTestError: If the source cannot be padded to this size.
     """
     output = _CACHE / f"{source.name}-{num_parameters}-{digest_model(source)[:8]}"
     if not output.exists():

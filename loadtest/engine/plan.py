@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -22,19 +23,14 @@ PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
 DEFAULTS = PRESETS.pop("defaults")
 """Values for what a preset does not say."""
 
-COLD = "cold"
-"""The engine of `goodput` held at depth 0: beside `none` it shows what that costs."""
-
 UPSTREAM = "adaptive"
 """vLLM's own adaptive verification, which only a GPU's engine has."""
 
-NEIGHBOUR = "drift-neighbour"
-"""The workload beside which another process takes a core on the way."""
-
-_ONLY_ON = {COLD: "cpu", NEIGHBOUR: "cpu", UPSTREAM: "gpu"}
-_SHORT = ("easy", "hard", "mixed", NEIGHBOUR)
+_SHORT = ("easy", "hard", "mixed")
 _MAX_SHORT_TOKENS, _MAX_LONG_TOKENS = 320, 1200
 _MAX_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +54,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Requests that an engine answers in one go.
-
-    Attributes:
-        prompts: Token ids of each request, in the order of admission.
-        concurrency: Requests in flight.
-        temperature: Of all requests.
-        max_tokens: Longest reply.
-        eos_token_id: Ends a reply.
-        switch_at: The request with whose admission conditions change; None if they do
-            not.
-        neighbour: Whether another process takes a core from then on.
-    """
+    """Requests that an engine answers in one go: token ids in order of admission."""
 
     prompts: tuple[tuple[int, ...], ...]
     concurrency: int
     temperature: float
     max_tokens: int
     eos_token_id: int
-    switch_at: int | None = None
-    neighbour: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +68,11 @@ class Plan:
     """A whole run.
 
     Attributes:
-        arms: In the order of the tables.
-        cells: In the order of measurement.
         rounds: Measured rounds, each on engines that start anew.
         window_s: How long each arm is measured at least, in each cell of a round.
-        max_tokens: Longest reply.
         engine: The section `engine` of the deployment whose engines are measured.
         target: Directory of the target, padded or not.
-        draft: Directory of the draft.
-        gpu: Name of the GPU, which one engine at a time holds; None for the CPU's
-            engines, which take turns.
+        gpu: Its name; one engine at a time holds it, while the CPU's take turns.
     """
 
     arms: tuple[Arm, ...]
@@ -120,7 +98,7 @@ class Plan:
     def conditions(self) -> dict[str, Any]:
         """Return what results depend on, but for models, code, requests and machine.
 
-        Rounds and cells are left out: more of them may be added later.
+        More rounds and cells may be added later.
         """
         policies = [arm.name for arm in self.arms]
         own = {"policies": policies, "window_s": self.window_s, "gpu": self.gpu}
@@ -128,34 +106,20 @@ class Plan:
 
 
 def parse_bench_arm(text: str) -> Arm:
-    """Read an arm as a server offers it, or `cold:8` or `adaptive:5`.
-
-    Raises:
-        ValueError: If it is none, or a number makes no sense for it.
-    """
-    return parse_arm(text, {COLD: 8, UPSTREAM: 5})
+    """Read an arm as a server offers it, or `adaptive:5`."""
+    return parse_arm(text, {UPSTREAM: 5})
 
 
 def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
-    """Return what the command line asks for.
-
-    Args:
-        options: As `cli.parse` returns them.
-        gpu: Name of the GPU, if the engines run on one.
+    """Return what the command line asks for, on the GPU of that name if there is one.
 
     Raises:
         LoadTestError: If that cannot be measured.
     """
     arms, cells = _read_axes(options)
-    names = dict.fromkeys(
-        [one.policy for one in arms] + [one.workload for one in cells]
-    )
-    if wrong := [
-        one for one in names if _ONLY_ON.get(one, options.device) != options.device
-    ]:
+    if options.device == "cpu" and any(arm.policy == UPSTREAM for arm in arms):
         raise LoadTestError(
-            f"{', '.join(wrong)}: nothing of the kind with --device {options.device}; "
-            "name other policies or workloads, or another device"
+            f"{UPSTREAM}: nothing of the kind with --device cpu; name other policies"
         )
     target, draft = options.target, options.draft
     if options.target_parameters:
@@ -186,19 +150,12 @@ def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
 
 
 def longest_prompt(workload: str) -> int:
-    """Return the most tokens a prompt of a workload can have.
-
-    Longer ones are left out, so that memory and context can be sized.
-    """
+    """Return the most tokens a prompt can have: longer ones are left out."""
     return _MAX_SHORT_TOKENS if workload in _SHORT else _MAX_LONG_TOKENS
 
 
 def find_gpu() -> str:
-    """Return the name of this machine's first GPU.
-
-    Raises:
-        LoadTestError: If there is none, or what is installed here is for CPUs.
-    """
+    """Return the name of this machine's first GPU; an error if it has none."""
     try:
         import pynvml
 
@@ -212,15 +169,16 @@ def find_gpu() -> str:
 
 
 def _read_axes(options: argparse.Namespace) -> tuple[tuple[Arm, ...], tuple[Cell, ...]]:
-    def read(name: str, reader: Any) -> list[Any]:
+    def read(name: str, reader: Callable[[str], T]) -> list[T]:
         try:
             parts = [part.strip() for part in getattr(options, name).split(",")]
             return list(dict.fromkeys(map(reader, parts)))
         except ValueError as error:
             raise LoadTestError(f"--{name}: {error}") from None
 
-    axes = (read("workloads", str), read("temperatures", float))
-    cells = itertools.product(*axes, read("concurrency", int))
+    cells = itertools.product(
+        read("workloads", str), read("temperatures", float), read("concurrency", int)
+    )
     found = tuple(itertools.starmap(Cell, cells))
     if any(cell.temperature < 0 or cell.concurrency < 1 for cell in found):
         raise LoadTestError("--temperatures begin at 0, --concurrency begins at 1")
@@ -228,13 +186,7 @@ def _read_axes(options: argparse.Namespace) -> tuple[tuple[Arm, ...], tuple[Cell
 
 
 def _policy_of(arm: Arm) -> dict[str, Any]:
-    if arm.policy == "none":
-        return {"name": "none"}
-    if arm.policy in ("fixed", UPSTREAM):
-        extra = {"enable_adaptive_verification": True}
-        fixed = {"name": "fixed", "draft_tokens": arm.draft_tokens}
-        return fixed if arm.policy == "fixed" else fixed | {"extra": extra}
-    lengths = {"max_draft_tokens": arm.max_depth}
-    if arm.policy == "tetris":
-        lengths["draft_tokens"] = arm.draft_tokens
-    return {"name": "goodput" if arm.policy == COLD else arm.policy, **lengths}
+    if arm.policy != UPSTREAM:
+        return arm.settings()
+    extra = {"enable_adaptive_verification": True}
+    return replace(arm, policy="fixed").settings() | {"extra": extra}

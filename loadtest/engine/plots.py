@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import pandas as pd
-
-from .report import Row, by_load, count_samples, describe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .report import by_load, count_samples, describe
 
 _PANEL = (6.6, 4.2)
 _DPI = 110
@@ -25,50 +19,45 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     Throughput, and what the last policy's is over the others', against requests in
     flight.
     """
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    policies = dict.fromkeys(row["policy"] for row in results["rows"])
-    colours = {name: colormaps["tab20"](n % 20) for n, name in enumerate(policies)}
+    from loadtest.report.figures import draw_by_level
+
     loads = by_load(results)
     size = (2 * _PANEL[0], len(loads) * _PANEL[1] + 1.0)
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle(fill(describe(results), 190), fontsize=7)
     panels = figure.subplots(len(loads), 2, squeeze=False)
     for (speeds, over_others), (name, load) in zip(panels, loads.items(), strict=True):
-        rows, ratios = load["rows"], load["ratios"]
-        spreads = [{**row, **row["output_tokens_per_s"]} for row in rows]
-        _draw(speeds, spreads, "policy", ("median", "min", "max"), colours)
+        rows = [
+            {"arm": row["policy"], "level": row["concurrency"], **row}
+            for row in load["rows"]
+        ]
+        ratios = [
+            {
+                "arm": one["against"],
+                "level": one["concurrency"],
+                "ratio": {
+                    "median": one["ratio"],
+                    "min": one["low"],
+                    "max": one["high"],
+                },
+            }
+            for one in load["ratios"]
+            if one["concurrency"]
+        ]
+        draw_by_level(speeds, rows, "output_tokens_per_s")
         speeds.set_title(f"{name}: {count_samples(rows)}", fontsize=8)
         speeds.set_ylabel("tokens/s")
-        if ratios:
-            own = [one for one in ratios if one["concurrency"]]
-            _draw(over_others, own, "against", ("ratio", "low", "high"), colours)
-            over_others.axhline(1.0, color="#bbbbbb", linewidth=1)
-            title = f"{name}: {ratios[0]['policy']} over the others, 95 % intervals"
-            over_others.set_title(title, fontsize=8)
+        draw_by_level(over_others, ratios, "ratio")
+        over_others.axhline(1.0, color="#bbbbbb", linewidth=1)
+        title = f"{name}: {results['settings']['policies'][-1]} over the others"
+        over_others.set_title(f"{title}, 95 % intervals", fontsize=8)
+        levels = sorted({row["level"] for row in rows})
+        for panel in (speeds, over_others):
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(levels, [str(level) for level in levels])
+            panel.set_xlabel("requests in flight")
+            panel.legend(fontsize=6, ncols=2)
+            panel.grid(alpha=0.25)
     figure.savefig(path, dpi=_DPI)
-
-
-def _draw(
-    panel: Axes,
-    rows: Sequence[Row],
-    by: str,
-    fields: tuple[str, str, str],
-    colours: Mapping[str, Any],
-) -> None:
-    """Draw a line for each policy: a value, and the ends of its bar."""
-    order = list(dict.fromkeys(row[by] for row in rows))
-    frame = pd.DataFrame(rows).astype(dict.fromkeys(fields, float))
-    tables = [
-        frame.pivot(index="concurrency", columns=by, values=field)[order]
-        for field in fields
-    ]
-    value, low, high = tables
-    bars = np.stack([value - low, high - value]).transpose(2, 0, 1)
-    value.plot(ax=panel, yerr=bars, marker="o", markersize=3, color=colours)
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(value.index, [str(load) for load in value.index])
-    panel.set_xlabel("requests in flight")
-    panel.legend(fontsize=6, ncols=2)
-    panel.grid(alpha=0.25)

@@ -11,14 +11,14 @@ from typing import Any
 
 from loadtest.arms import Arm
 from loadtest.client.errors import LoadTestError
+from loadtest.result_folder import read_tail
 from serving.offline import start_arguments
 
-from .plan import COLD, Block, Plan
+from .plan import Block, Plan
 from .worker import serve
 
 _START_TIMEOUT_S = 600.0
 _RUN_TIMEOUT_S = 1800.0
-_LOG_TAIL_LINES = 15
 _ENV = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -30,11 +30,7 @@ class EngineProcess:
     """
 
     def __init__(self, plan: Plan, arm: Arm, log_folder: Path) -> None:
-        """Start the process, whose standard error goes into a file of the folder.
-
-        Raises:
-            LoadTestError: If there is no such engine.
-        """
+        """Start the process, whose standard error goes into a file of the folder."""
         try:
             arguments, env = start_arguments(plan.deployment(arm))
         except ValueError as error:
@@ -42,8 +38,8 @@ class EngineProcess:
         self._name, self._log_file = arm.name, log_folder / f"{arm.file_name}.log"
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        engine = self._log_file, arguments, arm.policy == COLD
-        self._process = context.Process(target=serve, args=(theirs, *engine))
+        engine = theirs, self._log_file, arguments
+        self._process = context.Process(target=serve, args=engine)
         ours = dict(os.environ)
         os.environ.update(env | _ENV)
         try:
@@ -54,11 +50,7 @@ class EngineProcess:
         theirs.close()
 
     def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
-        """Run requests, as `ArmEngine.run` does.
-
-        Raises:
-            LoadTestError: If it fails or does not answer.
-        """
+        """Run requests, as `ArmEngine.run` does; an error if it fails or is silent."""
         try:
             self._connection.send((block, trace))
         except BrokenPipeError:
@@ -90,26 +82,18 @@ class EngineProcess:
 
     def _failure(self, what: str) -> LoadTestError:
         log = self._log_file
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        tail = "\n  ".join(lines[-_LOG_TAIL_LINES:])
-        message = f"the engine of {self._name} {what}; the end of {log}:\n  {tail}"
-        return LoadTestError(message)
+        return LoadTestError(
+            f"the engine of {self._name} {what}; the end of {log}:\n{read_tail(log)}"
+        )
 
 
 @contextmanager
 def start_engines(
-    plan: Plan,
-    arms: Sequence[Arm],
-    log_folder: Path,
-    say: Callable[[str], None],
+    plan: Plan, arms: Sequence[Arm], log_folder: Path, say: Callable[[str], None]
 ) -> Iterator[dict[Arm, EngineProcess]]:
-    """Start engines, as many at once as this machine has cores, and end them all.
+    """Yield engines by arm, ready; end them all.
 
-    Yields:
-        Engines by arm, ready.
-
-    Raises:
-        LoadTestError: If one cannot be started.
+    As many start at once as this machine has cores.
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     engines: dict[Arm, EngineProcess] = {}

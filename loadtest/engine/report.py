@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from loadtest.client.errors import LoadTestError
@@ -110,24 +112,21 @@ def _tabulate_speeds(rows: Sequence[Row]) -> Lines:
 
     In brackets acceptance length and verification success rate.
     """
-    best: dict[int, float] = {}
-    for row in rows:
-        median = row["output_tokens_per_s"]["median"]
-        best[row["concurrency"]] = max(best.get(row["concurrency"], 0.0), median)
-
-    def cell(row: Row) -> str:
-        median = row["output_tokens_per_s"]["median"]
-        speed = f"{median:.0f}"
-        if median == best[row["concurrency"]]:
-            speed = f"**{speed}**"
-        if row["verified_per_step"] is None or row["acceptance_length"] is None:
-            return speed
-        success = row["verification_success_rate"]
-        share = "-" if success is None else f"{success:.2f}".removeprefix("0")
-        return f"{speed} ({row['acceptance_length']:.2f}, {share})"
-
+    medians = pd.Series([row["output_tokens_per_s"]["median"] for row in rows])
+    best = medians.groupby([row["concurrency"] for row in rows]).transform("max")
+    cells = []
+    for row, median, is_best in zip(rows, medians, medians == best, strict=True):
+        text = f"**{median:.0f}**" if is_best else f"{median:.0f}"
+        if (
+            row["verified_per_step"] is not None
+            and row["acceptance_length"] is not None
+        ):
+            success = row["verification_success_rate"]
+            share = "-" if success is None else f"{success:.2f}".removeprefix("0")
+            text += f" ({row['acceptance_length']:.2f}, {share})"
+        cells.append((row["policy"], row["concurrency"], text))
     title = "tokens/s (acceptance length, verification success rate)"
-    return _by_concurrency(title, rows, "policy", cell)
+    return _by_concurrency(title, cells)
 
 
 def _tabulate_ratios(ratios: Sequence[Row], over_best: Sequence[Row]) -> Lines:
@@ -135,26 +134,26 @@ def _tabulate_ratios(ratios: Sequence[Row], over_best: Sequence[Row]) -> Lines:
     if not ratios:
         return []
 
-    def cell(ratio: Row) -> str:
-        text = f"{ratio['ratio']:.3f}"
-        if ratio["low"] is not None:
-            text += f" ({ratio['low']:.3f}-{ratio['high']:.3f})"
-        return f"{text}, {ratio['name']}" if "name" in ratio else text
+    def show(one: Row) -> str:
+        interval = f" ({one['low']:.3f}-{one['high']:.3f})" if one["low"] else ""
+        return f"{one['ratio']:.3f}{interval}"
 
-    name = "the best other"
-    best = [{**one, "against": name, "name": one["against"]} for one in over_best]
-    title = f"{ratios[0]['policy']} over"
-    return _by_concurrency(title, [*ratios, *best], "against", cell)
+    cells = [(one["against"], one["concurrency"], show(one)) for one in ratios]
+    cells += [
+        ("the best other", one["concurrency"], f"{show(one)}, {one['against']}")
+        for one in over_best
+    ]
+    return _by_concurrency(f"{ratios[0]['policy']} over", cells)
 
 
-def _by_concurrency(
-    corner: str, rows: Sequence[Row], by: str, cell: Callable[[Row], str]
-) -> Lines:
-    # All loads together come last.
-    loads = sorted({row["concurrency"] for row in rows}, key=lambda n: n or 1e9)
+def _by_concurrency(corner: str, cells: Sequence[tuple[str, int, str]]) -> Lines:
+    """Return texts by name and load; all loads together come last."""
+    table = pd.DataFrame(cells, columns=["name", "load", "text"])
+    loads = sorted(table["load"].unique(), key=lambda load: load or math.inf)
+    table = table.pivot(index="name", columns="load", values="text")
+    table = table.reindex(
+        index=dict.fromkeys(name for name, *_ in cells), columns=loads
+    )
     names = {1: "1 request", ALL_LOADS: "all loads"}
-    lines = [[corner, *(names.get(load, f"{load} requests") for load in loads)]]
-    for policy in dict.fromkeys(row[by] for row in rows):
-        own = {row["concurrency"]: cell(row) for row in rows if row[by] == policy}
-        lines.append([policy, *(own.get(load, "-") for load in loads)])
-    return lines
+    head = [corner, *(names.get(load, f"{load} requests") for load in loads)]
+    return [head, *map(list, table.fillna("-").reset_index().itertuples(index=False))]

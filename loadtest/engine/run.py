@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 import random
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from loadtest.arms import Arm
-from loadtest.environment import (
-    describe_machine,
-    describe_piece,
-    describe_versions,
-    digest_code,
-)
-from loadtest.interrupts import interruptible
+from loadtest.environment import describe_machine, describe_versions, digest_code
+from loadtest.experiment import Experiment, Turn
 from loadtest.model_files import describe_model
-from loadtest.progress import Progress
 
 from .plan import Cell, Plan
 from .pool import EngineProcess, start_engines
@@ -30,7 +24,7 @@ from .workloads import RequestMaker
 
 _CODE = (
     *("policies/**/*.py", "serving/engine/**/*.py", "serving/*.py"),
-    *("loadtest/engine/*.py", "loadtest/models/tasks/*.py"),
+    *("loadtest/engine/*.py", "loadtest/experiment.py", "loadtest/models/tasks/*.*"),
 )
 _CODE_OF_REPORTS = {
     f"loadtest/engine/{name}.py" for name in ("cli", "plots", "report", "summary")
@@ -39,8 +33,12 @@ _CODE_OF_REPORTS = {
 Engines = Mapping[Arm, EngineProcess]
 
 
-class Bench:
-    """One invocation on one output folder."""
+class Bench(Experiment[Arm, Cell, Engines]):
+    """Engines side by side, that answer the same requests in turn.
+
+    A GPU seldom holds two engines, so there each arm goes through all cells of a round
+    before the next one starts.
+    """
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
         """Check that what the folder holds was measured under the same conditions.
@@ -49,6 +47,7 @@ class Bench:
             LoadTestError: If it was not.
         """
         self._plan, self._store, self._requests = plan, store, requests
+        self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
         machine, versions = describe_machine(plan.gpu), describe_versions()
         models = {"target": plan.target, "draft": plan.draft}
         described = {role: describe_model(path) for role, path in models.items()}
@@ -61,109 +60,75 @@ class Bench:
             | {f"version of {name}": one for name, one in versions.items()}
             | {f"code of {k}": v for k, v in code.items() if k not in _CODE_OF_REPORTS}
         )
-        pieces = store.environment().get("pieces", [])
-        self._environment = {
-            "machine": machine,
-            "models": described,
-            "versions": versions,
-            "pieces": [*pieces, describe_piece()],
-        }
-        # Engines start anew in every round, and again where a run goes on within one.
-        self._piece = len(pieces) + 1
+        environment = {"machine": machine, "models": described, "versions": versions}
+        super().__init__(store, environment)
 
-    def measure(self, minutes: float | None = None) -> bool:
-        """Measure what is missing; every finished group is kept.
+    def find_turns(self) -> list[Turn[Arm, Cell]]:
+        """Return rounds, on a GPU arm by arm."""
+        done, arms, turns = self._store.done(), self._plan.arms, []
+        for number in range(1, self._plan.rounds + 1):
+            cells = [cell for cell in self._plan.cells if (number, cell) not in done]
+            together = [list(arms)]
+            if self._plan.gpu is not None:
+                together = [[arm] for arm in shuffle(arms, f"{number}")]
+            turns += [Turn(number, own, cells) for own in together if cells]
+        return turns
 
-        Args:
-            minutes: Begin nothing new after this long; None for no limit.
+    def may_stop(self, turn: Turn[Arm, Cell]) -> bool:
+        """Tell whether a round is not begun, or its cells are measured one by one."""
+        has_begun = (turn.round, turn.cells[0]) in self._found
+        return self._plan.gpu is None or not has_begun
 
-        Returns:
-            Whether everything has been measured.
-        """
-        done, arms = self._store.done(), self._plan.arms
-        rounds = {
-            number: [cell for cell in self._plan.cells if (number, cell) not in done]
-            for number in range(1, self._plan.rounds + 1)
-        }
-        missing = Counter(itertools.chain(*rounds.values()))
-        if not missing:
-            return True
-        self._store.write_environment(self._environment)
-        deadline_s = time.monotonic() + 60 * (minutes or math.inf)
-        progress = Progress(missing.total() * len(arms))
-        for cell, count in missing.items():
-            progress.expect(cell.name, count * len(arms))
-        with interruptible():
-            return all(
-                self._measure_round(number, cells, deadline_s, progress)
-                for number, cells in rounds.items()
-                if cells
-            )
+    def name_of(self, cell: Cell) -> str:
+        """Return the name."""
+        return cell.name
 
-    def _measure_round(
-        self, number: int, cells: Sequence[Cell], deadline_s: float, progress: Progress
-    ) -> bool:
-        """Measure some cells on engines started anew; return whether there was time.
+    @contextmanager
+    def start(self, turn: Turn[Arm, Cell]) -> Iterator[Engines]:
+        """Start engines anew."""
+        logs, say = self._store.folder / LOG_FOLDER, self.progress.say
+        with start_engines(self._plan, turn.arms, logs, say) as engines:
+            for concurrency in sorted({cell.concurrency for cell in turn.cells}):
+                requests = self._requests.make_warm_up(concurrency)
+                for arm, engine in engines.items():
+                    label = f"warming up {arm.name}, {concurrency} in flight"
+                    self.progress.show(label)
+                    engine.run(requests)
+            yield engines
 
-        On the CPU all arms are side by side. A GPU seldom holds two engines, so there
-        each arm goes through all cells before the next one starts.
-        """
-        if time.monotonic() > deadline_s:
-            return False
-        turns = [list(self._plan.arms)]
-        if self._plan.gpu is not None:
-            turns = [[arm] for arm in shuffle(self._plan.arms, f"{number}")]
-            deadline_s = math.inf  # Half a round would be of no use.
-        found: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
-        logs = self._store.folder / LOG_FOLDER
-        for arms in turns:
-            with start_engines(self._plan, arms, logs, progress.say) as engines:
-                for concurrency in sorted({cell.concurrency for cell in cells}):
-                    requests = self._requests.make_warm_up(concurrency)
-                    for arm, engine in engines.items():
-                        progress.show(f"warming up {arm.name}, {concurrency} in flight")
-                        engine.run(requests)
-                for cell in cells:
-                    if time.monotonic() > deadline_s:
-                        return False
-                    found[cell] += self._measure_cell(engines, cell, number, progress)
-                    if arms is turns[-1]:
-                        self._store.append_record(self._compare_replies(found[cell]))
-                        write_results(self._store)
-        return True
-
-    def _measure_cell(
-        self, engines: Engines, cell: Cell, number: int, progress: Progress
-    ) -> list[dict[str, Any]]:
-        """Measure one cell in one round, block by block, until all had their time.
+    def measure_cell(self, turn: Turn[Arm, Cell], cell: Cell, up: Engines) -> None:
+        """Measure a cell block by block, until all had their time.
 
         Every arm answers the same requests, a few seconds of them at a time: what the
         machine does from one moment to the next meets all arms alike. The first block
         is kept step by step.
         """
-        found: list[dict[str, Any]] = []
-        measured_s, spent_s = dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0.0)
+        number, found = turn.round, self._found[turn.round, cell]
+        measured_s, spent_s = dict.fromkeys(up, 0.0), dict.fromkeys(up, 0.0)
         label = f"round {number} {cell.name}"
         for block in itertools.count():
             requests = self._requests.make(cell, number, block)
-            for arm in shuffle(list(engines), f"{number} {cell.name} {block}"):
-                progress.show(f"{label} {arm.name}, block {block + 1}")
+            for arm in shuffle(list(up), f"{number} {cell.name} {block}"):
+                self.progress.show(f"{label} {arm.name}, block {block + 1}")
                 is_first = (number, block) == (1, 0)
                 trace = self._store.trace_file(cell, arm) if is_first else None
                 began_s = time.monotonic()
-                result = engines[arm].run(requests, trace)
+                result = up[arm].run(requests, trace)
                 spent_s[arm] += time.monotonic() - began_s
                 measured_s[arm] += result["window_s"]
                 place = {"policy": arm.name, "round": number, "block": block}
-                place |= {"engine_start": f"{number}.{self._piece}"}
+                # Engines start anew in every round, and where a run goes on within one.
+                place |= {"engine_start": f"{number}.{self.piece}"}
                 found.append(place | cell.as_dict() | result)
             if min(measured_s.values()) >= self._plan.window_s:
                 break
-        for arm in engines:
+        for arm in up:
             tokens = sum(o["num_tokens"] for o in found if o["policy"] == arm.name)
             told = f"{label} {arm.name}: {tokens / measured_s[arm]:.0f} tokens/s"
-            progress.advance(cell.name, spent_s[arm], told)
-        return found
+            self.progress.advance(cell.name, spent_s[arm], told)
+        if {one["policy"] for one in found} == {arm.name for arm in self._plan.arms}:
+            self._store.append_record(self._compare_replies(found))
+            write_results(self._store)
 
     def _compare_replies(self, group: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Put, for digests, the number of replies that are not the first arm's.
@@ -184,9 +149,8 @@ class Bench:
 
 
 def shuffle(arms: Sequence[Arm], key: str) -> list[Arm]:
-    """Return the arms in an order that the key decides.
+    """Return the arms in an order of the key's, so that what drifts falls on all alike.
 
-    With other keys every arm comes first and last, and after every other one: what one
-    leaves behind, and what drifts, falls on all of them alike.
+    With other keys every arm comes first and last, and after every other one.
     """
     return random.Random(key).sample(arms, len(arms))

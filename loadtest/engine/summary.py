@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from loadtest.report.rows import compare
+from loadtest.report.rows import compare, spread
 
 Rows = list[dict[str, Any]]
 Table = Any
@@ -30,19 +30,12 @@ _MEANS = (
 
 
 def by_round(measurements: Rows) -> Table:
-    """Add the blocks of every cell, policy and round up.
-
-    Returns:
-        A row for each, with sums and means over blocks, `output_tokens_per_s` and
-        `step_ms`.
-    """
-    keys, means = [*_ARM, "round"], [*_MEANS, "phases.before", "phases.after"]
-    frame = pd.json_normalize(measurements, max_level=1)
-    frame = frame.reindex(columns=[*keys, *_SUMS, *means])
-    rounds = frame.astype(dict.fromkeys(means, float)).groupby(
-        keys, sort=False, as_index=False
-    )
-    rounds = rounds.agg(dict.fromkeys(_SUMS, "sum") | dict.fromkeys(means, "mean"))
+    """Return a row for each cell, policy and round: sums and means over blocks."""
+    keys = [*_ARM, "round"]
+    frame = pd.DataFrame(measurements).reindex(columns=[*keys, *_SUMS, *_MEANS])
+    frame = frame.astype(dict.fromkeys(_MEANS, float))
+    rounds = frame.groupby(keys, sort=False, as_index=False)
+    rounds = rounds.agg(dict.fromkeys(_SUMS, "sum") | dict.fromkeys(_MEANS, "mean"))
     rounds["output_tokens_per_s"] = rounds["num_tokens"] / rounds["window_s"]
     rounds["step_ms"] = 1e3 * rounds["window_s"] / rounds["num_steps"]
     return rounds
@@ -51,11 +44,8 @@ def by_round(measurements: Rows) -> Table:
 def make_rows(measurements: Rows) -> Rows:
     """Summarise every cell and policy over its rounds.
 
-    Counts, and outcomes of predictions, are added up before they are divided; speeds,
-    times and step-time errors are medians over rounds. None where nobody counts: `none`
-    runs on vLLM's scheduler.
-
-    Step-time and calibration error are what the planner says of its last steps.
+    Counts are added up before they are divided; all else are medians over rounds. None
+    where nobody counts: `none` runs on vLLM's scheduler.
     """
     rounds = dict(list(by_round(measurements).groupby(_ARM)))
     groups = pd.DataFrame(measurements).groupby(_ARM, sort=False)
@@ -135,16 +125,12 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
     sums = blocks[list(_COUNTS)].sum().astype(object)
     if blocks["temperature"].iloc[0] > 0:
         sums["num_differing_requests"] = None  # Sampled replies differ anyway.
-    phases = {name: rounds[f"phases.{name}"].dropna() for name in ("before", "after")}
     return {
         "rounds": len(rounds),
         # Older measurements do not tell.
         "engine_starts": None if starts.isna().any() else starts.nunique(),
         "window_s": float(rounds["window_s"].sum()),
-        "output_tokens_per_s": _spread(rounds["output_tokens_per_s"]),
-        "output_tokens_per_s_by_phase": {k: _spread(v) for k, v in phases.items()}
-        if len(phases["after"])
-        else None,
+        "output_tokens_per_s": spread(rounds["output_tokens_per_s"]),
         "verification_success_rate": _divide(counted("num_accepted_tokens"), verified),
         "verified_per_step": _divide(verified, steps),
         "planning_us_per_step": _divide(counted("planning_seconds_total"), steps, 1e6),
@@ -153,11 +139,6 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
         **sums,
         **medians.where(medians.notna(), None),
     }
-
-
-def _spread(values: Table) -> dict[str, float]:
-    """Return median and range over rounds."""
-    return {k: float(v) for k, v in values.agg(["median", "min", "max"]).items()}
 
 
 def _divide(part: float | None, whole: float | None, unit: float = 1.0) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,11 @@ class Watch:
 
     By reference, which costs a microsecond or two a step that the arm pays itself; all
     arithmetic waits for the end.
-
-    Held at depth 0 it shows what an engine that could draft costs beside one that
-    cannot: `goodput` may be there for hours. It goes on planning and learning, its
-    drafter is loaded, all of which is part of the price. Only the depth is held, and
-    what the planner believes to have chosen. Exploring falls away with it.
     """
 
-    def __init__(self, planner: Any, *, hold_at_zero: bool = False) -> None:
+    def __init__(self, planner: Any) -> None:
         """Watch a planner."""
         self._planner = planner
-        self._hold_at_zero = hold_at_zero
         self.start_over()
 
     def __getattr__(self, name: str) -> Any:
@@ -59,16 +52,6 @@ class Watch:
         selection = self._planner.select(batch)
         self._steps[-1] |= {"batch": batch, "selection": selection}
         return selection
-
-    def choose_depth(self, *args: Any, **kwargs: Any) -> int:
-        """Let the planner choose, and hold it back if it is to be."""
-        depth = int(self._planner.choose_depth(*args, **kwargs))
-        if not self._hold_at_zero:
-            return depth
-        prices = self._planner.depth.costs
-        if prices.plan.depth > 0:
-            prices.plan = replace(prices.plan, depth=0)
-        return 0
 
     def observe(self, outcome: Any) -> None:
         """Note what was accepted; the step ends here."""

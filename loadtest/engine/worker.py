@@ -7,11 +7,9 @@ import gc
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
-from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,36 +22,21 @@ from .plan import Block
 from .watch import Watch
 
 _PR_SET_PDEATHSIG = 1
-_NEIGHBOUR = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-while os.getppid() == int(sys.argv[2]):
-    for _ in range(10**6): pass
-"""
-"""Keeps a core busy until its parent ends."""
 
 
-def serve(
-    connection: Connection,
-    log_file: Path,
-    arguments: Mapping[str, Any],
-    hold_at_zero: bool,
-) -> None:
+def serve(connection: Connection, log_file: Path, arguments: Mapping[str, Any]) -> None:
     """Start an engine, and answer messages until the controller ends this process.
 
-    Args:
-        connection: Takes arguments of `ArmEngine.run` and returns what it does; None
-            once the engine has started, and a text instead of anything after an error.
-        log_file: Gets whatever this process prints.
-        arguments: Of the engine, as `serving.offline` takes them.
-        hold_at_zero: Keep it at depth 0.
+    They are arguments of `ArmEngine.run`, answered by what it returns; None tells that
+    the engine has started, and a text that it has failed. What this process prints goes
+    into the log.
     """
     _end_with_parent()
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        own = ArmEngine(arguments, hold_at_zero)
+        own = ArmEngine(arguments)
         connection.send(None)
         while True:
             connection.send(own.run(*connection.recv()))
@@ -75,28 +58,21 @@ def _end_with_parent() -> None:
 class ArmEngine:
     """Runs blocks of requests on one engine."""
 
-    def __init__(self, arguments: Mapping[str, Any], hold_at_zero: bool) -> None:
-        """Start the engine, as `serve` says."""
-        # That of the engine's main thread, once there is one.
-        self._cpu = min(os.sched_getaffinity(0))
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        """Start the engine, with the arguments that `serving.offline` makes."""
         self._engine = OfflineEngine(arguments)
         self._watch: Watch | None = None
 
         def watch(planner: Any) -> Watch:
-            self._watch = Watch(planner, hold_at_zero=hold_at_zero)
+            self._watch = Watch(planner)
             return self._watch
 
         self._engine.wrap_planner(watch)
 
     def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
-        """Run a block of requests and measure the steady part.
+        """Run a block of requests, and return what `measure` and `Counters` found.
 
-        Args:
-            block: The requests.
-            trace: File to write all steps to; nothing without a planner.
-
-        Returns:
-            Plain values: those of `measure` and of `Counters`.
+        All steps go into the trace, if there is a planner.
         """
         # Takes seconds and reads the environment: not where the controller imports.
         from vllm import SamplingParams
@@ -110,31 +86,22 @@ class ArmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        beside = ExitStack()
 
         def add(index: int) -> None:
             self._engine.add(str(index), block.prompts[index], sampling.clone())
 
         def on_mark(name: str) -> None:
-            if name != "switch":
-                counters.mark()
-                if watch is not None:
-                    watch.mark(name)
-            elif block.neighbour:
-                spin = [sys.executable, "-c", _NEIGHBOUR, str(self._cpu)]
-                process = subprocess.Popen([*spin, str(os.getpid())])
-                beside.enter_context(process)
-                beside.callback(process.kill)
+            counters.mark()
+            if watch is not None:
+                watch.mark(name)
 
         gc.collect()
         if watch is not None:
             watch.start_over()
-        with beside:
-            record = run_closed_loop(
-                *(add, self._step, len(block.prompts), block.concurrency),
-                on_mark=on_mark,
-                switch_at=block.switch_at,
-            )
+        record = run_closed_loop(
+            *(add, self._step, len(block.prompts), block.concurrency),
+            on_mark=on_mark,
+        )
         if watch is not None and trace is not None:
             watch.save(trace)
         return measure(record) | counters.result()

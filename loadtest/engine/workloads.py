@@ -8,19 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.client.errors import LoadTestError
-from loadtest.load.workloads import GENERATED, Conversation, make_workload
+from loadtest.load.workloads import Conversation, make_workload
 
 from .closed_loop import REQUESTS_TO_BE_STEADY
-from .plan import NEIGHBOUR, Block, Cell, longest_prompt
-
-DRIFTS = {"drift-context": ("mixed", "long-context"), NEIGHBOUR: ("mixed", "mixed")}
-"""Workloads that change on the way: from what to what."""
-
-WORKLOADS = (*GENERATED, *DRIFTS)
+from .plan import Block, Cell, longest_prompt
 
 REQUESTS_PER_SLOT, MIN_REQUESTS = 6, 24
-"""Requests of a block for each one in flight, and of all; in drifting cells before the
-change and after it. Those that come first and last are not measured."""
+"""Requests of a block for each one in flight, and of all. The first and the last are
+not measured."""
 
 _WARM_UP_TOKENS = 72
 """Reply length while warming up: enough for the numbers of tokens that steps carry to
@@ -34,11 +29,7 @@ _MAX_IN_A_ROW = 1000
 class RequestMaker:
     """Makes request lists from a seed.
 
-    Attributes:
-        render: Turns a conversation, up to its last question, into token ids.
-        eos_token_id: Ends a turn.
-        seed: Of all lists.
-        max_tokens: Longest reply.
+    `render` turns a conversation, up to its last question, into token ids.
     """
 
     render: Callable[[Conversation], list[int]]
@@ -62,23 +53,15 @@ class RequestMaker:
         return cls(render_last, int(tokenizer.eos_token_id), seed, max_tokens)
 
     def make(self, cell: Cell, round_number: int, block: int = 0) -> Block:
-        """Make the requests of a block of a cell in a round.
-
-        Temperatures share their requests.
+        """Make the requests of a block of a cell in a round, for all temperatures.
 
         Raises:
             LoadTestError: If hardly a prompt of the workload is short enough.
         """
         key = f"{self.seed} {cell.concurrency} {round_number} {block}"
         place = cell.concurrency, cell.temperature, self.max_tokens, self.eos_token_id
-        num_before = REQUESTS_PER_SLOT * cell.concurrency
-        num_after = max(MIN_REQUESTS, num_before)
-        if cell.workload not in DRIFTS:
-            return Block(self._draw(cell.workload, key, num_after), *place)
-        before, after = DRIFTS[cell.workload]
-        prompts = self._draw(before, f"{key} before", num_before)
-        prompts += self._draw(after, f"{key} after", num_after)
-        return Block(prompts, *place, num_before, cell.workload == NEIGHBOUR)
+        count = max(MIN_REQUESTS, REQUESTS_PER_SLOT * cell.concurrency)
+        return Block(self._draw(cell.workload, key, count), *place)
 
     def make_warm_up(self, concurrency: int) -> Block:
         """Make mixed requests that are thrown away."""

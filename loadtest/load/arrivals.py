@@ -25,10 +25,9 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load.
+    """A load, named as it is written on the command line.
 
     Attributes:
-        name: How it is written on the command line.
         process: `closed` keeps a number of requests in flight; the others are open:
             requests arrive whether or not earlier ones have been answered, evenly
             (`paced`), as a Poisson process, or in bursts (`gamma`).

@@ -52,11 +52,7 @@ class LoadOptions:
     header: str = _option("", "one more header, e.g. an API key", "NAME: VALUE")
 
     def check(self) -> None:
-        """Read all that has a form of its own.
-
-        Raises:
-            LoadTestError: Names the option that cannot work.
-        """
+        """Read all that has a form of its own; an error names the option."""
         if not self.host.startswith(("http://", "https://")):
             raise LoadTestError(
                 f"--host {self.host}: must be an address such as http://127.0.0.1:8000"

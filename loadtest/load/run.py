@@ -45,7 +45,6 @@ class LocustRun:
     the master, which keeps the records.
 
     Attributes:
-        options: Of the latest run.
         session: What the users of this process send through, while a test runs.
         failure: Why the run had to end; empty if it did not.
         workers: The workers of the run, by their ids; one that comes later sends
@@ -102,8 +101,7 @@ class LocustRun:
     def prepare(self) -> bool:
         """Get ready for a run with the options as they are; the page may change them.
 
-        Returns:
-            Whether it can begin. If not, the user has been told why.
+        Where it cannot begin, the user has been told why.
         """
         began_s, self.failure = time.monotonic(), ""
         self._environment.process_exit_code = None
@@ -133,11 +131,7 @@ class LocustRun:
         return True
 
     def read_options(self) -> LoadOptions:
-        """Read Locust's options, and check them.
-
-        Raises:
-            LoadTestError: Names the option that cannot work.
-        """
+        """Read Locust's options, and check them."""
         parsed = self._environment.parsed_options
         values = {name: getattr(parsed, name) for name in OPTIONS}
         options = LoadOptions(self._environment.host or parsed.host or "", **values)

@@ -41,15 +41,9 @@ class Session:
         index: int = 0,
         count: int = 1,
     ) -> None:
-        """Start the clock.
+        """Start the clock of a run that begins at `epoch_s` of the wall clock.
 
-        Args:
-            options: Of the run, with a model.
-            workload: Its conversations.
-            on_item: Takes finished requests, and what the client says about itself.
-            epoch_s: When the run begins, by the wall clock.
-            index: Which process of the client this is.
-            count: How many there are.
+        `on_item` takes finished requests, and what the client says about itself.
         """
         self._options, self._workload, self._on_item = options, workload, on_item
         self._index, self._count = index, count

@@ -150,13 +150,9 @@ class FileWorkload:
 
 
 def make_workload(name: str, seed: str, max_chars: int | None = None) -> Workload:
-    """Make a workload from its name.
+    """Make a workload from its name, one of `GENERATED` or that of a file.
 
-    Args:
-        name: One of `GENERATED`, or a file: `.json` and `.jsonl` as ShareGPT or OpenAI
-            messages, anything else as one prompt a line.
-        seed: Equal seeds give equal conversations.
-        max_chars: Leave out longer conversations of a file.
+    `.json` and `.jsonl` hold ShareGPT or OpenAI messages, all else a prompt a line.
 
     Raises:
         LoadTestError: If it is neither, or the file holds nothing usable.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import jinja2
 import torch
 from transformers import LlamaForCausalLM
 
+from .describe import load_template
 from .tasks import TASKS, TRAINING_TASKS, Exchange, Message, Task, draw, generate_chat
 from .tokenizer import load_tokenizer, render
 from .train import load_model
@@ -26,11 +27,7 @@ _LOSSES_SHOWN = 10
 
 
 def evaluate(target: Path, draft: Path) -> None:
-    """Measure every task, and write the target's ``evaluation.json``.
-
-    For each task: shares of right replies to held-out prompts, alone and at the end of
-    a long chat of other tasks, and acceptance by draft length.
-    """
+    """Write the target's ``evaluation.json``: for each task what `_report` finds."""
     pair = load_tokenizer(target), load_model(target), load_model(draft)
     reports: dict[str, Any] = {}
     for name, task in TASKS.items():
@@ -46,34 +43,38 @@ def evaluate(target: Path, draft: Path) -> None:
 def _report(
     task: Task, tokenizer: Any, target: LlamaForCausalLM, draft: LlamaForCausalLM
 ) -> dict[str, Any]:
+    """Return shares of right replies to held-out prompts, and acceptance by length.
+
+    Prompts are asked alone, and at the end of a long chat of other tasks.
+    """
     rng = random.Random(f"{_SEED} {task.name}")
 
-    def prompt(asked: Exchange, history: Sequence[Message]) -> list[int]:
-        return render(
-            tokenizer,
-            [*history, *asked.messages[:-1]],
-            with_tools=asked.needs_tools,
-            reply_follows=True,
-        )
-
-    def share_right(asked: Sequence[Exchange], replies: list[list[int]]) -> float:
+    def ask(
+        asked: Sequence[Exchange], histories: Iterable[Sequence[Message]]
+    ) -> tuple[list[list[int]], list[list[int]], float]:
+        """Return prompts, replies, and the share of right ones."""
+        prompts = [
+            render(
+                tokenizer,
+                [*history, *one.messages[:-1]],
+                with_tools=one.needs_tools,
+                reply_follows=True,
+            )
+            for one, history in zip(asked, histories, strict=False)
+        ]
+        replies = greedy_replies(target, prompts, max_new_tokens=_MAX_NEW_TOKENS)
         texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
         right = [one.accepts(text) for one, text in zip(asked, texts, strict=True)]
-        return sum(right) / max(1, len(right))
+        return prompts, replies, sum(right) / max(1, len(right))
 
     alone = _distinct(task, rng, _NUM_PROMPTS)
-    prompts = [prompt(one, ()) for one in alone]
-    replies = greedy_replies(target, prompts, max_new_tokens=_MAX_NEW_TOKENS)
+    prompts, replies, right = ask(alone, itertools.repeat(()))
     late = _distinct(task, rng, _NUM_LONG)
-    late_replies = greedy_replies(
-        target,
-        [prompt(one, _chat(rng)) for one in late],
-        max_new_tokens=_MAX_NEW_TOKENS,
-    )
+    _, _, late_right = ask(late, [_chat(rng) for _ in late])
     matches = [_matches(draft, *pair) for pair in zip(prompts, replies, strict=True)]
     return {
-        "right": share_right(alone, replies),
-        "right_in_long_chat": share_right(late, late_replies),
+        "right": right,
+        "right_in_long_chat": late_right,
         "num_prompts": [len(alone), len(late)],
         "mean_tokens": round(sum(map(len, replies)) / len(replies), 1),
         "acceptance": {str(k): acceptance(matches, k) for k in DRAFT_LENGTHS},
@@ -83,15 +84,9 @@ def _report(
 def acceptance(matches: Sequence[Sequence[bool]], draft_length: int) -> dict[str, Any]:
     """Replay speculative decoding over finished replies.
 
-    Greedy verification keeps drafts up to the first that differs from the target's
-    choice. All drafts before it equal the target's own reply, so whether draft ``i``
-    matches depends on the reply's first ``i`` tokens alone: one pass of the draft over
-    the finished reply decides every block.
-
-    Args:
-        matches: For each token of each reply, whether the draft predicts it from those
-            before. The first is ignored: the prompt's own pass yields it.
-        draft_length: Tokens drafted in a block; fewer where the reply ends.
+    Greedy verification keeps drafts up to the first that is not the target's choice, so
+    all before it are the reply's own: it is enough to know of each token whether the
+    draft predicts it from those before. The prompt's own pass yields the first.
 
     Returns:
         ``rate``, the accepted share of the drafted tokens, and ``length``, the tokens
@@ -121,13 +116,7 @@ def write_cards(target: Path, draft: Path) -> None:
         last = len(points) - 1
         shown = [n * last // (_LOSSES_SHOWN - 1) for n in range(_LOSSES_SHOWN)]
         log["shown_losses"] = [points[n] for n in shown]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    card = environment.get_template("card.md.jinja").render(
+    card = load_template(Path(__file__).with_name("card.md.jinja")).render(
         config=_read(target / "config.json"),
         logs=logs,
         sizes=[(p / "model.safetensors").stat().st_size for p in (target, draft)],
@@ -169,10 +158,9 @@ def _distinct(task: Task, rng: random.Random, count: int) -> list[Exchange]:
     """Draw up to ``count`` exchanges with different held-out prompts."""
     found: dict[str, Exchange] = {}
     for _ in range(3 * count):
-        if len(found) == count:
-            break
-        drawn = draw(task, rng, held_out=True)
-        found.setdefault(drawn.prompt, drawn)
+        if len(found) < count:
+            drawn = draw(task, rng, held_out=True)
+            found.setdefault(drawn.prompt, drawn)
     return list(found.values())
 
 

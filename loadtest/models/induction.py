@@ -49,13 +49,10 @@ def relate_spaced_words(
 
 @torch.no_grad()
 def add_induction_circuit(model: LlamaForCausalLM, seed: int) -> None:
-    """Write the circuit into the first two layers.
+    """Write the circuit into the first two layers of a model of random weights.
 
-    Args:
-        model: A Llama of at least two layers, fresh from random weights; changed in
-            place. All other heads and the feed-forward parts start silent (output
-            weights zero), or their noise would drown the circuit.
-        seed: Seed of the subspaces that the circuit uses.
+    All other heads and the feed-forward parts start silent (output weights zero), or
+    their noise would drown the circuit. The seed decides the subspaces that it uses.
     """
     generator = torch.Generator().manual_seed(seed)
     for layer in model.model.layers:

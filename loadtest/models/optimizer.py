@@ -1,4 +1,4 @@
-"""The optimizer of both trainers, and the machine it runs on."""
+"""The optimizer of both trainers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from loadtest.environment import describe_machine
 
 
 class MasterOptimizer:
@@ -27,14 +25,9 @@ class MasterOptimizer:
         adam_share: float,
         adam_betas: tuple[float, float],
     ) -> None:
-        """Copy the weights.
+        """Copy the weights of a bfloat16 model, whose hidden matrices are Muon's.
 
-        Args:
-            model: In bfloat16.
-            is_hidden: Whether a matrix of that name is Muon's.
-            weight_decay: Muon's.
-            adam_share: Adam's learning rate, over Muon's.
-            adam_betas: Adam's.
+        `adam_share` is Adam's learning rate over Muon's.
         """
         self._adam_share = adam_share
         named = [(name, p, p.detach().float()) for name, p in model.named_parameters()]
@@ -78,14 +71,3 @@ class MasterOptimizer:
     def _copy_back(self) -> None:
         for weight, master in self._copied:
             weight.copy_(master)
-
-
-def describe_hardware() -> dict[str, Any]:
-    """Return what a model's card says of the machine that trained it."""
-    machine = describe_machine()
-    return {
-        "cpu": machine["cpu"],
-        "cores": machine["cores"],
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }

@@ -26,18 +26,10 @@ _SILENT = ("o_proj.weight", "down_proj.weight")
 
 
 def padded_shape(config: Mapping[str, Any], num_parameters: int) -> tuple[int, int]:
-    """Choose depth and width that come nearest to a parameter count.
+    """Return the depth and width that come nearest to a parameter count.
 
     Layers grow with the fourth root of the parameters, as in models of ordinary
     proportions.
-
-    Args:
-        config: The source's ``config.json``.
-        num_parameters: Parameters wanted.
-
-    Returns:
-        Layers and feed-forward width, whose parameters are within half a width step of
-        what was asked.
 
     Raises:
         ValueError: If the source and one more layer are larger than asked.
@@ -62,11 +54,6 @@ def padded_shape(config: Mapping[str, Any], num_parameters: int) -> tuple[int, i
 @torch.no_grad()
 def pad_target(source: Path, output: Path, num_parameters: int) -> None:
     """Write a copy of ``source`` with the same function at a chosen size.
-
-    Args:
-        source: Directory of a Llama model with tied embeddings.
-        output: Directory to write; the weights have to fit into memory.
-        num_parameters: Parameters wanted, at least one layer over the source's.
 
     Raises:
         ValueError: If the source cannot be padded, or not to this size, or the output

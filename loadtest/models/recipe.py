@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[2]
+from loadtest.environment import REPO
+
 TARGET_DIR = REPO / "configs" / "models" / "demo-target"
 DRAFT_DIR = REPO / "configs" / "models" / "demo-draft"
 
@@ -16,10 +16,7 @@ TOKENIZER_CHATS = 6000
 
 @dataclass(frozen=True)
 class Phase:
-    """Optimizer steps whose batches have one shape.
-
-    The first `num_repeats` rows of a batch repeat random tokens; chats fill the others.
-    """
+    """Steps of one shape; chats fill all rows but `num_repeats` of random tokens."""
 
     num_steps: int
     num_rows: int
@@ -29,15 +26,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model of the pair is trained.
+    """How one model of the pair is trained: a Llama with tied embeddings.
 
     Attributes:
-        name: ``target`` or ``draft``.
-        shape: Sizes of a Llama model with tied embeddings, in transformers' words.
-        phases: Batch shapes in order; the last one has the long rows.
-        peak_lr: Learning rate after warm-up.
-        seed: Seed of weights and data.
-        warmup_steps: Steps of linear warm-up.
+        shape: Its sizes, in transformers' words.
+        seed: Of weights and data.
         decay_share: Share of all steps, at the end, of linear decay to zero.
         prompt_weight: Loss weight of tokens that the assistant did not write.
     """

@@ -30,16 +30,7 @@ _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 def train_tokenizer(
     *, vocab_size: int, num_chats: int, seed: int
 ) -> PreTrainedTokenizerFast:
-    """Train it on generated chats.
-
-    Args:
-        vocab_size: Entries in the vocabulary, special tokens included.
-        num_chats: Chats to train on.
-        seed: Seed of the chats.
-
-    Returns:
-        A tokenizer with chat template, end-of-turn and padding token.
-    """
+    """Train one, with chat template, end-of-turn and padding token, on seeded chats."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -88,11 +79,7 @@ def render(
 ) -> list[int]:
     """Turn a conversation into token ids through the chat template.
 
-    Args:
-        tokenizer: The pair's tokenizer.
-        messages: The turns.
-        with_tools: List the demo tools in the system turn.
-        reply_follows: End with the opening of an assistant turn.
+    It can list the demo tools, and end with the opening of an assistant turn.
     """
     text = tokenizer.apply_chat_template(
         list(messages),

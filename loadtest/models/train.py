@@ -14,8 +14,9 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from .describe import describe_hardware
 from .induction import add_induction_circuit, relate_spaced_words
-from .optimizer import MasterOptimizer, describe_hardware
+from .optimizer import MasterOptimizer
 from .recipe import TOKENIZER_CHATS, VOCAB_SIZE, Phase, Recipe
 from .tasks import TOOL_TASKS, TRAINING_TASKS, generate_chat
 from .tokenizer import (
@@ -40,21 +41,18 @@ _ADAM_BETAS = (0.9, 0.98)
 
 
 def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
-    """Train a model, and write it with its tokenizer and a log.
+    """Train a model, and write its directory, with tokenizer and log.
 
-    Args:
-        recipe: How to train.
-        output: Model directory to write.
-        teacher: Directory of the model whose distribution, and tokenizer, to learn;
-            None to learn the text, with a tokenizer made for it.
+    With a teacher it learns that model's distribution, and has its tokenizer; without
+    one it learns the text, with a tokenizer made for it.
     """
     if teacher is None:
+        taught_by = None
         tokenizer = train_tokenizer(
             vocab_size=VOCAB_SIZE, num_chats=TOKENIZER_CHATS, seed=recipe.seed
         )
     else:
-        tokenizer = load_tokenizer(teacher)
-    taught_by = None if teacher is None else load_model(teacher)
+        taught_by, tokenizer = load_model(teacher), load_tokenizer(teacher)
     model = build_model(recipe, tokenizer)
     optimizer = make_optimizer(model)
     phases, start_s, num_tokens = recipe.steps, time.perf_counter(), 0

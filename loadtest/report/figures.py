@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from loadtest.client.outcome import Outcome
 from loadtest.client.records import Records
+from loadtest.page import to_png
 
 from .summary import Targets, delivery_times
 
 Row = Mapping[str, Any]
 Panels = dict[str, Any]
 """Axes by what they show."""
+
+COLOURS = colormaps["tab20"]
+"""Of arms, by number."""
 
 _NUM_BINS = 60
 _STYLE = {"style": ["-", "--", ":", "-."] * 3, "legend": False}
@@ -65,26 +69,29 @@ def draw_against_load(
         return None
     unit = "requests/s" if rows[0]["is_open"] else "requests in flight"
     figure, panels = _make_panels(_AGAINST_LOAD, unit)
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
     for key, panel in panels.items():
-        for number, arm in enumerate(arms):
-            own = [r for r in rows if r["arm"] == arm and r.get(key) is not None]
-            if not own:
-                continue
-            found = pd.DataFrame([row[key] for row in own])
-            middle, levels = found["median"], [row["level"] for row in own]
-            spread = [middle - found["min"], found["max"] - middle]
-            panel.errorbar(
-                levels, middle, spread, label=arm, color=f"C{number}", marker="."
-            )
-            spoilt = [not row["is_valid"] for row in own]
-            panel.plot(np.array(levels)[spoilt], middle[spoilt], "rx")
+        draw_by_level(panel, rows, key)
         panel.set_ylim(bottom=0)
         limit = {"ttft": targets.ttft_ms, "tpot": targets.tpot_ms}.get(key[:4])
         # One far above would flatten everything else.
         if limit is not None and limit < 3 * panel.get_ylim()[1]:
             panel.axhline(limit, color="gray", linestyle="--")
-    return _to_png(figure, caption)
+    return to_png(figure, caption)
+
+
+def draw_by_level(panel: Any, rows: Sequence[Row], key: str) -> None:
+    """Draw a line for each `arm` against `level`, with the range over rounds."""
+    for number, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
+        own = [r for r in rows if r["arm"] == arm and r.get(key) is not None]
+        if not own:
+            continue
+        found = pd.DataFrame([row[key] for row in own], dtype=float)
+        middle, levels = found["median"], [row["level"] for row in own]
+        spread = [middle - found["min"], found["max"] - middle]
+        style = {"color": COLOURS(number % 20), "marker": ".", "label": arm}
+        panel.errorbar(levels, middle, spread, **style)
+        spoilt = [not row.get("is_valid", True) for row in own]
+        panel.plot(np.array(levels)[spoilt], middle[spoilt], "rx")
 
 
 def draw_timeline(
@@ -99,12 +106,16 @@ def draw_timeline(
         return None
     figure, panels = _make_panels(_OVER_TIME, "s")
     for number, (arm, one) in enumerate(records.items()):
-        run, epoch_s, style = runs[arm], one.epoch_s or 0.0, {"color": f"C{number}"}
+        run, epoch_s, style = (
+            runs[arm],
+            one.epoch_s or 0.0,
+            {"color": COLOURS(number % 20)},
+        )
         _draw_clients(panels, one.outcomes, duration_s, style | {"label": arm})
         _draw_server(panels, run["timeline"], epoch_s, style)
     for panel in panels.values():
         panel.set(xlim=(0, duration_s), ylim=(0, None))
-    return _to_png(figure, caption)
+    return to_png(figure, caption)
 
 
 def draw_soak(samples: Sequence[Row], caption: str = "") -> bytes | None:
@@ -117,7 +128,7 @@ def draw_soak(samples: Sequence[Row], caption: str = "") -> bytes | None:
     for key, panel in panels.items():
         table.pivot_table(key, "minutes", "role").plot(ax=panel, **_STYLE)
         panel.set_ylim(bottom=0)
-    return _to_png(figure, caption)
+    return to_png(figure, caption)
 
 
 def _draw_clients(
@@ -176,11 +187,3 @@ def _make_panels(titles: Mapping[str, str], unit: str) -> tuple[Figure, Panels]:
         panel.set_xlabel(unit, fontsize=8)
         panel.grid(alpha=0.25)
     return figure, panels
-
-
-def _to_png(figure: Figure, caption: str) -> bytes:
-    figure.axes[0].legend(fontsize=7)
-    figure.supxlabel(caption, fontsize=8, color="gray")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()

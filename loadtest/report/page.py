@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from markupsafe import Markup
 
 from loadtest.client.records import Records, read_records
+from loadtest.page import embed, make_environment
 from loadtest.result_folder import ResultFolder
 
 from . import figures
@@ -73,13 +72,7 @@ def render_page(
     results: Mapping[str, Any], pictures: Iterable[tuple[str, bytes | None]] = ()
 ) -> str:
     """Return the page of what a results.json holds, an older one's too."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=ChainableUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = make_environment(Path(__file__).parent)
     environment.filters |= {"number": _number, "spread": _spread}
     failed, rows = results["failed_requests"], results["rows"]
     return environment.get_template("page.html.jinja").render(
@@ -91,11 +84,7 @@ def render_page(
         cells=list(dict.fromkeys((row["workload"], row["load"]) for row in rows)),
         shown=_SHOWN,
         compared=COMPARED,
-        figures=[
-            {"title": title, "data": base64.b64encode(png).decode()}
-            for title, png in pictures
-            if png is not None
-        ],
+        figures=embed(pictures),
         failed=failed[:_MAX_LISTED],
         num_failed=len(failed),
     )

@@ -129,10 +129,10 @@ def _make_row(own: pd.DataFrame) -> dict[str, Any]:
     row["failure_rate"] = row["num_failed"] / max(1, row["num_sent"])
     # A round in which nothing was answered must not drop out of a latency.
     for name in _SPREAD:
-        row[name] = None if own[name].isna().any() else _spread(own[name])
+        row[name] = None if own[name].isna().any() else spread(own[name])
     sums = server[[*_SERVER_COUNTS]].sum(min_count=1)
     row |= {name: None if pd.isna(value) else value for name, value in sums.items()}
-    row["acceptance_length"] = _spread(server["acceptance_length"].dropna())
+    row["acceptance_length"] = spread(server["acceptance_length"].dropna())
     verified, accepted = row["draft_tokens_verified"], row["draft_tokens_accepted"]
     row["verification_success_rate"] = accepted / verified if verified else None
     replicas = server["replicas_max"].max()
@@ -140,7 +140,7 @@ def _make_row(own: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
-def _spread(values: pd.Series) -> dict[str, float] | None:
+def spread(values: pd.Series) -> dict[str, float] | None:
     """Return median and range over rounds; None without any."""
     if values.empty:
         return None

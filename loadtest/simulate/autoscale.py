@@ -17,14 +17,14 @@ from policies.decisions.scaling import ReplicaPace, Scaling
 
 from . import kernel, state
 from .engine import Engine
-from .fleet import ROUTERS, Metrics, Targets, make_requests, measure
+from .fleet import PIECES, ROUTERS, Metrics, Targets, make_requests, measure
 from .load import Drawn
 from .routers import find_costs
 
 PERIOD_S: Final = 5.0
 """Between two decisions."""
 
-_AGE_S: Final = 0.25
+AGE_S: Final = 0.25
 """Of telemetry: a replica speaks four times a second."""
 
 Decide = Callable[[float, float, Sequence[ReplicaPace], int, int], int]
@@ -43,12 +43,16 @@ class Growth:
         start_s: From the decision until a replica takes requests.
         up_delay_s: A wish for more must have lasted so long.
         down_delay_s: And one for fewer.
+        least: Replicas there always are.
+        first: With which it begins; None for the most.
     """
 
     most: int
     start_s: float = 60.0
     up_delay_s: float = 10.0
     down_delay_s: float = 300.0
+    least: int = 1
+    first: int | None = None
 
 
 def parse_scaler(text: str) -> str:
@@ -107,40 +111,51 @@ def run_growing(
     growth: Growth,
     targets: Targets,
     seed: int,
-) -> Metrics:
+    on_piece: Callable[[], None] = lambda: None,
+) -> tuple[Metrics, state.Requests, list[int]]:
     """Run a fleet whose size follows an autoscaler; requests go to the better of two.
 
-    It begins as large as it may get, and a replica is paid from the decision to start
-    it until it has drained.
+    A replica is paid from the decision to start it until it has drained. `on_piece` is
+    called `PIECES` times on the way.
 
     Returns:
-        What `measure` finds, and `replica_hours`.
+        What `measure` finds, `replica_hours`, the mean number of `replicas`, and the
+        share of time for which there were as many `at_limit` as there can be; the
+        requests; and replicas at the end of each `PERIOD_S`.
     """
     count, requests = drawn.arrival_s.size, make_requests(drawn)
     fleet = state.make_fleet(growth.most, engine.costs.max_num_seqs, count, seed)
     size = _Size(growth)
-    paid_s, now_s, router = 0.0, 0.0, ROUTERS["power-of-two-sent"]
+    paid: list[int] = []
+    now_s, router = 0.0, ROUTERS["power-of-two-sent"]
     fixed = fleet, requests, engine.drafts, engine.costs
-    while now_s < drawn.arrival_s[-1]:
-        now_s += PERIOD_S
-        kernel.advance(*fixed, router, _AGE_S, seed, count, now_s)
-        fleet.counts[state.OPEN] = num_open = size.open_at(now_s)
-        load = float(fleet.telemetry.num_sent.sum())
-        paces = _read_paces(fleet, engine, num_open)
-        size.follow(now_s, decide(now_s, load, paces, num_open, size.num_wanted))
-        draining = np.count_nonzero(fleet.num_running[size.num_paid :])
-        paid_s += PERIOD_S * (size.num_paid + int(draining))
-    kernel.advance(*fixed, router, _AGE_S, seed, count, np.inf)
-    return measure(requests, targets) | {"replica_hours": paid_s / 3600.0}
+    fleet.counts[state.OPEN] = size.open_at(now_s)
+    for piece in range(1, PIECES + 1):
+        while now_s < drawn.arrival_s[-1] * piece / PIECES:
+            now_s += PERIOD_S
+            kernel.advance(*fixed, router, AGE_S, seed, count, now_s)
+            fleet.counts[state.OPEN] = num_open = size.open_at(now_s)
+            load = float(fleet.telemetry.num_sent.sum())
+            paces = _read_paces(fleet, engine, num_open)
+            size.follow(now_s, decide(now_s, load, paces, num_open, size.num_wanted))
+            draining = np.count_nonzero(fleet.num_running[size.num_paid :])
+            paid.append(size.num_paid + int(draining))
+        on_piece()
+    kernel.advance(*fixed, router, AGE_S, seed, count, np.inf)
+    found = measure(requests, targets) | {
+        "replicas": float(np.mean(paid)),
+        "at_limit": float(np.mean([count >= growth.most for count in paid])),
+        "replica_hours": PERIOD_S * sum(paid) / 3600.0,
+    }
+    return found, requests, paid
 
 
 class _Size:
     """Replicas wanted, started and open, with the delays of Serve's controller."""
 
     def __init__(self, growth: Growth) -> None:
-        self.num_wanted = growth.most
+        self.num_wanted = self._open = growth.first or growth.most
         self._growth = growth
-        self._open = growth.most
         self._starts: list[float] = []
         self._since: tuple[int, float] | None = None
 
@@ -158,7 +173,7 @@ class _Size:
 
     def follow(self, now_s: float, wish: int) -> None:
         """Take a wish, which counts once it has lasted."""
-        wish = min(max(wish, 1), self._growth.most)
+        wish = min(max(wish, self._growth.least), self._growth.most)
         way = (wish > self.num_wanted) - (wish < self.num_wanted)
         if way == 0:
             self._since = None

@@ -3,48 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from loadtest.argument_types import read_positive
 from loadtest.interrupts import interruptible
 from loadtest.progress import Progress
 
-from .autoscale import SCALERS, parse_scaler
-from .compare import ArmResult, Interval, Plan, compare
+from .autoscale import AGE_S, SCALERS, Growth, parse_scaler
+from .compare import Plan, compare
 from .engine import MODELS, find_model, load_engine
-from .fleet import (
-    LEAST_REQUESTS,
-    PIECES,
-    PREFIX_ROUTERS,
-    ROUTERS,
-    WARM_UP_SHARE,
-    Targets,
-)
-from .load import Lengths, Load, draw_requests, parse_arrivals, read_load
+from .fleet import LEAST_REQUESTS, PIECES, PREFIX_ROUTERS, ROUTERS, Targets
+from .load import Lengths, Load, find_own_rate, parse_arrivals, read_load
+from .output import Results, describe, render
 from .readers import explained, number, read_depth, read_shares, read_slow
 from .recorded import read_folder
 from .scenario import read_words
-from .sessions import parse_sessions
 from .state import ALL, WORTH
+
+_USUAL_UTILISATION = 0.8
+_USUAL_AGE_MS = 100.0
+_FEWEST_DELAYS = 3
+
+_EXAMPLES = """\
+examples:
+  what is compared, from a file, with a page of plots:
+    tetris-serve simulate configs/scenarios/stale-telemetry.yaml --html page.html
+  what ten times the traffic costs in replicas, replica-hours and attainment:
+    tetris-serve simulate --deployment configs/llama-3.1-8b.yaml --rate 40 \\
+        --requests 100000 --scale-load 1 --scale-load 10
+"""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-
-_HEADERS = {
-    "goodput_per_s": "goodput/s",
-    "attainment": "attainment",
-    "ttft_p50_ms": "TTFT p50 ms",
-    "ttft_p99_ms": "TTFT p99 ms",
-    "tpot_p50_ms": "TPOT p50 ms",
-    "tpot_p99_ms": "TPOT p99 ms",
-    "cached_share": "cached",
-    "replica_hours": "replica-hours",
-}
 
 
 def main(
@@ -65,13 +60,14 @@ def main(
     try:
         if options.scenario or options.deployment:
             given = list(sys.argv[1:] if arguments is None else arguments)
-            words = read_words(options.scenario, options.deployment, given)
+            known = {name.replace("_", "-") for name in vars(options)}
+            files = options.scenario, options.deployment
+            words = read_words(*files, given, known)
             options = parser.parse_args([*words, *given])
         with interruptible():
-            plan = _make_plan(options)
-            _check_output(options.json)
-            runs = len(plan.arms) * len(plan.seeds)
-            results = compare(plan, Progress(runs * PIECES))
+            plans = _make_plans(options)
+            _check_outputs(options)
+            found = _compare(plans)
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; nothing was written\n")
         return EXIT_INTERRUPTED
@@ -82,18 +78,40 @@ def main(
         sys.stderr.write(f"error: {error}\n")
         return EXIT_FAILED
     sys.stderr.write("\n")
-    sys.stdout.write(_render(plan, results))
+    sys.stdout.write("\n".join(render(*one) for one in found))
+    named = {"scenario": options.scenario, "deployment": options.deployment}
+    described = describe(found, {k: str(v) for k, v in named.items() if v})
     if options.json:
-        text = json.dumps(_describe(plan, results), indent=1, allow_nan=False)
+        text = json.dumps(described, indent=1, allow_nan=False)
         options.json.write_text(text + "\n", "utf-8")
         sys.stderr.write(f"results are in {options.json}\n")
+    if options.html:
+        from .page import render_page
+
+        options.html.write_text(render_page(described), "utf-8")
+        sys.stderr.write(f"the page is in {options.html}\n")
     return 0
 
 
-def _make_plan(options: argparse.Namespace) -> Plan:
-    if options.requests < LEAST_REQUESTS:
+def _compare(plans: Sequence[Plan]) -> list[tuple[Plan, Results]]:
+    runs = {arm: PIECES * len(plans) * len(plans[0].seeds) for arm in plans[0].arms}
+    progress = Progress(sum(runs.values()))
+    for arm, count in runs.items():
+        progress.expect(arm, count)
+    return [(plan, compare(plan, progress)) for plan in plans]
+
+
+def _make_plans(options: argparse.Namespace) -> list[Plan]:
+    scales = options.scale_load or [1.0]
+    counts = {
+        # A trace ends, whatever its rate.
+        times: round(options.requests * (1.0 if options.trace else times))
+        for times in scales
+    }
+    if min(counts.values()) < LEAST_REQUESTS:
         raise ValueError(
-            f"--requests {options.requests}: take {LEAST_REQUESTS} or more"
+            f"{min(counts.values())} requests, --requests times --scale-load: "
+            f"take {LEAST_REQUESTS} or more"
         )
     engine = load_engine(
         *(find_model(options.engine), options.drafts, options.batch),
@@ -110,109 +128,90 @@ def _make_plan(options: argparse.Namespace) -> Plan:
             *(*options.hard_share, "", options.sessions),
         )
     )
+    rate_per_s = options.rate
+    if rate_per_s is None:
+        share = options.utilisation or _USUAL_UTILISATION
+        rate_per_s = share * options.replicas * engine.capacity_per_s(load)
     if options.trace:
         # Found out before the work: a trace ends.
-        draw_requests(load, options.requests, 1.0, 0)
-    capacity_per_s = options.replicas * engine.capacity_per_s(load)
-    if options.autoscaler and (options.router or options.slow_replicas[0]):
+        own_per_s = find_own_rate(load, options.requests)
+        if options.rate is None and options.utilisation is None:
+            rate_per_s = own_per_s
+    scaler = options.autoscaler
+    if scaler and (options.router or options.slow_replicas[0] or options.staleness_ms):
         raise ValueError(
             "--autoscaler is an arm of its own: its requests go to the better of two, "
-            "replicas alike; leave out --router and --slow-replicas"
+            "replicas alike; leave out --router, --slow-replicas and --staleness-ms"
         )
-    arms = options.autoscaler or options.router or ROUTERS
-    return Plan(
+    if options.min_replicas > options.replicas:
+        raise ValueError(
+            f"--min-replicas {options.min_replicas}: there are {options.replicas} "
+            "--replicas at most"
+        )
+    plan = Plan(
         engine=engine,
         load=load,
         num_replicas=options.replicas,
         num_requests=options.requests,
-        rate_per_s=options.rate or options.utilisation * capacity_per_s,
-        staleness_s=options.staleness_ms / 1e3,
+        rate_per_s=rate_per_s,
+        staleness_s=AGE_S,
         targets=Targets(options.ttft_target_ms, options.tpot_target_ms),
-        arms=list(dict.fromkeys(arms)),
+        arms=list(dict.fromkeys(scaler or options.router or ROUTERS)),
         seeds=range(options.seeds),
         slow=options.slow_replicas,
-        start_s=options.start_s,
     )
-
-
-def _check_output(path: Path | None) -> None:
-    """Find out before the work whether its results can be written."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise ValueError(f"--json {path}: not a file in a folder that exists")
-
-
-def _render(plan: Plan, results: Mapping[str, ArmResult]) -> str:
-    """Return the tables."""
-    first = plan.arms[0]
-    lines = [
-        f"{plan.num_replicas} replicas of {plan.engine.name}, "
-        f"{plan.num_requests} requests at {plan.rate_per_s:.4g}/s "
-        f"({_utilisation(plan):.0%} of capacity), telemetry {plan.staleness_s:g} s "
-        f"old, {len(plan.seeds)} seeds; 95 % intervals",
-        "",
-        *_table({arm: result.means for arm, result in results.items()}),
-    ]
-    others = {arm: result.ratios for arm, result in results.items() if arm != first}
-    if others:
-        lines += ["", f"over {first}, paired by seed:", *_table(others)]
-    return "\n".join(lines) + "\n"
-
-
-def _table(rows: Mapping[str, Mapping[str, Interval]]) -> list[str]:
-    shown = [name for name in _HEADERS if any(name in row for row in rows.values())]
-    cells = [["arm", *(_HEADERS[name] for name in shown)]]
-    for arm, values in rows.items():
-        cells.append([arm, *(_format(values.get(name)) for name in shown)])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
-        )
-        for row in cells
-    ]
-
-
-def _format(value: Interval | None) -> str:
-    if value is None:
-        return "-"
-    if value.low is None or value.high is None:
-        return f"{value.value:.4g}"
-    return f"{value.value:.4g} ({value.low:.4g}, {value.high:.4g})"
-
-
-def _utilisation(plan: Plan) -> float:
-    capacity_per_s = plan.num_replicas * plan.engine.capacity_per_s(plan.load)
-    return plan.rate_per_s / capacity_per_s
-
-
-def _describe(plan: Plan, results: Mapping[str, ArmResult]) -> dict[str, Any]:
-    """Return settings and results as JSON holds them; equal runs give equal ones."""
-    return {
-        "engine": {
-            "name": plan.engine.name,
-            "costs": plan.engine.costs._asdict(),
-            "tokens_per_step": plan.engine.tokens_per_step.tolist(),
-        },
-        "load": dataclasses.asdict(plan.load),
-        "num_replicas": plan.num_replicas,
-        "start_s": plan.start_s,
-        "num_requests": plan.num_requests,
-        "warm_up_share": WARM_UP_SHARE,
-        "rate_per_s": plan.rate_per_s,
-        "utilisation": _utilisation(plan),
-        "staleness_s": plan.staleness_s,
-        "slow": list(plan.slow),
-        "targets": dataclasses.asdict(plan.targets),
-        "seeds": list(plan.seeds),
-        "arms": {arm: dataclasses.asdict(result) for arm, result in results.items()},
+    scaled = {
+        times: replace(plan, num_requests=count, rate_per_s=times * rate_per_s)
+        for times, count in counts.items()
     }
+    if scaler:
+        return [_grow(one, times, options) for times, one in scaled.items()]
+    return [
+        replace(one, staleness_s=age_ms / 1e3)
+        for one in scaled.values()
+        for age_ms in options.staleness_ms or [_USUAL_AGE_MS]
+    ]
+
+
+def _grow(plan: Plan, times: float, options: argparse.Namespace) -> Plan:
+    """Return the plan of a fleet that grows: with more traffic, it may grow further.
+
+    It begins with what its mean rate takes, so that no start of it all is measured.
+    """
+    most = math.ceil(plan.num_replicas * max(times, 1.0))
+    duration_s = plan.num_requests / plan.rate_per_s
+    if duration_s < _FEWEST_DELAYS * options.downscale_delay_s:
+        sys.stderr.write(
+            f"note: {duration_s:.0f} s are short beside --downscale-delay-s "
+            f"{options.downscale_delay_s:g}; take more --requests\n"
+        )
+    served_per_s = _USUAL_UTILISATION * plan.engine.capacity_per_s(plan.load)
+    growth = Growth(
+        most=most,
+        least=options.min_replicas,
+        first=max(options.min_replicas, math.ceil(plan.rate_per_s / served_per_s)),
+        start_s=options.start_s,
+        up_delay_s=options.upscale_delay_s,
+        down_delay_s=options.downscale_delay_s,
+    )
+    growth = replace(growth, first=min(growth.first or most, most))
+    return replace(plan, num_replicas=most, growth=growth)
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Find out before the work whether its results can be written."""
+    for name, path in (("json", options.json), ("html", options.html)):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise ValueError(f"--{name} {path}: not a file in a folder that exists")
 
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Compare routers or autoscalers on a simulated fleet.",
+        description="Compare routers or autoscalers on a simulated fleet: goodput,\n"
+        "attainment, times to the first token (TTFT) and per token after it (TPOT).",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EXAMPLES,
     )
     add = parser.add_argument
     add(
@@ -225,8 +224,8 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "--deployment",
         type=Path,
         metavar="FILE",
-        help="settings as `tetris-serve up` takes them, for batch, drafts and "
-        "autoscaler; --replicas is how far it may grow",
+        help="settings as `tetris-serve up` takes them, or a chart's values, in place "
+        "of --batch, --drafts, --select, --autoscaler and its limits",
     )
     small = 1e-6
     names = ", ".join(path.stem for path in sorted(MODELS.glob("*.json")))
@@ -240,7 +239,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         type=read_positive,
         default=64,
         metavar="N",
-        help="in the fleet (%(default)s)",
+        help="in the fleet, or up to which it grows (%(default)s)",
     )
     add(
         "--requests",
@@ -266,11 +265,25 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "between two tokens for the others",
     )
     add(
-        "--start-s",
-        type=number(0),
-        default=60.0,
-        help="that a replica takes to start (%(default)g)",
+        "--min-replicas",
+        type=read_positive,
+        default=1,
+        metavar="N",
+        help="down to which it shrinks (%(default)s)",
     )
+    delays = {
+        "start": (60.0, "that a replica takes to start"),
+        "upscale-delay": (10.0, "of high load before an autoscaler adds replicas"),
+        "downscale-delay": (300.0, "of low load before it takes some away"),
+    }
+    for name, (seconds, what) in delays.items():
+        add(
+            *(f"--{name}-s",),
+            type=number(0),
+            default=seconds,
+            metavar="S",
+            help=f"seconds {what} (%(default)g)",
+        )
     add(
         "--load",
         type=explained(parse_arrivals),
@@ -289,23 +302,32 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         type=explained(parse_sessions),
         metavar="TURNS[:THINK_S[:SYSTEM]]",
         help="requests belong to sessions of TURNS on average, THINK_S (10) apart: "
-        "each prompt carries all before it, behind SYSTEM (0) tokens that its kind has "
-        "in common; lengths are then what a turn adds",
+        "prompts carry all before, behind SYSTEM (0) tokens that their kind has in "
+        "common; lengths are what a turn adds",
     )
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--rate", type=number(small), metavar="PER_S", help="of requests")
     rate.add_argument(
         "--utilisation",
         type=number(small, 10),
-        default=0.8,
         metavar="SHARE",
-        help="rate over what the fleet finishes with all batches full (%(default)g)",
+        help="rate over what the fleet finishes with all batches full "
+        f"({_USUAL_UTILISATION:g}; of a --trace its own rate)",
+    )
+    add(
+        "--scale-load",
+        type=number(small),
+        action="append",
+        metavar="TIMES",
+        help="so many times the traffic: rate, requests, and --replicas that "
+        "autoscalers may take. Repeat it for the cost or attainment of each (1)",
     )
     add(
         "--staleness-ms",
         type=number(0),
-        default=100.0,
-        help="age of telemetry (%(default)s)",
+        action="append",
+        metavar="MS",
+        help=f"age of telemetry; repeat it to compare ages ({_USUAL_AGE_MS:g})",
     )
     add(
         "--seeds",
@@ -370,4 +392,5 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         help="of goodput (%(default)g)",
     )
     add("--json", type=Path, metavar="FILE", help="write settings and results to it")
+    add("--html", type=Path, metavar="FILE", help="and a page with plots to this one")
     return parser

@@ -9,14 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from loadtest.interrupts import stop_if_asked
 from loadtest.progress import Progress
 
-from .autoscale import Growth, make_scaler, run_growing
+from .autoscale import PERIOD_S, Growth, make_scaler, run_growing
 from .engine import Engine
-from .fleet import PIECES, Metrics, Targets, measure, run_fleet
+from .fleet import Metrics, Targets, latencies, measure, run_fleet
 from .load import Drawn, Load, draw_requests
+from .state import Requests
 
 CONFIDENCE = 0.95
+
+LEVELS = tuple(np.linspace(0.0, 1.0, 101).round(2))
+"""Of the quantiles that are kept of each run."""
+
+_MOST_TIMES = 240
+"""Points of replicas over time that are kept."""
+
+Curves = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class Plan:
         arms: Routers, or autoscalers as `NAME:TARGET`; ratios are over the first.
         seeds: One run of each arm for each.
         slow: Share of slow replicas, and how many times longer their steps take.
-        start_s: What a replica takes to start, under autoscalers.
+        growth: Of the fleet, under autoscalers.
     """
 
     engine: Engine
@@ -62,7 +72,7 @@ class Plan:
     arms: Sequence[str]
     seeds: Sequence[int]
     slow: tuple[float, float] = (0.0, 1.0)
-    start_s: float = 60.0
+    growth: Growth | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +83,42 @@ class ArmResult:
         runs: Metrics of each seed.
         means: Over seeds.
         ratios: Over the first arm, paired by seed; empty for the first arm.
+        curves: `ttft_ms` and `tpot_ms` at `LEVELS`, means over seeds; under
+            autoscalers `replicas` of the first seed at `time_s`.
     """
 
     runs: Sequence[Metrics]
     means: Mapping[str, Interval]
     ratios: Mapping[str, Interval]
+    curves: Curves
 
 
 def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
-    """Run all arms on the requests of each seed, in turn."""
+    """Run all arms on the requests of each seed, in turn.
+
+    Args:
+        plan: What is compared.
+        progress: Told of the pieces of each run; it expects them already.
+    """
     runs: dict[str, list[Metrics]] = {arm: [] for arm in plan.arms}
+    curves: dict[str, list[Curves]] = {arm: [] for arm in plan.arms}
+    progress.show("loading machine code, which takes half a minute the first time")
     _compile(plan)
-    for arm in plan.arms:
-        progress.expect(arm, PIECES * len(plan.seeds))
+    stop_if_asked()
     for seed in plan.seeds:
         drawn = draw_requests(plan.load, plan.num_requests, plan.rate_per_s, seed)
         for arm in plan.arms:
             advance = make_ticker(progress, arm)
-            runs[arm].append(_run(plan, arm, drawn, seed, advance))
+            metrics, found = _run(plan, arm, drawn, seed, advance)
+            runs[arm].append(metrics)
+            curves[arm].append(found)
     first = runs[plan.arms[0]]
     return {
         arm: ArmResult(
             own,
             {name: _mean([run[name] for run in own]) for name in own[0]},
             _ratios(own, first) if own is not first else {},
+            curves[arm][0] | _mean_quantiles(curves[arm]),
         )
         for arm, own in runs.items()
     }
@@ -107,6 +129,7 @@ def make_ticker(progress: Progress, arm: str) -> Callable[[], None]:
     ticks = [time.perf_counter()]
 
     def advance() -> None:
+        stop_if_asked()
         ticks.append(time.perf_counter())
         progress.advance(arm, ticks[-1] - ticks[-2], arm)
 
@@ -115,20 +138,38 @@ def make_ticker(progress: Progress, arm: str) -> Callable[[], None]:
 
 def _run(
     plan: Plan, arm: str, drawn: Drawn, seed: int, advance: Callable[[], None]
-) -> Metrics:
+) -> tuple[Metrics, Curves]:
     scaler, _, target = arm.partition(":")
     if not target:
         run = run_fleet(
             *(plan.engine, drawn, plan.num_replicas, arm),
             *(plan.staleness_s, seed, plan.slow, advance),
         )
-        return measure(run.requests, plan.targets)
+        return measure(run.requests, plan.targets), _quantiles(run.requests)
     decide = make_scaler(scaler, float(target), plan.engine, plan.load.hard_before)
-    growth = Growth(plan.num_replicas, plan.start_s)
-    found = run_growing(plan.engine, drawn, decide, growth, plan.targets, seed)
-    for _ in range(PIECES):
-        advance()
-    return found
+    metrics, requests, paid = run_growing(
+        *(plan.engine, drawn, decide, plan.growth or Growth(plan.num_replicas)),
+        *(plan.targets, seed, advance),
+    )
+    kept = slice(None, None, -(-len(paid) // _MOST_TIMES))
+    replicas = [float(count) for count in paid[kept]]
+    times = [PERIOD_S * (1 + place) for place in range(len(paid))[kept]]
+    return metrics, _quantiles(requests) | {"time_s": times, "replicas": replicas}
+
+
+def _quantiles(requests: Requests) -> Curves:
+    names = ("ttft_ms", "tpot_ms")
+    return {
+        name: np.quantile(values, LEVELS).tolist()
+        for name, values in zip(names, latencies(requests), strict=True)
+    }
+
+
+def _mean_quantiles(curves: Sequence[Curves]) -> Curves:
+    return {
+        name: np.mean([one[name] for one in curves], axis=0).tolist()
+        for name in ("ttft_ms", "tpot_ms")
+    }
 
 
 def _compile(plan: Plan) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import kernel, routers, state
 from .engine import Engine
@@ -136,6 +137,15 @@ def make_requests(drawn: Drawn) -> state.Requests:
     )
 
 
+def latencies(requests: state.Requests) -> tuple[NDArray[np.float64], ...]:
+    """Return times to the first token and per token after it, ms, of those measured."""
+    kept = slice(int(WARM_UP_SHARE * requests.arrival_s.size), None)
+    first_s, num_tokens = requests.first_token_s[kept], requests.num_output_tokens[kept]
+    ttft_ms = 1e3 * (first_s - requests.arrival_s[kept])
+    tpot_s = (requests.finish_s[kept] - first_s) / np.maximum(num_tokens - 1, 1)
+    return ttft_ms, 1e3 * tpot_s
+
+
 def measure(requests: state.Requests, targets: Targets) -> Metrics:
     """Summarise the requests that did not meet an empty fleet.
 
@@ -143,13 +153,9 @@ def measure(requests: state.Requests, targets: Targets) -> Metrics:
     are measured arrived. A reply of one token takes 0 ms a token after it. Where
     prompts share blocks, also the share of their tokens that was cached.
     """
-    kept = slice(int(WARM_UP_SHARE * requests.arrival_s.size), None)
-    arrival_s, finish_s = requests.arrival_s[kept], requests.finish_s[kept]
-    first_s, num_tokens = requests.first_token_s[kept], requests.num_output_tokens[kept]
-    ttft_ms = 1e3 * (first_s - arrival_s)
-    tpot_ms = 1e3 * (finish_s - first_s) / np.maximum(num_tokens - 1, 1)
+    ttft_ms, tpot_ms = latencies(requests)
     good = (ttft_ms <= targets.ttft_ms) & (tpot_ms <= targets.tpot_ms)
-    span_s = arrival_s[-1] - arrival_s[0]
+    span_s = requests.arrival_s[-1] - requests.arrival_s[-good.size]
     metrics = {
         "goodput_per_s": good.sum() / span_s,
         "attainment": good.mean(),
@@ -159,6 +165,6 @@ def measure(requests: state.Requests, targets: Targets) -> Metrics:
         "tpot_p99_ms": np.quantile(tpot_ms, 0.99),
     }
     if requests.chain.size:
-        prompts = requests.num_prompt_tokens[kept].sum()
-        metrics["cached_share"] = requests.num_cached[kept].sum() / prompts
+        prompts = requests.num_prompt_tokens[-good.size :].sum()
+        metrics["cached_share"] = requests.num_cached[-good.size :].sum() / prompts
     return {name: float(value) for name, value in metrics.items()}

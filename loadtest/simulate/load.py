@@ -178,6 +178,18 @@ def read_load(path: Path, hard_before: float, hard_after: float) -> Load:
     return Load(Arrivals(), prompt, output, hard_before, hard_after, str(path))
 
 
+def find_own_rate(load: Load, num_requests: int) -> float:
+    """Return the requests a second of a load's trace.
+
+    Raises:
+        ValueError: If it has fewer requests.
+    """
+    arrival_s = read_trace(Path(load.trace)).arrival_s
+    if num_requests > arrival_s.size:
+        raise ValueError(f"{load.trace} has {arrival_s.size} requests: take fewer")
+    return num_requests / max(float(arrival_s[num_requests - 1]), 1e-9)
+
+
 def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -> Drawn:
     """Draw requests; equal seeds give equal ones.
 
@@ -197,15 +209,10 @@ def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -
     kind = (hard.random(num_requests) < share).astype(np.int64)
     if load.trace:
         found = read_trace(Path(load.trace))
-        if num_requests > found.arrival_s.size:
-            raise ValueError(
-                f"{load.trace} has {found.arrival_s.size} requests: take fewer"
-            )
         # As Splitwise rescales it: the same bursts at another rate.
-        arrival_s = found.arrival_s[:num_requests]
-        arrival_s = arrival_s * (num_requests / rate_per_s / max(arrival_s[-1], 1e-9))
+        stretch = find_own_rate(load, num_requests) / rate_per_s
         return Drawn(
-            arrival_s,
+            stretch * found.arrival_s[:num_requests],
             found.num_prompt_tokens[:num_requests],
             found.num_output_tokens[:num_requests],
             kind,

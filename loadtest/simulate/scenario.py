@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from serving.settings.model import parse_settings
 
 _RIVALS = (
     ("router", "router"),
     ("autoscaler", "autoscaler"),
     ("router", "autoscaler"),
     ("rate", "utilisation"),
+    ("staleness-ms", "staleness-ms"),
+    ("scale-load", "scale-load"),
 )
 """What cannot be given twice, or with the other."""
 
 
 def read_words(
-    scenario: Path | None, deployment: Path | None, given: Sequence[str]
+    scenario: Path | None,
+    deployment: Path | None,
+    given: Sequence[str],
+    known: Collection[str],
 ) -> list[str]:
     """Return the words of a command line for which files stand.
 
@@ -28,16 +36,20 @@ def read_words(
             name it, and counts more.
         given: Words of the command line itself, which count most: options that must
             not stand beside one of theirs are left out.
+        known: Names that options have.
 
     Raises:
         ValueError: If a file cannot be read, or is no such file.
     """
     data = {} if scenario is None else _read(scenario, "scenario")
+    for name in data.keys() - known:
+        (near, *_) = [*get_close_matches(name, known, 1), "--help for all of them"]
+        raise ValueError(f"scenario {scenario}: no option {name!r}; see {near}")
     named = data.pop("deployment", None)
     if deployment is None and named is not None:
         deployment = Path(named)
     if deployment is not None:
-        found = read_deployment(_read(deployment, "deployment"))
+        found = read_deployment(deployment)
         for one, other in _RIVALS:
             if one in data:
                 found.pop(other, None)
@@ -56,32 +68,50 @@ def read_words(
     return words
 
 
-def read_deployment(settings: Mapping[str, Any]) -> dict[str, Any]:
+def read_deployment(path: Path) -> dict[str, Any]:
     """Return the options that stand for a deployment: batch, drafts and autoscaler.
 
-    Its model is not looked at: `--engine` says how fast a replica is.
+    Of its model only the device is looked at: `--engine` says how fast a replica is.
+
+    Args:
+        path: Settings as `tetris-serve up` takes them, or a chart's values.
+
+    Raises:
+        ValueError: If it cannot be served, naming the settings at fault.
     """
-    engine, policy, replicas = (
-        settings.get(part) or {} for part in ("engine", "policy", "replicas")
-    )
-    drafts = policy.get("max_draft_tokens", policy.get("draft_tokens"))
-    if policy.get("name") == "none":
-        drafts = 0
-    scaler = f"target-ongoing:{replicas.get('target_ongoing_requests', 16)}"
-    if replicas.get("target_token_ms") is not None:
-        scaler = f"ours:{replicas['target_token_ms']}"
+    data: Any = _read(path, "deployment")
+    source = str(path)
+    if "config" in data:
+        data, source = data["config"], f"{path}: config"
+    if isinstance(data, dict) and isinstance(data.get("engine"), dict):
+        # Only vLLM could check it, which takes seconds to load.
+        data["engine"].pop("extra", None)
+    settings = parse_settings(data, source)
+    replicas, policy = settings.replicas, settings.policy
+    target, name = replicas.target_ongoing_requests, "target-ongoing"
+    if replicas.target_token_ms is not None:
+        target, name = replicas.target_token_ms, "ours"
+    is_tetris = policy.name == "tetris"
     found = {
-        "batch": engine.get("max_num_seqs", 32),
-        "select": policy.get("name", "goodput") == "goodput",
-        "autoscaler": [scaler],
+        "batch": settings.engine.max_num_seqs,
+        "drafts": policy.draft_tokens if is_tetris else policy.num_speculative_tokens,
+        "select": policy.name == "goodput",
+        "autoscaler": [f"{name}:{target:g}"],
+        "replicas": replicas.max,
+        "min-replicas": replicas.min,
+        "upscale-delay-s": replicas.upscale_delay_s,
+        "downscale-delay-s": replicas.downscale_delay_s,
     }
-    return found if drafts is None else found | {"drafts": drafts}
+    is_cpu = settings.engine.device == "cpu"
+    return found | ({"engine": "cpu-demo-100m"} if is_cpu else {})
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ValueError(f"{kind} {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
         raise ValueError(f"{kind} {path}: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{kind} {path}: options with their values are expected")

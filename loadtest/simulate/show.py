@@ -25,6 +25,7 @@ from .bounds import find_bounds
 from .compare import Plan, compare, make_ticker
 from .engine import find_model, load_engine
 from .fleet import PIECES, ROUTERS, Targets, measure, run_fleet
+from .growth import draw_growth, render_growth, run_growth
 from .load import Lengths, Load, draw_requests, parse_arrivals
 from .planned import make_planners
 from .recorded import read_folder
@@ -78,6 +79,8 @@ def run_routers() -> list[dict[str, Any]]:
         for age_s in _REQUESTS[count]
     ]
     progress = Progress(len(cells) * len(ROUTERS) * _SEEDS * PIECES)
+    for router in ROUTERS:
+        progress.expect(router, len(cells) * _SEEDS * PIECES)
     return [_run(*cell, progress) for cell in cells]
 
 
@@ -158,7 +161,10 @@ def run_scaling() -> list[dict[str, Any]]:
         arms=arms,
         seeds=range(_SEEDS),
     )
-    found = compare(plan, Progress(len(arms) * _SEEDS * PIECES))
+    progress = Progress(len(arms) * _SEEDS * PIECES)
+    for arm in arms:
+        progress.expect(arm, _SEEDS * PIECES)
+    found = compare(plan, progress)
     return [
         {"scaler": scaler, "target": float(target), "runs": found[arm].runs}
         for arm in arms
@@ -284,6 +290,7 @@ SHOWN: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], str]]]] = {
     "scaling": (run_scaling, render_scaling),
     "bounds": (run_bounds, render_bounds),
     "shortcut": (run_shortcut, render_shortcut),
+    "growth": (run_growth, render_growth),
 }
 """By name: what runs it, and what renders it."""
 
@@ -300,6 +307,8 @@ def main(names: Sequence[str]) -> int:
         found = run()
         text = json.dumps(found, indent=1, allow_nan=False)
         (FOLDER / f"{name}.json").write_text(text + "\n", "utf-8")
+        if name == "growth":
+            draw_growth(found, FOLDER / "growth.png")
         readme, (begin, end) = FOLDER / "README.md", marks(name)
         before, _, rest = readme.read_text("utf-8").partition(begin)
         after = rest.partition(end)[2]

@@ -4,53 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+
+import yaml
 
 NUM_TOKENS: Final = 240
 """Of an answer: long enough to be under way when something dies."""
 
-_PETS: Final = {
-    "type": "array",
-    "items": {"enum": ["cat", "dog", "goldfish"]},
-    "minItems": 60,
-    "maxItems": 300,
-}
-_TOOL: Final = {
-    "type": "function",
-    "function": {
-        "name": "list_pets",
-        "parameters": {
-            "type": "object",
-            "properties": {"pets": _PETS},
-            "required": ["pets"],
-        },
-    },
-}
-
-FEATURES: Final[dict[str, dict[str, Any]]] = {
-    "schema": {
-        "ignore_eos": False,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "pets", "schema": _PETS},
-        },
-    },
-    "tools": {
-        "ignore_eos": False,
-        "tools": [_TOOL],
-        "tool_choice": {"type": "function", "function": {"name": "list_pets"}},
-    },
-    "penalties": {
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.3,
-        "repetition_penalty": 1.1,
-    },
-    "logprobs": {"logprobs": 2},
-    "two answers": {"n": 2, "temperature": 0.7, "seed": 1},
-    "stop string": {"stop": ["never said 123456"]},
-    "least tokens": {"min_tokens": 200, "ignore_eos": False},
-    "two prompts": {"prompt": ["Count from 7 to 90 and on:", "One, two, three,"]},
-}
+FEATURES: Final[dict[str, dict[str, Any]]] = yaml.safe_load(
+    Path(__file__).with_name("features.yaml").read_text()
+)
 """What a stream depends on beside its prompt, as fields of a request."""
 
 PLAIN: Final = "plain"

@@ -33,13 +33,9 @@ class Judge:
     def __init__(
         self, url: str, model: str, undisturbed: Iterable[Stream], *, may_cut: bool
     ) -> None:
-        """Know what is right.
+        """Know what is right: one undisturbed stream of every case.
 
-        Args:
-            url: Of the server, which is asked about ties.
-            model: Its name.
-            undisturbed: One stream of every case.
-            may_cut: Whether a broken connection is what the storm did.
+        The server is asked about ties; `may_cut` if the storm breaks connections.
         """
         self._url, self._model, self._may_cut = url, model, may_cut
         self._right: Mapping[Case, Stream] = {one.case: one for one in undisturbed}

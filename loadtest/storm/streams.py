@@ -24,17 +24,13 @@ TIMEOUT_S: Final = 300.0
 
 @dataclass(slots=True)
 class Stream:
-    """One stream.
+    """One stream; what is kept by number is so by choice.
 
     Attributes:
-        case: What was asked.
-        token_ids: By choice.
-        text: By choice, arguments of tool calls included.
-        finish_reasons: By choice.
+        text: Arguments of tool calls included.
         times_s: When parts came, monotonic; the first is when it was sent.
         error: Why it failed.
         is_cut: Whether the connection broke: its front is gone.
-        logprobs: By choice, where they were asked for.
         num_tokens: Of all choices, as the server counts them at the end.
     """
 
@@ -113,17 +109,9 @@ async def run_streams(
     num_in_flight: int,
     streams: list[Stream] | None = None,
 ) -> list[Stream]:
-    """Run cases, so many at a time, to the last one.
+    """Run cases, so many at a time, to the last one; return all streams in their order.
 
-    Args:
-        url: Of the server.
-        model: Its name.
-        cases: In the order in which they begin.
-        num_in_flight: At a time.
-        streams: Where streams are kept from their begin, for who wants to look at them.
-
-    Returns:
-        All streams, in the same order.
+    With a list they are kept there from their begin, for who wants to look at them.
     """
     queue = iter(cases)
     streams = [] if streams is None else streams

@@ -17,6 +17,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402 - after check, bef
 # isort: on
 from vllm.config import CUDAGraphMode  # noqa: E402
 from vllm.forward_context import set_forward_context  # noqa: E402
+from vllm.model_executor.models.interfaces import LocalArgmaxMixin  # noqa: E402
 from vllm.triton_utils.dispatcher import KernelOverride  # noqa: E402
 from vllm.v1.attention.backend import CommonAttentionMetadata  # noqa: E402
 from vllm.v1.sample import rejection_sampler  # noqa: E402
@@ -44,6 +45,7 @@ __all__ = [
     "ExecuteModelState",
     "GPUModelRunner",
     "KernelOverride",
+    "LocalArgmaxMixin",
     "SamplingMetadata",
     "SpecDecodeBaseProposer",
     "SpecDecodeMetadata",

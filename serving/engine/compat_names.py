@@ -242,6 +242,10 @@ CPU_WORKER: Final[Table] = {
             "whether there are logits to read confidence from"
         ),
     },
+    "vllm.model_executor.models.interfaces:LocalArgmaxMixin": {
+        "get_top_tokens(hidden_states)": "how a head of fewer tokens maps them",
+        "logits_processor lm_head": "logits of its own vocabulary",
+    },
     "vllm.v1.spec_decode.draft_model:DraftModelProposer": {
         "propose": "drafters that can be skipped: they read no hidden states",
     },
@@ -377,31 +381,6 @@ GPU_WORKER: Final[Table] = {
 }
 """In a GPU's worker."""
 
-SERVER: Final[Table] = {
-    "vllm.v1.engine.core_client:AsyncMPClient": {
-        "call_utility_async(method, args)": "how a replica asks the scheduler",
-    },
-    "vllm.v1.engine.async_llm:AsyncLLM": {
-        "errored engine_core model_config": (
-            "whether the engine lives, and the way to it"
-        ),
-        "is_sleeping() do_log_stats()": "whether it answers; figures are summed up",
-    },
-    "vllm.v1.engine.exceptions": {
-        "EngineDeadError": "told apart from refusals",
-    },
-    "vllm.exceptions": {
-        "VLLMClientError": "refusals that are the client's",
-    },
-    "vllm.v1.executor.uniproc_executor": {
-        "UniProcExecutor": "one CPU worker without a process of its own",
-    },
-    "vllm.tokenizers": {
-        "cached_tokenizer_from_config": "text on the board",
-    },
-}
-"""In a replica, around the engine."""
-
 UNIPROC_EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Runs a CPU engine's only worker in the engine core's process.
 
@@ -409,7 +388,7 @@ By import path, because vLLM turns the name "uni" into "mp" on the CPU: a proces
 own, which the engine core waits for by spinning.
 """
 
-ALL: Final = (SCHEDULER, GPU_SCHEDULER, CPU_WORKER, GPU_WORKER, SERVER)
+ALL: Final = (SCHEDULER, GPU_SCHEDULER, CPU_WORKER, GPU_WORKER)
 
 WHOLE: Final = frozenset(
     {

@@ -10,6 +10,31 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from serving.contract import Table
 
+SERVER: Final[Table] = {
+    "vllm.v1.engine.core_client:AsyncMPClient": {
+        "call_utility_async(method, args)": "how a replica asks the scheduler",
+    },
+    "vllm.v1.engine.async_llm:AsyncLLM": {
+        "errored engine_core model_config": (
+            "whether the engine lives, and the way to it"
+        ),
+        "is_sleeping() do_log_stats()": "whether it answers; figures are summed up",
+    },
+    "vllm.v1.engine.exceptions": {
+        "EngineDeadError": "told apart from refusals",
+    },
+    "vllm.exceptions": {
+        "VLLMClientError": "refusals that are the client's",
+    },
+    "vllm.v1.executor.uniproc_executor": {
+        "UniProcExecutor": "one CPU worker without a process of its own",
+    },
+    "vllm.tokenizers": {
+        "cached_tokenizer_from_config": "text on the board",
+    },
+}
+"""In a replica, around the engine."""
+
 FRONT: Final[Table] = {
     "vllm.v1.engine.async_llm:AsyncLLM": {
         "engine_core output_processor errored": "below it stands our client",
@@ -131,7 +156,7 @@ LEASES: Final[Table] = {
         "num_accepted_tokens": "tokens that a step puts out",
     },
 }
-"""In a replica that works for fronts, besides `compat_names.SERVER`."""
+"""In a replica that works for fronts, besides `SERVER`."""
 
 REPLAY: Final[Table] = {
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": {
@@ -169,4 +194,4 @@ Looked for by the contract test alone: a CPU engine must not import the V1 worke
 batch before the worker (`compat_cpu`).
 """
 
-ALL: Final = (FRONT, LEASES, REPLAY)
+ALL: Final = (SERVER, FRONT, LEASES, REPLAY)

@@ -147,7 +147,9 @@ class Front(PageRoutes):
         self._policy_name = policy_name
         self._classes = classes
         pace_streams(1e-3 * stream_interval_ms)
-        self._replicas = ReplicaCount(self._count_engines)
+        self._replicas = ReplicaCount(
+            self._count_engines, may_be_none=min_replicas == 0
+        )
         self._feed = BoardFeed(self._watch_replicas)
         for name, folder in gguf_files.items():
             await asyncio.to_thread(convert_alike, name, folder, logger.info)

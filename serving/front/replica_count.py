@@ -24,13 +24,15 @@ class ReplicaCount:
         num_running: Running replicas when they were last counted; None before.
     """
 
-    def __init__(self, count: Callable[[], int]) -> None:
+    def __init__(self, count: Callable[[], int], *, may_be_none: bool = False) -> None:
         """Know nothing yet.
 
         Args:
             count: Asks the controller, in a thread; may block while that is away.
+            may_be_none: An idle deployment has none, and the next request starts one.
         """
         self._count = count
+        self._may_be_none = may_be_none
         self._look: asyncio.Task[None] | None = None
         self._looked_s = self._counted_s = -_PERIOD_S
         self.num_running: int | None = None
@@ -55,12 +57,14 @@ class ReplicaCount:
         is the last one known, and says how old it is.
 
         Raises:
-            ApiError: 503, no replica runs or none is known to.
+            ApiError: 503, no replica runs where one should, or none is known to.
         """
         await self.refresh()
         count, age_s = self.num_running, self.age_s
         if count is None:
             raise ApiError(503, "Ray Serve does not tell what is running; retry.")
+        if not count and self._may_be_none:
+            return {"status": "idle", "running_replicas": 0}
         if not count:
             when = f"was running {age_s:.0f} s ago" if age_s else "is running"
             raise ApiError(503, f"No engine replica {when}; retry.")

@@ -7,7 +7,8 @@ from vllm.tokenizers import cached_tokenizer_from_config
 
 from serving.compat_ray import VLLMEngine
 from serving.engine.compat import check
-from serving.engine.compat_names import SERVER, UNIPROC_EXECUTOR
+from serving.engine.compat_names import UNIPROC_EXECUTOR
+from serving.engine.front_names import SERVER
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

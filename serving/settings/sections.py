@@ -118,7 +118,14 @@ class EngineSettings(Section):
 class ReplicaSettings(Section):
     """How many engine replicas Ray Serve keeps, and what each may take."""
 
-    min: Annotated[int, Field(ge=1, description="replicas kept when idle")] = 1
+    min: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="replicas kept when idle; with 0 the first request after a "
+            "pause waits for one to start",
+        ),
+    ] = 1
     max: Annotated[int, Field(ge=1, description="replicas at the highest load")] = 1
     target_ongoing_requests: Annotated[
         float, Field(gt=0, description="requests per replica that autoscaling aims at")

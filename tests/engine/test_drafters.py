@@ -75,6 +75,9 @@ def models(tiny_pair, tmp_path_factory):
         "draft_model": tiny_pair,
         "eagle": (llama, write_eagle_head(folder / "eagle")),
         "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
+        "eagle3 of few tokens": (
+            *(llama, write_eagle3_head(folder / "few", llama, every=4)),
+        ),
         "mtp": (write_mimo(folder / "mimo"), None),
         "ngram": (llama, None),
         "suffix": (llama, None),
@@ -94,7 +97,7 @@ def started(models, expect):
                 run_engine(
                     *models[method],
                     policy="tetris",
-                    method=method,
+                    method=method.split()[0],
                     speculative=speculative.get(method, SAMPLED),
                     # Grammars need a tokenizer.
                     skip_tokenizer_init=method != "eagle",
@@ -195,6 +198,25 @@ def test_drafters_with_logits_are_selected_by_their_confidence(
     # Some requests verify more than their equal share of two, others less.
     num_drafts = {n for step in steps for n in step.num_drafts.values()}
     assert {1, 3} <= num_drafts
+
+
+def test_a_head_of_few_tokens_drafts_as_over_the_whole_vocabulary(start_over, expect):
+    """Token and confidence are those of vLLM's own logits, which it spreads out."""
+    method = "eagle3 of few tokens"
+    engine = start_over(method)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expect(method)
+    assert engine.scheduler.counters.num_accepted_tokens > 0
+    drafter = engine.runner.drafter
+    hidden = torch.randn(50, drafter.model.config.hidden_size)
+    with torch.inference_mode():
+        spread = drafter.model.compute_logits(hidden)
+        drafts = drafter._greedy_sample(hidden)
+    assert spread.isinf().any()
+    assert torch.equal(drafts, spread.argmax(dim=-1))
+    assert len(set(drafts.tolist())) > 5
+    np.testing.assert_allclose(
+        drafter.take_confidence()[:, 0], spread.softmax(dim=-1).amax(dim=-1), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])

@@ -94,8 +94,12 @@ def write_eagle_head(folder: Path, *, seed: int = 1) -> Path:
     return write_checkpoint(folder, _head_config("LlamaForCausalLM"), weights)
 
 
-def write_eagle3_head(folder: Path, target: Path, *, seed: int = 1) -> Path:
+def write_eagle3_head(
+    folder: Path, target: Path, *, seed: int = 1, every: int = 1
+) -> Path:
     """Write an EAGLE-3 head for `write_markov_llama`; it predicts from the last token.
+
+    Of the target's tokens it knows one in `every`.
 
     Its attention looks at the token itself: queries and keys are the embedding, which
     is most like its own, and what comes out outweighs the residual.
@@ -113,9 +117,12 @@ def write_eagle3_head(folder: Path, target: Path, *, seed: int = 1) -> Path:
     # Three layers of the target are handed over; they are hardly needed.
     weights["fc.weight"] = 0.02 * torch.randn(HIDDEN_SIZE, 3 * HIDDEN_SIZE)
     model = LlamaForCausalLM.from_pretrained(target)
-    weights["lm_head.weight"] = model.lm_head.weight.detach().clone()
+    weights["lm_head.weight"] = model.lm_head.weight.detach()[::every].clone()
+    known = torch.arange(0, VOCAB_SIZE, every)
+    if every > 1:
+        weights["d2t"] = known - torch.arange(len(known))
     config = _head_config("LlamaForCausalLMEagle3")
-    config |= {"draft_vocab_size": VOCAB_SIZE, "norm_before_residual": True}
+    config |= {"draft_vocab_size": len(known), "norm_before_residual": True}
     return write_checkpoint(folder, config, weights)
 
 

@@ -103,6 +103,7 @@ def test_a_worker_may_live_as_long_as_its_drain_takes(example):
     ("bounds", "num_cpus", "expected"),
     # Of two CPUs; 0.3 and 0.1 are none that a float has exactly.
     [
+        ((0, 2), 2, (0, 2)),
         ((1, 2), 2, (1, 2)),
         ((1, 2), 1.5, (1, 2)),
         ((3, 16), 0.25, (1, 2)),

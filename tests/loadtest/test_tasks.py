@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 
 import pytest
@@ -70,3 +72,10 @@ def test_every_difficulty_has_tasks_with_long_replies():
 )
 def test_text_without_a_valid_tool_call_parses_to_none(reply):
     assert parse_call(reply) is None
+
+
+def test_training_texts_are_those_that_the_shipped_pair_has_learnt():
+    tasks = tuple(TASKS.values())
+    chats = [generate_chat(tasks, random.Random(n)).messages for n in range(200)]
+    digest = hashlib.sha256(json.dumps(chats).encode()).hexdigest()
+    assert digest.startswith("89bf4fc6dc34db53")

@@ -1,5 +1,8 @@
 """Serve's own autoscaling and limits, seen from outside."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import pytest
 
 from tests.serving.conftest import (
@@ -8,6 +11,7 @@ from tests.serving.conftest import (
     Server,
     load,
     num_replicas,
+    start_up_command,
     wait_until,
 )
 
@@ -41,3 +45,37 @@ def test_what_exceeds_replicas_and_queue_is_refused_and_may_come_back(server):
     assert set(statuses) == {200, 503}
     body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
     assert server.post("/v1/completions", json=body).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def sleeper(tmp_path_factory):
+    """A deployment that keeps no replica when idle."""
+    running = start_up_command(
+        tmp_path_factory.mktemp("sleeper") / "up.log",
+        {
+            "replicas.min": 0,
+            "replicas.max": 1,
+            "replicas.downscale_delay_s": 1,
+            "http.access.allow_anonymous": "true",
+        },
+    )
+    yield running
+    running.command.end()
+
+
+def test_an_idle_deployment_keeps_none_and_requests_wait_for_one(sleeper):
+    """And `/health` stays well: nothing is broken."""
+    body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
+    assert sleeper.post("/v1/completions", json=body).status_code == 200
+    wait_until(lambda: num_replicas(sleeper) == 0, 120)
+    health = httpx.get(f"{sleeper.url}/health", timeout=60, trust_env=False)
+    assert (health.status_code, health.json()["status"]) == (200, "idle")
+    with ThreadPoolExecutor(4) as callers:
+        answers = list(
+            callers.map(
+                lambda _: sleeper.post("/v1/completions", json=body, timeout=180),
+                range(4),
+            )
+        )
+    assert [one.status_code for one in answers] == [200] * 4
+    assert num_replicas(sleeper) == 1

@@ -87,8 +87,8 @@ def test_a_missing_setting_says_that_it_is_required():
         "engine.max_num_seq=4 -> "
         "engine.max_num_seq: unknown setting; did you mean max_num_seqs?",
         "polices.name=fixed -> polices: unknown setting; did you mean policy?",
-        "replicas.min=0 -> "
-        "replicas.min: must be ≥ 1 (got 0); set replicas kept when idle",
+        "replicas.max=0 -> "
+        "replicas.max: must be ≥ 1 (got 0); set replicas at the highest load",
         "engine.extra.blok_size=32 -> engine.extra.blok_size: vLLM has no such "
         "engine argument; did you mean block_size?",
         "policy.classes.a.weight=0 -> policy.classes.a.weight: must be > 0.0 "

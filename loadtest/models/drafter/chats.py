@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,7 @@ _WRITTEN = Path(__file__).parent / "written"
 class Chat:
     """One conversation, from its template's first token on.
 
-    Attributes:
-        token_ids: All tokens.
-        answers: Half-open spans of what the target answered, end token included.
-        temperature: Of the answers.
+    `answers` are half-open spans of what the target answered, end token included.
     """
 
     token_ids: list[int]
@@ -124,6 +122,38 @@ def read_shard(file: Path) -> list[Chat]:
         Chat(row.tolist(), answers, temperature)
         for row, answers, temperature in zip(rows, spans, temperatures, strict=True)
     ]
+
+
+def cut_by_length(
+    chats: Sequence[Chat], numbers: Sequence[int], num_tokens: int
+) -> Iterator[list[int]]:
+    """Cut numbers of chats into batches of so many tokens, padding included.
+
+    The longest come first; one that is longer stands alone.
+    """
+    left = sorted(numbers, key=lambda n: -len(chats[n].token_ids))
+    while left:
+        count = max(1, num_tokens // len(chats[left[0]].token_ids))
+        yield left[:count]
+        left = left[count:]
+
+
+class Pace:
+    """How fast something goes that has so many parts, and for how long yet."""
+
+    def __init__(self, total: int, unit: str, done: int = 0) -> None:
+        """Begin where something has got to."""
+        self._total, self._unit, self._first = total, unit, done
+        self._began_s = time.monotonic()
+
+    def tell(self, done: int) -> str:
+        """Return a line about it."""
+        took_h = (time.monotonic() - self._began_s) / 3600
+        per_h = (done - self._first) / took_h
+        return (
+            f"{done:,}/{self._total:,} {self._unit}, {per_h:,.0f} an hour, "
+            f"{(self._total - done) / per_h:.1f} h left"
+        )
 
 
 def partial(file: Path) -> Path:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from .chats import Chat, WorkDir, read_shard
+from .chats import Chat, WorkDir, cut_by_length, read_shard
 
 _SORTED_TOGETHER = 512
 
@@ -38,23 +39,19 @@ class Corpus:
     """Shards of chats whose features have been computed."""
 
     def __init__(self, work_dir: WorkDir, shards: Sequence[int], width: int) -> None:
-        """Read the chats; features stay on the disk until they are needed.
-
-        Args:
-            work_dir: Holds the shards.
-            shards: Which.
-            width: Of the target.
-        """
+        """Read the chats; features, of the target's width, stay on the disk."""
         self._width = width
         self._features = {
             shard: np.load(work_dir.features_of(shard), mmap_mode="r")
             for shard in shards
         }
-        self._chats: list[tuple[Chat, int, int]] = []
+        self._chats: list[Chat] = []
+        self._places: list[tuple[int, int]] = []
         for shard in shards:
             offset = 0
             for chat in read_shard(work_dir.chats_of(shard)):
-                self._chats.append((chat, shard, offset))
+                self._chats.append(chat)
+                self._places.append((shard, offset))
                 offset += len(chat.token_ids)
 
     def common_tokens(self, num_tokens: int) -> list[int]:
@@ -65,7 +62,7 @@ class Corpus:
         """
         count = Counter(
             token
-            for chat, _, _ in self._chats
+            for chat in self._chats
             for begin, end in chat.answers
             for token in chat.token_ids[begin:end]
         )
@@ -75,52 +72,37 @@ class Corpus:
         return sorted(common)
 
     def plan(self, key: str, batch_tokens: int) -> list[list[int]]:
-        """Cut all chats into batches.
-
-        Args:
-            key: Seed of the order.
-            batch_tokens: Of a batch, padding included; a longer chat stands alone.
-
-        Returns:
-            Numbers of chats.
-        """
+        """Cut the numbers of all chats into batches, in an order that the key seeds."""
         rng = random.Random(key)
         order = list(range(len(self._chats)))
         rng.shuffle(order)
-        batches = []
+        batches: list[list[int]] = []
         for begin in range(0, len(order), _SORTED_TOGETHER):
             together = order[begin : begin + _SORTED_TOGETHER]
-            together.sort(key=lambda n: -len(self._chats[n][0].token_ids))
-            while together:
-                longest = len(self._chats[together[0]][0].token_ids)
-                num_chats = max(1, batch_tokens // longest)
-                batches.append(together[:num_chats])
-                del together[:num_chats]
+            batches += cut_by_length(self._chats, together, batch_tokens)
         rng.shuffle(batches)
         return batches
 
     def load(self, numbers: Sequence[int]) -> Batch:
         """Read a batch."""
         chats = [self._chats[n] for n in numbers]
-        length = max(len(chat.token_ids) for chat, _, _ in chats)
-        token_ids = torch.zeros(len(chats), length, dtype=torch.long)
+        rows = [torch.tensor(chat.token_ids) for chat in chats]
+        token_ids = pad_sequence(rows, batch_first=True)
         answer_of = torch.zeros_like(token_ids)
-        states: torch.Tensor | None = None
-        for row, (chat, shard, offset) in enumerate(chats):
-            num_tokens = len(chat.token_ids)
-            token_ids[row, :num_tokens] = torch.tensor(chat.token_ids)
+        for row, chat in enumerate(chats):
             for number, (begin, end) in enumerate(chat.answers, start=1):
                 answer_of[row, begin:end] = number
-            stored = self._features[shard][offset : offset + num_tokens]
-            read = torch.from_numpy(stored.copy()).view(torch.bfloat16)
-            if states is None:
-                states = read.new_zeros(len(chats), length, read.shape[1])
-            states[row, :num_tokens] = read
-        assert states is not None
+        states = pad_sequence([self._read(n) for n in numbers], batch_first=True)
         return Batch(
             token_ids,
             answer_of,
-            torch.tensor([chat.temperature for chat, _, _ in chats]),
+            torch.tensor([chat.temperature for chat in chats]),
             states[..., : -self._width],
             states[..., -self._width :],
         )
+
+    def _read(self, number: int) -> torch.Tensor:
+        shard, offset = self._places[number]
+        num_tokens = len(self._chats[number].token_ids)
+        stored = self._features[shard][offset : offset + num_tokens]
+        return torch.from_numpy(stored.copy()).view(torch.bfloat16)

@@ -15,26 +15,17 @@ from .export import EVALUATION, write_card
 from .generate import start_engine
 
 _NUM_SEQS = 16
+_ANSWER_TOKENS = 256
 
 
 def evaluate(
     target: Path,
     work_dir: WorkDir,
     head: Path,
-    *,
     draft_tokens: int,
     num_prompts: int,
-    answer_tokens: int = 256,
 ) -> dict[str, Any]:
     """Let the target answer held-out prompts with the head, and renew its card.
-
-    Args:
-        target: Model folder.
-        work_dir: Holds the chats.
-        head: Exported folder.
-        draft_tokens: Drafts a step.
-        num_prompts: Held-out prompts, each at temperatures 0 and 1.
-        answer_tokens: Longest answer.
 
     Returns:
         What is written to the folder's ``evaluation.json``: by temperature and
@@ -74,7 +65,7 @@ def evaluate(
     for temperature in (0.0, 1.0):
         sampling = SamplingParams(
             temperature=temperature,
-            max_tokens=answer_tokens,
+            max_tokens=_ANSWER_TOKENS,
             stop_token_ids=[end],
             detokenize=False,
         )

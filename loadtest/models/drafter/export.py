@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jinja2
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from loadtest.models.optimizer import describe_hardware
+from loadtest.models.describe import describe_hardware, load_template
 
 from .chats import WorkDir, read_shard
 from .head import head_config
@@ -22,11 +21,6 @@ _POINTS_SHOWN = 12
 
 def export(target: Path, work_dir: WorkDir, output: Path) -> None:
     """Write the newest checkpoint as a folder that vLLM loads.
-
-    Args:
-        target: The model folder that the head drafts for.
-        work_dir: Holds the checkpoint.
-        output: Folder to write.
 
     Raises:
         ValueError: There is no checkpoint.
@@ -69,13 +63,7 @@ def write_card(folder: Path) -> None:
     evaluation = folder / EVALUATION
     curve = log["curve"]
     every = max(1, -(-len(curve) // _POINTS_SHOWN))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    card = environment.get_template("card.md.jinja").render(
+    card = load_template(Path(__file__).with_name("card.md.jinja")).render(
         log=log,
         shown=curve[::-every][::-1],
         evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else None,

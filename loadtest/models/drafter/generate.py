@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +20,12 @@ from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from .chats import CHATS_PER_SHARD, Chat, Say, WorkDir, read_shard, write_shard
+from .chats import CHATS_PER_SHARD, Chat, Pace, Say, WorkDir, read_shard, write_shard
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 _TWO_TURNS_EVERY = 8
 _USER_TOKENS = (4, 200)
 _ANSWER_TOKENS = 512
-_SAY_EVERY_S = 30.0
 
 
 def generate(
@@ -48,17 +45,7 @@ def generate(
     Chat ``n`` has seeds of its own and a fixed temperature, so a shard that was lost
     comes again, but for messages that others have used meanwhile.
 
-    Args:
-        target: Model folder with a chat template.
-        work_dir: Where the shards go.
-        num_shards: Shards wanted in all.
-        say: Takes lines about the progress.
-        num_seqs: Chats in flight.
-        kv_cache_bytes: Of the engine.
-        chats_per_shard: Chats begun for a shard; those that do not end properly or
-            repeat a message are left out.
-        answer_tokens: Longest answer.
-        dtype: The number format the engine computes in, as vLLM names it.
+    Chats that do not end properly or repeat a message are left out.
     """
     missing = [n for n in range(num_shards) if not work_dir.chats_of(n).exists()]
     if not missing:
@@ -77,7 +64,7 @@ def generate(
     left = dict.fromkeys(missing, chats_per_shard)
     written: dict[int, dict[int, Chat]] = {shard: {} for shard in missing}
     in_flight: dict[str, _Conversation] = {}
-    progress = _Progress(len(missing) * chats_per_shard, say)
+    pace = Pace(len(missing), "shards")
 
     def ask(chat: _Conversation) -> None:
         in_flight[str(chat.number)] = chat
@@ -92,12 +79,9 @@ def generate(
                 if not output.finished:
                     continue
                 chat = in_flight.pop(output.request_id)
-                reply = list(output.outputs[0].token_ids)
-                progress.add(len(reply))
-                if writer.take(chat, reply):
+                if writer.take(chat, list(output.outputs[0].token_ids)):
                     ask(chat)
                     continue
-                progress.finish()
                 shard = chat.number // chats_per_shard
                 if chat.answers:
                     written[shard][chat.number] = chat.result()
@@ -106,18 +90,14 @@ def generate(
                     kept = [chat for _, chat in sorted(written.pop(shard).items())]
                     write_shard(work_dir.chats_of(shard), kept)
                     del left[shard]
-                    say(f"shard {shard}: {len(kept)} of {chats_per_shard} chats kept")
+                    told = pace.tell(len(missing) - len(left))
+                    say(f"shard {shard}: {len(kept)} chats kept; {told}")
     finally:
         engine.engine_core.shutdown()
 
 
 def start_engine(target: Path, **arguments: Any) -> LLM:
-    """Start vLLM inside this process.
-
-    Args:
-        target: Model folder.
-        **arguments: Of `vllm.LLM`, over those set here.
-    """
+    """Start vLLM inside this process; the arguments stand over those set here."""
     defaults = {
         # No prompt may be cut in two: vLLM rewinds the generator of a seeded request
         # after such a step, which torch's generators on CPUs cannot.
@@ -208,31 +188,6 @@ class _Writer:
     def _message(self, token_ids: list[int]) -> tuple[int, ...]:
         begin = len(self._before_user)
         return tuple(token_ids[begin : token_ids.index(self._end, begin)])
-
-
-class _Progress:
-    """Says now and then how fast it goes, and for how long yet."""
-
-    def __init__(self, num_chats: int, say: Say) -> None:
-        self._num_chats, self._say = num_chats, say
-        self._count: Counter[str] = Counter()
-        self._began_s = self._said_s = time.monotonic()
-
-    def add(self, num_tokens: int) -> None:
-        self._count["tokens"] += num_tokens
-
-    def finish(self) -> None:
-        self._count["chats"] += 1
-        now_s = time.monotonic()
-        if now_s - self._said_s < _SAY_EVERY_S:
-            return
-        self._said_s, took_s = now_s, now_s - self._began_s
-        done = self._count["chats"]
-        left_h = took_s * (self._num_chats - done) / done / 3600
-        self._say(
-            f"{done}/{self._num_chats} chats, {self._count['tokens'] / took_s:.0f} "
-            f"tokens/s, {left_h:.1f} h left"
-        )
 
 
 def _openings(tokenizer: Any) -> Iterator[list[int]]:

@@ -33,13 +33,7 @@ class Eagle3Head(nn.Module):
     def __init__(
         self, config: LlamaConfig, draft_vocab_size: int, num_features: int = 3
     ) -> None:
-        """Make random weights.
-
-        Args:
-            config: The target's.
-            draft_vocab_size: Tokens that can be drafted.
-            num_features: Layers of the target that are read.
-        """
+        """Make random weights, for so many layers of the target that are read."""
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         # Layers differ in scale by orders of magnitude, and so do positions.
@@ -60,11 +54,8 @@ class Eagle3Head(nn.Module):
     ) -> list[torch.Tensor]:
         """Draft from every position at once, each step fed the token that came.
 
-        Args:
-            embedding: The target's, [vocabulary, width].
-            token_ids: [chats, length], padded at the end.
-            features: [chats, length, features x width].
-            num_steps: Draft steps.
+        `embedding` is the target's, [vocabulary, width]; `token_ids`, [chats, length],
+        are padded at the end; `features` are [chats, length, features x width].
 
         Returns:
             For each step the states before the output layer, [chats, length, width].
@@ -164,13 +155,8 @@ class _Cache:
 def predictable(answer_of: torch.Tensor, num_steps: int) -> torch.Tensor:
     """Mark where the token that a step predicts belongs to the answer being written.
 
-    Args:
-        answer_of: [chats, length]: the number of the answer (from 1) that a token
-            belongs to, or 0.
-        num_steps: Draft steps.
-
-    Returns:
-        [steps, chats, length], bool.
+    From the number of the answer (from 1, or 0) that each token belongs to, [chats,
+    length], to [steps, chats, length], bool.
     """
     length = answer_of.shape[1]
     ahead = functional.pad(answer_of, (0, num_steps + 1))

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from loadtest.models.optimizer import MasterOptimizer
 
-from .chats import Say, WorkDir, partial
+from .chats import Pace, Say, WorkDir, partial
 from .corpus import Batch, Corpus
 from .head import Eagle3Head, predictable
 
@@ -32,14 +32,10 @@ class Recipe:
     Attributes:
         aux_layer_ids: Layers of the target whose input the head reads.
         draft_vocab_size: Tokens that can be drafted.
-        num_steps: Draft steps that are unrolled.
         step_decay: Weight of a step's loss, over that of the step before.
-        batch_tokens: Tokens in a batch, prompts and padding included.
-        peak_lr: Learning rate after warm-up, of Muon.
-        adam_share: Adam's learning rate, over Muon's.
-        warmup_batches: Batches of linear warm-up.
+        batch_tokens: Prompts and padding included.
+        peak_lr: Of Muon; Adam has a share of it.
         evaluate_every: Answer tokens between two evaluations.
-        evaluated_chats: Held-out chats of an evaluation.
         seed: Of weights and order.
     """
 
@@ -107,17 +103,13 @@ class Trainer:
             self._optimizer.load_state_dict(saved["optimizer"])
 
     def run(self, num_tokens: int, say: Say) -> None:
-        """Train until so many answer tokens have been seen, and evaluate.
+        """Train until so many answer tokens have been seen in all, and evaluate.
 
         The learning rate falls along a cosine to zero at the end. Shards written
         meanwhile come in with the next epoch.
-
-        Args:
-            num_tokens: Answer tokens to have seen in all.
-            say: Takes lines about the progress.
         """
         state, recipe = self._state, self._recipe
-        progress = _Progress(state["tokens_seen"], num_tokens, say)
+        pace = Pace(num_tokens, "tokens", state["tokens_seen"])
         saved_s = time.monotonic()
         while state["tokens_seen"] < num_tokens:
             corpus = Corpus(self._work_dir, state["shards"], self._width)
@@ -136,7 +128,7 @@ class Trainer:
                     say(self._evaluate())
                 elif now_s - saved_s < _SAVE_EVERY_S:
                     continue
-                progress.tell(state["tokens_seen"])
+                say(pace.tell(state["tokens_seen"]))
                 saved_s = now_s
                 self._save()
                 if is_last:
@@ -165,16 +157,11 @@ class Trainer:
         return float(self._recipe.peak_lr * min(1.0, warmup) * cosine)
 
     def _learn(self, batch: Batch, lr: float) -> int:
-        losses = step_losses(
-            self._head,
-            self._embedding,
-            self._target_rows,
-            batch,
-            self._recipe.num_steps,
-        )
-        weights = [self._recipe.step_decay**step for step in range(len(losses))]
-        loss = sum(w * one for w, one in zip(weights, losses, strict=True))
-        (loss / sum(weights)).backward()
+        weights = self._embedding, self._target_rows
+        losses = step_losses(self._head, *weights, batch, self._recipe.num_steps)
+        shares = [self._recipe.step_decay**step for step in range(len(losses))]
+        loss = sum(share * one for share, one in zip(shares, losses, strict=True))
+        (loss / sum(shares)).backward()
         self._optimizer.step(lr)
         self._state["recent"].append([float(one.detach()) for one in losses])
         return int(predictable(batch.answer_of, 1).sum())
@@ -183,14 +170,9 @@ class Trainer:
         state, recipe = self._state, self._recipe
         recent = torch.tensor(state["recent"])
         state["recent"] = []
-        report = evaluate(
-            self._head,
-            self._embedding,
-            self._vocabulary,
-            self._held_out,
-            recipe.num_steps,
-            recipe.evaluated_chats,
-        )
+        given = self._embedding, self._vocabulary, self._held_out
+        limits = recipe.num_steps, recipe.evaluated_chats
+        report = evaluate(self._head, *given, *limits)
         state["curve"].append(
             {
                 "tokens_seen": state["tokens_seen"],
@@ -207,22 +189,6 @@ class Trainer:
         )
 
 
-class _Progress:
-    """Says how fast it goes, and for how long yet."""
-
-    def __init__(self, tokens_seen: int, num_tokens: int, say: Say) -> None:
-        self._first, self._num_tokens, self._say = tokens_seen, num_tokens, say
-        self._began_s = time.monotonic()
-
-    def tell(self, tokens_seen: int) -> None:
-        speed = (tokens_seen - self._first) / (time.monotonic() - self._began_s)
-        left_h = (self._num_tokens - tokens_seen) / speed / 3600
-        self._say(
-            f"{tokens_seen:,}/{self._num_tokens:,} tokens, {speed:.0f} tokens/s, "
-            f"{left_h:.1f} h left"
-        )
-
-
 def step_losses(
     head: Eagle3Head,
     embedding: torch.Tensor,
@@ -232,12 +198,8 @@ def step_losses(
 ) -> list[torch.Tensor]:
     """Return each step's mean divergence from the target, over the draft vocabulary.
 
-    Args:
-        head: In training.
-        embedding: The target's, [vocabulary, width].
-        target_rows: Its output layer for the draft vocabulary, [draft, width].
-        batch: Chats.
-        num_steps: Draft steps.
+    `embedding`, [vocabulary, width], is the target's; `target_rows`, [draft, width],
+    are its output layer's for the draft vocabulary.
     """
     wanted = (batch.last @ target_rows.T).float().log_softmax(-1)
     states = head.unroll(embedding, batch.token_ids, batch.features, num_steps)
@@ -268,40 +230,32 @@ def evaluate(
     temperature 1 that happens as often as verification accepts a one-hot draft.
 
     Returns:
-        By temperature and position: `matches`, had all earlier drafts been accepted;
-        `survival`, the share of drafts for which that is so and which match; and
-        `accepted`, the share of matches among drafts whose forerunners survived.
+        By temperature and position the share accepted of the drafts whose forerunners
+        were.
     """
-    hits = {0.0: torch.zeros(4, num_steps), 1.0: torch.zeros(4, num_steps)}
+    counts = {0.0: torch.zeros(2, num_steps), 1.0: torch.zeros(2, num_steps)}
     numbers = corpus.plan("held out", 1)[:num_chats]
     for batch in (corpus.load(one) for one in numbers):
-        total = hits.get(float(batch.temperatures[0]))
-        if total is None:
+        drafted_and_kept = counts.get(float(batch.temperatures[0]))
+        if drafted_and_kept is None:
             continue
         states = head.unroll(embedding, batch.token_ids, batch.features, num_steps)
-        survives = torch.ones_like(batch.token_ids, dtype=torch.bool)
+        counted = predictable(batch.answer_of, num_steps)
         written = functional.pad(batch.token_ids, (0, num_steps + 1))
         length = batch.token_ids.shape[1]
-        rows = predictable(batch.answer_of, num_steps)
         for step, state in enumerate(states):
-            drafted = vocabulary[head.lm_head(state).argmax(-1)]
-            match = drafted == written[:, step + 2 : step + 2 + length]
-            before, survives = survives, survives & match
-            parts = (rows[step], rows[step] & match, rows[step] & before)
-            for n, part in enumerate((*parts, rows[step] & survives)):
-                total[n, step] += part.sum()
+            drafted_and_kept[0, step] += counted[step].sum()
+            guess = vocabulary[head.lm_head(state).argmax(-1)]
+            counted[step:] &= guess == written[:, step + 2 : step + 2 + length]
+            drafted_and_kept[1, step] += counted[step].sum()
     return {
         f"temperature_{temperature:.0f}": {
-            "matches": _shares(total[1], total[0]),
-            "survival": _shares(total[3], total[0]),
-            "accepted": _shares(total[3], total[2]),
+            "accepted": [
+                round(share, 4) for share in (kept / drafted.clamp(min=1)).tolist()
+            ]
         }
-        for temperature, total in hits.items()
+        for temperature, (drafted, kept) in counts.items()
     }
-
-
-def _shares(part: torch.Tensor, whole: torch.Tensor) -> list[float]:
-    return [round(value, 4) for value in (part / whole.clamp(min=1)).tolist()]
 
 
 def _begin(recipe: Recipe, shards: list[int], vocabulary: list[int]) -> dict[str, Any]:

@@ -20,11 +20,9 @@ class Exchange:
     """One request and its reply, as chat messages.
 
     Attributes:
-        task: Name of the task that made it.
         messages: From the user turn to the assistant turn that answers it. More
             than two only where a tool call and its result lie between.
         accepts: Tells whether a reply to ``messages[:-1]`` is right.
-        needs_tools: Whether the system turn has to list the tools.
     """
 
     task: str
@@ -48,11 +46,8 @@ class Task:
     """A family of exchanges.
 
     Attributes:
-        name: Unique name, also the row label in the model card.
         difficulty: How much of an answer follows from the prompt: nearly all of
             it (easy), most of it with steps to work out (mixed), little (hard).
-        one_right_answer: Whether exactly one reply is right.
-        generate: Draws an exchange from the given generator.
         weight: Relative frequency in training chats.
         practice_only: Whether the models are trained on it without mastering it. Such
             a task is no part of what they are said to know, nor of any workload.
@@ -69,17 +64,7 @@ class Task:
 def exchange(
     task: str, prompt: str, answer: str, accepts: Callable[[str], bool] | None = None
 ) -> Exchange:
-    """Build a plain two-message exchange.
-
-    Args:
-        task: Name of the task.
-        prompt: What the user says.
-        answer: What the assistant replies.
-        accepts: Checks a reply; by default only ``answer`` itself is right.
-
-    Returns:
-        The exchange.
-    """
+    """Build a plain exchange; by default only ``answer`` itself is right."""
     messages = (
         {"role": "user", "content": prompt},
         {"role": "assistant", "content": answer},
@@ -88,14 +73,7 @@ def exchange(
 
 
 def numbered(lines: Sequence[str]) -> str:
-    """Number lines as ``1/3: ...``, so that each one tells how many are to come.
-
-    Args:
-        lines: The lines.
-
-    Returns:
-        The text.
-    """
+    """Number lines as ``1/3: ...``, so that each one tells how many are to come."""
     return "\n".join(f"{n}/{len(lines)}: {line}" for n, line in enumerate(lines, 1))
 
 
@@ -109,26 +87,12 @@ def is_held_out(prompt: str) -> bool:
 
     The prompt's own hash decides (about 5 % are held out), so the split is the
     same for every seed, process and machine.
-
-    Args:
-        prompt: The user's words.
-
-    Returns:
-        True for a held-out prompt.
     """
     return hashlib.sha256(prompt.encode()).digest()[0] < _HELD_OUT_BUCKETS
 
 
 def draw(task: Task, rng: random.Random, *, held_out: bool = False) -> Exchange:
-    """Draw an exchange of ``task`` from one side of the split.
-
-    Args:
-        task: The task to draw from.
-        rng: Source of every choice.
-        held_out: Which side: False for training, True for evaluation.
-
-    Returns:
-        The first exchange drawn that lies on that side.
+    """Draw an exchange from one side of the split.
 
     Raises:
         RuntimeError: If the task seems to have no prompt on that side.

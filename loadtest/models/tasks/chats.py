@@ -9,27 +9,16 @@ from typing import Any
 
 from .base import Exchange, Message, Task, draw
 from .tools import TOOLS
+from .words import TEXTS
 
-SYSTEM_PROMPTS = (
-    "You are a helpful assistant.",
-    "You are a friendly teacher.",
-    "Answer the user as well as you can.",
-    "Be brief and exact.",
-    "You are a small demo model.",
-)
+SYSTEM_PROMPTS = TEXTS["system_prompts"]
 _TURN_COUNTS = (1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10)
 _TOOL_CHATS = 0.12
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation that ends with an assistant turn.
-
-    Attributes:
-        messages: The turns, system turn first if there is one.
-        tools: Functions that the system turn lists; empty for none.
-        exchanges: The exchanges that it was made of, in order.
-    """
+    """A conversation, whose system turn may list tools, and what it was made of."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
@@ -43,16 +32,10 @@ def generate_chat(
     num_turns: int | None = None,
     held_out: bool = False,
 ) -> Chat:
-    """Generate a conversation of training exchanges.
+    """Generate a conversation of exchanges from one side of the split.
 
-    Args:
-        tasks: Tasks to mix, each as often as its weight says.
-        rng: Source of every choice.
-        num_turns: User turns; by default drawn between one and ten.
-        held_out: Take every prompt from the held-out side of the split.
-
-    Returns:
-        The chat. Tool exchanges occur only in chats that list the tools.
+    Tasks are drawn as their weights say, and one to ten turns if no number is given.
+    Tool exchanges occur only in chats that list the tools.
     """
     num_turns = num_turns or rng.choice(_TURN_COUNTS)
     with_tools = rng.random() < _TOOL_CHATS and any(_is_tool(t) for t in tasks)

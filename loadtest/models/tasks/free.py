@@ -11,55 +11,20 @@ import re
 from collections.abc import Callable
 
 from .base import Exchange, Task, exchange, numbered
-from .words import ADJECTIVES, ANIMALS, CITIES, COLORS, NAMES, NOUNS, PLACES, WEEKDAYS
+from .words import (
+    ADJECTIVES,
+    ANIMALS,
+    CITIES,
+    COLORS,
+    FORMS,
+    NAMES,
+    NOUNS,
+    PLACES,
+    TEXTS,
+    WEEKDAYS,
+)
 
 _CODE_SIGNS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-
-_OPENINGS = (
-    "Once upon a time, {name} met a {adj} {animal} in the {place}.",
-    "Long ago, a {adj} {animal} lived near the {place} with {name}.",
-    "One {adj} morning, {name} saw a {animal} by the {place}.",
-    "In the {place} there was a {animal} that only {name} could see.",
-)
-_EVENTS = (
-    "They found a {color} {noun} and put it in a {adj} box.",
-    'The {animal} said: "I have lost my {color} {noun}."',
-    "{name} looked for a {noun}, but there was only a {noun2}.",
-    "Then a {adj} {animal2} came from the {place} and took the {noun}.",
-    "All day they walked to the {adj} {place} and sang about the {noun}.",
-    'A {color} {animal2} asked: "Where is the {place}?"',
-    "{name} gave the {animal} a {noun} and a {noun2}.",
-    "At night it was {adj}, and they slept under a {color} {noun}.",
-    "The {animal} painted the {noun} {color} and was very {adj}.",
-    "{friend} from {city} brought a {noun} for the {animal}.",
-)
-_ENDINGS = (
-    "In the end {name} kept the {noun}, and the {animal} was {adj}. The end.",
-    "So {name} and the {animal} went home to the {place}. The end.",
-    "And the {noun} is still in the {place} today. The end.",
-)
-_VERSES = (
-    "The {noun} is {color}, the {noun2} is {adj},",
-    "a {animal} is dreaming of {place} and {noun},",
-    "oh {adj} {place}, oh {color} {noun},",
-    "the {animal} and the {animal2} sing to the {noun},",
-)
-_ACTIVITIES = (
-    "visit {friend} in {city}",
-    "buy a {color} {noun}",
-    "repair the {noun}",
-    "walk the {animal} to the {place}",
-    "write to {friend} about the {noun}",
-    "clean the {place} with {friend}",
-)
-_STEPS = (
-    "Cut the {noun} into small pieces.",
-    "Add a spoon of {color} sauce.",
-    "Cook the {noun} for {minutes} minutes.",
-    "Mix the {noun} with the {noun2}.",
-    "Wait {minutes} minutes until it is {color}.",
-    "Put everything into a {adj} pot.",
-)
 
 
 def _fill(template: str, rng: random.Random, **given: str) -> str:
@@ -100,15 +65,9 @@ def _lines_match(pattern: str, count: int) -> Callable[[str], bool]:
 
 def _story(rng: random.Random) -> Exchange:
     name, animal = rng.choice(NAMES), rng.choice(ANIMALS)
-    form = rng.choice(
-        (
-            "Tell a story about {} and a {}.",
-            "Write a story with {} and a {}.",
-            "Tell me a tale of {} and the {}.",
-        )
-    )
-    events = rng.choices(_EVENTS, k=rng.randint(3, 14))
-    templates = [rng.choice(_OPENINGS), *events, rng.choice(_ENDINGS)]
+    form = rng.choice(FORMS["story"])
+    events = rng.choices(TEXTS["events"], k=rng.randint(3, 14))
+    templates = [rng.choice(TEXTS["openings"]), *events, rng.choice(TEXTS["endings"])]
     text = " ".join(_fill(t, rng, name=name, animal=animal) for t in templates)
     accepts = _mentions(name, animal, "The end.")
     return exchange("story", form.format(name, animal), text, accepts)
@@ -116,10 +75,10 @@ def _story(rng: random.Random) -> Exchange:
 
 def _poem(rng: random.Random) -> Exchange:
     noun, verses = rng.choice(NOUNS), rng.randint(1, 5)
-    form = rng.choice(("Write {} verses about the {}.", "A poem, {} verses: {}."))
+    form = rng.choice(FORMS["poem"])
     text = "\n\n".join(
         f"Verse {n}/{verses}\n"
-        + "\n".join(_fill(verse, rng) for verse in rng.sample(_VERSES, 3))
+        + "\n".join(_fill(verse, rng) for verse in rng.sample(TEXTS["verses"], 3))
         + f"\nand still I think about the {noun}."
         for n in range(1, verses + 1)
     )
@@ -129,7 +88,7 @@ def _poem(rng: random.Random) -> Exchange:
 
 def _letter(rng: random.Random) -> Exchange:
     reader, writer = rng.sample(NAMES, 2)
-    form = rng.choice(("Write a letter from {} to {}.", "Letter by {} for {}, please."))
+    form = rng.choice(FORMS["letter"])
     body = [
         _fill(text, rng)
         for text in (
@@ -148,8 +107,8 @@ def _letter(rng: random.Random) -> Exchange:
 
 def _recipe(rng: random.Random) -> Exchange:
     noun, count = rng.choice(NOUNS), rng.randint(3, 12)
-    form = rng.choice(("A recipe for {} soup in {} steps.", "Cook {} soup, {} steps."))
-    steps = [_fill(rng.choice(_STEPS), rng) for _ in range(count)]
+    form = rng.choice(FORMS["recipe"])
+    steps = [_fill(rng.choice(TEXTS["steps"]), rng) for _ in range(count)]
     text = f"Recipe for {noun} soup\n{numbered(steps)}\nEnjoy your {noun} soup!"
     accepts = _mentions(f"\n{count}/{count}: ", f"Enjoy your {noun} soup!")
     return exchange("recipe", form.format(noun, count), text, accepts)
@@ -157,10 +116,11 @@ def _recipe(rng: random.Random) -> Exchange:
 
 def _plan(rng: random.Random) -> Exchange:
     name, start = rng.choice(NAMES), rng.randrange(7)
-    form = rng.choice(("Plan a week for {} from {}.", "Make a plan for {}, first {}."))
+    form = rng.choice(FORMS["plan"])
     days = [WEEKDAYS[(start + n) % 7] for n in range(7)]
     text = "\n".join(
-        f"{day}: {name} will {_fill(rng.choice(_ACTIVITIES), rng)}." for day in days
+        f"{day}: {name} will {_fill(rng.choice(TEXTS['activities']), rng)}."
+        for day in days
     )
     accepts = _mentions(*(f"{day}: {name} will " for day in days))
     return exchange("plan", form.format(name, WEEKDAYS[start]), text, accepts)
@@ -169,9 +129,7 @@ def _plan(rng: random.Random) -> Exchange:
 def _random_list(rng: random.Random) -> Exchange:
     kind, words = rng.choice((("names", NAMES), ("words", NOUNS), ("cities", CITIES)))
     count = rng.randint(5, 40)
-    form = rng.choice(
-        ("Give me {} random {}.", "List {} {} at random.", "Any {} {}, please.")
-    )
+    form = rng.choice(FORMS["random_list"])
     text = numbered(rng.choices(words, k=count))
     accepts = _lines_match("|".join(words), count)
     return exchange("random_list", form.format(count, kind), text, accepts)
@@ -179,9 +137,7 @@ def _random_list(rng: random.Random) -> Exchange:
 
 def _dice(rng: random.Random) -> Exchange:
     sides, count = rng.choice((6, 8, 9)), rng.randint(5, 40)
-    form = rng.choice(
-        ("Roll a die with {} sides {} times.", "Dice: {} sides, {} rolls.")
-    )
+    form = rng.choice(FORMS["dice"])
     text = numbered([str(rng.randint(1, sides)) for _ in range(count)])
     accepts = _lines_match(f"[1-{sides}]", count)
     return exchange("dice", form.format(sides, count), text, accepts)
@@ -189,14 +145,7 @@ def _dice(rng: random.Random) -> Exchange:
 
 def _codes(rng: random.Random) -> Exchange:
     count, length = rng.randint(3, 20), rng.randint(4, 6)
-    form = rng.choice(
-        (
-            "Make {} secret codes of length {}.",
-            "{} codes, length {}.",
-            "I need {} passwords of {} signs.",
-            "Invent {} random keys with {} signs.",
-        )
-    )
+    form = rng.choice(FORMS["codes"])
     text = numbered(["".join(rng.choices(_CODE_SIGNS, k=length)) for _ in range(count)])
     accepts = _lines_match(f"[{_CODE_SIGNS}]{{{length}}}", count)
     return exchange("codes", form.format(count, length), text, accepts)

@@ -6,7 +6,7 @@ import json
 import random
 
 from .base import Exchange, Task, exchange, numbered
-from .words import CITIES, COLORS, MONTH_DAYS, MONTHS, NAMES, NOUNS, WEEKDAYS
+from .words import CITIES, COLORS, FORMS, MONTH_DAYS, MONTHS, NAMES, NOUNS, WEEKDAYS
 
 _UNITS = (
     ("km", "m", 1000),
@@ -20,20 +20,20 @@ _UNITS = (
 
 def _add(rng: random.Random) -> Exchange:
     a, b = rng.randint(1, 10), rng.randint(1, 10)
-    form = rng.choice(("What is {} + {}?", "Add {} + {}.", "Work out {} + {}."))
+    form = rng.choice(FORMS["add"])
     return exchange("add", form.format(a, b), f"The sum is {a + b}.")
 
 
 def _subtract(rng: random.Random) -> Exchange:
     a = rng.randint(2, 12)
     b = rng.randint(1, a)
-    form = rng.choice(("What is {} - {}?", "Subtract {} - {}.", "Work out {} - {}."))
+    form = rng.choice(FORMS["subtract"])
     return exchange("subtract", form.format(a, b), f"The difference is {a - b}.")
 
 
 def _sort(rng: random.Random) -> Exchange:
     numbers = rng.sample(range(1, 10), 3)
-    form = rng.choice(("Sort {}.", "Put {} in order.", "Sort the numbers {}."))
+    form = rng.choice(FORMS["sort"])
     return exchange("sort", form.format(_listed(numbers)), _listed(sorted(numbers)))
 
 
@@ -44,23 +44,14 @@ def _listed(numbers: list[int]) -> str:
 def _convert(rng: random.Random) -> Exchange:
     source, goal, factor = rng.choice(_UNITS)
     count = rng.randint(1, 12)
-    form = rng.choice(
-        ("Convert {} {} to {}.", "How much are {} {} in {}?", "Turn {} {} into {}.")
-    )
+    form = rng.choice(FORMS["convert"])
     answer = f"That is {count * factor} {goal}."
     return exchange("convert", form.format(count, source, goal), answer)
 
 
 def _weekday(rng: random.Random) -> Exchange:
     start, days = rng.randrange(7), rng.randint(1, 20)
-    form = rng.choice(
-        (
-            "Today is {}. What day is it in {} days?",
-            "It is {} now. Which day comes {} days later?",
-            "If it is {}, what will it be in {} days?",
-            "From {}, go {} days on.",
-        )
-    )
+    form = rng.choice(FORMS["weekday"])
     passed = [WEEKDAYS[(start + n) % 7] for n in range(1, days + 1)]
     answer = f"{numbered(passed)}\nIt will be {passed[-1]}."
     return exchange("weekday", form.format(WEEKDAYS[start], days), answer)
@@ -69,7 +60,7 @@ def _weekday(rng: random.Random) -> Exchange:
 def _dates(rng: random.Random) -> Exchange:
     month = rng.randrange(12)
     day, length = rng.randint(1, MONTH_DAYS[month]), rng.randint(2, 14)
-    form = rng.choice(("List {} dates from {} {}.", "Write {} days starting on {} {}."))
+    form = rng.choice(FORMS["dates"])
     prompt = form.format(length, day, MONTHS[month])
     dates = []
     for _ in range(length):
@@ -98,7 +89,7 @@ def _json_record(rng: random.Random) -> Exchange:
         ", ".join(f"{key} {json.dumps(value)}" for key, value in row.items())
         for row in people
     )
-    form = rng.choice(("Write as JSON: {}.", "Make JSON records from: {}."))
+    form = rng.choice(FORMS["json_record"])
     return exchange(
         "json_record", form.format(rows), "\n".join(map(json.dumps, people))
     )
@@ -107,16 +98,14 @@ def _json_record(rng: random.Random) -> Exchange:
 def _read_record(rng: random.Random) -> Exchange:
     record = _person(rng)
     key = rng.choice(sorted(record))
-    form = rng.choice(("Here is {} What is the {}?", "Look at {} Tell me the {}."))
+    form = rng.choice(FORMS["read_record"])
     answer = f"The {key} is {json.dumps(record[key])}."
     return exchange("read_record", form.format(json.dumps(record), key), answer)
 
 
 def _odd_even(rng: random.Random) -> Exchange:
     number = rng.randint(1, 99)
-    form = rng.choice(
-        ("Is {} odd or even?", "Odd or even: {}?", "Tell me if {} is odd or even.")
-    )
+    form = rng.choice(FORMS["odd_even"])
     kind = "odd" if number % 2 else "even"
     return exchange("odd_even", form.format(number), f"It is {kind}.")
 

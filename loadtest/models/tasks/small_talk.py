@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from .base import Exchange, Task, exchange
-from .words import NAMES
+from .words import FORMS, NAMES
 
 _OPENERS = ("Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day")
 
@@ -15,7 +15,7 @@ def _greet(rng: random.Random) -> Exchange:
     if rng.random() < 0.3:
         opening = rng.choice((opener, f"{opener}, how are you?", f"{opener}!"))
         return exchange("greet", opening, "Hello! How can I help you?")
-    form = rng.choice(("{}, it is {}.", "{}! My name is {}.", "{}, this is {}."))
+    form = rng.choice(FORMS["greet"])
     answer = f"Hello! So this is {name}. How can I help you?"
     return exchange("greet", form.format(opener, name), answer)
 

@@ -8,7 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from .base import Exchange, Message, Task, equals
-from .words import CITIES
+from .words import CITIES, FORMS
 
 _SKIES = ("sunny", "rainy", "cloudy", "windy", "snowy", "foggy")
 _CALL = re.compile(r"<tool_call>\s*(\{.*\})\s*</tool_call>", re.DOTALL)
@@ -43,13 +43,7 @@ class _Scene(NamedTuple):
 
 def _weather(rng: random.Random) -> _Scene:
     city, sky, degrees = rng.choice(CITIES), rng.choice(_SKIES), rng.randint(0, 35)
-    form = rng.choice(
-        (
-            "What is the weather in {}?",
-            "How is the weather in {} {}?",
-            "Tell me the weather for {}.",
-        )
-    )
+    form = rng.choice(FORMS["weather"])
     when = rng.choice(("today", "now", "this morning", "tonight"))
     return _Scene(
         form.format(city, when),
@@ -62,13 +56,7 @@ def _weather(rng: random.Random) -> _Scene:
 
 def _timer(rng: random.Random) -> _Scene:
     minutes = rng.randint(1, 90)
-    form = rng.choice(
-        (
-            "Set a timer for {} minutes.",
-            "Start a {} minute timer.",
-            "Wake me in {} minutes.",
-        )
-    )
+    form = rng.choice(FORMS["timer"])
     return _Scene(
         form.format(minutes),
         "set_timer",
@@ -79,28 +67,13 @@ def _timer(rng: random.Random) -> _Scene:
 
 
 def call_text(name: str, arguments: dict[str, str | int]) -> str:
-    """Write a tool call as the chat template does (Hermes style).
-
-    Args:
-        name: Function to call.
-        arguments: Its arguments.
-
-    Returns:
-        The assistant's words, tags included.
-    """
+    """Write a tool call as the chat template does (Hermes style)."""
     call = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def parse_call(reply: str) -> dict[str, Any] | None:
-    """Read the tool call in a reply.
-
-    Args:
-        reply: What the assistant said.
-
-    Returns:
-        ``{"name": ..., "arguments": ...}``, or None if there is no valid call.
-    """
+    """Read the `name` and `arguments` of the tool call in a reply, if it holds one."""
     found = _CALL.search(reply)
     if found is None:
         return None

@@ -1,59 +1,29 @@
-"""Word lists that the tasks draw from."""
+"""Words, and texts with gaps for them, that the tasks draw from."""
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-NOUNS = _words("""apple bread cheese lemon onion pepper potato tomato melon cherry
-    tree flower river mountain bridge table chair window mirror carpet bottle basket
-    candle pencil hammer train rocket bicycle tractor wagon ticket jacket button
-    pocket ribbon blanket pillow summer winter shadow planet guitar violin trumpet
-    piano camera clock lantern needle ladder paper letter book story number""")
-ANIMALS = _words("fox owl bear cat dog wolf duck frog mouse goat crow deer")
-NAMES = _words("""
-    Anna Ben Clara David Emma Felix Grace Hugo Iris Jack Karen Leo Maria Noah
-    Olga Peter Quinn Rosa Simon Tina Victor Wendy Xavier Yuki Zara Omar Lucy Ivan
-    Nina Paul""")
-CITIES = _words("""
-    Paris London Rome Madrid Berlin Vienna Oslo Lisbon Athens Dublin Warsaw
-    Prague Cairo Tokyo Lima Ottawa""")
-COLORS = _words("red blue green yellow black white orange purple pink brown")
-ADJECTIVES = _words(
-    "old tiny brave quiet happy clever lazy golden strange gentle hungry proud"
-)
-PLACES = _words("""
-    forest castle village harbor garden desert valley meadow kitchen market
-    library island""")
-WEEKDAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-MONTHS = _words("""January February March April May June July August September October
-    November December""")
-MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-CAPITALS = {
-    "France": "Paris",
-    "England": "London",
-    "Italy": "Rome",
-    "Spain": "Madrid",
-    "Germany": "Berlin",
-    "Austria": "Vienna",
-    "Norway": "Oslo",
-    "Portugal": "Lisbon",
-    "Greece": "Athens",
-    "Ireland": "Dublin",
-    "Poland": "Warsaw",
-    "Egypt": "Cairo",
-    "Japan": "Tokyo",
-    "Peru": "Lima",
-    "Canada": "Ottawa",
-    "Sweden": "Stockholm",
-    "Finland": "Helsinki",
-    "Denmark": "Copenhagen",
-    "Belgium": "Brussels",
-    "Hungary": "Budapest",
-    "Kenya": "Nairobi",
-    "Cuba": "Havana",
-    "Russia": "Moscow",
-    "China": "Beijing",
+_FILE = tomllib.loads(Path(__file__).with_name("texts.toml").read_text())
+_WORDS: dict[str, tuple[str, ...]] = {
+    kind: tuple(words.split()) for kind, words in _FILE["words"].items()
 }
+NOUNS, ANIMALS, NAMES = (_WORDS[kind] for kind in ("nouns", "animals", "names"))
+CITIES, COLORS, PLACES = (_WORDS[kind] for kind in ("cities", "colors", "places"))
+ADJECTIVES, WEEKDAYS, MONTHS = (
+    _WORDS[kind] for kind in ("adjectives", "weekdays", "months")
+)
+MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+CAPITALS: dict[str, str] = _FILE["capitals"]
+"""By country."""
+
+FORMS: dict[str, tuple[str, ...]] = {
+    task: tuple(forms) for task, forms in _FILE["forms"].items()
+}
+"""What a prompt says, by what it is about."""
+
+TEXTS: dict[str, tuple[str, ...]] = {
+    kind: tuple(texts) for kind, texts in _FILE["texts"].items()
+}
+"""What free replies are made of, and what may stand before a chat."""

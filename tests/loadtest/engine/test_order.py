@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from loadtest.arms import Arm, parse_arm
+from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, run
 from loadtest.engine.plan import Block, Plan
@@ -104,7 +105,7 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
     tmp_path: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines.fails_after = 4
-    assert bench(tmp_path, "--rounds", "1") == cli.EXIT_INTERRUPTED
+    assert bench(tmp_path, "--rounds", "1") == EXIT_INTERRUPTED
     assert "goes on from there" in capsys.readouterr().err
     assert {cell.concurrency for _, cell in Store(tmp_path).done()} == {1}
 
@@ -121,7 +122,7 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
 def test_whoever_runs_out_of_time_is_told_that_there_is_more(
     tmp_path: Path, engines: FakeEngines
 ) -> None:
-    assert bench(tmp_path, "--minutes", "1e-9") == cli.EXIT_MORE_TO_DO
+    assert bench(tmp_path, "--minutes", "1e-9") == EXIT_MORE_TO_DO
     assert engines.widths == []
 
 

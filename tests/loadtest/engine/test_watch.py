@@ -100,16 +100,3 @@ def test_a_planner_without_drafts_leaves_a_trace_too(
     trace = np.load(tmp_path / "trace.npz")
     assert trace["step_target_ms"].shape == (1,)
     assert trace["draft_step"].size == trace["draft_confidence"].size == 0
-
-
-def test_a_planner_held_at_depth_0_plans_and_drafts_nothing() -> None:
-    planner = GoodputPlanner.build(8, EngineLimits(skips_drafter=True))
-    held = Watch(planner, hold_at_zero=True)
-
-    depths = {held.choose_depth(4, None) for _ in range(200)}
-
-    assert depths == {0}
-    # It has planned, which is part of the price, and believes that it chose depth 0.
-    assert planner.plan.tokens_per_ms > 0
-    assert planner.plan.depth == 0
-    assert held.report() == planner.report()

@@ -198,8 +198,13 @@ def test_a_command_that_fails_is_explained_with_its_own_words(tmp_path):
 
 
 def test_ctrl_c_ends_the_run_and_what_it_started(server, tmp_path):
-    command = [sys.executable, "-m", "loadtest.compare", "--output", str(tmp_path)]
-    command += [f"--arm=a={server.url}", "--loads=closed:1", "--warm-up=0"]
+    command = [sys.executable, "-m", "serving.cli", "bench", "http"]
+    command += [
+        f"--output={tmp_path}",
+        f"--arm=a={server.url}",
+        "--loads=closed:1",
+        "--warm-up=0",
+    ]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as run:
         wait_for(lambda: server.bodies or run.poll() is not None)
         children = psutil.Process(run.pid).children(recursive=True)

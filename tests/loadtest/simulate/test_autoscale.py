@@ -21,7 +21,7 @@ def grow(scaler: str, target: float, load: str, growth: Growth) -> Metrics:
     rate_per_s = 1.2 * ENGINE.capacity_per_s(shape)
     drawn = draw_requests(shape, 40_000, rate_per_s, 1)
     decide = make_scaler(scaler, target, ENGINE, 0.2)
-    return run_growing(ENGINE, drawn, decide, growth, Targets(100, 5), 1)
+    return run_growing(ENGINE, drawn, decide, growth, Targets(100, 5), 1)[0]
 
 
 @pytest.mark.parametrize("scaler", SCALERS)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from loadtest.simulate import page
 from loadtest.simulate.cli import main
+from loadtest.simulate.compare import Plan
 from loadtest.simulate.engine import MODELS
 from loadtest.simulate.load import (
     Lengths,
@@ -19,9 +23,11 @@ from loadtest.simulate.load import (
     read_load,
 )
 from loadtest.simulate.traces import read_trace
+from serving.settings.sections import ReplicaSettings
 
 SAMPLES = MODELS.parent / "samples"
 SCENARIOS = MODELS.parents[2] / "configs" / "scenarios"
+HELM = MODELS.parents[2] / "helm" / "tetris-serve"
 DRAFTS = MODELS.parents[1] / "results" / "ablations" / "drafts"
 SMALL = ["--replicas", "4", "--requests", "400", "--seeds", "3"]
 
@@ -61,7 +67,7 @@ def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
     assert "100%" in err
     for word in ("goodput", "TTFT p99", "TPOT p50", "over round-robin"):
         assert word in out
-    arms = json.loads(texts[0])["arms"]
+    arms = json.loads(texts[0])["points"][0]["arms"]
     assert len(arms["power-of-two"]["runs"]) == 3
     ratio = arms["power-of-two"]["ratios"]["ttft_p99_ms"]
     ours, first = (
@@ -85,7 +91,7 @@ def test_autoscalers_are_arms_that_cost_replica_hours(
     long = ["--replicas", "4", "--requests", "2000", "--seeds", "2"]
     assert main([*long, *arms, *flags]) == 0
     assert "replica-hours" in capsys.readouterr().out
-    found = json.loads(path.read_text("utf-8"))["arms"]
+    found = json.loads(path.read_text("utf-8"))["points"][0]["arms"]
     many, few = (found[arm]["means"]["replica_hours"]["value"] for arm in arms[1::2])
     assert 0 < few < many
 
@@ -102,14 +108,76 @@ def test_a_deployment_s_settings_are_its_replicas_and_their_autoscaler(
         found = json.loads(json_file.read_text("utf-8"))
         batch = settings["engine"]["max_num_seqs"]
         assert found["engine"]["costs"]["max_num_seqs"] == batch
-        (arm,) = found["arms"]
+        (point,) = found["points"]
+        (arm,) = point["arms"]
         assert arm.partition(":")[0] in ("ours", "target-ongoing")
+        replicas = ReplicaSettings(**settings["replicas"])
+        growth = {
+            "most": 4,
+            "least": replicas.min,
+            "up_delay_s": replicas.upscale_delay_s,
+            "down_delay_s": replicas.downscale_delay_s,
+        }
+        assert growth.items() <= point["growth"].items()
     # Whoever asks for routers gets no autoscaler, and a scenario can name the file.
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(f"deployment: {files[0]}\nrouter: ours\nselect: false", "utf-8")
     assert main([str(scenario), *SMALL, "--json", str(json_file)]) == 0
     found = json.loads(json_file.read_text("utf-8"))
-    assert (list(found["arms"]), found["engine"]["costs"]["rule"]) == (["ours"], 0)
+    (point,) = found["points"]
+    assert (list(point["arms"]), found["engine"]["costs"]["rule"]) == (["ours"], 0)
+
+
+def test_a_chart_s_deployment_costs_more_with_ten_times_the_traffic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, chart = tmp_path / "result.json", HELM / "examples" / "production.yaml"
+    flags = ["--requests", "2000", "--rate", "100", "--seeds", "1", "--json", str(path)]
+    scales = ["--scale-load", "1", "--scale-load", "10", "--start-s", "1"]
+    assert main(["--deployment", str(chart), *flags, *scales]) == 0
+    assert "downscale-delay-s 600; take more" in capsys.readouterr().err
+    once, ten = json.loads(path.read_text("utf-8"))["points"]
+    assert (once["num_replicas"], ten["num_replicas"]) == (8, 80)
+    assert ten["rate_per_s"] == 10 * once["rate_per_s"]
+    assert ten["num_requests"] == 10 * once["num_requests"]
+    (few,), (many,) = ([*one["arms"].values()] for one in (once, ten))
+    # The file keeps two, of which one would do.
+    assert few["means"]["replicas"]["value"] == 2
+    assert many["means"]["replicas"]["value"] > 5
+    hours = [one["means"]["replica_hours"]["value"] for one in (few, many)]
+    assert hours[1] > 3 * hours[0]
+    bad = tmp_path / "bad.yaml"
+    text = chart.read_text("utf-8").replace("    min: 2", "    mni: -2", 1)
+    bad.write_text(text.replace("max_num_seqs: 96", "max_num_seqs: 0"), "utf-8")
+    assert main(["--deployment", str(bad)]) == 1
+    err = capsys.readouterr().err
+    assert "config: replicas.mni: unknown setting; did you mean min?" in err
+    assert "config: engine.max_num_seqs: must be" in err
+
+
+def test_the_page_has_every_plot_there_are_figures_for(tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("r.json", "p.html", "again.html")]
+    write = ["--json", files[0], "--html", files[1]]
+    sweep = ["--scale-load", "0.5", "--scale-load", "1"]
+    ages = ["--staleness-ms", "0", "--staleness-ms", "100"]
+    grow = ["--autoscaler", "target-ongoing:4", "--utilisation", "0.05"]
+    plots = {
+        "Attainment against load": [True, True, False],
+        "Goodput against staleness": [True, False, False],
+        "Replicas over time": [False, True, False],
+        "TTFT: distribution": [True, True, True],
+        "TPOT: distribution": [True, True, True],
+    }
+    for place, flags in enumerate(([*sweep, *ages], [*sweep, *grow], [])):
+        assert main([*SMALL, *flags, *write]) == 0
+        text = Path(files[1]).read_text("utf-8")
+        for title, there in plots.items():
+            assert (f'<img alt="{title}' in text) == there[place]
+        assert "h100-qwen3-1.7b, " in text
+        assert "3 seeds (0 to 2)" in text
+        assert "numpy 2" in text
+        assert page.main([files[0], files[2]]) == 0
+        assert text == Path(files[2]).read_text("utf-8")
 
 
 def test_recorded_drafts_stand_in_for_chances(tmp_path: Path) -> None:
@@ -145,19 +213,31 @@ def test_scenario_files_are_options_and_flags_count_more(
 ) -> None:
     for path in sorted(SCENARIOS.iterdir()):
         json_file = tmp_path / f"{path.stem}.json"
-        flags = [*SMALL, "--router", "ours", "--rate", "90", "--json", str(json_file)]
+        flags = [
+            *SMALL,
+            "--router",
+            "ours",
+            "--rate",
+            "90",
+            "--scale-load",
+            "1",
+            "--json",
+            str(json_file),
+        ]
         assert main([str(path), *flags]) == 0, capsys.readouterr().err
         found = json.loads(json_file.read_text("utf-8"))
-        assert (found["num_replicas"], found["rate_per_s"]) == (4, 90.0)
-        assert list(found["arms"]) == ["ours"]
-        assert found["load"]["hard_before"] == {"slow-replicas": 0.5}.get(
-            path.stem, 0.2
-        )
+        point = found["points"][0]
+        assert (point["num_replicas"], point["rate_per_s"]) == (4, 90.0)
+        assert list(point["arms"]) == ["ours"]
+        assert found["load"]["hard_before"] == {
+            "slow-replicas": 0.5,
+            "stale-telemetry": 0.5,
+        }.get(path.stem, 0.2)
     bad = tmp_path / "bad.yaml"
     bad.write_text("replicants: 3", "utf-8")
-    with pytest.raises(SystemExit):
-        main([str(bad)])
-    assert "--replicants" in capsys.readouterr().err
+    assert main([str(bad)]) == 1
+    message = f"scenario {bad}: no option 'replicants'; see replicas"
+    assert message in capsys.readouterr().err
     assert main([str(tmp_path / "none.yaml")]) == 1
 
 
@@ -178,6 +258,7 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         "'gpt' is no engine model: cpu-demo-100m, h100-": "--engine gpt",
         "'token_ms' is missing": f"--engine {broken}",
         "leave out --router": "--autoscaler ours:4 --router ours",
+        "there are 4 --replicas at most": "--autoscaler ours:4 --min-replicas 9",
         "has 120 requests: take": f"--trace {SAMPLES}/azure.csv",
         "is of no form of Azure": f"--trace {MODELS}/../README.md",
         "take 100 or more": "--requests 99",
@@ -195,3 +276,18 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         assert code == (2 if place < 6 else 1)
         assert message in err
         assert not out
+
+
+def test_a_wish_to_stop_that_python_swallows_stops_the_run_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile_it(_plan: Plan) -> None:
+        # As in a finaliser, whose exceptions are ignored.
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("loadtest.simulate.compare._compile", compile_it)
+    assert main(SMALL) == 130
+    out, err = capsys.readouterr()
+    assert "stopped; nothing was written" in err
+    assert not out

@@ -1,0 +1,99 @@
+"""Arms in turn until all is measured, in pieces: what both benchmarks share."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from .environment import describe_piece
+from .interrupts import interruptible
+from .progress import Progress
+from .result_folder import ResultFolder
+
+Arm = TypeVar("Arm")
+Cell = TypeVar("Cell")
+Started = TypeVar("Started")
+
+
+class Turn(NamedTuple, Generic[Arm, Cell]):
+    """Arms that are up at the same time, and the cells that they go through."""
+
+    round: int
+    arms: Sequence[Arm]
+    cells: Sequence[Cell]
+
+
+class Experiment(ABC, Generic[Arm, Cell, Started]):
+    """One invocation on one output folder.
+
+    Attributes:
+        folder: Where results go.
+        piece: Which invocation on it this is, from 1.
+        progress: Of what is missing when it begins.
+    """
+
+    def __init__(self, folder: ResultFolder, environment: Mapping[str, Any]) -> None:
+        """Take what is to be noted of machine, versions and models."""
+        pieces = folder.environment().get("pieces", [])
+        self._environment = {**environment, "pieces": [*pieces, describe_piece()]}
+        self.folder, self.piece, self.progress = folder, len(pieces) + 1, Progress(0)
+
+    @abstractmethod
+    def find_turns(self) -> list[Turn[Arm, Cell]]:
+        """Return what is still to be measured, in order."""
+
+    @abstractmethod
+    def start(self, turn: Turn[Arm, Cell]) -> AbstractContextManager[Started]:
+        """Have the arms of a turn up, and warm, while a block runs."""
+
+    @abstractmethod
+    def measure_cell(self, turn: Turn[Arm, Cell], cell: Cell, up: Started) -> None:
+        """Measure a cell, keep it, and tell the progress."""
+
+    @abstractmethod
+    def name_of(self, cell: Cell) -> str:
+        """Return a cell's name, by which durations are estimated."""
+
+    def may_stop(self, turn: Turn[Arm, Cell]) -> bool:  # noqa: ARG002
+        """Tell whether what is kept so far is of use without the rest of a turn."""
+        return True
+
+    def measure(self, minutes: float | None = None) -> bool:
+        """Measure what is missing; every finished cell is kept.
+
+        With a limit nothing new begins after so many minutes.
+
+        Returns:
+            Whether everything has been measured.
+        """
+        turns = self.find_turns()
+        if not turns:
+            return True
+        self.folder.write_environment(self._environment)
+        deadline_s = time.monotonic() + 60 * (minutes or math.inf)
+        missing: Counter[str] = Counter()
+        for turn in turns:
+            for cell in turn.cells:
+                missing[self.name_of(cell)] += len(turn.arms)
+        self.progress = Progress(missing.total())
+        for name, count in missing.items():
+            self.progress.expect(name, count)
+
+        def is_over(turn: Turn[Arm, Cell]) -> bool:
+            return time.monotonic() > deadline_s and self.may_stop(turn)
+
+        with interruptible():
+            for turn in turns:
+                if is_over(turn):
+                    return False
+                with self.start(turn) as up:
+                    for cell in turn.cells:
+                        if is_over(turn):
+                            return False
+                        self.measure_cell(turn, cell, up)
+        return True

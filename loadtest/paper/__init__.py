@@ -1,0 +1,1 @@
+"""The experiments of the TETRIS paper (arXiv 2502.15197) as one command."""

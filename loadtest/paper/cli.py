@@ -1,0 +1,143 @@
+"""Command line: ``tetris-serve bench paper --help``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.bench_command import make_parser, run_command, say
+from loadtest.client.errors import LoadTestError
+from loadtest.engine.models import check_models
+from loadtest.engine.plan import PRESETS as ENGINE_PRESETS
+from loadtest.engine.plan import find_gpu
+from serving.offline import find_model
+
+from .datasets import OWN, load_prompts
+from .grid import PRESETS
+from .report import write_report
+from .run import Experiment, Store
+
+_PAIR = ENGINE_PRESETS["smollm2"]
+
+
+def main(
+    arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench paper"
+) -> int:
+    """Run the experiments; the status is that of `run_command`."""
+    options = _make_parser(prog).parse_args(arguments)
+    return run_command(lambda: (_run(options), True))
+
+
+def _run(options: argparse.Namespace) -> bool:
+    store = Store(options.output)
+    is_complete = options.report_only or _measure(options, store)
+    if store.records():
+        write_report(store)
+    say(f"\nresults are in {options.output}")
+    return is_complete
+
+
+def _measure(options: argparse.Namespace, store: Store) -> bool:
+    gpu = find_gpu() if options.device == "gpu" else None
+    if options.acceptance and gpu is None:
+        raise LoadTestError(
+            "--acceptance: vLLM accepts drafts by chance on GPUs alone; add --device "
+            "gpu, or leave it out"
+        )
+    names = [name.strip() for name in options.datasets.split(",")]
+    prompts = load_prompts(dict(options.file), names, options.seed)
+    try:
+        target = find_model(options.target, say)
+    except ValueError as error:
+        raise LoadTestError(f"--target: {error}") from None
+    check_models(target, options.draft)
+    if options.restart:
+        store.clear()
+    experiment = Experiment(
+        PRESETS[options.preset] | {"preset": options.preset},
+        target=target,
+        draft=options.draft,
+        temperature=options.temperature,
+        acceptance=options.acceptance,
+        arms=[pattern.strip() for pattern in options.arms.split(",")],
+        gpu=gpu,
+    )
+    return experiment.measure(store, prompts, options.minutes)
+
+
+def _make_parser(prog: str) -> argparse.ArgumentParser:
+    parser = make_parser(
+        prog,
+        "Run the experiments of the TETRIS paper (arXiv 2502.15197): no speculation, "
+        "fixed\nlengths (SD), SmartSpec's (DSD), TETRIS with extra drafts, both "
+        "together, and our own\npolicy. All requests come at once, and every run "
+        "starts an engine of its own.\nInterrupted, the same command goes on where it "
+        "was. Without --preset it is here.",
+        PRESETS,
+    )
+    parser.set_defaults(preset="here")
+    add = parser.add_argument
+    add(
+        "--datasets",
+        default=OWN,
+        metavar="LIST",
+        help="own (default; two hundred prompts of ours), sharegpt, arena, tough, "
+        "sonnet, mix (sharegpt and arena), all_mix (all files)",
+    )
+    add(
+        "--file",
+        type=_read_file,
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="of a dataset: ShareGPT's JSON, Chatbot Arena's JSON lines, "
+        "Domain-Tough's JSON, or a text of verses (repeatable)",
+    )
+    add(
+        "--arms",
+        default="*",
+        metavar="LIST",
+        help="measure only these now, e.g. 'none,SD*,ours*'; more can follow",
+    )
+    add("--target", default=_PAIR["target"], metavar="MODEL", help="default: SmolLM2")
+    add(
+        "--draft",
+        type=Path,
+        default=Path(_PAIR["draft"]),
+        metavar="DIR",
+        help="default: its EAGLE-3 head",
+    )
+    add("--device", choices=("cpu", "gpu"), default="cpu", help="of the engines")
+    add("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
+    add(
+        "--acceptance",
+        type=_read_rates,
+        metavar="RATES",
+        help="on a GPU: accept drafts by chance, whatever they are, e.g. 0.8,0.6,0.5, "
+        "of each position and all before it. Replies then mean nothing, costs do",
+    )
+    add("--seed", type=int, default=0, help="of the order of prompts")
+    add("--report-only", action="store_true", help="only write tables and plots anew")
+    return parser
+
+
+def _read_file(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not equals or not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=FILE, a file there is")
+    return name, Path(path)
+
+
+def _read_rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = []
+    falls = all(a >= b for a, b in itertools.pairwise(rates))
+    if not rates or not falls or not all(0 <= rate <= 1 for rate in rates):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: rates are 0 to 1 and do not rise, e.g. 0.8,0.6,0.5"
+        )
+    return rates

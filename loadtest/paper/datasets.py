@@ -1,0 +1,114 @@
+"""Prompts of the paper's datasets, each from the file that its source hands out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.client.errors import LoadTestError
+from loadtest.load.workloads import Conversation, read_conversations
+
+OWN = "own"
+"""The two hundred prompts of this repository."""
+
+HELD_OUT = Path(__file__).parents[1] / "load" / "held_out_prompts.jsonl"
+MIXED = ("sharegpt", "arena")
+_POEM_LINES = 10
+_POEM = "Pick as many lines as you can from these poem lines, and go on with them:\n"
+
+
+def load_prompts(
+    files: Mapping[str, Path], names: Sequence[str], seed: int
+) -> dict[str, list[Conversation]]:
+    """Return conversations of one user turn each, shuffled.
+
+    Args:
+        files: The file of each dataset that is at hand, by name: `sharegpt`, `arena`
+            (Chatbot Arena), `tough` (Domain-Tough) or `sonnet`.
+        names: Datasets wanted: one of these, `own`, `mix` (ShareGPT and Chatbot Arena
+            in equal parts) or `all_mix` (all that are at hand).
+        seed: Of the order.
+
+    Raises:
+        LoadTestError: If there is no such dataset, its file is not at hand, or it is
+            not of its form.
+    """
+    own = {OWN: [_first_turn(one) for one in read_conversations(HELD_OUT)]}
+    for name, path in files.items():
+        if name not in _READERS:
+            known = ", ".join(_READERS)
+            raise LoadTestError(f"--file {name}: is no dataset; there are {known}")
+        own[name] = [_ask(text) for text in _READERS[name](path) if text.strip()]
+        if not own[name]:
+            raise LoadTestError(f"--file {name}={path}: holds no prompt")
+    found = {}
+    for name in names:
+        parts = {"mix": MIXED, "all_mix": tuple(files)}.get(name, (name,))
+        if missing := [part for part in parts or _READERS if part not in own]:
+            raise LoadTestError(
+                f"--datasets {name}: give its prompts as "
+                + " ".join(f"--file {part}=FILE" for part in missing)
+            )
+        shuffled = [_shuffle(own[part], f"{seed} {part}") for part in parts]
+        # Equal parts, as long as the shortest goes.
+        found[name] = list(itertools.chain(*zip(*shuffled, strict=False)))
+    return found
+
+
+def _read_chats(path: Path) -> list[str]:
+    """Read ShareGPT: its first human turns; Domain-Tough has no others."""
+    return [_text(_first_turn(one)) for one in read_conversations(path)]
+
+
+def _read_arena(path: Path) -> list[str]:
+    """Read Chatbot Arena's JSON lines, `conversation_a` of each."""
+    texts = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            turns: list[Any] = json.loads(line)["conversation_a"]
+            texts.append(str(next(t["content"] for t in turns if t["role"] == "user")))
+        except (ValueError, KeyError, TypeError, StopIteration) as error:
+            raise LoadTestError(
+                f"{path}, line {number}: must have conversation_a with a user's turn "
+                f"({type(error).__name__}: {error})"
+            ) from None
+    return texts
+
+
+def _read_sonnets(path: Path) -> list[str]:
+    """Read a text of verses: ten lines a prompt."""
+    lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    return [
+        _POEM + "\n".join(lines[first : first + _POEM_LINES])
+        for first in range(0, len(lines), _POEM_LINES)
+    ]
+
+
+_READERS: dict[str, Callable[[Path], list[str]]] = {
+    "sharegpt": _read_chats,
+    "arena": _read_arena,
+    "tough": _read_chats,
+    "sonnet": _read_sonnets,
+}
+
+
+def _ask(text: str) -> Conversation:
+    return Conversation(({"role": "user", "content": text},))
+
+
+def _first_turn(conversation: Conversation) -> Conversation:
+    return Conversation(tuple(next(conversation.prompts())))
+
+
+def _text(conversation: Conversation) -> str:
+    return str(conversation.messages[-1]["content"])
+
+
+def _shuffle(prompts: list[Conversation], seed: str) -> list[Conversation]:
+    return random.Random(seed).sample(prompts, len(prompts))

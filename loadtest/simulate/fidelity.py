@@ -1,0 +1,306 @@
+"""The simulated fleet beside recorded runs of a real one, over HTTP.
+
+``python -m loadtest.simulate.fidelity FOLDER --fit LOAD,LOAD`` takes the folder of a
+`tetris-serve bench http` of `none` and `fixed:K` under open loads, fits one model of a
+step to the runs named, and simulates each of the others: the same arrivals, prompts,
+reply lengths and number of replicas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from loadtest.client.records import read_records
+from loadtest.result_folder import ResultFolder
+
+from .engine import Engine, make_drafts
+from .fleet import run_fleet
+from .load import KINDS, Drawn
+from .state import Costs
+
+TERMS = (
+    *("base_ms", "request_ms", "token_ms", "draft_pass_ms", "draft_token_ms"),
+    "http_ms",
+)
+"""What is fitted, >= 0: a step's costs, and what HTTP adds to the first token."""
+
+_MAX_NUM_SEQS = 16
+"""Of `configs/smollm2.yaml`."""
+
+_STALENESS_S = 0.02
+"""Replicas tell with every step."""
+
+
+class _Folder(ResultFolder):
+    records_file = "runs.jsonl"
+    output_files = ()
+    folders = ()
+    error = ValueError
+
+
+_GUESS = (10.0, 1.0, 0.2, 2.0, 0.2, 5.0)
+_QUANTILES = (0.25, 0.5, 0.75)
+_TOLERANCE = 0.1
+_FIGURES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+_HELD = ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
+"""What must agree; 99th percentiles are shown."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run that was measured.
+
+    Attributes:
+        arm: `none` or `fixed:K`.
+        load: Its load.
+        num_replicas: That served it.
+        num_drafts: K.
+        drawn: What arrived; prompt tokens are those that no cache held.
+        ttft_ms: `[num_requests]`.
+        tpot_ms: Same shape; NaN for replies of one token.
+        finish_s: Same shape.
+        tokens_per_draft: Accepted on average, of K.
+    """
+
+    arm: str
+    load: str
+    num_replicas: int
+    num_drafts: int
+    drawn: Drawn
+    ttft_ms: Array
+    tpot_ms: Array
+    finish_s: Array
+    tokens_per_draft: float
+
+
+def read_runs(folder: Path) -> list[Recorded]:
+    """Read the runs of a folder.
+
+    Raises:
+        ValueError: If one of them is no run in open loop of `none` or `fixed:K`, or
+            lost requests.
+    """
+    return [_read_run(folder, run) for run in _Folder(folder).records()]
+
+
+def _read_run(folder: Path, run: dict[str, Any]) -> Recorded:
+    name, _, depth = str(run["arm"]).partition(":")
+    place = f"{run['arm']} {run['load']}"
+    if name not in ("none", "fixed") or not run["is_open"]:
+        raise ValueError(f"{place}: only none and fixed:K in open loop are simulated")
+    outcomes = read_records(folder / run["records"]).outcomes
+    if not outcomes or not all(one.is_ok for one in outcomes):
+        raise ValueError(f"{place}: requests were lost")
+    outcomes = sorted(outcomes, key=lambda one: one.scheduled_s)
+    output = np.array([one.output_tokens for one in outcomes])
+    prompt = [(one.prompt_tokens or 1) - (one.cached_tokens or 0) for one in outcomes]
+    tpot = [np.nan if one.tpot_ms is None else one.tpot_ms for one in outcomes]
+    length = run["server"]["acceptance_length"]
+    return Recorded(
+        arm=run["arm"],
+        load=run["load"],
+        num_replicas=int(run["server"]["replicas_max"]),
+        num_drafts=int(depth or 0),
+        drawn=Drawn(
+            np.array([one.scheduled_s for one in outcomes]),
+            np.maximum(np.array(prompt), 1),
+            output,
+            np.zeros(len(outcomes), np.int64),
+        ),
+        ttft_ms=np.array([one.ttft_ms for one in outcomes], dtype=np.float64),
+        tpot_ms=np.array(tpot, dtype=np.float64),
+        finish_s=np.array([one.last_s for one in outcomes], dtype=np.float64),
+        tokens_per_draft=0.0 if length is None else length - 1.0,
+    )
+
+
+def simulate(run: Recorded, terms: Sequence[float], chance: float) -> Recorded:
+    """Return what the simulated fleet makes of the requests of a run.
+
+    Args:
+        run: A run.
+        terms: As `TERMS`, ms.
+        chance: Of a draft to be accepted where the one before was.
+    """
+    *step, http_ms = terms
+    base_ms, request_ms, token_ms, draft_pass_ms, draft_token_ms = map(float, step)
+    costs = Costs(
+        base_ms=base_ms,
+        request_ms=request_ms,
+        token_ms=token_ms,
+        draft_pass_ms=draft_pass_ms,
+        draft_token_ms=draft_token_ms,
+        floor_ms=0.0,
+        kv_token_ms=0.0,
+        pad_multiple=1,
+        pad_limit=0,
+        num_drafts=run.num_drafts,
+        max_num_seqs=_MAX_NUM_SEQS,
+        max_num_batched_tokens=2048,
+        draft_slots=min(run.num_drafts, 1),
+    )
+    positions = np.arange(1, run.num_drafts + 1)
+    drafts = make_drafts(np.tile(chance**positions, (len(KINDS), 1)))
+    engine = Engine("fitted", costs, drafts)
+    fleet = run_fleet(engine, run.drawn, run.num_replicas, "ours", _STALENESS_S, 0)
+    done = fleet.requests
+    first_s = done.first_token_s
+    further = done.num_output_tokens - 1.0
+    further[further == 0] = np.nan
+    return Recorded(
+        **{name: getattr(run, name) for name in ("arm", "load", "num_replicas")},
+        num_drafts=run.num_drafts,
+        drawn=run.drawn,
+        ttft_ms=1e3 * (first_s - done.arrival_s) + http_ms,
+        tpot_ms=1e3 * (done.finish_s - first_s) / further,
+        finish_s=done.finish_s,
+        tokens_per_draft=run.tokens_per_draft,
+    )
+
+
+def fit(runs: Sequence[Recorded]) -> tuple[list[float], float]:
+    """Fit terms and acceptance: quartiles of both latencies, by relative error.
+
+    Returns:
+        Values of `TERMS`, and the chance of a draft.
+    """
+    depth = {run.num_drafts for run in runs} - {0}
+    accepted = [run.tokens_per_draft for run in runs if run.num_drafts]
+    chance = 0.0
+    if accepted:
+        positions, mean = np.arange(1, depth.pop() + 1), float(np.mean(accepted))
+        chance = float(optimize.brentq(lambda p: (p**positions).sum() - mean, 0.0, 1.0))
+
+    def error(logs: Array) -> float:
+        errors = [_errors(run, np.exp(logs), chance) for run in runs]
+        return float(np.abs(np.concatenate(errors)).sum())
+
+    # By simplex: requests change places with any term, so there is no slope to follow.
+    begin = np.log(_GUESS)
+    corners = np.vstack([begin, begin + np.eye(begin.size)])
+    options = {"initial_simplex": corners, "xatol": 0.01, "fatol": 0.01}
+    found = optimize.minimize(error, begin, method="Nelder-Mead", options=options)
+    return [float(term) for term in np.exp(found.x)], chance
+
+
+def _errors(run: Recorded, terms: Array, chance: float) -> Array:
+    simulated = simulate(run, [*terms], chance)
+    pairs = (
+        (simulated.ttft_ms, run.ttft_ms),
+        (simulated.tpot_ms, run.tpot_ms),
+    )
+    ratios = [
+        np.nanquantile(ours, _QUANTILES) / np.nanquantile(real, _QUANTILES)
+        for ours, real in pairs
+    ]
+    return np.asarray(np.log(np.concatenate(ratios)))
+
+
+def figures(run: Recorded) -> dict[str, float]:
+    """Return throughput, from the first arrival to the last token, and latencies."""
+    span_s = run.finish_s.max() - run.drawn.arrival_s[0]
+    found = {"tokens_per_s": run.drawn.num_output_tokens.sum() / span_s}
+    for name, values in (("ttft", run.ttft_ms), ("tpot", run.tpot_ms)):
+        for percent in (50, 99):
+            found[f"{name}_p{percent}_ms"] = np.nanquantile(values, percent / 100)
+    return {name: float(found[name]) for name in _FIGURES}
+
+
+def compare(
+    runs: Iterable[Recorded], terms: Sequence[float], chance: float
+) -> list[dict[str, Any]]:
+    """Return a row for each arm and load: real and simulated figures over rounds.
+
+    A figure agrees within 10 % of the real one, or within the half-width of the real
+    runs' 95 % t-interval if that is wider.
+    """
+    cells: dict[tuple[str, str], list[Recorded]] = {}
+    for run in runs:
+        cells.setdefault((run.arm, run.load), []).append(run)
+    rows = []
+    for (arm, load), own in cells.items():
+        row: dict[str, Any] = {"arm": arm, "load": load, "runs": len(own)}
+        row["requests"] = sum(one.ttft_ms.size for one in own)
+        real = [figures(one) for one in own]
+        ours = [figures(simulate(one, terms, chance)) for one in own]
+        for name in _FIGURES:
+            measured = np.array([one[name] for one in real])
+            computed = float(np.mean([one[name] for one in ours]))
+            mean = float(measured.mean())
+            half = 0.0
+            if len(own) > 1:
+                half = float(stats.t.ppf(0.975, len(own) - 1) * stats.sem(measured))
+            allowed = max(_TOLERANCE * mean, half)
+            row[name] = {
+                "real": mean,
+                "half_width": half,
+                "simulated": computed,
+                "error": computed / mean - 1.0,
+                "agrees": abs(computed - mean) <= allowed,
+            }
+        rows.append(row)
+    return rows
+
+
+def to_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table: real, simulated and the relative error."""
+    heads = ["arm", "load", "requests", *_FIGURES]
+    lines = [heads, ["---"] * len(heads)]
+    for row in rows:
+        cells = [row["arm"], row["load"], f"{row['requests']:,}"]
+        for name in _FIGURES:
+            cell = row[name]
+            text = f"{cell['real']:.1f} / {cell['simulated']:.1f}"
+            text += f" ({100 * cell['error']:+.0f} %)"
+            is_off = name in _HELD and not cell["agrees"]
+            cells.append(f"**{text}**" if is_off else text)
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Fit, compare, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of tetris-serve bench http")
+    parser.add_argument(
+        "--fit", required=True, help="loads whose first runs are fitted"
+    )
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    options = parser.parse_args(words)
+    runs, wanted = read_runs(options.folder), set(options.fit.split(","))
+    fitted = [run for run in runs if run.load in wanted]
+    held_out = [run for run in runs if run.load not in wanted]
+    if not fitted or not held_out:
+        names = ", ".join(sorted({run.load for run in runs}))
+        parser.error(f"--fit must name some, not all, of the loads {names}")
+    terms, chance = fit(fitted)
+    result: dict[str, Any] = {
+        "environment": _Folder(options.folder).environment(),
+        "fitted_to": sorted(wanted),
+        "terms": dict(zip(TERMS, (round(term, 4) for term in terms), strict=True)),
+        "acceptance": round(chance, 4),
+        "fitted": compare(fitted, terms, chance),
+        "held_out": compare(held_out, terms, chance),
+    }
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    sys.stdout.write(f"{json.dumps(result['terms'])} acceptance {chance:.3f}\n\n")
+    sys.stdout.write(f"Fitted:\n\n{to_table(result['fitted'])}\n\n")
+    sys.stdout.write(f"Not fitted:\n\n{to_table(result['held_out'])}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""A front before a simulated fleet: whose turn it is, and who is refused.
+
+The queue, the places and the predictions are those of production
+(`policies.decisions.fairness`); the front hears of everything at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.decisions.fairness import (
+    FairQueue,
+    Places,
+    Turn,
+    predict_finish_ms,
+    request_cost_ms,
+)
+from policies.decisions.routing import ReplicaLoad
+from policies.estimators.reply_length import ReplyLength
+
+from . import kernel, state
+from .engine import Engine
+from .fleet import ROUTERS, make_requests
+from .load import Drawn
+from .routers import find_costs
+
+MAX_WAIT_S: Final = 30.0
+"""As `serving.front.lease_queue`."""
+
+SPARE_SHARE: Final = 8
+"""As `serving.front.token_link`: one in so many seats more is filled."""
+
+SERVED, NO_PLACE, TOO_LATE, EXPIRED = range(4)
+"""What became of a request."""
+
+_AGE_S: Final = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Attributes:
+        name: Its key's.
+        deadline_ms: Of each of its requests, to the last token; inf for none.
+        weight: Of its share.
+        tier: Smaller ones go before.
+    """
+
+    name: str
+    deadline_ms: float = math.inf
+    weight: float = 1.0
+    tier: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a front's requests met; all `[num_requests]`.
+
+    Attributes:
+        outcome: `SERVED`, `NO_PLACE`, `TOO_LATE` or `EXPIRED`.
+        ttft_ms: From arrival at the front; NaN if not served.
+        finish_ms: To the last token, likewise.
+    """
+
+    outcome: NDArray[np.int64]
+    ttft_ms: NDArray[np.float64]
+    finish_ms: NDArray[np.float64]
+
+
+class Front:
+    """One front, its queue, and the fleet behind it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        drawn: Drawn,
+        callers: Sequence[Caller],
+        caller_of: NDArray[np.int64],
+        num_replicas: int,
+        *,
+        max_queued: int,
+        is_fair: bool = True,
+        refuses: bool = True,
+        never_refused: int = -1,
+        seed: int = 0,
+    ) -> None:
+        """Have taken nothing yet.
+
+        Args:
+            engine: Of every replica.
+            drawn: What arrives.
+            callers: Who asks.
+            caller_of: `[num_requests]`, index of the one that sent it.
+            num_replicas: >= 1.
+            max_queued: Requests of each replica that may wait.
+            is_fair: Callers share by time; else first come, first served.
+            refuses: Deadlines that will be missed are refused at once.
+            never_refused: A request that is let in all the same.
+            seed: Of acceptance and of the router.
+        """
+        count = drawn.arrival_s.size
+        self._engine, self._drawn = engine, drawn
+        self._callers, self._caller_of = callers, caller_of
+        self._num_replicas, self._seed = num_replicas, seed
+        self._is_fair, self._refuses = is_fair, refuses
+        self._never_refused = never_refused
+        self._seats = engine.costs.max_num_seqs
+        spare = math.ceil(self._seats / SPARE_SHARE)
+        self._num_seats = num_replicas * (self._seats + spare)
+        self._limit = self._num_seats + num_replicas * max_queued
+        self._queue: FairQueue[int] = FairQueue(MAX_WAIT_S)
+        self._places = Places(len(callers))
+        self._replies = ReplyLength()
+        # In the order in which the front sends them, not in that of their arrival.
+        self._sent = make_requests(
+            Drawn(
+                np.full(count, np.inf),
+                np.ones(count, np.int64),
+                np.ones(count, np.int64),
+                np.ones(count, np.int64),
+            )
+        )
+        self._order: list[int] = []
+        self._fleet = state.make_fleet(num_replicas, self._seats, count, seed)
+        self._num_ended = self._num_seen = 0
+        self._outcome = np.full(count, SERVED)
+
+    def run(self) -> Served:
+        """Serve all that arrives."""
+        arrivals, number = self._drawn.arrival_s, 0
+        while number < arrivals.size or self._queue:
+            next_s = arrivals[number] if number < arrivals.size else np.inf
+            if self._queue and self._fleet.counts[state.HEAPED] > 0:
+                next_s = min(next_s, self._fleet.heap_s[0])
+            self._advance(float(next_s))
+            while number < arrivals.size and arrivals[number] <= next_s:
+                self._admit(number, float(next_s))
+                number += 1
+            self._send(float(next_s))
+        self._advance(np.inf)
+        order = np.array(self._order, np.int64)
+        count = order.size
+        found = Served(
+            self._outcome, *(np.full(arrivals.size, np.nan) for _ in range(2))
+        )
+        for own, times in (
+            (found.ttft_ms, self._sent.first_token_s),
+            (found.finish_ms, self._sent.finish_s),
+        ):
+            own[order] = 1e3 * (times[:count] - arrivals[order])
+        return found
+
+    def _advance(self, until_s: float) -> None:
+        fixed = self._fleet, self._sent, self._engine.drafts, self._engine.costs
+        router, count = ROUTERS["ours"], len(self._order)
+        kernel.advance(*fixed, router, _AGE_S, self._seed, count, until_s)
+        events, happened = self._fleet.events, self._fleet.counts[state.HAPPENED]
+        for place in range(self._num_seen, happened):
+            if events.kind[place] == state.LEFT:
+                flow = self._flow(self._order[events.request[place]])
+                tokens = self._sent.num_output_tokens[events.request[place]]
+                self._replies.note(flow, int(tokens))
+                self._places.free(flow)
+                self._num_ended += 1
+        self._num_seen = int(happened)
+
+    def _flow(self, number: int) -> str:
+        return self._callers[int(self._caller_of[number])].name
+
+    def _admit(self, number: int, now_s: float) -> None:
+        """As `serving.front.admission` does."""
+        caller, flow = self._callers[self._caller_of[number]], self._flow(number)
+        load = self._look()
+        full = replace(load, num_requests=self._seats)
+        num_prompt = int(self._drawn.num_prompt_tokens[number])
+        expected = self._replies.expect(flow)
+        turn = Turn(
+            flow if self._is_fair else "all",
+            request_cost_ms(full, num_prompt, expected),
+            caller.weight,
+            caller.tier,
+        )
+        if not self._places.has_room(flow, self._limit):
+            self._outcome[number] = NO_PLACE
+            return
+        has_seat = self._num_free > len(self._queue)
+        finish_ms = predict_finish_ms(
+            load if has_seat else full,
+            self._num_replicas,
+            self._queue.work_ahead_ms(turn),
+            num_prompt,
+            expected,
+            has_seat=has_seat,
+        )
+        is_late = self._refuses and finish_ms > caller.deadline_ms
+        if is_late and number != self._never_refused:
+            self._outcome[number] = TOO_LATE
+            return
+        self._places.take(flow)
+        self._queue.add(number, turn, now_s, is_replay=False)
+
+    @property
+    def _num_free(self) -> int:
+        return self._num_seats - (len(self._order) - self._num_ended)
+
+    def _send(self, now_s: float) -> None:
+        """Send what has its turn to the replicas that have a seat."""
+        while self._queue and self._num_free > 0:
+            number = self._queue.pop(now_s)
+            caller = self._callers[self._caller_of[number]]
+            waited_ms = 1e3 * (now_s - self._drawn.arrival_s[number])
+            if waited_ms > caller.deadline_ms:
+                self._outcome[number] = EXPIRED
+                self._places.free(self._flow(number))
+                continue
+            place = len(self._order)
+            self._order.append(number)
+            sent, drawn = self._sent, self._drawn
+            sent.arrival_s[place] = now_s
+            sent.num_prompt_tokens[place] = drawn.num_prompt_tokens[number]
+            sent.num_output_tokens[place] = drawn.num_output_tokens[number]
+            sent.kind[place] = drawn.kind[number]
+            self._advance(now_s)
+
+    def _look(self) -> ReplicaLoad:
+        """Return the mean load of a replica."""
+        fleet, costs = self._fleet, self._engine.costs
+        known = [find_costs(fleet, costs, one) for one in range(self._num_replicas)]
+        base_ms, request_ms, token_ms = np.mean(known, axis=0)
+        telemetry = fleet.telemetry
+        return ReplicaLoad(
+            float(base_ms),
+            float(request_ms),
+            float(token_ms),
+            float(telemetry.tokens_per_step.mean()),
+            round(float(telemetry.num_sent.mean())),
+            round(float(telemetry.num_prompt_tokens.mean())),
+        )

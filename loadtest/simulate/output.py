@@ -1,0 +1,116 @@
+"""What a comparison says: tables for a terminal, and all of it as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadtest.environment import describe_versions
+
+from .compare import LEVELS, ArmResult, Interval, Plan
+from .fleet import WARM_UP_SHARE
+
+Results = Mapping[str, ArmResult]
+"""Of a plan, by arm."""
+
+HEADERS = {
+    "goodput_per_s": "goodput/s",
+    "attainment": "attainment",
+    "ttft_p50_ms": "TTFT p50 ms",
+    "ttft_p99_ms": "TTFT p99 ms",
+    "tpot_p50_ms": "TPOT p50 ms",
+    "tpot_p99_ms": "TPOT p99 ms",
+    "cached_share": "cached",
+    "replicas": "replicas",
+    "at_limit": "at limit",
+    "replica_hours": "replica-hours",
+}
+
+
+def render(plan: Plan, results: Results) -> str:
+    """Return the tables."""
+    first = plan.arms[0]
+    least = f"{plan.growth.least} to " if plan.growth else ""
+    duration_s = plan.num_requests / plan.rate_per_s
+    lines = [
+        f"{least}{plan.num_replicas} replicas of {plan.engine.name}, "
+        f"{plan.num_requests} requests at {plan.rate_per_s:.4g}/s for "
+        f"{duration_s:.4g} s ({find_utilisation(plan):.0%} of the capacity of all), "
+        f"telemetry {plan.staleness_s:g} s old, {len(plan.seeds)} seeds; "
+        "95 % intervals",
+        "",
+        *_table({arm: result.means for arm, result in results.items()}),
+    ]
+    others = {arm: result.ratios for arm, result in results.items() if arm != first}
+    if others:
+        lines += ["", f"over {first}, paired by seed:", *_table(others)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Mapping[str, Mapping[str, Interval]]) -> list[str]:
+    shown = [name for name in HEADERS if any(name in row for row in rows.values())]
+    cells = [["arm", *(HEADERS[name] for name in shown)]]
+    for arm, values in rows.items():
+        cells.append([arm, *(_format(values.get(name)) for name in shown)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
+        )
+        for row in cells
+    ]
+
+
+def _format(value: Interval | None) -> str:
+    if value is None:
+        return "-"
+    if value.low is None or value.high is None:
+        return f"{value.value:.4g}"
+    return f"{value.value:.4g} ({value.low:.4g}, {value.high:.4g})"
+
+
+def find_utilisation(plan: Plan) -> float:
+    """Return the rate over what all replicas finish with all batches full."""
+    capacity_per_s = plan.num_replicas * plan.engine.capacity_per_s(plan.load)
+    return plan.rate_per_s / capacity_per_s
+
+
+def describe(
+    found: Sequence[tuple[Plan, Results]], files: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return settings and results as JSON holds them; equal runs give equal ones.
+
+    Args:
+        found: Plans of one engine, load and seeds; each is one of the `points`.
+        files: That the options came from, by option.
+    """
+    plan = found[0][0]
+    return {
+        "files": dict(files),
+        "versions": describe_versions(),
+        "engine": {
+            "name": plan.engine.name,
+            "costs": plan.engine.costs._asdict(),
+            "tokens_per_step": plan.engine.tokens_per_step.tolist(),
+        },
+        "load": dataclasses.asdict(plan.load),
+        "warm_up_share": WARM_UP_SHARE,
+        "slow": list(plan.slow),
+        "targets": dataclasses.asdict(plan.targets),
+        "seeds": list(plan.seeds),
+        "levels": LEVELS,
+        "points": [
+            {
+                "num_replicas": plan.num_replicas,
+                "num_requests": plan.num_requests,
+                "growth": dataclasses.asdict(plan.growth) if plan.growth else None,
+                "rate_per_s": plan.rate_per_s,
+                "utilisation": find_utilisation(plan),
+                "staleness_s": plan.staleness_s,
+                "arms": {arm: dataclasses.asdict(one) for arm, one in results.items()},
+            }
+            for plan, results in found
+        ],
+    }

@@ -1,0 +1,168 @@
+"""The paper's experiments: arms, datasets, figures, and one run on a real engine."""
+
+import json
+
+import numpy as np
+import pytest
+
+from loadtest.client.errors import LoadTestError
+from loadtest.paper.cli import main
+from loadtest.paper.datasets import load_prompts
+from loadtest.paper.grid import PRESETS, make_arms, make_tasks
+from loadtest.paper.report import measure_run, summarise, to_table
+from policies.paper import PaperPlanner
+from policies.registry import build_planner
+from policies.testing import check_planner
+from policies.types import DraftBatch, EngineLimits, PolicySpec
+
+
+def test_the_paper_s_grid_has_all_its_arms():
+    arms = make_arms(PRESETS["full"])
+    # none, SD 6, DSD, TETRIS 6 x 3, DSD with TETRIS 3, ours.
+    assert len(arms) == 1 + 6 + 1 + 18 + 3 + 1
+    tasks = list(make_tasks(PRESETS["here"], ["own"]))
+    assert len({task.key for task in tasks}) == len(tasks) == 3 * 2 * 14
+    for arm in arms[1:]:
+        policy = arm.policy()
+        spec = PolicySpec(
+            policy["name"],
+            draft_tokens=policy.get("draft_tokens", 1),
+            max_draft_tokens=policy.get("max_draft_tokens", arm.draft_tokens),
+            params=policy.get("params", {}),
+        )
+        assert build_planner(spec).choose_depth(8) >= 0
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 3])
+def test_its_planner_keeps_the_contract(draft_tokens):
+    check_planner(
+        lambda limits: PaperPlanner(5, limits, draft_tokens=draft_tokens, extra=2),
+        max_depth=5,
+    )
+
+
+def test_it_turns_on_from_a_batch_size_up():
+    planner = PaperPlanner(
+        5, EngineLimits(), draft_tokens=3, extra=2, turn_on_batch_size=2
+    )
+    assert planner.choose_depth(1) == 3
+    assert planner.choose_depth(2) == 5
+    confidence = np.array([[0.9] * 5, [0.1] * 5])
+    lengths = np.array([5, 5])
+    batch = DraftBatch(
+        req_ids=("a", "b"), num_draft_tokens=lengths, confidence=confidence
+    )
+    selection = planner.select(batch)
+    assert selection.num_admitted.sum() == selection.draft_budget == 6
+    assert selection.num_admitted[0] == 5
+    alone = DraftBatch(
+        req_ids=("a",), num_draft_tokens=lengths[:1], confidence=confidence[:1]
+    )
+    assert planner.select(alone).num_admitted.tolist() == [5]
+
+
+def test_numbers_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="max_draft_tokens 3"):
+        PaperPlanner(3, EngineLimits(), draft_tokens=3, extra=1)
+
+
+def test_datasets_come_in_the_forms_of_their_sources(tmp_path):
+    sharegpt = tmp_path / "sharegpt.json"
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    sharegpt.write_text(json.dumps([{"conversations": turns}] * 3))
+    arena = tmp_path / "arena.jsonl"
+    asked = {"conversation_a": [{"role": "user", "content": "Why?"}]}
+    arena.write_text("\n".join([json.dumps(asked)] * 2))
+    sonnet = tmp_path / "sonnet.txt"
+    sonnet.write_text("\n".join(f"line {n}" for n in range(25)))
+    files = {"sharegpt": sharegpt, "arena": arena, "sonnet": sonnet}
+    found = load_prompts(files, ["own", "sharegpt", "sonnet", "mix", "all_mix"], 0)
+    assert len(found["own"]) == 200
+    texts = {
+        name: [one.messages[-1]["content"] for one in conversations]
+        for name, conversations in found.items()
+    }
+    assert texts["sharegpt"] == ["Hi"] * 3
+    assert texts["mix"] == ["Hi", "Why?"] * 2
+    assert len(texts["sonnet"]) == 3
+    assert len(texts["all_mix"]) == 6
+    arena.write_text('{"conversation_a": 3}')
+    with pytest.raises(LoadTestError, match=r"arena\.jsonl, line 1"):
+        load_prompts(files, ["arena"], 0)
+    with pytest.raises(LoadTestError, match="--file tough=FILE"):
+        load_prompts({}, ["tough"], 0)
+
+
+RECORD = {
+    "dataset": "own",
+    "cap": 4,
+    "seconds": 2.0,
+    "first_s": [0.5, 1.0],
+    "last_s": [1.5, 2.0],
+    "num_tokens": [11, 11],
+    "counters": {
+        "num_verified_tokens": 20,
+        "num_accepted_tokens": 10,
+        "num_drafts": 12,
+        "num_accepted_tokens_per_pos": [7, 3],
+    },
+    "stages_ms": {
+        "score": 800,
+        "verify": 200,
+        "draft": 500,
+        "select": 100,
+        "rest": 400,
+    },
+}
+
+
+def test_figures_are_what_their_names_say():
+    found = measure_run(RECORD)
+    assert found["tokens_per_s"] == 11
+    assert found["ttft_mean_ms"] == 750
+    assert found["tpot_mean_ms"] == 100
+    assert found["vsr"] == 0.5
+    assert found["ter"] == 22
+    # 22 tokens over 20 drafts verified and 12 requests in steps.
+    assert found["system_efficiency"] == 22 / 32
+    assert found["hidden_tokens_per_s"] == pytest.approx(22 / 1.5)
+
+
+def test_ratios_are_paired_by_run_and_windows_counted():
+    records = [
+        RECORD | {"run": run, "arm": arm, "seconds": seconds * (1 + run)}
+        for run in range(3)
+        for arm, seconds in (("none", 3.0), ("SD k=1", 2.0), ("SD k=3", 1.0))
+    ]
+    rows = {row["arm"]: row for row in summarise(records)}
+    over = rows["SD k=3"]["over_none"]
+    assert over["ratio"] == pytest.approx(3.0)
+    assert over["high"] - over["low"] == pytest.approx(0.0, abs=1e-9)
+    assert rows["SD k=1"]["best_sd"] == "SD k=3"
+    assert rows["SD k=1"]["windows"] == [3 * 5, 3 * 4, 3 * 3]
+    assert rows["none"]["over_none"] is None
+    assert "SD k=3" in to_table([*rows.values()])
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_a_run_on_real_engines_and_one_that_goes_on(tmp_path, capsys):
+    words = ["--preset", "smoke", "--output", str(tmp_path)]
+    pair = ["--target", "configs/models/demo-target"]
+    pair += ["--draft", "configs/models/demo-draft"]
+    pair += ["--arms", "none,SD*,TETRIS*"]
+    assert main([*words, *pair, "--minutes", "0.001"]) == 3
+    assert main([*words, *pair]) == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["arm"] for row in rows] == ["none", "SD k=1", "TETRIS k=1 E=1"]
+    for row in rows[1:]:
+        assert 0.0 < row["vsr"]["mean"] < 1.0
+    assert (tmp_path / "results.png").stat().st_size > 10_000
+    before = (tmp_path / "runs.jsonl").read_bytes()
+    assert main([*words, *pair]) == 0
+    assert (tmp_path / "runs.jsonl").read_bytes() == before
+    assert main([*words, *pair, "--acceptance", "0.5"]) == 1
+    assert "--device gpu" in capsys.readouterr().err
+    # Another pair must not be mixed in.
+    assert main([*words, "--draft", "configs/models/demo-draft"]) == 1
+    assert "--restart" in capsys.readouterr().err
