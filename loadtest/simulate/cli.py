@@ -23,6 +23,7 @@ from .output import Results, describe, render
 from .readers import explained, number, read_depth, read_shares, read_slow
 from .recorded import read_folder
 from .scenario import read_words
+from .sessions import parse_sessions
 from .state import ALL, WORTH
 
 _USUAL_UTILISATION = 0.8
