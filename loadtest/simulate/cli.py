@@ -17,12 +17,13 @@ from loadtest.progress import Progress
 from .autoscale import AGE_S, SCALERS, Growth, parse_scaler
 from .compare import Plan, compare
 from .engine import MODELS, find_model, load_engine
-from .fleet import LEAST_REQUESTS, PIECES, ROUTERS, Targets
+from .fleet import LEAST_REQUESTS, PIECES, PREFIX_ROUTERS, ROUTERS, Targets
 from .load import Lengths, Load, find_own_rate, parse_arrivals, read_load
 from .output import Results, describe, render
 from .readers import explained, number, read_depth, read_shares, read_slow
 from .recorded import read_folder
 from .scenario import read_words
+from .sessions import parse_sessions
 from .state import ALL, WORTH
 
 _USUAL_UTILISATION = 0.8
@@ -125,7 +126,7 @@ def _make_plans(options: argparse.Namespace) -> list[Plan]:
             options.load,
             Lengths(options.prompt_tokens, options.length_cv),
             Lengths(options.output_tokens, options.length_cv),
-            *options.hard_share,
+            *(*options.hard_share, "", options.sessions),
         )
     )
     rate_per_s = options.rate
@@ -251,8 +252,9 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--router",
         action="append",
-        choices=ROUTERS,
-        help="an arm; repeat it to compare with the first (default: all)",
+        choices=ROUTERS | PREFIX_ROUTERS,
+        help="an arm; repeat it to compare with the first (default: all but "
+        "prefix-affinity, which without shared prefixes is power-of-two-sent)",
     )
     add(
         "--autoscaler",
@@ -295,6 +297,14 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="FILE",
         help="Azure's or BurstGPT's .csv, or Mooncake's .jsonl, in place of --load and "
         "lengths, at the rate that is asked for",
+    )
+    add(
+        "--sessions",
+        type=explained(parse_sessions),
+        metavar="TURNS[:THINK_S[:SYSTEM]]",
+        help="requests belong to sessions of TURNS on average, THINK_S (10) apart: "
+        "prompts carry all before, behind SYSTEM (0) tokens that their kind has in "
+        "common; lengths are what a turn adds",
     )
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--rate", type=number(small), metavar="PER_S", help="of requests")

@@ -24,6 +24,9 @@ ROUTERS: Final = {
 """Routers by name. `requests` and `two` see how many requests each replica had; `sent`
 counts its own at once, and hears late only of those that left, as `ours` does."""
 
+PREFIX_ROUTERS: Final = {"prefix-affinity": routers.PREFIX}
+"""Those that without shared prefixes are another one."""
+
 PIECES: Final = 20
 """Calls of `on_piece` in a run."""
 
@@ -83,7 +86,7 @@ def run_fleet(
         engine: Of every replica.
         drawn: What arrives.
         num_replicas: >= 1.
-        router: One of `ROUTERS`.
+        router: One of `ROUTERS` or `PREFIX_ROUTERS`.
         staleness_s: How old what it knows of the replicas is.
         seed: Of acceptance and of the router's draws.
         slow: Share of the replicas that are slow, and how many times longer their steps
@@ -92,12 +95,16 @@ def run_fleet(
         decide: Sets depth and drafts of a replica's step where they are `ASKED` for.
     """
     count, requests = drawn.arrival_s.size, make_requests(drawn)
-    fleet = state.make_fleet(num_replicas, engine.costs.max_num_seqs, count, seed)
+    fleet = state.make_fleet(
+        *(num_replicas, engine.costs.max_num_seqs, count, seed),
+        *(int(drawn.chain.max(initial=-1)) + 1, drawn.block_tokens),
+    )
+    number = (ROUTERS | PREFIX_ROUTERS)[router]
     share, times = slow
     fleet.slowness[: round(share * num_replicas)] = times
     for piece in range(1, PIECES + 1):
         until = count * piece // PIECES
-        fixed = fleet, requests, engine.drafts, engine.costs, ROUTERS[router]
+        fixed = fleet, requests, engine.drafts, engine.costs, number
         while (
             asked := kernel.advance(*fixed, float(staleness_s), seed, until, np.inf)
         ) >= 0:
@@ -113,6 +120,7 @@ def run_fleet(
 def make_requests(drawn: Drawn) -> state.Requests:
     """Return requests of which nothing has come yet."""
     count = drawn.arrival_s.size
+    has_chains = drawn.chain_first.size > 0
     return state.Requests(
         *(drawn.arrival_s, drawn.num_prompt_tokens, drawn.num_output_tokens),
         kind=drawn.kind,
@@ -121,6 +129,11 @@ def make_requests(drawn: Drawn) -> state.Requests:
         first_token_s=np.full(count, np.nan),
         finish_s=np.full(count, np.nan),
         num_finishes=np.zeros(count, np.int64),
+        num_emitted=np.zeros(count, np.int64),
+        resumed_s=np.full(count, np.nan),
+        num_cached=np.zeros(count, np.int64),
+        chain=drawn.chain,
+        chain_first=drawn.chain_first if has_chains else np.zeros(count + 1, np.int64),
     )
 
 
@@ -137,7 +150,8 @@ def measure(requests: state.Requests, targets: Targets) -> Metrics:
     """Summarise the requests that did not meet an empty fleet.
 
     Goodput is requests that kept to both targets, over the time in which those that
-    are measured arrived. A reply of one token takes 0 ms a token after it.
+    are measured arrived. A reply of one token takes 0 ms a token after it. Where
+    prompts share blocks, also the share of their tokens that was cached.
     """
     ttft_ms, tpot_ms = latencies(requests)
     good = (ttft_ms <= targets.ttft_ms) & (tpot_ms <= targets.tpot_ms)
@@ -150,4 +164,7 @@ def measure(requests: state.Requests, targets: Targets) -> Metrics:
         "tpot_p50_ms": np.quantile(tpot_ms, 0.5),
         "tpot_p99_ms": np.quantile(tpot_ms, 0.99),
     }
+    if requests.chain.size:
+        prompts = requests.num_prompt_tokens[-good.size :].sum()
+        metrics["cached_share"] = requests.num_cached[-good.size :].sum() / prompts
     return {name: float(value) for name, value in metrics.items()}

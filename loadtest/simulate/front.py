@@ -122,7 +122,9 @@ class Front:
         self._sent = make_requests(
             Drawn(
                 np.full(count, np.inf),
-                *(np.ones(count, np.int64) for _ in range(3)),
+                np.ones(count, np.int64),
+                np.ones(count, np.int64),
+                np.ones(count, np.int64),
             )
         )
         self._order: list[int] = []

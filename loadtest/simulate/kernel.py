@@ -13,15 +13,18 @@ from numpy.typing import NDArray
 from policies.compiled import compiled
 from policies.estimators.request_cost import follow_tokens
 
-from .routers import draw, note_event, route
+from .prefixes import count_known, keep
+from .routers import chain_of, draw, note_event, route
 from .selection import drafter_ms, select, target_ms
 from .state import (
     ARRIVED,
     ASKED,
     BEGUN,
     HEAPED,
+    JOINED,
     LEFT,
     NO_REQUEST,
+    PREEMPTED,
     REQUEST_STEPS,
     STEPS,
     WAITS,
@@ -65,6 +68,69 @@ def _push(fleet: Fleet, end_s: float, replica: int) -> None:
 
 
 @compiled
+def vacate(fleet: Fleet, requests: Requests, replica: int, slot: int) -> int:
+    """Let a request leave its slot, which the last one takes, and return it."""
+    request, output = (
+        fleet.slot_request[replica, slot],
+        fleet.slot_output[replica, slot],
+    )
+    requests.num_emitted[request] = requests.num_output_tokens[request] - output
+    held = requests.num_prompt_tokens[request] + requests.num_emitted[request]
+    fleet.num_kv_held[replica] -= held
+    fleet.num_kv_tokens[replica] -= held - fleet.slot_prompt[replica, slot]
+    fleet.num_running[replica] -= 1
+    last = fleet.num_running[replica]
+    for column in (
+        fleet.slot_request,
+        fleet.slot_prompt,
+        fleet.slot_output,
+        fleet.slot_chunk,
+        fleet.slot_drafts,
+        fleet.slot_block,
+        fleet.slot_joined,
+    ):
+        column[replica, slot] = column[replica, last]
+    fleet.slot_draw[replica, slot] = fleet.slot_draw[replica, last]
+    return int(request)
+
+
+@compiled
+def enqueue(fleet: Fleet, now_s: float, replica: int, request: int) -> None:
+    """Let a request wait at a replica, which begins at once if it was idle."""
+    fleet.next_waiting[request] = NO_REQUEST
+    if fleet.first_waiting[replica] != NO_REQUEST:
+        fleet.next_waiting[fleet.last_waiting[replica]] = request
+    else:
+        fleet.first_waiting[replica] = request
+        if fleet.num_running[replica] == 0:
+            _push(fleet, now_s, replica)
+    fleet.last_waiting[replica] = request
+
+
+@compiled
+def _make_room(fleet: Fleet, requests: Requests, costs: Costs, replica: int) -> bool:
+    """Let who joined last give way while a step has no room; return whether one did."""
+    gave_way = False
+    while fleet.num_running[replica] > 1:
+        running = fleet.num_running[replica]
+        num_tokens = fleet.num_kv_held[replica]
+        for slot in range(running):
+            if fleet.slot_prompt[replica, slot] == 0:
+                num_tokens += 1 + costs.num_drafts
+        if num_tokens <= costs.max_kv_tokens:
+            break
+        last = int(np.argmax(fleet.slot_joined[replica, :running]))
+        request = vacate(fleet, requests, replica, last)
+        fleet.counts[PREEMPTED] += 1
+        fleet.next_waiting[request] = fleet.first_waiting[replica]
+        if fleet.first_waiting[replica] == NO_REQUEST:
+            fleet.last_waiting[replica] = request
+        fleet.first_waiting[replica] = request
+        gave_way = True
+    return gave_way
+
+
+@compiled
 def _fill(
     fleet: Fleet,
     requests: Requests,
@@ -77,6 +143,10 @@ def _fill(
 
     As vLLM does: those that run come first, prompts get what is left of the tokens.
     """
+    gave_way = False
+    held = fleet.num_kv_held[replica]
+    if held + costs.max_num_seqs * (1 + costs.num_drafts) > costs.max_kv_tokens:
+        gave_way = _make_room(fleet, requests, costs, replica)
     prompts, chunks = fleet.slot_prompt[replica], fleet.slot_chunk[replica]
     num_decoding, left = 0, costs.max_num_batched_tokens
     for slot in range(fleet.num_running[replica]):
@@ -88,25 +158,32 @@ def _fill(
         if chunks[slot] > 0:
             left -= chunks[slot] + costs.draft_slots
     while (
-        left > costs.draft_slots
+        not gave_way
+        and left > costs.draft_slots
         and fleet.num_running[replica] < costs.max_num_seqs
         and fleet.first_waiting[replica] != NO_REQUEST
     ):
         request = fleet.first_waiting[replica]
-        promised = requests.num_prompt_tokens[request]
-        promised += requests.num_output_tokens[request]
+        held = requests.num_prompt_tokens[request] + requests.num_emitted[request]
         if (
             fleet.num_running[replica] > 0
-            and fleet.num_kv_promised[replica] + promised > costs.max_kv_tokens
+            and fleet.num_kv_held[replica] + held > costs.max_kv_tokens
         ):
             break
-        fleet.num_kv_promised[replica] += promised
+        cached = _find_cached(fleet, requests, costs, replica, request)
+        if requests.num_emitted[request] == 0:
+            requests.num_cached[request] = cached
+        fleet.num_kv_held[replica] += held
+        fleet.num_kv_tokens[replica] += cached
         fleet.first_waiting[replica] = fleet.next_waiting[request]
         slot = fleet.num_running[replica]
         fleet.num_running[replica] += 1
         fleet.slot_request[replica, slot] = request
-        prompts[slot] = requests.num_prompt_tokens[request]
-        fleet.slot_output[replica, slot] = requests.num_output_tokens[request]
+        fleet.slot_joined[replica, slot] = fleet.counts[JOINED]
+        fleet.counts[JOINED] += 1
+        prompts[slot] = held - cached
+        output = requests.num_output_tokens[request] - requests.num_emitted[request]
+        fleet.slot_output[replica, slot] = output
         # Of the request alone: it is as lucky wherever it runs, so arms are paired.
         fleet.slot_draw[replica, slot] = np.uint64(seed) ^ (
             np.uint64(request + 1) * np.uint64(0xD1342543DE82EF95)
@@ -120,6 +197,21 @@ def _fill(
         chunks[slot] = min(prompts[slot], left - costs.draft_slots)
         left -= chunks[slot] + costs.draft_slots
     return num_decoding
+
+
+@compiled
+def _find_cached(
+    fleet: Fleet, requests: Requests, costs: Costs, replica: int, request: int
+) -> int:
+    """Return how much of a request that joins is there, one token being computed."""
+    chain, size = chain_of(requests, request), fleet.prefixes.block_tokens
+    if chain.size == 0:
+        return 0
+    held = requests.num_prompt_tokens[request] + requests.num_emitted[request]
+    known = count_known(fleet.prefixes, replica, chain[: (held - 1) // size])
+    room = costs.max_kv_tokens - fleet.num_kv_held[replica] - held
+    keep(fleet.prefixes, replica, chain[:known], room)
+    return int(known * size)
 
 
 @compiled
@@ -147,6 +239,7 @@ def _end_step(
     fleet: Fleet,
     requests: Requests,
     drafts: Drafts,
+    costs: Costs,
     replica: int,
     now_s: float,
 ) -> None:
@@ -165,8 +258,11 @@ def _end_step(
                 slot += 1
                 continue
             num_tokens = 1
-            requests.first_token_s[request] = now_s
-            note_event(fleet, now_s, BEGUN, request, replica)
+            if np.isnan(requests.first_token_s[request]):
+                requests.first_token_s[request] = now_s
+                note_event(fleet, now_s, BEGUN, request, replica)
+            else:
+                requests.resumed_s[request] = now_s
         else:
             num_tokens, block = 1, blocks[slot]
             if drafts.num_accepted[block] >= 0:
@@ -184,22 +280,18 @@ def _end_step(
         num_accepted += num_tokens - 1
         outputs[slot] -= num_tokens
         fleet.num_kv_tokens[replica] += num_tokens
+        fleet.num_kv_held[replica] += num_tokens
         if outputs[slot] > 0:
             slot += 1
             continue
         requests.finish_s[request] = now_s
         requests.num_finishes[request] += 1
-        promised = requests.num_prompt_tokens[request]
-        promised += requests.num_output_tokens[request]
-        fleet.num_kv_tokens[replica] -= promised
-        fleet.num_kv_promised[replica] -= promised
-        fleet.num_running[replica] -= 1
+        vacate(fleet, requests, replica, slot)
         note_event(fleet, now_s, LEFT, request, replica)
-        last = fleet.num_running[replica]
-        members[slot], prompts[slot] = members[last], prompts[last]
-        outputs[slot], chunks[slot] = outputs[last], chunks[last]
-        draws[slot], verified[slot] = draws[last], verified[last]
-        blocks[slot] = blocks[last]
+        chain = chain_of(requests, request)
+        if chain.size:
+            room = costs.max_kv_tokens - fleet.num_kv_held[replica]
+            keep(fleet.prefixes, replica, chain, room)
     if num_emitting > 0:
         fleet.tokens_per_step[replica] = follow_tokens(
             fleet.tokens_per_step[replica], num_emitting, num_accepted
@@ -247,22 +339,15 @@ def advance(
                 return -1
             if next_s <= arrival_s and counts[HEAPED] > 0:
                 replica = fleet.heap_replica[0]
-                _end_step(fleet, requests, drafts, replica, next_s)
+                _end_step(fleet, requests, drafts, costs, replica, next_s)
             else:
                 if counts[ARRIVED] == min(num_requests, last_arrival):
                     return -1
                 request = counts[ARRIVED]
                 counts[ARRIVED] += 1
                 replica = route(fleet, requests, costs, request, age_s, router)
-                if fleet.first_waiting[replica] == NO_REQUEST:
-                    fleet.first_waiting[replica] = request
-                else:
-                    fleet.next_waiting[fleet.last_waiting[replica]] = request
-                fleet.last_waiting[replica] = request
-                if fleet.num_running[replica] > 0:
-                    continue
-                # On top: no step ends before.
-                _push(fleet, arrival_s, replica)
+                enqueue(fleet, arrival_s, replica, request)
+                continue
             num_decoding = _fill(fleet, requests, drafts, costs, replica, seed)
             if costs.rule == ASKED and num_decoding > 0:
                 counts[WAITS] = 1

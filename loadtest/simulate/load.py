@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .traces import read_trace
+from .prefixes import BLOCK_TOKENS
+from .sessions import Sessions, lay_out
+from .traces import MOONCAKE_TOKENS, read_trace
 
 KINDS = ("easy", "hard")
 """Rows of the acceptance table of an engine."""
@@ -18,6 +20,9 @@ SHIFT_AT = 0.5
 """Part of the requests after which the share of hard ones is another."""
 
 _CURVE_POINTS = 2001
+_LEAD = 5
+"""Mean lengths of a session by which sessions begin before the first request."""
+
 _DEFAULT_CV = 2.0
 _DEFAULT_SWING = 4.0
 _FORM = re.compile(r"(?P<process>poisson|gamma|diurnal)(?:=(?P<value>\d+(?:\.\d+)?))?")
@@ -116,6 +121,7 @@ class Load:
         hard_before: Share of hard requests in the first half, 0 to 1.
         hard_after: In the second half.
         trace: File that says when and how long instead, "" for none.
+        sessions: To which requests belong; None for no two.
     """
 
     arrivals: Arrivals
@@ -124,6 +130,7 @@ class Load:
     hard_before: float
     hard_after: float
     trace: str = ""
+    sessions: Sessions | None = None
 
     @property
     def kind_shares(self) -> tuple[float, float]:
@@ -141,12 +148,20 @@ class Drawn:
         num_prompt_tokens: int64.
         num_output_tokens: int64.
         kind: int64, index into `KINDS`.
+        chain: `[num_named]`, blocks of prompts and replies, one request after another.
+        chain_first: `[num_requests + 1]`, where each request's begin; empty for none.
+        block_tokens: Of each block.
     """
 
     arrival_s: NDArray[np.float64]
     num_prompt_tokens: NDArray[np.int64]
     num_output_tokens: NDArray[np.int64]
     kind: NDArray[np.int64]
+    chain: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    chain_first: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )
+    block_tokens: int = BLOCK_TOKENS
 
 
 def read_load(path: Path, hard_before: float, hard_after: float) -> Load:
@@ -181,6 +196,8 @@ def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -
     The parts have generators of their own: another arrival process or rate keeps the
     lengths and kinds.
     """
+    if load.sessions:
+        return _draw_sessions(load, load.sessions, num_requests, rate_per_s, seed)
     when, prompt, output, hard = (
         np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)
     )
@@ -199,10 +216,43 @@ def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -
             found.num_prompt_tokens[:num_requests],
             found.num_output_tokens[:num_requests],
             kind,
+            found.chain,
+            found.chain_first[: num_requests + 1],
+            MOONCAKE_TOKENS,
         )
     return Drawn(
         load.arrivals.draw(num_requests, rate_per_s, when),
         load.prompt.draw(num_requests, prompt),
         load.output.draw(num_requests, output),
         kind,
+    )
+
+
+def _draw_sessions(
+    load: Load, sessions: Sessions, num_requests: int, rate_per_s: float, seed: int
+) -> Drawn:
+    """Draw sessions that begin as requests would; prompts are what each turn adds."""
+    when, prompt, output, hard, number, gap = (
+        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6)
+    )
+    duration_s = num_requests / rate_per_s
+    lead_s = _LEAD * sessions.turns * sessions.think_s
+    starts_per_s = rate_per_s / sessions.turns
+    count = int(1.2 * starts_per_s * (duration_s + lead_s)) + 100
+    begin_s = load.arrivals.draw(count, starts_per_s, when) - lead_s
+    is_late = begin_s >= SHIFT_AT * duration_s
+    share = np.where(is_late, load.hard_after, load.hard_before)
+    kind = (hard.random(count) < share).astype(np.int64)
+    num_turns = number.geometric(1.0 / sessions.turns, count)
+    total = int(num_turns.sum())
+    turns = lay_out(
+        *(sessions, begin_s, kind, num_turns),
+        *(load.prompt.draw(total, prompt), load.output.draw(total, output), gap),
+    )
+    kept = slice(num_requests)
+    return Drawn(
+        *(turns.arrival_s[kept], turns.num_prompt_tokens[kept]),
+        *(turns.num_output_tokens[kept], kind[turns.session[kept]]),
+        turns.chain[: turns.chain_first[num_requests]],
+        turns.chain_first[: num_requests + 1],
     )

@@ -21,6 +21,7 @@ HEADERS = {
     "ttft_p99_ms": "TTFT p99 ms",
     "tpot_p50_ms": "TPOT p50 ms",
     "tpot_p99_ms": "TPOT p99 ms",
+    "cached_share": "cached",
     "replicas": "replicas",
     "at_limit": "at limit",
     "replica_hours": "replica-hours",

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from policies.compiled import compiled
 from policies.decisions.routing import (
+    MAX_AHEAD,
     MAX_STATE_AGE_S,
     NUM_COLUMNS,
     NUM_DRAWS,
     NUM_SAMPLED,
+    fewer_of_two,
     find_best,
     fit_share,
     learn_share,
@@ -22,6 +24,13 @@ from policies.decisions.routing import (
 )
 from policies.estimators.reply_length import follow_length
 
+from .prefixes import (
+    HOLDER_TOKENS,
+    LOOKED_AT,
+    Prefixes,
+    count_known,
+    keep,
+)
 from .state import (
     BEGUN,
     CAME,
@@ -35,7 +44,14 @@ from .state import (
     Telemetry,
 )
 
-ROUND_ROBIN, LEAST_REQUESTS, POWER_OF_TWO, LEAST_SENT, TWO_SENT, OURS = range(6)
+ROUND_ROBIN, LEAST_REQUESTS, POWER_OF_TWO, LEAST_SENT, TWO_SENT, OURS, PREFIX = range(7)
+
+_LEAST_MATCH = 0.1
+_MOST_UNEQUAL = 32
+"""A prefix counts from this share of the prompt on, and while no replica has so many
+requests more than another one. Sources: Ray Serve's `PrefixCacheAffinityRouter`, which
+leaves the latter open, and `balance_abs_threshold` of SGLang's router."""
+
 _SPARE_SHARE = 8
 """As `serving.front.token_link`: one in so many seats more is filled."""
 
@@ -136,23 +152,63 @@ def _describe(
 
 
 @compiled
-def choose_ours(fleet: Fleet, costs: Costs, num_prompt_tokens: int) -> int:
+def find_holder(
+    prefixes: Prefixes, chain: NDArray[np.int64], num_prompt_tokens: int
+) -> tuple[int, int]:
+    """Return who holds the longest beginning of a prompt, -1 for nobody; its tokens.
+
+    As `PrefixHolders` finds it.
+    """
+    size = prefixes.block_tokens
+    looked_at = chain[: min(num_prompt_tokens, LOOKED_AT) // size]
+    known = count_known(prefixes, prefixes.size.size - 1, looked_at)
+    if known == 0:
+        return -1, 0
+    return int(prefixes.holder[chain[known - 1]]), known * size
+
+
+@compiled
+def note_holder(
+    prefixes: Prefixes, chain: NDArray[np.int64], num_prompt_tokens: int, replica: int
+) -> None:
+    """Remember that a replica computes this prompt, as `PrefixHolders` does."""
+    looked_at = chain[: min(num_prompt_tokens, LOOKED_AT) // prefixes.block_tokens]
+    keep(prefixes, prefixes.size.size - 1, looked_at, HOLDER_TOKENS)
+    prefixes.holder[looked_at] = replica
+
+
+@compiled
+def choose_ours(
+    fleet: Fleet,
+    costs: Costs,
+    num_prompt_tokens: int,
+    holder: int = -1,
+    num_cached: int = 0,
+) -> int:
     """Decide as a front does; -1 where no replica has a seat, as far as it knows.
 
-    A front also asks for KV room, and has prefixes; here there is nothing of either.
+    A front also asks for KV room.
     """
     known, count = fleet.telemetry, int(fleet.counts[OPEN])
     first, second = sample_two_compiled(known.can_take, count, known.draws)
     if first < 0:
         return -1
-    loads = np.empty((NUM_SAMPLED, NUM_COLUMNS))
-    _describe(fleet, costs, first, loads[0])
-    if second < 0:
-        return first
-    _describe(fleet, costs, second, loads[1])
-    cached = np.zeros(NUM_SAMPLED, np.int64)
-    best = find_best(loads, cached, num_prompt_tokens, known.learnt[1])
-    return second if best else first
+    third = holder if holder >= 0 and known.can_take[holder] else -1
+    loads = np.empty((NUM_SAMPLED + 1, NUM_COLUMNS))
+    cached = np.zeros(NUM_SAMPLED + 1, np.int64)
+    found, looks = np.empty(NUM_SAMPLED + 1, np.int64), 0
+    if third in (first, second):
+        third = -1
+    for replica in (first, second, third):
+        if replica < 0:
+            continue
+        _describe(fleet, costs, replica, loads[looks])
+        if replica == third and loads[looks, 4] - loads[:looks, 4].min() > MAX_AHEAD:
+            continue
+        found[looks], cached[looks] = replica, num_cached * (replica == holder)
+        looks += 1
+    best = find_best(loads[:looks], cached[:looks], num_prompt_tokens, known.learnt[1])
+    return int(found[best])
 
 
 @compiled
@@ -169,6 +225,13 @@ def _find_least(there: NDArray[np.int64], count: int, start: int) -> int:
 
 
 @compiled
+def chain_of(requests: Requests, request: int) -> NDArray[np.int64]:
+    """Return the blocks of a request's prompt and reply, none without names."""
+    first = requests.chain_first[request : request + 2]
+    return requests.chain[first[0] : first[1]]
+
+
+@compiled
 def route(
     fleet: Fleet,
     requests: Requests,
@@ -181,11 +244,15 @@ def route(
     known = fleet.telemetry
     now_s = requests.arrival_s[request]
     _listen(fleet, requests, costs, now_s - age_s)
-    replica = _choose(fleet, costs, router, age_s, requests.num_prompt_tokens[request])
+    num_tokens = requests.num_prompt_tokens[request]
+    chain = chain_of(requests, request)
+    holder, num_cached = find_holder(fleet.prefixes, chain, num_tokens)
+    replica = _choose(fleet, costs, router, age_s, num_tokens, holder, num_cached)
+    note_holder(fleet.prefixes, chain, num_tokens, replica)
     requests.replica[request] = replica
     requests.seen[request] = known.num_there[replica]
     known.num_sent[replica] += 1
-    known.num_prompt_tokens[replica] += requests.num_prompt_tokens[request]
+    known.num_prompt_tokens[replica] += num_tokens
     _look_for_seats(known, costs, replica)
     note_event(fleet, now_s, CAME, request, replica)
     return replica
@@ -193,7 +260,13 @@ def route(
 
 @compiled
 def _choose(
-    fleet: Fleet, costs: Costs, router: int, age_s: float, num_prompt_tokens: int
+    fleet: Fleet,
+    costs: Costs,
+    router: int,
+    age_s: float,
+    num_prompt_tokens: int,
+    holder: int,
+    num_cached: int,
 ) -> int:
     known, count = fleet.telemetry, int(fleet.counts[OPEN])
     if router == ROUND_ROBIN:
@@ -203,18 +276,18 @@ def _choose(
     if router == OURS and age_s <= MAX_STATE_AGE_S:
         for place in range(NUM_DRAWS):
             known.draws[place] = draw(fleet.draw)
-        best = choose_ours(fleet, costs, num_prompt_tokens)
+        best = choose_ours(fleet, costs, num_prompt_tokens, holder, num_cached)
         if best >= 0:
             return best
+    if router == PREFIX and num_cached >= _LEAST_MATCH * num_prompt_tokens:
+        sent = known.num_sent[:count]
+        if holder >= 0 and sent.max() - sent.min() <= _MOST_UNEQUAL:
+            return holder
+    for place in range(NUM_SAMPLED):
+        known.draws[place] = draw(fleet.draw)
     there = known.num_there
-    if router in (LEAST_SENT, TWO_SENT):
+    if router in (LEAST_SENT, TWO_SENT, OURS, PREFIX):
         there = known.num_sent
-    best = int(draw(fleet.draw) * count)
     if router in (LEAST_REQUESTS, LEAST_SENT):
-        return _find_least(there, count, best)
-    if count > 1:
-        other = int(draw(fleet.draw) * (count - 1))
-        other += other >= best
-        if there[other] < there[best]:
-            best = other
-    return best
+        return _find_least(there, count, int(known.draws[0] * count))
+    return int(fewer_of_two(there, count, known.draws))

@@ -11,6 +11,8 @@ from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
 from policies.decisions.routing import NUM_DRAWS, USUAL_BASE_SHARE
 from policies.estimators.reply_length import USUAL_TOKENS
 
+from .prefixes import BLOCK_TOKENS, Prefixes, make_prefixes
+
 NO_REQUEST = -1
 
 CAME, BEGUN, LEFT = range(3)
@@ -44,8 +46,9 @@ class Costs(NamedTuple):
         max_num_batched_tokens: Tokens in a step at most; prompts come in chunks.
         draft_slots: Of these tokens that each request in a step takes besides its own,
             for its drafter's input: vLLM keeps one for a draft model's.
-        max_kv_tokens: In the KV cache at most. A request joins where its prompt and its
-            whole reply will fit beside the others', or alone: nothing is preempted.
+        max_kv_tokens: In the KV cache at most. A request joins where its prompt fits
+            beside what the others have, or alone; where there is no room for a step,
+            the one that joined last gives its place up, and computes anew.
         rule: `ALL`, `WORTH`, `FORESEEN` or `ASKED`.
     """
 
@@ -149,6 +152,11 @@ class Requests(NamedTuple):
         first_token_s: float64, NaN until then.
         finish_s: float64, NaN until then.
         num_finishes: int64.
+        num_emitted: int64, tokens it had when it last lost its place.
+        resumed_s: float64, when it went on after that; NaN until then.
+        num_cached: int64, prompt tokens that were found where it began.
+        chain: `[num_named]`, blocks of all prompts and replies, by name.
+        chain_first: `[num_requests + 1]`, where each request's begin in it.
     """
 
     arrival_s: NDArray[np.float64]
@@ -160,6 +168,11 @@ class Requests(NamedTuple):
     first_token_s: NDArray[np.float64]
     finish_s: NDArray[np.float64]
     num_finishes: NDArray[np.int64]
+    num_emitted: NDArray[np.int64]
+    resumed_s: NDArray[np.float64]
+    num_cached: NDArray[np.int64]
+    chain: NDArray[np.int64]
+    chain_first: NDArray[np.int64]
 
 
 class Fleet(NamedTuple):
@@ -172,6 +185,7 @@ class Fleet(NamedTuple):
         slot_output: Same shape, tokens still to emit.
         slot_block: Same shape, what the request drafts next.
         slot_drafts: Same shape, drafts that the step verifies.
+        slot_joined: Same shape, in which order requests came into it.
         slot_draw: Same shape, uint64, random state of the request's acceptance.
         num_running: `[num_replicas]`.
         num_kv_tokens: `[num_replicas]`, of all requests in the batch.
@@ -180,8 +194,8 @@ class Fleet(NamedTuple):
         next_waiting: `[num_requests]`.
         heap_s: `[num_replicas]`, when steps end; a binary heap.
         heap_replica: `[num_replicas]`, whose step it is.
-        num_kv_promised: `[num_replicas]`, prompts and whole replies of those in the
-            batch.
+        num_kv_held: `[num_replicas]`, whole prompts and what there is of replies of
+            those in the batch.
         tokens_per_step: `[num_replicas]`, as its engine follows it.
         slowness: `[num_replicas]`, its steps take so many times what they should.
         step_ms: `[num_replicas]`, of the step that runs.
@@ -193,9 +207,11 @@ class Fleet(NamedTuple):
         next_acceptance: `[num_replicas, NUM_SAMPLES]`, of recent drafts.
         events: What happened.
         telemetry: What the router knows of it.
+        prefixes: What replicas have of earlier requests, and who had which.
         counts: Next arrival, heap size, events so far, events told, steps done,
             request-steps done, next of round robin, replicas that take requests: the
-            first ones; whether the replica on top of the heap waits for its drafts.
+            first ones; whether the replica on top of the heap waits for its drafts;
+            requests that have joined a batch, and that lost their place.
         draw: `[1]`, uint64, random state of the router.
     """
 
@@ -205,6 +221,7 @@ class Fleet(NamedTuple):
     slot_output: NDArray[np.int64]
     slot_block: NDArray[np.int64]
     slot_drafts: NDArray[np.int64]
+    slot_joined: NDArray[np.int64]
     slot_draw: NDArray[np.uint64]
     num_running: NDArray[np.int64]
     num_kv_tokens: NDArray[np.int64]
@@ -213,7 +230,7 @@ class Fleet(NamedTuple):
     next_waiting: NDArray[np.int64]
     heap_s: NDArray[np.float64]
     heap_replica: NDArray[np.int64]
-    num_kv_promised: NDArray[np.int64]
+    num_kv_held: NDArray[np.int64]
     tokens_per_step: NDArray[np.float64]
     slowness: NDArray[np.float64]
     step_ms: NDArray[np.float64]
@@ -224,18 +241,25 @@ class Fleet(NamedTuple):
     next_acceptance: NDArray[np.float64]
     events: Events
     telemetry: Telemetry
+    prefixes: Prefixes
     counts: NDArray[np.int64]
     draw: NDArray[np.uint64]
 
 
-ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, TURN, OPEN, WAITS = range(9)
+ARRIVED, HEAPED, HAPPENED, TOLD, STEPS, REQUEST_STEPS, TURN, OPEN = range(8)
+WAITS, JOINED, PREEMPTED = range(8, 11)
 """Places in `Fleet.counts`."""
 
 
 def make_fleet(
-    num_replicas: int, max_num_seqs: int, num_requests: int, seed: int
+    num_replicas: int,
+    max_num_seqs: int,
+    num_requests: int,
+    seed: int,
+    num_blocks: int = 0,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> Fleet:
-    """Return an idle fleet."""
+    """Return an idle fleet; `num_blocks` names of blocks are used."""
     slots = (num_replicas, max_num_seqs)
     return Fleet(
         slot_request=np.zeros(slots, np.int64),
@@ -244,6 +268,7 @@ def make_fleet(
         slot_output=np.zeros(slots, np.int64),
         slot_block=np.zeros(slots, np.int64),
         slot_drafts=np.zeros(slots, np.int64),
+        slot_joined=np.zeros(slots, np.int64),
         slot_draw=np.zeros(slots, np.uint64),
         num_running=np.zeros(num_replicas, np.int64),
         num_kv_tokens=np.zeros(num_replicas, np.int64),
@@ -252,7 +277,7 @@ def make_fleet(
         next_waiting=np.full(num_requests, NO_REQUEST, np.int64),
         heap_s=np.zeros(num_replicas),
         heap_replica=np.zeros(num_replicas, np.int64),
-        num_kv_promised=np.zeros(num_replicas, np.int64),
+        num_kv_held=np.zeros(num_replicas, np.int64),
         tokens_per_step=np.ones(num_replicas),
         slowness=np.ones(num_replicas),
         step_ms=np.zeros(num_replicas),
@@ -281,6 +306,7 @@ def make_fleet(
             learnt=np.array([USUAL_BASE_SHARE, USUAL_TOKENS]),
             draws=np.zeros(NUM_DRAWS),
         ),
-        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas, 0]),
+        prefixes=make_prefixes(num_replicas, num_blocks, block_tokens),
+        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas, 0, 0, 0]),
         draw=np.array([seed], np.uint64),
     )

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ from numpy.typing import NDArray
 
 LEAST_REQUESTS = 2
 
-Row = tuple[float, int, int]
+MOONCAKE_TOKENS = 512
+"""Of the blocks that Mooncake's `hash_ids` name."""
+
+Row = tuple[float, int, int, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,15 @@ class Trace:
         arrival_s: From 0 on.
         num_prompt_tokens: >= 1.
         num_output_tokens: >= 1.
+        chain: `[num_named]`, whole blocks of prompts, one request after another.
+        chain_first: `[num_requests + 1]`, where each request's begin in it.
     """
 
     arrival_s: NDArray[np.float64]
     num_prompt_tokens: NDArray[np.int64]
     num_output_tokens: NDArray[np.int64]
+    chain: NDArray[np.int64]
+    chain_first: NDArray[np.int64]
 
 
 def _read_azure(row: Mapping[str, str]) -> Row:
@@ -46,17 +54,18 @@ def _read_azure(row: Mapping[str, str]) -> Row:
     when, _, decimals = row["TIMESTAMP"].partition(".")
     whole_s = datetime.fromisoformat(f"{when.split('+')[0]}+00:00").timestamp()
     part_s = float(f"0.{decimals.split('+')[0] or 0}")
-    return whole_s + part_s, int(row["ContextTokens"]), int(row["GeneratedTokens"])
+    return whole_s + part_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()
 
 
 def _read_burstgpt(row: Mapping[str, str]) -> Row:
     tokens = int(row["Request tokens"]), int(row["Response tokens"])
-    return float(row["Timestamp"]), *tokens
+    return float(row["Timestamp"]), *tokens, ()
 
 
 def _read_mooncake(row: Mapping[str, Any]) -> Row:
     tokens = int(row["input_length"]), int(row["output_length"])
-    return float(row["timestamp"]) / 1e3, *tokens
+    whole = tokens[0] // MOONCAKE_TOKENS
+    return float(row["timestamp"]) / 1e3, *tokens, row.get("hash_ids", ())[:whole]
 
 
 _BY_COLUMN: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
@@ -95,10 +104,14 @@ def read_trace(path: Path) -> Trace:
         ) from error
     if len(rows) < LEAST_REQUESTS:
         raise ValueError(f"{path}: {len(rows)} requests are no load")
-    when, prompt, output = zip(*sorted(rows, key=itemgetter(0)), strict=True)
+    when, prompt, output, chains = zip(*sorted(rows, key=itemgetter(0)), strict=True)
     arrival_s = np.array(when, dtype=np.float64)
+    blocks = np.array([*chain.from_iterable(chains)], np.int64)
+    _, names = np.unique(blocks, return_inverse=True)
     return Trace(
         arrival_s - arrival_s[0],
         np.maximum(1, np.array(prompt, dtype=np.int64)),
         np.array(output, dtype=np.int64),
+        names,
+        np.cumsum([0, *map(len, chains)]),
     )

@@ -26,6 +26,14 @@ have to the same replica; the better of two comes close to it and does not herd.
 Source: Mitzenmacher, The power of two choices in randomized load balancing, 2001.
 """
 
+MAX_AHEAD = 16
+"""Requests that a prefix's holder may have more than a sampled replica that has fewest.
+
+With late telemetry the holder of much gets more of it before the front hears what that
+does to its steps. A quarter of 64 seats; as `balance_abs_threshold` of SGLang's router,
+which is 32, of which too much is left to show.
+"""
+
 _NUM_TRIES = 4
 """Draws before all are looked at for one that can take a request."""
 
@@ -261,6 +269,29 @@ sample_two_compiled = compiled(sample_two)
 """The same over an array; a front's replicas are described in Python as they come."""
 
 
+@compiled
+def fewer_of_two(
+    num_requests: NDArray[np.int64], count: int, draws: NDArray[np.float64]
+) -> int:
+    """Return which of `NUM_SAMPLED` random replicas has fewer requests.
+
+    For when nothing better is known: late news of what has ended makes every replica
+    seem full, and a count of one's own is late by no more than that.
+
+    Args:
+        num_requests: `[>= count]`, as whoever chooses counts them.
+        count: Replicas, >= 1.
+        draws: `[>= NUM_SAMPLED]`, random numbers from 0 to below 1.
+    """
+    best = int(draws[0] * count)
+    if count > 1:
+        other = int(draws[1] * (count - 1))
+        other += other >= best
+        if num_requests[other] < num_requests[best]:
+            best = other
+    return best
+
+
 def choose_replica(
     count: int,
     describe: Callable[[int], Candidate | None],
@@ -287,8 +318,12 @@ def choose_replica(
     """
     looks = _Looks(describe)
     sampled = sample_two(looks, count, [draw() for _ in range(NUM_DRAWS)])
-    if holder is not None:
-        looks[holder]
+    if holder is not None and holder not in sampled:
+        fewest = min(
+            (looks.num_requests(one) for one in sampled if one >= 0), default=0
+        )
+        if looks[holder] and looks.num_requests(holder) - fewest > MAX_AHEAD:
+            del looks.found[holder]
     found = list(looks.found.items())
     if not found:
         return None
@@ -317,6 +352,7 @@ def warm_up() -> None:
         num_prompt_tokens=1,
         num_reply_tokens=1.0,
     )
+    fewer_of_two(np.zeros(1, np.int64), 1, np.zeros(NUM_SAMPLED))
 
 
 class _Looks:
@@ -333,6 +369,11 @@ class _Looks:
         self.found[index] = candidate
         return True
 
+    def num_requests(self, index: int) -> int:
+        """Return how many it has that was found to take one; 0 if that is unknown."""
+        load = self.found[index].load
+        return 0 if load is None else load.num_requests
+
 
 def _tabulate(loads: Sequence[ReplicaLoad]) -> NDArray[np.float64]:
     """Return `[num_candidates, NUM_COLUMNS]`."""
@@ -346,52 +387,3 @@ def _tabulate(loads: Sequence[ReplicaLoad]) -> NDArray[np.float64]:
         ],
         np.float64,
     )
-
-
-class PrefixHolders:
-    """Remembers which replica has computed which beginning of a prompt.
-
-    Holders may have dropped it since: what is not in the cache costs its computation,
-    as it would elsewhere.
-    """
-
-    def __init__(
-        self, block_tokens: int = 128, max_blocks: int = 32, capacity: int = 16_384
-    ) -> None:
-        """Remember nothing yet.
-
-        Args:
-            block_tokens: Beginnings are told apart by so many tokens.
-            max_blocks: Blocks of a prompt that are looked at.
-            capacity: Blocks remembered; those not met for longest go first.
-        """
-        self._block_tokens = block_tokens
-        self._max_blocks = max_blocks
-        self._capacity = capacity
-        self._holders: dict[int, str] = {}
-
-    def find(self, token_ids: Sequence[int]) -> tuple[str, int] | None:
-        """Return who holds the longest beginning, and its tokens; None if nobody."""
-        found = None
-        for number, key in enumerate(self._keys(token_ids), start=1):
-            holder = self._holders.get(key)
-            if holder is None:
-                break
-            found = holder, number * self._block_tokens
-        return found
-
-    def note(self, token_ids: Sequence[int], replica: str) -> None:
-        """Remember that a replica computes this prompt."""
-        for key in self._keys(token_ids):
-            self._holders.pop(key, None)
-            self._holders[key] = replica
-        while len(self._holders) > self._capacity:
-            del self._holders[next(iter(self._holders))]
-
-    def _keys(self, token_ids: Sequence[int]) -> list[int]:
-        size, keys, key = self._block_tokens, [], 0
-        num_blocks = min(self._max_blocks, len(token_ids) // size)
-        for begin in range(0, num_blocks * size, size):
-            key = hash((key, tuple(token_ids[begin : begin + size])))
-            keys.append(key)
-        return keys

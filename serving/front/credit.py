@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from policies.decisions.refill import Refills
+
 if TYPE_CHECKING:
     from serving.front.in_flight import InFlight
     from serving.front.token_links import TokenLinks
@@ -31,8 +33,7 @@ class Credit:
         """Give credit by these links."""
         self.num_replicas = 0
         self._links = links
-        # Replays whose first token is still to come, and the tokens they compute anew.
-        self._refilling: dict[InFlight, int] = {}
+        self._refills = Refills()
 
     def allows(self, one: InFlight, num_unsettled: int) -> bool:
         """Return whether this request's lease may be opened.
@@ -50,24 +51,14 @@ class Credit:
         num_seats = sum(link.num_free_seats for link in self._links)
         if num_unsettled >= min(num_seats, MAX_UNSETTLED):
             return False
-        return not one.emitted or self._has_room_to_refill(one.num_tokens)
+        free = sum(link.state.num_free_kv_tokens for link in self._links)
+        return not one.emitted or self._refills.have_room(one.num_tokens, free)
 
     def note_opened(self, one: InFlight) -> None:
         """Remember what a replay takes before its blocks show."""
         if one.emitted:
-            self._refilling[one] = one.num_tokens
+            self._refills.note_opened(one, one.num_tokens)
 
     def note_begun(self, one: InFlight) -> None:
         """Forget it: the request has put out a token, or is not there any more."""
-        self._refilling.pop(one, None)
-
-    def _has_room_to_refill(self, num_tokens: int) -> bool:
-        """Return whether replays of so many tokens fit beside those under way.
-
-        A replica that dies leaves more to compute again than the others may have blocks
-        for; all at once they would preempt one another and what runs there.
-        """
-        if not self._refilling:
-            return True
-        free = sum(link.state.num_free_kv_tokens for link in self._links)
-        return num_tokens + sum(self._refilling.values()) <= free
+        self._refills.note_begun(one)

@@ -6,13 +6,17 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from policies.decisions.prefix_holders import PrefixHolders
 from policies.decisions.routing import (
     MAX_STATE_AGE_S,
+    NUM_SAMPLED,
     Candidate,
     CommonShape,
-    PrefixHolders,
     ReplicaLoad,
     choose_replica,
+    fewer_of_two,
     warm_up,
 )
 
@@ -50,8 +54,9 @@ class Routing:
         """
         warm_up()
         # Told why a lease is meant for a replica: as `policies.decisions.routing` says,
-        # or `new` (it runs, not connected yet); or why Serve chooses: `stale` (what
-        # replicas said last is too old), `full` (none has room), `alone`.
+        # or `new` (it runs, not connected yet); or why requests were merely counted:
+        # `stale` (what replicas said last is too old), `full` (none has room); or why
+        # Serve chooses: `alone`, `none` (nothing is connected that could take it).
         self.on_choice: Callable[[str], None] = lambda _reason: None
         self._links = links
         self._running_ids = running_ids
@@ -91,12 +96,12 @@ class Routing:
             num_reply_tokens=self._replies.expect(one.turn.flow),
             holder=None if holder is None else links.index(holder),
         )
-        if choice is None:
-            is_stale = any(self._is_stale(link) for link in links)
-            self.on_choice("stale" if is_stale else "full")
+        link, reason = (
+            self._count() if choice is None else (links[choice.replica], choice.reason)
+        )
+        self.on_choice(reason)
+        if link is None:
             return ""
-        self.on_choice(choice.reason)
-        link = links[choice.replica]
         link.num_coming += 1
         self._coming[one] = link
         self._expect(one, link, token_ids)
@@ -125,6 +130,25 @@ class Routing:
         self._unbegun[one] = link, one.num_tokens
         self._prefixes.note(token_ids, link.offer.replica)
 
+    def _count(self) -> tuple[TokenLink | None, str]:
+        """Choose where requests are fewest, and say why nothing better is known.
+
+        What this front has in flight it knows without being told. Of others' requests
+        only what was said of late counts.
+        """
+        links = [link for link in self._links.all if not self._is_leaving(link)]
+        if not links:
+            return None, "none"
+        heard = [link for link in links if not self._is_stale(link)]
+        reason = "stale" if len(heard) < len(links) else "full"
+        counts = [
+            link.num_requests if heard else link.num_held + link.num_coming
+            for link in heard or links
+        ]
+        draws = [self._draw() for _ in range(NUM_SAMPLED)]
+        place = fewer_of_two(np.array(counts), len(counts), np.array(draws))
+        return (heard or links)[place], reason
+
     def _describe(
         self, link: TokenLink, num_tokens: int, num_cached: int
     ) -> Candidate | None:
@@ -132,10 +156,9 @@ class Routing:
         state = link.state
         has_room = link.num_requests == 0 or num_tokens <= state.num_free_kv_tokens
         has_seat = link.num_free_seats > link.num_coming
-        running = self._running_ids()
-        # Serve lists no replica that drains; its tokens come to the end.
-        is_leaving = bool(running) and link.offer.serve_id not in running
-        if not (has_room and has_seat) or is_leaving or self._is_stale(link):
+        if not (has_room and has_seat) or self._is_leaving(link):
+            return None
+        if self._is_stale(link):
             return None
         if state.costs_are_known:
             self._shape.learn(state.base_ms, state.request_ms)
@@ -157,6 +180,11 @@ class Routing:
             num_requests=link.num_requests,
             num_prompt_tokens=link.num_prompt_tokens,
         )
+
+    def _is_leaving(self, link: TokenLink) -> bool:
+        """Serve lists no replica that drains; its tokens come to the end."""
+        running = self._running_ids()
+        return bool(running) and link.offer.serve_id not in running
 
     def _is_stale(self, link: TokenLink) -> bool:
         return self._clock() - link.heard_s > MAX_STATE_AGE_S

@@ -10,6 +10,7 @@ import pytest
 
 from serving.front import routing
 from serving.front.in_flight import InFlight
+from serving.front.routing import Routing
 from tests.front.fake_fleet import make_request, until
 
 if TYPE_CHECKING:
@@ -117,13 +118,29 @@ async def test_a_known_beginning_goes_where_it_was_computed(scene):
     assert routed.taken()[holder] == 9
 
 
-async def test_old_state_decides_nothing_and_is_counted(scene, monkeypatch):
+@pytest.mark.parametrize("reason", ["stale", "full"])
+async def test_without_state_or_room_the_front_goes_by_its_own_count(
+    reason, scene, monkeypatch
+):
+    """What it has in flight it knows by itself; Serve knows no more than that."""
     routed = Routed(scene, "a", "b")
     await routed.connect()
-    monkeypatch.setattr(routing, "MAX_STATE_AGE_S", -1.0)
+    for replica in routed.replicas.values():
+        replica.is_held = True
+    routed.running.remove("b")
     await send(scene, 4)
-    await until(lambda: sum(routed.taken().values()) == 4)
-    assert routed.reasons == {"stale": 4}
+    await until(lambda: routed.taken()["a"] == 4)
+    routed.running.add("b")
+    routed.reasons.clear()
+    if reason == "stale":
+        monkeypatch.setattr(routing, "MAX_STATE_AGE_S", -1.0)
+    else:
+        monkeypatch.setattr(Routing, "_describe", lambda *_: None)
+    for n in range(6):
+        await scene.client.add_request_async(make_request(f"later {n}"))
+    await until(lambda: sum(routed.taken().values()) == 10)
+    assert routed.taken() == {"a": 5, "b": 5}
+    assert routed.reasons == {reason: 6}
 
 
 async def test_a_request_that_ends_before_it_was_said_to_be_there_leaves_nothing(scene):

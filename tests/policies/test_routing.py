@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.decisions.prefix_holders import PrefixHolders
 from policies.decisions.routing import (
+    MAX_AHEAD,
     Candidate,
     Choice,
     CommonShape,
-    PrefixHolders,
     ReplicaLoad,
     choose_replica,
     goodput_gain,
@@ -108,6 +109,17 @@ def test_the_holder_of_the_prefix_is_looked_at_too() -> None:
     assert choice.replica != 39
 
 
+def test_a_holder_that_is_far_ahead_is_not_asked() -> None:
+    loads: list[ReplicaLoad | None] = [LOAD] * 40
+    loads[39] = replace(LOAD, num_requests=LOAD.num_requests + MAX_AHEAD)
+    long = {"num_prompt_tokens": 9_000, "cached": 8_960, "holder": 39}
+    assert choose(loads, **long) == Choice(39, "prefix")
+    loads[39] = replace(LOAD, num_requests=LOAD.num_requests + MAX_AHEAD + 1)
+    choice = choose(loads, **long)
+    assert choice is not None
+    assert choice.replica != 39
+
+
 def test_what_is_unknown_is_tried() -> None:
     choices = {choose([LOAD, None], seed) for seed in range(8)}
     assert Choice(1, "unknown") in choices
@@ -164,10 +176,10 @@ def test_the_longest_known_beginning_is_found() -> None:
     assert holders.find([9, *range(9)]) is None
     holders.note(range(40), "b")
     assert holders.find(range(40)) == ("b", 12)
-    # Six blocks are remembered: the oldest goes.
+    # Six blocks are remembered: the oldest prompt loses its end.
     holders.note(range(100, 112), "c")
     holders.note(range(200, 204), "d")
-    assert holders.find(range(40)) is None
+    assert holders.find(range(40)) == ("b", 8)
     assert holders.find(range(100, 112)) == ("c", 12)
 
 

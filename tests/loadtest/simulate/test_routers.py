@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from loadtest.simulate.engine import MODELS, load_engine
-from loadtest.simulate.routers import choose_ours, find_costs
+from loadtest.simulate.fleet import Targets, measure, run_fleet
+from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
+from loadtest.simulate.routers import choose_ours, find_costs, find_holder, note_holder
 from loadtest.simulate.state import make_fleet
 from loadtest.simulate.timing import main as time_decisions
 from policies.decisions.fairness import Turn
-from policies.decisions.routing import NUM_DRAWS
+from policies.decisions.routing import NUM_DRAWS, NUM_SAMPLED, fewer_of_two
 from policies.estimators.reply_length import ReplyLength
 from serving.front.in_flight import InFlight
 from serving.front.routing import Routing
@@ -36,18 +38,22 @@ class Links(list[Link]):
     def all(self) -> list[Link]:
         return self
 
+    def find(self, replica: str) -> Link:
+        return self[int(replica)]
+
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 64])
 def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
     """Random states; requests in flight count as they come, up to the last seat."""
     rng = np.random.default_rng(num_replicas)
-    costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 3, 8).costs
+    costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 3, 32).costs
     for _ in range(40):
-        fleet = make_fleet(num_replicas, 8, 1, 0)
+        fleet = make_fleet(num_replicas, 32, 1, 0, num_blocks=5 * 20)
+        prefixes = fleet.prefixes
         known = fleet.telemetry
         fleet.depth[:] = rng.integers(0, 4, num_replicas)
         fleet.slowness[:] = rng.uniform(1, 3, num_replicas)
-        known.num_sent[:] = known.num_running[:] = rng.integers(0, 9, num_replicas)
+        known.num_sent[:] = known.num_running[:] = rng.integers(0, 33, num_replicas)
         known.num_prompt_tokens[:] = rng.integers(0, 3000, num_replicas)
         known.num_kv_tokens[:] = known.num_running * rng.integers(100, 4000)
         known.tokens_per_step[:] = rng.uniform(1, 4, num_replicas)
@@ -67,7 +73,7 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
             links.append(
                 Link(
                     offer=SimpleNamespace(
-                        serve_id=str(replica), replica="", num_seats=8
+                        serve_id=str(replica), replica=str(replica), num_seats=32
                     ),
                     state=state,
                     num_held=held,
@@ -86,21 +92,43 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
             draw=lambda: next(numbers),  # noqa: B023
             clock=lambda: 0.0,
         )
-        for _ in range(20):
+        for _ in range(40):
             known.draws[:] = rng.random(NUM_DRAWS)
-            numbers = iter(known.draws.tolist())
+            late = rng.random(NUM_SAMPLED)
+            numbers = iter([*known.draws, *late])
+            # Five sessions, told apart by their tokens, and as far as they have got.
+            session, num_blocks = rng.integers(0, 5), rng.integers(0, 20)
+            chain = session * 20 + np.arange(num_blocks)
+            num_tokens = 128 * num_blocks + 9
             one = InFlight(
-                SimpleNamespace(prompt_token_ids=[0] * 9),
+                SimpleNamespace(prompt_token_ids=[int(session)] * num_tokens),
                 emitted=[0] * int(rng.integers(0, 2000)),
                 turn=Turn("", 0.0),
             )
-            chosen = choose_ours(fleet, costs, one.num_tokens)
-            assert routing.choose(one) == ("" if chosen < 0 else str(chosen))
+            held = find_holder(prefixes, chain, num_tokens)
+            chosen = choose_ours(fleet, costs, one.num_tokens, *held)
             if chosen < 0:
-                break
+                chosen = fewer_of_two(known.num_sent, num_replicas, late)
+            assert routing.choose(one) == str(chosen)
+            note_holder(prefixes, chain, num_tokens, chosen)
             known.num_sent[chosen] += 1
             known.num_prompt_tokens[chosen] += one.num_tokens
-            known.can_take[chosen] = known.num_sent[chosen] < 9
+            known.can_take[chosen] = known.num_sent[chosen] < 36
+
+
+@pytest.mark.parametrize("age_s", [0.5, 1.0, 10.0])
+def test_with_late_telemetry_ours_is_no_worse_than_a_count(age_s: float) -> None:
+    """Of ended replies it hears late: then every seat seems to be taken."""
+    engine = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
+    load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
+    requests = draw_requests(load, 20_000, 0.8 * 8 * engine.capacity_per_s(load), 0)
+    good = [
+        measure(
+            run_fleet(engine, requests, 8, router, age_s, 0).requests, Targets(100, 5)
+        )["attainment"]
+        for router in ("power-of-two-sent", "ours")
+    ]
+    assert good[1] > good[0] - 0.005
 
 
 def test_the_time_of_a_decision_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,6 +230,7 @@ def test_scenario_files_are_options_and_flags_count_more(
         assert (point["num_replicas"], point["rate_per_s"]) == (4, 90.0)
         assert list(point["arms"]) == ["ours"]
         assert found["load"]["hard_before"] == {
+            "sessions": 0.5,
             "slow-replicas": 0.5,
             "stale-telemetry": 0.5,
         }.get(path.stem, 0.2)

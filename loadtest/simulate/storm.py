@@ -1,0 +1,362 @@
+"""Re-prefill storms: a replica dies, and the others go on with its streams.
+
+`python -m loadtest.simulate.storm` writes the committed results. A front queues, paces
+and chooses by the classes of `policies.decisions`, and hears of every step at the next
+tick; replicas are the simulator's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from loadtest.progress import Progress
+from policies.decisions.fairness import FairQueue, Turn
+from policies.decisions.refill import Refills
+from policies.decisions.routing import (
+    NUM_SAMPLED,
+    Candidate,
+    CommonShape,
+    ReplicaLoad,
+    choose_replica,
+    fewer_of_two,
+)
+
+from . import kernel, state
+from .engine import Engine, find_model, load_engine
+from .fleet import ROUTERS, make_requests
+from .load import Lengths, Load, draw_requests, parse_arrivals
+from .routers import find_costs
+
+ARMS: Final = ("nobody dies", "paced", "by seats", "at once")
+"""Replays go as far as there is KV room, as fronts do; as any request does, where there
+are seats; without waiting for anything."""
+
+FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
+TTFT_MS: Final = 500.0
+TPOT_MS: Final = 30.0
+
+_TICK_S: Final = 0.005
+_UNSETTLED: Final = 8
+"""As `serving.front.credit.MAX_UNSETTLED`; a lease settles within a tick."""
+
+_DEATH_S: Final = 25.0
+_END_S: Final = 45.0
+"""Of the arrivals that are looked at; more come for another 2 s."""
+
+_STORM_S: Final = 2.0
+"""Neighbours are what is there in this time after the death."""
+
+_WINDOW_S: Final = 0.25
+_NORMAL: Final = 0.95
+_BASE_MS: Final = 20.0
+"""Of a step: a larger model's, for a small one's would be overloaded by 256 streams."""
+
+_STREAMS: Final = 256
+_CONTEXT: Final = 550
+"""Tokens of a stream on average, as lengths below have it."""
+
+_RATE_PER_S: Final = 32.0
+"""Of requests, for each replica."""
+
+_CELLS: Final = ((8, 0.7), (8, 0.85), (3, 0.6), (3, 0.7))
+"""Replicas, and the share of their KV room that is taken before one dies."""
+
+_SEEDS: Final = 3
+
+
+@dataclass(slots=True)
+class _Replica:
+    """What the front knows of one."""
+
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_held: int = 0
+
+
+class Storm:
+    """One run."""
+
+    def __init__(self, engine: Engine, num_replicas: int, arm: str, seed: int) -> None:
+        """Draw what arrives.
+
+        Args:
+            engine: Of every replica.
+            num_replicas: Before one dies.
+            arm: One of `ARMS`.
+            seed: Of requests, choices and acceptance.
+        """
+        self._costs, self._drafts = engine.costs, engine.drafts
+        self._arm, self._seed = arm, seed
+        load = Load(
+            *(parse_arrivals("poisson"), Lengths(300, 0.5), Lengths(400, 0.5), 0.5, 0.5)
+        )
+        rate_per_s = _RATE_PER_S * num_replicas
+        drawn = draw_requests(load, int(rate_per_s * (_END_S + 2.0)), rate_per_s, seed)
+        self._requests = make_requests(drawn)
+        count = drawn.arrival_s.size
+        self._fleet = state.make_fleet(
+            num_replicas, self._costs.max_num_seqs, count, seed
+        )
+        # The front says what goes where.
+        self._fleet.counts[state.ARRIVED] = count
+        self._queue: FairQueue[int] = FairQueue(30.0)
+        self._refills, self._shape = Refills(), CommonShape()
+        self._known = [_Replica() for _ in range(num_replicas)]
+        self._alive = list(range(num_replicas))
+        self._draw = np.random.default_rng(seed).random
+        self._unbegun: dict[int, tuple[int, int]] = {}
+        self._lost = np.zeros(count, np.bool_)
+
+    def run(self) -> dict[str, float]:
+        """Run to the end and return what was measured, ms, s and shares."""
+        requests, arrived, now_s, before = self._requests, 0, 0.0, 0
+        while not requests.num_finishes.all():
+            now_s += _TICK_S
+            kernel.advance(
+                *(self._fleet, requests, self._drafts, self._costs),
+                router=ROUTERS["round-robin"],
+                age_s=0.0,
+                seed=self._seed,
+                last_arrival=1,
+                until_s=now_s,
+            )
+            self._listen()
+            if now_s - _TICK_S < _DEATH_S <= now_s:
+                before = int(self._fleet.counts[state.PREEMPTED])
+                if self._arm != ARMS[0]:
+                    self._kill(self._alive[-1], now_s)
+            while (
+                arrived < requests.arrival_s.size
+                and requests.arrival_s[arrived] <= now_s
+            ):
+                self._wait(arrived, now_s)
+                arrived += 1
+            self._open(now_s)
+        preempted = int(self._fleet.counts[state.PREEMPTED]) - before
+        return self._measure() | {"preemptions": float(preempted)}
+
+    def _wait(self, request: int, now_s: float) -> None:
+        is_replay = bool(self._requests.num_emitted[request])
+        self._queue.add(request, Turn("", 1.0), now_s, is_replay=is_replay)
+
+    def _listen(self) -> None:
+        """Take note of what replicas have, and of who has begun."""
+        fleet, requests = self._fleet, self._requests
+        for number in self._alive:
+            one = self._known[number]
+            waiting = fleet.first_waiting[number]
+            one.num_requests = int(fleet.num_running[number])
+            while waiting != state.NO_REQUEST:
+                one.num_requests += 1
+                waiting = fleet.next_waiting[waiting]
+            one.num_held = int(fleet.num_kv_held[number])
+            known = fleet.telemetry
+            known.num_running[number] = fleet.num_running[number]
+            known.num_kv_tokens[number] = fleet.num_kv_tokens[number]
+        for request, (number, num_tokens) in list(self._unbegun.items()):
+            times = (
+                requests.resumed_s if self._lost[request] else requests.first_token_s
+            )
+            if not np.isnan(times[request]) or requests.num_finishes[request]:
+                self._begin(request, number, num_tokens)
+
+    def _begin(self, request: int, number: int, num_tokens: int) -> None:
+        del self._unbegun[request]
+        self._known[number].num_prompt_tokens -= num_tokens
+        self._refills.note_begun(request)
+
+    def _open(self, now_s: float) -> None:
+        """Lease what may be leased now."""
+        seats = self._costs.max_num_seqs * 9 // 8
+        free_seats = sum(
+            max(0, seats - self._known[number].num_requests) for number in self._alive
+        )
+        num_opened = 0
+        while self._queue:
+            request = self._queue.peek(now_s)
+            is_replay = bool(self._requests.num_emitted[request])
+            num_tokens = int(self._requests.num_prompt_tokens[request])
+            num_tokens += int(self._requests.num_emitted[request])
+            if not (is_replay and self._arm == "at once"):
+                if num_opened >= min(free_seats, _UNSETTLED):
+                    return
+                free = sum(map(self._free, self._alive))
+                if (
+                    is_replay
+                    and self._arm == "paced"
+                    and not self._refills.have_room(num_tokens, free)
+                ):
+                    return
+                num_opened += 1
+            self._queue.pop(now_s)
+            if is_replay:
+                self._refills.note_opened(request, num_tokens)
+            self._place(request, num_tokens, now_s)
+
+    def _free(self, number: int) -> int:
+        return max(0, self._costs.max_kv_tokens - self._known[number].num_held)
+
+    def _place(self, request: int, num_tokens: int, now_s: float) -> None:
+        """Choose a replica as a front does."""
+        choice = choose_replica(
+            *(len(self._alive), lambda place: self._describe(place, num_tokens)),
+            self._draw,
+            num_prompt_tokens=num_tokens,
+            num_reply_tokens=400.0,
+        )
+        counts = np.array([self._known[number].num_requests for number in self._alive])
+        place = (
+            fewer_of_two(counts, counts.size, self._draw(NUM_SAMPLED))
+            if choice is None
+            else choice.replica
+        )
+        number = self._alive[place]
+        one = self._known[number]
+        one.num_requests += 1
+        one.num_prompt_tokens += num_tokens
+        self._unbegun[request] = number, num_tokens
+        self._requests.replica[request] = number
+        kernel.enqueue(self._fleet, now_s, number, request)
+
+    def _describe(self, place: int, num_tokens: int) -> Candidate | None:
+        number = self._alive[place]
+        one = self._known[number]
+        has_room = one.num_requests == 0 or num_tokens <= self._free(number)
+        if not has_room or one.num_requests >= self._costs.max_num_seqs * 9 // 8:
+            return None
+        base_ms, request_ms, prompt_ms = find_costs(self._fleet, self._costs, number)
+        self._shape.learn(base_ms, request_ms)
+        running = int(self._fleet.num_running[number])
+        return Candidate(
+            ReplicaLoad(
+                *self._shape.fit(base_ms, request_ms, running),
+                *(prompt_ms, float(self._fleet.tokens_per_step[number])),
+                *(one.num_requests, one.num_prompt_tokens),
+            )
+        )
+
+    def _kill(self, number: int, now_s: float) -> None:
+        """Let a replica die; whatever it had goes to the head of the queue."""
+        fleet = self._fleet
+        self._alive.remove(number)
+        lost = []
+        while fleet.num_running[number]:
+            lost.append(kernel.vacate(fleet, self._requests, number, 0))
+        while (waiting := int(fleet.first_waiting[number])) != state.NO_REQUEST:
+            lost.append(waiting)
+            fleet.first_waiting[number] = fleet.next_waiting[waiting]
+        for request in sorted(lost):
+            self._lost[request] = self._requests.num_emitted[request] > 0
+            self._requests.resumed_s[request] = np.nan
+            if request in self._unbegun:
+                self._begin(request, *self._unbegun[request])
+            self._wait(request, now_s)
+
+    def _measure(self) -> dict[str, float]:
+        requests, lost = self._requests, self._lost
+        arrival_s, finish_s = requests.arrival_s, requests.finish_s
+        ttft_ms = 1e3 * (requests.first_token_s - arrival_s)
+        after = np.maximum(requests.num_output_tokens - 1, 1)
+        tpot_ms = 1e3 * (finish_s - requests.first_token_s) / after
+        end_s = _DEATH_S + _STORM_S
+        came = (arrival_s >= _DEATH_S) & (arrival_s < end_s)
+        there = (arrival_s < end_s) & (finish_s > _DEATH_S) & ~lost
+        good = ttft_ms <= TTFT_MS
+        windows = np.arange(_DEATH_S, _END_S, _WINDOW_S)
+        shares = [good[(arrival_s >= t) & (arrival_s < t + _WINDOW_S)] for t in windows]
+        bad = [
+            t
+            for t, share in zip(windows, shares, strict=True)
+            if share.mean() < _NORMAL
+        ]
+        found = {
+            "ttft_attainment": good[came].mean(),
+            "ttft_p99_ms": np.quantile(ttft_ms[came], 0.99),
+            "tpot_attainment": (tpot_ms[there] <= TPOT_MS).mean(),
+            "tpot_p99_ms": np.quantile(tpot_ms[there], 0.99),
+            "normal_s": max(bad) + _WINDOW_S - _DEATH_S if bad else 0.0,
+        }
+        if lost.any():
+            stall_ms = 1e3 * (requests.resumed_s[lost] - _DEATH_S)
+            found |= {
+                "lost": lost.sum(),
+                "stall_p50_ms": np.quantile(stall_ms, 0.5),
+                "stall_p99_ms": np.quantile(stall_ms, 0.99),
+            }
+        return {name: float(value) for name, value in found.items()}
+
+
+def run_all() -> list[dict[str, Any]]:
+    """Run every arm at every share of KV room that is taken before the death."""
+    progress, cells = Progress(len(_CELLS) * len(ARMS) * _SEEDS), []
+    for num_replicas, fill in _CELLS:
+        engine = load_engine(find_model("h100-qwen3-1.7b"), 1, 512)
+        room = int(_STREAMS * _CONTEXT / fill)
+        engine = Engine(
+            "",
+            engine.costs._replace(base_ms=_BASE_MS, max_kv_tokens=room),
+            engine.drafts,
+        )
+        for arm in ARMS:
+            runs = []
+            for seed in range(_SEEDS):
+                began_s = time.perf_counter()
+                runs.append(Storm(engine, num_replicas, arm, seed).run())
+                progress.advance(arm, time.perf_counter() - began_s, f"{fill} {arm}")
+            cells.append(
+                {
+                    "num_replicas": num_replicas,
+                    "kv_taken": fill,
+                    "arm": arm,
+                    "runs": runs,
+                }
+            )
+    return cells
+
+
+def render(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return means over seeds as a table."""
+    names = {
+        "lost": "streams lost",
+        "stall_p50_ms": "stall p50, ms",
+        "stall_p99_ms": "stall p99, ms",
+        "ttft_attainment": f"TTFT <= {TTFT_MS:g} ms, %",
+        "ttft_p99_ms": "TTFT p99, ms",
+        "tpot_attainment": f"TPOT <= {TPOT_MS:g} ms, %",
+        "tpot_p99_ms": "TPOT p99, ms",
+        "preemptions": "preemptions",
+        "normal_s": "normal after, s",
+    }
+    heads = ["replicas", "KV taken", "replays", *names.values()]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for cell in cells:
+        row = [f"{cell['num_replicas']}", f"{cell['kv_taken']:.0%}", cell["arm"]]
+        for name in names:
+            values = [run[name] for run in cell["runs"] if name in run]
+            scale = 100 if name.endswith("attainment") else 1
+            mean = f"{scale * np.mean(values):.4g}" if values else "-"
+            is_never = name == "normal_s" and max(values) >= _END_S - _DEATH_S
+            row.append("never" if is_never else mean)
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Run all, write JSON and print the table."""
+    cells = run_all()
+    text = json.dumps(cells, indent=1, allow_nan=False)
+    (FOLDER / "storm.json").write_text(text + "\n", "utf-8")
+    sys.stdout.write("\n" + render(cells))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
