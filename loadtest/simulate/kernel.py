@@ -153,6 +153,8 @@ def _fill(
         if prompts[slot] == 0:
             num_decoding += 1
     left -= num_decoding * (1 + costs.num_drafts + costs.draft_slots)
+    max_running = min(costs.max_num_seqs, fleet.limits[replica, 0])
+    left = min(left, fleet.limits[replica, 1])
     for slot in range(fleet.num_running[replica]):
         chunks[slot] = min(prompts[slot], max(left - costs.draft_slots, 0))
         if chunks[slot] > 0:
@@ -160,7 +162,7 @@ def _fill(
     while (
         not gave_way
         and left > costs.draft_slots
-        and fleet.num_running[replica] < costs.max_num_seqs
+        and fleet.num_running[replica] < max_running
         and fleet.first_waiting[replica] != NO_REQUEST
     ):
         request = fleet.first_waiting[replica]

@@ -1,8 +1,8 @@
 """The planner itself in every simulated step: what the compiled short cut leaves out.
 
-It learns what drafts and steps cost as in an engine, explores, and plans anew when the
-load changes. Costs it is shown are exact; a drafter that was skipped catches up for
-nothing.
+It learns what drafts and steps cost as in an engine, explores, plans anew when the load
+changes, and says how many requests run and how much prompt joins a step. Costs it is
+shown are exact; a drafter that was skipped catches up for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.decisions.batching import EngineLoad
 from policies.goodput import GoodputPlanner
 from policies.types import (
     CostProfile,
@@ -25,20 +26,31 @@ from .engine import Engine
 from .selection import drafter_ms, target_ms
 from .state import Fleet
 
+_BLOCK_TOKENS = 16
+"""Of a KV block, as on GPUs."""
+
 _Asked = tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64]]
 """Requests that decoded, drafts verified of each, tokens each had still to emit."""
 
 
-def make_planners(engine: Engine, num_replicas: int) -> Callable[[Fleet, int], None]:
-    """Return what answers for every replica when drafts are `ASKED` for."""
-    pilots = [_Pilot(engine) for _ in range(num_replicas)]
+def make_planners(
+    engine: Engine, num_replicas: int, step_target_ms: float | None = None
+) -> Callable[[Fleet, int], None]:
+    """Return what answers for every replica when drafts are `ASKED` for.
+
+    Args:
+        engine: Of every replica.
+        num_replicas: >= 1.
+        step_target_ms: Longest step wanted, `policy.latency_target_ms`; None for any.
+    """
+    pilots = [_Pilot(engine, step_target_ms) for _ in range(num_replicas)]
     return lambda fleet, replica: pilots[replica].decide(fleet, replica)
 
 
 class _Pilot:
     """One replica's planner, and the step it has not been told the end of."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, step_target_ms: float | None) -> None:
         self._costs, self._drafts = engine.costs, engine.drafts
         costs = engine.costs
         sizes = range(costs.pad_multiple, costs.pad_limit + 1, costs.pad_multiple)
@@ -49,7 +61,7 @@ class _Pilot:
             exits_early=True,
             padded_sizes=tuple(sizes),
         )
-        self._planner = GoodputPlanner.build(costs.num_drafts, limits)
+        self._planner = GoodputPlanner.build(costs.num_drafts, limits, step_target_ms)
         counts = tuple(2**power for power in range(10))
         self._planner.fit_profile(
             CostProfile(
@@ -95,9 +107,30 @@ class _Pilot:
         fleet.slot_drafts[replica, running] = 0
         fleet.slot_drafts[replica, rows] = admitted
         self._asked = ids, admitted, left
+        self._limit(fleet, replica, rows.size + int(admitted.sum()), left)
         self._timing = self._time(
             admitted, num_prompt_tokens, num_context_tokens, depth
         )
+
+    def _limit(
+        self,
+        fleet: Fleet,
+        replica: int,
+        num_decode_tokens: int,
+        left: NDArray[np.int64],
+    ) -> None:
+        """Say what the step after this one may hold: about as much as this one."""
+        plan = self._planner.plan_batch(
+            EngineLoad(
+                num_running=int(fleet.num_running[replica]),
+                num_decode_tokens=num_decode_tokens,
+                num_context_tokens=int(fleet.num_kv_tokens[replica]),
+                tokens_to_grow=left,
+                block_size=_BLOCK_TOKENS,
+            )
+        )
+        if plan is not None:
+            fleet.limits[replica] = plan.max_running, plan.max_prefill_tokens
 
     def _draft(self, ids: tuple[int, ...], blocks: NDArray[np.int64]) -> int:
         """Return after how many passes the drafts of a step end."""

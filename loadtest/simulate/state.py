@@ -14,6 +14,7 @@ from policies.estimators.reply_length import USUAL_TOKENS
 from .prefixes import BLOCK_TOKENS, Prefixes, make_prefixes
 
 NO_REQUEST = -1
+NO_LIMIT = 1 << 40
 
 CAME, BEGUN, LEFT = range(3)
 """Kinds of events: a request came to a replica, had its first token there, was done."""
@@ -197,6 +198,8 @@ class Fleet(NamedTuple):
         num_kv_held: `[num_replicas]`, whole prompts and what there is of replies of
             those in the batch.
         tokens_per_step: `[num_replicas]`, as its engine follows it.
+        limits: `[num_replicas, 2]`, requests that may be in the coming step, and prompt
+            tokens that may join it, if these are fewer than its engine takes.
         slowness: `[num_replicas]`, its steps take so many times what they should.
         step_ms: `[num_replicas]`, of the step that runs.
         depth: `[num_replicas]`, drafter passes of the step that runs.
@@ -232,6 +235,7 @@ class Fleet(NamedTuple):
     heap_replica: NDArray[np.int64]
     num_kv_held: NDArray[np.int64]
     tokens_per_step: NDArray[np.float64]
+    limits: NDArray[np.int64]
     slowness: NDArray[np.float64]
     step_ms: NDArray[np.float64]
     depth: NDArray[np.int64]
@@ -279,6 +283,7 @@ def make_fleet(
         heap_replica=np.zeros(num_replicas, np.int64),
         num_kv_held=np.zeros(num_replicas, np.int64),
         tokens_per_step=np.ones(num_replicas),
+        limits=np.full((num_replicas, 2), NO_LIMIT, np.int64),
         slowness=np.ones(num_replicas),
         step_ms=np.zeros(num_replicas),
         depth=np.zeros(num_replicas, np.int64),
