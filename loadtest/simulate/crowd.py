@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,15 +125,19 @@ def main() -> int:
     """Compute all, write the JSON, print it."""
     engine = load_engine(find_model(_MODEL), _DRAFTS, _BATCH)
     progress = Progress(_SEEDS * (1 + len(_DEADLINES_MS)))
-    rows: dict[str, list[dict[str, float]]] = {}
-    for seed in range(_SEEDS):
-        rows.setdefault("callers", []).append(compare_callers(engine, seed))
-        progress.advance("callers", 1.0, f"callers, seed {seed}")
-        for deadline_ms in _DEADLINES_MS:
-            name = f"deadline {deadline_ms:g} ms"
-            found = compare_deadlines(engine, deadline_ms, seed)
-            rows.setdefault(name, []).append(found)
-            progress.advance(name, 1.0, f"{name}, seed {seed}")
+    parts: dict[str, Callable[[int], dict[str, float]]] = {
+        "callers": functools.partial(compare_callers, engine)
+    }
+    for deadline_ms in _DEADLINES_MS:
+        found = functools.partial(compare_deadlines, engine, deadline_ms)
+        parts[f"deadline {deadline_ms:g} ms"] = found
+    for name in parts:
+        progress.expect(name, _SEEDS)
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in parts}
+    for seed, (name, part) in itertools.product(range(_SEEDS), parts.items()):
+        began_s = time.monotonic()
+        rows[name].append(part(seed))
+        progress.advance(name, time.monotonic() - began_s, f"{name}, seed {seed}")
     result = {
         "engine": engine.name,
         "replicas": _REPLICAS,

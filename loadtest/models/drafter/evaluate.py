@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-from vllm import LLM, SamplingParams
-from vllm.v1.metrics.reader import Counter, Vector
+from serving.offline import OfflineEngine, start_arguments
 
 from .chats import WorkDir, is_held_out, read_shard
 from .export import EVALUATION, write_card
-from .generate import start_engine
 
 _NUM_SEQS = 16
 _ANSWER_TOKENS = 256
@@ -36,32 +35,35 @@ def evaluate(
     """
     held_out = [shard for shard in work_dir.shards() if is_held_out(shard)]
     chats = [c for shard in held_out for c in read_shard(work_dir.chats_of(shard))]
-    prompts = [
-        {"prompt_token_ids": chat.token_ids[: chat.answers[0][0]]}
-        for chat in chats[:num_prompts]
-    ]
+    prompts = [chat.token_ids[: chat.answers[0][0]] for chat in chats[:num_prompts]]
     if not prompts:
         raise ValueError(f"{work_dir.path} holds no chats; run the command generate")
-    llm = start_engine(
-        target,
-        max_num_seqs=_NUM_SEQS,
-        kv_cache_memory_bytes=1 << 30,
-        disable_log_stats=False,
-        # vLLM's own worker puts out other tokens than the target's at temperature 1:
-        # ours repairs two of its rejection sampler's CPU kernels.
-        scheduler_cls="serving.engine.cpu.scheduler.TetrisScheduler",
-        worker_cls="serving.engine.cpu.worker.TetrisCPUWorker",
-        additional_config={"tetris": {"policy": "fixed", "draft_tokens": draft_tokens}},
-        speculative_config={
-            "method": "eagle3",
-            "model": str(head),
-            "num_speculative_tokens": draft_tokens,
-            "num_speculative_tokens_per_batch_size": [[1, _NUM_SEQS, draft_tokens]],
-        },
+    # Not vLLM's own worker, whose tokens at temperature 1 are others than the target's:
+    # ours repairs two of its rejection sampler's CPU kernels.
+    arguments, env = start_arguments(
+        {
+            "model": {"id": "head", "target": str(target), "draft": str(head)},
+            "policy": {
+                "name": "fixed",
+                "method": "eagle3",
+                "draft_tokens": draft_tokens,
+            },
+            "engine": {
+                "device": "cpu",
+                "max_model_len": max(map(len, prompts)) + _ANSWER_TOKENS + draft_tokens,
+                "max_num_seqs": _NUM_SEQS,
+                "kv_cache_memory_bytes": 1 << 30,
+                "enforce_eager": True,
+            },
+        }
     )
-    end = llm.get_tokenizer().eos_token_id
+    os.environ.update(env)
+    from vllm import SamplingParams
+
+    engine = OfflineEngine(arguments)
+    end = json.loads((target / "config.json").read_text())["eos_token_id"]
     accepted = {}
-    before = _counts(llm)
+    before = _counts(engine)
     for temperature in (0.0, 1.0):
         sampling = SamplingParams(
             temperature=temperature,
@@ -69,29 +71,27 @@ def evaluate(
             stop_token_ids=[end],
             detokenize=False,
         )
-        llm.generate(prompts, sampling, use_tqdm=False)
-        after = _counts(llm)
+        for number, prompt in enumerate(prompts):
+            engine.add(f"{temperature}-{number}", prompt, sampling.clone())
+        left = len(prompts)
+        while left:
+            left -= sum(one.finished for one in engine.step())
+        after = _counts(engine)
         survived = [b - a for a, b in zip(before, after, strict=True)]
         before = after
         accepted[f"temperature_{temperature:.0f}"] = [
             round(one / max(1, earlier), 4)
             for earlier, one in itertools.pairwise(survived)
         ]
-    llm.llm_engine.engine_core.shutdown()
+    engine.shutdown()
     report = {"num_prompts": len(prompts), "accepted": accepted}
     (head / EVALUATION).write_text(json.dumps(report, indent=1) + "\n")
     write_card(head)
     return report
 
 
-def _counts(llm: LLM) -> list[int]:
+def _counts(engine: OfflineEngine) -> list[int]:
     """Return how often was drafted, and accepted at each position."""
-    drafts, by_position = 0, []
-    for metric in llm.get_metrics():
-        if metric.name == "vllm:spec_decode_num_drafts":
-            assert isinstance(metric, Counter)
-            drafts = metric.value
-        elif metric.name == "vllm:spec_decode_num_accepted_tokens_per_pos":
-            assert isinstance(metric, Vector)
-            by_position = metric.values
-    return [drafts, *by_position]
+    counted = engine.snapshot()
+    assert counted is not None
+    return [counted["num_drafts"], *counted["num_accepted_tokens_per_pos"]]
