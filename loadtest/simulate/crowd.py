@@ -1,17 +1,11 @@
-"""Two callers of whom one floods, and deadlines at twice what a fleet can do.
-
-``python -m loadtest.simulate.crowd`` computes the committed comparison.
-"""
+"""Two callers of whom one floods, and deadlines at twice what a fleet can do."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
-import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -22,8 +16,6 @@ from loadtest.progress import Progress
 from .engine import Engine, find_model, load_engine
 from .front import SERVED, TOO_LATE, Caller, Front, Served
 from .load import Drawn, Lengths, Load, draw_requests, parse_arrivals
-
-RESULT: Final = Path(__file__).parents[1] / "results" / "simulate" / "crowd.json"
 
 _MODEL, _DRAFTS, _BATCH, _REPLICAS, _QUEUED = "h100-qwen3-1.7b", 3, 32, 4, 64
 _LOAD: Final = Load(
@@ -121,8 +113,8 @@ def compare_deadlines(
     return found
 
 
-def main() -> int:
-    """Compute all, write the JSON, print it."""
+def run_crowd() -> dict[str, list[dict[str, float]]]:
+    """Compute both for every seed."""
     engine = load_engine(find_model(_MODEL), _DRAFTS, _BATCH)
     progress = Progress(_SEEDS * (1 + len(_DEADLINES_MS)))
     parts: dict[str, Callable[[int], dict[str, float]]] = {
@@ -130,7 +122,7 @@ def main() -> int:
     }
     for deadline_ms in _DEADLINES_MS:
         found = functools.partial(compare_deadlines, engine, deadline_ms)
-        parts[f"deadline {deadline_ms:g} ms"] = found
+        parts[f"{deadline_ms:g}"] = found
     for name in parts:
         progress.expect(name, _SEEDS)
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in parts}
@@ -138,19 +130,35 @@ def main() -> int:
         began_s = time.monotonic()
         rows[name].append(part(seed))
         progress.advance(name, time.monotonic() - began_s, f"{name}, seed {seed}")
-    result = {
-        "engine": engine.name,
-        "replicas": _REPLICAS,
-        "batch": _BATCH,
-        "requests": _REQUESTS,
-        "seeds": _SEEDS,
-        "replayed": _REPLAYED,
-        "rows": rows,
+    return rows
+
+
+def render_crowd(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """Render two tables: the quiet caller, and requests with deadlines."""
+    means = {
+        name: {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
+        for name, runs in rows.items()
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    sys.stdout.write(f"{json.dumps(rows, indent=1)}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    callers = means.pop("callers")
+    alone = callers["alone"]
+    lines = [
+        "",
+        "| the quiet caller | p95 of times to first token, ms | times alone |",
+        "|---|---|---|",
+        *(f"| {k} | {v:,.0f} | {v / alone:.1f} |" for k, v in callers.items()),
+        "",
+        "| deadline, ms | refused early, % | of those served in time, % | in time a "
+        "second | would have missed, % of refused | in time a second, none refused |",
+        "|---|---|---|---|---|---|",
+    ]
+    for deadline_ms, row in means.items():
+        cells = [
+            f"{float(deadline_ms):,.0f}",
+            f"{100 * row['refused']:.0f}",
+            f"{100 * row['refused early, of those served in time']:.0f}",
+            f"{row['refused early, in time a second']:.0f}",
+            f"{100 * row['precision']:.0f}",
+            f"{row['not refused, in time a second']:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", ""])

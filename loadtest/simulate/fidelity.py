@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from .state import Costs
 
 TERMS = (
     *("base_ms", "request_ms", "token_ms", "draft_pass_ms", "draft_token_ms"),
-    "http_ms",
+    *("http_ms", "contention"),
 )
-"""What is fitted, >= 0: a step's costs, and what HTTP adds to the first token."""
+"""What is fitted, >= 0: a step's costs, what HTTP adds to the first token, and how much
+longer steps take while the other replica, on the same cores, runs too."""
 
 _MAX_NUM_SEQS = 16
 """Of `configs/smollm2.yaml`."""
@@ -48,7 +49,7 @@ class _Folder(ResultFolder):
     error = ValueError
 
 
-_GUESS = (10.0, 1.0, 0.2, 2.0, 0.2, 5.0)
+_GUESS = (10.0, 1.0, 0.2, 2.0, 0.2, 5.0, 0.2)
 _QUANTILES = (0.25, 0.5, 0.75)
 _TOLERANCE = 0.1
 _FIGURES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
@@ -134,7 +135,7 @@ def simulate(run: Recorded, terms: Sequence[float], chance: float) -> Recorded:
         terms: As `TERMS`, ms.
         chance: Of a draft to be accepted where the one before was.
     """
-    *step, http_ms = terms
+    *step, http_ms, contention = terms
     base_ms, request_ms, token_ms, draft_pass_ms, draft_token_ms = map(float, step)
     costs = Costs(
         base_ms=base_ms,
@@ -149,6 +150,7 @@ def simulate(run: Recorded, terms: Sequence[float], chance: float) -> Recorded:
         num_drafts=run.num_drafts,
         max_num_seqs=_MAX_NUM_SEQS,
         max_num_batched_tokens=2048,
+        contention=float(contention),
         draft_slots=min(run.num_drafts, 1),
     )
     positions = np.arange(1, run.num_drafts + 1)
@@ -270,6 +272,16 @@ def to_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def render(result: Mapping[str, Any]) -> str:
+    """Return what was fitted and both tables as Markdown."""
+    terms = ", ".join(f"{name} {value:.2f}" for name, value in result["terms"].items())
+    return (
+        f"\nFitted: {terms}; acceptance of a draft {result['acceptance']:.2f}.\n\n"
+        f"{to_table(result['fitted'])}\n\nNot fitted:\n\n"
+        f"{to_table(result['held_out'])}\n\n"
+    )
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Fit, compare, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -296,9 +308,7 @@ def main(words: Sequence[str] | None = None) -> int:
     }
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    sys.stdout.write(f"{json.dumps(result['terms'])} acceptance {chance:.3f}\n\n")
-    sys.stdout.write(f"Fitted:\n\n{to_table(result['fitted'])}\n\n")
-    sys.stdout.write(f"Not fitted:\n\n{to_table(result['held_out'])}\n")
+    sys.stdout.write(render(result))
     return 0
 
 

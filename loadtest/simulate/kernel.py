@@ -232,6 +232,9 @@ def _start(fleet: Fleet, costs: Costs, replica: int) -> float:
     step_ms += target_ms(costs, num_tokens + num_prompt_tokens)
     step_ms += drafter_ms(costs, fleet.depth[replica], num_decoding)
     step_ms += costs.kv_token_ms * fleet.num_kv_tokens[replica]
+    others = fleet.num_running.size - 1
+    if others > 0:
+        step_ms *= 1.0 + costs.contention * (fleet.counts[HEAPED] - 1) / others
     fleet.step_ms[replica] = step_ms * fleet.slowness[replica]
     return float(fleet.step_ms[replica]) / 1000.0
 

@@ -6,9 +6,11 @@ there.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -23,13 +25,15 @@ from loadtest.progress import Progress
 from .autoscale import SCALERS
 from .bounds import find_bounds
 from .compare import Plan, compare, make_ticker
+from .crowd import render_crowd, run_crowd
 from .engine import find_model, load_engine
 from .fleet import PIECES, ROUTERS, Targets, measure, run_fleet
 from .growth import draw_growth, render_growth, run_growth
-from .load import Lengths, Load, draw_requests, parse_arrivals
+from .load import Lengths, Load, draw_requests, parse_arrivals, read_load
 from .planned import make_planners
 from .recorded import read_folder
 from .state import ASKED, WORTH
+from .traces import write_azure
 
 FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
 _REQUESTS: Final = {
@@ -64,6 +68,12 @@ _SHORTCUT: Final = (
 """Engine, what it drafts, utilisation, and the longest time of a token, ms."""
 
 _TPOT_MS: Final = 4.0
+_TARGETS_OF_BURSTS: Final = {
+    "target-ongoing": (8, 16, 24, 32),
+    "latency": (1.4, 1.8, 2.2, 2.8),
+    "ours": (1.4, 1.8, 2.2, 2.8),
+}
+_TRACE_REQUESTS: Final = 200_000
 _TARGETS: Final = {
     "target-ongoing": (32, 40, 48, 56),
     "latency": (2.2, 2.8, 4.0),
@@ -146,16 +156,30 @@ def run_scaling() -> list[dict[str, Any]]:
 
     A day this short is 65 times too fast; start-up takes 60 s of it all the same.
     """
-    engine = load_engine(find_model("h100-qwen3-1.7b"), 3)
     lengths = Lengths(300, 1), Lengths(200, 1)
-    load = Load(parse_arrivals("diurnal=4"), *lengths, *_SHIFT)
-    arms = [f"{name}:{target}" for name in SCALERS for target in _TARGETS[name]]
+    return _scale(Load(parse_arrivals("diurnal=4"), *lengths, *_SHIFT))
+
+
+def run_trace_scaling() -> list[dict[str, Any]]:
+    """Do so on a trace in the form of Azure's, made up, with bursts of minutes."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "made-up.csv"
+        write_azure(trace, _TRACE_REQUESTS)
+        return _scale(read_load(trace, *_SHIFT), _TARGETS_OF_BURSTS)
+
+
+def _scale(
+    load: Load, targets: Mapping[str, Sequence[float]] = _TARGETS
+) -> list[dict[str, Any]]:
+    engine = load_engine(find_model("h100-qwen3-1.7b"), 3)
+    arms = [f"{name}:{target}" for name in SCALERS for target in targets[name]]
     plan = Plan(
         engine=engine,
         load=load,
         num_replicas=12,
-        num_requests=400_000,
-        rate_per_s=3.5 * engine.capacity_per_s(load),
+        num_requests=_TRACE_REQUESTS if load.trace else 400_000,
+        # Bursts take twice of it and more.
+        rate_per_s=(2.0 if load.trace else 3.5) * engine.capacity_per_s(load),
         staleness_s=0.25,
         targets=Targets(ttft_ms=100, tpot_ms=_TPOT_MS),
         arms=arms,
@@ -172,7 +196,9 @@ def run_scaling() -> list[dict[str, Any]]:
     ]
 
 
-def render_scaling(rows: Sequence[Mapping[str, Any]]) -> str:
+def render_scaling(
+    rows: Sequence[Mapping[str, Any]], levels: Sequence[float] = (0.95, 0.98, 0.99)
+) -> str:
     """Return attainment and cost by target, and the least cost of an attainment."""
     lines = [
         "",
@@ -188,7 +214,6 @@ def render_scaling(rows: Sequence[Mapping[str, Any]]) -> str:
         points[row["scaler"]].append((good, hours))
         cells = f"{row['target']:g} | {100 * good:.2f} | {hours:.2f}"
         lines.append(f"| {row['scaler']} | {cells} |")
-    levels = (0.95, 0.98, 0.99)
     heads = " | ".join(f"{100 * level:g} % or more" for level in levels)
     lines += ["", f"| replica-hours | {heads} |", "|---" * (1 + len(levels)) + "|"]
     for name, found in points.items():
@@ -288,9 +313,14 @@ def render_shortcut(rows: Sequence[Mapping[str, Any]]) -> str:
 SHOWN: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], str]]]] = {
     "routers": (run_routers, render_routers),
     "scaling": (run_scaling, render_scaling),
+    "trace-scaling": (
+        run_trace_scaling,
+        functools.partial(render_scaling, levels=(0.8, 0.9, 0.95)),
+    ),
     "bounds": (run_bounds, render_bounds),
     "shortcut": (run_shortcut, render_shortcut),
     "growth": (run_growth, render_growth),
+    "crowd": (run_crowd, render_crowd),
 }
 """By name: what runs it, and what renders it."""
 

@@ -51,6 +51,8 @@ class Costs(NamedTuple):
             beside what the others have, or alone; where there is no room for a step,
             the one that joined last gives its place up, and computes anew.
         rule: `ALL`, `WORTH`, `FORESEEN` or `ASKED`.
+        contention: How much longer a step takes while all other replicas run too, a
+            share: for replicas on one machine.
     """
 
     base_ms: float
@@ -68,6 +70,7 @@ class Costs(NamedTuple):
     draft_slots: int = 0
     max_kv_tokens: int = 1 << 40
     rule: int = ALL
+    contention: float = 0.0
 
 
 class Drafts(NamedTuple):

@@ -12,7 +12,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
 from operator import itemgetter
@@ -73,6 +73,34 @@ _BY_COLUMN: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
     "Request tokens": _read_burstgpt,
     "input_length": _read_mooncake,
 }
+
+
+def write_azure(path: Path, num_requests: int, seed: int = 0) -> None:
+    """Write a made-up trace in Azure's form: bursts, and prompts longer than replies.
+
+    The rate is redrawn every 10 s, half of its logarithm staying: a sixth of the time
+    it is half again its mean or more. Lengths are lognormal, of means 1,150 and 210.
+    """
+    rng = np.random.default_rng(seed)
+    logs = [0.0]
+    while len(logs) < 121:
+        logs.append(0.5 * logs[-1] + rng.normal(0.0, 0.5))
+    counts = rng.multinomial(num_requests, np.exp(logs) / np.exp(logs).sum())
+    spans = np.repeat(np.arange(len(logs)), counts)
+    arrival_s = np.sort(10.0 * (spans + rng.random(num_requests)))
+    tokens = [
+        np.maximum(1, rng.lognormal(np.log(mean) - 0.35, 0.83, num_requests))
+        for mean in (1150, 210)
+    ]
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
+        for when_s, prompt, reply in zip(arrival_s, *tokens, strict=True):
+            when = (begin + timedelta(seconds=float(when_s))).replace(tzinfo=None)
+            rows.writerow(
+                (when.isoformat(" ", "microseconds"), int(prompt), int(reply))
+            )
 
 
 @cache

@@ -1,14 +1,23 @@
 """Fits and comparisons, on runs that the simulator itself has made."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from loadtest.simulate.fidelity import Recorded, compare, fit, simulate, to_table
+from loadtest.simulate.fidelity import (
+    Recorded,
+    compare,
+    fit,
+    render,
+    simulate,
+    to_table,
+)
 from loadtest.simulate.load import Drawn
+from loadtest.simulate.show import FOLDER, marks
 
-TERMS = (8.0, 0.8, 0.3, 1.5, 0.1, 6.0)
+TERMS = (8.0, 0.8, 0.3, 1.5, 0.1, 6.0, 0.2)
 CHANCE = 0.6
 
 
@@ -57,3 +66,12 @@ def test_what_real_runs_differ_by_is_allowed():
     assert row["runs"] == 2
     assert row["tpot_p50_ms"]["error"] < -0.3
     assert row["tpot_p50_ms"]["agrees"]
+
+
+def test_the_committed_table_is_that_of_the_committed_figures():
+    begin, end = marks("fidelity")
+    table = (FOLDER / "README.md").read_text("utf-8").partition(begin)[2]
+    found = json.loads((FOLDER / "fidelity.json").read_text("utf-8"))
+    assert table.partition(end)[0] == render(found)
+    assert found["held_out"]
+    assert {row["runs"] for row in found["held_out"]} == {2}
