@@ -28,13 +28,10 @@ from . import kernel, state
 from .engine import Engine
 from .fleet import ROUTERS, make_requests
 from .load import Drawn
-from .routers import find_costs
+from .routers import SPARE_SHARE, find_costs
 
 MAX_WAIT_S: Final = 30.0
 """As `serving.front.lease_queue`."""
-
-SPARE_SHARE: Final = 8
-"""As `serving.front.token_link`: one in so many seats more is filled."""
 
 SERVED, NO_PLACE, TOO_LATE, EXPIRED = range(4)
 """What became of a request."""

@@ -52,7 +52,7 @@ _MOST_UNEQUAL = 32
 requests more than another one. Sources: Ray Serve's `PrefixCacheAffinityRouter`, which
 leaves the latter open, and `balance_abs_threshold` of SGLang's router."""
 
-_SPARE_SHARE = 8
+SPARE_SHARE = 8
 """As `serving.front.token_link`: one in so many seats more is filled."""
 
 
@@ -113,7 +113,7 @@ def _listen(fleet: Fleet, requests: Requests, costs: Costs, until_s: float) -> N
 @compiled
 def _look_for_seats(known: Telemetry, costs: Costs, replica: int) -> None:
     seats = costs.max_num_seqs
-    seats += (seats + _SPARE_SHARE - 1) // _SPARE_SHARE
+    seats += (seats + SPARE_SHARE - 1) // SPARE_SHARE
     known.can_take[replica] = known.num_sent[replica] < seats
 
 

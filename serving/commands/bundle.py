@@ -23,6 +23,7 @@ import yaml
 from serving.commands.console import Console
 from serving.commands.doctor import examine
 from serving.settings.finding import Finding
+from serving.settings.key_file import KEY_PREFIX
 from serving.settings.model import Environment, Settings
 
 HIDDEN: Final = "(left out)"
@@ -33,7 +34,10 @@ _SECRET = re.compile(
 """Names whose values are left out; `draft_tokens` and `tokenizer` are none of them."""
 
 _IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_IN_TEXT = re.compile(r"\b(hf_|sk-|Bearer\s+)[\w.-]{8,}")
+_IN_TEXT = re.compile(
+    rf"\b((hf_|sk-|Bearer\s+)[\w.-]{{8,}}|{re.escape(KEY_PREFIX)}[\w-]{{40,}})"
+)
+"""Tokens of others, and keys of ours, which are longer than any name."""
 _VARIABLES: Final = re.compile(r"(RAY|VLLM|TETRIS|OMP|NUMBA|CUDA|HF)_|PORT$")
 _LOGS: Final = (
     "serve/*.log",

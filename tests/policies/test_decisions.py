@@ -17,7 +17,6 @@ from policies.decisions.depth import estimate_depths, plan_depth
 from policies.decisions.early_exit import EarlyExitRule
 from policies.decisions.latency import latest_step_ms, reserve_drafts
 from policies.decisions.recent_drafts import RecentDrafts
-from policies.decisions.refill import Refills
 from policies.estimators.logit import to_log_odds, to_probability
 from policies.estimators.step_cost import StepCost
 from policies.types import AcceptanceScale, CostProfile
@@ -391,15 +390,3 @@ def test_blocks_are_held_back_for_growth_and_none_when_idle():
     assert reserve_blocks(make_load(0)) == 0
     # Half of 8 x 100 tokens, in blocks of 16.
     assert reserve_blocks(make_load(8)) == 25
-
-
-def test_streams_are_computed_anew_as_far_as_there_is_room() -> None:
-    refills = Refills()
-    # One goes whatever is free: else none ever would.
-    assert refills.have_room(900, 0)
-    refills.note_opened("a", 900)
-    assert not refills.have_room(200, 1_000)
-    assert refills.have_room(100, 1_000)
-    refills.note_begun("a")
-    refills.note_begun("a")
-    assert refills.have_room(200, 0)

@@ -9,6 +9,7 @@ import pytest
 
 from serving.commands import bundle as module
 from serving.commands.bundle import HIDDEN, bundle, hide, without_secrets
+from serving.settings.key_file import make_key
 from serving.settings.model import parse_settings
 from tests.serving.test_settings import minimal
 
@@ -89,3 +90,5 @@ def test_names_that_only_look_secret_are_kept():
     plain = {"draft_tokens": 3, "tokenizer": "x", "api_key": "k", "HF_TOKEN": "t"}
     assert without_secrets(plain) == plain | {"api_key": HIDDEN, "HF_TOKEN": HIDDEN}
     assert hide("sk-aaaaaaaaaaaa and task-list") == f"{HIDDEN} and task-list"
+    key = make_key()
+    assert hide(f"tetris-serve said {key}.") == f"tetris-serve said {HIDDEN}."
