@@ -84,9 +84,9 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--policies",
         metavar="LIST",
-        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; cold:8 is the engine "
-        "of goodput:8 held at depth 0; adaptive:5 is vLLM's own adaptive verification, "
-        "on GPUs alone",
+        help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; ngram:3 drafts by the "
+        "prompt's own words; cold:8 is the engine of goodput:8 held at depth 0; "
+        "adaptive:5 is vLLM's own adaptive verification, on GPUs alone",
     )
     add(
         "--workloads",

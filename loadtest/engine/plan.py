@@ -29,6 +29,9 @@ COLD = "cold"
 UPSTREAM = "adaptive"
 """vLLM's own adaptive verification, which only a GPU's engine has."""
 
+LOOKUP = "ngram"
+"""vLLM's drafts of what followed the same words in the prompt: no draft model."""
+
 _SHORT = ("easy", "hard", "mixed")
 _MAX_SHORT_TOKENS, _MAX_LONG_TOKENS = 320, 1200
 _MAX_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
@@ -107,7 +110,7 @@ class Plan:
         """Return the settings with which a server would run an arm's engine."""
         model = {"id": "bench", "target": str(self.target.absolute())}
         policy = _policy_of(arm)
-        if arm.policy != "none":
+        if arm.policy not in ("none", LOOKUP):
             model["draft"] = str(self.draft.absolute())
             policy["method"] = find_method(self.draft)
         deployment = {"model": model, "policy": policy, "engine": self.engine}
@@ -124,8 +127,8 @@ class Plan:
 
 
 def parse_bench_arm(text: str) -> Arm:
-    """Read an arm as a server offers it, or `cold:8` or `adaptive:5`."""
-    return parse_arm(text, {COLD: 8, UPSTREAM: 5})
+    """Read an arm as a server offers it, or `cold:8`, `adaptive:5` or `ngram:3`."""
+    return parse_arm(text, {COLD: 8, UPSTREAM: 5, LOOKUP: 3})
 
 
 def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
@@ -208,7 +211,9 @@ def _read_axes(options: argparse.Namespace) -> tuple[tuple[Arm, ...], tuple[Cell
 def _policy_of(arm: Arm) -> dict[str, Any]:
     if arm.policy == COLD:
         return replace(arm, policy="goodput").settings()
-    if arm.policy != UPSTREAM:
-        return arm.settings()
-    extra = {"enable_adaptive_verification": True}
-    return replace(arm, policy="fixed").settings() | {"extra": extra}
+    fixed = replace(arm, policy="fixed").settings()
+    if arm.policy == LOOKUP:
+        return fixed | {"method": LOOKUP}
+    if arm.policy == UPSTREAM:
+        return fixed | {"extra": {"enable_adaptive_verification": True}}
+    return arm.settings()
