@@ -25,6 +25,7 @@ _QUIET, _FLOOD, _TWICE = 0.2, 1.8, 2.0
 """Over what the fleet can do: the quiet caller, the other, and one with deadlines."""
 
 _DEADLINES_MS: Final = (600.0, 1000.0, 1500.0)
+_SERVED: Final = ", requests served"
 _SEEDS, _REQUESTS, _REPLAYED = 3, 6000, 40
 
 
@@ -47,27 +48,33 @@ def draw(parts: Sequence[tuple[float, int]], seed: int) -> tuple[Drawn, NDArray[
 
 
 def compare_callers(engine: Engine, seed: int) -> dict[str, float]:
-    """Return the quiet caller's p95 of times to first tokens, ms: alone and beside."""
+    """Return the quiet caller's p95 of times to first tokens, ms: alone and beside.
+
+    And how many requests of both were served.
+    """
     rate_per_s = engine.capacity_per_s(_LOAD) * _REPLICAS
     num_quiet = round(_REQUESTS * _QUIET / (_QUIET + _FLOOD))
     quiet = _QUIET * rate_per_s, num_quiet
     both = [quiet, (_FLOOD * rate_per_s, _REQUESTS - num_quiet)]
     callers = [Caller("quiet"), Caller("flood")]
     found = {}
-    for name, parts, is_fair in (
-        ("alone", [quiet], True),
-        ("fair turns", both, True),
-        ("first come, first served", both, False),
+    for name, parts, is_fair, keeps_seats in (
+        ("alone", [quiet], True, True),
+        ("fair turns and kept seats", both, True, True),
+        ("fair turns", both, True, False),
+        ("first come, first served", both, False, False),
     ):
         drawn, whose = draw(parts, seed)
         front = Front(
             *(engine, drawn, callers[: len(parts)], whose, _REPLICAS),
             max_queued=_QUEUED,
             is_fair=is_fair,
+            keeps_seats=keeps_seats,
             seed=seed,
         )
-        ttft_ms = front.run().ttft_ms[whose == 0]
-        found[name] = float(np.nanquantile(ttft_ms, 0.95))
+        served = front.run()
+        found[name] = float(np.nanquantile(served.ttft_ms[whose == 0], 0.95))
+        found[f"{name}{_SERVED}"] = float((served.outcome == SERVED).sum())
     return found
 
 
@@ -143,9 +150,15 @@ def render_crowd(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     alone = callers["alone"]
     lines = [
         "",
-        "| the quiet caller | p95 of times to first token, ms | times alone |",
-        "|---|---|---|",
-        *(f"| {k} | {v:,.0f} | {v / alone:.1f} |" for k, v in callers.items()),
+        "| the quiet caller | p95 of times to first token, ms | times alone | requests "
+        "served, of both |",
+        "|---|---|---|---|",
+        *(
+            f"| {name} | {value:,.0f} | {value / alone:.1f} | "
+            f"{callers[name + _SERVED]:,.0f} |"
+            for name, value in callers.items()
+            if not name.endswith(_SERVED)
+        ),
         "",
         "| deadline, ms | refused early, % | of those served in time, % | in time a "
         "second | would have missed, % of refused | in time a second, none refused |",

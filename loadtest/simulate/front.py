@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from policies.decisions.fairness import (
     FairQueue,
-    Places,
     Turn,
     predict_finish_ms,
     request_cost_ms,
 )
+from policies.decisions.places import KeptSeats, Places, count_kept
 from policies.decisions.routing import ReplicaLoad
 from policies.estimators.reply_length import ReplyLength
 
@@ -84,6 +84,7 @@ class Front:
         *,
         max_queued: int,
         is_fair: bool = True,
+        keeps_seats: bool = True,
         refuses: bool = True,
         never_refused: int = -1,
         seed: int = 0,
@@ -98,6 +99,7 @@ class Front:
             num_replicas: >= 1.
             max_queued: Requests of each replica that may wait.
             is_fair: Callers share by time; else first come, first served.
+            keeps_seats: For callers with less than their share, as fronts do.
             refuses: Deadlines that will be missed are refused at once.
             never_refused: A request that is let in all the same.
             seed: Of acceptance and of the router.
@@ -107,10 +109,13 @@ class Front:
         self._callers, self._caller_of = callers, caller_of
         self._num_replicas, self._seed = num_replicas, seed
         self._is_fair, self._refuses = is_fair, refuses
+        self._keeps_seats, self._kept = keeps_seats, KeptSeats()
         self._never_refused = never_refused
         self._seats = engine.costs.max_num_seqs
         spare = math.ceil(self._seats / SPARE_SHARE)
         self._num_seats = num_replicas * (self._seats + spare)
+        self._num_kept = num_replicas * (spare + count_kept(self._seats))
+        self._hurries = np.zeros(count, np.bool_)
         self._limit = self._num_seats + num_replicas * max_queued
         self._queue: FairQueue[int] = FairQueue(MAX_WAIT_S)
         self._places = Places(len(callers))
@@ -165,6 +170,7 @@ class Front:
                 tokens = self._sent.num_output_tokens[events.request[place]]
                 self._replies.note(flow, int(tokens))
                 self._places.free(flow)
+                self._kept.free(flow)
                 self._num_ended += 1
         self._num_seen = int(happened)
 
@@ -187,11 +193,14 @@ class Front:
         if not self._places.has_room(flow, self._limit):
             self._outcome[number] = NO_PLACE
             return
-        has_seat = self._num_free > len(self._queue)
+        hurries = self._keeps_seats and self._may_hurry(turn, now_s)
+        self._hurries[number] = hurries
+        num_before = 0 if hurries else len(self._queue)
+        has_seat = self._count_free(number) > num_before
         finish_ms = predict_finish_ms(
             load if has_seat else full,
             self._num_replicas,
-            self._queue.work_ahead_ms(turn),
+            0.0 if hurries else self._queue.work_ahead_ms(turn),
             num_prompt,
             expected,
             has_seat=has_seat,
@@ -201,22 +210,37 @@ class Front:
             self._outcome[number] = TOO_LATE
             return
         self._places.take(flow)
-        self._queue.add(number, turn, now_s, is_replay=False)
+        if hurries:
+            self._kept.take(flow, caller.weight, now_s)
+        self._queue.add(number, turn, now_s, first=hurries)
 
-    @property
-    def _num_free(self) -> int:
-        return self._num_seats - (len(self._order) - self._num_ended)
+    def _may_hurry(self, turn: Turn, now_s: float) -> bool:
+        self._kept.note(turn.flow, turn.weight, now_s)
+        num_seats = self._num_replicas * self._seats
+        has_share_left = self._kept.has_share_left(turn.flow, num_seats)
+        is_shared = self._kept.is_shared()
+        return is_shared and has_share_left and not self._queue.is_behind(turn)
+
+    def _count_free(self, number: int) -> int:
+        free = self._num_seats - (len(self._order) - self._num_ended)
+        is_shared = self._keeps_seats and self._kept.is_shared()
+        is_kept = is_shared and not self._hurries[number]
+        return free - self._num_kept if is_kept else free
 
     def _send(self, now_s: float) -> None:
         """Send what has its turn to the replicas that have a seat."""
-        while self._queue and self._num_free > 0:
+        while self._queue and self._count_free(self._queue.peek(now_s)) > 0:
             number = self._queue.pop(now_s)
-            caller = self._callers[self._caller_of[number]]
+            caller, flow = self._callers[self._caller_of[number]], self._flow(number)
             waited_ms = 1e3 * (now_s - self._drawn.arrival_s[number])
             if waited_ms > caller.deadline_ms:
                 self._outcome[number] = EXPIRED
-                self._places.free(self._flow(number))
+                self._places.free(flow)
+                if self._hurries[number]:
+                    self._kept.free(flow)
                 continue
+            if not self._hurries[number]:
+                self._kept.take(flow, caller.weight, now_s)
             place = len(self._order)
             self._order.append(number)
             sent, drawn = self._sent, self._drawn

@@ -145,7 +145,7 @@ class Storm:
 
     def _wait(self, request: int, now_s: float) -> None:
         is_replay = bool(self._requests.num_emitted[request])
-        self._queue.add(request, Turn("", 1.0), now_s, is_replay=is_replay)
+        self._queue.add(request, Turn("", 1.0), now_s, first=is_replay)
 
     def _listen(self) -> None:
         """Take note of what replicas have, and of who has begun."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
@@ -132,13 +132,13 @@ class _Ring(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Requests that wait: replays first, then by tier, then fair between flows.
+    """Requests that wait: some first, then by tier, then fair between flows.
 
     Within a tier it is deficit round robin over predicted time, by weight; within a
     flow, first come first served. Every operation takes amortised constant time in the
-    requests and flows that wait (a replay's logarithmic); only the number of tiers
-    counts. One turn in `OVERDUE_SHARE` goes to what has waited longest, once that is
-    overdue, at its flow's cost: no tier starves another.
+    requests and flows that wait (logarithmic for what goes first); only the number of
+    tiers counts. One turn in `OVERDUE_SHARE` goes to what has waited longest, once that
+    is overdue, at its flow's cost: no tier starves another.
 
     Source: Shreedhar and Varghese, Efficient fair queuing using deficit round-robin,
     1995. That the quantum follows the mean cost is ours.
@@ -155,41 +155,49 @@ class FairQueue(Generic[T]):
         self._tiers: list[int] = []
         # By arrival: since when it waits, and its place.
         self._waiting: OrderedDict[T, tuple[float, Turn]] = OrderedDict()
-        self._replays: dict[T, tuple[int, int]] = {}
-        self._replay_order: list[tuple[int, int, T]] = []
-        self._replay_backlog = 0
+        # By arrival: its number, cost and flow.
+        self._first: dict[T, tuple[int, int, str]] = {}
+        self._first_order: list[tuple[int, int, T]] = []
+        self._first_backlog = 0
         self._arrivals = itertools.count()
         self._num_turns = 0
 
     def __len__(self) -> int:
         """Count what waits."""
-        return len(self._waiting) + len(self._replays)
+        return len(self._waiting) + len(self._first)
 
     def __contains__(self, item: T) -> bool:
         """Return whether something waits."""
-        return item in self._waiting or item in self._replays
+        return item in self._waiting or item in self._first
 
     @property
     def num_visits(self) -> int:
         """Steps of the round robin that gave nobody a turn, in tiers that wait."""
         return sum(ring.num_visits for ring in self._rings.values())
 
+    def is_behind(self, turn: Turn) -> bool:
+        """Return whether what is more urgent waits, or more of a request's own flow."""
+        if not self._tiers or self._tiers[0] > turn.tier:
+            return False
+        return self._tiers[0] < turn.tier or turn.flow in self._rings[turn.tier].flows
+
     def count(self) -> dict[str, int]:
-        """Count what waits by flow, replays left out."""
-        counts: dict[str, int] = {}
+        """Count what waits by flow."""
+        counts = Counter(flow for _, _, flow in self._first.values())
         for ring in self._rings.values():
             for name, flow in ring.flows.items():
-                counts[name] = counts.get(name, 0) + len(flow.waiting)
+                counts[name] += len(flow.waiting)
         return counts
 
-    def add(self, item: T, turn: Turn, now_s: float, *, is_replay: bool) -> None:
+    def add(self, item: T, turn: Turn, now_s: float, *, first: bool) -> None:
         """Let something wait for its turn.
 
         Args:
             item: What waits; by its hash.
             turn: What it takes.
             now_s: Monotonic.
-            is_replay: Goes before all that are none, and pays for no turn: it has.
+            first: Before all turns, and pays for none: replays have, and a flow with
+                less than its share of the seats owes nothing.
 
         Raises:
             ValueError: It waits already, or its turn's numbers make no sense.
@@ -200,11 +208,11 @@ class FairQueue(Generic[T]):
             raise ValueError(f"cost must be >= 0 and weight > 0, got {turn}")
         # Where nothing costs anything, no quantum would end a debt.
         cost = max(1, round(turn.cost_ms * _TICKS_PER_MS))
-        if is_replay:
+        if first:
             arrival = next(self._arrivals)
-            self._replays[item] = arrival, cost
-            self._replay_backlog += cost
-            heapq.heappush(self._replay_order, (turn.tier, arrival, item))
+            self._first[item] = arrival, cost, turn.flow
+            self._first_backlog += cost
+            heapq.heappush(self._first_order, (turn.tier, arrival, item))
             return
         self._waiting[item] = now_s, turn
         ring = self._rings.get(turn.tier)
@@ -215,8 +223,8 @@ class FairQueue(Generic[T]):
 
     def remove(self, item: T) -> bool:
         """Forget something; return whether it waited."""
-        if item in self._replays:
-            self._replay_backlog -= self._replays.pop(item)[1]
+        if item in self._first:
+            self._first_backlog -= self._first.pop(item)[1]
             return True
         if item not in self._waiting:
             return False
@@ -227,12 +235,12 @@ class FairQueue(Generic[T]):
 
     def peek(self, now_s: float) -> T:
         """Return what is next; something must wait."""
-        if self._replays:
+        if self._first:
             while True:
-                _, arrival, item = self._replay_order[0]
-                if self._replays.get(item, (None, 0))[0] == arrival:
+                _, arrival, item = self._first_order[0]
+                if self._first.get(item, (None,))[0] == arrival:
                     return item
-                heapq.heappop(self._replay_order)
+                heapq.heappop(self._first_order)
         if self._num_turns % OVERDUE_SHARE == 0:
             oldest, (since_s, _) = next(iter(self._waiting.items()))
             if now_s - since_s > self._max_wait_s:
@@ -243,7 +251,7 @@ class FairQueue(Generic[T]):
         """Give the next its turn; something must wait."""
         item = self.peek(now_s)
         self._num_turns += 1
-        if item in self._replays:
+        if item in self._first:
             self.remove(item)
             return item
         _, turn = self._waiting.pop(item)
@@ -261,7 +269,7 @@ class FairQueue(Generic[T]):
         Returns:
             Milliseconds of one replica's time.
         """
-        ahead = float(self._replay_backlog)
+        ahead = float(self._first_backlog)
         for tier in self._tiers:
             if tier > turn.tier:
                 break
@@ -283,58 +291,6 @@ class FairQueue(Generic[T]):
         if not self._rings[tier].flows:
             del self._rings[tier]
             self._tiers.remove(tier)
-
-
-class Places:
-    """How many requests each flow may have, so that none takes all places there are.
-
-    Half of them are kept for flows, alike; the other half are anybody's. One flow alone
-    may have them all.
-    """
-
-    def __init__(self, num_flows: int) -> None:
-        """Count nothing yet.
-
-        Args:
-            num_flows: That may come, >= 1.
-        """
-        self._num_flows = num_flows
-        self._seen: set[str] = set()
-        self._taken: dict[str, int] = {}
-
-    def note_flow(self, flow: str) -> None:
-        """Keep places for one more flow, if it is new."""
-        self._seen.add(flow)
-        self._num_flows = max(self._num_flows, len(self._seen))
-
-    def has_room(self, flow: str, limit: int) -> bool:
-        """Return whether a flow may have one more.
-
-        Args:
-            flow: Whose the next one is.
-            limit: Places there are now.
-        """
-        kept = limit // (2 * self._num_flows)
-        own = self._taken.get(flow, 0)
-        if own < kept:
-            return self.num_taken < limit
-        borrowed = sum(max(0, count - kept) for count in self._taken.values())
-        return borrowed < limit - kept * self._num_flows
-
-    @property
-    def num_taken(self) -> int:
-        """Places that are taken."""
-        return sum(self._taken.values())
-
-    def take(self, flow: str) -> None:
-        """Note one more."""
-        self._taken[flow] = self._taken.get(flow, 0) + 1
-
-    def free(self, flow: str) -> None:
-        """Note one less."""
-        self._taken[flow] -= 1
-        if not self._taken[flow]:
-            del self._taken[flow]
 
 
 def request_cost_ms(

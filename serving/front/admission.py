@@ -13,11 +13,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from policies.decisions.fairness import (
-    Places,
     Turn,
     predict_finish_ms,
     request_cost_ms,
 )
+from policies.decisions.places import Places
 from policies.decisions.routing import ReplicaLoad
 from serving.engine.compat import GracefulHTTPError
 from serving.front.caller import caller
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from policies.estimators.reply_length import ReplyLength
+    from serving.front.credit import Credit
     from serving.front.in_flight import InFlight
     from serving.front.lease_queue import LeaseQueue
     from serving.front.request_class import ClassShare
@@ -62,6 +63,7 @@ class Admission:
     def __init__(
         self,
         links: TokenLinks,
+        credit: Credit,
         routing: Routing,
         classes: Mapping[str, ClassShare],
         max_requests: Callable[[int], int],
@@ -72,6 +74,7 @@ class Admission:
 
         Args:
             links: To replicas.
+            credit: Knows what seats there are.
             routing: Knows what a request would meet there.
             classes: By name.
             max_requests: Requests that all fronts together may have, by the replicas
@@ -81,6 +84,7 @@ class Admission:
         """
         self.on_refusal: Callable[[str], None] = lambda _reason: None
         self._links = links
+        self._credit = credit
         self._routing = routing
         self._classes = classes
         self._max_requests = max_requests
@@ -109,7 +113,7 @@ class Admission:
             one.caller.note_fronts(self.num_fronts)
             # Keys share alike, each with its class's weight.
             flow = f"{class_name}{OF_KEY}{one.caller.name}"
-            self._places.note_flow(flow)
+        self._places.note_flow(flow)
         self._look()
         one.turn = Turn(
             flow,
@@ -122,12 +126,16 @@ class Admission:
             request.priority,
         )
         self._check_places(flow)
+        has_share_left = self._credit.has_share_left(one.turn)
+        one.hurries = has_share_left and not queue.is_behind(one.turn)
         deadline_ms = extra.get(DEADLINE_XARG) or (share.deadline_ms if share else None)
         if deadline_ms is not None:
             one.due_s = one.since_s + 1e-3 * deadline_ms
             if self._now is not None:
                 self._check_deadline(one, self._now, deadline_ms, queue)
         self._places.take(flow)
+        if one.hurries:
+            self._credit.take_seat(one)
 
     def note_gone(self, one: InFlight) -> None:
         """Note that a request that was admitted is there no more."""
@@ -166,12 +174,13 @@ class Admission:
         deadline_ms: float,
         queue: LeaseQueue[InFlight],
     ) -> None:
-        num_seats = sum(link.num_free_seats - link.num_coming for link in self._links)
-        has_seat = num_seats > len(queue)
+        num_coming = sum(link.num_coming for link in self._links)
+        num_before = 0 if one.hurries else len(queue)
+        has_seat = self._credit.count_free(one) - num_coming > num_before
         finish_ms = predict_finish_ms(
             now if has_seat else self._full,
             len(self._links) / self.num_fronts,
-            queue.work_ahead_ms(one.turn),
+            0.0 if one.hurries else queue.work_ahead_ms(one.turn),
             one.num_tokens,
             self._expect_reply(one, one.turn.flow),
             has_seat=has_seat,

@@ -3,16 +3,22 @@
 Serve's router knows how many calls a replica has, not how many its engine can run. What
 is leased beyond that waits inside an engine, where no replay, no class and no other
 front's request can overtake it. So fronts lease by what every message of a replica says
-of its engine, and keep the rest in a queue of their own.
+of its engine, and keep the rest in a queue of their own. While several flows ask, some
+seats are left to those that have few (`policies.decisions.places`).
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
+from policies.decisions.places import KeptSeats
 from policies.decisions.refill import Refills
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from policies.decisions.fairness import Turn
     from serving.front.in_flight import InFlight
     from serving.front.token_links import TokenLinks
 
@@ -29,11 +35,31 @@ class Credit:
             wakes a deployment that has scaled to zero.
     """
 
-    def __init__(self, links: TokenLinks) -> None:
+    def __init__(
+        self, links: TokenLinks, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Give credit by these links."""
         self.num_replicas = 0
         self._links = links
         self._refills = Refills()
+        self._seats = KeptSeats()
+        self._clock = clock
+
+    def has_share_left(self, turn: Turn) -> bool:
+        """Note a new request; return whether its flow has less than its share."""
+        self._seats.note(turn.flow, turn.weight, self._clock())
+        num_seats = sum(
+            link.offer.num_seats // link.state.num_fronts for link in self._links
+        )
+        is_shared = self._seats.is_shared()
+        return is_shared and self._seats.has_share_left(turn.flow, num_seats)
+
+    def count_free(self, one: InFlight) -> int:
+        """Return how many seats there are for such a request; may be negative."""
+        free = sum(link.num_free_seats for link in self._links)
+        if one.hurries or one.num_replays or not self._seats.is_shared():
+            return free
+        return free - sum(link.num_kept_seats for link in self._links)
 
     def allows(self, one: InFlight, num_unsettled: int) -> bool:
         """Return whether this request's lease may be opened.
@@ -48,16 +74,29 @@ class Credit:
         has_none = not any(link.num_held for link in self._links)
         if (looks_for_more or has_none) and not num_unsettled:
             return True
-        num_seats = sum(link.num_free_seats for link in self._links)
-        if num_unsettled >= min(num_seats, MAX_UNSETTLED):
+        if num_unsettled >= min(self.count_free(one), MAX_UNSETTLED):
             return False
         free = sum(link.state.num_free_kv_tokens for link in self._links)
         return not one.emitted or self._refills.have_room(one.num_tokens, free)
 
     def note_opened(self, one: InFlight) -> None:
-        """Remember what a replay takes before its blocks show."""
+        """Remember a seat, and what a replay takes before its blocks show."""
+        self.take_seat(one)
         if one.emitted:
             self._refills.note_opened(one, one.num_tokens)
+
+    def take_seat(self, one: InFlight) -> None:
+        """Count a seat as its flow's, if that has not been done."""
+        if not one.has_seat:
+            turn = one.turn
+            self._seats.take(turn.flow, turn.weight, self._clock())
+            one.has_seat = True
+
+    def note_left(self, one: InFlight) -> None:
+        """Note that a request has no seat any more, if it had one."""
+        if one.has_seat:
+            self._seats.free(one.turn.flow)
+            one.has_seat = False
 
     def note_begun(self, one: InFlight) -> None:
         """Forget it: the request has put out a token, or is not there any more."""

@@ -107,7 +107,7 @@ class FleetClient(EngineCoreClient):
         self._replies = ReplyLength()
         self.routing = Routing(self._links, running_ids, self._replies)
         self.admission = Admission(
-            self._links, self.routing, classes, max_requests, self._replies
+            self._links, self.credit, self.routing, classes, max_requests, self._replies
         )
         self._leases = LeaseHolder(front, fingerprint, open_stream, self._links)
         self._queue: LeaseQueue[InFlight] = LeaseQueue(
@@ -163,7 +163,7 @@ class FleetClient(EngineCoreClient):
         self._links.close()
 
     def count_waiting(self) -> dict[str, int]:
-        """Count what waits in the queue by class, replays left out."""
+        """Count what waits in the queue by class."""
         counts: Counter[str] = Counter()
         for flow, count in self._queue.count().items():
             counts[flow.partition(OF_KEY)[0]] += count
@@ -192,11 +192,13 @@ class FleetClient(EngineCoreClient):
     def _enqueue(self, one: InFlight) -> None:
         # It may have been given up while it waited to look on.
         if one in self._requests:
-            self._queue.add(one, one.turn, first=one.num_replays > 0)
+            first = one.num_replays > 0 or one.hurries
+            self._queue.add(one, one.turn, first=first)
 
     def _forget(self, request_id: str) -> InFlight | None:
         one = self._requests.pop(request_id)
         if one is not None:
+            self.credit.note_left(one)
             self.admission.note_gone(one)
         return one
 
@@ -304,6 +306,7 @@ class FleetClient(EngineCoreClient):
         """Let another engine go on with a request."""
         was_placed, was_alone = one.link is not None, one.was_alone
         self._requests.pop(one.request_id)
+        self.credit.note_left(one)
         self._give_up(one)
         # One that was dead before it took the request did not die of it.
         if was_placed and reason in _DEATHS:

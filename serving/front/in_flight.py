@@ -39,6 +39,8 @@ class InFlight:
         num_refusals: Replicas in a row that did not take it.
         num_replays: Times that it has moved.
         was_alone: Whether the present lease has its engine for itself.
+        hurries: Whether its flow has less than its share of the seats.
+        has_seat: Whether it counts among the seats that its flow holds.
         has_prompt_logprobs: Whether those have come.
         link: Where its tokens come from, once placed.
         lease: The task that holds its lease.
@@ -56,6 +58,8 @@ class InFlight:
     num_refusals: int = 0
     num_replays: int = 0
     was_alone: bool = False
+    hurries: bool = False
+    has_seat: bool = False
     has_prompt_logprobs: bool = False
     link: TokenLink | None = None
     lease: asyncio.Task[None] | None = None

@@ -59,7 +59,7 @@ class LeaseQueue(Generic[T]):
             turn: What it takes, and from whose share.
             first: Before all that wait, but behind earlier ones that were first.
         """
-        self._waiting.add(item, turn, self._clock(), is_replay=first)
+        self._waiting.add(item, turn, self._clock(), first=first)
         self.open_more()
 
     def remove(self, item: T) -> None:
@@ -70,8 +70,12 @@ class LeaseQueue(Generic[T]):
         """Predict the work before what came now, ms of one replica's time."""
         return self._waiting.work_ahead_ms(turn)
 
+    def is_behind(self, turn: Turn) -> bool:
+        """Return whether what is more urgent waits, or more of a request's own flow."""
+        return self._waiting.is_behind(turn)
+
     def count(self) -> dict[str, int]:
-        """Count what waits by flow, replays left out."""
+        """Count what waits here by flow."""
         return self._waiting.count()
 
     def settle(self) -> None:

@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from policies.decisions.places import count_kept
 from serving.replica.token_channel import (
     ABORT,
     ENDED,
@@ -119,6 +120,13 @@ class TokenLink:
     def num_requests(self) -> int:
         """Requests that the replica has, or will have in a moment."""
         return self._num_others + self.num_held + self.num_coming
+
+    @property
+    def num_kept_seats(self) -> int:
+        """This front's part of those left to whoever has few, and no spare ones."""
+        num_seats = self.offer.num_seats
+        kept = math.ceil(num_seats / SPARE_SHARE) + count_kept(num_seats)
+        return math.ceil(kept / self.state.num_fronts)
 
     @property
     def num_free_seats(self) -> int:

@@ -90,6 +90,40 @@ async def test_a_flood_of_one_class_does_not_keep_another_waiting(busy):
     assert not busy.refusals
 
 
+async def test_who_asks_for_little_goes_before_a_flood(busy):
+    """The first of the other's is next, though twenty of the flood wait."""
+    for n in range(20):
+        await busy.send(f"flood {n}", "flood")
+    for n in range(2):
+        await busy.send(f"other {n}", "other")
+    order = busy.taken
+    busy.replica.is_held = False
+    await until(lambda: len(order()) == 1 + 5 + 22)
+    # Its share is less than one of two seats, so that the second waits for its turn.
+    assert order().index("other 0") <= 1 + 3 + 2
+    assert order().index("other 1") > order().index("other 0") + 1
+
+
+async def test_a_flood_leaves_seats_to_others(scene):
+    """Of 32 seats two are kept, and the spare ones, once others have asked."""
+    replica = scene.add_replica(num_seats=32)
+    scene.client.shutdown()
+    scene.client = scene.make_client(b"kept", classes={"flood": ClassShare()})
+    scene.read_anew()
+    busy = Busy(scene, replica, scene.client)
+    await busy.send("first")
+    await until(lambda: "first" in scene.reasons)
+    replica.is_held = True
+    for n in range(50):
+        await busy.send(f"flood {n}", "flood")
+    await until(lambda: len(replica.running) == 30)
+    for n in range(2):
+        await busy.send(f"other {n}")
+    await until(lambda: len(replica.running) == 32)
+    assert {"other 0", "other 1"} <= replica.running.keys()
+    assert busy.client.count_waiting() == {"flood": 20}
+
+
 async def test_a_flood_leaves_places_for_others(busy):
     for n in range(50):
         with contextlib.suppress(GracefulHTTPError):
@@ -146,10 +180,11 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy):
 
 async def test_who_leaves_frees_place_and_seat_at_once(busy):
     taken = busy.client.admission._places
-    await busy.send("waits", "flood")
+    await busy.send("waits")
     assert taken.num_taken == 6
+    assert busy.client.count_waiting() == {"default": 3}
     await busy.client.abort_requests_async(["waits"])
-    assert "flood" not in busy.client.count_waiting()
+    assert busy.client.count_waiting() == {"default": 2}
     await busy.client.abort_requests_async(["runs 0"])
     # Its seat goes to the next without any step of the engine's.
     await until(lambda: "runs 3" in busy.taken())

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from policies.decisions.fairness import (
     OVERDUE_SHARE,
     FairQueue,
-    Places,
     Turn,
     predict_finish_ms,
     request_cost_ms,
@@ -62,7 +61,7 @@ def test_all_that_waits_gets_its_turn_once_in_its_flows_order(
     for number, (step, flow, cost_ms, is_replay) in enumerate(steps):
         if step == "a":
             turn = Turn(flow, cost_ms, weight[flow])
-            queue.add(number, turn, 0.0, is_replay=is_replay)
+            queue.add(number, turn, 0.0, first=is_replay)
             waiting[number] = is_replay, flow
         elif step == "r" and waiting:
             gone = next(itertools.islice(waiting, number % len(waiting), None))
@@ -72,8 +71,7 @@ def test_all_that_waits_gets_its_turn_once_in_its_flows_order(
         elif step == "p" and waiting:
             pop()
         assert len(queue) == len(waiting)
-        shown = Counter(name for is_replay, name in waiting.values() if not is_replay)
-        assert queue.count() == shown
+        assert queue.count() == Counter(name for _, name in waiting.values())
     while waiting:
         pop()
     # Four flows: two visits each in a round, and a round serves about one of each.
@@ -98,7 +96,7 @@ def test_flows_that_all_wait_share_time_by_weight(
         for number, cost_ms in enumerate(costs_ms):
             costs[flow, number] = cost_ms
             turn = Turn(str(flow), cost_ms, weight)
-            queue.add((flow, number), turn, 0.0, is_replay=False)
+            queue.add((flow, number), turn, 0.0, first=False)
     left = {flow: len(costs_ms) for flow, (_, costs_ms) in enumerate(flows)}
     served = dict.fromkeys(left, 0.0)
     while all(left.values()):
@@ -118,10 +116,10 @@ def test_a_flood_keeps_another_flow_waiting_for_a_few_turns_only(
 ) -> None:
     queue: FairQueue[str] = FairQueue(NEVER_S)
     for n in range(num_flooding):
-        queue.add(f"flood {n}", Turn("flood", cost_ms), 0.0, is_replay=False)
+        queue.add(f"flood {n}", Turn("flood", cost_ms), 0.0, first=False)
     for n in range(3):
         queue.pop(0.0)
-        queue.add(f"other {n}", Turn("other", cost_ms), 0.0, is_replay=False)
+        queue.add(f"other {n}", Turn("other", cost_ms), 0.0, first=False)
         ahead_ms = 0.0
         while (item := queue.pop(0.0)).startswith("flood"):
             ahead_ms += cost_ms
@@ -133,9 +131,9 @@ def test_what_is_overdue_pays_for_its_turn() -> None:
     """Else a flood, once it is old, would have more than its share."""
     queue: FairQueue[tuple[str, int]] = FairQueue(30.0)
     for n in range(100):
-        queue.add(("flood", n), Turn("flood", 10.0), 0.0, is_replay=False)
+        queue.add(("flood", n), Turn("flood", 10.0), 0.0, first=False)
     for n in range(100):
-        queue.add(("other", n), Turn("other", 10.0), 50.0, is_replay=False)
+        queue.add(("other", n), Turn("other", 10.0), 50.0, first=False)
     turns = Counter(queue.pop(50.0)[0] for _ in range(20 * OVERDUE_SHARE))
     assert abs(turns["flood"] - turns["other"]) <= 2
 
@@ -144,10 +142,10 @@ def test_debts_end_where_nothing_costs_anything() -> None:
     """What is overdue leaves debts that a million rounds would not pay."""
     queue: FairQueue[str] = FairQueue(1.0)
     for flow in "ab":
-        queue.add(f"{flow} is old", Turn(flow, 1e5), 0.0, is_replay=False)
+        queue.add(f"{flow} is old", Turn(flow, 1e5), 0.0, first=False)
     for flow in "abc":
         for n in range(4):
-            queue.add(f"{flow}{n}", Turn(flow, 0.0), 9.0, is_replay=False)
+            queue.add(f"{flow}{n}", Turn(flow, 0.0), 9.0, first=False)
     order = [queue.pop(9.0) for _ in range(14)]
     assert order.index("a is old") == 0
     assert order.index("b is old") == OVERDUE_SHARE
@@ -158,33 +156,7 @@ def test_debts_end_where_nothing_costs_anything() -> None:
 @pytest.mark.parametrize("turn", [Turn("a", -1.0), Turn("a", 1.0, 0.0)])
 def test_a_turn_that_makes_no_sense_is_refused(turn: Turn) -> None:
     with pytest.raises(ValueError, match="cost must be"):
-        FairQueue[str](NEVER_S).add("one", turn, 0.0, is_replay=False)
-
-
-@given(
-    num_flows=st.integers(1, 5),
-    limit=st.integers(1, 50),
-    asking=st.lists(st.integers(0, 4), max_size=200),
-)
-def test_places_are_never_too_many_and_some_are_left_for_every_flow(
-    num_flows: int, limit: int, asking: list[int]
-) -> None:
-    places = Places(num_flows)
-    taken: Counter[str] = Counter()
-    for number in asking:
-        flow = str(number % num_flows)
-        if places.has_room(flow, limit):
-            places.take(flow)
-            taken[flow] += 1
-        else:
-            assert taken[flow] >= limit // (2 * num_flows)
-    assert places.num_taken == taken.total() <= limit
-    if num_flows == 1:
-        assert places.num_taken == min(limit, len(asking))
-    for flow, count in taken.items():
-        for _ in range(count):
-            places.free(flow)
-    assert not places.num_taken
+        FairQueue[str](NEVER_S).add("one", turn, 0.0, first=False)
 
 
 BASE_MS, REQUEST_MS, PROMPT_TOKEN_MS = 20.0, 2.0, 0.1
@@ -218,7 +190,7 @@ def test_a_queued_requests_end_is_foreseen(
     queue: FairQueue[int] = FairQueue(NEVER_S)
     turn = Turn("a", request_cost_ms(load, prompt, reply))
     for n in range(place):
-        queue.add(n, turn, 0.0, is_replay=False)
+        queue.add(n, turn, 0.0, first=False)
     found_ms = predict_finish_ms(
         load, 1, queue.work_ahead_ms(turn), prompt, reply, has_seat=False
     )
@@ -228,7 +200,7 @@ def test_a_queued_requests_end_is_foreseen(
 def test_three_times_the_weight_is_three_times_the_time() -> None:
     queue: FairQueue[tuple[str, int]] = FairQueue(NEVER_S)
     for n in range(120):
-        queue.add(("light", n), Turn("light", 10.0, 1.0), 0.0, is_replay=False)
-        queue.add(("heavy", n), Turn("heavy", 5.0, 3.0), 0.0, is_replay=False)
+        queue.add(("light", n), Turn("light", 10.0, 1.0), 0.0, first=False)
+        queue.add(("heavy", n), Turn("heavy", 5.0, 3.0), 0.0, first=False)
     turns = Counter(queue.pop(0.0)[0] for _ in range(70))
     assert turns["heavy"] == pytest.approx(6 * turns["light"], rel=0.15)

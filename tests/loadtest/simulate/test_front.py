@@ -44,6 +44,20 @@ def test_who_floods_waits_and_the_other_hardly_does(engine):
     assert medians[True][0] < 0.1 * medians[True][1]
 
 
+def test_kept_seats_bring_the_quiet_one_close_to_being_alone():
+    """And cost the flood little."""
+    engine = load_engine(find_model("h100-qwen3-1.7b"), 3, 32)
+    callers = [Caller("quiet"), Caller("flood")]
+    parts = [(15.0, 300), (150.0, 3000)]
+    p95_ms, served_by = {}, {}
+    for keeps in (True, False):
+        whose, served = serve(engine, parts, callers, keeps_seats=keeps, max_queued=64)
+        p95_ms[keeps] = np.nanquantile(served.ttft_ms[whose == 0], 0.95)
+        served_by[keeps] = (served.outcome == SERVED).sum()
+    assert p95_ms[True] < 0.5 * p95_ms[False]
+    assert served_by[True] > 0.9 * served_by[False]
+
+
 def test_places_run_out_and_nobody_is_lost(engine):
     _, served = serve(engine, [(500.0, 2000)], [Caller("a")], max_queued=4)
     assert set(served.outcome.tolist()) == {SERVED, NO_PLACE}

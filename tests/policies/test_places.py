@@ -1,0 +1,91 @@
+"""Places and seats: never too many, and some are left for who has few."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.decisions.places import (
+    KEPT_SHARE,
+    LATELY_S,
+    KeptSeats,
+    Places,
+    count_kept,
+)
+
+
+@given(
+    num_flows=st.integers(1, 5),
+    limit=st.integers(1, 50),
+    asking=st.lists(st.integers(0, 4), max_size=200),
+)
+def test_places_are_never_too_many_and_some_are_left_for_every_flow(
+    num_flows: int, limit: int, asking: list[int]
+) -> None:
+    places = Places(num_flows)
+    taken: Counter[str] = Counter()
+    for number in asking:
+        flow = str(number % num_flows)
+        if places.has_room(flow, limit):
+            places.take(flow)
+            taken[flow] += 1
+        else:
+            assert taken[flow] >= limit // (2 * num_flows)
+    assert places.num_taken == taken.total() <= limit
+    if num_flows == 1:
+        assert places.num_taken == min(limit, len(asking))
+    for flow, count in taken.items():
+        for _ in range(count):
+            places.free(flow)
+    assert not places.num_taken
+
+
+@given(
+    num_seats=st.integers(0, 64),
+    weights=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4),
+    asking=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=200),
+)
+def test_who_hurries_never_has_more_than_its_share(
+    num_seats: int, weights: list[float], asking: list[tuple[int, bool]]
+) -> None:
+    """All shares together are all seats, so that those who hurry find one in time."""
+    seats = KeptSeats()
+    held: Counter[str] = Counter()
+    for number in range(len(weights)):
+        seats.note(str(number), weights[number], 0.0)
+    for number, comes in asking:
+        flow = str(number % len(weights))
+        weight = weights[number % len(weights)]
+        if comes and seats.has_share_left(flow, num_seats):
+            seats.take(flow, weight, 0.0)
+            held[flow] += 1
+            share = num_seats * weight / sum(weights)
+            assert held[flow] < share + 1
+        elif held[flow]:
+            seats.free(flow)
+            held[flow] -= 1
+    assert held.total() < num_seats + len(weights)
+
+
+def test_seats_are_kept_while_others_have_asked_lately() -> None:
+    seats = KeptSeats()
+    seats.note("flood", 1.0, 0.0)
+    assert not seats.is_shared()
+    seats.take("quiet", 1.0, 1.0)
+    assert seats.is_shared()
+    # It may run for long.
+    seats.note("flood", 1.0, LATELY_S + 5.0)
+    assert seats.is_shared()
+    seats.free("quiet")
+    seats.note("flood", 1.0, LATELY_S + 10.0)
+    assert not seats.is_shared()
+    assert seats.has_share_left("flood", 1)
+    # One whose request waited so long is no stranger.
+    seats.take("quiet", 1.0, LATELY_S + 11.0)
+    assert seats.is_shared()
+
+
+def test_small_engines_keep_none() -> None:
+    assert [count_kept(n) for n in (1, KEPT_SHARE - 1, KEPT_SHARE, 64)] == [0, 0, 1, 4]
