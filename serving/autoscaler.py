@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from ray.util.metrics import Gauge
+
 from policies.decisions.scaling import Scaling
 from serving.replica.pace_stats import paces_of
 
@@ -27,6 +29,15 @@ class TokenTimeScaling:
             usual_capacity: Requests a replica takes while nobody's pace is known.
         """
         self._scaling = Scaling(target_token_ms, usual_capacity)
+        # Of the process that decides: Serve's controller.
+        self._forecast = Gauge(
+            "tetris_forecast_requests",
+            "Requests in engines or waiting, as expected one replica's start from now.",
+        )
+        self._start = Gauge(
+            "tetris_replica_start_seconds",
+            "How long a replica takes to start, as seen.",
+        )
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Return how many replicas there are to be, and what to tell people of it."""
@@ -37,9 +48,8 @@ class TokenTimeScaling:
             len(context.running_replicas),
             context.target_num_replicas,
         )
-        return wanted, {
-            "tetris_forecast_requests": self._scaling.forecast.ahead(
-                self._scaling.start_s
-            ),
-            "tetris_start_s": self._scaling.start_s,
-        }
+        start_s = self._scaling.start_s
+        forecast = self._scaling.forecast.ahead(start_s)
+        self._forecast.set(forecast)
+        self._start.set(start_s)
+        return wanted, {"tetris_forecast_requests": forecast, "tetris_start_s": start_s}

@@ -39,7 +39,7 @@ class FrontMetrics:
         )
         self._waiting = metrics.Gauge(
             "tetris_waiting_requests",
-            "Requests that wait in a front for their turn, by class.",
+            "Requests that wait in a front for a seat, by class.",
             ("request_class",),
         )
         self._seen_waiting: set[str] = set()
