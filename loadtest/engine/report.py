@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from loadtest.client.errors import LoadTestError
 
 from .store import Store
-from .summary import ALL_LOADS, compare_with_others, make_rows
+from .summary import ALL_LOADS, compare_with_others, find_ceilings, make_rows
 
 Row = Mapping[str, Any]
 Lines = list[list[str]]
@@ -42,6 +42,7 @@ def write_results(store: Store) -> dict[str, Any]:
         "ratios": ratios,
         "over_best": over_best,
     }
+    results["ceilings"] = find_ceilings(results["rows"])
     # As many digits as a reader can use.
     text = json.dumps(results, default=lambda number: number.item())
     results = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
@@ -73,11 +74,12 @@ def count_samples(rows: Sequence[Row]) -> str:
 
 
 def by_load(results: Mapping[str, Any]) -> dict[str, dict[str, list[Row]]]:
-    """Return `rows`, `ratios` and `over_best` by workload with temperature."""
-    kinds = ("rows", "ratios", "over_best")
+    """Return rows, ratios and ceilings by workload with temperature."""
+    kinds = ("rows", "ratios", "over_best", "ceilings")
     found: dict[str, dict[str, list[Row]]] = {}
     for kind in kinds:
-        for one in results[kind]:
+        # Older results know no ceilings.
+        for one in results.get(kind, ()):
             name = f"{one['workload']}, temperature {one['temperature']:g}"
             found.setdefault(name, {kind: [] for kind in kinds})[kind].append(one)
     return found
@@ -95,6 +97,7 @@ def render(results: Mapping[str, Any]) -> str:
             "samples": count_samples(load["rows"]),
             "speeds": _tabulate_speeds(load["rows"]),
             "ratios": _tabulate_ratios(load["ratios"], load["over_best"]),
+            "ceilings": _tabulate_ceilings(load["ceilings"]),
             "rows": load["rows"],
         }
         for name, load in by_load(results).items()
@@ -144,6 +147,15 @@ def _tabulate_ratios(ratios: Sequence[Row], over_best: Sequence[Row]) -> Lines:
         for one in over_best
     ]
     return _by_concurrency(f"{ratios[0]['policy']} over", cells)
+
+
+def _tabulate_ceilings(ceilings: Sequence[Row]) -> Lines:
+    if not ceilings:
+        return []
+    cells = [
+        (one["policy"], one["concurrency"], f"{one['ratio']:.2f}") for one in ceilings
+    ]
+    return _by_concurrency("over none, were all drafts accepted", cells)
 
 
 def _by_concurrency(corner: str, cells: Sequence[tuple[str, int, str]]) -> Lines:

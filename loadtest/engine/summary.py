@@ -92,6 +92,28 @@ def compare_with_others(measurements: Rows, ours: str) -> tuple[Rows, Rows]:
     return over_each, over_best
 
 
+def find_ceilings(rows: Rows) -> Rows:
+    """Return what each fixed length would be over `none`, were all drafts accepted.
+
+    By the step times that were measured: what better drafts could bring at these costs,
+    at most. Prompts are in the mean step, and would weigh more in fewer steps.
+    """
+    place = [*_LOAD, "concurrency"]
+    plain = {
+        tuple(row[k] for k in place): row["step_ms"]
+        for row in rows
+        if row["policy"] == "none"
+    }
+    found = []
+    for row in rows:
+        name, _, length = row["policy"].partition(":")
+        plain_ms = plain.get(tuple(row[k] for k in place))
+        if name == "fixed" and plain_ms and row["step_ms"]:
+            ratio = (1 + int(length)) * plain_ms / row["step_ms"]
+            found.append({k: row[k] for k in _ARM} | {"ratio": ratio})
+    return found
+
+
 def _compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     return asdict(compare(list(ours), list(theirs)))
 

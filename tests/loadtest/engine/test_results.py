@@ -14,7 +14,12 @@ from loadtest.engine.plan import Cell
 from loadtest.engine.plots import draw
 from loadtest.engine.report import write_results
 from loadtest.engine.store import Store
-from loadtest.engine.summary import ALL_LOADS, compare_with_others, make_rows
+from loadtest.engine.summary import (
+    ALL_LOADS,
+    compare_with_others,
+    find_ceilings,
+    make_rows,
+)
 from tests.loadtest.engine.made_up import CELL, CONDITIONS, ENVIRONMENT, measured
 
 OURS = "goodput:8"
@@ -86,6 +91,24 @@ def test_engines_that_start_once_for_all_rounds_count_once() -> None:
     assert (row["rounds"], row["engine_starts"]) == (3, 1)
     assert row["verification_success_rate"] is None
     assert row["planning_us_per_step"] is None
+
+
+def test_a_ceiling_is_all_drafts_accepted_at_measured_step_times() -> None:
+    blocks = [
+        measured("none", 1, 100.0, num_steps=30),
+        measured("fixed:3", 1, 100.0, num_steps=20),
+        measured("goodput:8", 1, 100.0),
+        # Where nobody went without speculation, nothing is known.
+        measured("fixed:3", 1, 100.0, cell=Cell("mixed", 0.0, 8)),
+    ]
+
+    (ceiling,) = find_ceilings(make_rows(blocks))
+
+    # Four tokens in 150 ms, where none takes 100 ms for one.
+    assert ceiling == CELL.as_dict() | {
+        "policy": "fixed:3",
+        "ratio": pytest.approx(4 * 100 / 150),
+    }
 
 
 def test_what_moves_a_whole_round_cancels_in_the_ratio() -> None:
