@@ -6,6 +6,7 @@ from typing import Any, Final
 from policies.registry import load_planner_class
 from serving.engine.gpu.plain_verification import METHODS_V2
 from serving.settings.model import Settings
+from serving.settings.policy_section import PolicySettings
 
 _CLASSES: Final = {
     "cpu": {
@@ -97,9 +98,8 @@ def find_adapter_problems(settings: Settings) -> Iterator[str]:
         )
 
 
-def policy_config_of(settings: Settings) -> dict[str, Any]:
+def policy_config_of(policy: PolicySettings) -> dict[str, Any]:
     """Return the policy as it travels inside vLLM's configuration."""
-    policy = settings.policy
     return {
         "policy": policy.name,
         "draft_tokens": policy.draft_tokens,

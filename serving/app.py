@@ -96,7 +96,7 @@ def build_app(settings: Settings) -> "Application":
     from serving.compat_ray import build_llm_deployment, to_model_metadata
     from serving.front.access import AccessOptions
     from serving.front.app import build_front
-    from serving.front.request_class import ClassShare
+    from serving.front.request_class import read_shares
     from serving.replica.server import EngineServer
 
     gguf_files = {
@@ -132,10 +132,7 @@ def build_app(settings: Settings) -> "Application":
         engines,
         model_card=to_model_metadata(settings.model.id, llm_config).model_dump(),
         policy_name=settings.policy.name,
-        classes={
-            name: ClassShare(one.weight, one.priority, one.deadline_ms)
-            for name, one in policy_classes.items()
-        },
+        classes=read_shares(policy_classes),
         stream_interval_ms=http.stream_interval_ms,
         min_replicas=replicas.min,
         max_ongoing_requests=replicas.max_ongoing_requests,
@@ -148,6 +145,7 @@ def _replica_options(settings: Settings) -> ReplicaOptions:
     return ReplicaOptions(
         device=settings.engine.device,
         policy_name=settings.policy.name,
+        max_depth=settings.policy.num_speculative_tokens,
         has_snapshots=has_adapter(settings),
         planner_key=planner_key_of(settings),
         hang_timeout_s=settings.replicas.engine_hang_timeout_s,

@@ -111,7 +111,7 @@ def _speculation_kwargs(settings: Settings) -> dict[str, Any]:
     return {
         **adapter_kwargs_of(settings),
         "speculative_config": speculative_config | policy.extra,
-        "additional_config": {"tetris": policy_config_of(settings)},
+        "additional_config": {"tetris": policy_config_of(settings.policy)},
     }
 
 

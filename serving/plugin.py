@@ -39,6 +39,7 @@ def register() -> None:
     EngineCore.tetris_snapshot = _snapshot
     EngineCore.tetris_export_state = _export_state
     EngineCore.tetris_import_state = _import_state
+    EngineCore.tetris_change_policy = _change_policy
     EngineCore.tetris_watch_board = _watch_board
     replay.install()
     if os.environ.get(DIE_WITH_PARENT) and _is_engine_core():
@@ -114,6 +115,18 @@ def _import_state(engine_core: Any, state: dict[str, Any]) -> str:
     """
     try:
         engine_core.scheduler.import_state(state)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _change_policy(engine_core: Any, section: dict[str, Any]) -> str:
+    """Put another policy in charge; say why if that cannot be."""
+    change = getattr(engine_core.scheduler, "change_policy", None)
+    if not callable(change):
+        return "this engine runs vLLM's own scheduler, which has no policy to change"
+    try:
+        change(section)
     except ValueError as error:
         return str(error)
     return ""

@@ -39,15 +39,19 @@ from serving.front.request_body import (
 from serving.front.request_class import (
     DEADLINE_XARG,
     ClassShare,
+    check_priorities,
     claim_class,
     find_unknown_class,
+    read_shares,
     set_deadline,
     set_priority,
 )
 from serving.front.running_replicas import running_ids
 from serving.front.stream_pacing import pace_streams
 from serving.front.vllm_app import build_app_state
+from serving.reloading import take_over
 from serving.settings.gguf_models import convert_alike
+from serving.settings.live import LiveSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -145,7 +149,8 @@ class Front(PageRoutes):
         self._engines = engines
         self._model_card = {**model_card, "created": int(time.time())}
         self._policy_name = policy_name
-        self._classes = classes
+        self._classes = dict(classes)
+        self._max_queued_requests = max_queued_requests
         pace_streams(1e-3 * stream_interval_ms)
         self._replicas = ReplicaCount(
             self._count_engines, may_be_none=min_replicas == 0
@@ -158,7 +163,7 @@ class Front(PageRoutes):
 
         def max_requests(num_replicas: int) -> int:
             replicas = max(num_replicas, min_replicas)
-            return replicas * max_ongoing_requests + max_queued_requests
+            return replicas * max_ongoing_requests + self._max_queued_requests
 
         self._client = FleetClient(
             front=uuid.uuid4().bytes,
@@ -166,7 +171,7 @@ class Front(PageRoutes):
             supported_tasks=hello["supported_tasks"],
             open_stream=leases.remote,
             max_requests=max_requests,
-            classes=classes,
+            classes=self._classes,
             running_ids=running_ids,
         )
         self._metrics = FrontMetrics()
@@ -175,6 +180,21 @@ class Front(PageRoutes):
         self._client.admission.on_refusal = self._metrics.count_refusal
         self._state = await build_app_state(hello, self._client)
         self._ticking = asyncio.create_task(self._tick())
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Take over other classes and queue limits, without a new front."""
+        await take_over(user_config, self._take_settings)
+
+    async def _take_settings(self, live: LiveSettings) -> None:
+        if live.policy is not None:
+            shares = read_shares(live.policy.classes)
+            check_priorities(self._classes, shares)
+            # In place: whoever admits has it too.
+            self._classes.clear()
+            self._classes.update(shares)
+            self._policy_name = live.policy.name
+        if live.replicas.max_queued_requests is not None:
+            self._max_queued_requests = live.replicas.max_queued_requests
 
     def check_health(self) -> None:
         """Let Serve replace a front whose output loop has ended.

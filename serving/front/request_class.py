@@ -15,6 +15,8 @@ from serving.front.caller import caller
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from serving.settings.policy_section import RequestClassSettings
+
 REQUEST_CLASS_XARG: Final = "request_class"
 DEFAULT_CLASS: Final = "default"
 """The scheduler reads the same; it may not be imported where vLLM is missing."""
@@ -36,6 +38,33 @@ class ClassShare:
     weight: float = 1.0
     priority: int | None = None
     deadline_ms: float | None = None
+
+
+def read_shares(
+    classes: Mapping[str, RequestClassSettings],
+) -> dict[str, ClassShare]:
+    """Return what fronts know of the classes in a deployment's settings."""
+    return {
+        name: ClassShare(one.weight, one.priority, one.deadline_ms)
+        for name, one in classes.items()
+    }
+
+
+def check_priorities(
+    before: Mapping[str, ClassShare], after: Mapping[str, ClassShare]
+) -> None:
+    """Refuse priorities where engines were started without any.
+
+    Raises:
+        ValueError: vLLM would refuse every request that has one.
+    """
+    if any(one.priority is not None for one in before.values()):
+        return
+    if wrong := [name for name, one in after.items() if one.priority is not None]:
+        raise ValueError(
+            f"policy.classes.{wrong[0]}.priority: no class had one when the engines "
+            "started; redeploy instead"
+        )
 
 
 def find_class(

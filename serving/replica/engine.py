@@ -94,6 +94,17 @@ class TetrisEngine(VLLMEngine):
         if refusal:
             raise ValueError(refusal)
 
+    async def change_policy(self, section: dict[str, Any]) -> None:
+        """Put another policy in charge of the engine.
+
+        Raises:
+            ValueError: It cannot run it, and goes on unchanged.
+        """
+        core = self._engine_client.engine_core
+        refusal: str = await core.call_utility_async("tetris_change_policy", section)
+        if refusal:
+            raise ValueError(refusal)
+
     async def watch_board(self, after: int, *, with_text: bool) -> dict[str, Any]:
         """Fetch the newest steps, and keep the engine recording.
 

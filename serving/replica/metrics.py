@@ -248,6 +248,15 @@ class SpeculationMetrics:
             for name, (metric, description, factor) in _PLANNER_GAUGES.items()
         }
 
+    def note_policy(self, policy: str) -> None:
+        """Label all that follows with another policy's name."""
+        for gauge in [
+            *self._gauges.values(),
+            *(g for g, _ in self._planner_gauges.values()),
+        ]:
+            gauge.set(0.0, self._labels)
+        self._labels = {"policy": policy}
+
     def record(self, snapshot: Mapping[str, Any]) -> None:
         """Add what has happened since the snapshot before this one."""
         grown = growth(self._before, snapshot)

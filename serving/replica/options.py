@@ -12,6 +12,7 @@ class ReplicaOptions:
     Attributes:
         device: `cpu` or `gpu`.
         policy_name: The verification policy.
+        max_depth: Draft tokens the engine is started with.
         has_snapshots: Whether our scheduler runs in the engine.
         planner_key: What another replica must agree in to share its planner's state.
         hang_timeout_s: Longest silence of an engine that works, seconds.
@@ -21,6 +22,7 @@ class ReplicaOptions:
 
     device: str
     policy_name: str
+    max_depth: int
     has_snapshots: bool
     planner_key: str
     hang_timeout_s: float

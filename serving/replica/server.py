@@ -1,6 +1,7 @@
 """The engine replica: leases, metrics, warm start, and an end with its engine."""
 
 import asyncio
+import dataclasses
 import functools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -10,7 +11,9 @@ import ray
 from ray import serve
 from ray.serve.llm import LLMConfig
 
+from serving.adapters import policy_config_of
 from serving.compat_ray import RUNNING_REQUESTS_KEY, LLMServer
+from serving.reloading import take_over
 from serving.replica.capacity import capacity_reader
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.metrics import (
@@ -32,6 +35,7 @@ from serving.replica.warm_start import (
     start_warm,
 )
 from serving.replica.watchdog import EngineWatch, end_process
+from serving.settings.live import LiveSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -137,9 +141,8 @@ class EngineServer(LLMServer):
                     self._options.planner_key,
                 ),
             )
-            self._poll(
-                self.engine.take_snapshot, SpeculationMetrics(self._options.policy_name)
-            )
+            self._metrics = SpeculationMetrics(self._options.policy_name)
+            self._poll(self.engine.take_snapshot, self._metrics)
         self._background.append(asyncio.create_task(self._follow_engine()))
         self._background.append(asyncio.create_task(self._sum_up_stats()))
         reader = capacity_reader(
@@ -147,6 +150,28 @@ class EngineServer(LLMServer):
         )
         self._poll(
             lambda: asyncio.to_thread(reader.read), CapacityMetrics(), CAPACITY_PERIOD_S
+        )
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Take over another policy, or other classes, without a new engine."""
+        await take_over(user_config, self._take_settings)
+
+    async def _take_settings(self, live: LiveSettings) -> None:
+        policy, options = live.policy, self._options
+        if policy is None:
+            return
+        if not options.has_snapshots:
+            raise ValueError("policy: vLLM's own scheduler runs here; redeploy instead")
+        section = policy_config_of(policy)
+        if policy.max_draft_tokens is None:
+            depth = min(policy.num_speculative_tokens, options.max_depth)
+            section["max_draft_tokens"] = depth
+        await self.engine.change_policy(section)
+        self._metrics.note_policy(policy.name)
+        self._options = dataclasses.replace(
+            options,
+            policy_name=policy.name,
+            planner_key=f"{options.planner_key} changed to {section}",
         )
 
     def _poll(

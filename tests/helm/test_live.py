@@ -6,10 +6,12 @@ then, under load, every panel and every rule finds its data.
 
 import concurrent.futures
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -60,6 +62,7 @@ class Deployment:
     cluster: RayCluster
     prometheus: Prometheus
     client: openai.OpenAI
+    config: str
 
 
 def rendered_demo(port: int) -> tuple[str, dict]:
@@ -74,6 +77,8 @@ def rendered_demo(port: int) -> tuple[str, dict]:
         # The only policy that predicts, so that no panel lacks its reason to be.
         "config.policy.name": "goodput",
         "config.replicas.max": "1",
+        # Forecasts need it.
+        "config.replicas.target_token_ms": "100",
         "monitoring.prometheusRule.enabled": "true",
         # A busy machine misses the usual tenth of a second without being ill.
         "monitoring.prometheusRule.latency.interTokenSeconds": "1",
@@ -106,7 +111,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         )
         put_under_load(client)
         wait_until(prometheus.is_scraping, 120)
-        yield Deployment(cluster, prometheus, client)
+        yield Deployment(cluster, prometheus, client, config)
     finally:
         cluster.end()
         prometheus.command.end()
@@ -231,3 +236,65 @@ def test_logs_are_json_and_carry_the_client_s_request_id(live):
     assert "proxy" in names
     for deployment in ("TetrisFront", "TetrisEngine"):
         assert any(deployment in name for name in names), names
+
+
+def replica_ids(live: Deployment) -> set[str]:
+    """Return all replicas that run, engines and fronts."""
+    applications = live.cluster.ask("/api/serve/applications/")["applications"]
+    return {
+        replica["replica_id"]
+        for application in applications.values()
+        for deployment in application["deployments"].values()
+        for replica in deployment["replicas"]
+        if replica["state"] == "RUNNING"
+    }
+
+
+def redeploy(live: Deployment, user_config: dict[str, Any]) -> None:
+    """Hand it to engines and fronts."""
+    config = yaml.safe_load(live.config)
+    (application,) = config["applications"]
+    application["deployments"] = [
+        {"name": name, "user_config": user_config}
+        for name in ("TetrisEngine:demo", "TetrisFront")
+    ]
+    deploy(live.cluster, yaml.safe_dump(config), timeout_s=300)
+
+
+def steps_by_policy(live: Deployment) -> set[str]:
+    steps = live.prometheus.query("rate(ray_tetris_engine_steps_total[15s]) > 0")
+    return {one["metric"]["policy"] for one in steps}
+
+
+def test_policy_and_limits_change_while_streams_run(live):
+    """By the same replicas; what makes no sense changes nothing."""
+    before = replica_ids(live)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        stop = threading.Event()
+
+        def stream_on() -> int:
+            count = 0
+            while not stop.is_set():
+                chat(live.client, count)
+                count += 1
+            return count
+
+        streaming = pool.submit(stream_on)
+        try:
+            policy = {"name": "fixed", "draft_tokens": 1, "classes": {"new": {}}}
+            redeploy(live, {"policy": policy, "replicas": {"max_queued_requests": 5}})
+            wait_until(lambda: steps_by_policy(live) == {"fixed"}, PATIENCE_S)
+            body = {"request_class": "new"}
+            assert live.client.completions.create(
+                model="demo", prompt="x", max_tokens=2, extra_body={"vllm_xargs": body}
+            ).choices
+            redeploy(live, {"policy": {"name": "goodput", "max_draft_tokens": 64}})
+            wait_until(
+                lambda: live.prometheus.query("ray_tetris_reload_failures_total > 0"),
+                PATIENCE_S,
+            )
+            assert steps_by_policy(live) == {"fixed"}
+        finally:
+            stop.set()
+        assert streaming.result() > 0
+    assert replica_ids(live) == before

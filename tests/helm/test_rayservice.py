@@ -6,6 +6,7 @@ import json
 import pytest
 
 from serving.app import front_options_of, settings_from_args
+from serving.settings.live import read_live
 from tests.helm.conftest import (
     CHART,
     DEMO,
@@ -42,6 +43,18 @@ def test_no_replica_is_ever_placed_on_the_head(example):
     assert options["ray_actor_options"]["label_selector"] == OFF_THE_HEAD
     # Options given here would replace the environment that a front needs.
     assert "deployments" not in application
+
+
+def test_what_may_change_live_is_handed_to_engines_and_fronts():
+    live = {"policy": {"name": "fixed", "draft_tokens": 2}}
+    values = ("--set-json", f"live={json.dumps(live)}")
+    objects = render("-f", str(DEMO), "--set", "config.model.id=a/b.c", *values)
+    (application,) = serve_config(objects)["applications"]
+    assert application["deployments"] == [
+        {"name": name, "user_config": live}
+        for name in ("TetrisEngine:a--b_c", "TetrisFront")
+    ]
+    assert read_live(live).policy.draft_tokens == 2
 
 
 def test_nor_is_one_whatever_is_asked_for():

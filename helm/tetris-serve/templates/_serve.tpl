@@ -54,4 +54,14 @@ applications:
     import_path: serving.app:build
     args:
       {{- toYaml $config | nindent 6 }}
+    {{- with .Values.live }}
+    {{- /* Ray names engines after the model, by these rules. */}}
+    {{- $model := $config.model.id | replace "/" "--" | replace "." "_" }}
+    deployments:
+      {{- range $name := list (printf "TetrisEngine:%s" $model) "TetrisFront" }}
+      - name: {{ $name | quote }}
+        user_config:
+          {{- toYaml $.Values.live | nindent 10 }}
+      {{- end }}
+    {{- end }}
 {{- end -}}

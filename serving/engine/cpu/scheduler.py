@@ -21,6 +21,8 @@ from serving.engine.shared.outcomes import read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from policies.decisions.early_exit import EarlyExitRule
     from serving.engine.compat import (
         DraftTokenIds,
@@ -158,6 +160,12 @@ class TetrisScheduler(PlannerHost, Scheduler):
             len(output.num_scheduled_tokens),
             len(self.running),
         )
+
+    def change_policy(self, section: Mapping[str, Any]) -> None:
+        """Change it; of the step under way the new planner is told nothing."""
+        super().change_policy(section)
+        self._selector.is_planned = False
+        self._skipping.reset()
 
     def _tell_skipped(self) -> None:
         """Tell the planner, and all who take part, of the steps since it was asked."""

@@ -69,6 +69,11 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             )
         self._set_up()
 
+    def change_policy(self, section: Any) -> None:
+        """Refuse: steps are on their way that another planner has decided."""
+        del section
+        raise ValueError("a GPU's engine changes its policy only at a start; redeploy")
+
     def _set_up(self) -> None:
         """Build the planner, and all that prepares and carries out what it decides."""
         self._spec = self._host_planner(

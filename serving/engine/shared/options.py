@@ -26,15 +26,18 @@ SPECULATION_XARG = "speculative_decoding"
 _OFF = frozenset({"off", "false", "no", "0"})
 
 
-def read_policy(vllm_config: VllmConfig) -> PolicySpec:
-    """Read the policy from an engine's configuration.
+def read_policy(
+    vllm_config: VllmConfig, section: Mapping[str, Any] | None = None
+) -> PolicySpec:
+    """Read the policy from an engine's configuration, or from another section for it.
 
     Raises:
         ValueError: If the section is missing or incomplete, no drafter is configured,
             the engine cannot draft as deep as the policy asks, or data parallelism
             inside the engine is on.
     """
-    section = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY)
+    if section is None:
+        section = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY)
     if not section:
         raise ValueError(
             f"additional_config[{ADDITIONAL_CONFIG_KEY!r}] is missing: name the policy "

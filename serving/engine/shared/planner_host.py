@@ -23,7 +23,7 @@ from serving.engine.shared.outcomes import NOTHING_VERIFIED
 from serving.engine.shared.request_classes import RequestClasses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from policies.planner import Planner
     from policies.types import PolicySpec, VerificationOutcome
@@ -43,6 +43,7 @@ class PlannerHost:
     counters: SpeculationCounters
     board: BoardRecorder
     _planner: Planner
+    _limits: EngineLimits
     _classes: RequestClasses
     _batch: BatchPlanning
     _guard: FaultGuard
@@ -77,7 +78,7 @@ class PlannerHost:
         check(SCHEDULER)
         spec = read_policy(self.vllm_config)
         speculative = self.vllm_config.speculative_config
-        limits = EngineLimits(
+        self._limits = limits = EngineLimits(
             max_tokens=self.scheduler_config.max_num_batched_tokens,
             max_reqs=self.scheduler_config.max_num_seqs,
             skips_drafter=skips_drafter,
@@ -137,6 +138,26 @@ class PlannerHost:
         planner = copy.deepcopy(self._planner)
         planner.import_state(state)
         self._planner = planner
+
+    def change_policy(self, section: Mapping[str, Any]) -> None:
+        """Put another planner in charge from the coming step on; nothing is dropped.
+
+        Takes as long as a planner takes to compile. It has everything to learn.
+
+        Args:
+            section: As in `additional_config`.
+
+        Raises:
+            ValueError: This engine cannot run it; nothing has changed then.
+        """
+        spec = read_policy(self.vllm_config, section)
+        classes = RequestClasses.from_section(section)
+        planner = build_planner(spec, self._limits)
+        self._guard.ask(warm_up, spec, self._limits)
+        self._planner = planner
+        self._classes.become(classes)
+        self.counters.policy = spec.name
+        logger.info("Policy %s is in charge now", spec.name)
 
     def wrap_planner(self, wrap: Callable[[Any], Any]) -> None:
         """Put somebody between engine and planner, for good: to record or hold it back.

@@ -36,7 +36,7 @@ class RequestClass:
     latency_target_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestClasses:
     """All classes of an engine, by name and by vLLM's `priority`.
 
@@ -57,7 +57,12 @@ class RequestClasses:
             ValueError: If a class has something else than a weight, a latency target
                 and a priority, a number makes no sense, or two share a priority.
         """
-        section = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY) or {}
+        section = (vllm_config.additional_config or {}).get(ADDITIONAL_CONFIG_KEY)
+        return cls.from_section(section or {})
+
+    @classmethod
+    def from_section(cls, section: Mapping[str, Any]) -> RequestClasses:
+        """Read the classes from our section of a configuration, errors as in `read`."""
         by_name: dict[str, RequestClass] = {}
         by_priority: dict[int, RequestClass] = {}
         for name, values in (section.get("classes") or {}).items():
@@ -72,6 +77,10 @@ class RequestClasses:
                 )
             by_priority[priority] = by_name[name]
         return cls(by_name, by_priority)
+
+    def become(self, other: RequestClasses) -> None:
+        """Have other classes from now on; requests there are keep what they were."""
+        self.by_name, self.by_priority = other.by_name, other.by_priority
 
     def of(self, request: Request) -> RequestClass:
         """Return a request's class: by name, else by priority, else the default."""

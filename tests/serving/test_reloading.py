@@ -1,0 +1,70 @@
+"""Settings that change while a deployment runs."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.front.request_class import ClassShare, check_priorities
+from serving.settings.live import LiveSettings, read_live
+from serving.settings.model import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("user_config", "reason"),
+    [
+        ({"policy": {"name": "none"}}, "policy.name: name the policy"),
+        ({"policy": {"draft_tokens": 2}}, "policy.name: name the policy"),
+        ({"policy": {"name": "goodput", "method": "ngram"}}, "policy.method: only at"),
+        ({"policy": {"name": "goodput", "colour": 1}}, "policy.colour: unknown"),
+        ({"replicas": {"max": 4}}, "replicas.max: unknown"),
+        ({"replicas": {"max_queued_requests": -1}}, "must be ≥ 0"),
+        ("fast", "user_config"),
+        ([], "user_config"),
+    ],
+)
+def test_what_cannot_change_is_refused_by_name(user_config: Any, reason: str) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        read_live(user_config)
+
+
+def test_sections_may_be_left_out() -> None:
+    assert read_live({}) == LiveSettings()
+    live = read_live({"policy": {"name": "fixed", "draft_tokens": 1}})
+    assert live.policy is not None
+    assert live.replicas.max_queued_requests is None
+
+
+def test_a_first_priority_needs_engines_that_were_started_for_it() -> None:
+    urgent = {"a": ClassShare(priority=0)}
+    with pytest.raises(ValueError, match="redeploy"):
+        check_priorities({"a": ClassShare()}, urgent)
+    check_priorities({"b": ClassShare(priority=3)}, urgent)
+
+
+@pytest.mark.anyio
+async def test_a_mistake_is_logged_and_counted_and_changes_nothing(
+    monkeypatch, caplog
+) -> None:
+    from serving import reloading
+
+    counted: list[float] = []
+    counter = SimpleNamespace(inc=counted.append)
+    monkeypatch.setattr(reloading.metrics, "Counter", lambda *_: counter)
+    taken: list[LiveSettings] = []
+
+    async def take(live: LiveSettings) -> None:
+        taken.append(live)
+        if live.replicas.max_queued_requests == 1:
+            raise ValueError("not so few")
+
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        await reloading.take_over({"policy": 3}, take)
+        await reloading.take_over({"replicas": {"max_queued_requests": 1}}, take)
+        await reloading.take_over({"replicas": {"max_queued_requests": 2}}, take)
+    assert [one.replicas.max_queued_requests for one in taken] == [1, 2]
+    assert counted == [1, 1]
+    assert "not so few" in caplog.text
