@@ -1,7 +1,8 @@
 """Write what the Helm chart takes from elsewhere (`make chart`).
 
 The schema of its `config` is that of serving.settings.model; everything else in
-values.schema.json is written by hand and kept. Grafana's JSON says little in many
+values.schema.json is written by hand and kept. VALUES.md is values.yaml as a table.
+Grafana's JSON says little in many
 lines, so the panels of the dashboards are kept in dashboards.yaml beside this file.
 Tests try every query on a Prometheus that has scraped a real deployment.
 """
@@ -49,10 +50,47 @@ def files() -> Iterator[tuple[Path, str]]:
     file = CHART / "values.schema.json"
     schema = merged(json.loads(file.read_text("utf-8")))
     yield file, json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    yield CHART / "VALUES.md", "\n".join(values_table())
     content = yaml.safe_load(PANELS.read_text("utf-8"))
     for name, one in content["dashboards"].items():
         made = dashboard(content["skeletons"], name, **one)
         yield CHART / "dashboards" / f"{name}.json", json.dumps(made, indent=1) + "\n"
+
+
+def values_table() -> Iterator[str]:
+    """Yield the lines of the table of values: their paths, defaults and comments."""
+    text = (CHART / "values.yaml").read_text("utf-8")
+    lines = text.splitlines()
+    yield "# Values"
+    yield ""
+    yield "Of [values.yaml](values.yaml), written by `make chart`."
+    yield ""
+    yield "| value | default | what it is |"
+    yield "|---|---|---|"
+
+    def comment_above(line: int) -> str:
+        first = line
+        while first and lines[first - 1].strip().startswith("#"):
+            first -= 1
+        words = [one.strip().lstrip("#").strip() for one in lines[first:line]]
+        # What stands before the mark is for readers of the file alone.
+        marked = [n for n, one in enumerate(words) if one.startswith("--")]
+        said = " ".join(words[marked[-1] :])[2:].strip() if marked else ""
+        return said.replace("|", "\\|")
+
+    def rows(node: yaml.MappingNode, path: str) -> Iterator[str]:
+        for key, value in node.value:
+            name, said = f"{path}{key.value}", comment_above(key.start_mark.line)
+            if isinstance(value, yaml.MappingNode) and value.value:
+                if said:
+                    yield f"| `{name}` | | {said} |"
+                yield from rows(value, f"{name}.")
+                continue
+            default = json.dumps(yaml.safe_load(yaml.serialize(value)))
+            yield f"| `{name}` | `{default.replace('|', chr(92) + '|')}` | {said} |"
+
+    yield from rows(yaml.compose(text), "")
+    yield ""
 
 
 def merged(schema: dict[str, Any]) -> dict[str, Any]:

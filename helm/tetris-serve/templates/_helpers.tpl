@@ -36,12 +36,13 @@ Secret with the API keys; empty where config.http.access says otherwise who may 
 {{- end -}}
 
 {{/*
-Labels that all Pods of a release carry, whichever Ray cluster they belong to. KubeRay
-keeps app.kubernetes.io/name for itself: its head Service selects by it.
+Labels that all Pods of a RayService carry, whichever Ray cluster they belong to; a release
+may have several (../several-models). KubeRay keeps app.kubernetes.io/name for itself: its
+head Service selects by it.
 */}}
 {{- define "tetris-serve.selectorLabels" -}}
 app.kubernetes.io/part-of: tetris-serve
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ include "tetris-serve.fullname" . }}
 {{- end -}}
 
 {{- define "tetris-serve.labels" -}}
