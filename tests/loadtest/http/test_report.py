@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import Any
 
 import pytest
 
-import loadtest
 from loadtest.client.health import ClientSample
 from loadtest.client.outcome import Outcome
 from loadtest.client.records import Records, compress, read_records
 from loadtest.compare.runner import Store
 from loadtest.compare.scrape import summarise_server
-from loadtest.report.figures import draw_against_load, draw_soak, draw_timeline
+from loadtest.report.figures import draw_soak, draw_timeline
 from loadtest.report.objectives import judge, parse_objective
-from loadtest.report.page import render_page, write_page, write_results
+from loadtest.report.page import write_page, write_results
 from loadtest.report.rows import COMPARED, FIGURES, compare, make_ratios, make_rows
 from loadtest.report.summary import (
     Limits,
@@ -367,25 +365,6 @@ def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path: Path):
         assert f"<td>tetris / none{mark}</td>" in page
         origin = "Abacus, 2 cores, 8 GiB; target demo (0123456789ab); 32 requests"
         assert origin in page
-
-
-RESULTS = Path(loadtest.__file__).parent / "results" / "http-cpu"
-
-
-@pytest.mark.parametrize("name", ["autoscale", "chaos", "overhead", "soak", "sweep"])
-def test_committed_results_are_still_rendered(name):
-    results = json.loads((RESULTS / name / "results.json").read_text())
-    page = render_page(results)
-    for row in results["rows"]:
-        assert f"<h2>{row['workload']}, {row['load']}</h2>" in page
-        assert f"<tr><td>{row['arm']}" in page
-        assert f"{row['output_tokens_per_s']['median']:.3g}" in page
-    assert all(one["id"] in page for one in results["failed_requests"])
-    assert "Targets: TTFT 1000 ms, TPOT 100 ms" in page
-    levels = {row["level"] for row in results["rows"]} - {None}
-    targets = Targets(**results["settings"]["targets"])
-    drawn = draw_against_load(results["rows"], targets)
-    assert (drawn is not None) is (len(levels) > 1)
 
 
 def test_a_round_is_drawn_also_where_the_server_tells_little_and_a_soak_by_role():
