@@ -1,0 +1,68 @@
+"""Watch a fleet: `python -m loadtest.cluster --output DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadtest.client.errors import LoadTestError
+from loadtest.environment import describe_machine, describe_piece, describe_versions
+
+from .parts import PARTS, Stage
+from .picture import draw
+from .table import render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_say = partial(print, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Play the parts that were asked for; what the folder holds of others stays."""
+    options = _parse(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    file = options.output / "results.json"
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    stage = Stage(options.output, options.config, options.scale, _say)
+    for name in options.parts:
+        place = {"machine": describe_machine(), "versions": describe_versions()}
+        place |= describe_piece() | {"config": options.config, "scale": options.scale}
+        try:
+            results[name] = place | PARTS[name](stage)
+        except LoadTestError as error:
+            _say(f"error: {name}: {error}")
+            return 2
+        text = json.dumps(results, indent=1, default=lambda n: n.item()) + "\n"
+        file.write_text(text)
+        shown = {k: v for k, v in results[name].items() if k not in place}
+        shown.pop("timeline", None)
+        _say(f"{name}: {json.dumps(shown)}")
+    results = json.loads(file.read_text())
+    (options.output / "results.md").write_text(render(results))
+    draw(results, options.output / "results.png")
+    _say(f"results are in {options.output}")
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    texts = "; ".join(f"{name}: {(one.__doc__ or '')}" for name, one in PARTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.cluster",
+        description="Starts fleets of its own and watches them while clients ask. "
+        + texts,
+    )
+    add = parser.add_argument
+    add("--output", type=Path, required=True, metavar="DIR", help="for results.json")
+    add("--config", default="configs/tiny.yaml", help="deployment file")
+    add("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="of the show")
+    add("--scale", type=float, default=1.0, help="of durations; .1: does it run?")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""What is shown of a fleet, each part with a deployment of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from loadtest.client.errors import LoadTestError
+from loadtest.client.records import read_records
+from loadtest.compare.arms import parse_arm
+from loadtest.compare.deployment import Deployment, Launcher
+from loadtest.compare.locust_process import run_locust
+from loadtest.compare.processes import find_victims
+from loadtest.load.options import LoadOptions
+
+from .watch import Watch, count_leases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from loadtest.client.outcome import Outcome
+
+_POLICY: Final = "goodput:8"
+_TOKENS: Final = 128
+_CALM_S: Final = 300.0
+"""Longest wait for a fleet to have as many replicas as it should."""
+
+_KEY: Final = re.compile(r"^tetris-\S+$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a part is played.
+
+    Attributes:
+        folder: For logs and records.
+        config: Deployment file.
+        scale: Of all durations: below 1 only shows that it runs.
+        say: Tells people.
+    """
+
+    folder: Path
+    config: str
+    scale: float
+    say: Callable[[str], None]
+
+    @contextlib.contextmanager
+    def deploy(self, header: str = "", **settings: Any) -> Iterator[Play]:
+        """Have a fleet running, watched, while the block runs."""
+        told = [f"{name.replace('__', '.')}={v}" for name, v in settings.items()]
+        name, _, value = header.partition(": ")
+        headers = {name: value} if header else {}
+        launcher = Launcher(self.folder / "logs", self.config, told, headers)
+        with (
+            launcher.run(parse_arm(_POLICY), self.say) as deployment,
+            Watch(deployment) as watch,
+        ):
+            yield Play(self, deployment, watch)
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """A fleet under load."""
+
+    stage: Stage
+    deployment: Deployment
+    watch: Watch
+
+    def send(self, name: str, load: str, seconds: float, **more: Any) -> list[Outcome]:
+        """Put load on it; return what became of all requests, by when they were due."""
+        records = self.stage.folder / "records" / f"{name}.jsonl"
+        records.parent.mkdir(parents=True, exist_ok=True)
+        self.stage.say(f"{name}: {load} for {seconds * self.stage.scale:.0f} s")
+        given = {"workload": "mixed", "max_tokens": _TOKENS, "seed": name} | more
+        options = LoadOptions(
+            host=self.deployment.endpoint.url,
+            load=load,
+            duration=seconds * self.stage.scale,
+            run_id=name,
+            records=str(records.absolute()),
+            **given,
+        )
+        run_locust(options, self.stage.folder / "logs" / f"locust-{name}.log")
+        read = read_records(records)
+        begin_s = self.watch.since(read.epoch_s or time.time())
+        records.unlink()
+        return [
+            replace(
+                one,
+                **{k: getattr(one, k) + begin_s for k in ("scheduled_s", "sent_s")},
+                **{k: _shift(getattr(one, k), begin_s) for k in ("first_s", "last_s")},
+                end_s=one.end_s + begin_s,
+            )
+            for one in read.outcomes
+        ]
+
+    def settle(self, replicas: int) -> None:
+        """Wait for a number of running replicas.
+
+        Raises:
+            LoadTestError: There are others after minutes.
+        """
+        if not self.watch.wait_for("running", replicas, _CALM_S):
+            raise LoadTestError(
+                f"after {_CALM_S:.0f} s there are not {replicas} replicas; see the log"
+            )
+
+
+def _shift(when_s: float | None, by_s: float) -> float | None:
+    return None if when_s is None else when_s + by_s
+
+
+def play_scale(stage: Stage) -> dict[str, Any]:
+    """A load swells and ebbs: replicas go from one to three and back."""
+    with stage.deploy(
+        replicas__min=1,
+        replicas__max=3,
+        replicas__target_token_ms=8,
+        replicas__upscale_delay_s=2,
+        replicas__downscale_delay_s=15,
+    ) as play:
+        outcomes = play.send("scale", "closed:diurnal:2-44", 240)
+        play.settle(1)
+        return _tell(outcomes, play.watch)
+
+
+def play_idle(stage: Stage) -> dict[str, Any]:
+    """Nobody asks, somebody does, and nobody again: no replica, one, none."""
+    with stage.deploy(
+        replicas__min=0, replicas__max=1, replicas__downscale_delay_s=5
+    ) as play:
+        outcomes = []
+        for number in range(3):
+            play.settle(0)
+            outcomes += play.send(f"idle-{number}", "closed:4", 15)
+        play.settle(0)
+        return _tell(outcomes, play.watch)
+
+
+def play_mix(stage: Stage) -> dict[str, Any]:
+    """The same rate of requests, but fewer drafts are accepted from half-time on."""
+    with stage.deploy(
+        replicas__min=1,
+        replicas__max=3,
+        replicas__target_token_ms=5,
+        replicas__upscale_delay_s=2,
+        replicas__downscale_delay_s=15,
+    ) as play:
+        outcomes, begins_s = [], []
+        for workload in ("easy", "hard"):
+            begins_s.append(play.watch.since(time.time()))
+            outcomes += play.send(
+                f"mix-{workload}", "poisson:2", 120, workload=workload
+            )
+        middle_s = begins_s[1]
+        wanted = [(p["at_s"], p["wanted"]) for p in play.watch.points if "wanted" in p]
+        means = {
+            name: float(np.mean([n for at_s, n in wanted if is_in(at_s)]))
+            for name, is_in in (
+                # Of each half its later part: before, the other still shows.
+                ("easy", lambda at_s: middle_s - 60 * stage.scale < at_s < middle_s),
+                ("hard", lambda at_s: at_s > middle_s + 60 * stage.scale),
+            )
+        }
+        return {"wanted": means} | _tell(outcomes, play.watch)
+
+
+def play_overload(stage: Stage) -> dict[str, Any]:
+    """Twice what a replica can do, each request with a deadline."""
+    deadline_ms = 4000
+    with stage.deploy(
+        replicas__min=1, replicas__max=1, replicas__max_queued_requests=1000
+    ) as play:
+        capacity = _find_capacity(play)
+        body = f'{{"deadline_ms": {deadline_ms}}}'
+        outcomes = play.send(
+            "overload", f"poisson:{2 * capacity:.1f}", 90, extra_body=body
+        )
+    answered = [one for one in outcomes if one.is_ok]
+    late = [one for one in answered if one.waited_ms > deadline_ms]
+    return {
+        "capacity_per_s": capacity,
+        "deadline_ms": deadline_ms,
+        "requests": len(outcomes),
+        "in_time": len(answered) - len(late),
+        "late": [{"id": one.id, "took_ms": round(one.waited_ms)} for one in late],
+        "refused": Counter(one.failure for one in outcomes if not one.is_ok),
+        "refusals": Counter(
+            re.sub(r"\d+", "N", one.detail) for one in outcomes if one.status == 429
+        ),
+    }
+
+
+def play_keys(stage: Stage) -> dict[str, Any]:
+    """Two keys share a replica; one of them floods it."""
+    file = stage.folder / "keys.json"
+    file.unlink(missing_ok=True)
+    quiet, flood = (_make_key(file, name) for name in ("quiet", "flood"))
+    with stage.deploy(
+        header=quiet,
+        http__access__keys_file=file.absolute(),
+        replicas__min=1,
+        replicas__max=1,
+        engine__max_num_seqs=32,
+        replicas__max_ongoing_requests=64,
+        replicas__max_queued_requests=400,
+    ) as play:
+        capacity = _find_capacity(play, header=quiet)
+        own = functools.partial(
+            play.send, load=f"poisson:{0.2 * capacity:.2f}", seconds=90, header=quiet
+        )
+        found = {"alone": own("keys-alone")}
+        with ThreadPoolExecutor(1) as other:
+            flooding = other.submit(
+                play.send, "keys-flood", "closed:120", 110, header=flood
+            )
+            time.sleep(10 * stage.scale)
+            found["beside"] = own("keys-beside")
+            found["flood"] = flooding.result()
+    told: dict[str, Any] = {"capacity_per_s": capacity}
+    for name, outcomes in found.items():
+        ttft_ms = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]
+        told[name] = {
+            "requests": len(outcomes),
+            "failures": Counter(one.failure for one in outcomes if not one.is_ok),
+            "ttft_p50_ms": float(np.quantile(ttft_ms, 0.5)),
+            "ttft_p95_ms": float(np.quantile(ttft_ms, 0.95)),
+        }
+    ratio = told["beside"]["ttft_p95_ms"] / told["alone"]["ttft_p95_ms"]
+    return told | {"ttft_p95_ratio": ratio}
+
+
+def play_neighbour(stage: Stage) -> dict[str, Any]:
+    """Two replicas on a core each; another process comes to one of the cores."""
+    with stage.deploy(replicas__min=2, replicas__max=2, engine__cpu_threads=1) as play:
+        assert play.deployment.pid is not None  # We have started it.
+        engines = find_victims(play.deployment.pid, "engine")
+        for core, engine in enumerate(engines):
+            for thread in engine.threads():
+                os.sched_setaffinity(thread.id, {core})
+        found = {}
+        for name in ("alike", "neighbour"):
+            burning = contextlib.nullcontext()
+            if name == "neighbour":
+                burning = _burn(0)
+            with burning:
+                # What was on its way, and learnt before, is not to count.
+                play.send(f"{name}-before", "closed:12", 20)
+                before = count_leases(play.deployment)
+                outcomes = play.send(name, "closed:12", 60)
+                time.sleep(play.deployment.settle_s)
+                after = count_leases(play.deployment)
+            counts = sorted(after[r] - before.get(r, 0.0) for r in after)
+            found[name] = {
+                "requests": len(outcomes),
+                "failed": sum(not one.is_ok for one in outcomes),
+                "share_of_the_one_with_fewer": counts[0] / sum(counts),
+            }
+    return found
+
+
+PARTS: Final[dict[str, Callable[[Stage], dict[str, Any]]]] = {
+    "scale": play_scale,
+    "idle": play_idle,
+    "mix": play_mix,
+    "overload": play_overload,
+    "keys": play_keys,
+    "neighbour": play_neighbour,
+}
+
+
+def _tell(outcomes: list[Outcome], watch: Watch) -> dict[str, Any]:
+    ttft_ms = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]
+    return {
+        "requests": len(outcomes),
+        "failures": Counter(one.failure for one in outcomes if not one.is_ok),
+        "ttft_p50_ms": float(np.quantile(ttft_ms, 0.5)),
+        "ttft_max_ms": max(ttft_ms),
+        "timeline": [point | _count(outcomes, point["at_s"]) for point in watch.points],
+    }
+
+
+def _count(outcomes: list[Outcome], at_s: float) -> dict[str, float]:
+    return {"in_flight": sum(one.sent_s <= at_s < one.end_s for one in outcomes)}
+
+
+def _find_capacity(play: Play, **more: Any) -> float:
+    """Return how many requests a second a full replica answers."""
+    play.send("warm-up", "closed:16", 15, **more)
+    outcomes = play.send("capacity", "closed:40", 30, **more)
+    ends_s = sorted(one.end_s for one in outcomes if one.is_ok)
+    # Between the first and the last quarter: neither filling nor draining.
+    part = ends_s[len(ends_s) // 4 : 3 * len(ends_s) // 4]
+    return (len(part) - 1) / (part[-1] - part[0])
+
+
+def _make_key(file: Path, name: str) -> str:
+    command = [sys.executable, "-m", "serving.cli", "keys", "new", "--file"]
+    shown = subprocess.run(
+        [*command, str(file), name], check=True, capture_output=True, text=True
+    )
+    found = _KEY.search(shown.stdout)
+    if found is None:
+        raise LoadTestError(f"tetris-serve keys showed no key: {shown.stdout}")
+    return f"Authorization: Bearer {found[0]}"
+
+
+@contextlib.contextmanager
+def _burn(core: int) -> Iterator[None]:
+    """Keep a core busy while the block runs."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            os.sched_setaffinity(process.pid, {core})
+            yield
+        finally:
+            process.kill()
