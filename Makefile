@@ -19,13 +19,14 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-bui
 SAME := -c $(REQUIREMENTS)/cpu.txt -c $(REQUIREMENTS)/gpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test law lint format bench loadtest demo-pair settings chart \
+.PHONY: help serve test law fuzz lint format bench loadtest demo-pair settings chart \
 	lock audit clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) until Ctrl-C (CONFIG=, PORT=, ARGS=)"
 	@echo "make test       set up and run the tests (ARGS='-k selection'; FAST=1: no engine)"
 	@echo "make law        judge sampled tokens by the target's law, with new seeds (ARGS=)"
+	@echo "make fuzz       send a server 20,000 requests nobody thought of (ARGS=--seed=7)"
 	@echo "make lint       check formatting, style and types"
 	@echo "make format     format the code and apply safe fixes"
 	@echo "make bench      compare policies on the real engine (OUTPUT=, ARGS=--preset=smoke)"
@@ -67,6 +68,11 @@ law:
 	@.ci/extras
 	$(BIN)/python -m tests.engine.law $(ARGS)
 	PYTHONPATH=$(TETRIS_VENV)/triton $(BIN)/python -m tests.gpu_adapter.interpreted $(ARGS)
+
+# Writes tests/serving/fuzz/record.json.
+fuzz:
+	@$(SET_UP) --dev
+	$(BIN)/python -m tests.serving.fuzz $(ARGS)
 
 lint:
 	@$(SET_UP) --dev
