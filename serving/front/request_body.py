@@ -52,6 +52,9 @@ def check_body(value: Any, validate: Callable[[Any], Any]) -> Any:
             400, "The request is not valid: a field has a value of the wrong type."
         ) from None
     _read_lists(body)
+    if isinstance(body, DetokenizeRequest) and max(body.tokens, default=0) >= 2**32:
+        # No tokenizer holds such an id; vLLM lets 63 bits pass.
+        raise ApiError(400, "tokens: ids must be below 2**32", "tokens")
     return body
 
 
@@ -71,7 +74,10 @@ def _read_lists(body: Any) -> None:
         return
     for number, message in enumerate(body.messages):
         if not isinstance(message, dict):
-            continue
+            # vLLM takes OpenAI's Harmony form too, and then trips over it.
+            raise ApiError(
+                400, f"messages.{number}: must have a role", f"messages.{number}"
+            )
         for name in _LAZY_FIELDS:
             part = message.get(name)
             if part is None or isinstance(part, str | list):

@@ -13,7 +13,12 @@ from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front import errors
 from serving.front.app import Front
 from serving.front.errors import ApiError, BodyLimitMiddleware
-from serving.front.request_body import ChatBody, CompletionBody
+from serving.front.request_body import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 from serving.front.request_limits import MAX_DEPTH, check_limits
 
 USER = {"role": "user", "content": "Hi"}
@@ -69,6 +74,23 @@ def test_what_is_usual_passes():
     check_limits({"response_format": nested(MAX_DEPTH - 3), "tools": None})
     # Whatever has the wrong type is left to the validation behind.
     check_limits({"messages": 5, "n": "x", "tools": {}, "vllm_xargs": []})
+
+
+def test_ids_that_no_tokenizer_holds_are_refused_however_they_are_written():
+    for token in (2**32, 2.0**40, str(2**62)):
+        with pytest.raises(ApiError, match="tokens") as refused:
+            TypeAdapter(DetokenizeBody).validate_python({"tokens": [1, token]})
+        assert (refused.value.status, refused.value.param) == (400, "tokens")
+    body = TypeAdapter(DetokenizeBody).validate_python({"tokens": [2**32 - 1]})
+    assert body.tokens == [2**32 - 1]
+
+
+@pytest.mark.parametrize("kind", [ChatBody, TokenizeBody])
+def test_messages_in_harmonys_form_are_refused(kind):
+    message = {"author": {"role": "user"}, "content": [], "content_type": ""}
+    with pytest.raises(ApiError, match="role") as refused:
+        TypeAdapter(kind).validate_python({"model": "demo", "messages": [message]})
+    assert (refused.value.status, refused.value.param) == (400, "messages.0")
 
 
 @pytest.mark.parametrize(

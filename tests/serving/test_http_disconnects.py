@@ -1,6 +1,8 @@
 """Clients that go away: their requests end, and everybody else's go on."""
 
 import contextlib
+import json
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -78,3 +80,47 @@ def test_a_client_gone_before_the_answer_frees_its_place(server):
             trust_env=False,
         )
     wait_until(lambda: num_running(server) == 0, 300)
+
+
+def connect(server: Server, content: bytes) -> socket.socket:
+    """Send some bytes, over a connection that takes back few unless they are read."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    connection.sendall(content)
+    return connection
+
+
+def test_a_client_that_never_reads_keeps_its_seat_no_longer_than_its_answer_takes(
+    server,
+):
+    """Engines wait for no reader: what is not read yet lies in Serve's proxy.
+
+    The answer is larger than all buffers on the way; and whoever reads it late gets it.
+    """
+    body = {"model": MODEL, "prompt": "one two", "max_tokens": MAX_TOKENS}
+    body |= {"ignore_eos": True, "stream": True, "logprobs": 20, "n": NUM_STREAMS}
+    content = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    made = server.total("ray_vllm_generation_tokens_total") + NUM_STREAMS * MAX_TOKENS
+    with contextlib.closing(connect(server, head.encode() + content)) as connection:
+        wait_until(
+            lambda: server.total("ray_vllm_generation_tokens_total") >= made, 120
+        )
+        wait_until(lambda: num_running(server) == 0, 30)
+        connection.settimeout(60)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert len(answer) > 1 << 20
+    assert b"data: [DONE]" in answer[-100:]
+
+
+def test_clients_that_do_not_finish_their_headers_disturb_nobody(server):
+    """Serve's proxy waits for them for ever, and for nothing else's sake."""
+    with contextlib.ExitStack() as connections:
+        for _ in range(200):
+            one = connect(server, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-")
+            connections.enter_context(contextlib.closing(one))
+        body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
+        answer = server.post("/v1/completions", json=body, timeout=30)
+    assert answer.status_code == 200

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 INTERVAL_S = 0.2
 Gaps = Sequence[float]
@@ -112,3 +114,16 @@ def test_a_failure_goes_out_at_once():
     with pytest.raises(ExceptionGroup) as caught:
         collect_now([0.0], 1000.0, RuntimeError("engine died"))
     assert "engine died" in str(caught.value.exceptions)
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(
+    st.lists(st.floats(0.0, 2 * INTERVAL_S), min_size=1, max_size=12),
+    st.floats(0.0, 2 * INTERVAL_S),
+)
+def test_whatever_the_pace_every_token_comes_once_and_the_last_at_once(
+    gaps_s, interval_s
+):
+    times, tokens = collect_now(gaps_s, interval_s)
+    assert list(itertools.chain(*tokens)) == list(range(len(gaps_s)))
+    assert times[-1] == pytest.approx(sum(gaps_s), abs=1e-6)

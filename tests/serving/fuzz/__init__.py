@@ -1,0 +1,1 @@
+"""Requests that nobody thought of, made by schemathesis from the server's schema."""

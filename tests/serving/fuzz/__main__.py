@@ -1,0 +1,37 @@
+"""Fuzz a server started for it: `python -m tests.serving.fuzz --cases 20000`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.serving.conftest import start_up_command
+from tests.serving.fuzz.rounds import fuzz
+
+
+def main() -> None:
+    """Run it, and write what was done into a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    default = Path(__file__).with_name("record.json")
+    parser.add_argument("--output", type=Path, default=default)
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="tetris-fuzz-"))
+    sys.stderr.write(f"Logs and failing cases: {folder}\n")
+    # One replica, so that memory before and after is that of the same processes.
+    server = start_up_command(folder / "up.log", {"replicas.max": 1})
+    try:
+        record = fuzz(server, arguments.cases, arguments.seed, folder)
+    finally:
+        server.command.end()
+    record["schemathesis"] = version("schemathesis")
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
