@@ -19,12 +19,13 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-bui
 SAME := -c $(REQUIREMENTS)/cpu.txt -c $(REQUIREMENTS)/gpu.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test law fuzz lint format bench loadtest demo-pair settings chart \
+.PHONY: help serve test faults law fuzz lint format bench loadtest demo-pair settings chart \
 	lock audit clean
 
 help:
 	@echo "make serve      set up and serve $(CONFIG) until Ctrl-C (CONFIG=, PORT=, ARGS=)"
 	@echo "make test       set up and run the tests (ARGS='-k selection'; FAST=1: no engine)"
+	@echo "make faults     break everything that serving/FAULTS.md names, and look (ARGS=)"
 	@echo "make law        judge sampled tokens by the target's law, with new seeds (ARGS=)"
 	@echo "make fuzz       send a server 20,000 requests nobody thought of (ARGS=--seed=7)"
 	@echo "make lint       check formatting, style and types"
@@ -60,6 +61,12 @@ else
 	$(PYTEST) $(SHARED) -m "not ray" $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) -m ray $(ARGS) $(NONE_IS_FINE)
 endif
+
+faults:
+	@$(SET_UP) --dev
+	$(PYTEST) $(SHARED) -m "faults and not ray" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) -m "faults and ray" $(ARGS) $(NONE_IS_FINE)
+	$(PYTEST) tests/serving/check_lost_host.py $(ARGS) $(NONE_IS_FINE)
 
 # All cases on both runners, hours, in as many pieces as wanted: Ctrl-C, and the same
 # command goes on. Adds to tests/engine/law/evidence.json after every case.

@@ -147,7 +147,8 @@ class Front(PageRoutes):
                 tokenizer is in it.
         """
         self._engines = engines
-        self._model_card = {**model_card, "created": int(time.time())}
+        created = int(time.time())  # noqa: TID251 - a date
+        self._model_card = {**model_card, "created": created}
         self._policy_name = policy_name
         self._classes = dict(classes)
         self._max_queued_requests = max_queued_requests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from ray.exceptions import RayActorError, RayTaskError
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
             wanted: str,
         ) -> Any:
             """Return what can be iterated once, and cancelled."""
+
+
+PATIENCE_S: Final = 10.0
+"""For the first word of a replica that was chosen: it comes at once, or never, as when
+its host has vanished, which Ray finds out much later."""
 
 
 class LeaseHolder:
@@ -100,18 +105,22 @@ class LeaseHolder:
                 one.was_alone,
                 wanted=wanted,
             )
-            async for kind, data in stream:
-                if kind not in (OFFER, ACCEPTED):
-                    reason = kind
-                    continue
-                link = self._links.open(self._decode_offer(data))
-                if kind == ACCEPTED:
-                    is_placed = True
-                    on_settled(link)
-        except asyncio.CancelledError:
+            async with asyncio.timeout(PATIENCE_S if wanted else None) as patience:
+                async for kind, data in stream:
+                    patience.reschedule(None)
+                    if kind not in (OFFER, ACCEPTED):
+                        reason = kind
+                        continue
+                    link = self._links.open(self._decode_offer(data))
+                    if kind == ACCEPTED:
+                        is_placed = True
+                        on_settled(link)
+        except (asyncio.CancelledError, TimeoutError) as error:
             if stream is not None:
                 stream.cancel()
-            raise
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            reason = "no answer"
         except Exception as error:
             reason = "engine died" if _lost_its_engine(error) else repr(error)
         finally:

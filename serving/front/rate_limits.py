@@ -5,6 +5,9 @@ by Redis for all fronts together, or else in each front, which allows its part. 
 runs at a time is always counted in each front, for a count in Redis would outlive a
 front that dies. Tokens are known, and charged, when a request ends: what runs already
 may go beyond the limit, and the next one waits.
+
+A Redis that does not answer is left alone for ten seconds, in which each front counts
+by itself; the requests that find out wait for it for about two.
 """
 
 from __future__ import annotations
@@ -14,20 +17,27 @@ import logging
 import math
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from limits import RateLimitItemPerMinute
-from limits.aio.storage import MemoryStorage, RedisStorage
-from limits.aio.strategies import FixedWindowRateLimiter
+from limits.aio.storage import RedisStorage
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from serving.front.errors import ApiError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from serving.settings.key_file import KeyEntry
 
 logger = logging.getLogger("ray.serve")
 
+_WINDOW_S: Final = 60
 _REDIS_PATIENCE_S: Final = 1.0
+_REDIS_TRIES: Final = 2
+"""Redis closes connections that nobody uses; the second try opens another."""
+
+_REDIS_PAUSE_S: Final = 10.0
 _KINDS: Final = ("requests", "tokens")
 
 
@@ -38,26 +48,36 @@ class RateLimits:
         num_fronts: That share the limits.
     """
 
-    def __init__(self, redis_url: str | None = None) -> None:
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Count nothing yet; must be made where an event loop runs.
 
         Args:
             redis_url: Where fronts count together; None where each counts alone.
+            clock: Seconds. One that is set back would make a minute last hours.
         """
         self.num_fronts = 1
+        self._clock = clock
         self._running: Counter[str] = Counter()
         self._charging: set[asyncio.Task[tuple[int, int, float]]] = set()
-        self._own = FixedWindowRateLimiter(MemoryStorage())
-        self._shared: FixedWindowRateLimiter | None = None
+        self._own = _Windows()
+        self._redis: RedisStorage | None = None
+        self._ask_redis_at_s = -math.inf
         if redis_url is not None:
-            storage = RedisStorage(
+            # By default it tries for seconds, at greater and greater intervals. Any:
+            # `limits` hands it on, but its types name no objects.
+            retry: Any = Retry(NoBackoff(), _REDIS_TRIES - 1)
+            self._redis = RedisStorage(
                 f"async+{redis_url}",
                 implementation="redispy",
                 key_prefix="tetris",
                 socket_timeout=_REDIS_PATIENCE_S,
                 socket_connect_timeout=_REDIS_PATIENCE_S,
+                retry=retry,
             )
-            self._shared = FixedWindowRateLimiter(storage)
 
     async def begin(self, name: str, entry: KeyEntry) -> dict[str, str]:
         """Let one request of a key begin, which `end` must follow.
@@ -134,27 +154,48 @@ class RateLimits:
         self, kind: str, name: str, limit: int, cost: int
     ) -> tuple[int, int, float]:
         """Add to what was used; return that, the limit here, and seconds to the end."""
-        if self._shared is not None:
+        key, now_s = f"{kind}/{name}", self._clock()
+        if self._redis is not None and now_s >= self._ask_redis_at_s:
             try:
-                return await _add(self._shared, kind, name, limit, cost)
+                return await _count_together(self._redis, key, limit, cost)
             except Exception as error:
-                logger.warning("Redis does not count; this front does: %r", error)
-        return await _add(self._own, kind, name, self._part(limit), cost)
+                self._ask_redis_at_s = self._clock() + _REDIS_PAUSE_S
+                logger.warning(
+                    "Redis does not count; this front does for %.0f s: %r",
+                    _REDIS_PAUSE_S,
+                    error,
+                )
+        used, reset_s = self._own.add(key, cost, now_s)
+        return used, self._part(limit), reset_s
 
     def _part(self, limit: int) -> int:
         return -(-limit // self.num_fronts)
 
 
-async def _add(
-    limiter: FixedWindowRateLimiter, kind: str, name: str, limit: int, cost: int
+class _Windows:
+    """What one front counts by itself."""
+
+    def __init__(self) -> None:
+        self._used: Counter[str] = Counter()
+        self._ends_s: dict[str, float] = {}
+
+    def add(self, key: str, cost: int, now_s: float) -> tuple[int, float]:
+        """Add to what was used; return that, and seconds to the window's end."""
+        if now_s >= self._ends_s.get(key, -math.inf):
+            self._used[key], self._ends_s[key] = 0, now_s + _WINDOW_S
+        self._used[key] += cost
+        return self._used[key], self._ends_s[key] - now_s
+
+
+async def _count_together(
+    redis: RedisStorage, key: str, limit: int, cost: int
 ) -> tuple[int, int, float]:
-    # Another limit is the same count; `limits` would begin a new one.
-    item = RateLimitItemPerMinute(1)
-    key = item.key_for(kind, name)
-    storage = limiter.storage
     if cost:
-        used = await storage.incr(key, item.get_expiry(), amount=cost)
+        used = await redis.incr(key, _WINDOW_S, amount=cost)
     else:
-        used = await storage.get(key)
-    reset_s = await storage.get_expiry(key) - time.time() if used else 0.0
-    return used, limit, max(0.0, reset_s)
+        used = await redis.get(key)
+    if not used:
+        return used, limit, 0.0
+    ends_s = await redis.get_expiry(key)
+    # What `limits` has just added to the seconds that Redis tells.
+    return used, limit, max(0.0, ends_s - time.time())  # noqa: TID251

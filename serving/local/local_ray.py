@@ -43,6 +43,9 @@ def prepare_environment(environment: Environment) -> None:
     os.environ.setdefault(
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", str(_MAX_MESSAGE_BYTES)
     )
+    # Three looks find a proxy dead; at Serve's ten seconds each, nobody is answered for
+    # half a minute.
+    os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
     # Ray's workers, engines included, would otherwise yield to every other program.
     os.environ.setdefault("RAY_worker_niceness", "0")
     if environment.ray_auth_mode is None:

@@ -20,7 +20,7 @@ from tests.engine.checks import (
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import Instead
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.faults]
 
 PROMPTS = draw_prompts(4)
 PARAMS = greedy(16)

@@ -17,9 +17,8 @@ from serving.front.access import AccessOptions, scope_of
 from serving.front.app import build_api
 from serving.front.caller import caller
 from serving.front.key_ring import KeyRing
-from serving.front.rate_limits import RateLimits
 from serving.front.request_class import claim_class
-from serving.settings.key_file import KeyEntry, hash_key, read_keys
+from serving.settings.key_file import read_keys
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -156,27 +155,6 @@ async def test_rates_end_in_429_with_openais_headers(tmp_path, capsys):
 async def charged_in_the_background() -> None:
     tasks = asyncio.all_tasks()
     await asyncio.gather(*(t for t in tasks if "RateLimits._use" in repr(t)))
-
-
-async def test_fronts_divide_what_a_key_may():
-    entry = KeyEntry(sha256=hash_key("x"), max_concurrent=4, requests_per_minute=4)
-    limits = RateLimits()
-    limits.num_fronts = 2
-    await limits.begin("ann", entry)
-    await limits.begin("ann", entry)
-    with pytest.raises(Exception, match="4 requests running"):
-        await limits.begin("ann", entry)
-    limits.end("ann")
-    with pytest.raises(Exception, match="used its 4 requests"):
-        await limits.begin("ann", entry)
-
-
-async def test_without_redis_each_front_counts_alone():
-    entry = KeyEntry(sha256=hash_key("x"), requests_per_minute=1)
-    limits = RateLimits("redis://127.0.0.1:1/0")
-    await limits.begin("ann", entry)
-    with pytest.raises(Exception, match="used its 1 requests"):
-        await limits.begin("ann", entry)
 
 
 def test_with_a_key_the_request_chooses_neither_class_nor_priority():

@@ -51,6 +51,7 @@ async def test_leases_have_their_requests_id_and_outlive_its_call(scene):
     assert {one._internal_request_id for one in calls} == {""}
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
@@ -76,6 +77,7 @@ async def test_requests_go_on_elsewhere_when_a_replica_ends(end, reason, scene):
         assert emitted == expected_ids(one)[: len(emitted)]
 
 
+@pytest.mark.faults
 async def test_requests_wait_for_the_next_replica_when_all_are_dead(scene):
     victim = scene.add_replica()
     requests = await scene.send(20)
@@ -187,6 +189,7 @@ async def test_an_aborted_request_that_waits_gives_up_its_place(scene):
     assert len(replica.taken) == 1
 
 
+@pytest.mark.faults
 async def test_a_request_that_kills_engines_runs_alone_and_is_then_refused(scene):
     """Its neighbours go on; they died with it without guilt."""
     poison = 1

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serving.front import routing
+from serving.front import lease_holder, routing
 from serving.front.in_flight import InFlight
 from serving.front.routing import Routing
 from tests.front.fake_fleet import make_request, until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.front.fake_fleet import FakeReplica, Scene
 
 pytestmark = pytest.mark.anyio
@@ -118,6 +120,7 @@ async def test_a_known_beginning_goes_where_it_was_computed(scene):
     assert routed.taken()[holder] == 9
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("reason", ["stale", "full"])
 async def test_without_state_or_room_the_front_goes_by_its_own_count(
     reason, scene, monkeypatch
@@ -170,6 +173,21 @@ async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(scen
     await send(scene, 6)
     await until(lambda: len(routed.replicas["a"].taken) == 6)
     assert routed.reasons["new"] == 2
+
+
+@pytest.mark.faults
+async def test_a_replica_whose_host_has_vanished_keeps_no_request(scene, monkeypatch):
+    """Serve goes on naming it, and no call to it ever fails."""
+    monkeypatch.setattr(lease_holder, "PATIENCE_S", 0.05)
+    routed = Routed(scene, "gone", "stays")
+
+    async def say_nothing(*_: Any, **__: Any) -> AsyncIterator[tuple[str, bytes]]:
+        await asyncio.Event().wait()
+        yield "", b""
+
+    routed.replicas["gone"].leases.hold = say_nothing  # type: ignore[method-assign]
+    await send(scene, 6)
+    await until(lambda: routed.taken() == {"gone": 0, "stays": 6})
 
 
 async def test_requests_that_are_gone_before_their_lease_began_block_nothing(scene):

@@ -111,6 +111,7 @@ async def test_seats_are_counted_after_what_a_message_has_ended(ends):
     assert link.num_free_seats == 1
 
 
+@pytest.mark.faults
 async def test_a_message_left_out_loses_the_link(ends):
     """Tokens would be missing in the middle of a sentence."""
     ends.engine.send(b"first")
@@ -122,6 +123,24 @@ async def test_a_message_left_out_loses_the_link(ends):
     assert ends.steps == [[b"first"]]
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("length", [0, 1, -1])
+async def test_a_message_torn_on_its_way_loses_the_link(length, ends):
+    """Tokens may have been in it."""
+    ends.relay._state = ends.relay._state[:length]
+    await until(lambda: ends.lost)
+    assert ends.lost == ["failure"]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("cost", ["base_ms", "request_ms", "tokens_per_step"])
+def test_costs_that_cannot_be_are_unknown(cost, value):
+    state = ReplicaState(base_ms=8.0, request_ms=0.5)
+    assert state.costs_are_known
+    assert not msgspec.structs.replace(state, **{cost: value}).costs_are_known
+
+
 async def test_the_engines_last_word_loses_the_link_after_all_its_tokens(ends):
     for _ in range(50):
         ends.engine.send(b"step")
@@ -131,6 +150,7 @@ async def test_the_engines_last_word_loses_the_link_after_all_its_tokens(ends):
     assert len(ends.steps) == 50
 
 
+@pytest.mark.faults
 async def test_the_end_of_an_engines_process_loses_the_link(ends):
     """It had no time for a last word."""
     process = await asyncio.create_subprocess_exec("sleep", "60")
@@ -149,6 +169,7 @@ async def test_the_end_of_a_replicas_process_loses_the_link(ends):
     assert ends.lost == ["connection closed"]
 
 
+@pytest.mark.faults
 async def test_silence_loses_the_link(tmp_path, monkeypatch):
     """The connection of a host that vanished stays open for minutes."""
     monkeypatch.setattr(token_link, "LOOK_S", 0.02)

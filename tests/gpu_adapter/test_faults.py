@@ -12,7 +12,7 @@ from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import drive, make_worker
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.faults]
 
 
 def spoil_confidences(worker, spoil):

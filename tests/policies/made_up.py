@@ -45,7 +45,7 @@ class MadeUpEngine:
         self.draft_token_ms = draft_token_ms
         self.num_prefill_tokens = num_prefill_tokens
         self.clock = itertools.repeat(1.0) if clock is None else clock
-        self.speed = 1.0
+        self.speed = self.drafter_speed = 1.0
         self.step = 0
         self.num_missing = 0
 
@@ -105,7 +105,8 @@ class MadeUpEngine:
             self.num_missing = min(self.num_missing + timing.num_tokens, most)
             return timing
         num_backlog, self.num_missing = self.num_missing, 0
-        pass_ms = self.speed * (1 + self.draft_token_ms * num_backlog)
+        speed = self.speed * self.drafter_speed
+        pass_ms = speed * (1 + self.draft_token_ms * num_backlog)
         return replace(
             timing,
             num_backlog=num_backlog,
@@ -116,6 +117,7 @@ class MadeUpEngine:
         num_decode_tokens = self.num_reqs + int(num_verified)
         num_tokens = num_decode_tokens + self.num_prefill_tokens
         first_ms = 1 + self.draft_token_ms * num_tokens
+        drafter_speed = self.speed * self.drafter_speed
         return StepTiming(
             num_reqs=self.num_reqs,
             num_decode_tokens=num_decode_tokens,
@@ -123,8 +125,8 @@ class MadeUpEngine:
             num_context_tokens=100 * self.num_reqs,
             depth=depth,
             target_ms=self.speed * (self.base_ms + self.token_ms * num_tokens),
-            draft_first_ms=self.speed * first_ms if depth else 0.0,
-            draft_next_ms=self.speed * 2.4 * max(depth - 1, 0),
+            draft_first_ms=drafter_speed * first_ms if depth else 0.0,
+            draft_next_ms=drafter_speed * 2.4 * max(depth - 1, 0),
             host_ms=1.0,
         )
 

@@ -99,6 +99,21 @@ def test_it_drafts_again_when_the_load_falls():
     assert planner.plan.depth >= 1
 
 
+@pytest.mark.faults
+def test_a_drafter_that_became_slow_is_left_alone_within_fifty_steps_and_comes_back():
+    engine, planner, plain = MadeUpEngine(4), make_goodput(), MadeUpEngine(4)
+    engine.run(planner, 300)
+    assert planner.plan.depth >= 1
+    engine.drafter_speed = 20.0
+    engine.run(planner, 50)
+    plain.step = engine.step
+    assert engine.run(planner, 300) > 0.98 * plain.run(NoSpeculation(1), 300)
+    assert planner.plan.depth == 0
+    engine.drafter_speed = 1.0
+    engine.run(planner, 300)
+    assert planner.plan.depth >= 1
+
+
 def test_it_is_back_at_the_best_arm_within_fifty_steps_of_a_stolen_core():
     engine, planner = MadeUpEngine(16), make_goodput()
     engine.run(planner, 300)

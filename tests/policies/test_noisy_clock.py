@@ -40,6 +40,7 @@ def throughput(
     return engine.run(planner, 300)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("num_reqs", [4, 8, 16])
 @pytest.mark.parametrize(
     ("jitter", "step", "slope", "most"),

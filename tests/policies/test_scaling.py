@@ -90,6 +90,7 @@ def test_a_start_that_is_called_off_measures_nothing() -> None:
     assert scaling.start_s == before_s
 
 
+@pytest.mark.faults
 @given(
     st.lists(
         st.tuples(st.floats(-1e6, 1e6), st.floats(allow_nan=True), st.integers(0, 9)),

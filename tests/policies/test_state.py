@@ -74,6 +74,7 @@ def decide(planner: Planner) -> tuple[Any, ...]:
     return selection.num_admitted.tolist(), asked.choose_depth(4), asked.report()
 
 
+@pytest.mark.faults
 def test_a_state_that_cannot_be_true_is_refused_and_nothing_has_changed(
     exported: tuple[str, State],
 ):

@@ -235,6 +235,7 @@ def test_steps_learnt_together_teach_what_they_teach_one_by_one():
         assert together.predict_ms(timing) == pytest.approx(alone.predict_ms(timing))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("bad", BAD_MS)
 @pytest.mark.parametrize("part", ["target_ms", "draft_next_ms", "host_ms"])
 def test_a_step_that_no_clock_can_have_measured_is_dropped_and_counted(

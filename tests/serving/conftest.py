@@ -22,6 +22,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from serving.settings.key_file import KeyEntry, hash_key, make_key, write_keys
 from tests.serving.span_collector import SpanCollector
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,10 +46,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     And the test that ends it after all of them.
     """
+    places = {"fleet": 1, "ending_fleet": 1, "server": 3, "ending_server": 1}
 
     def order(item: pytest.Item) -> int:
         fixtures = getattr(item, "fixturenames", ())
-        return ("server" in fixtures) + ("ending_server" in fixtures)
+        return sum(place for name, place in places.items() if name in fixtures)
 
     items.sort(key=order)
 
@@ -176,11 +178,13 @@ class Server:
     command: Command
     port: int
     metrics_port: int
+    key: str = ""
 
     @property
     def url(self) -> str:
-        """Root of the endpoint."""
-        return f"http://127.0.0.1:{self.port}"
+        """Root of the endpoint, for who sends a key as browsers do."""
+        user = f"test:{self.key}@" if self.key else ""
+        return f"http://{user}127.0.0.1:{self.port}"
 
     def is_healthy(self) -> bool:
         """Tell whether an engine replica is running."""
@@ -220,12 +224,6 @@ class Server:
         )
 
 
-def num_replicas(server: Server) -> int:
-    """Return the running engine replicas, as the server counts them."""
-    health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
-    return int(health.json()["running_replicas"])
-
-
 @contextmanager
 def load(
     server: Server, num_clients: int, max_tokens: int = 200
@@ -254,11 +252,16 @@ def load(
             thread.join(300)
 
 
-def read_logs(server: Server) -> str:
+def read_logs(server: Server, pattern: str = "*.log") -> str:
     """Return all that the deployment's processes have logged so far."""
-    (folder,) = re.findall(r"^  logs +(/.*)$", server.command.output, re.MULTILINE)
-    files = sorted(Path(folder).rglob("*.log"))
+    files = sorted(find_log_folder(server).rglob(pattern))
     return "\n".join(file.read_text(errors="replace") for file in files)
+
+
+def find_log_folder(server: Server) -> Path:
+    """Return where they do so, as `up` says."""
+    (folder,) = re.findall(r"^  logs +(/.*)$", server.command.output, re.MULTILINE)
+    return Path(folder)
 
 
 def start_up_command(
@@ -293,6 +296,49 @@ def start_up_command(
         command.end()
         raise
     return Server(command, port, metrics_port)
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two fronts and two replicas, in float32: no token depends on its neighbours.
+
+    They ask for API keys, and nobody receives their spans.
+    """
+    folder, key = tmp_path_factory.mktemp("fleet"), make_key()
+    keys_file = folder / "keys.json"
+    write_keys(keys_file, {"test": KeyEntry(sha256=hash_key(key))})
+    running = start_up_command(
+        folder / "up.log",
+        {
+            "engine.dtype": "float32",
+            # Fewer than there are streams, so that both replicas have some.
+            "engine.max_num_seqs": 10,
+            "engine.extra.otlp_traces_endpoint": "http://collector.invalid:4317",
+            "replicas.min": 2,
+            "replicas.max": 2,
+            "http.fronts.min": 2,
+            "http.fronts.max": 2,
+            "http.access.keys_file": keys_file,
+        },
+    )
+    running.key = key
+    yield running
+    running.command.end()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(fleet: Server) -> list[Any]:
+    """What comes when nothing is killed."""
+    from tests.serving.fleet import run_all, when_both_are_ready
+
+    when_both_are_ready(fleet)
+    return run_all(fleet)
+
+
+@pytest.fixture
+def ending_fleet(fleet: Server) -> Server:
+    """The fleet, for the one test that ends it."""
+    return fleet
 
 
 @pytest.fixture(scope="session")

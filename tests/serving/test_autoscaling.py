@@ -10,12 +10,17 @@ from tests.serving.conftest import (
     START_TIMEOUT_S,
     Server,
     load,
-    num_replicas,
     start_up_command,
     wait_until,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def num_replicas(server: Server) -> int:
+    """Return the running engine replicas, as the server counts them."""
+    health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
+    return int(health.json()["running_replicas"])
 
 
 def steps_by_replica(server: Server) -> dict[str, float]:

@@ -60,6 +60,7 @@ def test_figures_grow_from_one_snapshot_to_the_next(before, after, expected):
     assert {name: grown.get(name) for name in expected} == expected
 
 
+@pytest.mark.faults
 def test_failing_snapshots_are_counted_logged_once_and_survived(monkeypatch):
     from serving.replica import metrics
 

@@ -55,6 +55,7 @@ def watch(silent_s: float, *, loading: bool = False) -> float:
         return runner.run(follow())
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("silent_s", "loading", "hung_s"),
     [
@@ -69,6 +70,7 @@ def test_an_engine_that_does_not_answer_in_time_is_found_out(silent_s, loading, 
     assert hung_s <= watch(silent_s, loading=loading) <= hung_s + 3
 
 
+@pytest.mark.faults
 def test_time_in_which_the_watcher_itself_stood_still_does_not_count():
     async def follow() -> bool:
         engine, watch = FakeEngine(), EngineWatch(2.0, 2.0)

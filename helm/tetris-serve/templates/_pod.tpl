@@ -73,11 +73,14 @@ The last of those that agree in a field, for the API server refuses such lists:
 {{- $root := . -}}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
-# As `tetris-serve up` has them: cheaper streams between replicas, room for long replies.
+# As `tetris-serve up` has them: cheaper streams between replicas, room for long replies,
+# a dead proxy found out in seconds.
 - name: RAY_SERVE_USE_GRPC_BY_DEFAULT
   value: "1"
 - name: RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH
   value: "536870912"
+- name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S
+  value: "1"
 {{- if eq $root.Values.ray.auth.mode "disabled" }}
 - name: RAY_AUTH_MODE
   value: disabled

@@ -1,0 +1,165 @@
+"""What keys use, counted in each front, or in a Redis that lives, hangs, or is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from serving.front import rate_limits
+from serving.front.errors import ApiError
+from serving.front.rate_limits import RateLimits
+from serving.settings.key_file import KeyEntry, hash_key
+
+pytestmark = pytest.mark.anyio
+
+# A Redis made of Python: the protocol over TCP, and the Lua that `limits` counts with.
+REDIS = """
+from fakeredis import TcpFakeServer
+server = TcpFakeServer(("127.0.0.1", 0))
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+NOBODY_LISTENS = "redis://127.0.0.1:1/0"
+
+
+@dataclass
+class Redis:
+    process: subprocess.Popen[str]
+    url: str
+
+
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    """A process of its own, which can be stopped and killed as any can."""
+    program = [sys.executable, "-W", "ignore", "-c", REDIS]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        yield Redis(process, f"redis://127.0.0.1:{port}/0")
+        process.kill()
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was warned of."""
+    lines: list[str] = []
+    monkeypatch.setattr(
+        rate_limits.logger, "warning", lambda line, *args: lines.append(line % args)
+    )
+    return lines
+
+
+class Front:
+    """The counts of one of two fronts, by a clock that is set."""
+
+    def __init__(self, redis_url: str | None = None) -> None:
+        self.now_s = 0.0
+        self.limits = RateLimits(redis_url, clock=lambda: self.now_s)
+        self.limits.num_fronts = 2
+
+    async def count_allowed(self, num_tries: int, **limits: int) -> int:
+        """Send short requests of one key; return how many were let in."""
+        entry, num_allowed = KeyEntry(sha256=hash_key("x"), **limits), 0
+        for _ in range(num_tries):
+            with contextlib.suppress(ApiError):
+                await self.limits.begin("ann", entry)
+                num_allowed += 1
+                self.limits.end("ann")
+        return num_allowed
+
+
+async def test_fronts_divide_what_a_key_may():
+    entry = KeyEntry(sha256=hash_key("x"), max_concurrent=4, requests_per_minute=4)
+    limits = RateLimits()
+    limits.num_fronts = 2
+    await limits.begin("ann", entry)
+    await limits.begin("ann", entry)
+    with pytest.raises(Exception, match="4 requests running"):
+        await limits.begin("ann", entry)
+    limits.end("ann")
+    with pytest.raises(Exception, match="used its 4 requests"):
+        await limits.begin("ann", entry)
+
+
+async def test_two_fronts_allow_together_what_one_would(redis):
+    first, second = Front(redis.url), Front(redis.url)
+    assert await first.count_allowed(4, requests_per_minute=5) == 4
+    assert await second.count_allowed(3, requests_per_minute=5) == 1
+    assert await first.count_allowed(1, requests_per_minute=5) == 0
+
+
+async def test_tokens_that_one_front_charges_the_other_knows_of(redis):
+    first, second = Front(redis.url), Front(redis.url)
+    entry = KeyEntry(sha256=hash_key("x"), tokens_per_minute=100)
+    assert await second.count_allowed(1, tokens_per_minute=100) == 1
+    first.limits.charge("ann", entry, 60)
+    first.limits.charge("ann", entry, 60)
+    for task in list(first.limits._charging):
+        await task
+    assert await second.count_allowed(1, tokens_per_minute=100) == 0
+
+
+@pytest.mark.faults
+async def test_a_redis_that_dies_leaves_each_front_its_part(redis, logged):
+    front = Front(redis.url)
+    assert await front.count_allowed(3, requests_per_minute=4) == 3
+    redis.process.kill()
+    redis.process.wait()
+    began_s = time.monotonic()
+    assert await front.count_allowed(5, requests_per_minute=4) == 2
+    assert time.monotonic() - began_s < 1.0
+    assert len(logged) == 1
+    assert "this front does for 10 s" in logged[0]
+    front.now_s = 11.0
+    await front.count_allowed(2, requests_per_minute=4)
+    assert len(logged) == 2
+
+
+@pytest.mark.faults
+async def test_a_redis_that_hangs_is_waited_for_once_and_counts_again_later(
+    redis, logged
+):
+    front, other = Front(redis.url), Front(redis.url)
+    assert await front.count_allowed(3, requests_per_minute=4) == 3
+    redis.process.send_signal(signal.SIGSTOP)
+    began_s = time.monotonic()
+    assert await front.count_allowed(5, requests_per_minute=4) == 2
+    assert 1.0 < time.monotonic() - began_s < 4.0
+    assert len(logged) == 1
+    redis.process.send_signal(signal.SIGCONT)
+    front.now_s = 11.0
+    num_allowed = await front.count_allowed(2, requests_per_minute=4)
+    # What was sent before it hung may count too.
+    assert num_allowed <= 1
+    assert await other.count_allowed(1, requests_per_minute=4) == 0
+    assert len(logged) == 1
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "url", [NOBODY_LISTENS, "redis://redis.invalid:6379/0"], ids=["away", "no name"]
+)
+async def test_without_redis_each_front_counts_alone(url, logged):
+    front = Front(url)
+    began_s = time.monotonic()
+    assert await front.count_allowed(3, requests_per_minute=4) == 2
+    assert time.monotonic() - began_s < 4.0
+    assert len(logged) == 1
+
+
+@pytest.mark.faults
+async def test_a_minute_lasts_a_minute_whatever_the_wall_clock_is_set_to(monkeypatch):
+    front = Front()
+    assert await front.count_allowed(2, requests_per_minute=2) == 1
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    front.now_s = 59.0
+    assert await front.count_allowed(2, requests_per_minute=2) == 0
+    front.now_s = 60.0
+    assert await front.count_allowed(2, requests_per_minute=2) == 1

@@ -1,0 +1,69 @@
+"""Streams over a deployment of two fronts and two replicas, and its processes."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import httpx
+import psutil
+import pytest
+
+from loadtest.compare.processes import find_processes
+from loadtest.storm.cases import FEATURES, PLAIN, Case
+from loadtest.storm.streams import Stream, run_streams
+from tests.serving.conftest import MODEL, START_TIMEOUT_S, Server, wait_until
+
+Streams = list[Stream]
+# Chats, and what is drawn by chance, are left to `loadtest.storm`.
+KINDS = [PLAIN, *(one for one in FEATURES if one not in ("tools", "two answers"))]
+CASES = [Case(kind, number) for number, kind in enumerate(KINDS * 2)]
+
+
+def run_all(server: Server, disturb: Callable[[], object] | None = None) -> Streams:
+    """Run two streams of each kind at once, and disturb them once all have begun."""
+    streams: Streams = []
+    asking = run_streams(server.url, MODEL, CASES, len(CASES), streams)
+    running = threading.Thread(target=asyncio.run, args=(asking,))
+    running.start()
+
+    def all_have_begun() -> bool:
+        return len(streams) == len(CASES) and all(one.token_ids for one in streams)
+
+    if disturb is not None:
+        wait_until(all_have_begun, 60, period_s=0.01)
+        disturb()
+    running.join(300)
+    return streams
+
+
+def processes(server: Server, role: str) -> list[psutil.Process]:
+    family = find_processes(server.command.process.pid)
+    return [process for found, process in family if found == role]
+
+
+def when_both_are_ready(server: Server) -> list[psutil.Process]:
+    """Wait for both replicas and warm them up; return their engines.
+
+    Else streams end on the one that is to be killed before they begin on the other.
+    """
+
+    def ready() -> list[psutil.Process]:
+        engines = processes(server, "engine")
+        response = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
+        running = response.json().get("running_replicas", 0)
+        return engines if len(engines) == running == 2 else []
+
+    engines = wait_until(ready, START_TIMEOUT_S)
+    run_all(server)
+    return engines
+
+
+def check_equal(streams: Streams, undisturbed: Streams) -> None:
+    assert [one.error for one in streams] == [None] * len(streams)
+    for seen, expected in zip(streams, undisturbed, strict=True):
+        assert seen.token_ids == expected.token_ids, seen.case
+        assert seen.text == expected.text, seen.case
+        assert seen.finish_reasons == expected.finish_reasons, seen.case
+        for index, wanted in expected.logprobs.items():
+            assert seen.logprobs[index] == pytest.approx(wanted, abs=1e-3), seen.case
+        assert seen.num_tokens == sum(map(len, expected.token_ids.values())), seen.case
