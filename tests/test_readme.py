@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "loadtest" / "results" / "engine-cpu" / "results.json"
-LOADS = (1, 8, 32)
+FOLDER = ROOT / "loadtest" / "results"
+SWEEP = FOLDER / "engine-cpu" / "results.json"
+SMOLLM2 = FOLDER / "engine-cpu" / "smollm2" / "results.json"
 ALL_LOADS = (1, 2, 4, 8, 16, 32)
 
 PAGES = [
@@ -29,50 +30,72 @@ PAGES = [
 ]
 
 
-def rate(rows: dict[tuple[str, int], dict[str, Any]], policy: str, load: int) -> int:
-    return round(rows[policy, load]["output_tokens_per_s"]["median"])
+def read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content
 
 
-def read_rows() -> dict[tuple[str, int], dict[str, Any]]:
-    """Return what was measured in the sweep, by policy and load."""
-    return {
-        (row["policy"], row["concurrency"]): row
-        for row in json.loads(RESULTS.read_text())["rows"]
-        if row["workload"] == "mixed" and row["temperature"] == 0.0
-    }
+def rate(row: dict[str, Any]) -> int:
+    return round(row["output_tokens_per_s"]["median"])
 
 
 def render_sweep() -> str:
     """Render the load test's table: tokens per second, the best of a load in bold."""
-    rows = read_rows()
-    policies = list(dict.fromkeys(policy for policy, _ in rows))
-    best = {load: max(rate(rows, one, load) for one in policies) for load in ALL_LOADS}
+    rows = {
+        (row["policy"], row["concurrency"]): rate(row)
+        for row in read(SWEEP)["rows"]
+        if row["workload"] == "mixed" and row["temperature"] == 0.0
+    }
+    best = {
+        load: max(rows[one, at] for one, at in rows if at == load) for load in ALL_LOADS
+    }
     lines = ["| in flight | " + " | ".join(map(str, ALL_LOADS)) + " |"]
     lines.append("|---" * (1 + len(ALL_LOADS)) + "|")
-    for policy in policies:
-        rates = [(load, rate(rows, policy, load)) for load in ALL_LOADS]
-        cells = [f"**{one}**" if one == best[load] else str(one) for load, one in rates]
+    for policy in dict.fromkeys(policy for policy, _ in rows):
+        cells = [
+            f"**{rows[policy, load]}**"
+            if rows[policy, load] == best[load]
+            else str(rows[policy, load])
+            for load in ALL_LOADS
+        ]
         lines.append(f"| `{policy}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def render() -> str:
     """Render the table of the first page from what was measured."""
-    rows = read_rows()
-    fixed = []
-    for load in LOADS:
-        best = max(range(1, 7), key=lambda k: rate(rows, f"fixed:{k}", load))
-        fixed.append(f"{rate(rows, f'fixed:{best}', load)} ({best})")
-    lines = [
-        ("", LOADS),
-        ("no speculation", [rate(rows, "none", load) for load in LOADS]),
-        ("the best fixed length for each", fixed),
-        ("`tetris`, 4 + 2 deeper", [rate(rows, "tetris:4+2", load) for load in LOADS]),
-        ("`goodput`", [rate(rows, "goodput:8", load) for load in LOADS]),
+    results = read(SMOLLM2)
+    rows = {(row["policy"], row["concurrency"]): rate(row) for row in results["rows"]}
+    loads = sorted({load for _, load in rows})
+    policies = list(dict.fromkeys(policy for policy, _ in rows))
+
+    def find_best(kind: str) -> list[str]:
+        own = [policy for policy in policies if policy.startswith(f"{kind}:")]
+        found = []
+        for load in loads:
+            best = max(own, key=lambda one: rows[one, load])
+            found.append(f"{rows[best, load]} ({best.partition(':')[2]})")
+        return found
+
+    def compare(one: dict[str, Any]) -> str:
+        return f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+
+    gains = {
+        one["concurrency"]: compare(one)
+        for one in results["ratios"]
+        if one["against"] == "none"
+    }
+    lines: list[tuple[str, list[Any]]] = [
+        ("requests in flight", loads),
+        ("no speculation", [rows["none", load] for load in loads]),
+        ("the prompt's own words (`ngram`)", [rows["ngram:3", load] for load in loads]),
+        ("the best fixed length for each", find_best("fixed")),
+        ("the best `tetris` for each", find_best("tetris")),
+        ("`goodput`", [rows["goodput:6", load] for load in loads]),
+        ("`goodput` over no speculation", [gains[load] for load in loads]),
     ]
     table = [f"| {name} | {' | '.join(map(str, cells))} |" for name, cells in lines]
-    table[0] = table[0].replace("|  |", "| |")
-    table.insert(1, "|---|---|---|---|")
+    table.insert(1, "|---" * (1 + len(loads)) + "|")
     return "\n".join(table)
 
 

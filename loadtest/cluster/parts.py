@@ -131,7 +131,7 @@ def play_scale(stage: Stage) -> dict[str, Any]:
         replicas__upscale_delay_s=2,
         replicas__downscale_delay_s=15,
     ) as play:
-        outcomes = play.send("scale", "closed:diurnal:2-44", 240)
+        outcomes = play.send("scale", "closed:diurnal:2-44", 300)
         play.settle(1)
         return _tell(outcomes, play.watch)
 

@@ -15,12 +15,11 @@ _PERIOD_S: Final = 1.0
 
 _SERIES: Final = {
     "ray_serve_autoscaling_target_replicas": "wanted",
-    "ray_serve_deployment_replica_healthy": "running",
     "ray_tetris_forecast_requests": "forecast",
     "ray_tetris_unplaced_requests": "waiting",
     "ray_tetris_replica_start_seconds": "start_s",
 }
-_OF_ENGINES: Final = ("wanted", "running")
+_OF_ENGINES: Final = ("wanted",)
 """Series that fronts have too."""
 
 
@@ -67,6 +66,10 @@ class Watch:
     def _follow(self) -> None:
         while not self._stop.wait(_PERIOD_S):
             found = read_series(self._deployment)
+            # Not off the page, from which a gauge is dropped that is set seldom.
+            running = self._deployment.endpoint.count_replicas()
+            if running is not None:
+                found["running"] = running
             if found:
                 at_s = round(self.since(time.time()), 1)
                 self.points.append({"at_s": at_s} | found)
