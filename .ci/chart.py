@@ -89,7 +89,9 @@ def values_table() -> Iterator[str]:
             default = json.dumps(yaml.safe_load(yaml.serialize(value)))
             yield f"| `{name}` | `{default.replace('|', chr(92) + '|')}` | {said} |"
 
-    yield from rows(yaml.compose(text), "")
+    root = yaml.compose(text)
+    assert isinstance(root, yaml.MappingNode)
+    yield from rows(root, "")
     yield ""
 
 

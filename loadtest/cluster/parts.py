@@ -22,6 +22,7 @@ from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.locust_process import run_locust
 from loadtest.compare.processes import find_victims
+from loadtest.compare.scrape import Scraper, summarise_server
 from loadtest.load.options import LoadOptions
 
 from .watch import Watch, count_leases
@@ -83,7 +84,7 @@ class Play:
         records = self.stage.folder / "records" / f"{name}.jsonl"
         records.parent.mkdir(parents=True, exist_ok=True)
         self.stage.say(f"{name}: {load} for {seconds * self.stage.scale:.0f} s")
-        given = {"workload": "mixed", "max_tokens": _TOKENS, "seed": name} | more
+        given: dict[str, Any] = {"max_tokens": _TOKENS, "seed": name} | more
         options = LoadOptions(
             host=self.deployment.endpoint.url,
             load=load,
@@ -96,15 +97,7 @@ class Play:
         read = read_records(records)
         begin_s = self.watch.since(read.epoch_s or time.time())
         records.unlink()
-        return [
-            replace(
-                one,
-                **{k: getattr(one, k) + begin_s for k in ("scheduled_s", "sent_s")},
-                **{k: _shift(getattr(one, k), begin_s) for k in ("first_s", "last_s")},
-                end_s=one.end_s + begin_s,
-            )
-            for one in read.outcomes
-        ]
+        return [_shifted(one, begin_s) for one in read.outcomes]
 
     def settle(self, replicas: int) -> None:
         """Wait for a number of running replicas.
@@ -118,8 +111,14 @@ class Play:
             )
 
 
-def _shift(when_s: float | None, by_s: float) -> float | None:
-    return None if when_s is None else when_s + by_s
+def _shifted(one: Outcome, by_s: float) -> Outcome:
+    """Return it by another clock."""
+    moved: dict[str, Any] = {
+        name: None if when_s is None else when_s + by_s
+        for name in ("scheduled_s", "sent_s", "first_s", "last_s", "end_s")
+        for when_s in (getattr(one, name),)
+    }
+    return replace(one, **moved)
 
 
 def play_scale(stage: Stage) -> dict[str, Any]:
@@ -150,31 +149,41 @@ def play_idle(stage: Stage) -> dict[str, Any]:
 
 
 def play_mix(stage: Stage) -> dict[str, Any]:
-    """The same rate of requests, but fewer drafts are accepted from half-time on."""
+    """The same rate and length of replies, but from half-time on few drafts fit."""
+    body = '{"ignore_eos": true}'
     with stage.deploy(
         replicas__min=1,
         replicas__max=3,
-        replicas__target_token_ms=5,
+        replicas__target_token_ms=6,
         replicas__upscale_delay_s=2,
         replicas__downscale_delay_s=15,
     ) as play:
-        outcomes, begins_s = [], []
-        for workload in ("easy", "hard"):
+        outcomes, begins_s, accepted = [], [], {}
+        for temperature in (0.0, 2.0):
             begins_s.append(play.watch.since(time.time()))
-            outcomes += play.send(
-                f"mix-{workload}", "poisson:2", 120, workload=workload
-            )
-        middle_s = begins_s[1]
-        wanted = [(p["at_s"], p["wanted"]) for p in play.watch.points if "wanted" in p]
-        means = {
-            name: float(np.mean([n for at_s, n in wanted if is_in(at_s)]))
-            for name, is_in in (
-                # Of each half its later part: before, the other still shows.
-                ("easy", lambda at_s: middle_s - 60 * stage.scale < at_s < middle_s),
-                ("hard", lambda at_s: at_s > middle_s + 60 * stage.scale),
-            )
-        }
-        return {"wanted": means} | _tell(outcomes, play.watch)
+            with Scraper(play.deployment) as seen:
+                outcomes += play.send(
+                    f"mix-{temperature:g}",
+                    "poisson:8",
+                    120,
+                    max_tokens=100,
+                    temperature=temperature,
+                    extra_body=body,
+                )
+            server = summarise_server(seen.counters, seen.timeline)
+            accepted[f"{temperature:g}"] = server["acceptance_length"]
+        ends_s = [begins_s[1], play.watch.since(time.time())]
+        wanted = {}
+        for name, begin_s, end_s in zip(accepted, begins_s, ends_s, strict=True):
+            # Of each half its later part: before, the other still shows.
+            middle_s = (begin_s + end_s) / 2
+            own = [
+                point["wanted"]
+                for point in play.watch.points
+                if "wanted" in point and middle_s < point["at_s"] < end_s
+            ]
+            wanted[name] = float(np.mean(own))
+        return {"wanted": wanted, "accepted": accepted} | _tell(outcomes, play.watch)
 
 
 def play_overload(stage: Stage) -> dict[str, Any]:
@@ -252,10 +261,7 @@ def play_neighbour(stage: Stage) -> dict[str, Any]:
                 os.sched_setaffinity(thread.id, {core})
         found = {}
         for name in ("alike", "neighbour"):
-            burning = contextlib.nullcontext()
-            if name == "neighbour":
-                burning = _burn(0)
-            with burning:
+            with _burn(0) if name == "neighbour" else contextlib.nullcontext():
                 # What was on its way, and learnt before, is not to count.
                 play.send(f"{name}-before", "closed:12", 20)
                 before = count_leases(play.deployment)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TITLES: Final = {
     "scale": "a load swells and ebbs",
     "idle": "nobody, somebody, nobody",
-    "mix": "the same rate, fewer drafts accepted from half-time on",
+    "mix": "the same rate, few drafts fit from half-time on",
 }
 _REQUESTS: Final = ("in_flight", "waiting", "forecast")
 _REPLICAS: Final = ("wanted", "running")

@@ -55,11 +55,12 @@ def _show_growth(part: Mapping[str, Any]) -> str:
 
 
 def _show_mix(part: Mapping[str, Any]) -> str:
-    wanted = part["wanted"]
-    return (
-        f"wanted replicas {wanted['easy']:.1f} while drafts are accepted often, "
-        f"{wanted['hard']:.1f} while they are not; {_count(part)}"
-    )
+    halves = [
+        f"{part['wanted'][name]:.1f} replicas wanted at temperature {name}, where a step "
+        f"brings {length:.2f} tokens"
+        for name, length in part["accepted"].items()
+    ]
+    return f"{'; '.join(halves)}; {_count(part)}"
 
 
 def _show_overload(part: Mapping[str, Any]) -> str:
