@@ -56,8 +56,8 @@ def _show_growth(part: Mapping[str, Any]) -> str:
 
 def _show_mix(part: Mapping[str, Any]) -> str:
     halves = [
-        f"{part['wanted'][name]:.1f} replicas wanted at temperature {name}, where a step "
-        f"brings {length:.2f} tokens"
+        f"{part['wanted'][name]:.1f} replicas wanted at temperature {name}, where a "
+        f"step brings {length:.2f} tokens"
         for name, length in part["accepted"].items()
     ]
     return f"{'; '.join(halves)}; {_count(part)}"
