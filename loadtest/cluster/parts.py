@@ -38,6 +38,13 @@ _TOKENS: Final = 128
 _CALM_S: Final = 300.0
 """Longest wait for a fleet to have as many replicas as it should."""
 
+_GROWS: Final = {
+    "replicas__min": 1,
+    "replicas__max": 3,
+    "replicas__upscale_delay_s": 2,
+    "replicas__downscale_delay_s": 15,
+}
+
 _KEY: Final = re.compile(r"^tetris-\S+$", re.MULTILINE)
 
 
@@ -123,13 +130,7 @@ def _shifted(one: Outcome, by_s: float) -> Outcome:
 
 def play_scale(stage: Stage) -> dict[str, Any]:
     """A load swells and ebbs: replicas go from one to three and back."""
-    with stage.deploy(
-        replicas__min=1,
-        replicas__max=3,
-        replicas__target_token_ms=8,
-        replicas__upscale_delay_s=2,
-        replicas__downscale_delay_s=15,
-    ) as play:
+    with stage.deploy(replicas__target_token_ms=8, **_GROWS) as play:
         outcomes = play.send("scale", "closed:diurnal:2-44", 300)
         play.settle(1)
         return _tell(outcomes, play.watch)
@@ -151,13 +152,7 @@ def play_idle(stage: Stage) -> dict[str, Any]:
 def play_mix(stage: Stage) -> dict[str, Any]:
     """The same rate and length of replies, but from half-time on few drafts fit."""
     body = '{"ignore_eos": true}'
-    with stage.deploy(
-        replicas__min=1,
-        replicas__max=3,
-        replicas__target_token_ms=6,
-        replicas__upscale_delay_s=2,
-        replicas__downscale_delay_s=15,
-    ) as play:
+    with stage.deploy(replicas__target_token_ms=6, **_GROWS) as play:
         outcomes, begins_s, accepted = [], [], {}
         for temperature in (0.0, 2.0):
             begins_s.append(play.watch.since(time.time()))
