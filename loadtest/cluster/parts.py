@@ -38,7 +38,7 @@ _TOKENS: Final = 128
 _CALM_S: Final = 300.0
 """Longest wait for a fleet to have as many replicas as it should."""
 
-_GROWS: Final = {
+_GROWS: Final[dict[str, Any]] = {
     "replicas__min": 1,
     "replicas__max": 3,
     "replicas__upscale_delay_s": 2,
