@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _POLICY: Final = "goodput:8"
 _TOKENS: Final = 128
+_NAMED: Final = 50
+"""Requests that were late are named, up to so many."""
+
 _CALM_S: Final = 300.0
 """Longest wait for a fleet to have as many replicas as it should."""
 
@@ -199,7 +202,9 @@ def play_overload(stage: Stage) -> dict[str, Any]:
         "deadline_ms": deadline_ms,
         "requests": len(outcomes),
         "in_time": len(answered) - len(late),
-        "late": [{"id": one.id, "took_ms": round(one.waited_ms)} for one in late],
+        "late": len(late),
+        "late_ms": np.quantile([one.waited_ms for one in late] or [0], [0.5, 1.0]),
+        "late_ids": [one.id for one in late[:_NAMED]],
         "refused": Counter(one.failure for one in outcomes if not one.is_ok),
         "refusals": Counter(
             re.sub(r"\d+", "N", one.detail) for one in outcomes if one.status == 429

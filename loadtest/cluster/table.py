@@ -65,12 +65,12 @@ def _show_mix(part: Mapping[str, Any]) -> str:
 
 def _show_overload(part: Mapping[str, Any]) -> str:
     refused = ", ".join(f"{n} {kind}" for kind, n in part["refused"].items())
-    late_ms = [one["took_ms"] for one in part["late"]]
-    worst = f", the worst after {max(late_ms) / 1e3:.1f} s" if late_ms else ""
+    usual_s, worst_s = (1e-3 * one for one in part["late_ms"])
+    late = f" (median {usual_s:.1f} s, worst {worst_s:.1f})" if part["late"] else ""
     return (
         f"twice {part['capacity_per_s']:.1f} requests a second, {part['deadline_ms']} "
-        f"ms each: of {part['requests']} {part['in_time']} in time, {len(late_ms)} late"
-        f"{worst}, not served {refused or 'none'}"
+        f"ms each: of {part['requests']} {part['in_time']} in time, {part['late']} late"
+        f"{late}, not served {refused or 'none'}"
     )
 
 

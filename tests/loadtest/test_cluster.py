@@ -59,8 +59,9 @@ def test_what_is_committed_is_what_was_measured() -> None:
     results = json.loads((folder / "results.json").read_text())
     assert set(results) == set(PARTS)
     assert (folder / "results.md").read_text() == render(results)
-    for name in ("scale", "idle"):
-        assert not results[name]["failures"]
+    # Whose client was ended with the run is no failure of the server's.
+    for name in ("scale", "idle", "mix"):
+        assert set(results[name]["failures"]) <= {"unfinished"}
 
 
 def test_a_config_that_is_not_there_is_an_error_that_names_it(tmp_path, capsys) -> None:
