@@ -193,7 +193,6 @@ class Front(PageRoutes):
             # In place: whoever admits has it too.
             self._classes.clear()
             self._classes.update(shares)
-            self._policy_name = live.policy.name
         if live.replicas.max_queued_requests is not None:
             self._max_queued_requests = live.replicas.max_queued_requests
 

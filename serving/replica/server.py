@@ -70,7 +70,7 @@ class EngineServer(LLMServer):
             options: What of the settings is not in it.
             num_slots: Fronts that may be connected at a time, plus one.
         """
-        self._options = options
+        self._options = self._started_with = options
         self._background: list[asyncio.Task[None]] = []
         self._watch = EngineWatch(options.hang_timeout_s, options.load_timeout_s)
         await super().__init__(
@@ -166,12 +166,15 @@ class EngineServer(LLMServer):
         if policy.max_draft_tokens is None:
             depth = min(policy.num_speculative_tokens, options.max_depth)
             section["max_draft_tokens"] = depth
+        # By what it is now, not by how it came to it: others took another way.
+        key = f"{self._started_with.planner_key} changed to {section}"
+        if key == options.planner_key:
+            # Serve hands it over again with any other change; what was learnt stays.
+            return
         await self.engine.change_policy(section)
         self._metrics.note_policy(policy.name)
         self._options = dataclasses.replace(
-            options,
-            policy_name=policy.name,
-            planner_key=f"{options.planner_key} changed to {section}",
+            options, policy_name=policy.name, planner_key=key
         )
 
     def _poll(
