@@ -155,6 +155,8 @@ def play_idle(stage: Stage) -> dict[str, Any]:
 def play_mix(stage: Stage) -> dict[str, Any]:
     """The same rate and length of replies, but from half-time on few drafts fit."""
     body = '{"ignore_eos": true}'
+    with stage.deploy(replicas__min=1, replicas__max=1) as play:
+        capacity = _find_capacity(play)
     with stage.deploy(replicas__target_token_ms=6, **_GROWS) as play:
         outcomes, begins_s, accepted = [], [], {}
         for temperature in (0.0, 2.0):
@@ -162,7 +164,7 @@ def play_mix(stage: Stage) -> dict[str, Any]:
             with Scraper(play.deployment) as seen:
                 outcomes += play.send(
                     f"mix-{temperature:g}",
-                    "poisson:8",
+                    f"poisson:{0.4 * capacity:.1f}",
                     120,
                     max_tokens=100,
                     temperature=temperature,
@@ -181,7 +183,8 @@ def play_mix(stage: Stage) -> dict[str, Any]:
                 if "wanted" in point and middle_s < point["at_s"] < end_s
             ]
             wanted[name] = float(np.mean(own))
-        return {"wanted": wanted, "accepted": accepted} | _tell(outcomes, play.watch)
+        told = {"capacity_per_s": capacity, "wanted": wanted, "accepted": accepted}
+        return told | _tell(outcomes, play.watch)
 
 
 def play_overload(stage: Stage) -> dict[str, Any]:
