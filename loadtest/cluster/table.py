@@ -23,8 +23,9 @@ def render(results: Mapping[str, Any]) -> str:
         "",
         f"{one['config']} on {machine['cpu']}, {machine['cores']} cores, clients "
         f"included; {versions}; commit {commits}; {one['started'][:10]}.",
-        "Timelines: [results.png](results.png).",
     ]
+    if any("timeline" in results[name] for name in texts):
+        lines.append("Timelines: [results.png](results.png).")
     return "\n".join([*lines, ""])
 
 
