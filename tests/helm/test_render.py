@@ -62,6 +62,10 @@ TOGGLES = {
         gateway.hostnames[0]=llm.example.com
     """,
     "cache": "modelCache.enabled=true modelCache.storageClassName=fast",
+    "a file of a package": """
+        modelCache.enabled=true modelCache.accessModes={ReadWriteMany}
+        modelCache.download.enabled=true config.model.target=package:a/x.gguf
+    """,
     "someone else's cache": "modelCache.enabled=true modelCache.existingClaim=models",
     "monitoring": """
         monitoring.podMonitor.enabled=true monitoring.prometheusRule.enabled=true
