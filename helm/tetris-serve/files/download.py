@@ -1,7 +1,7 @@
 """What the download Job runs: put models into the cache, then say so.
 
-TETRIS_MODELS is a JSON list of hub ids, and of GGUF files to convert, in packages of this
-image or in the cache. TETRIS_MARKER is the file that others wait for.
+TETRIS_MODELS is a JSON list of hub ids, and of GGUF files to convert, in packages of
+this image or in the cache. TETRIS_MARKER is the file that others wait for.
 """
 
 import functools
