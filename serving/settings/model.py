@@ -170,7 +170,7 @@ class RedisForRay:
 
     @classmethod
     def read(cls) -> Self | None:
-        """Read the variables that Ray names so; None without an address."""
+        """Read the address, as Ray does, and the login; None without an address."""
         address = os.environ.get("RAY_REDIS_ADDRESS")
         if not address:
             return None

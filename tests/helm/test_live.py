@@ -51,6 +51,7 @@ NEEDS_TROUBLE = {
     "Engine steps and failed snapshots",
     "Preemptions",
     "Requests that went on elsewhere",
+    "Rates that fronts count alone",
     "Prefix cache hits",
 }
 
