@@ -1,7 +1,7 @@
 """One line of the front's log for each request that has ended; no text of anybody's.
 
-What is told stands in it as JSON, and in Serve's JSON encoding as an object `request` too,
-beside the `request_id` that Serve puts into every line.
+What is told stands in it as JSON, and in Serve's JSON encoding as an object `request`
+too, beside the `request_id` that Serve puts into every line.
 """
 
 from __future__ import annotations
