@@ -31,7 +31,9 @@ serves what they are converted into.
 
 {{/* All that the Job puts into the cache, as a JSON list. */}}
 {{- define "tetris-serve.fetchedModels" -}}
-{{- concat (include "tetris-serve.hubModels" . | fromJsonArray) (include "tetris-serve.ggufModels" . | fromJsonArray) | toJson -}}
+{{- $found := concat (include "tetris-serve.hubModels" . | fromJsonArray) (include "tetris-serve.ggufModels" . | fromJsonArray) -}}
+{{- /* Two empty lists make none. */ -}}
+{{- $found | default list | toJson -}}
 {{- end -}}
 
 {{/*
