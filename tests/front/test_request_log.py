@@ -16,15 +16,17 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch, caplog) -> list[logging.LogRecord]:
+def lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> pytest.LogCaptureFixture:
     # Ray's own logger, once it is set up, hands nothing on.
     monkeypatch.setattr(request_log, "logger", logging.getLogger(__name__))
     caplog.set_level(logging.INFO)
-    return caplog.records
+    return caplog
 
 
-def told(lines: list[logging.LogRecord]) -> list[dict]:
-    return [one.request for one in lines if hasattr(one, "request")]
+def told(lines: pytest.LogCaptureFixture) -> list[dict]:
+    return [one.request for one in lines.records if hasattr(one, "request")]
 
 
 async def test_a_request_that_moved_has_one_line_with_all_its_tokens(scene, lines):
@@ -64,4 +66,4 @@ def test_acceptance_and_the_keys_name_are_told_and_no_text(lines):
     assert (line["key"], line["drafted_tokens"], line["accepted_tokens"]) == (
         *("ann", 30, 10),
     )
-    assert "[" not in lines[-1].getMessage() + str(line)
+    assert "[" not in lines.messages[-1] + str(line)

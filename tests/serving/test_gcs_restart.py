@@ -192,6 +192,8 @@ def test_workers_serve_on_while_the_head_ends_and_comes_back(cluster):
     # There is no GCS now, and the worker's proxy is the only one.
     assert answers_whole(url)
 
+    # A new container has no file of who was there, and would refuse to start beside it.
+    (cluster.folder / "ray_current_cluster").unlink(missing_ok=True)
     cluster.start_head(num_cpus=0, options=f"--redis-password={PASSWORD}")
 
     def is_whole() -> bool:
