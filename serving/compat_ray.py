@@ -73,7 +73,10 @@ RAY: Final[Table] = {
     "ray.serve.api": {"delete(name, _blocking)": "draining by Ctrl-C can be cut short"},
     "ray._private.worker": {"_global_node": "the local Ray"},
     "ray._private.node:Node": {
-        "get_logs_dir_path() dead_processes()": "log folder, dead parts"
+        "get_logs_dir_path() dead_processes()": "log folder, dead parts",
+        (
+            "kill_gcs_server(check_alive) start_gcs_server()"
+        ): "its GCS goes on where what it knew is in a Redis",
     },
 }
 

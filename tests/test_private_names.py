@@ -96,6 +96,7 @@ HOLDS = {("engine/", name): classes for name, classes in IN_ADAPTERS.items()} | 
     ("front/fleet_client.py", "output"): ["EngineCoreOutput"],
     ("front/fleet_client.py", "event"): ["EngineCoreEvent"],
     ("front/in_flight.py", "request"): ["EngineCoreRequest"],
+    ("front/request_log.py", "drafts"): ["RequestSpecDecodeMetrics"],
     ("front/vllm_app.py", "llm"): ["AsyncLLM"],
     ("front/vllm_app.py", "processor"): ["OutputProcessor"],
     ("front/vllm_app.py", "state"): ["RequestState"],

@@ -73,7 +73,7 @@ def up(settings: Settings) -> int:
                 _start(settings, ray_instance, console)
                 _announce(settings, ray_instance, console)
                 ready = True
-                _watch(ray_instance)
+                _watch(ray_instance, console)
             except KeyboardInterrupt:
                 console.say(
                     "\nStopping. Running requests may finish; Ctrl-C ends them."
@@ -147,7 +147,7 @@ def _claim_ports(settings: Settings) -> LocalRay:
     metrics = ports.find_free(
         "0.0.0.0", http.metrics_port, frozenset({http.port, dashboard})
     )
-    return LocalRay(dashboard, metrics)
+    return LocalRay(dashboard, metrics, Environment.read().redis)
 
 
 def _start(settings: Settings, ray_instance: LocalRay, console: Console) -> None:
@@ -235,11 +235,13 @@ Ctrl-C stops everything."""
     )
 
 
-def _watch(ray_instance: LocalRay) -> NoReturn:
+def _watch(ray_instance: LocalRay, console: Console) -> NoReturn:
     while True:
         dead = ray_instance.find_dead_process()
         if dead is not None:
-            raise StartupError(f"Ray's {dead} has died")
+            if not ray_instance.revive(dead):
+                raise StartupError(f"Ray's {dead} has died")
+            console.say(f"Ray's {dead} had died and was started again.")
         time.sleep(_WATCH_PERIOD_S)
 
 

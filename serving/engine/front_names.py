@@ -76,6 +76,10 @@ FRONT: Final[Table] = {
     "vllm.v1.engine:EngineCoreOutput": {
         "request_id new_token_ids finish_reason": "what has come out, whose it is",
         "new_prompt_logprobs_tensors events": "not asked for twice; in a front's time",
+        "spec_decode_metrics": "acceptance in a request's line of the log",
+    },
+    "vllm.v1.metrics.stats:RequestSpecDecodeMetrics": {
+        "histogram num_draft_tokens": "the same",
     },
     "vllm.v1.engine:EngineCoreEvent": {
         "timestamp": "put into a front's time",

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from serving.front.caller import Caller, caller
 from serving.front.errors import ApiError
 from serving.front.key_ring import KeyRing
+from serving.front.metrics import RateMetrics
 from serving.front.rate_limits import RateLimits
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ class AccessMiddleware:
         """
         self._app = app
         self._keys = KeyRing(options.keys_file, options.classes)
-        self._limits = RateLimits(options.redis_url)
+        self._limits = RateLimits(
+            options.redis_url, note_alone=RateMetrics().count_alone
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

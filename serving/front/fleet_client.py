@@ -29,6 +29,7 @@ from serving.front.credit import Credit
 from serving.front.in_flight import InFlight, InFlightRequests
 from serving.front.lease_holder import LeaseHolder, lease_context
 from serving.front.lease_queue import LeaseQueue
+from serving.front.request_log import LEFT, log_end
 from serving.front.routing import Routing
 from serving.front.token_links import TokenLinks
 
@@ -139,7 +140,8 @@ class FleetClient(EngineCoreClient):
             GracefulHTTPError: Too many wait, it would come too late, or it killed its
                 engine lately.
         """
-        one = InFlight(request, since_s=time.monotonic(), context=lease_context())
+        now_s = time.monotonic()
+        one = InFlight(request, taken_s=now_s, since_s=now_s, context=lease_context())
         if self._condemned.holds(one):
             raise GracefulHTTPError(_CONDEMNED, HTTPStatus.BAD_REQUEST)
         self.admission.admit(one, self._queue)
@@ -151,6 +153,7 @@ class FleetClient(EngineCoreClient):
         for request_id in request_ids:
             one = self._forget(request_id)
             if one is not None:
+                log_end(one, LEFT)
                 self._give_up(one)
         self._queue.open_more()
 
@@ -269,6 +272,8 @@ class FleetClient(EngineCoreClient):
                 # Nobody here asked for it: the engine is being shut down.
                 dropped.append(one)
                 continue
+            if output.new_token_ids and one.first_s is None:
+                one.first_s = now_s
             one.emitted.extend(output.new_token_ids)
             if output.new_prompt_logprobs_tensors is not None:
                 one.has_prompt_logprobs = True
@@ -276,6 +281,7 @@ class FleetClient(EngineCoreClient):
                 event.timestamp += shift_s
             if output.finish_reason is not None:
                 ended.append(output.request_id)
+                log_end(one, str(output.finish_reason), output.spec_decode_metrics)
                 self._replies.note(one.turn.flow, len(one.emitted))
                 self._forget(one.request_id)
                 self._place(one, None)
@@ -358,6 +364,7 @@ class FleetClient(EngineCoreClient):
         self._fail(one, _CONDEMNED, HTTPStatus.BAD_REQUEST)
 
     def _fail(self, one: InFlight, message: str, status: HTTPStatus) -> None:
+        log_end(one, f"error {status.value}")
         if self._forget(one.request_id) is not None:
             self._give_up(one)
         self.on_failure(one.request_id, GracefulHTTPError(message, status))

@@ -44,6 +44,8 @@ class InFlight:
         has_prompt_logprobs: Whether those have come.
         link: Where its tokens come from, once placed.
         lease: The task that holds its lease.
+        taken_s: When the front took it, monotonic.
+        first_s: When its first token came, likewise; None before.
         since_s: When it began to wait for a replica, monotonic.
         due_s: When its last token is wanted, monotonic.
         turn: What it takes of the replicas, and from whose share.
@@ -63,6 +65,8 @@ class InFlight:
     has_prompt_logprobs: bool = False
     link: TokenLink | None = None
     lease: asyncio.Task[None] | None = None
+    taken_s: float = 0.0
+    first_s: float | None = None
     since_s: float = 0.0
     due_s: float = math.inf
     turn: Turn = _NO_TURN

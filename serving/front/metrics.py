@@ -71,3 +71,19 @@ class FrontMetrics:
         self._seen_waiting |= waiting.keys()
         for name in self._seen_waiting:
             self._waiting.set(waiting.get(name, 0), {"request_class": name})
+
+
+class RateMetrics:
+    """Ray metrics of how one front counts the rates of keys; made there as well."""
+
+    def __init__(self) -> None:
+        """Register the metric."""
+        self._alone = metrics.Counter(
+            "tetris_rates_counted_alone_total",
+            "Counts of keys' rates that a front kept by itself, for Redis was away.",
+            ("kind",),
+        )
+
+    def count_alone(self, kind: str) -> None:
+        """Count one count of `requests` or `tokens`."""
+        self._alone.inc(1, {"kind": kind})

@@ -52,15 +52,19 @@ class RateLimits:
         self,
         redis_url: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        note_alone: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Count nothing yet; must be made where an event loop runs.
 
         Args:
             redis_url: Where fronts count together; None where each counts alone.
             clock: Seconds. One that is set back would make a minute last hours.
+            note_alone: Told `requests` or `tokens` each time that this front counts
+                them by itself although there is a Redis.
         """
         self.num_fronts = 1
         self._clock = clock
+        self._note_alone = note_alone
         self._running: Counter[str] = Counter()
         self._charging: set[asyncio.Task[tuple[int, int, float]]] = set()
         self._own = _Windows()
@@ -165,6 +169,8 @@ class RateLimits:
                     _REDIS_PAUSE_S,
                     error,
                 )
+        if self._redis is not None:
+            self._note_alone(kind)
         used, reset_s = self._own.add(key, cost, now_s)
         return used, self._part(limit), reset_s
 

@@ -12,7 +12,8 @@ from typing import Final
 import psutil
 
 from serving.compat_ray import local_node
-from serving.settings.model import Environment
+from serving.local.kept_state import choose_namespace, forget_state
+from serving.settings.model import Environment, RedisForRay
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _OBJECT_STORE_BYTES: Final = 256 << 20
@@ -23,6 +24,7 @@ _MAX_MESSAGE_BYTES: Final = 512 << 20
 probabilities of a long prompt; bodies have a limit of their own."""
 
 _TERM_GRACE_S: Final = 5.0
+_GCS: Final = "gcs_server"
 
 
 def prepare_environment(environment: Environment) -> None:
@@ -32,6 +34,9 @@ def prepare_environment(environment: Environment) -> None:
     interfaces, and whoever reaches them may run code. The token is the one that Ray's
     command-line tools use too (see `token_file`), or one for this run only where no
     file can be written. `RAY_AUTH_MODE=disabled` switches it off.
+
+    In a Redis of `RAY_REDIS_ADDRESS` each run has a place of its own, or it would go
+    on with the deployment of the one before.
 
     Args:
         environment: What the user has set.
@@ -48,6 +53,8 @@ def prepare_environment(environment: Environment) -> None:
     os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
     # Ray's workers, engines included, would otherwise yield to every other program.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    if environment.redis is not None:
+        choose_namespace()
     if environment.ray_auth_mode is None:
         # Said aloud, so that Ray does not warn about its default.
         os.environ["RAY_AUTH_MODE"] = "token"
@@ -64,10 +71,19 @@ class LocalRay:
     `stop` finds what is left over without ever touching anybody else's Ray.
     """
 
-    def __init__(self, dashboard_port: int, metrics_port: int) -> None:
-        """Remember the ports; nothing is started yet."""
+    def __init__(
+        self, dashboard_port: int, metrics_port: int, redis: RedisForRay | None = None
+    ) -> None:
+        """Remember the ports; nothing is started yet.
+
+        Args:
+            dashboard_port: Of the dashboard.
+            metrics_port: Where all metrics are exported.
+            redis: Where Ray keeps what its GCS knows; None for in the GCS alone.
+        """
         self.dashboard_port = dashboard_port
         self.metrics_port = metrics_port
+        self._redis = redis
         self._not_ours: frozenset[int] = frozenset()
 
     def start(self) -> None:
@@ -85,6 +101,7 @@ class LocalRay:
             log_to_driver=False,
             logging_level="ERROR",
             _metrics_export_port=self.metrics_port,
+            **_login_of(self._redis),
         )
 
     @property
@@ -98,6 +115,25 @@ class LocalRay:
         dead = node.dead_processes() if node is not None else [("node", None)]
         return str(dead[0][0]) if dead else None
 
+    def revive(self, name: str) -> bool:
+        """Start a head process of Ray again that has died, if all it knew is kept.
+
+        Raylet, workers and Serve come back to it by themselves, at the same port.
+
+        Args:
+            name: As `find_dead_process` has it.
+
+        Returns:
+            Whether it was; else this Ray is lost.
+        """
+        if name != _GCS or self._redis is None:
+            return False
+        node = local_node()
+        # Of a process that has died this only forgets.
+        node.kill_gcs_server(check_alive=False)
+        node.start_gcs_server()
+        return True
+
     def stop(self) -> None:
         """Stop Ray and end whatever is left of our descendants. Idempotent."""
         import ray
@@ -105,6 +141,8 @@ class LocalRay:
         with contextlib.suppress(Exception):
             ray.shutdown()
         self.kill()
+        if self._redis is not None:
+            forget_state(self._redis)
 
     def kill(self) -> None:
         """End all of our descendants, politely first, without asking Ray."""
@@ -127,6 +165,12 @@ class LocalRay:
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     yield process
+
+
+def _login_of(redis: RedisForRay | None) -> dict[str, str]:
+    if redis is None:
+        return {}
+    return {"_redis_username": redis.username, "_redis_password": redis.password}
 
 
 def token_file() -> Path:

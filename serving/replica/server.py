@@ -30,9 +30,9 @@ from serving.replica.serve_log import keep_serve_log
 from serving.replica.slotted_engine import SlottedEngine
 from serving.replica.warm_start import (
     ServePeers,
+    WarmStart,
     count_warm_start,
     package_state,
-    start_warm,
 )
 from serving.replica.watchdog import EngineWatch, end_process
 from serving.settings.live import LiveSettings
@@ -133,14 +133,9 @@ class EngineServer(LLMServer):
         with keep_serve_log():
             await super().start()
         if self._options.has_snapshots:
-            count_warm_start(
-                self._options.policy_name,
-                await start_warm(
-                    ServePeers(),
-                    self.engine.import_planner_state,
-                    self._options.planner_key,
-                ),
-            )
+            self._warm_start = WarmStart(ServePeers(), self.engine.import_planner_state)
+            outcome = await self._warm_start.begin(self._options.planner_key)
+            count_warm_start(self._options.policy_name, outcome)
             self._metrics = SpeculationMetrics(self._options.policy_name)
             self._poll(self.engine.take_snapshot, self._metrics)
         self._background.append(asyncio.create_task(self._follow_engine()))
@@ -176,6 +171,9 @@ class EngineServer(LLMServer):
         self._options = dataclasses.replace(
             options, policy_name=policy.name, planner_key=key
         )
+        outcome = await self._warm_start.go_on(key)
+        if outcome is not None:
+            count_warm_start(policy.name, outcome)
 
     def _poll(
         self,

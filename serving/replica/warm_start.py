@@ -26,8 +26,8 @@ Outcome = Literal[
     "warm", "no_peer", "nothing_learnt", "other_policy", "refused", "failed"
 ]
 """`no_peer`: no replica is running yet; `other_policy`: it runs another policy or pair,
-as during an update; `refused`: what it has learnt cannot be true, or was learnt by
-other code."""
+as during an update, or one that is about to be handed to this replica too; `refused`:
+what it has learnt cannot be true, or was learnt by other code."""
 
 
 class Peers(Protocol):
@@ -69,55 +69,92 @@ class ServePeers:
 
 
 def package_state(planner_key: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Say whose a state is, for `start_warm` on another replica."""
+    """Say whose a state is, for `WarmStart` on another replica."""
     return {"planner_key": planner_key, "state": state}
 
 
-async def start_warm(
-    peers: Peers,
-    import_state: Callable[[dict[str, Any]], Awaitable[None]],
-    planner_key: str,
-    timeout_s: float = WARM_START_TIMEOUT_S,
-) -> Outcome:
-    """Take over a peer's state if there is one to take over; never raises.
+class WarmStart:
+    """What one new replica takes over from a running one.
 
-    Args:
-        peers: Whom to ask.
-        import_state: Hands a state to this replica's planner; a ValueError refuses it.
-        planner_key: Policy, models and device; a state of another key is not taken.
-        timeout_s: Longest time that all of it may take.
-
-    Returns:
-        What happened.
+    A policy that changed while its deployment ran reaches a new replica right after its
+    start: then what the peer said is what it needs, and would be too late to ask for.
     """
-    try:
-        async with asyncio.timeout(timeout_s):
-            if await peers.count() == 0:
+
+    def __init__(
+        self,
+        peers: Peers,
+        import_state: Callable[[dict[str, Any]], Awaitable[None]],
+        timeout_s: float = WARM_START_TIMEOUT_S,
+    ) -> None:
+        """Take nothing yet.
+
+        Args:
+            peers: Whom to ask.
+            import_state: Hands a state to this replica's planner; a ValueError refuses
+                it.
+            timeout_s: Longest time that all of it may take.
+        """
+        self._peers, self._import_state = peers, import_state
+        self._timeout_s = timeout_s
+        self._of_another_policy: dict[str, Any] | None = None
+
+    async def begin(self, planner_key: str) -> Outcome:
+        """Take over a peer's state if there is one to take over; never raises.
+
+        Args:
+            planner_key: Policy, models and device; a state of another key is not taken.
+
+        Returns:
+            What happened.
+        """
+
+        async def ask_and_take() -> Outcome:
+            if await self._peers.count() == 0:
                 return "no_peer"
-            package = await peers.export_state()
-            if package["planner_key"] != planner_key:
-                return "other_policy"
-            if not package["state"]:
-                return "nothing_learnt"
-            return await _hand_over(package["state"], import_state)
-    except Exception as error:
-        logger.warning(
-            "No warm start, step costs are learnt anew (%s: %s)",
-            type(error).__name__,
-            error,
-        )
-        return "failed"
+            return await self._take(await self._peers.export_state(), planner_key)
 
+        return await self._in_time(ask_and_take())
 
-async def _hand_over(
-    state: dict[str, Any], import_state: Callable[[dict[str, Any]], Awaitable[None]]
-) -> Outcome:
-    try:
-        await import_state(state)
-    except ValueError as error:
-        logger.warning("No warm start, a running replica's state is refused: %s", error)
-        return "refused"
-    return "warm"
+    async def go_on(self, planner_key: str) -> Outcome | None:
+        """Take over what was of another policy at the start, if it is of this one.
+
+        Args:
+            planner_key: As in `begin`, after a change of policy.
+
+        Returns:
+            What happened; None if there is nothing of this policy.
+        """
+        package, self._of_another_policy = self._of_another_policy, None
+        if package is None or package["planner_key"] != planner_key:
+            return None
+        return await self._in_time(self._take(package, planner_key))
+
+    async def _in_time(self, taking: Awaitable[Outcome]) -> Outcome:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await taking
+        except Exception as error:
+            logger.warning(
+                "No warm start, step costs are learnt anew (%s: %s)",
+                type(error).__name__,
+                error,
+            )
+            return "failed"
+
+    async def _take(self, package: dict[str, Any], planner_key: str) -> Outcome:
+        if package["planner_key"] != planner_key:
+            self._of_another_policy = package
+            return "other_policy"
+        if not package["state"]:
+            return "nothing_learnt"
+        try:
+            await self._import_state(package["state"])
+        except ValueError as error:
+            logger.warning(
+                "No warm start, a running replica's state is refused: %s", error
+            )
+            return "refused"
+        return "warm"
 
 
 def count_warm_start(policy: str, outcome: Outcome) -> None:

@@ -23,6 +23,7 @@ from serving.settings.model import (
     parse_settings,
 )
 from serving.settings.model_pair import ModelFiles
+from serving.settings.sections import read_model_name
 
 _MAX_MODEL_LEN: Final = {"cpu": 8192, "gpu": 32_768}
 """Longest context taken unasked: a request of more would need a cache to match."""
@@ -99,7 +100,7 @@ def path_of(name: str) -> str:
     """Return a folder or file that is there as a path, and any other name as it is."""
     if is_local_path(name) or Path(name).exists():
         return str(Path(name).expanduser().resolve())
-    return name
+    return str(read_model_name(name))
 
 
 def _has_gpu() -> bool:

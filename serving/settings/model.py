@@ -155,12 +155,40 @@ def read_cache_dir() -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
+class RedisForRay:
+    """Where a Ray that we start is to keep what its GCS knows.
+
+    Attributes:
+        address: `host:port`, with or without `redis://` or `rediss://`.
+        username: Empty for Redis's default user.
+        password: Empty for none.
+    """
+
+    address: str
+    username: str
+    password: str = dataclasses.field(repr=False)
+
+    @classmethod
+    def read(cls) -> Self | None:
+        """Read the address, as Ray does, and the login; None without an address."""
+        address = os.environ.get("RAY_REDIS_ADDRESS")
+        if not address:
+            return None
+        return cls(
+            address,
+            os.environ.get("RAY_REDIS_USERNAME", ""),
+            os.environ.get("RAY_REDIS_PASSWORD", ""),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Environment:
     """The environment variables we act on ourselves; all others pass through."""
 
     port: int | None
     ray_auth_mode: str | None
     has_hf_token: bool
+    redis: "RedisForRay | None"
 
     @classmethod
     def read(cls) -> Self:
@@ -176,6 +204,7 @@ class Environment:
             port=int(port) if port else None,
             ray_auth_mode=os.environ.get("RAY_AUTH_MODE"),
             has_hf_token=bool(os.environ.get("HF_TOKEN")),
+            redis=RedisForRay.read(),
         )
 
 

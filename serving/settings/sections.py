@@ -15,6 +15,11 @@ from serving.settings.section import Section
 from serving.settings.sizes import Bytes
 
 
+def read_model_name(value: Any) -> Any:
+    """Return a hub id without the scheme that some tools write before it."""
+    return value.removeprefix("hf://") if isinstance(value, str) else value
+
+
 def read_switch(value: Any) -> Any:
     """Return the word again where YAML took `on` or `off` for a boolean."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
@@ -24,7 +29,7 @@ class ModelSettings(Section):
     """The model pair.
 
     `target`, `draft` and `tokenizer` are folders when they start with `/`, `./`, `../`
-    or `~`, and model-hub ids otherwise. Hub ids pass through untouched; relative
+    or `~`, and model-hub ids otherwise, with or without `hf://` before them; relative
     folders are taken from the folder of the YAML file (from the current directory for
     settings given inline). A path that ends in `.gguf` is a GGUF file, as is
     `package:NAME/FILE.gguf`, one that an installed Python package carries; the first
@@ -34,15 +39,20 @@ class ModelSettings(Section):
     id: Annotated[str, Field(min_length=1, description="the name clients ask for")]
     target: Annotated[
         str,
+        BeforeValidator(read_model_name),
         Field(
             min_length=1, description="the folder, GGUF file or hub id of the target"
         ),
     ]
     draft: Annotated[
-        str | None, Field(description="the folder, GGUF file or hub id of the drafter")
+        str | None,
+        BeforeValidator(read_model_name),
+        Field(description="the folder, GGUF file or hub id of the drafter"),
     ] = None
     tokenizer: Annotated[
-        str | None, Field(description="a tokenizer other than the target's own")
+        str | None,
+        BeforeValidator(read_model_name),
+        Field(description="a tokenizer other than the target's own"),
     ] = None
     trust_remote_code: Annotated[
         bool, Field(description="whether code shipped with the model may run")

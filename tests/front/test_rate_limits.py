@@ -61,7 +61,8 @@ class Front:
 
     def __init__(self, redis_url: str | None = None) -> None:
         self.now_s = 0.0
-        self.limits = RateLimits(redis_url, clock=lambda: self.now_s)
+        self.alone: list[str] = []
+        self.limits = RateLimits(redis_url, lambda: self.now_s, self.alone.append)
         self.limits.num_fronts = 2
 
     async def count_allowed(self, num_tries: int, **limits: int) -> int:
@@ -110,10 +111,12 @@ async def test_tokens_that_one_front_charges_the_other_knows_of(redis):
 async def test_a_redis_that_dies_leaves_each_front_its_part(redis, logged):
     front = Front(redis.url)
     assert await front.count_allowed(3, requests_per_minute=4) == 3
+    assert front.alone == []
     redis.process.kill()
     redis.process.wait()
     began_s = time.monotonic()
     assert await front.count_allowed(5, requests_per_minute=4) == 2
+    assert front.alone == 5 * ["requests"]
     assert time.monotonic() - began_s < 1.0
     assert len(logged) == 1
     assert "this front does for 10 s" in logged[0]
@@ -158,6 +161,7 @@ async def test_without_redis_each_front_counts_alone(url, logged):
 async def test_a_minute_lasts_a_minute_whatever_the_wall_clock_is_set_to(monkeypatch):
     front = Front()
     assert await front.count_allowed(2, requests_per_minute=2) == 1
+    assert front.alone == []
     monkeypatch.setattr(time, "time", lambda: 0.0)
     front.now_s = 59.0
     assert await front.count_allowed(2, requests_per_minute=2) == 0

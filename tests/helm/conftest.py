@@ -28,7 +28,8 @@ CRD_DEFAULT = ROOT.parent / "shared" / "data" / "ray.io_rayservices.crd.yaml"
 
 def find_tool(name: str) -> str | None:
     """Find a program in the environment, as .ci/extras puts it, or on PATH."""
-    folders = [BIN, BIN.parent / "prometheus" / "usr" / "bin"]
+    unpacked = [BIN.parent / name / "usr" / "bin" for name in ("prometheus", "redis")]
+    folders = [BIN, *unpacked]
     path = os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")])
     return shutil.which(name, path=path)
 

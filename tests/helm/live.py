@@ -54,14 +54,15 @@ class RayCluster:
             **self.settings,
         }
 
-    def start_head(self, num_cpus: int, **env: str) -> None:
-        """Start the head node, with variables of its own."""
+    def start_head(self, num_cpus: int, options: str = "", **env: str) -> None:
+        """Start the head node, with options and variables of its own."""
         client_port, *_ = find_free_ports(1)
         self._start(
             f"--head --port={self.gcs_port} --num-cpus={num_cpus} "
             f"--dashboard-port={self.dashboard_port} --dashboard-host=127.0.0.1 "
             f"--ray-client-server-port={client_port} "
-            f"--metrics-export-port={self.metrics_port} --temp-dir={self.folder}",
+            f"--metrics-export-port={self.metrics_port} --temp-dir={self.folder} "
+            f"{options}",
             **env,
         )
 

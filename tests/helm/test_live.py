@@ -51,6 +51,7 @@ NEEDS_TROUBLE = {
     "Engine steps and failed snapshots",
     "Preemptions",
     "Requests that went on elsewhere",
+    "Rates that fronts count alone",
     "Prefix cache hits",
 }
 
@@ -232,6 +233,14 @@ def test_logs_are_json_and_carry_the_client_s_request_id(live):
         }
 
     wait_until(lambda: len(components()) >= 3, 60)
+    lines = read_log_lines(live.cluster.folder, "session_latest/logs/serve/*.log")
+    (line,) = [
+        line["request"]
+        for line in lines
+        if line.get("request_id") == "from-the-client" and "request" in line
+    ]
+    assert (line["output_tokens"], line["replays"]) == (2, 0)
+    assert {"drafted_tokens", "accepted_tokens", "first_token_s"} <= line.keys()
     names = components()
     assert "proxy" in names
     for deployment in ("TetrisFront", "TetrisEngine"):

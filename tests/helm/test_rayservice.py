@@ -116,7 +116,8 @@ def test_a_worker_may_live_as_long_as_its_drain_takes(example):
     ("bounds", "num_cpus", "expected"),
     # Of two CPUs; 0.3 and 0.1 are none that a float has exactly.
     [
-        ((0, 2), 2, (0, 2)),
+        # One for the front.
+        ((0, 2), 2, (1, 2)),
         ((1, 2), 2, (1, 2)),
         ((1, 2), 1.5, (1, 2)),
         ((3, 16), 0.25, (1, 2)),
@@ -135,6 +136,18 @@ def test_workers_follow_the_bounds_of_serve_and_what_a_replica_reserves(
     group = worker_group(objects)
     assert (group["minReplicas"], group["maxReplicas"]) == expected
     assert group["replicas"] == expected[0]
+
+
+def test_workers_go_to_zero_where_fronts_are_on_the_head():
+    place = {"ray.io/node-group": "headgroup"}
+    objects = render(
+        *("-f", str(DEMO), "--set", "config.replicas.min=0"),
+        *("--set-json", f"config.http.fronts.label_selector={json.dumps(place)}"),
+    )
+    assert worker_group(objects)["minReplicas"] == 0
+    (application,) = serve_config(objects)["applications"]
+    options = front_options_of(settings_from_args(application["args"]))
+    assert options["ray_actor_options"]["label_selector"] == place
 
 
 def cluster_of(*values):

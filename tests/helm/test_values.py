@@ -65,7 +65,7 @@ REFUSED = {
         "config.http.metrics_port: has no effect",
         "streams cut": "drain.terminationGracePeriodSeconds=30 -> would be cut",
         "a download of nothing": "modelCache.enabled=true,"
-        "modelCache.download.enabled=true -> names nothing from a hub",
+        "modelCache.download.enabled=true -> names nothing from a hub and no GGUF file",
         "no time to end in": "drain.terminationGracePeriodSeconds=95 -> "
         "half a minute for Ray to end",
         "streams cut by an upgrade": "upgrade.clusterDeletionDelaySeconds=10 -> "

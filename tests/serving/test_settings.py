@@ -149,7 +149,8 @@ def test_relative_folders_start_at_the_file_and_hub_ids_pass_through(
 ):
     file = tmp_path / "sub" / "a.yaml"
     file.parent.mkdir()
-    file.write_text(yaml.safe_dump(minimal(model={"target": "../target"})))
+    pair = {"target": "../target", "draft": "hf://org/draft"}
+    file.write_text(yaml.safe_dump(minimal(model=pair)))
     model = load_settings(file).model
     assert (model.target, model.draft) == (str(tmp_path / "target"), "org/draft")
     # Without a file, at the current folder.

@@ -55,7 +55,7 @@ class FakePeers:
 def test_without_a_fitting_state_the_replica_starts_on_its_own(
     answer, outcome, num_running
 ):
-    from serving.replica.warm_start import start_warm
+    from serving.replica.warm_start import WarmStart
 
     taken: list[dict[str, Any]] = []
 
@@ -64,10 +64,31 @@ def test_without_a_fitting_state_the_replica_starts_on_its_own(
             raise ValueError("calibration state has depth 3")
         taken.append(state)
 
-    peers = FakePeers(answer, num_running)
-    found = asyncio.run(start_warm(peers, import_state, "ours", timeout_s=0.1))
+    start = WarmStart(FakePeers(answer, num_running), import_state, timeout_s=0.1)
+    found = asyncio.run(start.begin("ours"))
     assert found == (outcome if num_running else "no_peer")
     assert taken == [STATE] * (found == "warm")
+
+
+def test_a_policy_that_changes_right_after_the_start_is_taken_over_warm():
+    from serving.replica.warm_start import WarmStart
+
+    taken: list[dict[str, Any]] = []
+
+    async def start(peers_key: str, *changes: str) -> list[Any]:
+        async def import_state(state: dict[str, Any]) -> None:
+            taken.append(state)
+
+        warm = WarmStart(FakePeers((peers_key, STATE), 1), import_state, timeout_s=1.0)
+        return [await warm.begin("a"), *[await warm.go_on(key) for key in changes]]
+
+    assert asyncio.run(start("a to b", "a to b")) == ["other_policy", "warm"]
+    # Once, for what it has learnt since then is its own.
+    assert asyncio.run(start("a to b", "a to c", "a to b")) == [
+        *("other_policy", None, None)
+    ]
+    assert asyncio.run(start("a", "a to b", "a")) == ["warm", None, None]
+    assert taken == 2 * [STATE]
 
 
 def test_replicas_share_only_what_was_learnt_about_the_same_work():

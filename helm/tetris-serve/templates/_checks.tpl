@@ -100,8 +100,8 @@ that concern what Kubernetes is asked for.
 {{- if not .Values.modelCache.enabled -}}
 {{- fail "modelCache.download.enabled: has nowhere to download to; set modelCache.enabled: true" -}}
 {{- end -}}
-{{- if eq (include "tetris-serve.hubModels" .) "[]" -}}
-{{- fail "modelCache.download.enabled: config.model names nothing from a hub; set it to false" -}}
+{{- if eq (include "tetris-serve.fetchedModels" .) "[]" -}}
+{{- fail "modelCache.download.enabled: config.model names nothing from a hub and no GGUF file; set it to false" -}}
 {{- end -}}
 {{- if not (or .Values.modelCache.existingClaim (has "ReadWriteMany" .Values.modelCache.accessModes)) -}}
 {{- fail "modelCache.accessModes: a Job and workers on other nodes would wait for each other; use ReadWriteMany, or set modelCache.download.enabled: false" -}}

@@ -214,6 +214,9 @@ Engine replicas that Ray places on a Pod of a group, by what each of them reserv
 {{ include "tetris-serve.groupMax" . }}
 {{- else -}}
 {{- $needed := include "tetris-serve.podsFor" (list $root $group (include "tetris-serve.minReplicas" $root)) -}}
+{{- /* Without engines there is still a front, and it has to be somewhere. */ -}}
+{{- $fronts := dig "http" "fronts" "label_selector" dict (include "tetris-serve.config" $root | fromYaml) -}}
+{{- if and (eq $needed "0") (ne (get $fronts "ray.io/node-group") "headgroup") -}}{{- $needed = "1" -}}{{- end -}}
 {{- ternary $needed $group.minReplicas (kindIs "invalid" $group.minReplicas) -}}
 {{- end -}}
 {{- end -}}

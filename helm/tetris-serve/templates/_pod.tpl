@@ -110,11 +110,12 @@ The last of those that agree in a field, for the API server refuses such lists:
 What a read-only root file system needs. KubeRay adds ray-logs by itself, but only to a head
 that autoscales; collectors of logs want it always. The head runs no engine, so it
 has no use for the cache, and would fight the workers for a claim of ReadWriteOnce.
-Only a model folder in there has to be seen by it: it checks the settings.
+Only a model in there has to be seen by it, put there by hand or made by the Job: it
+checks the settings.
 */}}
 {{- define "tetris-serve.ownVolumes" -}}
 {{- $root := index . 0 -}}
-{{- $wantsCache := or (eq (index . 3) "worker") (include "tetris-serve.hasModelInCache" $root) -}}
+{{- $wantsCache := or (eq (index . 3) "worker") (include "tetris-serve.hasModelInCache" $root) (include "tetris-serve.headWaits" $root) -}}
 - name: tmp
   emptyDir: {}
 - name: home

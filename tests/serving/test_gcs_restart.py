@@ -1,0 +1,207 @@
+"""Ray's GCS ends and comes back: what it knew is in a real Redis.
+
+Alone, as `tetris-serve up` starts it again, and with all of its node, as KubeRay does.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+from redis import Redis, RedisError
+
+from loadtest.compare.processes import find_processes
+from tests.helm.conftest import require
+from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
+from tests.serving.conftest import (
+    Command,
+    find_free_ports,
+    start_up_command,
+    wait_until,
+)
+from tests.serving.fleet import check_equal, processes, run_all
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
+
+PASSWORD = "of-redis"
+NOBODYS_KEY = "somebody else's"
+
+# FAULTS.md promises these.
+ALONE_BACK_S = 10
+NODE_BACK_S = 60
+
+
+@dataclass
+class RealRedis:
+    """A server of our own, which asks for a password."""
+
+    port: int
+    client: Redis = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make a client; it connects when it is used."""
+        self.client = Redis(port=self.port, password=PASSWORD)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except RedisError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRedis]:
+    """Ray speaks to it from C++, which no Redis made of Python satisfies."""
+    program = Path(require("redis-server", "run .ci/extras, or put it on PATH"))
+    folder = tmp_path_factory.mktemp("redis")
+    libraries = [*map(str, program.parent.parent.glob("lib/*-linux-gnu"))]
+    running = RealRedis(*find_free_ports(1))
+    server = Command.start(
+        [
+            *(str(program), "--port", str(running.port), "--bind", "127.0.0.1"),
+            *("--requirepass", PASSWORD, "--dir", str(folder), "--save", ""),
+        ],
+        folder / "redis.log",
+        LD_LIBRARY_PATH=":".join(libraries),
+    )
+    try:
+        wait_until(lambda: running.answers() or server.process.poll(), 30)
+        if server.process.poll():
+            pytest.skip(f"redis-server does not start: {server.output}")
+        running.client.set(NOBODYS_KEY, 1)
+        yield running
+    finally:
+        server.end()
+
+
+def test_streams_go_on_and_serve_works_when_the_gcs_comes_back(redis, tmp_path):
+    server = start_up_command(
+        tmp_path / "up.log",
+        {"engine.dtype": "float32"},
+        RAY_REDIS_ADDRESS=redis.address,
+        RAY_REDIS_PASSWORD=PASSWORD,
+    )
+    try:
+        assert redis.client.dbsize() > 1
+        run_all(server)
+        expected = run_all(server)
+        (gcs,) = processes(server, "gcs")
+        check_equal(run_all(server, gcs.kill), expected)
+        server.command.wait_for("gcs_server had died and was started", ALONE_BACK_S)
+        check_equal(run_all(server), expected)
+        # Serve's controller can still start what has ended, by Ray and by what it knew.
+        (engine,) = processes(server, "engine")
+        check_equal(run_all(server, engine.kill), expected)
+        family = server.command.descendants()
+        assert server.command.stop() == 0
+    finally:
+        server.command.end()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == []
+    # The next run is to begin anew, and what is not ours stays.
+    assert redis.client.keys() == [NOBODYS_KEY.encode()]
+
+
+@pytest.fixture
+def cluster(redis: RealRedis, tmp_path_factory) -> Iterator[RayCluster]:
+    """A head without CPUs and a worker, with the variables that KubeRay sets."""
+    running = RayCluster(
+        tmp_path_factory.mktemp("gcs"),
+        {
+            "RAY_REDIS_ADDRESS": redis.address,
+            "RAY_external_storage_namespace": "a-cluster",
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+        },
+    )
+    try:
+        running.start_head(num_cpus=0, options=f"--redis-password={PASSWORD}")
+        running.start_worker(num_cpus=1)
+        yield running
+    finally:
+        running.end()
+
+
+@contextmanager
+def stream_by(proxy: psutil.Process, url: str) -> Iterator[Iterator[str]]:
+    """Stream through one of two proxies, which share a port on this machine."""
+    for _ in range(50):
+        with httpx.stream("GET", url, timeout=120, trust_env=False) as stream:
+            network = stream.extensions["network_stream"]
+            own = network.get_extra_info("client_addr")
+            if any(own == one.raddr for one in proxy.net_connections()):
+                yield stream.iter_lines()
+                return
+    pytest.fail("no connection came to the worker's proxy")
+
+
+def slow_stream(port: int) -> str:
+    """A Serve config with a proxy on each node."""
+    application = {"name": "slow", "import_path": "tests.helm.slow_app:app"}
+    return yaml.safe_dump(
+        {
+            "proxy_location": "EveryNode",
+            "http_options": {"host": "127.0.0.1", "port": port},
+            "applications": [application],
+        }
+    )
+
+
+def replicas_of(cluster: RayCluster) -> set[str]:
+    details = cluster.ask("/api/serve/applications/")["applications"]["slow"]
+    replicas = details["deployments"]["SlowStream"]["replicas"]
+    return {one["replica_id"] for one in replicas if one["state"] == "RUNNING"}
+
+
+def answers_whole(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=60, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def test_workers_serve_on_while_the_head_ends_and_comes_back(cluster):
+    """And with the replicas they had; the head's own proxy goes with it."""
+    (port,) = find_free_ports(1)
+    url = f"http://127.0.0.1:{port}/"
+    deploy(cluster, slow_stream(port), 300)
+    before = replicas_of(cluster)
+    head, worker = cluster.nodes
+
+    def find_proxy() -> psutil.Process | None:
+        family = find_processes(worker.process.pid)
+        return next((one for role, one in family if role == "proxy"), None)
+
+    proxy = wait_until(find_proxy, 60)
+    with stream_by(proxy, url) as lines:
+        received = [next(lines)]
+        family = find_processes(head.process.pid)
+        (gcs,) = [process for role, process in family if role == "gcs"]
+        gcs.kill()
+        # As in a container, all of the head's processes end with it.
+        head.process.wait(60)
+        received += lines
+    assert received == [str(number) for number in range(NUM_CHUNKS)]
+    # There is no GCS now, and the worker's proxy is the only one.
+    assert answers_whole(url)
+
+    # A new container has no file of who was there, and would refuse to start beside it.
+    (cluster.folder / "ray_current_cluster").unlink(missing_ok=True)
+    cluster.start_head(num_cpus=0, options=f"--redis-password={PASSWORD}")
+
+    def is_whole() -> bool:
+        try:
+            return cluster.application_status("slow") == "RUNNING"
+        except (httpx.HTTPError, KeyError):
+            return False
+
+    wait_until(is_whole, NODE_BACK_S, period_s=1)
+    assert replicas_of(cluster) == before
+    assert answers_whole(url)
