@@ -59,9 +59,10 @@ class FakeInstaller:
 
 @pytest.fixture
 def installer(bootstrap, tmp_path, monkeypatch):
-    """An environment that has been set up completely, with a file of that time."""
+    """An environment that was set up step by step, with a file of that time."""
     fake = FakeInstaller(bootstrap, tmp_path / "venv", monkeypatch)
-    assert fake.set_up() == STEPS
+    for extras in ([], ["loadtest"], ALL):
+        assert fake.set_up(extras=extras) == STEPS
     (fake.venv / "lib").mkdir()
     (fake.venv / "lib" / "old").touch()
     return fake
@@ -69,13 +70,6 @@ def installer(bootstrap, tmp_path, monkeypatch):
 
 def test_a_complete_environment_needs_nothing_with_fewer_extras_neither(installer):
     for extras in (ALL, ["loadtest"], []):
-        assert installer.set_up(extras=extras) == []
-
-
-def test_an_extra_is_added_to_what_is_there(bootstrap, tmp_path, monkeypatch):
-    installer = FakeInstaller(bootstrap, tmp_path / "venv", monkeypatch)
-    for extras in ([], ["loadtest"], ALL):
-        assert installer.set_up(extras=extras) == STEPS
         assert installer.set_up(extras=extras) == []
 
 
@@ -135,18 +129,17 @@ def test_an_environment_that_is_half_or_another_s_is_made_anew(installer, change
     assert installer.set_up(device) == []
 
 
-def test_all_that_is_downloaded_but_torch_for_the_cpu_comes_by_its_hash(bootstrap):
+def test_all_comes_by_its_hash_but_torch_for_the_cpu_from_either_index(bootstrap):
+    locks = [Path("uv.txt"), Path("all.txt")]
     for device, torch in (("cpu", ["torch==1.0+cpu"]), ("gpu", [])):
-        steps = bootstrap.plan(Path("venv"), device, [Path("uv.txt"), Path("all.txt")])
+        steps = bootstrap.plan(Path("venv"), device, locks)
         unhashed = [title for title, *cs in steps if "--require-hashes" not in cs[0]]
         assert unhashed == ["Python", *torch, "tetris-serve"]
-
-
-def test_torch_comes_from_the_configured_index_first(bootstrap):
-    _, _, (title, first, second), *_ = bootstrap.plan(Path("venv"), "cpu", [])
+    _, _, (title, first, second), *_ = bootstrap.plan(Path("venv"), "cpu", locks)
+    # The configured index first.
     assert not [word for word in first if "://" in word]
     assert bootstrap.TORCH_CPU_INDEX in second
-    assert first[-1] == second[-1] == title == "torch==1.0+cpu"
+    assert first[-1] == second[-1] == title
 
 
 @pytest.mark.parametrize(
@@ -231,23 +224,18 @@ def test_an_interrupted_step_leaves_no_installer_at_work(
     assert not psutil.pid_exists(int((tmp_path / "log").read_text()))
 
 
-def test_the_second_place_is_asked_only_where_the_first_has_nothing(
+def test_places_are_asked_in_turn_and_the_last_failure_comes_with_advice(
     bootstrap, tmp_path
 ):
     assert run_commands(bootstrap, tmp_path, "echo one", "echo two") == "one\n"
     logged = run_commands(bootstrap, tmp_path, "exit 1", "echo three")
     assert logged == "one\nthree\n"
-
-
-def test_a_failed_step_shows_its_last_lines_and_advice(bootstrap, tmp_path):
     with pytest.raises(SystemExit) as caught:
         run_commands(bootstrap, tmp_path, "seq 100; echo dns error; exit 2")
     message = str(caught.value)
-    assert "\n87\n" in message
     assert "\n86\n" not in message
-    assert "dns error" in message
-    for name in ("PIP_INDEX_URL", "SSL_CERT_FILE", "UV_CACHE_DIR", "whole log is"):
-        assert name in message
+    for part in ("\n87\n", "dns error", "PIP_INDEX_URL", "SSL_CERT_FILE", "whole log"):
+        assert part in message
 
 
 def test_settings_for_another_python_do_not_reach_the_installers_and_the_index_does(
