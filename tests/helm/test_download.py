@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from tests.helm.conftest import PRODUCTION, of_kind, pod_templates, render_example
+from tests.helm import chart
 from tests.serving.conftest import clean_environment
 
 CACHE = "/var/cache/tetris"
@@ -23,20 +23,25 @@ def snapshot_download(model, ignore_patterns):
 """
 
 
-def run_job(folder, **env: str) -> subprocess.CompletedProcess[str]:
+def download_and_wait(*values):
+    """Return the specification of the Job's Pod, and a worker's that waits for it."""
+    objects = chart.production(*values)
+    (job,) = objects.of_kind("Job")
+    return job["spec"]["template"]["spec"], objects.pods["engines"]["spec"]
+
+
+def run_job(folder, **env):
     """Run the Job's command with its variables, in a cache and with a hub of ours."""
     (folder / "huggingface_hub.py").write_text(HUB)
-    (job,) = of_kind(render_example(PRODUCTION), "Job")
-    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (container,) = download_and_wait()[0]["containers"]
     given = {
         variable["name"]: variable["value"].replace(CACHE, str(folder))
         for variable in container["env"]
         if variable["name"].startswith("TETRIS_")
     }
-    _, *arguments = container["command"]
     given |= {"PYTHONPATH": str(folder), "ASKED": str(folder / "asked"), **env}
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, *container["command"][1:]],
         env=clean_environment(**given),
         capture_output=True,
         text=True,
@@ -44,10 +49,9 @@ def run_job(folder, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def wait_as_a_worker(folder) -> int | None:
+def wait_as_a_worker(folder):
     """Run what a worker starts with; None if it still waits after two seconds."""
-    worker = pod_templates(render_example(PRODUCTION))["engines"]["spec"]
-    (waiting,) = worker["initContainers"]
+    (waiting,) = download_and_wait()[1]["initContainers"]
     command = [part.replace(CACHE, str(folder)) for part in waiting["command"]]
     try:
         return subprocess.run(command, timeout=2).returncode
@@ -68,10 +72,9 @@ def test_workers_start_once_all_models_are_there(tmp_path):
 
 
 def test_another_model_is_another_job_and_another_thing_to_wait_for():
-    def names(*values: str) -> tuple[str, str]:
-        objects = render_example(PRODUCTION, *values)
-        (job,) = of_kind(objects, "Job")
-        (waiting,) = pod_templates(objects)["engines"]["spec"]["initContainers"]
+    def names(*values):
+        (job,) = chart.production(*values).of_kind("Job")
+        (waiting,) = download_and_wait(*values)[1]["initContainers"]
         return job["metadata"]["name"], waiting["command"][-1]
 
     for before, after in zip(names(), names("config.model.target=org/m"), strict=True):
@@ -79,10 +82,7 @@ def test_another_model_is_another_job_and_another_thing_to_wait_for():
 
 
 def test_the_job_fills_the_workers_cache_as_they_would():
-    objects = render_example(PRODUCTION)
-    (job,) = of_kind(objects, "Job")
-    pod = job["spec"]["template"]["spec"]
-    worker = pod_templates(objects)["engines"]["spec"]
+    pod, worker = download_and_wait()
     (claim,) = [one for one in pod["volumes"] if one["name"] == "model-cache"]
     assert claim in worker["volumes"]
     assert "HF_TOKEN" in {one["name"] for one in pod["containers"][0]["env"]}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm.conftest import CHART, DEMO, ROOT, of_kind, render, require
+from tests.helm import chart
 
-DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
+DASHBOARDS = sorted((chart.FOLDER / "dashboards").glob("*.json"))
 CASES = yaml.safe_load(Path(__file__).with_name("alerts.yaml").read_text("utf-8"))
 
 # What the PodMonitor and the Prometheus operator put on everything they scrape.
@@ -25,10 +25,10 @@ PAGES = {
 METRIC = re.compile(r"\b(?:ray_(?!io_)|tetris:|up(?={))\w*")
 
 
-def rules(*arguments):
+def rules(*options):
     """Render the rules and return their groups."""
-    enabled = ("--set", "monitoring.prometheusRule.enabled=true")
-    (rule,) = of_kind(render("-f", str(DEMO), *enabled, *arguments), "PrometheusRule")
+    enabled = chart.options_of("demo-cpu", "monitoring.prometheusRule.enabled=true")
+    (rule,) = chart.render(*enabled, *options).of_kind("PrometheusRule")
     return rule["spec"]
 
 
@@ -40,23 +40,17 @@ def alerts():
 
 def promtool(folder, content, *arguments):
     """Run promtool on rules, which lie in a folder as rules.yaml."""
-    program = require("promtool", "run .ci/extras, or put it on PATH")
+    program = chart.require("promtool", "run .ci/extras, or put it on PATH")
     (folder / "rules.yaml").write_text(yaml.safe_dump(content), "utf-8")
     return subprocess.run(
         [program, *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
 
 
-def test_promtool_accepts_the_rules_and_would_refuse_a_broken_one(tmp_path):
+def test_promtool_accepts_the_rules(tmp_path):
     """`check rules` tries the templates in annotations too."""
-    content, check = rules(), ("check", "rules", "rules.yaml")
-    result = promtool(tmp_path, content, *check)
+    result = promtool(tmp_path, rules(), "check", "rules", "rules.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
-    broken = content["groups"][-1]["rules"][-1]
-    broken["annotations"]["summary"] = "{{ $labels.x | humanise }}"
-    result = promtool(tmp_path, content, *check)
-    assert result.returncode != 0
-    assert "humanise" in result.stderr
 
 
 def expect(name, labels):
@@ -100,7 +94,7 @@ def test_every_alert_fires_when_it_should_and_only_then(tmp_path):
 
 
 def test_every_alert_says_what_to_do_and_can_be_left_out():
-    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    schema = json.loads((chart.FOLDER / "values.schema.json").read_text("utf-8"))
     monitoring = schema["properties"]["monitoring"]["properties"]
     disabled = monitoring["prometheusRule"]["properties"]["disabled"]
     assert disabled["items"]["enum"] == [alert["alert"] for alert in alerts()]
@@ -113,7 +107,7 @@ def test_every_alert_says_what_to_do_and_can_be_left_out():
 
 
 def test_alerts_and_dashboards_read_metrics_that_we_export():
-    sources = (ROOT / "serving").rglob("*.py")
+    sources = (chart.ROOT / "serving").rglob("*.py")
     text = "".join(source.read_text("utf-8") for source in sources)
     known = set(re.findall(r'"(tetris_\w+)"', text))
     panels = "".join(file.read_text("utf-8") for file in DASHBOARDS)
@@ -163,8 +157,8 @@ def test_the_dashboards_of_releases_live_side_by_side_as_they_were_written():
     shared = f"monitoring.dashboards={json.dumps(given)}"
     own, taken = {"uid": "", "title": ""}, []
     for name, namespace in (("one", "a"), ("one", "b"), ("two", "b")):
-        objects = render("--namespace", namespace, "--set-json", shared, name=name)
-        maps = of_kind(objects, "ConfigMap")
+        options = ("--namespace", namespace, "--set-json", shared)
+        maps = chart.render(*options, name=name).of_kind("ConfigMap")
         for config_map, file in zip(maps, DASHBOARDS, strict=True):
             assert config_map["metadata"]["namespace"] == "grafana"
             assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"

@@ -6,46 +6,34 @@ import json
 import pytest
 
 from serving.app import front_options_of, settings_from_args
-from tests.helm.conftest import (
-    DEMO,
-    PRODUCTION,
-    environment,
-    examples,
-    of_kind,
-    pod_templates,
-    ray_service,
-    render_example,
-    serve_config,
-)
+from tests.helm import chart
 
 OFF_THE_HEAD = {"ray.io/node-group": "!headgroup"}
 
 
 def worker_group(objects):
     """Return the one worker group."""
-    (group,) = ray_service(objects)["rayClusterConfig"]["workerGroupSpecs"]
+    (group,) = objects.cluster["workerGroupSpecs"]
     return group
 
 
-@examples
-def test_no_replica_is_ever_placed_on_the_head(example):
-    objects = render_example(example)
-    head = ray_service(objects)["rayClusterConfig"]["headGroupSpec"]
-    assert head["rayStartParams"]["num-cpus"] == "0"
-    assert ray_service(objects)["excludeHeadPodFromServeSvc"] is True
-    (application,) = serve_config(objects)["applications"]
+@chart.each_example
+def test_no_replica_is_ever_placed_on_the_head(name):
+    objects = chart.example(name)
+    assert objects.cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert objects.service["excludeHeadPodFromServeSvc"] is True
     # Only fronts ask for no CPU; test_drain.py has Ray place some.
-    options = front_options_of(settings_from_args(application["args"]))
+    options = front_options_of(settings_from_args(objects.application["args"]))
     assert options["ray_actor_options"]["label_selector"] == OFF_THE_HEAD
     # Options given here would replace the environment that a front needs.
-    assert "deployments" not in application
+    assert "deployments" not in objects.application
 
 
-@examples
-def test_containers_run_without_privileges_and_have_places_to_write_to(example):
-    for name, template in pod_templates(render_example(example)).items():
+@chart.each_example
+def test_containers_run_without_privileges_and_have_places_to_write_to(name):
+    for template in chart.example(name).pods.values():
         pod = template["spec"]
-        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         (container,) = pod["containers"]
         context = container["securityContext"]
@@ -58,30 +46,27 @@ def test_containers_run_without_privileges_and_have_places_to_write_to(example):
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
 
 
-@examples
-def test_only_an_autoscaling_head_gets_a_token_of_the_api_server(example):
-    objects = render_example(example)
-    templates = pod_templates(objects)
-    autoscales = ray_service(objects)["rayClusterConfig"]["enableInTreeAutoscaling"]
-    head = templates.pop("head")
-    assert head["spec"]["automountServiceAccountToken"] is autoscales
-    for template in templates.values():
-        assert template["spec"]["automountServiceAccountToken"] is False
-    for account in of_kind(objects, "ServiceAccount"):
+@chart.each_example
+def test_only_an_autoscaling_head_gets_a_token_of_the_api_server(name):
+    objects = chart.example(name)
+    for group, template in objects.pods.items():
+        autoscales = group == "head" and objects.cluster["enableInTreeAutoscaling"]
+        assert template["spec"]["automountServiceAccountToken"] is autoscales
+    for account in objects.of_kind("ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
 
 
-@examples
-def test_a_worker_may_live_as_long_as_its_drain_takes(example):
-    objects = render_example(example)
-    replicas = serve_config(objects)["applications"][0]["args"]["replicas"]
+@chart.each_example
+def test_a_worker_may_live_as_long_as_its_drain_takes(name):
+    objects = chart.example(name)
+    replicas = objects.application["args"]["replicas"]
     requests_s = replicas.get("drain_timeout_s", 120)
     pod = worker_group(objects)["template"]["spec"]
     command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert command[:2] == ["tetris-serve", "drain-node"]
     deadline_s = int(command[-1])
     assert requests_s < deadline_s < pod["terminationGracePeriodSeconds"]
-    assert ray_service(objects)["rayClusterDeletionDelaySeconds"] > requests_s
+    assert objects.service["rayClusterDeletionDelaySeconds"] > requests_s
 
 
 @pytest.mark.parametrize(
@@ -101,8 +86,8 @@ def test_workers_follow_the_bounds_of_serve_and_what_a_replica_reserves(
     bounds, num_cpus, expected
 ):
     given = {"min": bounds[0], "max": bounds[1], "num_cpus": num_cpus}
-    values = (f"config.replicas.{name}={value}" for name, value in given.items())
-    group = worker_group(render_example(DEMO, *values))
+    replicas = f"--set-json=config.replicas={json.dumps(given)}"
+    group = worker_group(chart.render(*chart.options_of("demo-cpu"), replicas))
     assert (group["minReplicas"], group["maxReplicas"]) == expected
     assert group["replicas"] == expected[0]
 
@@ -112,8 +97,7 @@ def cluster_of(*values):
 
     As its GenerateHashWithoutReplicasAndWorkersToDelete has it.
     """
-    cluster = copy.deepcopy(ray_service(render_example(DEMO, *values)))
-    cluster = cluster["rayClusterConfig"]
+    cluster = copy.deepcopy(chart.demo(*values).cluster)
     for group in cluster["workerGroupSpecs"]:
         for name in ("replicas", "minReplicas", "maxReplicas"):
             del group[name]
@@ -148,17 +132,17 @@ def test_ray_s_metrics_page_embeds_our_dashboard(monkeypatch):
         generate_data_grafana_dashboard,
     )
 
-    env = environment(render_example(PRODUCTION))
+    objects = chart.production()
+    variables = objects.pods["head"]["spec"]["containers"][0]["env"]
+    env = {variable["name"]: variable for variable in variables}
     name = "RAY_GRAFANA_DATA_DASHBOARD_UID"
     monkeypatch.setenv(name, env[name]["value"])
     _, uid = generate_data_grafana_dashboard()
-    dashboards = [
-        json.loads(next(iter(config_map["data"].values())))
-        for config_map in of_kind(render_example(PRODUCTION), "ConfigMap")
-    ]
-    (dashboard,) = [one for one in dashboards if one["uid"] == uid]
-    variables = {one["name"] for one in dashboard["templating"]["list"]}
-    assert {"datasource", "Cluster"} <= variables
+    maps = objects.of_kind("ConfigMap")
+    texts = (text for config_map in maps for text in config_map["data"].values())
+    (dashboard,) = [one for one in map(json.loads, texts) if one["uid"] == uid]
+    named = {one["name"] for one in dashboard["templating"]["list"]}
+    assert {"datasource", "Cluster"} <= named
     assert env["RAY_GRAFANA_CLUSTER_FILTER"]["valueFrom"]["fieldRef"] == {
         "fieldPath": "metadata.labels['ray.io/cluster']"
     }

@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm.conftest import (
-    CHART,
-    pod_templates,
-    ray_service,
-    render,
-    serve_config,
-)
+from tests.helm import chart
 
 CASES = yaml.safe_load(Path(__file__).with_name("seen.yaml").read_text("utf-8"))
 
@@ -35,25 +29,21 @@ def find(node, words):
 
 def roots_of(objects):
     """Return what the first word of a path stands for."""
-    serve, cluster = serve_config(objects), ray_service(objects)["rayClusterConfig"]
-    pods = {
-        name: {"metadata": pod["metadata"], "ray": pod["spec"]["containers"][0]}
-        | pod["spec"]
-        for name, pod in pod_templates(objects).items()
-    }
-    (group,) = cluster["workerGroupSpecs"]
-    (application,) = serve["applications"]
-    parts = {"cluster": cluster, "group": group, "serve": serve}
-    kinds = {one["kind"]: one for one in objects}
-    return kinds | parts | pods | {"args": application["args"]}
+    (group,) = objects.cluster["workerGroupSpecs"]
+    parts = {"cluster": objects.cluster, "group": group, "serve": objects.serve}
+    parts["args"] = objects.application["args"]
+    for name, pod in objects.pods.items():
+        ray = pod["spec"]["containers"][0]
+        parts[name] = pod["spec"] | {"metadata": pod["metadata"], "ray": ray}
+    return {one["kind"]: one for one in objects} | parts
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_an_operator_sees(case):
-    example = CHART / "examples" / f"{case.get('example', 'demo-cpu')}.yaml"
     values = case.get("values", {}).items()
-    options = [f"--set-json={name}={json.dumps(value)}" for name, value in values]
-    roots = roots_of(render("-f", str(example), *options))
+    changes = [f"--set-json={name}={json.dumps(value)}" for name, value in values]
+    options = chart.options_of(case.get("example", "demo-cpu"))
+    roots = roots_of(chart.render(*options, *changes))
     for path, expected in case["seen"].items():
         root, *words = path.split()
         for name in ("head", "engines") if root == "pods" else (root,):
