@@ -53,11 +53,21 @@ class Deployment:
     cluster: RayCluster
     prometheus: Prometheus
     client: openai.OpenAI
-    config: str
+    port: int
+
+    def reload(self, **live: Any) -> None:
+        """Hand it to engines and fronts."""
+        config, _ = rendered_demo(self.port, **live)
+        deploy(self.cluster, config, timeout_s=300)
 
 
-def rendered_demo(port: int) -> tuple[str, dict]:
-    """Return the Serve config and the rules of the CPU example, on the models here."""
+def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
+    """Return the Serve config and the rules of the CPU example, on the models here.
+
+    Args:
+        port: Where to listen.
+        live: What replaces some of the settings while it runs.
+    """
     models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
     folder = DEMO_CONFIG.parent
     values = {
@@ -74,7 +84,8 @@ def rendered_demo(port: int) -> tuple[str, dict]:
         # A busy machine misses the usual tenth of a second without being ill.
         "monitoring.prometheusRule.latency.interTokenSeconds": "1",
     }
-    objects = chart.demo(*map("=".join, values.items()))
+    options = chart.options_of("demo-cpu", *map("=".join, values.items()))
+    objects = chart.render(*options, f"--set-json=live={json.dumps(live)}")
     (rule,) = objects.of_kind("PrometheusRule")
     return objects.service["serveConfigV2"], rule["spec"]
 
@@ -101,7 +112,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
             base_url=f"http://127.0.0.1:{http_port}/v1", api_key="none", timeout=300
         )
         put_under_load(client)
-        yield Deployment(cluster, prometheus, client, config)
+        yield Deployment(cluster, prometheus, client, http_port)
     finally:
         cluster.end()
         prometheus.command.end()
@@ -245,17 +256,6 @@ def replica_ids(live: Deployment) -> set[str]:
     }
 
 
-def redeploy(live: Deployment, user_config: dict[str, Any]) -> None:
-    """Hand it to engines and fronts."""
-    config = yaml.safe_load(live.config)
-    (application,) = config["applications"]
-    application["deployments"] = [
-        {"name": name, "user_config": user_config}
-        for name in ("TetrisEngine:demo", "TetrisFront")
-    ]
-    deploy(live.cluster, yaml.safe_dump(config), timeout_s=300)
-
-
 def steps_by_policy(live: Deployment) -> set[str]:
     steps = live.prometheus.query("rate(ray_tetris_engine_steps_total[15s]) > 0")
     return {one["metric"]["policy"] for one in steps}
@@ -269,13 +269,13 @@ def test_policy_and_limits_change_while_streams_run(live):
         streaming = pool.submit(keep_chatting, live.client, stop.is_set)
         try:
             policy = {"name": "fixed", "draft_tokens": 1, "classes": {"new": {}}}
-            redeploy(live, {"policy": policy, "replicas": {"max_queued_requests": 5}})
+            live.reload(policy=policy, replicas={"max_queued_requests": 5})
             wait_until(lambda: steps_by_policy(live) == {"fixed"}, PATIENCE_S)
             body = {"request_class": "new"}
             assert live.client.completions.create(
                 model="demo", prompt="x", max_tokens=2, extra_body={"vllm_xargs": body}
             ).choices
-            redeploy(live, {"policy": {"name": "goodput", "max_draft_tokens": 64}})
+            live.reload(policy={"name": "goodput", "max_draft_tokens": 64})
             wait_until(
                 lambda: live.prometheus.query("ray_tetris_reload_failures_total > 0"),
                 PATIENCE_S,
