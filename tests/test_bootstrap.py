@@ -2,35 +2,31 @@
 
 import ast
 import fcntl
-import importlib.util
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import bootstrap as script
 import psutil
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / ".ci" / "bootstrap.py"
+SCRIPT = Path(script.__file__)
 STEPS = ["Python", "uv", "torch==1.0+cpu", "pinned packages", "tetris-serve"]
 ALL = ["loadtest", "dev"]
 
 
 @pytest.fixture
 def bootstrap(tmp_path, monkeypatch):
-    """The script as a module, for a small project."""
-    spec = importlib.util.spec_from_file_location("bootstrap", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROOT", tmp_path / "project")
-    monkeypatch.setattr(module, "LOCKS", tmp_path / "project" / "locks")
-    module.LOCKS.mkdir(parents=True)
+    """The script, for a small project."""
+    monkeypatch.setattr(script, "ROOT", tmp_path / "project")
+    monkeypatch.setattr(script, "LOCKS", tmp_path / "project" / "locks")
+    script.LOCKS.mkdir(parents=True)
     for name in ("cpu", "gpu", "loadtest", "dev", "uv"):
-        (module.LOCKS / f"{name}.txt").write_text(f"{name}==1.0\n")
-    (module.ROOT / "pyproject.toml").write_text('cpu = ["torch==1.0"]')
-    return module
+        (script.LOCKS / f"{name}.txt").write_text(f"{name}==1.0\n")
+    (script.ROOT / "pyproject.toml").write_text('cpu = ["torch==1.0"]')
+    return script
 
 
 class FakeInstaller:
@@ -106,7 +102,9 @@ def test_what_an_environment_is_made_from_renews_it_in_place(
 @pytest.mark.parametrize(
     "change", ["half", "device", "Python", "place", "no Python", "old stamp"]
 )
-def test_an_environment_that_is_half_or_another_s_is_made_anew(installer, change):
+def test_an_environment_that_is_half_or_another_s_is_made_anew(
+    installer, monkeypatch, change
+):
     bootstrap, venv, device = installer.bootstrap, installer.venv, "cpu"
     if change == "half":
         (bootstrap.LOCKS / "cpu.txt").write_text("example==2.0\n")
@@ -117,7 +115,7 @@ def test_an_environment_that_is_half_or_another_s_is_made_anew(installer, change
     elif change == "device":
         device = "gpu"
     elif change == "Python":
-        bootstrap.PYTHON = "3.99"
+        monkeypatch.setattr(bootstrap, "PYTHON", "3.99")
     elif change == "place":
         installer.venv = venv.rename(venv.with_name("moved"))
     elif change == "no Python":
@@ -187,18 +185,13 @@ def test_a_second_set_up_waits_for_the_first_and_can_be_interrupted(
         ) as process:
             assert "when no other set-up works on it" in process.stdout.readline()
             # A signal that arrives just before the wait begins does not end it.
-            wait_until_asleep(psutil.Process(process.pid))
+            waiting = psutil.Process(process.pid)
+            while waiting.status() == psutil.STATUS_RUNNING:
+                time.sleep(0.01)
             process.send_signal(signum)
             _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "run it again" in errors
-
-
-def wait_until_asleep(process):
-    deadline_s = time.monotonic() + 60
-    while process.status() != psutil.STATUS_SLEEPING:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def run_commands(bootstrap, tmp_path, *commands):
