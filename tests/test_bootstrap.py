@@ -186,7 +186,8 @@ def test_a_second_set_up_waits_for_the_first_and_can_be_interrupted(
             assert "when no other set-up works on it" in process.stdout.readline()
             # A signal that arrives just before the wait begins does not end it.
             waiting = psutil.Process(process.pid)
-            while waiting.status() == psutil.STATUS_RUNNING:
+            while waiting.status() != psutil.STATUS_SLEEPING:
+                assert process.poll() is None
                 time.sleep(0.01)
             process.send_signal(signum)
             _, errors = process.communicate(timeout=120)
