@@ -9,7 +9,6 @@ reward): the depth plan finds the ratio, the draft budget uses it as a price.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,26 +19,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetChoice:
-    """How many drafts to verify.
-
-    Attributes:
-        draft_budget: Draft tokens to verify.
-        num_cut_by_latency: Draft tokens more without the latency target.
-    """
-
-    draft_budget: int
-    num_cut_by_latency: int = 0
-
-
-def choose_draft_budget(
+@compiled
+def find_budget(
     candidates: NDArray[np.float64],
     step_ms: NDArray[np.float64],
     tokens_per_ms: float,
-    *,
-    max_step_ms: float | None = None,
-) -> BudgetChoice:
+    max_step_ms: float,
+) -> tuple[int, int]:
     """Choose the budget with the largest surplus: tokens minus priced time.
 
     All budgets are compared, not only up to the first fall: where the engine pads,
@@ -53,32 +39,14 @@ def choose_draft_budget(
         step_ms: `[num_drafts + 1]`, what the step costs when 0, 1, ... are verified;
             a constant offset changes nothing.
         tokens_per_ms: Price of a millisecond in tokens, >= 0.
-        max_step_ms: Latest `step_ms` that meets the latency target, or None.
+        max_step_ms: Latest `step_ms` that meets the latency target; inf for no target.
 
     Returns:
-        The choice; among equals the smallest budget, 0 if no budget meets the target.
-
-    Raises:
-        ValueError: If `step_ms` does not have one entry more than `candidates`.
+        How many drafts to verify, among equals the fewest, 0 if none meets the target;
+        and how many more it would be without the target.
 
     Source: ours.
     """
-    if step_ms.shape != (candidates.size + 1,):
-        raise ValueError(
-            f"step_ms must price 0..{candidates.size} drafts, got shape {step_ms.shape}"
-        )
-    limit_ms = np.inf if max_step_ms is None else max_step_ms
-    return BudgetChoice(*find_budget(candidates, step_ms, tokens_per_ms, limit_ms))
-
-
-@compiled
-def find_budget(
-    candidates: NDArray[np.float64],
-    step_ms: NDArray[np.float64],
-    tokens_per_ms: float,
-    max_step_ms: float,
-) -> tuple[int, int]:
-    """Do what `choose_draft_budget` does, without its checks; inf for no target."""
     best = limited = 0
     most = most_limited = -np.inf
     tokens = 0.0

@@ -156,35 +156,26 @@ class Choice(NamedTuple):
     reason: str
 
 
+@compiled
 def goodput_gain(
-    load: ReplicaLoad, num_prompt_tokens: int, num_reply_tokens: float
-) -> float:
+    load: NDArray[np.float64], num_prompt_tokens: int, num_reply_tokens: float
+) -> tuple[float, float]:
     """Predict what a request adds to the replica's goodput while it is there.
 
     It brings its own tokens, and takes from those of its neighbours: every step grows
     by `request_ms`, and its prompt is computed in their time.
 
     Args:
-        load: Before the request.
+        load: `[NUM_COLUMNS]`, before the request, as `ReplicaLoad`.
         num_prompt_tokens: To be computed, cached ones left out.
         num_reply_tokens: Expected, > 0.
 
     Returns:
-        Tokens per second; negative if the neighbours lose more than it brings.
+        Tokens per second, negative if the neighbours lose more than it brings; and the
+        pace that decides among equal gains. Where a step costs by its requests alone,
+        no place gains: then where it is faster.
 
     Source: the goodput model of `policies.goodput`, over a request's life.
-    """
-    gain, _ = _value(_tabulate([load])[0], num_prompt_tokens, float(num_reply_tokens))
-    return gain
-
-
-@compiled
-def _value(
-    load: NDArray[np.float64], num_prompt_tokens: int, num_reply_tokens: float
-) -> tuple[float, float]:
-    """Return the gain at a replica, and the pace that decides among equal gains.
-
-    Where a step costs by its requests alone, no place gains: then where it is faster.
     """
     base_ms, request_ms, prompt_token_ms = load[0], load[1], load[2]
     tokens_per_step, before = load[3], load[4]
@@ -219,7 +210,7 @@ def find_best(
     best, most, fastest = 0, -np.inf, -np.inf
     for place in range(loads.shape[0]):
         missing = max(0, num_prompt_tokens - num_cached_tokens[place])
-        gain, pace = _value(loads[place], missing, num_reply_tokens)
+        gain, pace = goodput_gain(loads[place], missing, num_reply_tokens)
         if gain > most or (gain == most and pace > fastest):
             best, most, fastest = place, gain, pace
     return best

@@ -308,10 +308,6 @@ class StepCost:
         """Count steps that carried no prompt and were not observed."""
         self.usual_prefill_tokens *= (1.0 - PROMPT_SMOOTHING) ** num_steps
 
-    def prediction_error(self) -> float:
-        """Return the recent mean relative error of whole-step predictions."""
-        return self._error
-
     def report(self) -> dict[str, float]:
         """Return gauges for telemetry."""
         return {

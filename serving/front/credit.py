@@ -16,8 +16,6 @@ from policies.decisions.places import KeptSeats
 from policies.decisions.refill import Refills
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from policies.decisions.fairness import Turn
     from serving.front.in_flight import InFlight
     from serving.front.token_links import TokenLinks
@@ -35,19 +33,16 @@ class Credit:
             wakes a deployment that has scaled to zero.
     """
 
-    def __init__(
-        self, links: TokenLinks, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, links: TokenLinks) -> None:
         """Give credit by these links."""
         self.num_replicas = 0
         self._links = links
         self._refills = Refills()
         self._seats = KeptSeats()
-        self._clock = clock
 
     def has_share_left(self, turn: Turn) -> bool:
         """Note a new request; return whether its flow has less than its share."""
-        self._seats.note(turn.flow, turn.weight, self._clock())
+        self._seats.note(turn.flow, turn.weight, time.monotonic())
         num_seats = sum(
             link.offer.num_seats // link.state.num_fronts for link in self._links
         )
@@ -89,7 +84,7 @@ class Credit:
         """Count a seat as its flow's, if that has not been done."""
         if not one.has_seat:
             turn = one.turn
-            self._seats.take(turn.flow, turn.weight, self._clock())
+            self._seats.take(turn.flow, turn.weight, time.monotonic())
             one.has_seat = True
 
     def note_left(self, one: InFlight) -> None:

@@ -12,6 +12,7 @@ from serving.app import ENGINES
 
 _POLL_S: Final = 0.5
 _MAX_EXPLANATION_LINES: Final = 4
+_MAX_CAUSES: Final = 5
 _EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt): .+")
 _PROCESS_PREFIX = re.compile(r"^\(\w+[^)]* pid=\d+\) (?:ERROR [^\]]*\] ?)?")
 _PYDANTIC_TAIL = re.compile(r" \[type=\w+, input_value=.*", re.DOTALL)
@@ -97,7 +98,7 @@ def wait_until_answering(
     raise StartupError(f"{base_url} does not answer ({problem})")
 
 
-def find_root_causes(log_dir: Path, num_lines: int = 5) -> list[str]:
+def find_root_causes(log_dir: Path) -> list[str]:
     """Find the exceptions behind a failed start in the logs of Ray's workers.
 
     vLLM's engine runs in processes of its own, so the replica's own exception only
@@ -105,17 +106,16 @@ def find_root_causes(log_dir: Path, num_lines: int = 5) -> list[str]:
 
     Args:
         log_dir: Folder of the Ray session's logs.
-        num_lines: Most lines to return.
 
     Returns:
-        Distinct exception lines, oldest first; symptoms are left out.
+        The last distinct exception lines, oldest first; symptoms are left out.
     """
     causes: dict[str, None] = {}
     for file in sorted(log_dir.glob("worker-*.*"), key=lambda f: f.stat().st_mtime):
         for line in _exception_lines(file):
             if not any(symptom in line for symptom in _SYMPTOMS):
                 causes.setdefault(line)
-    return list(causes)[-num_lines:]
+    return list(causes)[-_MAX_CAUSES:]
 
 
 def _exception_lines(file: Path) -> Iterator[str]:

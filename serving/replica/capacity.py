@@ -50,9 +50,8 @@ class CpuProbe:
         `cpu_stolen`: other virtual machines of the host.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         """Look at this process and those it started."""
-        self._clock = clock
         self._process = psutil.Process()
         self._cores = sorted(os.sched_getaffinity(0))
         self._before: _CpuTimes | None = None
@@ -76,7 +75,7 @@ class CpuProbe:
         by_core = psutil.cpu_times(percpu=True)
         cores = [by_core[core] for core in self._cores if core < len(by_core)]
         return _CpuTimes(
-            now_s=self._clock(),
+            now_s=time.monotonic(),
             busy_s=sum(core.user + core.nice + core.system for core in cores),
             stolen_s=sum(getattr(core, "steal", 0.0) for core in cores),
             own_s=sum(map(_cpu_s, self._family())),

@@ -3,17 +3,15 @@
 Both are real programs in processes of their own; nothing of them is left afterwards.
 """
 
-import json
 import secrets
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import yaml
 
-from tests.helm.conftest import ROOT, require
+from tests.helm.chart import ROOT, require
 from tests.serving.conftest import BIN, Command, find_free_ports, wait_until
 
 RAY_CLUSTER_NAME = "demo-tetris-serve-x2c4v"
@@ -106,12 +104,6 @@ class RayCluster:
         response.raise_for_status()
         return response.json()
 
-    def application_status(self, name: str) -> str:
-        """Status of a Serve application; a failed one fails the test."""
-        details = self.ask("/api/serve/applications/")["applications"].get(name, {})
-        assert details.get("status") not in {"DEPLOY_FAILED", "UNHEALTHY"}, details
-        return str(details.get("status"))
-
     def end(self) -> None:
         """End all nodes."""
         for node in self.nodes:
@@ -125,32 +117,20 @@ class Prometheus:
     Its targets carry the labels that they get from the chart's PodMonitor.
     """
 
-    folder: Path
     command: Command
     url: str
 
     @classmethod
-    def start(cls, folder: Path, metrics_port: int, rules: dict[str, Any]) -> Any:
+    def start(cls, folder: Path, metrics_port: int, rules: dict[str, Any]) -> Self:
         """Start it with the given rules."""
         program = require("prometheus", "run .ci/extras, or put it on PATH")
         (port,) = find_free_ports(1)
+        labels = {"namespace": "default", "ray_io_cluster": RAY_CLUSTER_NAME}
+        targets = {"targets": [f"127.0.0.1:{metrics_port}"], "labels": labels}
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yaml"],
-            "scrape_configs": [
-                {
-                    "job_name": "ray",
-                    "static_configs": [
-                        {
-                            "targets": [f"127.0.0.1:{metrics_port}"],
-                            "labels": {
-                                "namespace": "default",
-                                "ray_io_cluster": RAY_CLUSTER_NAME,
-                            },
-                        }
-                    ],
-                }
-            ],
+            "scrape_configs": [{"job_name": "ray", "static_configs": [targets]}],
         }
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
         (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
@@ -164,7 +144,7 @@ class Prometheus:
             folder / "prometheus.log",
         )
         command.wait_for("ready to receive web requests", 120)
-        return cls(folder, command, f"http://127.0.0.1:{port}")
+        return cls(command, f"http://127.0.0.1:{port}")
 
     def query(self, expression: str, **times: float) -> list[Any]:
         """Evaluate an expression, now or from `start` to `end` at every `step`.
@@ -188,45 +168,21 @@ class Prometheus:
         rules = [rule for group in groups for rule in group["rules"]]
         return [rule for rule in rules if rule["health"] != "ok"]
 
-    def is_scraping(self) -> bool:
-        """Tell whether the node answers."""
-        up = self.query('up{job="ray"}')
-        return bool(up) and up[0]["value"][1] == "1"
-
 
 def deploy(cluster: RayCluster, serve_config: str, timeout_s: float) -> None:
-    """`serve deploy` a configuration and wait until all of it runs."""
+    """`serve deploy` a config of one application and wait until all of it runs."""
     file = cluster.folder / "serve.yaml"
     file.write_text(serve_config)
     command = cluster.run(
         "serve", "deploy", str(file), "--address", cluster.dashboard, name="deploy"
     )
     assert command.process.wait(300) == 0, command.output
-    names = [a["name"] for a in yaml.safe_load(serve_config)["applications"]]
-    for name in names:
-        wait_until(
-            lambda name=name: cluster.application_status(name) == "RUNNING",
-            timeout_s,
-            period_s=1,
-        )
+    (application,) = yaml.safe_load(serve_config)["applications"]
 
+    def is_running() -> bool:
+        known = cluster.ask("/api/serve/applications/")["applications"]
+        details = known.get(application["name"], {})
+        assert details.get("status") not in {"DEPLOY_FAILED", "UNHEALTHY"}, details
+        return details.get("status") == "RUNNING"
 
-def read_log_lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
-    """Lines of Serve's logs that are JSON objects."""
-    lines = []
-    for file in folder.glob(pattern):
-        # The last line may still be in the writing.
-        whole, _, _ = file.read_text("utf-8", "replace").rpartition("\n")
-        for line in whole.splitlines():
-            if line.startswith("{"):
-                lines.append(json.loads(line))
-    return lines
-
-
-def keep_busy(until_s: float, send: Any) -> int:
-    """Call something again and again for a while, and return how often."""
-    count = 0
-    while time.monotonic() < until_s:
-        send(count)
-        count += 1
-    return count
+    wait_until(is_running, timeout_s, period_s=1)

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from serving.app import front_options_of, settings_from_args
-from serving.cli import main
-from tests.helm.conftest import DEMO, render_example, serve_config
+from tests.helm import chart
 from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
 
@@ -40,19 +39,15 @@ def port() -> int:
 
 def slow_config(port: int, **options: object) -> str:
     """Return a Serve config of the slow application."""
-    config = {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": port},
-        "applications": [
-            {
-                "name": "slow",
-                "route_prefix": "/",
-                "import_path": "tests.helm.slow_app:app",
-                "deployments": [{"name": "SlowStream", **options}],
-            }
-        ],
+    application = {
+        "name": "slow",
+        "route_prefix": "/",
+        "import_path": "tests.helm.slow_app:app",
+        "deployments": [{"name": "SlowStream", **options}],
     }
-    return yaml.safe_dump(config)
+    http = {"host": "127.0.0.1", "port": port}
+    config = {"proxy_location": "HeadOnly", "http_options": http}
+    return yaml.safe_dump(config | {"applications": [application]})
 
 
 def replica_nodes(cluster: RayCluster) -> set[str]:
@@ -66,8 +61,7 @@ def replica_nodes(cluster: RayCluster) -> set[str]:
 @pytest.mark.slow
 def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster, port):
     """The chart's options of fronts, on more replicas than chance would spare."""
-    (application,) = serve_config(render_example(DEMO))["applications"]
-    settings = settings_from_args(application["args"])
+    settings = settings_from_args(chart.demo().application["args"])
     options = front_options_of(settings)["ray_actor_options"]
     config = slow_config(port, num_replicas=6, ray_actor_options=options)
     deploy(cluster, config, timeout_s=300)
@@ -122,10 +116,3 @@ def test_without_a_ray_the_hook_fails_and_says_why():
     )
     assert result.returncode == 1
     assert "error: Ray does not drain node" in result.stderr
-
-
-def test_the_command_explains_itself(capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["drain-node", "--help"])
-    assert exit_info.value.code == 0
-    assert "--deadline" in capsys.readouterr().out

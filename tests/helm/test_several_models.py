@@ -2,60 +2,42 @@
 
 import shutil
 
-import pytest
 import yaml
 
-from tests.helm.conftest import CHART, helm, of_kind
+from tests.helm import chart
 
-UMBRELLA = CHART.parent / "several-models"
+UMBRELLA = chart.FOLDER.parent / "several-models"
 
 
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory):
-    """What its values render to."""
-    folder = tmp_path_factory.mktemp("charts")
-    for chart in (CHART, UMBRELLA):
-        shutil.copytree(chart, folder / chart.name)
-    built = helm("dependency", "build", str(folder / UMBRELLA.name))
+def test_each_model_is_a_ray_service_with_budgets_and_policies_of_its_own(tmp_path):
+    for source in (chart.FOLDER, UMBRELLA):
+        shutil.copytree(source, tmp_path / source.name)
+    folder = str(tmp_path / UMBRELLA.name)
+    built = chart.helm("dependency", "build", folder)
     assert built.returncode == 0, built.stderr
     settings = [
-        f"--set={model}.{name}=true"
+        f"--set={model}.{name}.enabled=true"
         for model in ("small", "large")
-        for name in ("networkPolicy.enabled", "podDisruptionBudget.enabled")
+        for name in ("networkPolicy", "podDisruptionBudget")
     ]
-    rendered = helm("template", "llms", str(folder / UMBRELLA.name), *settings)
+    rendered = chart.helm("template", "llms", folder, *settings)
     assert rendered.returncode == 0, rendered.stderr
-    return [one for one in yaml.safe_load_all(rendered.stdout) if one]
-
-
-def test_each_model_is_a_ray_service_of_its_own(objects):
-    configs = {
-        service["metadata"]["name"]: yaml.safe_load(service["spec"]["serveConfigV2"])
-        for service in of_kind(objects, "RayService")
-    }
-    ids = {
-        name: config["applications"][0]["args"]["model"]["id"]
-        for name, config in configs.items()
-    }
-    assert ids == {"llms-small": "small", "llms-large": "large"}
+    objects = chart.Objects(filter(None, yaml.safe_load_all(rendered.stdout)))
     names = [(one["kind"], one["metadata"]["name"]) for one in objects]
     assert len(names) == len(set(names))
 
-
-def test_budgets_and_policies_hold_for_one_model_alone(objects):
-    pods = {}
-    for service in of_kind(objects, "RayService"):
-        head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]
-        pods[service["metadata"]["name"]] = head["metadata"]["labels"]
+    models, instances = {}, []
+    for service in objects.of_kind("RayService"):
+        one = chart.Objects([service])
+        models[service["metadata"]["name"]] = one.application["args"]["model"]["id"]
+        labels = one.pods["head"]["metadata"]["labels"]
+        instances.append(labels["app.kubernetes.io/instance"])
+    assert models == {"llms-small": "small", "llms-large": "large"}
     selectors = [
         one["spec"].get("podSelector", one["spec"].get("selector"))["matchLabels"]
         for kind in ("NetworkPolicy", "PodDisruptionBudget")
-        for one in of_kind(objects, kind)
+        for one in objects.of_kind(kind)
     ]
-    assert len(selectors) >= 4
-    by_instance = "app.kubernetes.io/instance"
+    assert len(selectors) == 6
     for selector in selectors:
-        chosen = [
-            n for n, own in pods.items() if own[by_instance] == selector[by_instance]
-        ]
-        assert len(chosen) == 1
+        assert instances.count(selector["app.kubernetes.io/instance"]) == 1

@@ -12,7 +12,7 @@ from policies.decisions.batching import (
     choose_prefill_tokens,
     reserve_blocks,
 )
-from policies.decisions.budget import choose_draft_budget, survival_threshold
+from policies.decisions.budget import find_budget, survival_threshold
 from policies.decisions.depth import estimate_depths, plan_depth
 from policies.decisions.early_exit import EarlyExitRule
 from policies.decisions.latency import latest_step_ms, reserve_drafts
@@ -32,24 +32,18 @@ def test_the_budget_has_the_largest_surplus_of_all_that_meet_the_target(seed: in
     price = rng.random() * 0.3
     surplus = np.append(0.0, candidates.cumsum()) - price * step_ms
 
-    free = choose_draft_budget(candidates, step_ms, price)
-    assert surplus[free.draft_budget] == pytest.approx(surplus.max())
-    assert free.num_cut_by_latency == 0
+    free, num_cut = find_budget(candidates, step_ms, price, np.inf)
+    assert surplus[free] == pytest.approx(surplus.max())
+    assert num_cut == 0
 
     max_step_ms = rng.choice(step_ms)
-    cut = choose_draft_budget(candidates, step_ms, price, max_step_ms=max_step_ms)
+    budget, num_cut = find_budget(candidates, step_ms, price, max_step_ms)
     best = surplus[step_ms <= max_step_ms].max()
-    assert step_ms[cut.draft_budget] <= max_step_ms
-    assert surplus[cut.draft_budget] == pytest.approx(best)
-    assert cut.num_cut_by_latency == max(0, free.draft_budget - cut.draft_budget)
+    assert step_ms[budget] <= max_step_ms
+    assert surplus[budget] == pytest.approx(best)
+    assert num_cut == max(0, free - budget)
     # A target that cannot be met verifies nothing.
-    none = choose_draft_budget(candidates, step_ms, price, max_step_ms=19.0)
-    assert (none.draft_budget, none.num_cut_by_latency) == (0, free.draft_budget)
-
-
-def test_prices_of_the_wrong_length_are_refused():
-    with pytest.raises(ValueError, match=r"must price 0\.\.2 drafts"):
-        choose_draft_budget(np.array([0.5, 0.4]), np.array([1.0, 2.0]), 0.1)
+    assert find_budget(candidates, step_ms, price, 19.0) == (0, free)
 
 
 def test_the_threshold_is_the_price_of_an_average_token():

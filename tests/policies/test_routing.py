@@ -16,6 +16,7 @@ from policies.decisions.routing import (
     Choice,
     CommonShape,
     ReplicaLoad,
+    _tabulate,
     choose_replica,
     goodput_gain,
 )
@@ -46,7 +47,7 @@ def choose(
 
 def test_the_gain_is_that_of_a_simulated_replica() -> None:
     """A request without a prompt: goodput with it, less goodput without."""
-    gain = goodput_gain(LOAD, 0, 100.0)
+    gain, _ = goodput_gain(_tabulate([LOAD])[0], 0, 100.0)
     goodput = [1e3 * n * 2.0 / (10.0 + n) for n in (4, 5)]
     assert gain == pytest.approx(goodput[1] - goodput[0])
 
@@ -56,7 +57,8 @@ def test_a_prompt_takes_its_time_from_the_neighbours() -> None:
     reply_ms = 100 / 2 * 15.0
     others_lost = 8 * ((10.0 + reply_ms) / 14.0 - reply_ms / 15.0)
     expected = 1e3 * (100 - others_lost) / (10.0 + reply_ms)
-    assert goodput_gain(LOAD, 100, 100.0) == pytest.approx(expected)
+    gain, _ = goodput_gain(_tabulate([LOAD])[0], 100, 100.0)
+    assert gain == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def learn(cost: StepCost, seed: int, steps: int, **changes: float) -> None:
 def test_parts_are_told_apart():
     cost = make_cost()
     learn(cost, 3, 600)
-    assert cost.prediction_error() < 0.06
+    assert cost.report()["step_time_error"] < 0.06
     # With the context that batches of this size had: the two grow together here.
     assert float(cost.target_ms(16.0, 800)) == pytest.approx(24.8, rel=0.08)
     assert float(cost.draft_next_ms(16, 4)) == pytest.approx(7.2, rel=0.08)
@@ -210,7 +210,7 @@ def test_a_drafter_without_passes_is_free_until_it_is_measured():
     first_ms, next_ms = learn_look_ups(0.5)
     assert first_ms == pytest.approx(0.5, rel=0.1)
     assert next_ms < 0.01
-    assert cost.prediction_error() < 0.05
+    assert cost.report()["step_time_error"] < 0.05
 
 
 def test_a_draft_made_in_one_pass_costs_the_same_at_any_depth():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -15,7 +16,7 @@ import yaml
 from redis import Redis, RedisError
 
 from loadtest.compare.processes import find_processes
-from tests.helm.conftest import require
+from tests.helm.chart import require
 from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
 from tests.serving.conftest import (
     Command,
@@ -154,9 +155,13 @@ def slow_stream(port: int) -> str:
     )
 
 
+def slow_app(cluster: RayCluster) -> dict[str, Any]:
+    """What Serve says of the application."""
+    return dict(cluster.ask("/api/serve/applications/")["applications"]["slow"])
+
+
 def replicas_of(cluster: RayCluster) -> set[str]:
-    details = cluster.ask("/api/serve/applications/")["applications"]["slow"]
-    replicas = details["deployments"]["SlowStream"]["replicas"]
+    replicas = slow_app(cluster)["deployments"]["SlowStream"]["replicas"]
     return {one["replica_id"] for one in replicas if one["state"] == "RUNNING"}
 
 
@@ -198,7 +203,7 @@ def test_workers_serve_on_while_the_head_ends_and_comes_back(cluster):
 
     def is_whole() -> bool:
         try:
-            return cluster.application_status("slow") == "RUNNING"
+            return slow_app(cluster)["status"] == "RUNNING"
         except (httpx.HTTPError, KeyError):
             return False
 

@@ -58,10 +58,6 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   {{- include "tetris-serve.scheduling" (list . .Values.head) | trim | nindent 2 }}
-  {{- with .Values.head.tolerations }}
-  tolerations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
   containers:
     - {{- $env := list (dict "name" "TETRIS_MODELS" "value" (include "tetris-serve.fetchedModels" .)) (dict "name" "TETRIS_MARKER" "value" (include "tetris-serve.downloadMarker" .)) }}
       {{- include "tetris-serve.container" (list . "download" $env list) | nindent 6 }}

@@ -40,6 +40,10 @@ affinity:
 topologySpreadConstraints:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with $spec.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with $spec.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}

@@ -16,7 +16,7 @@ from loadtest.simulate.planned import make_planners
 from loadtest.simulate.recorded import Array, calibrate, split_by_ease
 from loadtest.simulate.selection import PLAN_EVERY, drafter_ms, select, target_ms
 from loadtest.simulate.show import BOUNDS, FOLDER
-from policies.decisions.budget import choose_draft_budget, survival_threshold
+from policies.decisions.budget import find_budget, survival_threshold
 from policies.decisions.depth import DepthPlan, plan_depth
 from policies.decisions.early_exit import EarlyExitRule
 from policies.decisions.recent_drafts import RecentDrafts
@@ -115,8 +115,8 @@ def test_both_worlds_draft_and_verify_the_same(seed: int) -> None:
             step_ms = np.array(
                 [target_ms(costs, NUM_REQS + n) for n in range(ranked.size + 1)]
             )
-            choice = choose_draft_budget(ranked, step_ms, plan.tokens_per_ms)
-            admitted = select_drafts(survival, lengths, choice.draft_budget)
+            budget, _ = find_budget(ranked, step_ms, plan.tokens_per_ms, np.inf)
+            admitted = select_drafts(survival, lengths, budget)
             assert fleet.slot_drafts[0].tolist() == admitted.tolist()
         recent.remember(drafts.confidence[blocks], np.full(NUM_REQS, DEPTH), None)
         if step % PLAN_EVERY == 0:
