@@ -140,6 +140,8 @@ def run_engine(
     """
     from vllm import LLM
 
+    from serving import plugin
+
     args: dict[str, Any] = {
         "dtype": "float32",
         "skip_tokenizer_init": True,
@@ -175,7 +177,8 @@ def run_engine(
             "speculative_config": config,
             **args,
         }
-    _let_vllm_scan_llvmlite()
+    # Else none could start where the n-gram drafter has compiled.
+    plugin.register()
     engine = Engine(LLM(str(target), **args))
     _RUNNING.append(engine)
     try:
@@ -186,25 +189,6 @@ def run_engine(
         end_shared = "vllm.v1.engine.core.cleanup_dist_env_and_memory"
         with patch(end_shared) if _RUNNING else nullcontext():
             engine.llm.llm_engine.engine_core.shutdown()
-
-
-def _let_vllm_scan_llvmlite() -> None:
-    """Allow another engine in a process where the ngram drafter has compiled.
-
-    At every start vLLM looks through the attributes of everything that has a
-    `__dict__`; llvmlite's library claims to have any attribute.
-    """
-    from llvmlite.binding import ffi
-
-    library = type(ffi.lib)
-    look_up = library.__getattr__
-
-    def look_up_symbols_only(self: Any, name: str) -> Any:
-        if name == "__dict__":
-            raise AttributeError(name)
-        return look_up(self, name)
-
-    library.__getattr__ = look_up_symbols_only
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,10 @@ DEPTH = 5
 
 @pytest.fixture(scope="module")
 def engines(tiny_pair, plain, tmp_path_factory):
-    """Engines by what ends the drafter's context at `LIMIT`."""
+    """Engines by what ends the drafter's context at `LIMIT`.
+
+    That a setting may as well: `test_drafters`.
+    """
     target = tiny_pair[0]
     short_draft = tmp_path_factory.mktemp("short") / "draft"
     shutil.copytree(target, short_draft)
@@ -46,7 +49,6 @@ def engines(tiny_pair, plain, tmp_path_factory):
     config["max_position_embeddings"] = LIMIT
     (short_draft / "config.json").write_text(json.dumps(config))
     options = {
-        "setting": {"draft": target, "speculative": {"max_model_len": LIMIT}},
         "draft": {"draft": short_draft},
         "target": {"draft": target, "max_model_len": LIMIT},
     }
@@ -114,7 +116,7 @@ def make_outgrowing(max_tokens):
     return [Arrival("outgrowing", prefix, greedy(max_tokens), step=2), *neighbours]
 
 
-@pytest.mark.parametrize("shortened_by", ["setting", "draft", "target"])
+@pytest.mark.parametrize("shortened_by", ["draft", "target"])
 def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
     shortened_by, plain, start_over, record_positions
 ):
@@ -153,7 +155,7 @@ def test_the_last_draft_comes_from_the_last_position_of_the_context(start_over):
         Arrival(f"request{i}", draw_prompt(i, LIMIT - 12 - i), greedy(40))
         for i in range(DEPTH + 1)
     ]
-    engine = start_over("setting")
+    engine = start_over("draft")
     with watch(engine) as steps:
         drive(engine, arrivals)
     last_drafts = set()
@@ -171,29 +173,12 @@ def test_the_last_draft_comes_from_the_last_position_of_the_context(start_over):
     # Blocks ended at the limit in more than one way.
     assert len(last_drafts) > 2
 
-    engine = start_over("setting")
+    engine = start_over("draft")
     engine.scheduler._drafts.rooms.drafter_limit += DEPTH
     with watch(engine) as steps:
         drive(engine, arrivals)
     verified, accepted = count_drafts(steps, *(a.name for a in arrivals))
     assert accepted < verified
-
-
-def test_drafting_past_the_limit_leaves_the_cache_as_it_was(start_over):
-    """The rows of a request past the limit still run, and must not write.
-
-    vLLM maps a position past the limit to 0 and masks its slot, but counts on from
-    there: the next passes of the same block would overwrite positions 1, 2, ... of
-    the request, in KV blocks that prefix caching shares.
-    """
-    prefix = draw_prompt(0, LIMIT + 10)
-    engine = start_over("setting")
-    counters = engine.scheduler.counters
-    complete(engine, [prefix], greedy(10))
-    assert counters.num_verified_tokens == 0
-    [output] = complete(engine, [prefix[:BLOCK] + draw_prompt(1, 3)], greedy(20))
-    assert output.num_cached_tokens == BLOCK
-    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
 
 
 def test_a_skipped_drafter_catches_up_no_further_than_its_context(
@@ -229,7 +214,7 @@ def test_a_token_limit_inside_a_block_wastes_no_draft(plain, start_over):
     prompt = draw_prompt(0, 10)
     lengths = {f"request{n}": n for n in range(1, 2 * DEPTH + 4)}
     arrivals = [Arrival(name, prompt, greedy(n)) for name, n in lengths.items()]
-    engine = start_over("setting")
+    engine = start_over("draft")
     with watch(engine) as steps:
         outputs = drive(engine, arrivals)
     check_counters(engine.scheduler.counters)
@@ -247,7 +232,7 @@ def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(plain, start_
     tokens = list(whole.outputs[0].token_ids)
     stop_at = next(i for i in range(3, 8) if tokens[i] not in tokens[:i])
     params = greedy(8, min_tokens=stop_at - 1, stop_token_ids=[tokens[stop_at]])
-    engine = start_over("setting", draft_tokens=min(stop_at, DEPTH))
+    engine = start_over("draft", draft_tokens=min(stop_at, DEPTH))
     [output] = complete(engine, [[5, 8, 13]], params)
     assert list(output.outputs[0].token_ids) == tokens[: stop_at + 1]
     counters = engine.scheduler.counters

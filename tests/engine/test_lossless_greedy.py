@@ -6,13 +6,10 @@ depends on the machine, so the test asks for more: *every* token an engine emits
 target's most likely one, given what it emitted before, up to bf16 rounding.
 """
 
-from contextlib import ExitStack
-from functools import cache
-
 import numpy as np
 import pytest
 
-from tests.engine.checks import Arrival, drive, greedy
+from tests.engine.checks import Arrival, drive, greedy, summarize_by_name
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs
 from tests.engine.near_ties import NEAR_TIE_SIGMAS, find_shortfalls
@@ -54,45 +51,31 @@ def make_arrivals(seed=0):
     return arrivals
 
 
-def find_tokens(engine):
-    """Return the tokens of every request."""
-    outputs = drive(engine, make_arrivals())
-    return {name: list(one.outputs[0].token_ids) for name, one in outputs.items()}
-
-
 @pytest.fixture(scope="module")
 def expected(plain):
-    """The token ids without speculation."""
-    return find_tokens(plain)
+    """The answers without speculation."""
+    return summarize_by_name(drive(plain, make_arrivals()))
 
 
 @pytest.fixture(scope="module")
-def start(tiny_pair, plain):
-    """Start engines as deep as asked, one for all who want as deep a one."""
-    with ExitStack() as stack:
-
-        @cache
-        def start_once(depth):
-            return stack.enter_context(
-                run_engine(
-                    *tiny_pair,
-                    policy="fixed",
-                    draft_tokens=depth,
-                    # Prompts are cut in chunks, which share steps with those that run.
-                    max_num_batched_tokens=128,
-                    # Room for about half of them: some are preempted and start over.
-                    kv_cache_memory_bytes=4 << 20,
-                    max_model_len=256,
-                )
-            )
-
-        yield start_once
+def engine(tiny_pair, plain):
+    with run_engine(
+        *tiny_pair,
+        policy="fixed",
+        draft_tokens=DEPTH,
+        # Prompts are cut in chunks, which share steps with those that run.
+        max_num_batched_tokens=128,
+        # Room for about half of them: some are preempted and start over.
+        kv_cache_memory_bytes=4 << 20,
+        max_model_len=256,
+    ) as engine:
+        yield engine
 
 
 @pytest.mark.parametrize(
     ("policy", "draft_tokens", "max_draft_tokens"),
     [
-        ("fixed", 1, 1),
+        ("fixed", 1, 5),
         ("fixed", 4, 5),
         ("tetris", 1, 2),
         ("tetris", 2, 5),
@@ -101,9 +84,8 @@ def start(tiny_pair, plain):
     ],
 )
 def test_float32_token_ids_equal_those_without_speculation(
-    policy, draft_tokens, max_draft_tokens, start, expected, monkeypatch
+    policy, draft_tokens, max_draft_tokens, engine, expected, monkeypatch
 ):
-    engine = start(1 if max_draft_tokens == 1 else DEPTH)
     engine.set_policy(
         policy, draft_tokens=draft_tokens, max_draft_tokens=max_draft_tokens
     )
@@ -123,7 +105,7 @@ def test_float32_token_ids_equal_those_without_speculation(
         return output
 
     monkeypatch.setattr(scheduler, "schedule", spy_on_schedule)
-    outputs = find_tokens(engine)
+    outputs = summarize_by_name(drive(engine, make_arrivals()))
 
     assert len(outputs) == NUM_REQUESTS
     assert outputs == expected

@@ -12,16 +12,12 @@ from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
 from serving.engine.shared import batch_planning
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from tests.engine.checks import (
-    Arrival,
     check_counters,
     check_idle,
     complete,
     draw_prompt,
-    drive,
     greedy,
     summarize_all,
-    summarize_by_name,
-    watch,
 )
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_beliefs, make_up_costs
@@ -78,58 +74,6 @@ def spy(its_own_draft, monkeypatch):
         monkeypatch.setattr(its_own_draft.scheduler, "schedule", spy_on_schedule)
 
     return spy_on
-
-
-def test_a_prompt_in_chunks_shares_its_steps_with_drafts(plain, start_over):
-    arrivals = [
-        Arrival("early0", draw_prompt(0, 6), greedy(40)),
-        Arrival("early1", draw_prompt(1, 9), greedy(40)),
-        Arrival("long", draw_prompt(2, 150), greedy(20), step=3),
-        Arrival("late", draw_prompt(3, 70), greedy(20), step=5),
-    ]
-    engine = start_over("tetris", max_num_batched_tokens=40)
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    counters = engine.scheduler.counters
-    check_counters(counters)
-    check_idle(engine)
-    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
-    shared = [
-        step
-        for step in steps
-        if step.num_scheduled.get("long", 0) > 5 and sum(step.num_drafts.values())
-    ]
-    # 150 tokens at no more than 40 a step.
-    assert len(shared) >= 3
-    assert all(sum(step.num_scheduled.values()) <= 40 for step in steps)
-
-
-def test_a_preempted_request_starts_over_with_both_caches(plain, start_over, spy):
-    """Six requests of four blocks each share twelve."""
-    prompts = [draw_prompt(i, 30 + 5 * i) for i in range(6)]
-    params = greedy(4 * BLOCK - 56)
-    engine = start_over("tetris")
-    num_tokens, preempted = {}, []
-
-    def look(output, _):
-        # In mid-generation, not before the first token.
-        preempted.extend(
-            num_tokens[req_id] for req_id in output.preempted_req_ids or ()
-        )
-        for one in engine.scheduler.running:
-            num_tokens[one.request_id] = one.num_output_tokens
-
-    spy(look)
-    with engine.hold_blocks(12):
-        outputs = complete(engine, prompts, params)
-    assert max(preempted) > 5
-    counters = engine.scheduler.counters
-    check_counters(counters)
-    check_idle(engine)
-    assert counters.num_cut_tokens["kv"] > 0
-    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
 
 
 def test_fewer_requests_are_preempted_where_drafts_give_way(
@@ -262,13 +206,8 @@ def test_the_prompts_of_a_step_are_foreseen(start_over, spy):
     # Of those that begin alike only the rest was computed.
     assert sum(brought) == sum(map(len, prompts)) - 7 * 64
 
-
-def test_no_more_is_foreseen_than_a_step_can_carry(start_over, spy):
-    engine = start_over("goodput", max_num_seqs=4, max_num_batched_tokens=64)
-    foreseen = []
-    spy(
-        lambda _, num_foreseen: foreseen.append(num_foreseen),
-        before=lambda: count_coming_prompt_tokens(engine.scheduler),
-    )
+    # No more is foreseen than a step can carry.
+    start_over("tetris", max_num_seqs=4, max_num_batched_tokens=64)
+    steps.clear()
     complete(engine, [draw_prompt(n, 100) for n in range(6)], greedy(4))
-    assert max(foreseen) == 64
+    assert max(num_foreseen for num_foreseen, _ in steps) == 64
