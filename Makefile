@@ -73,8 +73,8 @@ faults:
 law:
 	@$(SET_UP) --dev
 	@.ci/extras
-	$(BIN)/python -m tests.engine.law $(ARGS)
-	PYTHONPATH=$(TETRIS_VENV)/triton $(BIN)/python -m tests.gpu_adapter.interpreted $(ARGS)
+	$(BIN)/python -m tests.engine.law v1 $(ARGS)
+	PYTHONPATH=$(TETRIS_VENV)/triton $(BIN)/python -m tests.engine.law v2 $(ARGS)
 
 # Writes tests/serving/fuzz/record.json.
 fuzz:

@@ -5,122 +5,153 @@ After every case: a round that was broken off goes on where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import itertools
+import json
 import math
-import tempfile
-import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.engine.law.evidence import is_alarming
-from tests.engine.law.ledger import Ledger, describe
+import numpy as np
+
+from tests.engine.law.evidence import ALARM, SERIES, STAKES, Evidence, is_alarming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from pathlib import Path
 
-    from tests.engine.law.campaign import Bias, Outcome
     from tests.engine.law.cases import Case
-    from tests.engine.law.engines import LawEngine
+    from tests.engine.law.judge import Verdict
 
-EVIDENCE = Path(__file__).parent / "evidence.json"
+BETS = f"{', '.join(SERIES)} at {STAKES}"
 
 
-@dataclass(frozen=True)
-class Control:
-    """A case that must be rejected under a bias, in a round of its own."""
+class Turn(NamedTuple):
+    """A case, or a control: under a bias, by which it must be rejected."""
 
     case: Case
-    bias: Bias
     num_each: int
+    bias: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.case} CONTROL" if self.bias else str(self.case)
 
 
-@dataclass(frozen=True)
-class Game:
-    """What is played on one runner.
+class Ledger:
+    """What is known about each case, kind of request and draft position.
 
     Attributes:
+        rounds: What was played: runner, seed, tokens, and where the evidence stood; of
+            one under way, what of it is done.
+        evidence: By runner and name; parts of the same tokens stand beside each other.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read a file, if there is one."""
+        content = {"bets": BETS, "rounds": [], "evidence": {}}
+        if path.exists():
+            content = json.loads(path.read_text())
+        assert content["bets"] == BETS, f"{path} has other bets: move it away"
+        self._path = path
+        self.rounds: list[dict[str, Any]] = content["rounds"]
+        self.evidence = {
+            name: Evidence(np.array(values.pop("log_e")), **values)
+            for name, values in content["evidence"].items()
+        }
+
+    def write(self) -> None:
+        """Write it, a line for each part, whole or not at all."""
+        rounds = ",\n".join(f"    {json.dumps(one)}" for one in self.rounds)
+        parts = ",\n".join(
+            f"    {json.dumps(name)}: "
+            + json.dumps(vars(one) | {"log_e": one.log_e.round(6).tolist()})
+            for name, one in sorted(self.evidence.items())
+        )
+        new = self._path.with_suffix(".new")
+        new.write_text(
+            f'{{\n  "bets": {json.dumps(BETS)},\n  "rounds": [\n{rounds}\n  ],\n'
+            f'  "evidence": {{\n{parts}\n  }}\n}}\n'
+        )
+        new.replace(self._path)
+
+    def take_up(self, runner: str) -> dict[str, Any]:
+        """Return the round under way, or begin one with a new seed."""
+        own = [one for one in self.rounds if one["runner"] == runner]
+        if not own or "done" not in own[-1]:
+            seed = 1 + max((one["seed"] for one in own), default=0)
+            own.append({"runner": runner, "seed": seed, "num_tokens": 0, "done": []})
+            self.rounds.append(own[-1])
+        return own[-1]
+
+    def add(self, runner: str, case: Case, verdict: Verdict) -> None:
+        """Take in what a case brought."""
+        parts = {f"case {case}": verdict.total}
+        parts |= {f"kind {name}": one for name, one in verdict.by_feature.items()}
+        parts |= {f"position {name}": one for name, one in verdict.by_position.items()}
+        for name, evidence in parts.items():
+            self.evidence.setdefault(f"{runner} {name}", Evidence()).add(evidence)
+
+    @property
+    def log_e_value(self) -> float:
+        """Logarithm of the mean of all e-values, which is one itself."""
+        values = [one.log_e_value for one in self.evidence.values()]
+        return float(np.logaddexp.reduce(values)) - math.log(len(values))
+
+
+def play(
+    runner: str,
+    start: Callable[..., Any],
+    run_case: Callable[..., Any],
+    turns: Sequence[Turn],
+    ledger: Ledger,
+    folder: Path,
+) -> str | None:
+    """Play a round, or what is left of one; return what is wrong, None if nothing is.
+
+    Args:
         runner: Its name.
         start: Starts the engine of a drafter; models go to a folder.
         run_case: Runs a case on it.
-        cases: Those of one drafter stand together.
-        num_each: Requests of each kind in a case.
-        controls: Played after the cases.
+        turns: Those of one drafter stand together.
+        ledger: Taken into it is what comes out.
+        folder: For models, empty.
     """
-
-    runner: str
-    start: Callable[[Path, str], AbstractContextManager[LawEngine]]
-    run_case: Callable[..., Outcome]
-    cases: Sequence[Case]
-    num_each: int
-    controls: Sequence[Control] = ()
-
-    def play(self, ledger: Ledger, folder: Path) -> bool:
-        """Play a round, or what is left of one.
-
-        Args:
-            ledger: What is known; taken into it is what comes out.
-            folder: For models, empty.
-
-        Returns:
-            Whether the controls were rejected. Those that were not are left to play.
-        """
-        current = ledger.take_up(self.runner)
-        turns = {str(case): (case, None, self.num_each) for case in self.cases} | {
-            f"{one.case} CONTROL": (one.case, one.bias, one.num_each)
-            for one in self.controls
-        }
-        left = [name for name in turns if name not in current["done"]]
-        by_drafter = itertools.groupby(left, key=lambda name: turns[name][0].drafter)
-        for number, (drafter, names) in enumerate(by_drafter):
-            with self.start(folder / str(number), drafter) as engine:
-                for name in names:
-                    begin_s = time.monotonic()
-                    case, bias, num_each = turns[name]
-                    verdict = self.run_case(
-                        engine, case, current["seed"], bias=bias, num_each=num_each
-                    ).verdict
-                    if bias is None:
-                        ledger.add(self.runner, name, verdict)
-                        current["num_tokens"] += verdict.total.num_tokens
-                    if bias is None or is_alarming(verdict.total, num_tests=1):
-                        current["done"].append(name)
-                        ledger.write()
-                    say(
-                        f"{self.runner} seed {current['seed']} "
-                        f"[{len(current['done'])}/{len(turns)}] {name}: "
-                        f"{describe(verdict.total)}, {time.monotonic() - begin_s:.0f} s"
-                    )
-        if len(current["done"]) < len(turns):
-            return False
-        del current["done"]
-        current["log10_e"] = round(ledger.log_e_value / math.log(10), 3)
-        ledger.write()
-        return True
+    current = ledger.take_up(runner)
+    left = [turn for turn in turns if str(turn) not in current["done"]]
+    by_drafter = itertools.groupby(left, key=lambda turn: turn.case.drafter)
+    for number, (drafter, own) in enumerate(by_drafter):
+        with start(folder / str(number), drafter) as engine:
+            for turn in own:
+                case, num_each, bias = turn
+                options = {"bias": bias, "num_each": num_each}
+                verdict = run_case(engine, case, current["seed"], **options).verdict
+                say(
+                    f"{runner} seed {current['seed']} {turn}: {describe(verdict.total)}"
+                )
+                if bias is None:
+                    ledger.add(runner, case, verdict)
+                    current["num_tokens"] += verdict.total.num_tokens
+                elif not is_alarming(verdict.total, num_tests=1):
+                    return "A control was not rejected: the test has lost its power"
+                current["done"].append(str(turn))
+                ledger.write()
+    del current["done"]
+    current["log10_e"] = round(ledger.log_e_value / math.log(10), 3)
+    ledger.write()
+    say(f"log10(e) of everything: {current['log10_e']}; most in")
+    worst = sorted(ledger.evidence.items(), key=lambda part: -part[1].log_e_value)[:5]
+    for name, evidence in worst:
+        say(f"  {name}: {describe(evidence)}")
+    # That it ever came so far has a probability of 1e-4 if all is well.
+    is_wrong = ledger.log_e_value > math.log(ALARM)
+    return "ALARM: tokens do not follow the target's law" if is_wrong else None
 
 
-def main(game: Game) -> int:
-    """Play rounds from the command line; the status is 1 if something is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=1, help="each with a new seed")
-    parser.add_argument("--evidence", type=Path, default=EVIDENCE, help="file")
-    args = parser.parse_args()
-    for _ in range(args.rounds):
-        ledger = Ledger.read(args.evidence)
-        with tempfile.TemporaryDirectory() as folder:
-            all_rejected = game.play(ledger, Path(folder))
-        say(f"log10(e) of everything: {ledger.log_e_value / math.log(10):.2f}; most in")
-        for line in ledger.name_worst():
-            say(f"  {line}")
-        if ledger.is_alarming:
-            say("ALARM: tokens do not follow the target's law")
-            return 1
-        if not all_rejected:
-            say("A control was not rejected: the test has lost its power")
-            return 1
-    return 0
+def describe(evidence: Evidence) -> str:
+    """Say in a line how many tokens there were and what they prove."""
+    return (
+        f"{evidence.num_tokens} tokens, {evidence.num_verified} verified, "
+        f"{evidence.num_impossible} impossible, "
+        f"log10(e) {evidence.log_e_value / math.log(10):.1f}"
+    )
 
 
 def say(line: str) -> None:
