@@ -10,27 +10,6 @@ import torch
 from serving.engine.gpu.copy import DeviceReader
 from serving.engine.gpu.verification import PlannedVerification
 
-CPU = torch.device("cpu")
-
-
-class StandInGroup:
-    """A tensor-parallel group of one process: rank 0's tensor, or its own."""
-
-    def __init__(self, rank: int = 0, of_rank_0: list[torch.Tensor] | None = None):
-        """Share `of_rank_0` between the ranks of one group, rank 0 first."""
-        self.rank_in_group = rank
-        self._of_rank_0 = of_rank_0 if of_rank_0 is not None else []
-        self._num_received = 0
-
-    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> torch.Tensor:
-        assert src == 0
-        if self.rank_in_group == 0:
-            self._of_rank_0.append(tensor.clone())
-            return tensor
-        tensor.copy_(self._of_rank_0[self._num_received])
-        self._num_received += 1
-        return tensor
-
 
 def stand_in_manager(max_num_reqs: int, depth: int, max_total_logits: int) -> Any:
     """Hold what vLLM's manager holds, on the CPU: its constructor makes streams."""
@@ -53,15 +32,14 @@ def make_verification(
     depth: int = 3,
     *,
     max_total_logits: int = 10_000,
-    group: StandInGroup | None = None,
     num_draft_passes: int | None = None,
 ) -> PlannedVerification:
-    """Make our manager over a stand-in of vLLM's."""
+    """Make our manager over a stand-in of vLLM's, for a group of one rank."""
     return PlannedVerification(
         stand_in_manager(max_num_reqs, depth, max_total_logits),
-        tp_group=group or StandInGroup(),
+        tp_group=SimpleNamespace(broadcast=lambda tensor, src: tensor),
         num_draft_passes=num_draft_passes or depth,
-        reader=DeviceReader(CPU),
+        reader=DeviceReader(torch.device("cpu")),
     )
 
 
@@ -98,45 +76,3 @@ class StandInDevice:
 
     def queue(self, duration_ms: float) -> None:
         self.queued_ms += duration_ms
-
-
-def stand_in_config(**changes: Any) -> Any:
-    """Stand in for the parts of vLLM's configuration that are looked at."""
-    return SimpleNamespace(
-        use_v2_model_runner=changes.get("v2", True),
-        lora_config=changes.get("lora"),
-        is_mm_encoder_only=False,
-        parallel_config=SimpleNamespace(
-            pipeline_parallel_size=changes.get("pp", 1),
-            enable_batch_sharded_sampling=changes.get("sharded", False),
-        ),
-        compilation_config=SimpleNamespace(
-            cudagraph_mode=SimpleNamespace(
-                has_full_cudagraphs=lambda: changes.get("graphs", True)
-            )
-        ),
-        model_config=SimpleNamespace(return_sampling_mask=changes.get("mask", False)),
-        aux_output_config=SimpleNamespace(enabled=changes.get("experts", False)),
-        speculative_config=SimpleNamespace(
-            method=changes.get("method", "eagle3"),
-            use_local_argmax_reduction=changes.get("argmax", False),
-            enable_adaptive_verification=False,
-            attention_backend=changes.get("draft_backend"),
-        ),
-        attention_config=SimpleNamespace(
-            backend=changes.get("backend"), backend_per_kind=changes.get("per_kind", {})
-        ),
-    )
-
-
-def stand_in_backend(*, follows_device: bool | None) -> Any:
-    """Stand in for a name of an attention back end; None cannot be imported."""
-
-    def get_class():
-        if follows_device is None:
-            raise ImportError("not installed")
-        return SimpleNamespace(
-            supports_device_cpu_query_lens_mismatch=lambda: follows_device
-        )
-
-    return SimpleNamespace(name="X", get_class=get_class)

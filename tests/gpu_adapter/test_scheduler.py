@@ -8,9 +8,11 @@ import pytest
 
 from policies.planner import Planner
 from policies.types import DraftSelection
-from serving.engine.gpu.plain_verification import find_plain_reason
+from serving.engine.compat import AsyncScheduler
+from serving.engine.gpu.scheduler import TetrisAsyncScheduler
+from serving.engine.gpu.step_messages import VerificationOrder
 from tests.engine.stand_in_worker import add_requests
-from tests.gpu_adapter.conftest import DEPTH, MAX_TOKENS
+from tests.gpu_adapter.conftest import DEPTH, GRAPH_SIZES, MAX_TOKENS
 from tests.gpu_adapter.stand_in_worker import StandInWorker, drive, make_worker
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -20,9 +22,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_scheduler):
     scheduler = make_scheduler(policy=policy)
     requests = add_requests(scheduler, 6)
-    worker = make_worker(6)
+    off = {"speculative_decoding": "off"}
+    requests += add_requests(scheduler, 1, prefix="off", extra_args=off)
+    worker = make_worker(6, more={"off0": 0.7})
     drive(scheduler, worker)
-    assert [request.num_output_tokens for request in requests] == [40] * 6
+    assert [request.num_output_tokens for request in requests] == [40] * 7
     assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
     counters = scheduler.counters
     assert counters.num_fallbacks == {}
@@ -36,6 +40,8 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
     cut = counters.num_cut_tokens
     num_cut = cut.total() - cut["depth"]
     assert counters.num_proposed_tokens >= num_verified + num_cut
+    assert cut["opt_out"] > 0
+    assert cut["length"] > 0
     num_drafting = (counters.num_proposed_tokens + cut["depth"]) / DEPTH
     assert num_drafting == pytest.approx(
         sum(step.num_drafting for step in worker.steps)
@@ -61,42 +67,15 @@ def test_tetris_spends_its_capacity_where_drafts_are_likely_to_survive(make_sche
     assert accepted / len(busy) > 5
 
 
-def test_goodput_verifies_little_where_it_costs_much_and_much_where_it_is_free(
-    make_scheduler,
-):
-    shares = []
-    for price_ms in (0.001, 8.0):
-        scheduler = make_scheduler()
-        add_requests(scheduler, 8, max_tokens=200)
-        worker = make_worker(
-            8,
-            0.6,
-            target_ms=lambda num_tokens, price_ms=price_ms: 5 + price_ms * num_tokens,
-        )
-        drive(scheduler, worker, max_steps=150)
-        late = worker.steps[75:]
-        assert late
-        shares.append(sum(step.num_verified for step in late) / len(late))
-    assert shares[0] > 2 * shares[1]
-
-
-def test_costs_are_learnt_from_the_devices_clock(make_scheduler):
-    scheduler = make_scheduler()
-    add_requests(scheduler, 4, max_tokens=150)
-    worker = make_worker(4, 0.6, target_ms=lambda num_tokens: 9.0 + 0.5 * num_tokens)
-    drive(scheduler, worker, max_steps=120)
-    cost = scheduler._planner.cost
-    usual = max(worker.steps[60:], key=lambda step: step.num_tokens).num_tokens
-    assert float(cost.target.predict(usual)) == pytest.approx(9 + usual / 2, rel=0.1)
-    assert float(cost.draft_next.predict(4.0)) == pytest.approx(0.5, rel=0.1)
-    assert scheduler.snapshot()["planner"]["step_time_error"] < 0.1
-
-
-def test_acceptance_is_learnt_from_the_drafts_that_were_verified(make_scheduler):
+def test_costs_and_acceptance_are_learnt(make_scheduler):
     """Confidence .5 everywhere, of which half the requests accept nearly all."""
     scheduler = make_scheduler()
     add_requests(scheduler, 4, max_tokens=200)
-    worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.05, "r3": 0.05})
+    worker = StandInWorker(
+        DEPTH,
+        {"r0": 0.95, "r1": 0.95, "r2": 0.05, "r3": 0.05},
+        target_ms=lambda num_tokens: 9.0 + 0.5 * num_tokens,
+    )
     real_draft = worker._draft
 
     def draft_unsurely(req_ids, depth):
@@ -108,6 +87,12 @@ def test_acceptance_is_learnt_from_the_drafts_that_were_verified(make_scheduler)
     drive(scheduler, worker, max_steps=40)
     scale = scheduler._planner.acceptance_scale(["r0", "r2"])
     assert scale.effect[0] > 0.2 > -0.2 > scale.effect[1]
+    # Costs come from the device's clock.
+    cost = scheduler._planner.cost
+    usual = max(worker.steps[20:], key=lambda step: step.num_tokens).num_tokens
+    assert float(cost.target.predict(usual)) == pytest.approx(9 + usual / 2, rel=0.1)
+    assert float(cost.draft_next.predict(4.0)) == pytest.approx(0.5, rel=0.1)
+    assert scheduler.snapshot()["planner"]["step_time_error"] < 0.1
 
 
 def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(make_scheduler):
@@ -142,7 +127,7 @@ def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler, monke
     assert cut["budget"] == pytest.approx(2 * cut["probe"], rel=0.25)
 
 
-@pytest.mark.parametrize(("num_invalid", "num_verified"), [(2, 2), (3, 1), (4, 0)])
+@pytest.mark.parametrize(("num_invalid", "num_verified"), [(2, 2), (3, 1)])
 def test_a_draft_that_a_grammar_forbids_is_counted_once(
     num_invalid, num_verified, make_scheduler
 ):
@@ -169,27 +154,14 @@ def test_a_draft_that_a_grammar_forbids_is_counted_once(
     assert counters.num_verified_tokens + num_cut <= counters.num_proposed_tokens
 
 
-def test_a_request_that_opts_out_has_no_drafts_verified(make_scheduler):
-    scheduler = make_scheduler(policy="fixed")
-    add_requests(scheduler, 1, extra_args={"speculative_decoding": "off"})
-    worker = make_worker(1)
-    assert drive(scheduler, worker) == 40
-    assert scheduler.counters.num_verified_tokens == 0
-    assert scheduler.counters.num_cut_tokens["opt_out"] > 0
-
-
-def test_no_draft_is_verified_past_a_requests_last_token(make_scheduler):
-    scheduler = make_scheduler(policy="fixed")
-    [request] = add_requests(scheduler, 1, max_tokens=12)
-    worker = make_worker(1, 1.0)
-    drive(scheduler, worker)
-    assert request.num_output_tokens == 12
-    assert scheduler.counters.num_cut_tokens["length"] > 0
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"graphs": False}, "eager"), ({"enable_lora": True}, "lora")],
+    [
+        ({"graphs": False}, "eager"),
+        ({"enable_lora": True}, "lora"),
+        # Which only the worker finds out, and is believed.
+        ({}, "attention_backend"),
+    ],
 )
 def test_what_upstream_cannot_trim_is_verified_whole_and_counted(
     options, reason, make_scheduler
@@ -199,19 +171,12 @@ def test_what_upstream_cannot_trim_is_verified_whole_and_counted(
     worker = make_worker(3, plain_reason=reason)
     drive(scheduler, worker)
     assert [request.num_output_tokens for request in requests] == [40] * 3
-    assert {step.depth for step in worker.steps} == {DEPTH}
-    assert all(step.num_verified == step.num_offered for step in worker.steps)
+    late = worker.steps if options else worker.steps[4:]
+    assert {step.depth for step in late} == {DEPTH}
+    assert all(step.num_verified == step.num_offered for step in late)
     counters = scheduler.counters
     assert counters.num_fallbacks[f"plain_{reason}"] > 0
     assert counters.num_verified_tokens > counters.num_accepted_tokens > 0
-
-
-def test_a_worker_that_finds_out_late_is_believed(make_scheduler):
-    scheduler = make_scheduler()
-    assert find_plain_reason(scheduler.vllm_config) is None
-    add_requests(scheduler, 3)
-    drive(scheduler, make_worker(3, plain_reason="attention_backend"))
-    assert scheduler.counters.num_fallbacks["plain_attention_backend"] > 0
 
 
 def test_whoever_watches_sees_what_the_device_admitted(make_scheduler):
@@ -276,3 +241,70 @@ def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
         assert step.num_verified == step.order.draft_budget == 4
         # The device has a choice only among what is offered.
         assert step.num_offered == (4 * DEPTH if may_reallocate else 4)
+
+
+def test_the_pause_between_two_batches_is_no_cost_of_a_step(
+    make_scheduler, monkeypatch
+):
+    """A step that emits nothing any more is still in flight during the pause."""
+    scheduler = make_scheduler(policy="fixed")
+    gaps = []
+    monkeypatch.setattr(
+        type(scheduler._planner),
+        "observe_timing",
+        lambda _, timing: gaps.append(timing.host_ms),
+    )
+    worker = make_worker(2, more={"late0": 0.7})
+    queue = []
+    for prefix in ("r", "late"):
+        add_requests(scheduler, 2 if prefix == "r" else 1, prefix=prefix)
+        while scheduler.has_unfinished_requests():
+            output = scheduler.schedule()
+            queue.append((output, worker.execute(output)))
+            if len(queue) == 2:
+                scheduler.update_from_output(*queue.pop(0))
+        assert queue, "no step is left in flight, which is what this is about"
+        # Nothing runs for a second, on the device's clock.
+        worker._device.queue(1000.0)
+    scheduler.update_from_output(*queue.pop(0))
+    assert len(gaps) > 5
+    assert max(gaps) < 1.0
+
+
+def test_prompts_get_the_room_of_drafts_that_are_not_verified(make_scheduler):
+    """Upstream charges every placeholder and leaves the prompt waiting longer."""
+    first_prefill = {}
+    for cls in (AsyncScheduler, TetrisAsyncScheduler):
+        scheduler = make_scheduler(cls, policy="tetris", extra_draft_tokens=3)
+        add_requests(scheduler, 7, max_tokens=100)
+        worker = make_worker(7, 0.5, more={"late0": 0.5})
+        if cls is AsyncScheduler:
+            order = scheduler._update_after_schedule
+
+            def with_order(output, order=order):
+                output.tetris_order = VerificationOrder(1, 7)
+                order(output)
+
+            scheduler._update_after_schedule = with_order
+        drive(scheduler, worker, max_steps=6)
+        add_requests(scheduler, 1, prompt_len=90, prefix="late")
+        num_before = len(worker.steps)
+        drive(scheduler, worker, max_steps=3)
+        first_prefill[cls] = max(
+            step.num_prefill_tokens for step in worker.steps[num_before:]
+        )
+        assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
+    # 64 tokens a step, less 7 requests with a token, their drafts and the slot that a
+    # draft model adds, less that slot of the prompt.
+    assert first_prefill[AsyncScheduler] == 64 - 7 * (1 + 4 + 1) - 1
+    assert first_prefill[TetrisAsyncScheduler] == 64 - 7 * (1 + 1 + 1) - 1
+
+
+def test_the_planner_prices_a_pass_as_the_graph_it_replays(make_scheduler):
+    cost = make_scheduler(capture_sizes=GRAPH_SIZES[::-1])._planner.cost
+    assert cost.target.at(17) == cost.target.at(24) < cost.target.at(25)
+    assert cost.draft_first.at(17) == cost.draft_first.at(24)
+    # Larger than any graph.
+    assert cost.target.at(33) < cost.target.at(34)
+    without = make_scheduler(graphs=False, capture_sizes=GRAPH_SIZES)
+    assert without._planner.cost.padded_sizes == ()
