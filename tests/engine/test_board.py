@@ -63,11 +63,14 @@ def test_a_client_finds_its_request_by_the_end_of_its_id():
     board.watch(0)
     for req_id in ("chatcmpl-1795e1f2-8ad0-ced53b7c-0f3d9a21", "x"):
         board.start_step()
+        # Drafts without confidence have no survival.
+        board.note_drafts({req_id: (5, 6)}, None, [1])
         board.note_outcome(
-            [(req_id, 0, 1)], budget=0, depth=0, running=[req_id], waiting=0
+            [(req_id, 1, 2)], budget=1, depth=2, running=[req_id], waiting=0
         )
-    tags = [step["requests"][0]["tag"] for step in board.watch(0)["steps"]]
-    assert tags == ["ced53b7c", ""]
+    requests = [step["requests"][0] for step in board.watch(0)["steps"]]
+    assert [one["tag"] for one in requests] == ["ced53b7c", ""]
+    assert [(one["drafted"], one["survival"]) for one in requests] == [(2, [])] * 2
 
 
 def test_requests_keep_their_numbers_and_the_newest_steps_are_kept():
@@ -77,7 +80,6 @@ def test_requests_keep_their_numbers_and_the_newest_steps_are_kept():
     for _ in range(3 * MAX_STEPS):
         record_step(board, clock)
     seen = board.watch(0)
-
     assert len(seen["steps"]) == MAX_STEPS
     assert seen["totals"]["steps"] == 3 * MAX_STEPS
     numbers = {tuple(r["number"] for r in step["requests"]) for step in seen["steps"]}
@@ -97,15 +99,3 @@ def test_recording_ends_when_nobody_looks_and_begins_anew():
     assert not board.is_watched
     assert board.watch(0)["totals"]["steps"] == 0
     assert board.is_watched
-
-
-def test_drafts_without_confidence_have_no_survival():
-    clock = Clock()
-    board = BoardRecorder(clock)
-    board.watch(0)
-    board.start_step()
-    board.note_drafts({"x": (5, 6)}, None, [1])
-    board.note_outcome([("x", 1, 2)], budget=1, depth=2, running=["x"], waiting=0)
-    (step,) = board.watch(0)["steps"]
-    assert step["requests"][0]["survival"] == []
-    assert step["requests"][0]["drafted"] == 2

@@ -1,8 +1,9 @@
-"""Counters of speculation, by request and by position."""
+"""What is counted of speculation, and what its steps took."""
 
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from policies.types import DraftSelection
 from serving.engine.shared.counters import SpeculationCounters
@@ -40,3 +41,46 @@ def test_cut_tokens_are_counted_by_what_cut_them():
     assert count(num_cut_by_latency=2) == {"latency": 2, "budget": 5}
     assert count(num_cut_by_latency=9) == {"latency": 7}
     assert count(is_probe=True) == {"probe": 7}
+
+
+@pytest.mark.vllm
+def test_a_pause_of_the_engine_is_no_cost_of_the_step_before():
+    from serving.engine.cpu.drafts import WorkerTimes
+    from serving.engine.cpu.step_clock import StepClock
+
+    output = SimpleNamespace(
+        scheduled_spec_decode_tokens={},
+        num_scheduled_tokens={"a": 1},
+        total_num_scheduled_tokens=1,
+    )
+    clock = StepClock()
+    clock.skip(9.0)  # Nothing runs.
+    clock.start(100.0, output, num_context_tokens=50)
+    clock.note_worker(WorkerTimes(9.0, 1.0, 2.0, 0.0, depth=1))
+    clock.skip(60.0)
+
+    timing = clock.finish(100.015 + 60.0)
+
+    assert timing.host_ms == pytest.approx(3.0)
+
+
+@pytest.mark.vllm
+def test_a_drafter_without_a_clock_is_timed_from_outside():
+    from serving.engine.cpu.worker import TetrisCPUWorker
+
+    worker = object.__new__(TetrisCPUWorker)
+    worker._step_start_s = 5.0
+    drafts = SimpleNamespace(draft_token_ids=[[7, 8], [], [9]])
+    worker.model_runner = SimpleNamespace(
+        sample_start_s=5.008, draft_span_s=(5.010, 5.012)
+    )
+
+    times = worker._time_drafting(drafts)
+
+    assert times.depth == 2
+    known = [times.target_ms, times.sample_ms, times.draft_first_ms]
+    assert [*known, times.draft_next_ms] == pytest.approx([8.0, 2.0, 2.0, 0.0])
+
+    # In a step without drafting, what is known is of an earlier one.
+    worker._step_start_s = 6.0
+    assert worker._time_drafting(drafts) is None

@@ -5,7 +5,6 @@ import pytest
 
 from serving.engine.cpu.drafter_cache import DrafterCache, MissingSpan, split_spans
 from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY, SkippedPlanning
-from serving.engine.shared.batch_limits import RequestPace
 
 NUM_REQS = 4
 
@@ -24,41 +23,24 @@ def settle(**how):
     return skipping
 
 
-def test_the_first_steps_at_depth_0_are_all_planned_and_timed():
+def test_after_the_first_steps_one_of_many_is_timed_and_the_next_one_planned():
     skipping = SkippedPlanning(is_possible=True)
-    for _ in range(TELL_ALL):
-        assert not skipping.is_due(NUM_REQS, 0)
-        plan(skipping)
-        assert not skipping.is_quiet
-
-
-def test_then_one_of_many_is_timed_and_the_next_one_planned():
-    skipping = settle()
     planned, timed = [], []
-    for step in range(TELL_ALL + 2, TELL_ALL + 2 + 3 * TELL_EVERY):
+    for step in range(1, TELL_ALL + 2 + 3 * TELL_EVERY):
         if skipping.is_due(NUM_REQS, 0):
             skipping.note_unplanned()
+            assert skipping.is_unchanged(NUM_REQS)
+            assert not skipping.is_unchanged(NUM_REQS - 1)
         else:
             planned.append(step)
             plan(skipping)
+            assert skipping.num_skipped == 0
         if not skipping.is_quiet:
             timed.append(step)
-
-    assert timed == [TELL_ALL + TELL_EVERY * n for n in (1, 2, 3)]
-    assert planned == [step + 1 for step in timed]
-
-
-def test_unplanned_steps_are_counted_until_the_planner_is_asked_again():
-    skipping = settle()
-    while skipping.is_due(NUM_REQS, 0):
-        skipping.note_unplanned()
-
-    assert skipping.num_skipped == TELL_EVERY - 1
-    assert skipping.is_unchanged(NUM_REQS)
-    assert not skipping.is_unchanged(NUM_REQS - 1)
-    plan(skipping)
-    assert skipping.num_skipped == 0
-    assert not skipping.is_unchanged(NUM_REQS)
+    first = list(range(1, TELL_ALL + 1))
+    later = [TELL_ALL + TELL_EVERY * n for n in (1, 2, 3)]
+    assert timed == [*first, *later]
+    assert planned == [*first, TELL_ALL + 1, *(step + 1 for step in later)]
 
 
 @pytest.mark.parametrize(
@@ -79,34 +61,13 @@ def test_only_the_same_requests_with_a_token_each_may_go_on(other):
     assert not skipping.is_due(NUM_REQS, 0)
 
 
-def test_drafting_starts_the_count_anew():
-    skipping = settle()
-    plan(skipping, depth=2)
-    plan(skipping)
-    assert not skipping.is_quiet
-    assert not skipping.is_due(NUM_REQS, 0)
-
-
 def test_an_engine_that_runs_its_drafter_at_depth_0_plans_every_step():
     skipping = settle(is_possible=False)
     assert not skipping.is_due(NUM_REQS, 0)
     assert not skipping.is_quiet
 
 
-def test_skipped_steps_weigh_on_the_pace_as_planned_ones_would():
-    step_by_step, at_once = RequestPace(), RequestPace()
-    for pace in (step_by_step, at_once):
-        pace.note(30, 10)
-    for _ in range(7):
-        step_by_step.note(30, 10)
-    at_once.note_skipped_steps(7)
-
-    assert at_once.tokens_per_step > 1.0
-    assert at_once.tokens_per_step == pytest.approx(step_by_step.tokens_per_step)
-
-
-def make_blocks(*ids):
-    return np.array(ids, dtype=np.int32)
+BLOCKS = np.array([7, 8, 9, 20], dtype=np.int32)
 
 
 def fill_one(cache, req_id, start, num_tokens, blocks):
@@ -115,35 +76,28 @@ def fill_one(cache, req_id, start, num_tokens, blocks):
     return cache.fill([req_id], starts, np.array([num_tokens]), blocks[None]).get(0)
 
 
-def test_skipped_positions_are_missing_from_the_first_one_on():
+def test_what_was_skipped_is_missing_until_somebody_fills_it():
     cache = DrafterCache(block_size=4)
-    blocks = make_blocks(7, 8, 9)
-    cache.skip("a", 5, 1, blocks)
-    cache.skip("a", 6, 1, blocks)
-    assert fill_one(cache, "a", 7, 1, blocks) == 5
-    assert fill_one(cache, "a", 8, 1, blocks) is None
+    assert fill_one(cache, "a", 9, 1, BLOCKS) is None
+    cache.skip("a", 5, 1, BLOCKS)
+    cache.skip("a", 6, 6, BLOCKS)
+    # Whoever hits an incomplete block is filled from there.
+    cache.admit("b", 12, BLOCKS)
+    assert fill_one(cache, "b", 12, 1, BLOCKS) == 4
+    assert fill_one(cache, "a", 12, 1, BLOCKS) == 5
+    assert fill_one(cache, "a", 13, 1, BLOCKS) is None
+    cache.admit("c", 12, BLOCKS)
+    assert fill_one(cache, "c", 12, 1, BLOCKS) is None
 
 
-def test_nothing_is_missing_where_nothing_was_skipped():
+def test_a_resumed_request_forgets_what_it_missed_and_one_that_ended_is_pruned():
     cache = DrafterCache(block_size=4)
-    assert cache.is_complete
-    assert fill_one(cache, "a", 9, 1, make_blocks(1, 2, 3)) is None
-
-
-def test_a_request_that_hits_an_incomplete_block_is_filled_from_there():
-    cache = DrafterCache(block_size=4)
-    cache.skip("a", 4, 8, make_blocks(7, 8, 9))
-    cache.admit("b", 12, make_blocks(7, 8, 9, 20))
-    assert fill_one(cache, "b", 12, 1, make_blocks(7, 8, 9, 20)) == 4
-
-
-def test_a_filled_block_is_complete_for_everybody_after():
-    cache = DrafterCache(block_size=4)
-    blocks = make_blocks(7, 8, 9)
-    cache.skip("a", 4, 8, blocks)
-    fill_one(cache, "a", 12, 1, make_blocks(7, 8, 9, 10))
-    cache.admit("b", 12, make_blocks(7, 8, 9, 20))
-    assert fill_one(cache, "b", 12, 1, make_blocks(7, 8, 9, 20)) is None
+    for index in range(100):
+        cache.skip(str(index), 0, 1, BLOCKS)
+    cache.prune({"3"})
+    assert cache._missing_from == {"3": 0}
+    cache.admit("3", 0, BLOCKS[:0])
+    assert fill_one(cache, "3", 0, 3, BLOCKS[3:]) is None
 
 
 def test_requests_of_a_step_are_filled_together_as_they_would_be_one_by_one():
@@ -156,42 +110,22 @@ def test_requests_of_a_step_are_filled_together_as_they_would_be_one_by_one():
         counts = rng.integers(1, 20, num_reqs)
         # Few ids: requests share blocks, and others' blocks are used again.
         blocks = rng.integers(1, 60, (num_reqs, 20)).astype(np.int32)
-        for row in rng.choice(num_reqs, 3, replace=False):
-            for cache in (together, single):
-                cache.skip(
-                    req_ids[row], int(starts[row]), int(counts[row]), blocks[row]
-                )
+        for row in rng.choice(num_reqs, 3, replace=False).tolist():
+            span = int(starts[row]), int(counts[row]), blocks[row]
+            together.skip(req_ids[row], *span)
+            single.skip(req_ids[row], *span)
         starts += rng.integers(-3, 4, num_reqs).clip(-starts)
+        spans = zip(starts.tolist(), counts.tolist(), blocks, strict=True)
+        one_by_one = [
+            fill_one(single, req_id, *span)
+            for req_id, span in zip(req_ids, spans, strict=True)
+        ]
         firsts = together.fill(req_ids, starts, counts, blocks)
-        assert firsts == {
-            row: first
-            for row, req_id in enumerate(req_ids)
-            if (
-                first := fill_one(
-                    single, req_id, int(starts[row]), int(counts[row]), blocks[row]
-                )
-            )
-            is not None
-        }
+        assert firsts == {n: at for n, at in enumerate(one_by_one) if at is not None}
         assert together == single
         num_spans += len(firsts)
     assert num_spans > 100
     assert single._incomplete_blocks
-
-
-def test_a_resumed_request_forgets_what_it_missed_before():
-    cache = DrafterCache(block_size=4)
-    cache.skip("a", 2, 1, make_blocks(7))
-    cache.admit("a", 0, make_blocks())
-    assert fill_one(cache, "a", 0, 3, make_blocks(5)) is None
-
-
-def test_requests_that_ended_are_pruned():
-    cache = DrafterCache(block_size=4)
-    for index in range(100):
-        cache.skip(str(index), 0, 1, make_blocks(1))
-    cache.prune({"3"})
-    assert cache._missing_from == {"3": 0}
 
 
 def test_spans_are_packed_into_passes_and_long_ones_cut():
