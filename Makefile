@@ -68,13 +68,12 @@ faults:
 	$(PYTEST) -m "faults and ray" $(ARGS) $(NONE_IS_FINE)
 	$(PYTEST) tests/serving/check_lost_host.py $(ARGS) $(NONE_IS_FINE)
 
-# All cases on both runners, hours, in as many pieces as wanted: Ctrl-C, and the same
-# command goes on. Adds to tests/engine/law/evidence.json after every case.
+# All cases on both runners, with a new seed (SEED=), hours; -k takes a part of them.
 law:
 	@$(SET_UP) --dev
 	@.ci/extras
-	$(BIN)/python -m tests.engine.law v1 $(ARGS)
-	PYTHONPATH=$(TETRIS_VENV)/triton $(BIN)/python -m tests.engine.law v2 $(ARGS)
+	TETRIS_LAW_SEED=$(or $(SEED),$(shell date +%s)) $(PYTEST) -k law tests/engine/law \
+		tests/gpu_adapter/test_interpreted.py $(ARGS)
 
 # Writes tests/serving/fuzz/record.json.
 fuzz:

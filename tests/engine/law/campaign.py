@@ -114,14 +114,14 @@ def draw_some_from_draft(_: LawEngine) -> AbstractContextManager[None]:
     return draw_from_draft(rejection_sampler, SHARE, seed=1)
 
 
-def score_by_drawn_token(engine: LawEngine) -> AbstractContextManager[None]:
+def score_by_drawn_token(engine):
     """Rank drafts as the paper does: by what was drawn."""
     from tests.engine.law.biased_drafters import DrawnTokenDrafter, draft_as
 
     return draft_as(engine.engine.runner.drafter, DrawnTokenDrafter)
 
 
-def ignore_grammars(engine: LawEngine) -> AbstractContextManager[None]:
+def ignore_grammars(engine):
     """Draft requests with a grammar as if they had none."""
     from tests.engine.law.biased_drafters import GrammarBlindDrafter, draft_as
 

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tests.engine.law.cases import PLAYS_ALL
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -43,11 +45,8 @@ MOST = 4.0
 
 ALARM = 1e4
 
-FAMILY = 64
-"""Tests, of both runners together, in what runs in CI."""
-
-NUM_TESTS_OF_V2 = 12
-"""Of those, at most."""
+FAMILY, NUM_TESTS_OF_V2 = (512, 96) if PLAYS_ALL else (64, 12)
+"""Tests at most, of both runners together, and of the second."""
 
 SERIES = ("draft", "likely, verified", "likely", "raw")
 """What the gamblers bet on, each with every stake: tokens at verified positions in the

@@ -31,7 +31,7 @@ from tests.engine.law.campaign import (
     score_by_drawn_token,
     start,
 )
-from tests.engine.law.cases import Case, pair_up
+from tests.engine.law.cases import PLAYS_ALL, SEED, Case, combine_all, pair_up
 from tests.engine.law.engines import DEPTH
 from tests.engine.law.evidence import FAMILY, NUM_TESTS_OF_V2, Evidence, is_alarming
 from tests.engine.law.judge import FOLLOWING
@@ -40,9 +40,7 @@ from tests.engine.made_up import make_up_beliefs
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-SEED = 1
-
-CASES = pair_up()
+CASES = combine_all() if PLAYS_ALL else pair_up()
 
 PERFECT = [Case("perfect", policy) for policy in ("tetris", "goodput")]
 """The draft is the target: it is never rejected, and all that can go wrong is that the

@@ -2,16 +2,12 @@
 
 As `tests.engine.law.test_law`, with the same requests, laws and bets. The interpreter
 leaves room for one case of each policy, each judged by itself, and for one control of
-all four together; `make law` runs all cases, and controls of each policy.
+all four together; `make law` runs all cases.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.law.cases import Case, pair_up_policies
+from tests.engine.law.cases import PLAYS_ALL, SEED, combine_all, pair_up_policies
 from tests.engine.law.evidence import NUM_TESTS_OF_V2, Evidence, is_alarming
 from tests.gpu_adapter.interpreted.law import (
     DRAFTER,
@@ -20,14 +16,7 @@ from tests.gpu_adapter.interpreted.law import (
     start,
 )
 
-if TYPE_CHECKING:
-    from tests.engine.law.campaign import Outcome
-
-SEED = 1
-
-CASES = pair_up_policies(DRAFTER)
-
-Outcomes = dict[Case, "Outcome"]
+CASES = combine_all([DRAFTER]) if PLAYS_ALL else pair_up_policies(DRAFTER)
 
 
 @pytest.fixture(scope="module")
