@@ -1,12 +1,10 @@
 """Real vLLM engines inside the test process, so that a test can look into them."""
 
-from __future__ import annotations
-
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -24,11 +22,6 @@ import pytest
 
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from vllm import LLM
-
 MAX_NUM_SEQS = 16
 
 ENGINE_DIR = Path(__file__).parent
@@ -38,7 +31,7 @@ THIRD_PARTY_MAY_WARN = ("ignore", r"error:::(policies|serving|tests)\.")
 our own modules is still an error. The later filter wins."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Spare engine tests the warnings of other people's code."""
     for item in items:
         if ENGINE_DIR in item.path.parents:
@@ -49,32 +42,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Engine:
     """An engine and its inner parts."""
 
-    llm: LLM
+    llm: Any
     _started_with: tuple[int, int] | None = None
 
     @property
-    def core(self) -> Any:
+    def core(self):
         """The engine core of this process."""
         return self.llm.llm_engine.engine_core.engine_core
 
     @property
-    def scheduler(self) -> Any:
+    def scheduler(self):
         """The scheduler, ours unless the policy is `none`."""
         return self.core.scheduler
 
     @property
-    def runner(self) -> Any:
+    def runner(self):
         """The model runner of the only worker."""
         return self.core.model_executor.driver_worker.worker.model_runner
 
     def set_policy(
-        self,
-        policy: str,
-        *,
-        max_num_seqs: int = 0,
-        max_num_batched_tokens: int = 0,
-        **section: Any,
-    ) -> None:
+        self, policy, *, max_num_seqs=0, max_num_batched_tokens=0, **section
+    ):
         """Give the scheduler a new planner and counters, as if just started.
 
         Args:
@@ -99,7 +87,7 @@ class Engine:
         scheduler._set_up()
 
     @contextmanager
-    def hold_blocks(self, num_left: int) -> Iterator[None]:
+    def hold_blocks(self, num_left):
         """Leave so few KV blocks that requests lose theirs."""
         pool = self.scheduler.kv_cache_manager.block_pool
         held = pool.get_new_blocks(pool.get_num_free_blocks() - num_left)
@@ -109,22 +97,22 @@ class Engine:
             pool.free_blocks(held)
 
 
-_RUNNING: list[Engine] = []
+_RUNNING = []
 
 
 @contextmanager
 def run_engine(
-    target: Path,
-    draft: Path | None = None,
+    target,
+    draft=None,
     *,
-    policy: str = "none",
-    draft_tokens: int = 2,
-    extra_draft_tokens: int = 2,
-    method: str = "draft_model",
-    speculative: dict[str, Any] | None = None,
-    classes: dict[str, Any] | None = None,
-    **engine_args: Any,
-) -> Iterator[Engine]:
+    policy="none",
+    draft_tokens=2,
+    extra_draft_tokens=2,
+    method="draft_model",
+    speculative=None,
+    classes=None,
+    **engine_args,
+):
     """Start an engine for a policy and stop it afterwards.
 
     Args:
@@ -142,7 +130,7 @@ def run_engine(
 
     from serving import plugin
 
-    args: dict[str, Any] = {
+    args = {
         "dtype": "float32",
         "skip_tokenizer_init": True,
         "enforce_eager": True,
@@ -192,7 +180,7 @@ def run_engine(
 
 
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
+def tiny_pair(tmp_path_factory):
     """A random target, whose tokens are characters, and a draft that often agrees."""
     pair = write_llama_pair(tmp_path_factory.mktemp("tiny_pair"), noise=0.05)
     write_tokenizer(pair[0])
@@ -200,7 +188,7 @@ def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def plain(tiny_pair) -> Iterator[Engine]:
+def plain(tiny_pair):
     """The target of `tiny_pair` alone, for what others have to answer.
 
     Ask for it before starting another: each start registers vLLM's own CPU kernels,

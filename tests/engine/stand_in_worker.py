@@ -1,9 +1,6 @@
 """Real schedulers without engines, and a CPU worker that invents tokens and times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,15 +9,10 @@ from serving.engine.compat import ModelRunnerOutput
 from serving.engine.cpu.drafts import ScoredDraftTokenIds, WorkerTimes
 from serving.engine.cpu.step_messages import STOP_ATTRIBUTE
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 BLOCK_SIZE, NUM_BLOCKS = 16, 4000
 
 
-def make_config(
-    target: Path, draft: Path, tetris: dict[str, Any], *, depth: int, **args: Any
-) -> Any:
+def make_config(target, draft, tetris, *, depth, **args):
     """Build vLLM's own configuration of an engine that has no worker.
 
     Args:
@@ -49,7 +41,7 @@ def make_config(
     ).create_engine_config()
 
 
-def make_scheduler(cls: type, config: Any, num_blocks: int = NUM_BLOCKS) -> Any:
+def make_scheduler(cls, config, num_blocks=NUM_BLOCKS):
     """Build a real scheduler with a KV cache of its own."""
     import torch
     from vllm.v1.kv_cache_interface import (
@@ -73,15 +65,15 @@ def make_scheduler(cls: type, config: Any, num_blocks: int = NUM_BLOCKS) -> Any:
 
 
 def add_requests(
-    scheduler: Any,
-    num_reqs: int,
+    scheduler,
+    num_reqs,
     *,
-    prompt_len: int = 5,
-    max_tokens: int = 40,
-    prefix: str = "r",
-    priority: int = 0,
-    **params: Any,
-) -> list[Any]:
+    prompt_len=5,
+    max_tokens=40,
+    prefix="r",
+    priority=0,
+    **params,
+):
     """Add requests that run to their length limit."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -115,10 +107,10 @@ class StandInWorker:
     _rng: np.random.Generator = field(init=False)
     _has_profile: bool = field(init=False, default=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self._rng = np.random.default_rng(0)
 
-    def execute(self, output: Any) -> tuple[ModelRunnerOutput, ScoredDraftTokenIds]:
+    def execute(self, output):
         """Run a step in which every request decodes, or has its whole prompt."""
         req_ids = list(output.num_scheduled_tokens)
         scheduled = output.scheduled_spec_decode_tokens
@@ -144,12 +136,12 @@ class StandInWorker:
         )
         return ModelRunnerOutput(req_ids, rows, sampled), drafts
 
-    def _sample(self, num_drafts: int) -> list[int]:
+    def _sample(self, num_drafts):
         rejected = np.flatnonzero(self._rng.random(num_drafts) > 0.7)
         num_accepted = int(rejected[0]) if rejected.size else num_drafts
         return [7] * (num_accepted + 1)
 
-    def _draft(self, output: Any, req_ids: list[str]) -> np.ndarray:
+    def _draft(self, output, req_ids):
         depth = output.num_spec_tokens_to_schedule
         drawn = self._rng.beta(4.0, 1.5, (len(req_ids), depth))
         stop = getattr(output, STOP_ATTRIBUTE, None)
@@ -160,10 +152,10 @@ class StandInWorker:
             drawn = np.ascontiguousarray(drawn[:, :num_passes])
         return drawn
 
-    def _vary(self, ms: float) -> float:
+    def _vary(self, ms):
         return float(ms * self._rng.normal(1.0, 0.01))
 
-    def _take_profile(self) -> CostProfile | None:
+    def _take_profile(self):
         if self._has_profile:
             return None
         self._has_profile = True

@@ -1,7 +1,5 @@
 """vLLM's V2 modules import without a GPU, noisily; its configuration is made up."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,11 +1,9 @@
 """A worker without models: real decisions of our manager, invented tokens and times."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +19,6 @@ from serving.engine.gpu.step_messages import (
 from serving.engine.gpu.verification import make_profile
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_ins import StandInDevice, make_verification
-
-if TYPE_CHECKING:
-    from policies.types import CostProfile
 
 
 @dataclass
@@ -69,15 +64,15 @@ class StandInWorker:
     max_num_reqs: int = 8
     steps: list[StandInStep] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self._rng = np.random.default_rng(self.seed)
-        self._slots: dict[str, _Slot] = {}
+        self._slots = {}
         self._free = deque(range(self.max_num_reqs))
         self.verification = make_verification(self.max_num_reqs, self.depth)
         self._device = StandInDevice()
         self._clock = DeviceClock(self._device.make_event)
 
-    def execute(self, output: Any) -> Any:
+    def execute(self, output):
         """Run one step; the device is two steps behind with its clock."""
         for req_id in output.finished_req_ids:
             if req_id in self._slots:
@@ -138,7 +133,7 @@ class StandInWorker:
         )
         return result
 
-    def _take_profile(self) -> CostProfile | None:
+    def _take_profile(self):
         """Report once what upstream would have timed at start-up."""
         if self.steps:
             return None
@@ -155,9 +150,7 @@ class StandInWorker:
         ]
         return make_profile(samples, self.depth)
 
-    def _verify(
-        self, output: Any, order: Any, req_ids: list[str]
-    ) -> tuple[int, dict[str, int], VerificationReport | None]:
+    def _verify(self, output, order, req_ids):
         drafts = output.scheduled_spec_decode_tokens
         if not drafts or self.plain_reason is not None:
             offered = {req_id: len(drafts.get(req_id, ())) for req_id in req_ids}
@@ -176,9 +169,7 @@ class StandInWorker:
             VerificationReport(verified.req_ids, confidence, num_admitted),
         )
 
-    def _sample(
-        self, req_id: str, num_tokens: int, drafts: Any, admitted: dict[str, int]
-    ) -> list[int]:
+    def _sample(self, req_id, num_tokens, drafts, admitted):
         slot = self._slots[req_id]
         num_drafts = len(drafts.get(req_id, ()))
         if slot.num_computed + num_tokens - num_drafts < slot.prompt_len:
@@ -192,7 +183,7 @@ class StandInWorker:
         slot.num_computed += num_tokens - num_drafts + num_accepted
         return [7] * (num_accepted + 1)
 
-    def _draft(self, req_ids: list[str], depth: int) -> None:
+    def _draft(self, req_ids, depth):
         # Columns past the depth hold what earlier batches left there.
         buffer = self._rng.random((self.max_num_reqs, self.depth))
         for row, req_id in enumerate(req_ids):
@@ -204,13 +195,13 @@ class StandInWorker:
         self.verification.record_confidences(torch.from_numpy(buffer).float(), batch)
 
 
-def drive(scheduler: Any, worker: StandInWorker, max_steps: int = 500) -> int:
+def drive(scheduler, worker, max_steps=500):
     """Schedule one step ahead of the one that runs, as vLLM's engine core does.
 
     Returns:
         Steps scheduled until no request was left, or `max_steps`.
     """
-    queue: deque[tuple[Any, Any]] = deque()
+    queue = deque()
     num_steps = 0
     while (scheduler.has_requests() or queue) and num_steps < max_steps:
         output = scheduler.schedule() if scheduler.has_requests() else None
@@ -226,7 +217,7 @@ def drive(scheduler: Any, worker: StandInWorker, max_steps: int = 500) -> int:
     return num_steps
 
 
-def make_worker(num_reqs: int, acceptance: float = 0.7, **options: Any) -> Any:
+def make_worker(num_reqs, acceptance=0.7, **options):
     """Make a worker whose requests `r0`, `r1`, ... all accept alike."""
     chances = {f"r{index}": acceptance for index in range(num_reqs)}
     return StandInWorker(DEPTH, {**chances, **options.pop("more", {})}, **options)

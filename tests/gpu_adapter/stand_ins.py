@@ -1,9 +1,6 @@
 """Stand-ins for what needs a GPU; every name says so."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -11,7 +8,7 @@ from serving.engine.gpu.copy import DeviceReader
 from serving.engine.gpu.verification import PlannedVerification
 
 
-def stand_in_manager(max_num_reqs: int, depth: int, max_total_logits: int) -> Any:
+def stand_in_manager(max_num_reqs, depth, max_total_logits):
     """Hold what vLLM's manager holds, on the CPU: its constructor makes streams."""
     query_start_loc = torch.zeros(max_num_reqs + 1, dtype=torch.int32)
     return SimpleNamespace(
@@ -28,12 +25,8 @@ def stand_in_manager(max_num_reqs: int, depth: int, max_total_logits: int) -> An
 
 
 def make_verification(
-    max_num_reqs: int = 8,
-    depth: int = 3,
-    *,
-    max_total_logits: int = 10_000,
-    num_draft_passes: int | None = None,
-) -> PlannedVerification:
+    max_num_reqs=8, depth=3, *, max_total_logits=10_000, num_draft_passes=None
+):
     """Make our manager over a stand-in of vLLM's, for a group of one rank."""
     return PlannedVerification(
         stand_in_manager(max_num_reqs, depth, max_total_logits),
@@ -46,17 +39,17 @@ def make_verification(
 class StandInEvent:
     """A mark on a device whose clock the test moves."""
 
-    def __init__(self, device: StandInDevice) -> None:
+    def __init__(self, device):
         self._device = device
-        self._time_ms: float | None = None
+        self._time_ms = None
 
-    def record(self) -> None:
+    def record(self):
         self._time_ms = self._device.queued_ms
 
-    def query(self) -> bool:
+    def query(self):
         return self._time_ms is not None and self._time_ms <= self._device.now_ms
 
-    def elapsed_time(self, end: StandInEvent) -> float:
+    def elapsed_time(self, end):
         assert self.query(), "read before the device got there"
         assert end.query(), "read before the device got there"
         assert self._time_ms is not None
@@ -67,12 +60,12 @@ class StandInEvent:
 class StandInDevice:
     """A device with a queue: work is queued at once and done later."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.queued_ms = 0.0
         self.now_ms = 0.0
 
-    def make_event(self) -> StandInEvent:
+    def make_event(self):
         return StandInEvent(self)
 
-    def queue(self, duration_ms: float) -> None:
+    def queue(self, duration_ms):
         self.queued_ms += duration_ms

@@ -1,24 +1,15 @@
 """Cases of `tests.engine.law` on the V2 runner."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
 from tests.engine.law import campaign
 from tests.engine.law.bias import draw_from_draft
-from tests.engine.law.engines import LawEngine, run_law_engine
+from tests.engine.law.engines import run_law_engine
 from tests.engine.made_up import make_up_costs
 from tests.gpu_adapter.interpreted.engines import run_interpreted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
 
 DRAFTER = "confused"
 """A draft that is wrong so often that few tokens, which are slow here, show a bias."""
@@ -28,7 +19,7 @@ run_case = partial(campaign.run_case, few_blocks=8, prepare=make_up_costs)
 
 
 @contextmanager
-def start(folder: Path, drafter: str = DRAFTER) -> Iterator[LawEngine]:
+def start(folder, drafter=DRAFTER):
     """Start the engine on which all cases of a drafter are run."""
     with run_law_engine(
         run_interpreted,
@@ -40,6 +31,6 @@ def start(folder: Path, drafter: str = DRAFTER) -> Iterator[LawEngine]:
         yield engine
 
 
-def draw_some_from_draft(_: LawEngine) -> AbstractContextManager[None]:
+def draw_some_from_draft(_):
     """Bias the rejection sampler of the V2 runner."""
     return draw_from_draft(rejection_sampler, campaign.SHARE, seed=1)

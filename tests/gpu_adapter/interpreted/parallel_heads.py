@@ -4,17 +4,10 @@ For `tests.engine.tiny_models.write_markov_llama`, whose next token hangs mostly
 last one, so that heads can be right without training.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import torch
 from transformers import LlamaForCausalLM, Qwen3Config
 
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, write_checkpoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM_HEADS = 2
 HEAD_DIM = HIDDEN_SIZE // NUM_HEADS
@@ -29,7 +22,7 @@ SURE = 2.0
 """Log-odds that the confidence head always gives."""
 
 
-def write_dflash_head(folder: Path, target: Path) -> Path:
+def write_dflash_head(folder, target):
     """Write a DFlash head whose every place repeats its guess of the first token.
 
     Each place attends to the newest token of the text, the anchor, and hands its
@@ -60,7 +53,7 @@ def write_dflash_head(folder: Path, target: Path) -> Path:
     return write_checkpoint(folder, config, weights)
 
 
-def write_dspark_head(folder: Path, target: Path) -> Path:
+def write_dspark_head(folder, target):
     """Write a DSpark head whose Markov part is the target's own.
 
     Its backbone says next to nothing; its confidence head is always as sure.
@@ -87,11 +80,11 @@ def write_dspark_head(folder: Path, target: Path) -> Path:
     return write_checkpoint(folder, config, weights)
 
 
-def _read(target: Path) -> LlamaForCausalLM:
+def _read(target):
     return LlamaForCausalLM.from_pretrained(target)
 
 
-def _make_config(architecture: str) -> dict[str, Any]:
+def _make_config(architecture):
     config = Qwen3Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=HIDDEN_SIZE,
@@ -106,7 +99,7 @@ def _make_config(architecture: str) -> dict[str, Any]:
     return {**config.to_dict(), "architectures": [architecture]}
 
 
-def _make_backbone() -> dict[str, torch.Tensor]:
+def _make_backbone():
     """Make one decoder layer whose parts add little."""
     square = (HIDDEN_SIZE, HIDDEN_SIZE)
     shapes = {
