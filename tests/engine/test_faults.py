@@ -305,23 +305,6 @@ def test_confidence_that_cannot_be_trusted_verifies_everything(
     assert len([r for r in caplog.records if r.name == LOGGER]) == 1
 
 
-def test_confidence_nobody_needs_may_be_anything(engine, monkeypatch):
-    """Only the last position of a full draft is spoilt, and none is full here.
-
-    With five tokens to come a request verifies four drafts at most; it gets one token
-    from the prompt, so three.
-    """
-
-    def spoil_last(confidence):
-        spoilt = confidence.copy()
-        spoilt[:, DEPTH - 1] = np.nan
-        return spoilt
-
-    damage_confidence(engine, monkeypatch, spoil_last)
-    complete(engine, PROMPTS, greedy(5))
-    assert engine.scheduler.counters.num_fallbacks == {}
-
-
 def test_one_bad_confidence_spoils_its_own_step_only(engine, expected, monkeypatch):
     num_received = 0
 

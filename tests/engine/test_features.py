@@ -65,20 +65,6 @@ def pair(tiny_pair, plain):
         yield Pair(plain, tetris)
 
 
-def test_prefix_caching_hands_over_the_drafters_cache_too(pair):
-    """A hole in the drafter's cache would show as fewer accepted drafts."""
-    prefix = draw_prompt(0, 2 * BLOCK)
-    prompts = [prefix + draw_prompt(i, 5) for i in range(4)]
-    counters = pair.tetris.scheduler.counters
-    accepted = []
-    for _ in range(2):
-        before = counters.num_accepted_tokens
-        _, outputs = pair.compare(prompts, greedy(30))
-        accepted.append(counters.num_accepted_tokens - before)
-    assert [output.num_cached_tokens for output in outputs] == [2 * BLOCK] * 4
-    assert accepted[0] == accepted[1]
-
-
 def test_logprobs_are_the_targets_own(pair):
     params = greedy(logprobs=5, prompt_logprobs=3)
     expected, outputs = pair.compare(PROMPTS, params)

@@ -16,8 +16,6 @@ from policies.types import PolicySpec
 from serving import plugin
 from serving.engine import version
 from serving.engine.shared.options import opts_out, read_policy
-from tests.engine.checks import complete, draw_prompts, greedy
-from tests.engine.conftest import run_engine
 
 UTILITIES = ("tetris_snapshot", "tetris_export_state", "tetris_import_state")
 
@@ -277,35 +275,3 @@ def test_a_refused_state_leaves_its_reason_and_the_planner_as_it_was(bare_engine
     assert host._planner is planner
     assert planner.report() == before
     assert bare_engine_core.tetris_import_state(engine_core, {}) == ""
-
-
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_figures_come_back_from_an_engine_in_another_process(tiny_pair, monkeypatch):
-    """Nothing but the installed plugin puts the utility into that process."""
-    from vllm import envs
-
-    # An engine that lives in this process has vLLM remember what the environment was.
-    envs.disable_envs_cache()
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
-    with run_engine(*tiny_pair, policy="tetris") as engine:
-        complete(engine, draw_prompts(4), greedy(16))
-        client = engine.llm.llm_engine.engine_core
-        snapshot = client.call_utility("tetris_snapshot")
-    assert type(client).__name__ == "SyncMPClient"
-    assert snapshot["policy"] == "tetris"
-    assert snapshot["num_fallbacks"] == {}
-    assert snapshot["num_proposed_tokens"] > snapshot["num_verified_tokens"]
-    num_accepted = snapshot["num_accepted_tokens"]
-    assert snapshot["num_verified_tokens"] > num_accepted > 0
-    assert sum(snapshot["num_accepted_tokens_per_pos"]) == num_accepted
-
-
-def test_an_engine_can_start_where_numba_is_loaded():
-    """VLLM's CPU platform reads the `__dict__` of every object in every module."""
-    import numba  # noqa: F401 - that it is loaded is the point
-    from vllm.triton_utils import dispatcher
-
-    plugin.register()
-    dispatcher._rebind_kernels([(object(), object())])

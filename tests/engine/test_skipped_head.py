@@ -2,7 +2,6 @@
 
 from itertools import cycle
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -36,35 +35,31 @@ def make_attentive(head):
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
 def engine(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
+    method, folder = request.param, tmp_path_factory.mktemp(request.param)
     target = write_markov_llama(folder / "target")
-    if request.param == "eagle":
+    if method == "eagle":
         head = write_eagle_head(folder / "head")
     else:
         head = write_eagle3_head(folder / "head", target)
     make_attentive(head)
-    with run_engine(
-        target,
-        head,
-        policy="fixed",
-        method=request.param,
-        draft_tokens=DEPTH,
-        block_size=BLOCK,
-    ) as engine:
+    sizes = {"draft_tokens": DEPTH, "block_size": BLOCK}
+    with run_engine(target, head, policy="fixed", method=method, **sizes) as engine:
         yield engine
 
 
 def draft(engine, depths, prompts, num_tokens=60):
-    """Draft as deep as an iterator says.
+    """Draft as deep as an iterator says; at depth 0 no pass is made.
 
     Returns:
-        The outputs, and by prompt and length the confidence in the first draft token:
-        a function of all that the head has read.
+        The outputs, and by prompt and length the confidence in the first draft
+        token: a function of all that the head has read.
     """
     engine.set_policy("fixed", draft_tokens=DEPTH)
-    scheduler, seen = engine.scheduler, {}
+    scheduler, seen, timings = engine.scheduler, {}, []
     scheduler._planner = Instead(
-        scheduler._planner, choose_depth=lambda *_: next(depths)
+        scheduler._planner,
+        choose_depth=lambda *_: next(depths),
+        observe_timing=timings.append,
     )
     take = scheduler.update_draft_token_ids
 
@@ -80,6 +75,7 @@ def draft(engine, depths, prompts, num_tokens=60):
         outputs = complete(engine, prompts, greedy(num_tokens))
     finally:
         del scheduler.update_draft_token_ids
+    assert not any(one.draft_first_ms for one in timings if one.depth == 0)
     return outputs, seen
 
 
@@ -128,18 +124,3 @@ def test_whoever_finds_a_prefix_it_left_out_catches_up_too(engine):
     engine.llm.reset_prefix_cache()
     _, expected = draft(engine, cycle([DEPTH]), longer)
     assert worst_difference(expected, seen) < 1e-4
-
-
-def test_left_out_it_costs_no_pass(engine):
-    timings = []
-    engine.set_policy("fixed", draft_tokens=DEPTH)
-    scheduler = engine.scheduler
-    scheduler._planner = Instead(
-        scheduler._planner,
-        choose_depth=lambda *_: 0,
-        observe_timing=timings.append,
-    )
-    complete(engine, draw_prompts(3), greedy(40))
-    skipped = [timing for timing in timings if timing.depth == 0]
-    assert skipped
-    assert np.all([timing.draft_first_ms == 0.0 for timing in skipped])
