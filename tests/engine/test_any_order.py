@@ -47,12 +47,10 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.asked = {}
         self.seen = {}
-        self.done = set()
         self.held = []
         self.pool = self.engine.scheduler.kv_cache_manager.block_pool
-        self.most_tokens = (
-            self.engine.core.vllm_config.scheduler_config.max_num_batched_tokens
-        )
+        config = self.engine.core.vllm_config.scheduler_config
+        self.most_tokens = config.max_num_batched_tokens
         self.num_free = self.pool.get_num_free_blocks()
         self.count = 0
 
@@ -160,21 +158,14 @@ def test_in_any_order_of_events_answers_stay_the_targets(tiny_pair, plain):
     """With KV blocks so short that a request takes a few of them."""
     outputs = complete(plain, PROMPTS, PARAMS)
     AnyOrder.expected = [tuple(one.outputs[0].token_ids) for one in outputs]
-    with run_engine(
-        *tiny_pair,
-        policy="goodput",
-        draft_tokens=DEPTH,
-        block_size=32,
-        enable_prefix_caching=False,
-    ) as engine:
+    how = settings(
+        max_examples=40,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    args = {"draft_tokens": DEPTH, "block_size": 32, "enable_prefix_caching": False}
+    with run_engine(*tiny_pair, policy="goodput", **args) as engine:
         AnyOrder.engine = engine
-        run_state_machine_as_test(
-            AnyOrder,
-            settings=settings(
-                max_examples=40,
-                stateful_step_count=30,
-                deadline=None,
-                derandomize=True,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_state_machine_as_test(AnyOrder, settings=how)

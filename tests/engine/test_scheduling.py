@@ -12,6 +12,7 @@ from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
 from serving.engine.shared import batch_planning
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from tests.engine.checks import (
+    MAX_STEPS,
     check_counters,
     check_idle,
     complete,
@@ -76,28 +77,33 @@ def spy(its_own_draft, monkeypatch):
     return spy_on
 
 
+def count_preempted(spy):
+    """Count the requests that lose their KV blocks, in a list of one number."""
+    num_preempted = [0]
+
+    def look(output, _):
+        num_preempted[0] += len(output.preempted_req_ids or ())
+
+    spy(look)
+    return num_preempted
+
+
 def test_fewer_requests_are_preempted_where_drafts_give_way(
     start_over, spy, monkeypatch
 ):
     """Requests of many lengths share few blocks; some end before others need one."""
     prompts = [draw_prompt(n, 10 + 7 * n % 60) for n in range(48)]
     params = [greedy(30 + 11 * n % 80) for n in range(48)]
-    num_preempted = 0
-
-    def look(output, _):
-        nonlocal num_preempted
-        num_preempted += len(output.preempted_req_ids or ())
+    num_preempted = count_preempted(spy)
 
     def run():
-        nonlocal num_preempted
-        num_preempted = 0
+        num_preempted[0] = 0
         engine = start_over("fixed", draft_tokens=DEPTH, max_num_seqs=12)
         with engine.hold_blocks(24):
             outputs = complete(engine, prompts, params)
         check_counters(engine.scheduler.counters)
-        return summarize_all(outputs), num_preempted, engine.scheduler.counters
+        return summarize_all(outputs), num_preempted[0], engine.scheduler.counters
 
-    spy(look)
     outputs, num_preemptions, counters = run()
     monkeypatch.setattr(batch_planning, "trim_to_free_blocks", lambda _: 0)
     expected, num_preemptions_without, _ = run()
@@ -109,55 +115,44 @@ def test_fewer_requests_are_preempted_where_drafts_give_way(
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
 def test_goodput_lets_in_what_fits_and_starves_nobody(policy, start_over, spy):
     """Long prompts in chunks and outputs of up to three blocks, in two priorities."""
-    num_requests = 30
-    priorities = {f"{n}": n % 2 for n in range(num_requests)}
-    first_token_step, ended, num_preempted = {}, set(), 0
+    first_token_step, ended, num_side_by_side = {}, set(), 0
     # The longest prompts take three steps.
     engine = start_over(policy, max_num_batched_tokens=40, max_num_seqs=8)
     if policy == "goodput":
         make_up_costs(engine)
-
-    def look(output, _):
-        nonlocal num_preempted
-        num_preempted += len(output.preempted_req_ids or ())
-
-    spy(look)
+    num_preempted = count_preempted(spy)
     llm_engine = engine.llm.llm_engine
-    waiting = list(priorities)
-    num_side_by_side = Counter()
+    waiting, step = list(range(30)), 0
     with engine.hold_blocks(20):
-        for step in range(2000):
+        while waiting or llm_engine.has_unfinished_requests():
             # Three at once, then nobody for two steps: always somebody waits.
-            for name in waiting[: 3 if step % 3 == 0 else 0]:
-                waiting.remove(name)
-                n = int(name)
+            for n in waiting[: 3 if step % 3 == 0 else 0]:
+                waiting.remove(n)
                 llm_engine.add_request(
-                    name,
+                    f"{n}",
                     {"prompt_token_ids": draw_prompt(n, 1 + 29 * n % 100)},
                     # The default of many clients says nothing.
                     greedy(90 - n if n % 3 else 60),
-                    priority=priorities[name],
+                    priority=n % 2,
                 )
             for output in llm_engine.step():
-                first_token_step.setdefault(output.request_id, step)
+                first_token_step.setdefault(int(output.request_id), step)
                 if output.finished:
-                    ended.add(output.request_id)
-            num_side_by_side[len(engine.scheduler.running)] += 1
-            if not waiting and not llm_engine.has_unfinished_requests():
-                break
+                    ended.add(int(output.request_id))
+            num_side_by_side = max(num_side_by_side, len(engine.scheduler.running))
+            step += 1
+            assert step < MAX_STEPS
     check_counters(engine.scheduler.counters)
     check_idle(engine)
-    assert ended == set(priorities)
+    assert ended == set(range(30))
     for priority in (0, 1):
-        in_order = [n for n in priorities if priorities[n] == priority]
-        steps = [first_token_step[name] for name in in_order]
+        steps = [first_token_step[n] for n in range(priority, 30, 2)]
         assert steps == sorted(steps)
     # Several run at a time all the same.
-    assert max(num_side_by_side) >= 3
+    assert num_side_by_side >= 3
     # How long outputs get is an estimate: now and then one does not fit after all.
-    assert num_preempted <= 2 if policy == "goodput" else num_preempted >= 10, (
-        num_preempted
-    )
+    [num] = num_preempted
+    assert num <= 2 if policy == "goodput" else num >= 10, num
 
 
 def test_steps_keep_to_sizes_whose_kernels_are_at_hand(start_over, spy):
