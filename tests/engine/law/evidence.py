@@ -93,13 +93,10 @@ def is_alarming(evidence, num_tests=FAMILY):
 
 @dataclass
 class Winnings:
-    """What each token of a sequence won.
+    """What each token of a sequence won, `[num_tokens]`.
 
     Attributes:
         log_e: `[num_tokens, len(SERIES), len(STAKES)]`, float64.
-        is_judged: `[num_tokens]`, bool.
-        is_verified: `[num_tokens]`, bool.
-        is_impossible: `[num_tokens]`, bool.
     """
 
     log_e: np.ndarray
@@ -107,9 +104,9 @@ class Winnings:
     is_verified: np.ndarray
     is_impossible: np.ndarray
 
-    def collect(self, chosen=None):
+    def collect(self, chosen=True):
         """Add up the tokens chosen, all by default, as far as they are judged."""
-        judged = self.is_judged if chosen is None else self.is_judged & chosen
+        judged = self.is_judged & chosen
         return Evidence(
             log_e=self.log_e[judged].sum(axis=0),
             num_tokens=int(judged.sum()),

@@ -41,12 +41,9 @@ def join(requests, outputs, blocks, reference):
         blocks: Of each request.
         reference: The target in float64.
     """
-    laws = find_laws(
-        reference,
-        [request.prompt for request in requests],
-        outputs,
-        [request.sampling for request in requests],
-    )
+    prompts = [request.prompt for request in requests]
+    samplings = [request.sampling for request in requests]
+    laws = find_laws(reference, prompts, outputs, samplings)
     judged = []
     for request, output, own, law in zip(requests, outputs, blocks, laws, strict=True):
         drafts = torch.zeros_like(law.target)

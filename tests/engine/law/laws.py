@@ -62,13 +62,10 @@ def find_laws(model, prompts, outputs, samplings):
         outputs: Token ids, at least one each.
         samplings: Of each request.
     """
-    longest = max(
-        len(prompt) + len(output)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    )
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        ids[row, : len(prompt) + len(output)] = torch.tensor([*prompt, *output])
+    texts = [[*prompt, *said] for prompt, said in zip(prompts, outputs, strict=True)]
+    ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = torch.tensor(text)
     # What fills up a row comes after all that counts.
     logits = model(ids).logits
     laws = []
