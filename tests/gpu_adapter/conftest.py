@@ -36,7 +36,6 @@ def make_scheduler(pair, monkeypatch):
         cls=TetrisAsyncScheduler,
         policy="goodput",
         *,
-        num_blocks=400,
         graphs=True,
         is_async=True,
         extra_draft_tokens=2,
@@ -66,6 +65,6 @@ def make_scheduler(pair, monkeypatch):
         # process has it remember what the environment was.
         envs.disable_envs_cache()
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-        return stand_in_worker.make_scheduler(cls, config, num_blocks)
+        return stand_in_worker.make_scheduler(cls, config, num_blocks=400)
 
     return make

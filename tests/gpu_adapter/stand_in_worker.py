@@ -1,14 +1,15 @@
 """A worker without models: real decisions of our manager, invented tokens and times."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from serving.engine.compat import ModelRunnerOutput, StepTimingSample
+from policies.types import CostProfile
+from serving.engine.compat import ModelRunnerOutput
 from serving.engine.gpu.clock import DeviceClock
 from serving.engine.gpu.step_messages import (
     ORDER_ATTRIBUTE,
@@ -16,7 +17,6 @@ from serving.engine.gpu.step_messages import (
     StepReport,
     VerificationReport,
 )
-from serving.engine.gpu.verification import make_profile
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_ins import StandInDevice, make_verification
 
@@ -39,38 +39,30 @@ class _Slot:
     index: int
     prompt_len: int
     num_computed: int
-    confidence: np.ndarray
 
 
-@dataclass
 class StandInWorker:
     """Runs scheduled steps as the runner would, down to stale columns.
 
-    Attributes:
-        depth: Deepest draft.
+    A target's pass takes 5 ms and .01 for each token, a drafter's .5, and the gap
+    between two steps .3.
+
+    Args:
         acceptance: Probability of each request's draft tokens, by request id; also
             what its confidences are.
-        target_ms: Of a forward pass, by tokens.
-        plain: Verifies all and reports no verification.
+        max_num_reqs: Slots.
     """
 
-    depth: int
-    acceptance: dict[str, float]
-    target_ms: Any = lambda num_tokens: 5.0 + 0.01 * num_tokens
-    draft_ms: float = 0.5
-    gap_ms: float = 0.3
-    plain_reason: str | None = None
-    seed: int = 0
-    max_num_reqs: int = 8
-    steps: list[StandInStep] = field(default_factory=list)
-
-    def __post_init__(self):
-        self._rng = np.random.default_rng(self.seed)
+    def __init__(self, acceptance, max_num_reqs=8):
+        self.acceptance = acceptance
+        self.steps = []
+        self.device = StandInDevice()
+        self._max_num_reqs = max_num_reqs
+        self._rng = np.random.default_rng(0)
         self._slots = {}
-        self._free = deque(range(self.max_num_reqs))
-        self.verification = make_verification(self.max_num_reqs, self.depth)
-        self._device = StandInDevice()
-        self._clock = DeviceClock(self._device.make_event)
+        self._free = deque(range(max_num_reqs))
+        self._verification = make_verification(max_num_reqs, DEPTH)
+        self._clock = DeviceClock(self.device.make_event)
 
     def execute(self, output):
         """Run one step; the device is two steps behind with its clock."""
@@ -82,44 +74,35 @@ class StandInWorker:
                 self._free.popleft(),
                 len(new.prompt_token_ids),
                 new.num_computed_tokens,
-                np.full(self.depth, self.acceptance[new.req_id]),
             )
             self._slots[new.req_id] = slot
-            self.verification.add_request(slot.index)
+            self._verification.add_request(slot.index)
         order = getattr(output, ORDER_ATTRIBUTE, None)
         if order is not None:
             self._clock.begin(order.step_id)
-        self._device.queue(self.gap_ms)
+        self.device.queue(0.3)
         self._clock.mark_forward_start()
         drafts = output.scheduled_spec_decode_tokens
         num_tokens = output.num_scheduled_tokens
         # Requests with drafts first, as the runner sorts them.
         req_ids = sorted(num_tokens, key=lambda req_id: not drafts.get(req_id))
         total, admitted, verified = self._verify(output, order, req_ids)
-        self._device.queue(self.target_ms(total))
+        self.device.queue(5.0 + 0.01 * total)
         self._clock.mark_target_end()
         sampled = [self._sample(r, num_tokens[r], drafts, admitted) for r in req_ids]
         depth = output.num_spec_tokens_to_schedule
         self._draft(req_ids, depth)
-        self._device.queue(self.draft_ms)
+        self.device.queue(0.5)
         self._clock.mark_draft_first_end()
-        self._device.queue(self.draft_ms * max(0, depth - 1))
+        self.device.queue(0.5 * max(0, depth - 1))
         self._clock.mark_draft_end()
-        result = ModelRunnerOutput(
-            req_ids=req_ids,
-            req_id_to_index={req_id: row for row, req_id in enumerate(req_ids)},
-            sampled_token_ids=sampled,
-        )
+        rows = {req_id: row for row, req_id in enumerate(req_ids)}
+        result = ModelRunnerOutput(req_ids, rows, sampled)
         if order is not None:
-            report = StepReport(
-                order.step_id,
-                verified,
-                self._clock.read_finished(),
-                profile=self._take_profile(),
-                plain_reason=self.plain_reason,
-            )
+            times = self._clock.read_finished()
+            report = StepReport(order.step_id, verified, times, self._take_profile())
             setattr(result, REPORT_ATTRIBUTE, report)
-        self._device.now_ms = self._device.queued_ms
+        self.device.now_ms = self.device.queued_ms
         self.steps.append(
             StandInStep(
                 sum(map(len, drafts.values())),
@@ -138,36 +121,22 @@ class StandInWorker:
         if self.steps:
             return None
         sizes = (1, 2, 4, 8, 16, 32, 64)
-        samples = [
-            StepTimingSample(
-                self.target_ms(size),
-                self.draft_ms * self.depth,
-                size,
-                min(size, self.max_num_reqs),
-                True,
-            )
-            for size in sizes
-        ]
-        return make_profile(samples, self.depth)
+        target_ms = tuple(5.0 + 0.01 * size for size in sizes)
+        return CostProfile(sizes, target_ms, (0.5,) * len(sizes))
 
     def _verify(self, output, order, req_ids):
         drafts = output.scheduled_spec_decode_tokens
-        if not drafts or self.plain_reason is not None:
-            offered = {req_id: len(drafts.get(req_id, ())) for req_id in req_ids}
-            return output.total_num_scheduled_tokens, offered, None
-        self.verification.take_order(order)
-        total = self.verification.get_num_tokens(output.num_scheduled_tokens, drafts)
+        if not drafts:
+            return output.total_num_scheduled_tokens, dict.fromkeys(req_ids, 0), None
+        self._verification.take_order(order)
+        total = self._verification.get_num_tokens(output.num_scheduled_tokens, drafts)
         slots = torch.tensor([self._slots[req_id].index for req_id in req_ids])
-        self.verification.reallocate_drafts(req_ids, slots)
-        verified = self.verification.take_verified()
-        assert verified is not None
+        self._verification.reallocate_drafts(req_ids, slots)
+        verified = self._verification.take_verified()
         confidence, num_admitted = verified.copy.read()
         admitted = dict(zip(req_ids, num_admitted.tolist(), strict=True))
-        return (
-            total,
-            admitted,
-            VerificationReport(verified.req_ids, confidence, num_admitted),
-        )
+        report = VerificationReport(verified.req_ids, confidence, num_admitted)
+        return total, admitted, report
 
     def _sample(self, req_id, num_tokens, drafts, admitted):
         slot = self._slots[req_id]
@@ -175,24 +144,21 @@ class StandInWorker:
         if slot.num_computed + num_tokens - num_drafts < slot.prompt_len:
             slot.num_computed += num_tokens
             return []
-        num_accepted = 0
-        while num_accepted < admitted[req_id] and (
-            self._rng.random() < self.acceptance[req_id]
-        ):
-            num_accepted += 1
+        is_rejected = self._rng.random(admitted[req_id]) >= self.acceptance[req_id]
+        num_accepted = int((is_rejected.cumsum() == 0).sum())
         slot.num_computed += num_tokens - num_drafts + num_accepted
         return [7] * (num_accepted + 1)
 
     def _draft(self, req_ids, depth):
         # Columns past the depth hold what earlier batches left there.
-        buffer = self._rng.random((self.max_num_reqs, self.depth))
+        buffer = self._rng.random((self._max_num_reqs, DEPTH))
         for row, req_id in enumerate(req_ids):
             buffer[row, :depth] = self.acceptance[req_id]
         batch = SimpleNamespace(
             num_reqs=len(req_ids),
             idx_mapping=torch.tensor([self._slots[r].index for r in req_ids]),
         )
-        self.verification.record_confidences(torch.from_numpy(buffer).float(), batch)
+        self._verification.record_confidences(torch.from_numpy(buffer).float(), batch)
 
 
 def drive(scheduler, worker, max_steps=500):
@@ -217,7 +183,7 @@ def drive(scheduler, worker, max_steps=500):
     return num_steps
 
 
-def make_worker(num_reqs, acceptance=0.7, **options):
+def make_worker(num_reqs, acceptance=0.7, **more):
     """Make a worker whose requests `r0`, `r1`, ... all accept alike."""
     chances = {f"r{index}": acceptance for index in range(num_reqs)}
-    return StandInWorker(DEPTH, {**chances, **options.pop("more", {})}, **options)
+    return StandInWorker(chances | more)

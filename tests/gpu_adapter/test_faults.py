@@ -33,26 +33,6 @@ def spoil_confidences(worker, spoil):
     worker.execute = report_nonsense
 
 
-def test_one_impossible_confidence_is_dropped_and_speculation_goes_on(make_scheduler):
-    scheduler = make_scheduler()
-    requests = add_requests(scheduler, 3, max_tokens=150)
-    worker = make_worker(3)
-
-    def spoil_one(confidences, _):
-        if len(worker.steps) == 10:
-            confidences[1, 0] = 1.5
-
-    spoil_confidences(worker, spoil_one)
-    drive(scheduler, worker, max_steps=1000)
-    assert [request.num_output_tokens for request in requests] == [150] * 3
-    assert scheduler.counters.num_fallbacks == {"confidence_invalid": 1}
-    state = scheduler._planner.acceptance.calibration.export_state()
-    assert state["slope"] > 0
-    assert np.isfinite(state["intercept"]).all()
-    late = worker.steps[20:]
-    assert sum(step.num_verified for step in late) > len(late)
-
-
 def test_a_request_with_impossible_confidences_spoils_no_others(make_scheduler):
     scheduler, learnt = make_scheduler(), []
     add_requests(scheduler, 2, max_tokens=100)
