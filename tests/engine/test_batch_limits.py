@@ -134,14 +134,6 @@ def test_requests_that_come_together_are_counted_with_what_all_will_need():
     assert scheduler.kv_cache_manager.watermark_blocks <= 6
 
 
-def test_the_next_in_the_queue_is_left_to_vllm_even_if_nothing_seems_to_fit():
-    scheduler = make_scheduler(
-        [make_request(32, 10)], [make_request(400), make_request(1)], num_free=3
-    )
-    limit(scheduler)
-    assert count_coming(scheduler) == 1
-
-
 def test_a_batch_in_steady_turnover_is_not_charged_for_growth_it_never_has():
     # One ends as another begins: what is returned pays for what grows.
     running = [make_request(32, 10 * n, max_tokens=100) for n in range(10)]

@@ -1,18 +1,22 @@
 """What the board's recorder takes down, and that it costs nothing unwatched."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 
 from serving.engine.shared.board import MAX_STEPS, WATCH_S, BoardRecorder
 
 
-class Clock:
+@pytest.fixture
+def clock():
     """A clock that the test moves."""
+    return SimpleNamespace(now_s=100.0)
 
-    def __init__(self):
-        self.now_s = 100.0
 
-    def __call__(self):
-        return self.now_s
+@pytest.fixture
+def board(clock):
+    return BoardRecorder(lambda: clock.now_s)
 
 
 def record_step(board, clock, step_s=0.01):
@@ -32,9 +36,7 @@ def record_step(board, clock, step_s=0.01):
     )
 
 
-def test_a_step_tells_what_became_of_every_draft():
-    clock = Clock()
-    board = BoardRecorder(clock)
+def test_a_step_tells_what_became_of_every_draft(board, clock):
     board.watch(0, with_ids=True)
     record_step(board, clock)
     seen = board.watch(0, with_ids=True)
@@ -47,19 +49,13 @@ def test_a_step_tells_what_became_of_every_draft():
     assert (y["drafted"], y["admitted"], y["survival"]) == (1, 0, [0.25])
     assert (z["drafted"], z["survival"], z["emitted"]) == (0, [], 1)
     assert len({x["number"], y["number"], z["number"]}) == 3
-    assert (step["budget"], step["depth"], step["running"], step["waiting"]) == (
-        2,
-        3,
-        3,
-        4,
-    )
-    assert step["step_ms"] == 10.0
+    known = {"budget": 2, "depth": 3, "running": 3, "waiting": 4, "step_ms": 10.0}
+    assert step.items() >= known.items()
     assert seen["totals"]["emitted"] == 4
     assert board.watch(step["step"])["steps"] == []
 
 
-def test_a_client_finds_its_request_by_the_end_of_its_id():
-    board = BoardRecorder(Clock())
+def test_a_client_finds_its_request_by_the_end_of_its_id(board):
     board.watch(0)
     for req_id in ("chatcmpl-1795e1f2-8ad0-ced53b7c-0f3d9a21", "x"):
         board.start_step()
@@ -73,9 +69,7 @@ def test_a_client_finds_its_request_by_the_end_of_its_id():
     assert [(one["drafted"], one["survival"]) for one in requests] == [(2, [])] * 2
 
 
-def test_requests_keep_their_numbers_and_the_newest_steps_are_kept():
-    clock = Clock()
-    board = BoardRecorder(clock)
+def test_requests_keep_their_numbers_and_the_newest_steps_are_kept(board, clock):
     board.watch(0)
     for _ in range(3 * MAX_STEPS):
         record_step(board, clock)
@@ -87,9 +81,7 @@ def test_requests_keep_their_numbers_and_the_newest_steps_are_kept():
     assert all(r["draft_ids"] == [] for s in seen["steps"] for r in s["requests"])
 
 
-def test_recording_ends_when_nobody_looks_and_begins_anew():
-    clock = Clock()
-    board = BoardRecorder(clock)
+def test_recording_ends_when_nobody_looks_and_begins_anew(board, clock):
     assert not board.is_watched
     board.watch(0)
     record_step(board, clock)

@@ -49,25 +49,3 @@ def test_a_pause_of_the_engine_is_no_cost_of_the_step_before():
     timing = clock.finish(100.015 + 60.0)
 
     assert timing.host_ms == pytest.approx(3.0)
-
-
-@pytest.mark.vllm
-def test_a_drafter_without_a_clock_is_timed_from_outside():
-    from serving.engine.cpu.worker import TetrisCPUWorker
-
-    worker = object.__new__(TetrisCPUWorker)
-    worker._step_start_s = 5.0
-    drafts = SimpleNamespace(draft_token_ids=[[7, 8], [], [9]])
-    worker.model_runner = SimpleNamespace(
-        sample_start_s=5.008, draft_span_s=(5.010, 5.012)
-    )
-
-    times = worker._time_drafting(drafts)
-
-    assert times.depth == 2
-    known = [times.target_ms, times.sample_ms, times.draft_first_ms]
-    assert [*known, times.draft_next_ms] == pytest.approx([8.0, 2.0, 2.0, 0.0])
-
-    # In a step without drafting, what is known is of an earlier one.
-    worker._step_start_s = 6.0
-    assert worker._time_drafting(drafts) is None

@@ -9,20 +9,6 @@ from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY, SkippedPla
 NUM_REQS = 4
 
 
-def plan(skipping, depth=0, **other):
-    """Plan a step in which every running request gets a token, but for `other`."""
-    sizes = {"num_tokens": NUM_REQS, "num_scheduled": NUM_REQS, "num_running": NUM_REQS}
-    skipping.note_planned(depth, **(sizes | other))
-
-
-def settle(**how):
-    """Return the state after so many planned steps that the next needs no plan."""
-    skipping = SkippedPlanning(**({"is_possible": True} | how))
-    for _ in range(TELL_ALL + 1):
-        plan(skipping)
-    return skipping
-
-
 def test_after_the_first_steps_one_of_many_is_timed_and_the_next_one_planned():
     skipping = SkippedPlanning(is_possible=True)
     planned, timed = [], []
@@ -33,7 +19,7 @@ def test_after_the_first_steps_one_of_many_is_timed_and_the_next_one_planned():
             assert not skipping.is_unchanged(NUM_REQS - 1)
         else:
             planned.append(step)
-            plan(skipping)
+            skipping.note_planned(0, NUM_REQS, NUM_REQS, NUM_REQS)
             assert skipping.num_skipped == 0
         if not skipping.is_quiet:
             timed.append(step)
@@ -44,27 +30,26 @@ def test_after_the_first_steps_one_of_many_is_timed_and_the_next_one_planned():
 
 
 @pytest.mark.parametrize(
-    ("num_running", "num_waiting"), [(NUM_REQS - 1, 0), (NUM_REQS, 1), (0, 0)]
+    ("num_running", "num_waiting", "planned"),
+    [
+        # Somebody leaves, somebody waits.
+        (NUM_REQS - 1, 0, (0, NUM_REQS, NUM_REQS)),
+        (NUM_REQS, 1, (0, NUM_REQS, NUM_REQS)),
+        # A step that drafted, one with a prompt, one without some of those that run.
+        (NUM_REQS, 0, (1, NUM_REQS, NUM_REQS)),
+        (NUM_REQS, 0, (0, NUM_REQS + 5, NUM_REQS)),
+        (NUM_REQS, 0, (0, NUM_REQS - 1, NUM_REQS - 1)),
+    ],
 )
-def test_whoever_leaves_or_waits_ends_it(num_running, num_waiting):
-    skipping = settle()
+def test_only_the_same_requests_with_a_token_each_go_on_unplanned(
+    num_running, num_waiting, planned
+):
+    skipping = SkippedPlanning(is_possible=True)
+    for _ in range(TELL_ALL + 1):
+        skipping.note_planned(0, NUM_REQS, NUM_REQS, NUM_REQS)
     assert skipping.is_due(NUM_REQS, 0)
+    skipping.note_planned(*planned, NUM_REQS)
     assert not skipping.is_due(num_running, num_waiting)
-
-
-@pytest.mark.parametrize(
-    "other", [{"num_tokens": 9}, {"num_scheduled": 3, "num_tokens": 3}, {"depth": 1}]
-)
-def test_only_the_same_requests_with_a_token_each_may_go_on(other):
-    skipping = settle()
-    plan(skipping, **other)
-    assert not skipping.is_due(NUM_REQS, 0)
-
-
-def test_an_engine_that_runs_its_drafter_at_depth_0_plans_every_step():
-    skipping = settle(is_possible=False)
-    assert not skipping.is_due(NUM_REQS, 0)
-    assert not skipping.is_quiet
 
 
 BLOCKS = np.array([7, 8, 9, 20], dtype=np.int32)

@@ -1,13 +1,11 @@
 """What an engine tells its planner of requests and passes, and does as it says."""
 
-from itertools import count
-from types import SimpleNamespace
-
+import numpy as np
 import pytest
 
-from serving.engine.shared.ageing import Ageing
+from policies.planner import Planner
+from policies.types import DraftSelection
 from tests.engine.checks import (
-    check_counters,
     complete,
     draw_prompt,
     draw_prompts,
@@ -100,13 +98,9 @@ def test_weights_and_latency_targets_leave_the_output_alone(engine, plain):
     assert max(targets_ms) > 31.0
 
 
-OTHERS_POLICY = """
-import numpy as np
-from policies.planner import Planner
-from policies.types import DraftSelection
-
-
 class EveryOther(Planner):
+    """Verifies some drafts of every other request."""
+
     def __init__(self, max_depth, limits, num_kept):
         self.max_depth, self.num_kept = max_depth, num_kept
 
@@ -120,15 +114,10 @@ class EveryOther(Planner):
 
     def observe(self, outcome):
         pass
-"""
 
 
-def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(
-    with_priorities, tmp_path, monkeypatch
-):
-    (tmp_path / "others_policy.py").write_text(OTHERS_POLICY, "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    engine, name = with_priorities, "others_policy:EveryOther"
+def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(with_priorities):
+    engine, name = with_priorities, f"{__name__}:EveryOther"
     engine.set_policy(name, max_draft_tokens=3, params={"num_kept": 2})
     complete(engine, draw_prompts(4), greedy(16))
     counters = engine.scheduler.counters
@@ -138,82 +127,3 @@ def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(
     # Of at most four requests two verify two of three drafts each.
     assert counters.num_verified_tokens <= counters.num_proposed_tokens / 3
     engine.set_policy("fixed", draft_tokens=DEPTH, params={})  # For its neighbours.
-
-
-@pytest.mark.parametrize("in_one_pass", [False, True])
-def test_one_pass_of_the_drafter_is_priced_however_many_it_makes(
-    in_one_pass, monkeypatch
-):
-    """A clock that passes alone move: 10 ms a target's, 2 ms a drafter's."""
-    from serving.engine.compat_cpu import SpecDecodeBaseProposer
-    from serving.engine.cpu import profile
-
-    now_s = 0.0
-
-    class Drafter(SpecDecodeBaseProposer):
-        num_speculative_tokens = 4
-        parallel_drafting = in_one_pass
-
-        def __init__(self):
-            """Load nothing."""
-
-        def dummy_run(self, _):
-            nonlocal now_s
-            now_s += 0.002 * (1 if in_one_pass else 4)
-
-    class Runner:
-        max_num_tokens = 4
-        drafter = Drafter()
-        model = SimpleNamespace(compute_logits=lambda hidden_states: hidden_states)
-
-        def _dummy_run(self, num_tokens):
-            nonlocal now_s
-            now_s += 0.01
-            self.drafter.dummy_run(num_tokens)
-            return [0] * num_tokens, None
-
-    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    timed = profile.profile_passes(Runner())
-    assert timed is not None
-    assert timed.target_ms == pytest.approx((10.0, 10.0, 10.0))
-    assert timed.draft_ms == pytest.approx((2.0, 2.0, 2.0))
-    assert timed.drafts_in_one_pass is in_one_pass
-
-
-@pytest.mark.parametrize("is_ageing", [True, False])
-def test_under_sustained_urgent_load_a_request_that_can_wait_gets_its_turn(
-    is_ageing, with_priorities, monkeypatch
-):
-    if not is_ageing:
-        monkeypatch.setattr(Ageing, "look", lambda _: None)
-    engine = with_priorities
-    # Without latency targets, which a busy machine would miss.
-    classes = {"chat": {"priority": -1}, "bulk": {"priority": 10}}
-    engine.set_policy(
-        "goodput", max_draft_tokens=DEPTH, classes=classes, max_num_seqs=2
-    )
-    now_s, ended = 0.0, set()
-    engine.scheduler._batch.ageing._clock = lambda: now_s
-    llm_engine = engine.llm.llm_engine
-
-    def add(name, priority):
-        prompt = {"prompt_token_ids": draw_prompt(len(name), 8)}
-        llm_engine.add_request(name, prompt, greedy(6), priority=priority)
-
-    urgent = (f"urgent{n}" for n in count())
-    add(next(urgent), -1)
-    add(next(urgent), -1)
-    llm_engine.step()
-    add("bulk", 10)
-    for _ in range(120):
-        while len(engine.scheduler.waiting) < 4:
-            add(next(urgent), -1)
-        now_s += 1
-        ended |= {one.request_id for one in llm_engine.step() if one.finished}
-    counters = engine.scheduler.counters
-    check_counters(counters)
-    assert counters.num_aged_requests == is_ageing
-    assert ("bulk" in ended) == is_ageing
-    # The others go on.
-    assert len(ended) > 20
-    llm_engine.abort_request([*engine.scheduler.requests], internal=True)

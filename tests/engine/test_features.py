@@ -18,7 +18,6 @@ from tests.engine.checks import (
     draw_prompt,
     draw_prompts,
     greedy,
-    summarize,
     summarize_all,
     watch,
 )
@@ -127,17 +126,6 @@ def test_whatever_reshapes_the_targets_distribution_counts_accepted_drafts_too(p
         assert reshaped[first : first + len(PROMPTS)] != unchanged
 
 
-def test_several_completions_of_one_prompt_are_drafted_apart(pair):
-    """With only the likeliest token left to draw from, sampling is greedy."""
-    params = greedy(n=3, temperature=1.0, top_k=1)
-    expected = complete(pair.plain, PROMPTS, greedy())
-    _, outputs = pair.compare(PROMPTS, params)
-    for output, reference in zip(outputs, expected, strict=True):
-        assert [summarize(c) for c in output.outputs] == [
-            summarize(reference.outputs[0])
-        ] * 3
-
-
 def test_top_k_alone_survives_steps_without_drafts(pair):
     """Upstream ends the engine: it looks for the largest k among no rows at all.
 
@@ -212,17 +200,6 @@ def read_metrics(engine):
         for metric in engine.llm.get_metrics()
         if hasattr(metric, "value")
     }
-
-
-@pytest.mark.parametrize("changes", [{"min_p": 0.1}, {"logit_bias": {5: 1.0}}])
-def test_what_speculation_takes_away_is_refused_and_nothing_else_suffers(changes, pair):
-    from vllm.exceptions import VLLMValidationError
-
-    refusal = r"min_p and logit_bias .* not yet supported with speculative decoding"
-    with pytest.raises(VLLMValidationError, match=refusal):
-        complete(pair.tetris, PROMPTS[:1], greedy(temperature=1.0, **changes))
-    check_idle(pair.tetris)
-    pair.compare(PROMPTS[:2], greedy())
 
 
 SCHEMA = {

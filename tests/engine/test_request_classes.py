@@ -56,16 +56,6 @@ def test_weights_and_targets_are_left_out_where_they_make_no_difference():
     assert read(CLASSES).tightest_target_ms([]) is None
 
 
-def test_a_class_is_looked_up_once_and_forgotten_with_its_request():
-    classes, request = read(CLASSES), make_request(10)
-    assert classes.of(request).weight == 0.5
-    request.priority = -1
-    assert classes.of(request).weight == 0.5
-    classes.forget(request.request_id)
-    classes.forget("was never asked about")
-    assert classes.of(request).weight == 4.0
-
-
 @pytest.mark.parametrize(
     ("classes", "message"),
     [

@@ -55,19 +55,6 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
         assert len(scheduler._planner.acceptance.calibration._requests) <= 1
 
 
-def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(make_scheduler):
-    scheduler = make_scheduler(policy="fixed")
-    depths = iter([4, 1, 3, 0, 2] * 20)
-    scheduler._choose_depth = lambda _: next(depths)
-    add_requests(scheduler, 2, max_tokens=200)
-    worker = make_worker(2)
-    drive(scheduler, worker, max_steps=40)
-    pairs = zip(worker.steps[1:], worker.steps, strict=False)
-    steady = [(now.num_offered, before.depth) for now, before in pairs]
-    assert {before for _, before in steady} == {0, 1, 2, 3, 4}
-    assert all(offered == 2 * before for offered, before in steady)
-
-
 def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler):
     """Of 2 x 4 drafts, 2 are verified and 3 come too late; every third step probes."""
     scheduler = make_scheduler(policy="tetris", extra_draft_tokens=3)
