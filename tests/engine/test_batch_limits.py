@@ -111,15 +111,12 @@ def test_a_long_default_of_max_tokens_throttles_nobody_and_lengths_are_learnt():
     assert scheduler.kv_cache_manager.watermark_blocks < 32 * 3
 
 
-@pytest.mark.parametrize(
-    "status", ["FINISHED_ABORTED", "FINISHED_ERROR", "FINISHED_IGNORED"]
-)
+@pytest.mark.parametrize("status", ["FINISHED_ABORTED", "FINISHED_ERROR"])
 def test_requests_that_were_cut_off_say_nothing_about_lengths(status):
     ended = [make_request(16, 0, status=status) for _ in range(200)]
     scheduler = make_scheduler([], [], num_free=99)
     limits = limit(scheduler, ended=ended)
-    running = make_request(16, 6, max_tokens=32_000)
-    scheduler.running.append(running)
+    scheduler.running.append(make_request(16, 6, max_tokens=32_000))
     [growth] = limits.measure_load().tokens_to_grow
     assert growth == PRIOR_OUTPUT_TOKENS - 6
 
@@ -147,13 +144,6 @@ def test_a_batch_in_steady_turnover_is_not_charged_for_growth_it_never_has():
     limit(scheduler)
     # All will emit 650 tokens more, or 41 blocks.
     assert scheduler.kv_cache_manager.watermark_blocks < 10
-
-
-def test_shared_blocks_do_not_come_free_when_one_of_their_owners_ends():
-    held, growth = np.array([64, 64]), np.array([16, 160])
-    own = foresee_growth(held, growth, BLOCK)
-    assert own == 10 - 4
-    assert foresee_growth(held, growth, BLOCK, own_share=0.25) == 10 - 1
 
 
 def test_the_plans_limits_hold_too():

@@ -1,5 +1,6 @@
 """Whatever goes wrong between policy and drafter, the engine goes on as vLLM does."""
 
+import itertools
 import logging
 from dataclasses import replace
 from operator import attrgetter
@@ -67,39 +68,62 @@ def admit(change, **figures):
     )
 
 
-def check_everything_was_verified(engine, expected):
-    """Complete the prompts, expecting plain speculative decoding."""
+def damage_confidence(engine, monkeypatch, damage):
+    """Let the scheduler receive other confidences than the worker recorded."""
+    scheduler = engine.scheduler
+    receive = scheduler.update_draft_token_ids
+
+    def receive_damaged(drafts):
+        receive(replace(drafts, confidence=damage(drafts.confidence)))
+
+    monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
+
+
+def put(value):
+    """Spoil the first position of every request."""
+
+    def spoil(confidence):
+        spoilt = confidence.copy()
+        spoilt[:, 0] = value
+        return spoilt
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("select", "damage", "fault"),
+    [
+        pytest.param(raise_error, None, "policy_error", id="raises"),
+        pytest.param(admit(lambda n: n + 1), None, "policy_error", id="too many"),
+        pytest.param(None, lambda c: None, "confidence_missing", id="none"),
+        pytest.param(None, put(np.nan), "confidence_invalid", id="NaN"),
+        pytest.param(None, put(1.5), "confidence_invalid", id="above 1"),
+        pytest.param(None, lambda c: c[:-1], "confidence_invalid", id="row too few"),
+        pytest.param(None, lambda c: c.ravel(), "confidence_invalid", id="flat"),
+    ],
+)
+def test_where_nothing_can_be_selected_everything_is_verified(
+    select, damage, fault, engine, expected, monkeypatch, caplog
+):
+    if select is not None:
+        replace_methods(engine, select=select)
+    else:
+        damage_confidence(engine, monkeypatch, damage)
     counters = engine.scheduler.counters
-    with watch(engine) as steps:
-        outputs = complete(engine, PROMPTS, PARAMS)
-    assert summarize_all(outputs) == expected
+    with caplog.at_level(logging.WARNING, logger=LOGGER), watch(engine) as steps:
+        assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
     assert counters.num_accepted_tokens > 0
     # Nothing is cut but what the token limit makes useless.
     assert counters.num_cut_tokens["budget"] == 0
     verified = sum(sum(step.num_drafts.values()) for step in steps)
     assert verified == counters.num_proposed_tokens - counters.num_cut_tokens["length"]
     assert max(max(step.num_drafts.values(), default=0) for step in steps) == DEPTH
-
-
-@pytest.mark.parametrize(
-    "misbehave",
-    [
-        pytest.param(raise_error, id="raises"),
-        pytest.param(admit(lambda drafts: drafts + 1), id="admits too many"),
-    ],
-)
-def test_a_policy_that_cannot_select_verifies_everything(
-    misbehave, engine, expected, caplog
-):
-    replace_methods(engine, select=misbehave)
-    with caplog.at_level(logging.WARNING, logger=LOGGER):
-        check_everything_was_verified(engine, expected)
-    faults = engine.scheduler.counters.num_fallbacks
-    assert faults["policy_error"] > 1
-    messages = [r for r in caplog.records if r.name == LOGGER]
-    assert len(messages) == 1
-    assert "policy_error" in messages[0].getMessage()
-    assert messages[0].exc_info
+    # Counted always, and logged once.
+    assert set(counters.num_fallbacks) == {fault}
+    assert counters.num_fallbacks[fault] > 1
+    [message] = [r for r in caplog.records if r.name == LOGGER]
+    assert fault in message.getMessage()
+    assert message.exc_info or fault != "policy_error"
 
 
 @pytest.mark.parametrize(
@@ -230,98 +254,48 @@ def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
     assert scheduler.counters.draft_depth == DEPTH
 
 
+def drive_and_learn(engine, expected):
+    """Drive the prompts; return the drafts verified, and requests learnt from, a step.
+
+    Of the first four steps that draft.
+    """
+    learnt = []
+    replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
+    arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
+    with watch(engine) as steps:
+        outputs = drive(engine, arrivals)
+    assert summarize_all([outputs[a.name] for a in arrivals]) == expected
+    return [sum(step.num_drafts.values()) for step in steps[1:5]], learnt[1:5]
+
+
 def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
     engine, expected, monkeypatch
 ):
     """The second of four requests fails in the second step that drafts."""
-    scheduler = engine.scheduler
-    of, num_before = type(scheduler._drafts.rooms).of, scheduler.counters.num_steps
+    counters, rooms = engine.scheduler.counters, type(engine.scheduler._drafts.rooms)
+    of = rooms.of
 
     def fail_once(rooms, request):
-        is_second = scheduler.counters.num_steps == num_before + 2
+        is_second = counters.num_steps == 2
         if is_second and request.spec_token_ids and request.request_id[:2] == "r1":
             raise RuntimeError("a bug")
         return of(rooms, request)
 
-    monkeypatch.setattr(type(scheduler._drafts.rooms), "of", fail_once)
-    learnt = []
-    replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
-    arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    assert summarize_all([outputs[a.name] for a in arrivals]) == expected
-    assert scheduler.counters.num_fallbacks == {"drafts_error": 1}
-    num_verified = [sum(step.num_drafts.values()) for step in steps[1:]]
-    assert num_verified[:4] == [8, 16, 8, 8]
-    assert learnt[1:5] == [4, 0, 4, 4]
-
-
-def damage_confidence(engine, monkeypatch, damage):
-    """Let the scheduler receive other confidences than the worker recorded."""
-    scheduler = engine.scheduler
-    receive = scheduler.update_draft_token_ids
-
-    def receive_damaged(drafts):
-        confidence = None if drafts.confidence is None else damage(drafts.confidence)
-        receive(replace(drafts, confidence=confidence))
-
-    monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
-
-
-def put(value):
-    """Spoil the first position of every request."""
-
-    def spoil(confidence):
-        spoilt = confidence.copy()
-        spoilt[:, 0] = value
-        return spoilt
-
-    return spoil
-
-
-@pytest.mark.parametrize(
-    ("damage", "fault"),
-    [
-        pytest.param(lambda c: None, "confidence_missing", id="none"),
-        pytest.param(put(np.nan), "confidence_invalid", id="NaN"),
-        pytest.param(put(1.5), "confidence_invalid", id="above 1"),
-        pytest.param(lambda c: c[:-1], "confidence_invalid", id="a row too few"),
-        pytest.param(lambda c: c.ravel(), "confidence_invalid", id="flat"),
-    ],
-)
-def test_confidence_that_cannot_be_trusted_verifies_everything(
-    damage, fault, engine, expected, monkeypatch, caplog
-):
-    damage_confidence(engine, monkeypatch, damage)
-    with caplog.at_level(logging.WARNING, logger=LOGGER):
-        check_everything_was_verified(engine, expected)
-    assert set(engine.scheduler.counters.num_fallbacks) == {fault}
-    assert engine.scheduler.counters.num_fallbacks[fault] > 1
-    assert len([r for r in caplog.records if r.name == LOGGER]) == 1
+    monkeypatch.setattr(rooms, "of", fail_once)
+    assert drive_and_learn(engine, expected) == ([8, 16, 8, 8], [4, 0, 4, 4])
+    assert counters.num_fallbacks == {"drafts_error": 1}
 
 
 def test_one_bad_confidence_spoils_its_own_step_only(engine, expected, monkeypatch):
-    num_received = 0
+    """Four requests have four drafts each, of which the policy verifies eight."""
+    received = itertools.count(1)
 
     def spoil_third_and_fourth(confidence):
-        nonlocal num_received
-        num_received += 1
         spoilt = confidence.copy()
-        if num_received in (3, 4):
+        if next(received) in (3, 4):
             spoilt[1, 2] = np.nan
         return spoilt
 
     damage_confidence(engine, monkeypatch, spoil_third_and_fourth)
-    learnt = []
-    replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
-    arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    assert summarize_all([outputs[a.name] for a in arrivals]) == expected
+    assert drive_and_learn(engine, expected) == ([8, 8, 16, 16], [4, 4, 0, 0])
     assert engine.scheduler.counters.num_fallbacks == {"confidence_invalid": 2}
-    # Four requests with four drafts each, of which the policy verifies eight.
-    num_verified = [sum(step.num_drafts.values()) for step in steps[1:]]
-    assert num_verified[:4] == [8, 8, 16, 16]
-    # Nothing is learnt from drafts that the policy did not select.
-    assert learnt[1:5] == [4, 4, 0, 0]
-    assert 0 < max(num_verified[4:]) <= 8

@@ -48,39 +48,22 @@ def make_scheduler(running, *, num_free=0, lookahead=0, num_kinds=1):
     ("requests", "scheduler", "num_cut", "left"),
     [
         # The step computes position 13 and the drafts' 14 to 17; the block ends at 15.
-        pytest.param(
-            [(14, 4)], {}, 2, [2], id="cut short of the block they would begin"
-        ),
-        pytest.param([(14, 4)] * 2, {"num_free": 2}, 0, [4, 4], id="blocks are free"),
-        pytest.param(
-            *([(14, 4), (15, 4), (11, 4)], {"num_free": 1}, 3, [4, 1, 4]),
-            id="who would be preempted first gives way first",
-        ),
-        # The second needs a block without any draft.
-        pytest.param(
-            *([(14, 4), (17, 4)], {}, 0, [4, 4]), id="somebody is preempted anyway"
-        ),
-        pytest.param(
-            *([(14, 4), (17, 4)], {"num_free": 1}, 2, [2, 4]), id="nobody need be"
-        ),
+        ([(14, 4)], {}, 2, [2]),
+        ([(14, 4)] * 2, {"num_free": 2}, 0, [4, 4]),
+        # Who would be preempted first gives way first.
+        ([(14, 4), (15, 4), (11, 4)], {"num_free": 1}, 3, [4, 1, 4]),
+        # The second needs a block without any draft: somebody is preempted anyway.
+        ([(14, 4), (17, 4)], {}, 0, [4, 4]),
+        ([(14, 4), (17, 4)], {"num_free": 1}, 2, [2, 4]),
         # vLLM reserves two positions more, up to 15.
-        pytest.param([(12, 3)], {"lookahead": 2}, 1, [2], id="drafts to come count"),
-        pytest.param(
-            *([(40, 0, 16), (14, 4)], {"num_free": 3}, 2, [0, 2]),
-            id="the rest of a prompt comes first",
-        ),
-        pytest.param(
-            *([(100, 0, 16), (14, 4)], {"num_free": 8}, 0, [0, 4]),
-            id="a prompt that takes the whole step leaves drafts nothing to need",
-        ),
-        pytest.param(
-            *([(14, 4)], {"num_kinds": 2}, 0, [4]), id="blocks of two kinds are vLLM's"
-        ),
-        # Whether the first is cut would depend on how far the draft goes on.
-        pytest.param(
-            *([(14, BLOCK + 1)], {}, 0, [BLOCK + 1]),
-            id="drafts over two blocks are vLLM's",
-        ),
+        ([(12, 3)], {"lookahead": 2}, 1, [2]),
+        # The rest of a prompt comes first; one that takes the whole step leaves drafts
+        # nothing to need.
+        ([(40, 0, 16), (14, 4)], {"num_free": 3}, 2, [0, 2]),
+        ([(100, 0, 16), (14, 4)], {"num_free": 8}, 0, [0, 4]),
+        # Blocks of two kinds, and drafts over two blocks, are vLLM's.
+        ([(14, 4)], {"num_kinds": 2}, 0, [4]),
+        ([(14, BLOCK + 1)], {}, 0, [BLOCK + 1]),
     ],
 )
 def test_drafts_give_way_where_that_saves_a_request(requests, scheduler, num_cut, left):

@@ -43,11 +43,6 @@ def make_config(section=TETRIS, *, data_parallel_size=1, **speculative):
         (TETRIS, PolicySpec("tetris", 2, 4), None),
         ({"policy": "fixed", "draft_tokens": "4"}, PolicySpec("fixed", 4), None),
         (
-            {"policy": "goodput", "draft_tokens": 4},
-            PolicySpec("goodput", max_draft_tokens=4),
-            "draft_tokens",
-        ),
-        (
             {"policy": "tetris", "draft_tokens": 1, "extra_draft_tokens": 3},
             PolicySpec("tetris", 1, max_draft_tokens=4),
             "extra_draft_tokens",
@@ -67,14 +62,9 @@ def test_a_policy_is_read_by_new_names_and_old(section, spec, old, caplog):
     ("config", "message"),
     [
         (make_config(None), r"additional_config\['tetris'\] is missing"),
-        (make_config({}), r"additional_config\['tetris'\] is missing"),
         (make_config({"policy": "fixed"}), r"lacks 'draft_tokens'"),
         (make_config({"policy": "goodput"}), r"lacks 'max_draft_tokens'"),
         (make_config({"draft_tokens": 2}), r"lacks 'policy'"),
-        (
-            make_config(TETRIS | {"extra_draft_tokens": 2}),
-            r"extra_draft_tokens: is given beside max_dr",
-        ),
         (
             make_config(data_parallel_size=2),
             r"data_parallel_size > 1 .* not supported.*Run more replicas",
@@ -157,26 +147,6 @@ def test_nothing_private_of_another_vllm_is_imported(module, monkeypatch):
         runpy.run_module(f"serving.engine.{module}")
 
 
-ON_A_GPU = """
-import sys, torch
-stream, pin_memory = torch.cuda.Stream, torch.Tensor.pin_memory
-from serving import plugin
-plugin.register()
-from serving.engine import compat
-from serving.engine.gpu import runner as runner_v2
-from serving.engine.gpu import scheduler as scheduler_v2
-from serving.engine.gpu import worker as worker_gpu
-from serving.engine.cpu import scheduler
-plugin.register()
-from vllm.utils import torch_utils
-assert "vllm.v1.worker.cpu.shm" not in sys.modules, "the CPU worker's patches"
-assert "vllm.v1.worker.cpu_worker" not in sys.modules
-assert torch.cuda.Stream is stream and stream.__module__.startswith("torch")
-assert torch.cuda.Event.__module__.startswith("torch")
-assert torch.Tensor.pin_memory is pin_memory
-assert torch_utils.async_tensor_h2d.__module__ == "vllm.utils.torch_utils"
-"""
-
 ON_THE_CPU = """
 import sys
 from serving import plugin
@@ -198,17 +168,11 @@ for module in (
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [ON_A_GPU, ON_THE_CPU], ids=["gpu", "cpu"])
-def test_only_the_cpu_worker_replaces_parts_of_torch_and_it_does_so_first(program):
+def test_the_cpu_worker_replaces_parts_of_torch_before_anybody_takes_them():
     """In a process of its own: what is replaced once stays so."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ON_THE_CPU], timeout=300, check=True
     )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
