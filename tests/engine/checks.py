@@ -4,6 +4,7 @@ import random
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from tests.engine.tiny_models import VOCAB_SIZE
 
@@ -70,15 +71,10 @@ class Arrival:
     prompt: list[int]
     params: Any
     step: int = 0
-    abort_step: int | None = None
 
 
 def drive(engine, arrivals):
-    """Step an engine through requests that join and are aborted at given steps.
-
-    Returns:
-        The last output of each request; of an aborted one, what it had.
-    """
+    """Step an engine through requests that join; return the last output of each."""
     llm_engine = engine.llm.llm_engine
     outputs = {}
     step = 0
@@ -89,9 +85,6 @@ def drive(engine, arrivals):
             waiting.remove(arrival)
             prompt = {"prompt_token_ids": list(arrival.prompt)}
             llm_engine.add_request(arrival.name, prompt, arrival.params)
-        for arrival in arrivals:
-            if arrival.abort_step == step:
-                llm_engine.abort_request([arrival.name])
         for output in llm_engine.step():
             outputs[output.request_id] = output
         step += 1
@@ -100,14 +93,15 @@ def drive(engine, arrivals):
 
 @dataclass
 class Step:
-    """What one engine step did with drafts, by request name."""
+    """What one engine step did with drafts, by request name.
 
-    draft_budget: int
-    num_tokens: dict[str, int]
-    """Prompt and output tokens before the step, of every scheduled request."""
+    Attributes:
+        num_scheduled: Tokens, drafts among them.
+        num_drafts: Drafts verified.
+    """
+
     num_scheduled: dict[str, int]
     num_drafts: dict[str, int]
-    """Drafts verified."""
     num_accepted: dict[str, int] = field(default_factory=dict)
 
 
@@ -120,19 +114,12 @@ def watch(engine):
 
     def spy_on_schedule(*args, **kwargs):
         output = schedule(*args, **kwargs)
+        drafts = output.scheduled_spec_decode_tokens.items()
         step = Step(
-            draft_budget=scheduler.counters.last_draft_budget,
-            num_tokens={
-                _name(req_id): scheduler.requests[req_id].num_tokens
-                for req_id in output.num_scheduled_tokens
-            },
-            num_scheduled=_by_name(output.num_scheduled_tokens),
-            num_drafts={
-                _name(req_id): len(drafts)
-                for req_id, drafts in output.scheduled_spec_decode_tokens.items()
-            },
+            {_name(req_id): n for req_id, n in output.num_scheduled_tokens.items()},
+            {_name(req_id): len(own) for req_id, own in drafts},
         )
-        assert sum(step.num_drafts.values()) <= step.draft_budget
+        assert sum(step.num_drafts.values()) <= scheduler.counters.last_draft_budget
         steps.append(step)
         return output
 
@@ -143,21 +130,16 @@ def watch(engine):
             steps[-1].num_accepted[_name(req_id)] = num_sampled - 1
         return update(scheduler_output, runner_output)
 
-    scheduler.schedule = spy_on_schedule
-    scheduler.update_from_output = spy_on_update
-    try:
+    with (
+        patch.object(scheduler, "schedule", spy_on_schedule),
+        patch.object(scheduler, "update_from_output", spy_on_update),
+    ):
         yield steps
-    finally:
-        del scheduler.schedule, scheduler.update_from_output
 
 
 def _name(req_id):
     """Cut off the suffix with which vLLM makes ids unique."""
     return req_id.rpartition("-")[0]
-
-
-def _by_name(values):
-    return {_name(req_id): value for req_id, value in values.items()}
 
 
 def check_counters(counters):

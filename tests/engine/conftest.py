@@ -65,11 +65,8 @@ class Engine:
     ):
         """Give the scheduler a new planner and counters, as if just started.
 
-        Args:
-            policy: Its name; at most as deep as the one the engine was started with.
-            max_num_seqs: Less than it was started with, for a while; 0 for as many.
-            max_num_batched_tokens: Likewise.
-            **section: What else `additional_config["tetris"]` says.
+        At most as deep as the engine was started; with fewer requests and tokens in a
+        step, for a while, where that is not 0.
         """
         scheduler = self.scheduler
         settings = scheduler.vllm_config.additional_config["tetris"]

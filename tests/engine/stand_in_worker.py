@@ -1,7 +1,5 @@
 """Real schedulers without engines, and a CPU worker that invents tokens and times."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from policies.types import CostProfile
@@ -15,12 +13,8 @@ BLOCK_SIZE, NUM_BLOCKS = 16, 4000
 def make_config(target, draft, tetris, *, depth, **args):
     """Build vLLM's own configuration of an engine that has no worker.
 
-    Args:
-        target: Model folder, of which only the configuration is read.
-        draft: Likewise.
-        tetris: The policy.
-        depth: Deepest draft.
-        **args: Of `EngineArgs`; `max_num_seqs` must be among them.
+    Of the model folders only the configurations are read; `args` are of `EngineArgs`,
+    `max_num_seqs` among them.
     """
     from vllm import EngineArgs
 
@@ -91,74 +85,42 @@ def add_requests(
     return requests
 
 
-@dataclass
 class StandInWorker:
-    """Drafts, verifies and takes time as a worker of a small model would.
+    """Drafts, verifies and takes time as a worker of a small model would."""
 
-    Attributes:
-        base_ms: A forward pass of the target.
-        token_ms: What each of its tokens adds.
-        draft_ms: A pass of the drafter.
-    """
-
-    base_ms: float = 20.0
-    token_ms: float = 0.1
-    draft_ms: float = 1.0
-    _rng: np.random.Generator = field(init=False)
-    _has_profile: bool = field(init=False, default=False)
-
-    def __post_init__(self):
+    def __init__(self):
         self._rng = np.random.default_rng(0)
+        counts = (1, 8, 64, 512)
+        target_ms = tuple(20.0 + 0.1 * count for count in counts)
+        self._profile = CostProfile(counts, target_ms, (1.0,) * len(counts))
 
     def execute(self, output):
         """Run a step in which every request decodes, or has its whole prompt."""
         req_ids = list(output.num_scheduled_tokens)
         scheduled = output.scheduled_spec_decode_tokens
         sampled = [self._sample(len(scheduled.get(r, ()))) for r in req_ids]
-        confidence = self._draft(output, req_ids)
-        depth = confidence.shape[1]
-        times = WorkerTimes(
-            target_ms=self._vary(
-                self.base_ms + self.token_ms * output.total_num_scheduled_tokens
-            ),
-            sample_ms=self._vary(self.draft_ms),
-            draft_first_ms=self._vary(self.draft_ms) if depth else 0.0,
-            draft_next_ms=self._vary(self.draft_ms) * max(0, depth - 1),
-            depth=depth,
+        depth = output.num_spec_tokens_to_schedule
+        confidence = self._rng.beta(4.0, 1.5, (len(req_ids), depth))
+        stop = getattr(output, STOP_ATTRIBUTE, None)
+        if stop is not None:
+            watch, depth = stop.start(tuple(req_ids)), 1
+            while watch.should_continue(confidence[:, depth - 1].tolist()):
+                depth += 1
+            confidence = np.ascontiguousarray(confidence[:, :depth])
+        target_ms = 20.0 + 0.1 * output.total_num_scheduled_tokens
+        first_ms, next_ms = float(depth > 0), float(max(0, depth - 1))
+        profile, self._profile = self._profile, None
+        drafts = ScoredDraftTokenIds(
+            req_ids,
+            [[7] * depth for _ in req_ids],
+            confidence=confidence,
+            times=WorkerTimes(target_ms, 1.0, first_ms, next_ms, depth),
+            profile=profile,
         )
         rows = {req_id: row for row, req_id in enumerate(req_ids)}
-        drafts = ScoredDraftTokenIds(
-            req_ids=req_ids,
-            draft_token_ids=[[7] * depth for _ in req_ids],
-            confidence=confidence,
-            times=times,
-            profile=self._take_profile(),
-        )
         return ModelRunnerOutput(req_ids, rows, sampled), drafts
 
     def _sample(self, num_drafts):
         rejected = np.flatnonzero(self._rng.random(num_drafts) > 0.7)
         num_accepted = int(rejected[0]) if rejected.size else num_drafts
         return [7] * (num_accepted + 1)
-
-    def _draft(self, output, req_ids):
-        depth = output.num_spec_tokens_to_schedule
-        drawn = self._rng.beta(4.0, 1.5, (len(req_ids), depth))
-        stop = getattr(output, STOP_ATTRIBUTE, None)
-        if stop is not None:
-            watch, num_passes = stop.start(tuple(req_ids)), 1
-            while watch.should_continue(drawn[:, num_passes - 1].tolist()):
-                num_passes += 1
-            drawn = np.ascontiguousarray(drawn[:, :num_passes])
-        return drawn
-
-    def _vary(self, ms):
-        return float(ms * self._rng.normal(1.0, 0.01))
-
-    def _take_profile(self):
-        if self._has_profile:
-            return None
-        self._has_profile = True
-        counts = (1, 8, 64, 512)
-        target_ms = tuple(self.base_ms + self.token_ms * count for count in counts)
-        return CostProfile(counts, target_ms, (self.draft_ms,) * len(counts))
