@@ -145,10 +145,3 @@ def test_the_wait_of_a_preempted_request_begins_anew(bulk, chat):
     look_at(ageing, clock, MAX_WAIT_S + 20)
     assert bulk.priority == -1
     assert counters.num_aged_requests == 1
-
-
-def test_a_queue_without_priorities_is_left_alone(bulk, chat):
-    scheduler = make_scheduler([bulk, chat], [], policy="fcfs")
-    ageing, clock, counters = make_ageing(scheduler)
-    look_at(ageing, clock, 0, MAX_WAIT_S, 2 * MAX_WAIT_S)
-    assert (bulk.priority, counters.num_aged_requests) == (10, 0)

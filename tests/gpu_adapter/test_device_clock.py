@@ -6,7 +6,7 @@ import pytest
 
 from serving.engine.gpu.clock import MAX_UNREAD_STEPS, DeviceClock, StepLoads
 from serving.engine.gpu.step_messages import DeviceTimes
-from tests.gpu_adapter.stand_ins import StandInDevice
+from tests.gpu_adapter.stand_in_worker import StandInDevice
 
 
 @pytest.fixture

@@ -8,11 +8,39 @@ import torch
 
 from policies.types import AcceptanceScale
 from serving.engine.compat import AdaptiveVerificationManager, StepTimingSample
+from serving.engine.gpu.copy import DeviceReader
 from serving.engine.gpu.step_messages import VerificationOrder
-from serving.engine.gpu.verification import make_profile
-from tests.gpu_adapter.stand_ins import make_verification, stand_in_manager
+from serving.engine.gpu.verification import PlannedVerification, make_profile
 
 PLACEHOLDERS = [-1, -1, -1]
+
+
+def stand_in_manager(max_num_reqs, depth, max_total_logits):
+    """Hold what vLLM's manager holds, on the CPU: its constructor makes streams."""
+    query_start_loc = torch.zeros(max_num_reqs + 1, dtype=torch.int32)
+    return SimpleNamespace(
+        num_speculative_steps=depth,
+        num_bonus_tokens=1,
+        query_start_loc=query_start_loc,
+        _max_total_logits=max_total_logits,
+        _batch_budget=None,
+        _confidence_probs=torch.ones(max_num_reqs, depth),
+        _batch_draft_capacity=torch.zeros(max_num_reqs, dtype=torch.int32),
+        _num_non_draft_tokens=torch.zeros(max_num_reqs, dtype=torch.int32),
+        _cu_num_logits=torch.zeros(max_num_reqs + 1, dtype=torch.int32),
+    )
+
+
+def make_verification(
+    max_num_reqs=8, depth=3, *, max_total_logits=10_000, num_draft_passes=None
+):
+    """Make our manager over a stand-in of vLLM's, for a group of one rank."""
+    return PlannedVerification(
+        stand_in_manager(max_num_reqs, depth, max_total_logits),
+        tp_group=SimpleNamespace(broadcast=lambda tensor, src: tensor),
+        num_draft_passes=num_draft_passes or depth,
+        reader=DeviceReader(torch.device("cpu")),
+    )
 
 
 def record(verification, slots, rows):

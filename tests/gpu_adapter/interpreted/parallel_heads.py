@@ -29,7 +29,11 @@ def write_dflash_head(folder, target):
     embedding to the target's output layer. Ordinary tokens and the mask lie on two
     sides of a plane, by which queries and keys find each other.
     """
-    embedding = _read(target).model.embed_tokens.weight.detach().clone()
+    embedding = (
+        LlamaForCausalLM.from_pretrained(target)
+        .model.embed_tokens.weight.detach()
+        .clone()
+    )
     side = torch.zeros(HIDDEN_SIZE)
     side[-1] = 1.0
     embedding[:, -1] = 0.1
@@ -58,7 +62,7 @@ def write_dspark_head(folder, target):
 
     Its backbone says next to nothing; its confidence head is always as sure.
     """
-    model = _read(target)
+    model = LlamaForCausalLM.from_pretrained(target)
     embedding = model.model.embed_tokens.weight.detach()
     # A token that ordinary text has none of may be embedded as nothing at all.
     scale = embedding.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-6)
@@ -78,10 +82,6 @@ def write_dspark_head(folder, target):
         "confidence_head_with_markov": True,
     }
     return write_checkpoint(folder, config, weights)
-
-
-def _read(target):
-    return LlamaForCausalLM.from_pretrained(target)
 
 
 def _make_config(architecture):
