@@ -167,6 +167,8 @@ def test_without_drafts_an_engine_answers_like_one_without_a_drafter(plain, engi
 
 
 def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
+    # Five run, one waits until the first has ended.
+    engine.set_policy("fixed", draft_tokens=DEPTH, max_num_seqs=5)
     lengths = [30 + 20 * index for index in range(6)]
     prompts, params = draw_prompts(6), list(map(greedy, lengths))
     choose_none, skipped, timings = Mock(return_value=0), [], []

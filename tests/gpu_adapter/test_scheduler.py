@@ -72,29 +72,6 @@ def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler):
     assert cut["budget"] == pytest.approx(2 * cut["probe"], rel=0.25)
 
 
-def test_a_draft_that_a_grammar_forbids_is_counted_once(make_scheduler):
-    """Of 4 drafts a step the budget leaves 2; a grammar forbids the last 3."""
-    scheduler = make_scheduler(policy="tetris")
-    update = scheduler.update_from_output
-
-    def forbid(output, result):
-        drafts = output.scheduled_spec_decode_tokens
-        output.num_invalid_spec_tokens = {
-            req_id: 3 for req_id in drafts if len(drafts[req_id]) == DEPTH
-        }
-        return update(output, result)
-
-    scheduler.update_from_output = forbid
-    add_requests(scheduler, 1, max_tokens=30)
-    drive(scheduler, make_worker(1, 0.0))
-    counters = scheduler.counters
-    num_steps = counters.num_cut_tokens["budget"] // (DEPTH - 2)
-    assert num_steps > 20
-    assert num_steps - 3 <= counters.num_cut_tokens["grammar"] <= num_steps
-    num_cut = counters.num_cut_tokens.total() - counters.num_cut_tokens["depth"]
-    assert counters.num_verified_tokens + num_cut <= counters.num_proposed_tokens
-
-
 def test_whoever_watches_sees_what_the_device_admitted(make_scheduler):
     scheduler = make_scheduler(policy="tetris")
     add_requests(scheduler, 3)

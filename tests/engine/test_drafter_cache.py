@@ -1,56 +1,8 @@
-"""What depth 0 is made of: steps that need no plan, and a cache that has holes."""
+"""What is remembered of a drafter's cache that has holes."""
 
 import numpy as np
-import pytest
 
 from serving.engine.cpu.drafter_cache import DrafterCache, MissingSpan, split_spans
-from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY, SkippedPlanning
-
-NUM_REQS = 4
-
-
-def test_after_the_first_steps_one_of_many_is_timed_and_the_next_one_planned():
-    skipping = SkippedPlanning(is_possible=True)
-    planned, timed = [], []
-    for step in range(1, TELL_ALL + 2 + 3 * TELL_EVERY):
-        if skipping.is_due(NUM_REQS, 0):
-            skipping.note_unplanned()
-            assert skipping.is_unchanged(NUM_REQS)
-            assert not skipping.is_unchanged(NUM_REQS - 1)
-        else:
-            planned.append(step)
-            skipping.note_planned(0, NUM_REQS, NUM_REQS, NUM_REQS)
-            assert skipping.num_skipped == 0
-        if not skipping.is_quiet:
-            timed.append(step)
-    first = list(range(1, TELL_ALL + 1))
-    later = [TELL_ALL + TELL_EVERY * n for n in (1, 2, 3)]
-    assert timed == [*first, *later]
-    assert planned == [*first, TELL_ALL + 1, *(step + 1 for step in later)]
-
-
-@pytest.mark.parametrize(
-    ("num_running", "num_waiting", "planned"),
-    [
-        # Somebody leaves, somebody waits.
-        (NUM_REQS - 1, 0, (0, NUM_REQS, NUM_REQS)),
-        (NUM_REQS, 1, (0, NUM_REQS, NUM_REQS)),
-        # A step that drafted, one with a prompt, one without some of those that run.
-        (NUM_REQS, 0, (1, NUM_REQS, NUM_REQS)),
-        (NUM_REQS, 0, (0, NUM_REQS + 5, NUM_REQS)),
-        (NUM_REQS, 0, (0, NUM_REQS - 1, NUM_REQS - 1)),
-    ],
-)
-def test_only_the_same_requests_with_a_token_each_go_on_unplanned(
-    num_running, num_waiting, planned
-):
-    skipping = SkippedPlanning(is_possible=True)
-    for _ in range(TELL_ALL + 1):
-        skipping.note_planned(0, NUM_REQS, NUM_REQS, NUM_REQS)
-    assert skipping.is_due(NUM_REQS, 0)
-    skipping.note_planned(*planned, NUM_REQS)
-    assert not skipping.is_due(num_running, num_waiting)
-
 
 BLOCKS = np.array([7, 8, 9, 20], dtype=np.int32)
 
