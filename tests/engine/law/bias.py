@@ -12,11 +12,7 @@ def draw_from_draft(module, share, seed):
     At positions chosen by chance the rejection sampler is shown the draft's law in the
     place of the target's, as far as the target could have emitted the tokens at all. So
     the law there is `(1 - share) * p + share * q`, and nothing impossible comes out.
-
-    Args:
-        module: Where one of vLLM's samplers looks up `rejection_sample`.
-        share: 0-1.
-        seed: Of the choice.
+    The module is where one of vLLM's samplers looks up `rejection_sample`.
     """
     chance = torch.Generator().manual_seed(seed)
     rejection_sample = module.rejection_sample

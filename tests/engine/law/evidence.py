@@ -82,13 +82,13 @@ class Evidence:
         )
 
 
-def is_alarming(evidence, num_tests=FAMILY):
-    """Tell whether one of several tests has evidence that is no accident.
+def is_alarming(evidence):
+    """Tell whether one of a family of tests has evidence that is no accident.
 
-    That any of `num_tests` does so although all follow their laws has a probability of
-    at most `1 / ALARM`.
+    That any of them does so although all follow their laws has a probability of at most
+    `1 / ALARM`.
     """
-    return evidence.log_e_value > math.log(ALARM * num_tests)
+    return evidence.log_e_value > math.log(ALARM * FAMILY)
 
 
 @dataclass
@@ -116,15 +116,10 @@ class Winnings:
 
 
 def bet(tokens, target, raw, draft, is_verified, is_judged):
-    """Bet on every token.
+    """Bet on every token emitted.
 
-    Args:
-        tokens: `[num_tokens]`, what was emitted.
-        target: `[num_tokens, vocab]`, float64. The law of each.
-        raw: Same shape, see `Law.raw`.
-        draft: Same shape. The draft's law; not read where nothing was verified.
-        is_verified: `[num_tokens]`, bool. Positions where a draft was verified.
-        is_judged: `[num_tokens]`, bool.
+    Laws are `[num_tokens, vocab]`, float64; target and raw as in `Law`, the draft's is
+    not read where nothing was verified. The last two are `[num_tokens]`, bool.
     """
     emitted = torch.as_tensor(tokens)[:, None]
     possible = target > 0

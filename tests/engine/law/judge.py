@@ -33,14 +33,7 @@ class Judged:
 
 
 def join(requests, outputs, blocks, reference):
-    """Put together what is known of each request.
-
-    Args:
-        requests: As they were sent.
-        outputs: Token ids.
-        blocks: Of each request.
-        reference: The target in float64.
-    """
+    """Put together what is known of each request; the reference is in float64."""
     prompts = [request.prompt for request in requests]
     samplings = [request.sampling for request in requests]
     laws = find_laws(reference, prompts, outputs, samplings)
@@ -83,16 +76,11 @@ def judge(judged):
         torch.from_numpy(position > 0),
         torch.cat([one.law.is_certain for one in judged]),
     )
-    features = np.repeat(
-        [one.request.feature for one in judged], [len(one.output) for one in judged]
-    )
+    lengths = [len(one.output) for one in judged]
+    features = np.repeat([one.request.feature for one in judged], lengths)
+    names = {depth: f"draft {depth}" if depth else FOLLOWING for depth in set(position)}
     return Verdict(
         winnings.collect(),
-        {name: winnings.collect(features == name) for name in np.unique(features)},
-        {
-            f"draft {depth}" if depth else FOLLOWING: winnings.collect(
-                position == depth
-            )
-            for depth in np.unique(position)
-        },
+        {name: winnings.collect(features == name) for name in set(features)},
+        {name: winnings.collect(position == n) for n, name in names.items()},
     )

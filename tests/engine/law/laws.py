@@ -16,14 +16,9 @@ on the prefix alone."""
 class Sampling:
     """What a request asks for, as far as it shapes the law of its tokens.
 
-    Attributes:
-        temperature: 0 means argmax.
-        top_k: Keep this many largest probabilities; 0 keeps all.
-        top_p: Then keep the smallest set of largest ones that reaches this mass.
-        repetition, presence, frequency: vLLM's penalties of these names.
-        min_tokens: `stop_token_ids` are barred from the output up to here.
-        stop_token_ids: End the output.
-        allowed: A grammar: the tokens allowed after those generated; None allows all.
+    As vLLM's parameters, temperature 0 being argmax and `top_k` 0 all tokens.
+    `stop_token_ids` are barred up to `min_tokens`, and end the output from there on.
+    `allowed` is a grammar: it returns the tokens allowed after those generated.
     """
 
     temperature: float = 1.0
@@ -56,11 +51,7 @@ class Law:
 def find_laws(model, prompts, outputs, samplings):
     """Compute the law of every token of every output in one forward pass.
 
-    Args:
-        model: The target, in float64, causal.
-        prompts: Token ids.
-        outputs: Token ids, at least one each.
-        samplings: Of each request.
+    The model is the target, in float64, causal; prompts and outputs are token ids.
     """
     texts = [[*prompt, *said] for prompt, said in zip(prompts, outputs, strict=True)]
     ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
@@ -77,14 +68,7 @@ def find_laws(model, prompts, outputs, samplings):
 
 
 def shape_law(logits, prompt, output, sampling):
-    """Turn a model's logits before each token of an output into laws.
-
-    Args:
-        logits: `[num_tokens, vocab]`, float64.
-        prompt: Token ids.
-        output: `[num_tokens]`, token ids.
-        sampling: What the request asked for.
-    """
+    """Turn logits before each token, `[num_tokens, vocab]`, float64, into laws."""
     scores = _penalize(logits.clone(), prompt, output, sampling)
     if sampling.stop_token_ids:
         scores[: sampling.min_tokens, list(sampling.stop_token_ids)] = -torch.inf
@@ -98,15 +82,11 @@ def shape_law(logits, prompt, output, sampling):
 
 
 def truncate(scores, sampling):
-    """Apply temperature, top-k and top-p to logits.
-
-    Args:
-        scores: `[num_tokens, vocab]`, float64.
-        sampling: What the request asked for.
+    """Apply temperature, top-k and top-p to logits, `[num_tokens, vocab]`, float64.
 
     Returns:
-        `[num_tokens, vocab]`, float64, rows sum to 1; and `[num_tokens]`, bool, whether
-        each row is the same whatever the rounding.
+        As many rows that sum to 1; and `[num_tokens]`, bool, whether each row is the
+        same whatever the rounding.
     """
     if sampling.temperature == 0.0:
         best = scores.softmax(dim=-1).topk(2, dim=-1)

@@ -19,12 +19,8 @@ stands out there, as it does where a real draft model is out of its depth."""
 def write_law_pair(folder, *, noise=NOISE, confused_every=CONFUSED_EVERY):
     """Write a target and a draft, `target/` and `draft/`, float32, with tokenizers.
 
-    Args:
-        folder: Where they go.
-        noise: Of the draft's weights, relative to each one's own. At 0 the draft is the
-            target itself: it is never rejected, so that whatever goes wrong comes from
-            the selection of drafts.
-        confused_every: See `CONFUSED_EVERY`.
+    Without noise in its weights the draft is the target itself: it is never rejected,
+    so that whatever goes wrong comes from the selection of drafts.
     """
     paths = write_llama_pair(folder, noise=noise)
     for path in paths:
