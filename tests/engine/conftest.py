@@ -114,8 +114,8 @@ def run_engine(
 
     Args:
         target: Target model folder.
-        draft: Draft model folder; None for `none`, ngram and suffix.
-        policy: `none`, `fixed` or `tetris`.
+        draft: Draft model folder; None for drafters that need none.
+        policy: Its name.
         draft_tokens: k, and for policies that choose, the depth they choose within.
         extra_draft_tokens: How much deeper than k `tetris` drafts.
         method: vLLM's speculative method.

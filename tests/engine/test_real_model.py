@@ -5,9 +5,8 @@ Forty of the two hundred; TETRIS_ALL_PROMPTS=1 takes all, some ten minutes.
 
 import json
 import os
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,40 +44,30 @@ NEAR_TIE_SIGMAS = 6.0
 error: one in 10,000 errors is larger than 4, and the noise level is an estimate."""
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """The target in float32, to tell what bf16 may do to its choices.
+@torch.no_grad()
+def judge_by_rounding(model, prompt, tokens):
+    """How far each token's logit falls short of the largest one.
 
     If every rounding turns the hidden state by `BF16_ROUNDING` in a random direction,
     n of them add up to sqrt(n) times that, and since a logit is the hidden state's
     projection on one of many random-looking directions, its error is that multiple of
     the logits' own standard deviation. A gap between two logits errs by sqrt(2) more.
+
+    Args:
+        model: The target in float32, with the weights of a bf16 engine.
+        prompt: Token ids.
+        tokens: `[num_tokens]`, what followed.
+
+    Returns:
+        `[num_tokens]`, in standard deviations of the error of such a gap; 0 where the
+        token is the argmax. And the same for the second largest logit.
     """
-
-    model: Any
-
-    @classmethod
-    def of(cls, target):
-        """Load a target with the weights that a bf16 engine computes with."""
-        weights = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
-        return cls(weights.float())
-
-    @torch.no_grad()
-    def judge(self, prompt, tokens):
-        """How far each token's logit falls short of the largest one.
-
-        Returns:
-            `[num_tokens]`, in standard deviations of the error of such a gap; 0 where
-            the token is the float32 argmax given prompt and preceding tokens. And the
-            same for the second largest one.
-        """
-        ids = torch.tensor([[*prompt, *tokens]])
-        logits = self.model(ids).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1)).squeeze(-1)
-        num_roundings = ROUNDINGS_PER_LAYER * self.model.config.num_hidden_layers + 2
-        noise = BF16_ROUNDING * num_roundings**0.5 * logits.std(dim=-1) * 2**0.5
-        first, second = logits.topk(2, dim=-1).values.unbind(dim=-1)
-        return tuple(((first - other) / noise).numpy() for other in (chosen, second))
+    logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(-1, torch.tensor(tokens).unsqueeze(-1)).squeeze(-1)
+    num_roundings = ROUNDINGS_PER_LAYER * model.config.num_hidden_layers + 2
+    noise = BF16_ROUNDING * num_roundings**0.5 * logits.std(dim=-1) * 2**0.5
+    first, second = logits.topk(2, dim=-1).values.unbind(dim=-1)
+    return tuple(((first - other) / noise).numpy() for other in (chosen, second))
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +112,12 @@ def test_bf16_answers_are_the_targets_own_but_for_near_ties(target, prompts):
     this asks for more: *every* token an engine emits is the target's most likely one,
     given what it emitted before, up to bf16 rounding.
     """
-    rounding = Rounding.of(target)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).float()
     with run_engine(target, HEAD, dtype="bfloat16", **DRAFTING, **SIZES) as engine:
         outputs = complete(engine, prompts, greedy(NUM_TOKENS))
     answers = [list(output.outputs[0].token_ids) for output in outputs]
-    gaps, seconds = zip(*map(rounding.judge, prompts, answers), strict=True)
+    judge = partial(judge_by_rounding, model)
+    gaps, seconds = zip(*map(judge, prompts, answers), strict=True)
     assert np.concatenate(gaps).max() < NEAR_TIE_SIGMAS
     # The control: to take the second in the place of the first is no near-tie.
     assert np.mean(np.concatenate(seconds) >= NEAR_TIE_SIGMAS) > 0.5

@@ -22,17 +22,10 @@ ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789 {}[]":,.-_\n!?/;'
 
 
 def write_llama_pair(folder, *, noise, seed=0, **config):
-    """Write a random target and a draft that is the target plus weight noise.
+    """Write a random target and a draft that is the target plus weight noise, float32.
 
-    Args:
-        folder: Where `target/` and `draft/` go.
-        noise: Standard deviation of the noise relative to each weight's own; sets how
-            often the target accepts.
-        seed: Of the weights and the noise.
-        **config: What is not as in `_TINY`.
-
-    Returns:
-        Paths of target and draft, float32.
+    The noise's standard deviation is relative to each weight's own, and sets how often
+    the target accepts. In the configuration is what is not as in `_TINY`.
     """
     torch.manual_seed(seed)
     sizes = {**_TINY, "num_hidden_layers": 2, "head_dim": 32, **config}

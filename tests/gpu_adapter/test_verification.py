@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from policies.types import AcceptanceScale
-from serving.engine.compat import AdaptiveVerificationManager, StepTimingSample
+from serving.engine.compat import StepTimingSample
 from serving.engine.gpu.copy import DeviceReader
 from serving.engine.gpu.step_messages import VerificationOrder
 from serving.engine.gpu.verification import PlannedVerification, make_profile
@@ -131,37 +131,6 @@ def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by():
     # A new request does not inherit the confidences of its slot.
     verification.add_request(3)
     assert verification._confidence_probs[3].tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("draft_budget", [0, 5, 12])
-def test_boundaries_are_those_that_upstream_writes(draft_budget, monkeypatch):
-    """Without ties, calibration and weights, both rank alike."""
-    from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
-
-    # Compiling takes a C++ compiler and seconds; the function is the same.
-    monkeypatch.setattr(
-        module, "_assign_draft_token_budget_compiled", module._assign_draft_token_budget
-    )
-    rows = np.random.default_rng(0).uniform(0.1, 0.9, (4, 3))
-    drafts = {f"r{index}": PLACEHOLDERS for index in range(4)}
-    num_tokens = {**dict.fromkeys(drafts, 4), "prompt": 6}
-    slots = [3, 0, 2, 1, 4]
-    theirs = stand_in_manager(8, 3, 10_000)
-    theirs._confidence_probs[slots[:4]] = torch.from_numpy(rows).float()
-    theirs._batch_budget = (
-        {**dict.fromkeys(drafts, 3), "prompt": 0},
-        {**dict.fromkeys(drafts, 1), "prompt": 6},
-        draft_budget,
-    )
-    logits, tokens, budget = AdaptiveVerificationManager.reallocate_drafts(
-        theirs, list(num_tokens), torch.tensor(slots)
-    )
-    ours = make_verification()
-    record(ours, slots[:4], rows.tolist())
-    ours.take_order(VerificationOrder(1, draft_budget))
-    total, *result = run(ours, slots, drafts, num_tokens)
-    assert result == [logits.tolist(), tokens.tolist(), budget]
-    assert total == tokens[-1] == len(num_tokens) + 5 + draft_budget
 
 
 def test_start_up_timings_become_a_profile_of_single_passes():
