@@ -65,7 +65,6 @@ def add_requests(
     prompt_len=5,
     max_tokens=40,
     prefix="r",
-    priority=0,
     **params,
 ):
     """Add requests that run to their length limit."""
@@ -80,7 +79,7 @@ def add_requests(
         sampling.update_from_generation_config({}, eos_token_id=2)
         prompt = list(range(10, 10 + prompt_len))
         name = f"{prefix}{index}"
-        requests.append(Request(name, prompt, sampling, None, priority=priority))
+        requests.append(Request(name, prompt, sampling, None))
         scheduler.add_request(requests[-1])
     return requests
 

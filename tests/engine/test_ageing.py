@@ -1,6 +1,7 @@
 """Requests that wait too long become as urgent as any, and few at a time."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,16 +16,6 @@ CLASSES = {
 }
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
 def make_request(name, priority, arrival_time=0.0):
     from vllm.v1.request import Request
 
@@ -33,15 +24,15 @@ def make_request(name, priority, arrival_time=0.0):
     )
 
 
-def make_scheduler(waiting, running, *, policy="priority", max_num_seqs=8):
+def make_scheduler(waiting, running):
     """Make what ageing looks at of a scheduler, with vLLM's own queue."""
     from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
-    queue = create_request_queue(SchedulingPolicy(policy))
+    queue = create_request_queue(SchedulingPolicy.PRIORITY)
     for request in waiting:
         queue.add_request(request)
     return SimpleNamespace(
-        scheduler_config=SimpleNamespace(policy=policy, max_num_seqs=max_num_seqs),
+        scheduler_config=SimpleNamespace(policy="priority", max_num_seqs=8),
         waiting=queue,
         running=running,
         requests={one.request_id: one for one in waiting + running},
@@ -49,15 +40,14 @@ def make_scheduler(waiting, running, *, policy="priority", max_num_seqs=8):
 
 
 def make_ageing(scheduler):
-    clock, counters = Clock(), SpeculationCounters("goodput", "draft_model", 4)
-    config = SimpleNamespace(additional_config={"tetris": {"classes": CLASSES}})
-    classes = RequestClasses.read(config)
+    """Make it with a clock that reads what `look_at` says."""
+    clock, counters = Mock(), SpeculationCounters("goodput", "draft_model", 4)
+    classes = RequestClasses.from_section({"classes": CLASSES})
     return Ageing(scheduler, classes, counters, clock), clock, counters
 
 
 def look_at(ageing, clock, *seconds):
-    for now_s in seconds:
-        clock.now_s = now_s
+    for clock.return_value in seconds:
         ageing.look()
 
 
@@ -119,7 +109,7 @@ def test_a_fault_on_the_way_leaves_everybody_in_the_queue(bulk, chat, monkeypatc
 def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival():
     bulk = [make_request(f"bulk{n}", 10, arrival_time=n) for n in range(5)]
     chat = make_request("chat", -1, arrival_time=9)
-    scheduler = make_scheduler([*bulk[::-1], chat], [], max_num_seqs=8)
+    scheduler = make_scheduler([*bulk[::-1], chat], [])
     ageing, clock, counters = make_ageing(scheduler)
     look_at(ageing, clock, 0, MAX_WAIT_S, MAX_WAIT_S + 1)
     assert names(scheduler) == ["bulk0", "bulk1", "chat", "bulk2", "bulk3", "bulk4"]

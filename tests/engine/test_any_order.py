@@ -43,7 +43,6 @@ class AnyOrder(RuleBasedStateMachine):
     expected: ClassVar[list[tuple[int, ...]]]
 
     def __init__(self):
-        """Find the engine idle."""
         super().__init__()
         self.asked = {}
         self.seen = {}
@@ -71,7 +70,6 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
     def abort(self, data):
-        """Let somebody leave."""
         name = data.draw(st.sampled_from(sorted(self.asked)))
         self.engine.llm.llm_engine.abort_request([name])
         del self.asked[name]
@@ -79,14 +77,12 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: not self.held)
     @rule(num_left=st.integers(0, 6))
     def take_blocks(self, num_left):
-        """Leave so few that requests lose theirs."""
         num_taken = max(0, self.pool.get_num_free_blocks() - num_left)
         self.held = self.pool.get_new_blocks(num_taken)
 
     @precondition(lambda self: self.held)
     @rule()
     def give_back_blocks(self):
-        """Let there be enough again."""
         self.pool.free_blocks(self.held)
         self.held = []
 
@@ -105,7 +101,6 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(num_steps=st.integers(1, 8))
     def step(self, num_steps):
-        """Go on."""
         for _ in range(num_steps):
             for output in self.engine.llm.llm_engine.step():
                 (answer,) = output.outputs

@@ -16,9 +16,7 @@ CLASSES = {
 
 
 def read(classes):
-    return RequestClasses.read(
-        SimpleNamespace(additional_config={"tetris": {"classes": classes}})
-    )
+    return RequestClasses.from_section({"classes": classes})
 
 
 NEXT_ID = count()
