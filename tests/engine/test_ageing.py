@@ -47,7 +47,8 @@ def make_ageing(scheduler):
 
 
 def look_at(ageing, clock, *seconds):
-    for clock.return_value in seconds:
+    for now_s in seconds:
+        clock.return_value = now_s
         ageing.look()
 
 

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from policies.types import DraftSelection
-from serving.engine.compat import AsyncScheduler
-from serving.engine.gpu.scheduler import TetrisAsyncScheduler
-from serving.engine.gpu.step_messages import VerificationOrder
 from tests.engine.made_up import Instead
 from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH, GRAPH_SIZES, MAX_TOKENS
@@ -148,31 +145,17 @@ def test_the_pause_between_two_batches_is_no_cost_of_a_step(make_scheduler):
 
 def test_prompts_get_the_room_of_drafts_that_are_not_verified(make_scheduler):
     """Upstream charges every placeholder and leaves the prompt waiting longer."""
-    first_prefill = {}
-    for cls in (AsyncScheduler, TetrisAsyncScheduler):
-        scheduler = make_scheduler(cls, policy="tetris", extra_draft_tokens=3)
-        add_requests(scheduler, 7, max_tokens=100)
-        worker = make_worker(7, 0.5, late0=0.5)
-        if cls is AsyncScheduler:
-            order = scheduler._update_after_schedule
-
-            def with_order(output, order=order):
-                output.tetris_order = VerificationOrder(1, 7)
-                order(output)
-
-            scheduler._update_after_schedule = with_order
-        drive(scheduler, worker, max_steps=6)
-        add_requests(scheduler, 1, prompt_len=90, prefix="late")
-        num_before = len(worker.steps)
-        drive(scheduler, worker, max_steps=3)
-        first_prefill[cls] = max(
-            step.num_prefill_tokens for step in worker.steps[num_before:]
-        )
-        assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
-    # 64 tokens a step, less 7 requests with a token, their drafts and the slot that a
-    # draft model adds, less that slot of the prompt.
-    assert first_prefill[AsyncScheduler] == 64 - 7 * (1 + 4 + 1) - 1
-    assert first_prefill[TetrisAsyncScheduler] == 64 - 7 * (1 + 1 + 1) - 1
+    scheduler = make_scheduler(policy="tetris", extra_draft_tokens=3)
+    add_requests(scheduler, 7, max_tokens=100)
+    worker = make_worker(7, 0.5, late0=0.5)
+    drive(scheduler, worker, max_steps=6)
+    add_requests(scheduler, 1, prompt_len=90, prefix="late")
+    drive(scheduler, worker, max_steps=3)
+    assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
+    # Less 7 requests with a token, a draft of four, and the slot that a draft model
+    # adds, less that slot of the prompt.
+    prefill = max(step.num_prefill_tokens for step in worker.steps[6:])
+    assert prefill == MAX_TOKENS - 7 * (1 + 1 + 1) - 1
 
 
 def test_the_planner_prices_a_pass_as_the_graph_it_replays(make_scheduler):

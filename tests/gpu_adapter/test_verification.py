@@ -15,13 +15,17 @@ from serving.engine.gpu.verification import PlannedVerification, make_profile
 PLACEHOLDERS = [-1, -1, -1]
 
 
-def stand_in_manager(max_num_reqs, depth, max_total_logits):
-    """Hold what vLLM's manager holds, on the CPU: its constructor makes streams."""
-    query_start_loc = torch.zeros(max_num_reqs + 1, dtype=torch.int32)
-    return SimpleNamespace(
+def make_verification(
+    max_num_reqs=8, depth=3, *, max_total_logits=10_000, num_draft_passes=None
+):
+    """Make our manager for a group of one rank, over what vLLM's holds.
+
+    On the CPU: its constructor makes streams.
+    """
+    upstream = SimpleNamespace(
         num_speculative_steps=depth,
         num_bonus_tokens=1,
-        query_start_loc=query_start_loc,
+        query_start_loc=torch.zeros(max_num_reqs + 1, dtype=torch.int32),
         _max_total_logits=max_total_logits,
         _batch_budget=None,
         _confidence_probs=torch.ones(max_num_reqs, depth),
@@ -29,14 +33,8 @@ def stand_in_manager(max_num_reqs, depth, max_total_logits):
         _num_non_draft_tokens=torch.zeros(max_num_reqs, dtype=torch.int32),
         _cu_num_logits=torch.zeros(max_num_reqs + 1, dtype=torch.int32),
     )
-
-
-def make_verification(
-    max_num_reqs=8, depth=3, *, max_total_logits=10_000, num_draft_passes=None
-):
-    """Make our manager over a stand-in of vLLM's, for a group of one rank."""
     return PlannedVerification(
-        stand_in_manager(max_num_reqs, depth, max_total_logits),
+        upstream,
         tp_group=SimpleNamespace(broadcast=lambda tensor, src: tensor),
         num_draft_passes=num_draft_passes or depth,
         reader=DeviceReader(torch.device("cpu")),
