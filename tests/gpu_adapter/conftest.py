@@ -33,7 +33,6 @@ def make_scheduler(pair, monkeypatch):
     """Build a scheduler by vLLM's own configuration, as if a GPU had resolved it."""
 
     def make(
-        cls=TetrisAsyncScheduler,
         policy="goodput",
         *,
         graphs=True,
@@ -65,6 +64,8 @@ def make_scheduler(pair, monkeypatch):
         # process has it remember what the environment was.
         envs.disable_envs_cache()
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-        return stand_in_worker.make_scheduler(cls, config, num_blocks=400)
+        return stand_in_worker.make_scheduler(
+            TetrisAsyncScheduler, config, num_blocks=400
+        )
 
     return make

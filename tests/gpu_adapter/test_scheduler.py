@@ -152,8 +152,8 @@ def test_prompts_get_the_room_of_drafts_that_are_not_verified(make_scheduler):
     add_requests(scheduler, 1, prompt_len=90, prefix="late")
     drive(scheduler, worker, max_steps=3)
     assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
-    # Less 7 requests with a token, a draft of four, and the slot that a draft model
-    # adds, less that slot of the prompt.
+    # Less 7 requests with a token, the one draft of four that is verified, and the slot
+    # that a draft model adds, and less that slot of the prompt.
     prefill = max(step.num_prefill_tokens for step in worker.steps[6:])
     assert prefill == MAX_TOKENS - 7 * (1 + 1 + 1) - 1
 
