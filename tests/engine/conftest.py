@@ -24,6 +24,10 @@ from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 MAX_NUM_SEQS = 16
 
+BLOCK = 32
+"""The smallest KV block of vLLM's CPU attention; the default, 128, is longer than what
+most tests share."""
+
 ENGINE_DIR = Path(__file__).parent
 
 THIRD_PARTY_MAY_WARN = ("ignore", r"error:::(policies|serving|tests)\.")

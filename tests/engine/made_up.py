@@ -20,6 +20,15 @@ class Instead:
         return getattr(self._planner, name)
 
 
+def draft_at(engine, depths):
+    """Draft as deep as an iterator says; return what planners hear of each step."""
+    timings, planner = [], engine.scheduler._planner
+    engine.scheduler._planner = Instead(
+        planner, choose_depth=lambda *_: next(depths), observe_timing=timings.append
+    )
+    return timings
+
+
 class DeafFeedback(DraftFeedback):
     """Hears no outcome, so that the calibration stays at its prior."""
 

@@ -15,16 +15,12 @@ from tests.engine.checks import (
     greedy,
     summarize_all,
 )
-from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead
+from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.made_up import Instead, draft_at
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 DEPTH = 3
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention; the default, 128, is longer than what
-these tests share."""
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +42,6 @@ def engine(its_own_draft):
     its_own_draft.llm.reset_prefix_cache()
     its_own_draft.set_policy("fixed", draft_tokens=DEPTH)
     return its_own_draft
-
-
-def draft_at(engine, depths):
-    """Draft as deep as an iterator says; returns what planners hear of each step."""
-    timings, planner = [], engine.scheduler._planner
-    engine.scheduler._planner = Instead(
-        planner, choose_depth=lambda *_: next(depths), observe_timing=timings.append
-    )
-    return timings
 
 
 def alternate(num_on, num_off):

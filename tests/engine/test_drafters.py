@@ -23,8 +23,8 @@ from tests.engine.checks import (
     summarize_all,
     watch,
 )
-from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead
+from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.made_up import draft_at
 from tests.engine.tiny_models import (
     write_eagle3_head,
     write_eagle_head,
@@ -37,9 +37,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 PROMPTS = draw_prompts(6)
 PARAMS = greedy(32)
 DEPTH = 4
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention."""
 
 LIMIT = 3 * BLOCK
 """Context of the drafters, which only one test reaches."""
@@ -219,8 +216,7 @@ def test_drafts_without_logits_are_selected_by_learnt_acceptance(
     if method == "suffix":
         pytest.importorskip("arctic_inference", reason="it comes as source only")
     engine = start_over(method)
-    scheduler, counters = engine.scheduler, engine.scheduler.counters
-    learner = scheduler._planner._positions
+    counters, learner = engine.scheduler.counters, engine.scheduler._planner._positions
     prior = learner.estimate()
     with watch(engine):
         # Repeating an answer is the best there is for both.
@@ -235,10 +231,7 @@ def test_drafts_without_logits_are_selected_by_learnt_acceptance(
     assert learner.estimate()[0] > 0.55 > prior[0]
 
     # A depth that changes from step to step, down to none at all.
-    depths = cycle(range(DEPTH + 1))
-    scheduler._planner = Instead(
-        scheduler._planner, choose_depth=lambda *_: next(depths)
-    )
+    draft_at(engine, cycle(range(DEPTH + 1)))
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expect(method)
     check_counters(counters)
     if method == "suffix":

@@ -22,12 +22,9 @@ from tests.engine.checks import (
     summarize_all,
     watch,
 )
-from tests.engine.conftest import run_engine
+from tests.engine.conftest import BLOCK, run_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention."""
 
 PROMPTS = draw_prompts(6)
 

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from policies.baselines import FixedPlanner
 from tests.engine.checks import (
     Arrival,
     check_counters,
@@ -22,12 +21,10 @@ from tests.engine.checks import (
     summarize_by_name,
     watch,
 )
-from tests.engine.conftest import run_engine
+from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.made_up import draft_at
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention."""
 
 LIMIT = 3 * BLOCK
 """The drafter's context."""
@@ -144,17 +141,16 @@ def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
 
 
 def test_a_skipped_drafter_catches_up_no_further_than_its_context(
-    plain, start_over, record_positions, monkeypatch
+    plain, start_over, record_positions
 ):
     """Two steps of three go without the drafter, then it fills in what it missed.
 
     A request that has outgrown it is missing positions the drafter has no rotation
     for; they must neither be computed nor keep the others from catching up.
     """
-    depths = itertools.cycle([0, 0, DEPTH])
-    monkeypatch.setattr(FixedPlanner, "choose_depth", lambda *_: next(depths))
     arrivals = make_outgrowing(40)
     engine = start_over("draft")
+    draft_at(engine, itertools.cycle([0, 0, DEPTH]))
     positions = record_positions(engine)
     with watch(engine) as steps:
         outputs = drive(engine, arrivals)

@@ -20,13 +20,10 @@ from tests.engine.checks import (
     greedy,
     summarize_all,
 )
-from tests.engine.conftest import run_engine
+from tests.engine.conftest import BLOCK, run_engine
 from tests.engine.made_up import make_up_beliefs, make_up_costs
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention."""
 
 DEPTH = 4
 

@@ -1,14 +1,15 @@
 """An EAGLE head that was left out drafts afterwards as if it never had been."""
 
 from itertools import cycle
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.checks import complete, draw_prompts, greedy
-from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead
+from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.made_up import draft_at
 from tests.engine.tiny_models import (
     write_eagle3_head,
     write_eagle_head,
@@ -18,9 +19,6 @@ from tests.engine.tiny_models import (
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 DEPTH = 2
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention."""
 
 
 def make_attentive(head):
@@ -55,12 +53,8 @@ def draft(engine, depths, prompts, num_tokens=60):
         token: a function of all that the head has read.
     """
     engine.set_policy("fixed", draft_tokens=DEPTH)
-    scheduler, seen, timings = engine.scheduler, {}, []
-    scheduler._planner = Instead(
-        scheduler._planner,
-        choose_depth=lambda *_: next(depths),
-        observe_timing=timings.append,
-    )
+    timings = draft_at(engine, depths)
+    scheduler, seen = engine.scheduler, {}
     take = scheduler.update_draft_token_ids
 
     def note(drafts):
@@ -70,11 +64,8 @@ def draft(engine, depths, prompts, num_tokens=60):
                     seen[tuple(request.all_token_ids)] = float(row[0])
         take(drafts)
 
-    scheduler.update_draft_token_ids = note
-    try:
+    with patch.object(scheduler, "update_draft_token_ids", note):
         outputs = complete(engine, prompts, greedy(num_tokens))
-    finally:
-        del scheduler.update_draft_token_ids
     assert not any(one.draft_first_ms for one in timings if one.depth == 0)
     return outputs, seen
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from tests.engine.conftest import run_engine
+from tests.engine.conftest import BLOCK, run_engine
 from tests.engine.law.bias import draw_from_draft
 from tests.engine.law.judge import Judged, Verdict, join, judge
 from tests.engine.law.models import load_reference, write_law_pair
@@ -32,9 +32,6 @@ POLICIES = {
     "tetris": {"draft_tokens": 3, "max_draft_tokens": DEPTH},
     "goodput": {"max_draft_tokens": DEPTH},
 }
-
-BLOCK_SIZE = 32
-"""The smallest KV block of vLLM's CPU attention."""
 
 DEPTHS_WITH_GAPS = (DEPTH, DEPTH, 0, 0, 3, DEPTH, 0, DEPTH, 1, 0, 0, 0)
 """How drafting is broken off: at depth 0 the drafter is left out; it resumes cold."""
@@ -106,8 +103,8 @@ def run_law_engine(start, target, draft, **options):
         draft_tokens=DEPTH,
         classes=CLASSES,
         skip_tokenizer_init=False,
-        max_model_len=4 * BLOCK_SIZE,
-        block_size=BLOCK_SIZE,
+        max_model_len=4 * BLOCK,
+        block_size=BLOCK,
         long_prefill_token_threshold=CHUNK,
         **options,
     ) as engine:

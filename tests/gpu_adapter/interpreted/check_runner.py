@@ -31,7 +31,7 @@ from tests.engine.checks import (
     summarize_all,
     summarize_by_name,
 )
-from tests.engine.made_up import Instead, make_up_costs
+from tests.engine.made_up import Instead, draft_at, make_up_costs
 from tests.gpu_adapter.interpreted import graphs, plugin
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
@@ -158,10 +158,8 @@ def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
     ours, expected, monkeypatch
 ):
     """VLLM's makes all of them; and each step's times tell of what was made."""
-    scheduler, drafter = ours.scheduler, ours.runner.speculator
-    depths, timings, made = cycle([4, 1, 3, 0, 2]), [], set()
-    monkeypatch.setattr(scheduler, "_choose_depth", lambda _: next(depths))
-    scheduler._planner = Instead(scheduler._planner, observe_timing=timings.append)
+    drafter, made = ours.runner.speculator, set()
+    timings = draft_at(ours, cycle([4, 1, 3, 0, 2]))
     go_on = drafter._multi_step_decode
 
     def note(*args, **kwargs):
