@@ -40,7 +40,7 @@ def make_config(section=TETRIS, *, data_parallel_size=1, **speculative):
 @pytest.mark.parametrize(
     ("section", "spec", "old"),
     [
-        (TETRIS, PolicySpec("tetris", 2, 4), None),
+        (TETRIS, PolicySpec("tetris", 2, max_draft_tokens=4), None),
         ({"policy": "fixed", "draft_tokens": "4"}, PolicySpec("fixed", 4), None),
         (
             {"policy": "tetris", "draft_tokens": 1, "extra_draft_tokens": 3},
