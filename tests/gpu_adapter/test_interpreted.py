@@ -12,16 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.law.cases import PLAYS_ALL
-
 ROOT = Path(__file__).parents[2]
 TRITON = Path(sys.prefix) / "triton"
 PLUGIN = "tests.gpu_adapter.interpreted.plugin"
 FOLDER = Path(__file__).parent / "interpreted"
 CHECKS = sorted(FOLDER.glob("check_*.py"))
 
-# `make law` plays many more cases.
-MAX_SECONDS = 50_000 if PLAYS_ALL else 1800
+MAX_SECONDS = 1800
 
 
 @pytest.mark.vllm

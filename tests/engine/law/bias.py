@@ -1,24 +1,36 @@
 """Engines that break the rule a little, so that a test can see it: controls only."""
 
-from unittest.mock import patch
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import one_hot
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
 
-def draw_from_draft(module, share, seed):
+
+@contextmanager
+def draw_from_draft(module: ModuleType, share: float, seed: int) -> Iterator[None]:
     """Draw a share of the tokens at verified positions from the draft's law.
 
     At positions chosen by chance the rejection sampler is shown the draft's law in the
     place of the target's, as far as the target could have emitted the tokens at all. So
     the law there is `(1 - share) * p + share * q`, and nothing impossible comes out.
-    The module is where one of vLLM's samplers looks up `rejection_sample`.
+
+    Args:
+        module: Where one of vLLM's samplers looks up `rejection_sample`.
+        share: 0-1.
+        seed: Of the choice.
     """
     chance = torch.Generator().manual_seed(seed)
-    rejection_sample = module.rejection_sample
+    rejection_sample: Callable[..., Any] = module.rejection_sample
     is_v1 = "cu_num_draft_tokens" in rejection_sample.__annotations__
 
-    def sample_biased(*args, **kwargs):
+    def sample_biased(*args: Any, **kwargs: Any) -> Any:
         if is_v1:
             rows, drafts, target_logits = _read_v1(*args)
         else:
@@ -32,20 +44,24 @@ def draw_from_draft(module, share, seed):
         target_logits[rows[is_left]] = biased[is_left]
         return rejection_sample(*args, **kwargs)
 
-    return patch.object(module, "rejection_sample", sample_biased)
+    module.rejection_sample = sample_biased
+    try:
+        yield
+    finally:
+        module.rejection_sample = rejection_sample
 
 
 def _read_v1(
-    draft_token_ids,
-    num_draft_tokens,
-    max_spec_len,
-    cu_num_draft_tokens,
-    draft_probs,
-    target_logits,
-    bonus_token_ids,
-    sampling_metadata,
-    **_,
-):
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: list[int],
+    max_spec_len: int,
+    cu_num_draft_tokens: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    target_logits: torch.Tensor,
+    bonus_token_ids: torch.Tensor,
+    sampling_metadata: Any,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the rows that are sampled, the draft's law there, the target's logits."""
     if sampling_metadata.all_greedy:
         rows = torch.zeros(0, dtype=torch.int64)
@@ -62,17 +78,17 @@ def _read_v1(
 
 
 def _read_v2(
-    target_logits,
-    draft_logits,
-    draft_sampled,
-    cu_num_logits,
-    pos,
-    idx_mapping,
-    expanded_idx_mapping,
-    expanded_local_pos,
-    temperature,
-    *_,
-):
+    target_logits: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    draft_sampled: torch.Tensor,
+    cu_num_logits: torch.Tensor,
+    pos: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    expanded_idx_mapping: torch.Tensor,
+    expanded_local_pos: torch.Tensor,
+    temperature: torch.Tensor,
+    *_: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Do as `_read_v1`; the last row of each request is its bonus token's."""
     temperature = temperature[expanded_idx_mapping.long()]
     is_sampled = temperature > 0

@@ -1,18 +1,18 @@
 """What can meet in an engine, and the few cases in which every two of it do."""
 
+from __future__ import annotations
+
 import itertools
-import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DRAFTERS = ("draft_model", "argmax", "eagle", "eagle3", "mtp")
 """vLLM's methods; `argmax` is a draft model whose drafts are not sampled."""
 
 SELECTED_BY = ("fixed", "dynamic", "tetris", "goodput")
-
-PLAYS_ALL = "TETRIS_LAW_SEED" in os.environ
-"""Whether all cases are played, with another seed (`make law`): that takes hours."""
-
-SEED = int(os.environ.get("TETRIS_LAW_SEED", "1"))
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,13 @@ class Case:
     classes: bool = False
 
     def __str__(self) -> str:
+        """Name it in a test's id and in the file of evidence."""
         flags = ("long_prompts", "tight", "gaps", "classes")
         on = [flag.removesuffix("_prompts") for flag in flags if getattr(self, flag)]
         return "-".join([self.drafter, self.policy, *on])
 
 
-def combine_all(drafters=DRAFTERS):
-    """Return all cases there are, those of one drafter together."""
-    return [
-        Case(drafter, policy, *flags)
-        for drafter in drafters
-        for policy in SELECTED_BY
-        for flags in itertools.product((False, True), repeat=4)
-    ]
-
-
-def pair_up():
+def pair_up() -> list[Case]:
     """Return cases in which any two values of any two attributes meet."""
     return [
         Case(
@@ -67,7 +58,17 @@ def pair_up():
     ]
 
 
-def pair_up_policies(drafter):
+def combine_all(drafters: Sequence[str] = DRAFTERS) -> list[Case]:
+    """Return all cases there are, those of one drafter together."""
+    return [
+        Case(drafter, policy, *flags)
+        for drafter in drafters
+        for policy in SELECTED_BY
+        for flags in itertools.product((False, True), repeat=4)
+    ]
+
+
+def pair_up_policies(drafter: str) -> list[Case]:
     """Return one case for each policy, in which any two of the other values meet.
 
     For an engine that is too slow for more; `classes` goes with `tight`.

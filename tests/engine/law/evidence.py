@@ -21,13 +21,19 @@ Source: e-values and betting, Ramdas et al., arXiv 2210.01948; the likelihood ra
 against a mixture is Robbins' method.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from tests.engine.law.cases import PLAYS_ALL
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 STAKES = (0.2, 0.05, 0.01, -0.2, -0.05, -0.01)
 """Share staked on every score; the best is the share of tokens that went wrong."""
@@ -37,8 +43,11 @@ MOST = 4.0
 
 ALARM = 1e4
 
-FAMILY, NUM_TESTS_OF_V2 = (512, 96) if PLAYS_ALL else (64, 12)
-"""Tests at most, of both runners together, and of the second."""
+FAMILY = 64
+"""Tests, of both runners together, in what runs in CI."""
+
+NUM_TESTS_OF_V2 = 12
+"""Of those, at most."""
 
 SERIES = ("draft", "likely, verified", "likely", "raw")
 """What the gamblers bet on, each with every stake: tokens at verified positions in the
@@ -58,14 +67,14 @@ class Evidence:
         num_impossible: Those that the law rules out; a single one is proof.
     """
 
-    log_e: np.ndarray = field(
+    log_e: NDArray[np.float64] = field(
         default_factory=lambda: np.zeros((len(SERIES), len(STAKES)))
     )
     num_tokens: int = 0
     num_verified: int = 0
     num_impossible: int = 0
 
-    def add(self, other):
+    def add(self, other: Evidence) -> None:
         """Take in tokens that do not overlap with these."""
         self.log_e = self.log_e + other.log_e
         self.num_tokens += other.num_tokens
@@ -73,7 +82,7 @@ class Evidence:
         self.num_impossible += other.num_impossible
 
     @property
-    def log_e_value(self):
+    def log_e_value(self) -> float:
         """Logarithm of the money of all gamblers, who began with equal parts of 1."""
         if self.num_impossible:
             return math.inf
@@ -82,31 +91,34 @@ class Evidence:
         )
 
 
-def is_alarming(evidence):
-    """Tell whether one of a family of tests has evidence that is no accident.
+def is_alarming(evidence: Evidence, num_tests: int = FAMILY) -> bool:
+    """Tell whether one of several tests has evidence that is no accident.
 
-    That any of them does so although all follow their laws has a probability of at most
-    `1 / ALARM`.
+    That any of `num_tests` does so although all follow their laws has a probability of
+    at most `1 / ALARM`.
     """
-    return evidence.log_e_value > math.log(ALARM * FAMILY)
+    return evidence.log_e_value > math.log(ALARM * num_tests)
 
 
 @dataclass
 class Winnings:
-    """What each token of a sequence won, `[num_tokens]`.
+    """What each token of a sequence won.
 
     Attributes:
         log_e: `[num_tokens, len(SERIES), len(STAKES)]`, float64.
+        is_judged: `[num_tokens]`, bool.
+        is_verified: `[num_tokens]`, bool.
+        is_impossible: `[num_tokens]`, bool.
     """
 
-    log_e: np.ndarray
-    is_judged: np.ndarray
-    is_verified: np.ndarray
-    is_impossible: np.ndarray
+    log_e: NDArray[np.float64]
+    is_judged: NDArray[np.bool_]
+    is_verified: NDArray[np.bool_]
+    is_impossible: NDArray[np.bool_]
 
-    def collect(self, chosen=True):
+    def collect(self, chosen: NDArray[np.bool_] | None = None) -> Evidence:
         """Add up the tokens chosen, all by default, as far as they are judged."""
-        judged = self.is_judged & chosen
+        judged = self.is_judged if chosen is None else self.is_judged & chosen
         return Evidence(
             log_e=self.log_e[judged].sum(axis=0),
             num_tokens=int(judged.sum()),
@@ -115,11 +127,23 @@ class Winnings:
         )
 
 
-def bet(tokens, target, raw, draft, is_verified, is_judged):
-    """Bet on every token emitted.
+def bet(
+    tokens: Sequence[int] | torch.Tensor,
+    target: torch.Tensor,
+    raw: torch.Tensor,
+    draft: torch.Tensor,
+    is_verified: torch.Tensor,
+    is_judged: torch.Tensor,
+) -> Winnings:
+    """Bet on every token.
 
-    Laws are `[num_tokens, vocab]`, float64; target and raw as in `Law`, the draft's is
-    not read where nothing was verified. The last two are `[num_tokens]`, bool.
+    Args:
+        tokens: `[num_tokens]`, what was emitted.
+        target: `[num_tokens, vocab]`, float64. The law of each.
+        raw: Same shape, see `Law.raw`.
+        draft: Same shape. The draft's law; not read where nothing was verified.
+        is_verified: `[num_tokens]`, bool. Positions where a draft was verified.
+        is_judged: `[num_tokens]`, bool.
     """
     emitted = torch.as_tensor(tokens)[:, None]
     possible = target > 0
@@ -146,7 +170,9 @@ def bet(tokens, target, raw, draft, is_verified, is_judged):
     )
 
 
-def _win(direction, target, emitted):
+def _win(
+    direction: torch.Tensor, target: torch.Tensor, emitted: torch.Tensor
+) -> torch.Tensor:
     """Return the logarithm of what each stake wins, `[num_tokens, len(STAKES)]`."""
     won = []
     for stake in STAKES:

@@ -1,13 +1,24 @@
 """From requests and outputs to evidence, by feature and by draft position."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from tests.engine.law.evidence import Evidence, bet
 from tests.engine.law.laws import Law, find_laws
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+    from tests.engine.law.recorder import Block
+    from tests.engine.law.traffic import LawRequest
 
 FOLLOWING = "following"
 """Where no draft was verified: first tokens, bonus tokens, steps without drafts."""
@@ -25,18 +36,33 @@ class Judged:
             on; 0 for none.
     """
 
-    request: Any
-    output: list[int]
+    request: LawRequest
+    output: Sequence[int]
     law: Law
     drafts: torch.Tensor
-    position: np.ndarray
+    position: NDArray[np.int64]
 
 
-def join(requests, outputs, blocks, reference):
-    """Put together what is known of each request; the reference is in float64."""
-    prompts = [request.prompt for request in requests]
-    samplings = [request.sampling for request in requests]
-    laws = find_laws(reference, prompts, outputs, samplings)
+def join(
+    requests: Sequence[LawRequest],
+    outputs: Sequence[Sequence[int]],
+    blocks: Sequence[Sequence[Block]],
+    reference: PreTrainedModel,
+) -> list[Judged]:
+    """Put together what is known of each request.
+
+    Args:
+        requests: As they were sent.
+        outputs: Token ids.
+        blocks: Of each request.
+        reference: The target in float64.
+    """
+    laws = find_laws(
+        reference,
+        [request.prompt for request in requests],
+        outputs,
+        [request.sampling for request in requests],
+    )
     judged = []
     for request, output, own, law in zip(requests, outputs, blocks, laws, strict=True):
         drafts = torch.zeros_like(law.target)
@@ -65,7 +91,7 @@ class Verdict:
     by_position: dict[str, Evidence]
 
 
-def judge(judged):
+def judge(judged: Sequence[Judged]) -> Verdict:
     """Bet on every token."""
     position = np.concatenate([one.position for one in judged])
     winnings = bet(
@@ -76,11 +102,16 @@ def judge(judged):
         torch.from_numpy(position > 0),
         torch.cat([one.law.is_certain for one in judged]),
     )
-    lengths = [len(one.output) for one in judged]
-    features = np.repeat([one.request.feature for one in judged], lengths)
-    names = {depth: f"draft {depth}" if depth else FOLLOWING for depth in set(position)}
+    features = np.repeat(
+        [one.request.feature for one in judged], [len(one.output) for one in judged]
+    )
     return Verdict(
         winnings.collect(),
-        {name: winnings.collect(features == name) for name in set(features)},
-        {name: winnings.collect(position == n) for n, name in names.items()},
+        {name: winnings.collect(features == name) for name in np.unique(features)},
+        {
+            f"draft {depth}" if depth else FOLLOWING: winnings.collect(
+                position == depth
+            )
+            for depth in np.unique(position)
+        },
     )

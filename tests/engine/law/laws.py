@@ -1,10 +1,17 @@
 """Exact conditional laws: what each token had to be drawn from, given those before."""
 
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import one_hot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transformers import PreTrainedModel
 
 CLOSE = 2e-5
 """Probabilities whose order, or sum against `top_p`, is closer than this may come out
@@ -16,9 +23,14 @@ on the prefix alone."""
 class Sampling:
     """What a request asks for, as far as it shapes the law of its tokens.
 
-    As vLLM's parameters, temperature 0 being argmax and `top_k` 0 all tokens.
-    `stop_token_ids` are barred up to `min_tokens`, and end the output from there on.
-    `allowed` is a grammar: it returns the tokens allowed after those generated.
+    Attributes:
+        temperature: 0 means argmax.
+        top_k: Keep this many largest probabilities; 0 keeps all.
+        top_p: Then keep the smallest set of largest ones that reaches this mass.
+        repetition, presence, frequency: vLLM's penalties of these names.
+        min_tokens: `stop_token_ids` are barred from the output up to here.
+        stop_token_ids: End the output.
+        allowed: A grammar: the tokens allowed after those generated; None allows all.
     """
 
     temperature: float = 1.0
@@ -29,7 +41,7 @@ class Sampling:
     frequency: float = 0.0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    allowed: Any = None
+    allowed: Callable[[Sequence[int]], Sequence[int]] | None = field(default=None)
 
 
 @dataclass
@@ -48,15 +60,27 @@ class Law:
 
 
 @torch.no_grad()
-def find_laws(model, prompts, outputs, samplings):
+def find_laws(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    samplings: Sequence[Sampling],
+) -> list[Law]:
     """Compute the law of every token of every output in one forward pass.
 
-    The model is the target, in float64, causal; prompts and outputs are token ids.
+    Args:
+        model: The target, in float64, causal.
+        prompts: Token ids.
+        outputs: Token ids, at least one each.
+        samplings: Of each request.
     """
-    texts = [[*prompt, *said] for prompt, said in zip(prompts, outputs, strict=True)]
-    ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
-    for row, text in enumerate(texts):
-        ids[row, : len(text)] = torch.tensor(text)
+    longest = max(
+        len(prompt) + len(output)
+        for prompt, output in zip(prompts, outputs, strict=True)
+    )
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        ids[row, : len(prompt) + len(output)] = torch.tensor([*prompt, *output])
     # What fills up a row comes after all that counts.
     logits = model(ids).logits
     laws = []
@@ -67,8 +91,20 @@ def find_laws(model, prompts, outputs, samplings):
     return laws
 
 
-def shape_law(logits, prompt, output, sampling):
-    """Turn logits before each token, `[num_tokens, vocab]`, float64, into laws."""
+def shape_law(
+    logits: torch.Tensor,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    sampling: Sampling,
+) -> Law:
+    """Turn a model's logits before each token of an output into laws.
+
+    Args:
+        logits: `[num_tokens, vocab]`, float64.
+        prompt: Token ids.
+        output: `[num_tokens]`, token ids.
+        sampling: What the request asked for.
+    """
     scores = _penalize(logits.clone(), prompt, output, sampling)
     if sampling.stop_token_ids:
         scores[: sampling.min_tokens, list(sampling.stop_token_ids)] = -torch.inf
@@ -81,12 +117,18 @@ def shape_law(logits, prompt, output, sampling):
     return Law(target, logits.softmax(dim=-1), is_certain)
 
 
-def truncate(scores, sampling):
-    """Apply temperature, top-k and top-p to logits, `[num_tokens, vocab]`, float64.
+def truncate(
+    scores: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply temperature, top-k and top-p to logits.
+
+    Args:
+        scores: `[num_tokens, vocab]`, float64.
+        sampling: What the request asked for.
 
     Returns:
-        As many rows that sum to 1; and `[num_tokens]`, bool, whether each row is the
-        same whatever the rounding.
+        `[num_tokens, vocab]`, float64, rows sum to 1; and `[num_tokens]`, bool, whether
+        each row is the same whatever the rounding.
     """
     if sampling.temperature == 0.0:
         best = scores.softmax(dim=-1).topk(2, dim=-1)
@@ -108,7 +150,12 @@ def truncate(scores, sampling):
     return torch.zeros_like(probs).scatter(-1, order, probs), is_certain
 
 
-def _penalize(logits, prompt, output, sampling):
+def _penalize(
+    logits: torch.Tensor,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    sampling: Sampling,
+) -> torch.Tensor:
     """Lower what has been in prompt or output before, in place."""
     chosen = one_hot(torch.tensor(output), logits.shape[1]).to(logits)
     # Before each token, how often every other one was in the output.

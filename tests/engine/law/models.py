@@ -1,9 +1,18 @@
 """Pairs of models whose draft is mostly right, and now and then far off."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from transformers import AutoConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
 
 NOISE = 0.006
 
@@ -16,11 +25,17 @@ nearly impossible under the target: a draft token that is kept against the rule
 stands out there, as it does where a real draft model is out of its depth."""
 
 
-def write_law_pair(folder, *, noise=NOISE, confused_every=CONFUSED_EVERY):
+def write_law_pair(
+    folder: Path, *, noise: float = NOISE, confused_every: int = CONFUSED_EVERY
+) -> tuple[Path, Path]:
     """Write a target and a draft, `target/` and `draft/`, float32, with tokenizers.
 
-    Without noise in its weights the draft is the target itself: it is never rejected,
-    so that whatever goes wrong comes from the selection of drafts.
+    Args:
+        folder: Where they go.
+        noise: Of the draft's weights, relative to each one's own. At 0 the draft is the
+            target itself: it is never rejected, so that whatever goes wrong comes from
+            the selection of drafts.
+        confused_every: See `CONFUSED_EVERY`.
     """
     paths = write_llama_pair(folder, noise=noise)
     for path in paths:
@@ -35,7 +50,7 @@ def write_law_pair(folder, *, noise=NOISE, confused_every=CONFUSED_EVERY):
     return paths
 
 
-def load_reference(folder):
+def load_reference(folder: Path) -> PreTrainedModel:
     """Load a target in float64, without what only drafts."""
     if AutoConfig.from_pretrained(folder).model_type == Qwen2Config.model_type:
         return Qwen2ForCausalLM.from_pretrained(folder).double()

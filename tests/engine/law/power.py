@@ -6,27 +6,36 @@ as in the test. That is the power for prefixes such as these; drawing tokens whe
 engine would have gone on from them takes no engine, and so many trials.
 """
 
+from __future__ import annotations
+
 import itertools
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from tests.engine.law.campaign import run_case, start
-from tests.engine.law.cases import SEED
 from tests.engine.law.evidence import Evidence, is_alarming
-from tests.engine.law.judge import judge
-from tests.engine.law.test_law import MIXED, SPECIAL
+from tests.engine.law.judge import Judged, judge
+from tests.engine.law.rounds import say
+from tests.engine.law.test_law import MIXED, SEED, SPECIAL
+
+if TYPE_CHECKING:
+    from tests.engine.law.cases import Case
 
 TRIALS = 100
 
+Wrong = Callable[[Judged], torch.Tensor]
 
-def draw_from_draft(share):
+
+def draw_from_draft(share: float) -> Wrong:
     """Return what makes laws wrong at verified positions, as the controls do."""
 
-    def make(one):
+    def make(one: Judged) -> torch.Tensor:
         draft = one.drafts * (one.law.target > 0)
         total = draft.sum(dim=-1, keepdim=True)
         mixed = (1 - share) * one.law.target + share * draft / total
@@ -35,12 +44,16 @@ def draw_from_draft(share):
     return make
 
 
-def change_temperature(factor):
+def change_temperature(factor: float) -> Wrong:
     """Return what makes all laws those of another temperature."""
-    return lambda one: (one.law.target.log() / factor).softmax(dim=-1)
+
+    def make(one: Judged) -> torch.Tensor:
+        return (one.law.target.log() / factor).softmax(dim=-1)
+
+    return make
 
 
-WRONG = {
+WRONG: dict[str, Wrong] = {
     "nothing": draw_from_draft(0.0),
     "5 % from the draft": draw_from_draft(0.05),
     "3 % from the draft": draw_from_draft(0.03),
@@ -50,7 +63,7 @@ WRONG = {
 }
 
 
-def run_all(folder):
+def run_all(folder: Path) -> dict[Case, list[Judged]]:
     """Run the cases whose evidence is added up in the test."""
     judged = {}
     for drafter, cases in itertools.groupby(MIXED, key=lambda case: case.drafter):
@@ -61,19 +74,22 @@ def run_all(folder):
     return judged
 
 
-def count_alarms(judged, wrong):
+def count_alarms(
+    judged: dict[Case, list[Judged]], wrong: Wrong, trials: int = TRIALS
+) -> Counter[str]:
     """Count in how many trials each test fails."""
-    alarms = Counter()
+    alarms: Counter[str] = Counter()
     laws = {case: [wrong(one) for one in ones] for case, ones in judged.items()}
-    for trial in range(TRIALS):
+    for trial in range(trials):
         torch.manual_seed(trial)
-        parts = {}
+        parts: dict[str, Evidence] = {}
         for case, ones in judged.items():
-            drawn = [
-                replace(one, output=torch.multinomial(law, 1)[:, 0].tolist())
-                for one, law in zip(ones, laws[case], strict=True)
-            ]
-            verdict = judge(drawn)
+            verdict = judge(
+                [
+                    replace(one, output=torch.multinomial(law, 1)[:, 0].tolist())
+                    for one, law in zip(ones, laws[case], strict=True)
+                ]
+            )
             found = {str(case): verdict.total}
             found |= verdict.by_feature | verdict.by_position
             for name, evidence in found.items():
@@ -84,10 +100,16 @@ def count_alarms(judged, wrong):
     return alarms
 
 
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        outcomes = run_all(Path(made))
+def main() -> None:
+    """Print a table for each thing that may be wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        judged = run_all(Path(folder))
     for name, wrong in WRONG.items():
-        print(f"{name}: share of {TRIALS} trials in which a test fails")  # noqa: T201
-        for part, count in count_alarms(outcomes, wrong).items():
-            print(f"  {part}: {count / TRIALS:.2f}")  # noqa: T201
+        alarms = count_alarms(judged, wrong)
+        say(f"{name}: share of {TRIALS} trials in which a test fails")
+        for part, count in alarms.items():
+            say(f"  {part}: {count / TRIALS:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,18 @@
 """What each block of drafts was verified against, taken where tokens are sampled."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import one_hot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.engine.conftest import Engine
 
 Blocks = dict[str, list["Block"]]
 """The blocks of every request, by its name, in the order of time."""
@@ -25,7 +33,7 @@ class Block:
     drafts: list[int]
     laws: torch.Tensor
 
-    def count_reached(self, output):
+    def count_reached(self, output: Sequence[int]) -> int:
         """Count the drafts before which all were accepted: those that were judged."""
         for index, draft in enumerate(self.drafts):
             if self.start + index >= len(output):
@@ -49,13 +57,13 @@ class Record:
     num_one_hot: int = 0
     num_preempted: int = 0
 
-    def clear(self):
+    def clear(self) -> None:
         """Begin anew."""
         self.blocks.clear()
         self.num_one_hot = self.num_preempted = 0
 
 
-def record(engine):
+def record(engine: Engine) -> Record:
     """Record all blocks of an engine from now on."""
     recorded = Record(defaultdict(list))
     sampler = engine.runner.rejection_sampler
@@ -67,7 +75,7 @@ def record(engine):
         )
     schedule = engine.scheduler.schedule
 
-    def spy_on_schedule(*args, **kwargs):
+    def spy_on_schedule(*args: Any, **kwargs: Any) -> Any:
         output = schedule(*args, **kwargs)
         recorded.num_preempted += len(output.preempted_req_ids or ())
         return output
@@ -76,8 +84,8 @@ def record(engine):
     return recorded
 
 
-def _record_v1(runner, recorded):
-    def note(_sampler, args):
+def _record_v1(runner: Any, recorded: Record) -> None:
+    def note(_sampler: Any, args: tuple[Any, ...]) -> None:
         metadata, draft_probs, logits, sampling = args[:4]
         drafts = metadata.draft_token_ids
         laws = draft_probs
@@ -99,13 +107,19 @@ def _record_v1(runner, recorded):
 class _RecordingSampler:
     """Stands before the V2 runner's rejection sampler."""
 
-    def __init__(self, inner, runner, recorded):
+    def __init__(self, inner: Any, runner: Any, recorded: Record) -> None:
         self._inner, self._runner, self._recorded = inner, runner, recorded
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def __call__(self, logits, batch, draft_logits=None, *args):
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        batch: Any,
+        draft_logits: torch.Tensor | None = None,
+        *args: Any,
+    ) -> Any:
         ends = batch.cu_num_logits.tolist()
         temperatures = self._inner.sampler.sampling_states.temperature.gpu
         lengths = self._runner.req_states.prompt_len.np
@@ -129,6 +143,6 @@ class _RecordingSampler:
         return self._inner(logits, batch, draft_logits, *args)
 
 
-def _name(req_id):
+def _name(req_id: str) -> str:
     """Cut off the suffix with which vLLM makes ids unique."""
     return req_id.rpartition("-")[0]

@@ -1,16 +1,23 @@
 """The judge itself: exact laws, bets that cannot be won by chance, pairs that meet."""
 
 import itertools
+import json
 import math
+from contextlib import nullcontext
+from dataclasses import fields
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.engine.law.cases import combine_all, pair_up
-from tests.engine.law.evidence import STAKES, bet, is_alarming
+from tests.engine.law.cases import Case, combine_all, pair_up
+from tests.engine.law.evidence import ALARM, STAKES, Evidence, bet, is_alarming
+from tests.engine.law.judge import Verdict
 from tests.engine.law.laws import Sampling, shape_law, truncate
+from tests.engine.law.ledger import Ledger
 from tests.engine.law.recorder import Block
+from tests.engine.law.rounds import Control, Game
 
 VOCAB = 12
 
@@ -69,6 +76,14 @@ def test_a_twentieth_is_noticed_and_chance_is_not():
     assert biased.log_e[0].argmax() == STAKES.index(0.05)
 
 
+@pytest.mark.parametrize("temperature", [0.9, 1.1])
+def test_a_temperature_wrong_by_a_tenth_is_noticed(temperature):
+    target, _ = draw_laws(20_000, seed=1)
+    wrong = (target.log() / temperature).softmax(dim=-1)
+    evidence = judge_tokens(emit(wrong, seed=2), target, target).collect()
+    assert is_alarming(evidence)
+
+
 def test_a_token_that_the_law_rules_out_is_proof():
     target, draft = draw_laws(4, seed=0)
     target[2, 5] = 0.0
@@ -76,6 +91,23 @@ def test_a_token_that_the_law_rules_out_is_proof():
     assert winnings.collect().num_impossible == 1
     assert is_alarming(winnings.collect())
     assert not is_alarming(winnings.collect(np.array([True, True, False, True])))
+
+
+def test_evidence_of_parts_adds_up_to_that_of_the_whole():
+    target, draft = draw_laws(100, seed=0)
+    winnings = judge_tokens(emit(target, seed=0), target, draft)
+    first = np.arange(100) < 30
+    total = Evidence()
+    total.add(winnings.collect(first))
+    total.add(winnings.collect(~first))
+    whole = winnings.collect()
+    np.testing.assert_allclose(total.log_e, whole.log_e)
+    assert (total.num_tokens, total.num_verified) == (100, 50)
+    assert total.log_e_value == pytest.approx(whole.log_e_value)
+    # All begin with equal parts of 1.
+    assert Evidence().log_e_value == pytest.approx(0.0)
+    assert not is_alarming(Evidence(), num_tests=1)
+    assert ALARM == 1e4
 
 
 def shape(output, **sampling):
@@ -142,8 +174,60 @@ def test_a_block_is_judged_up_to_its_first_rejected_draft():
 
 
 def test_any_two_values_meet_in_the_cases_of_ci():
+    names = [field.name for field in fields(Case)]
+
     def meetings(cases):
-        pairs = (itertools.combinations(vars(case).items(), 2) for case in cases)
-        return set(itertools.chain.from_iterable(pairs))
+        return {
+            (one, getattr(case, one), other, getattr(case, other))
+            for case in cases
+            for one, other in itertools.combinations(names, 2)
+        }
 
     assert meetings(pair_up()) == meetings(combine_all())
+    assert len(pair_up()) == 20
+
+
+def test_a_round_that_was_broken_off_goes_on_where_it_stopped(tmp_path):
+    """Its file then holds what one that was not would have written."""
+    cases = [Case("eagle", "fixed"), Case("eagle", "tetris"), Case("mtp", "fixed")]
+    target, draft = draw_laws(2000, seed=3)
+    played = []
+
+    def run_case(engine, case, seed, bias, num_each):
+        if len(played) == num_before_break and is_breaking:
+            raise KeyboardInterrupt
+        played.append((case, seed, bias is not None))
+        law = target if bias is None else draft
+        won = judge_tokens(emit(law, seed=len(str(case))), target, draft).collect()
+        return SimpleNamespace(verdict=Verdict(won, {"plain": won}, {}))
+
+    game = Game(
+        "v1",
+        lambda folder, drafter: nullcontext(),
+        run_case,
+        cases,
+        1,
+        [Control(cases[0], lambda _: None, 1)],
+    )
+    num_before_break, is_breaking = 2, True
+    with pytest.raises(KeyboardInterrupt):
+        game.play(Ledger.read(tmp_path / "broken.json"), tmp_path)
+    is_breaking = False
+    assert game.play(Ledger.read(tmp_path / "broken.json"), tmp_path)
+    assert len(played) == 4
+    assert game.play(Ledger.read(tmp_path / "whole.json"), tmp_path)
+    assert played[:4] == played[4:]
+    broken, whole = (
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("broken", "whole")
+    )
+    assert broken["rounds"] == whole["rounds"]
+    assert [one["num_tokens"] for one in whole["rounds"]] == [6000]
+    assert broken["evidence"].keys() == whole["evidence"].keys()
+    for name, part in broken["evidence"].items():
+        np.testing.assert_allclose(
+            part.pop("log_e"), whole["evidence"][name].pop("log_e"), atol=1e-5
+        )
+        assert part == whole["evidence"][name]
+    # The next one has another seed.
+    assert Ledger.read(tmp_path / "whole.json").take_up("v1")["seed"] == 2

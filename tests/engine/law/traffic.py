@@ -1,11 +1,19 @@
 """Requests whose outputs are judged: one of every kind, in one batch."""
 
-import random
-from dataclasses import dataclass
+from __future__ import annotations
 
-from tests.engine.checks import FIRST_ORDINARY_TOKEN, greedy
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.engine.checks import FIRST_ORDINARY_TOKEN
 from tests.engine.law.laws import Sampling
 from tests.engine.tiny_models import ALPHABET, VOCAB_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vllm import SamplingParams
 
 MAX_TOKENS = 32
 
@@ -23,31 +31,42 @@ CLASSES = {
 }
 
 
-def follow_grammar(generated):
+def follow_grammar(generated: Sequence[int]) -> range:
     """Return the token ids that `GRAMMAR` allows next."""
     first, last = ("j", "9") if len(generated) % 2 else ("a", "I")
     return range(find_token(first), find_token(last) + 1)
 
 
-def find_token(character):
+def find_token(character: str) -> int:
     """Return the id of a character's token."""
     return FIRST_ORDINARY_TOKEN + ALPHABET.index(character)
 
 
+@dataclass(frozen=True)
+class Feature:
+    """What sets a kind of request apart.
+
+    Attributes:
+        sampling: What shapes its law.
+        is_seeded: Each request has a seed of its own.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    is_seeded: bool = False
+
+
 FEATURES = {
-    "plain": Sampling(),
-    "cool": Sampling(temperature=0.7),
-    "truncated": Sampling(temperature=1.2, top_k=32, top_p=0.998),
-    # Each request has a seed of its own.
-    "seeded": Sampling(),
-    "penalties": Sampling(repetition=1.3, presence=0.6, frequency=0.4),
-    "min_tokens": Sampling(min_tokens=20, stop_token_ids=STOP_TOKEN_IDS),
-    "stop_tokens": Sampling(stop_token_ids=STOP_TOKEN_IDS[:2]),
-    "structured": Sampling(allowed=follow_grammar),
+    "plain": Feature(),
+    "cool": Feature(Sampling(temperature=0.7)),
+    "truncated": Feature(Sampling(temperature=1.2, top_k=32, top_p=0.998)),
+    "seeded": Feature(is_seeded=True),
+    "penalties": Feature(Sampling(repetition=1.3, presence=0.6, frequency=0.4)),
+    "min_tokens": Feature(Sampling(min_tokens=20, stop_token_ids=STOP_TOKEN_IDS)),
+    "stop_tokens": Feature(Sampling(stop_token_ids=STOP_TOKEN_IDS[:2])),
+    "structured": Feature(Sampling(allowed=follow_grammar)),
     # Has no law to bet on, but tokens that are impossible.
-    "greedy": Sampling(temperature=0.0),
+    "greedy": Feature(Sampling(temperature=0.0)),
 }
-"""What sets kinds of requests apart."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +79,26 @@ class LawRequest:
     request_class: str | None = None
 
     @property
-    def sampling(self):
+    def sampling(self) -> Sampling:
         """What shapes its law."""
-        return FEATURES[self.feature]
+        return FEATURES[self.feature].sampling
 
-    def make_params(self):
+    def make_params(self) -> SamplingParams:
         """Build vLLM's sampling parameters."""
+        from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
-        sampling, more = self.sampling, {}
+        sampling = self.sampling
+        extra_args = None
         if self.request_class is not None:
-            more["extra_args"] = {"request_class": self.request_class}
+            extra_args = {"request_class": self.request_class}
+        grammar = None
         if sampling.allowed is not None:
-            more["structured_outputs"] = StructuredOutputsParams(regex=GRAMMAR)
-        if self.feature == "seeded":
-            more["seed"] = self.seed
-        return greedy(
-            MAX_TOKENS,
+            grammar = StructuredOutputsParams(regex=GRAMMAR)
+        return SamplingParams(
+            max_tokens=MAX_TOKENS,
+            ignore_eos=True,
+            detokenize=False,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
@@ -85,17 +107,28 @@ class LawRequest:
             frequency_penalty=sampling.frequency,
             min_tokens=sampling.min_tokens,
             stop_token_ids=list(sampling.stop_token_ids),
-            **more,
+            structured_outputs=grammar,
+            seed=self.seed if FEATURES[self.feature].is_seeded else None,
+            extra_args=extra_args,
         )
 
 
 def draw_requests(
-    seed, num_each, *, long_prompts=False, classes=False, features=tuple(FEATURES)
-):
+    seed: int,
+    num_each: int,
+    *,
+    long_prompts: bool = False,
+    classes: bool = False,
+    features: Sequence[str] = tuple(FEATURES),
+) -> list[LawRequest]:
     """Draw requests of every kind, one of each in turn.
 
-    Long prompts are of two to four chunks instead of less than one; to classes requests
-    belong by chance.
+    Args:
+        seed: Of prompts, classes and the requests' own seeds.
+        num_each: Requests of each kind.
+        long_prompts: Of two to four chunks instead of less than one.
+        classes: Whether requests belong to classes, by chance.
+        features: Kinds to draw.
     """
     rng = random.Random(seed)
     shortest, longest = (CHUNK + 8, 4 * CHUNK - 4) if long_prompts else (3, CHUNK - 4)
