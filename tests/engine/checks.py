@@ -1,21 +1,12 @@
 """Drive engines step by step, look at every step, and hold it to its promises."""
 
-from __future__ import annotations
-
 import random
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import patch
 
 from tests.engine.tiny_models import VOCAB_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from vllm import CompletionOutput, RequestOutput, SamplingParams
-
-    from serving.engine.shared.counters import SpeculationCounters
-    from tests.engine.conftest import Engine
 
 FIRST_ORDINARY_TOKEN = 3
 """Below are padding, beginning and end of text."""
@@ -24,7 +15,7 @@ MAX_STEPS = 2000
 """More than any test here takes."""
 
 
-def greedy(max_tokens: int = 24, **changes: Any) -> SamplingParams:
+def greedy(max_tokens=24, **changes):
     """Sampling parameters whose output is a function of the prompt alone."""
     from vllm import SamplingParams
 
@@ -32,22 +23,18 @@ def greedy(max_tokens: int = 24, **changes: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, **{**defaults, **changes})
 
 
-def draw_prompt(seed: int, num_tokens: int) -> list[int]:
+def draw_prompt(seed, num_tokens):
     """Draw token ids that mean nothing."""
     rng = random.Random(seed)
     return [rng.randrange(FIRST_ORDINARY_TOKEN, VOCAB_SIZE) for _ in range(num_tokens)]
 
 
-def draw_prompts(num_prompts: int, seed: int = 0) -> list[list[int]]:
+def draw_prompts(num_prompts, seed=0):
     """Draw prompts of different lengths."""
     return [draw_prompt(seed + i, 5 + 7 * i % 40) for i in range(num_prompts)]
 
 
-def complete(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    params: SamplingParams | Sequence[SamplingParams],
-) -> list[RequestOutput]:
+def complete(engine, prompts, params):
     """Complete prompts of token ids in one batch."""
     return engine.llm.generate(
         [{"prompt_token_ids": list(prompt)} for prompt in prompts],
@@ -56,7 +43,7 @@ def complete(
     )
 
 
-def summarize(output: CompletionOutput) -> tuple[Any, ...]:
+def summarize(output):
     """Everything a client can tell two completions apart by, but for logprobs."""
     return (
         list(output.token_ids),
@@ -66,12 +53,12 @@ def summarize(output: CompletionOutput) -> tuple[Any, ...]:
     )
 
 
-def summarize_all(outputs: Sequence[RequestOutput]) -> list[list[tuple[Any, ...]]]:
+def summarize_all(outputs):
     """Summarize every completion of every request."""
     return [[summarize(completion) for completion in o.outputs] for o in outputs]
 
 
-def summarize_by_name(outputs: Mapping[str, RequestOutput]) -> dict[str, Any]:
+def summarize_by_name(outputs):
     """Summarize the only completion of every request that was driven."""
     return {name: summarize(output.outputs[0]) for name, output in outputs.items()}
 
@@ -81,31 +68,23 @@ class Arrival:
     """A request that joins at a step."""
 
     name: str
-    prompt: Sequence[int]
-    params: SamplingParams
+    prompt: list[int]
+    params: Any
     step: int = 0
-    abort_step: int | None = None
 
 
-def drive(engine: Engine, arrivals: Sequence[Arrival]) -> dict[str, RequestOutput]:
-    """Step an engine through requests that join and are aborted at given steps.
-
-    Returns:
-        The last output of each request; of an aborted one, what it had.
-    """
+def drive(engine, arrivals):
+    """Step an engine through requests that join; return the last output of each."""
     llm_engine = engine.llm.llm_engine
-    outputs: dict[str, RequestOutput] = {}
+    outputs = {}
     step = 0
     waiting = list(arrivals)
     while waiting or llm_engine.has_unfinished_requests():
         assert step < MAX_STEPS, "the engine makes no progress"
         for arrival in [a for a in waiting if a.step <= step]:
             waiting.remove(arrival)
-            prompt: Any = {"prompt_token_ids": list(arrival.prompt)}
+            prompt = {"prompt_token_ids": list(arrival.prompt)}
             llm_engine.add_request(arrival.name, prompt, arrival.params)
-        for arrival in arrivals:
-            if arrival.abort_step == step:
-                llm_engine.abort_request([arrival.name])
         for output in llm_engine.step():
             outputs[output.request_id] = output
         step += 1
@@ -114,67 +93,56 @@ def drive(engine: Engine, arrivals: Sequence[Arrival]) -> dict[str, RequestOutpu
 
 @dataclass
 class Step:
-    """What one engine step did with drafts, by request name."""
+    """What one engine step did with drafts, by request name.
 
-    draft_budget: int
-    num_tokens: dict[str, int]
-    """Prompt and output tokens before the step, of every scheduled request."""
+    Attributes:
+        num_scheduled: Tokens, drafts among them.
+        num_drafts: Drafts verified.
+    """
+
     num_scheduled: dict[str, int]
     num_drafts: dict[str, int]
-    """Drafts verified."""
     num_accepted: dict[str, int] = field(default_factory=dict)
 
 
 @contextmanager
-def watch(engine: Engine) -> Iterator[list[Step]]:
+def watch(engine):
     """Record every step, and check that none verifies more than its budget."""
     scheduler = engine.scheduler
     schedule, update = scheduler.schedule, scheduler.update_from_output
-    steps: list[Step] = []
+    steps = []
 
-    def spy_on_schedule(*args: Any, **kwargs: Any) -> Any:
+    def spy_on_schedule(*args, **kwargs):
         output = schedule(*args, **kwargs)
+        drafts = output.scheduled_spec_decode_tokens.items()
         step = Step(
-            draft_budget=scheduler.counters.last_draft_budget,
-            num_tokens={
-                _name(req_id): scheduler.requests[req_id].num_tokens
-                for req_id in output.num_scheduled_tokens
-            },
-            num_scheduled=_by_name(output.num_scheduled_tokens),
-            num_drafts={
-                _name(req_id): len(drafts)
-                for req_id, drafts in output.scheduled_spec_decode_tokens.items()
-            },
+            {_name(req_id): n for req_id, n in output.num_scheduled_tokens.items()},
+            {_name(req_id): len(own) for req_id, own in drafts},
         )
-        assert sum(step.num_drafts.values()) <= step.draft_budget
+        assert sum(step.num_drafts.values()) <= scheduler.counters.last_draft_budget
         steps.append(step)
         return output
 
-    def spy_on_update(scheduler_output: Any, runner_output: Any) -> Any:
+    def spy_on_update(scheduler_output, runner_output):
         for req_id in scheduler_output.scheduled_spec_decode_tokens:
             row = runner_output.req_id_to_index[req_id]
             num_sampled = len(runner_output.sampled_token_ids[row])
             steps[-1].num_accepted[_name(req_id)] = num_sampled - 1
         return update(scheduler_output, runner_output)
 
-    scheduler.schedule = spy_on_schedule
-    scheduler.update_from_output = spy_on_update
-    try:
+    with (
+        patch.object(scheduler, "schedule", spy_on_schedule),
+        patch.object(scheduler, "update_from_output", spy_on_update),
+    ):
         yield steps
-    finally:
-        del scheduler.schedule, scheduler.update_from_output
 
 
-def _name(req_id: str) -> str:
+def _name(req_id):
     """Cut off the suffix with which vLLM makes ids unique."""
     return req_id.rpartition("-")[0]
 
 
-def _by_name(values: Mapping[str, int]) -> dict[str, int]:
-    return {_name(req_id): value for req_id, value in values.items()}
-
-
-def check_counters(counters: SpeculationCounters) -> None:
+def check_counters(counters):
     """Assert what must hold between the counters of an engine without faults.
 
     Proposed drafts are verified or cut for a reason; what is left belongs to requests
@@ -194,7 +162,7 @@ def check_counters(counters: SpeculationCounters) -> None:
     assert counters.num_verified_tokens_per_pos[0] == counters.num_drafts
 
 
-def check_idle(engine: Engine) -> None:
+def check_idle(engine):
     """Assert that an engine without requests remembers none."""
     assert not engine.scheduler.requests
     assert not engine.scheduler._drafts

@@ -1,12 +1,10 @@
 """Real vLLM engines inside the test process, so that a test can look into them."""
 
-from __future__ import annotations
-
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -24,12 +22,11 @@ import pytest
 
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from vllm import LLM
-
 MAX_NUM_SEQS = 16
+
+BLOCK = 32
+"""The smallest KV block of vLLM's CPU attention; the default, 128, is longer than what
+most tests share."""
 
 ENGINE_DIR = Path(__file__).parent
 
@@ -38,7 +35,7 @@ THIRD_PARTY_MAY_WARN = ("ignore", r"error:::(policies|serving|tests)\.")
 our own modules is still an error. The later filter wins."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Spare engine tests the warnings of other people's code."""
     for item in items:
         if ENGINE_DIR in item.path.parents:
@@ -49,39 +46,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Engine:
     """An engine and its inner parts."""
 
-    llm: LLM
+    llm: Any
     _started_with: tuple[int, int] | None = None
 
     @property
-    def core(self) -> Any:
+    def core(self):
         """The engine core of this process."""
         return self.llm.llm_engine.engine_core.engine_core
 
     @property
-    def scheduler(self) -> Any:
+    def scheduler(self):
         """The scheduler, ours unless the policy is `none`."""
         return self.core.scheduler
 
     @property
-    def runner(self) -> Any:
+    def runner(self):
         """The model runner of the only worker."""
         return self.core.model_executor.driver_worker.worker.model_runner
 
     def set_policy(
-        self,
-        policy: str,
-        *,
-        max_num_seqs: int = 0,
-        max_num_batched_tokens: int = 0,
-        **section: Any,
-    ) -> None:
+        self, policy, *, max_num_seqs=0, max_num_batched_tokens=0, **section
+    ):
         """Give the scheduler a new planner and counters, as if just started.
 
-        Args:
-            policy: Its name; at most as deep as the one the engine was started with.
-            max_num_seqs: Less than it was started with, for a while; 0 for as many.
-            max_num_batched_tokens: Likewise.
-            **section: What else `additional_config["tetris"]` says.
+        At most as deep as the engine was started; with fewer requests and tokens in a
+        step, for a while, where that is not 0.
         """
         scheduler = self.scheduler
         settings = scheduler.vllm_config.additional_config["tetris"]
@@ -99,7 +88,7 @@ class Engine:
         scheduler._set_up()
 
     @contextmanager
-    def hold_blocks(self, num_left: int) -> Iterator[None]:
+    def hold_blocks(self, num_left):
         """Leave so few KV blocks that requests lose theirs."""
         pool = self.scheduler.kv_cache_manager.block_pool
         held = pool.get_new_blocks(pool.get_num_free_blocks() - num_left)
@@ -109,28 +98,28 @@ class Engine:
             pool.free_blocks(held)
 
 
-_RUNNING: list[Engine] = []
+_RUNNING = []
 
 
 @contextmanager
 def run_engine(
-    target: Path,
-    draft: Path | None = None,
+    target,
+    draft=None,
     *,
-    policy: str = "none",
-    draft_tokens: int = 2,
-    extra_draft_tokens: int = 2,
-    method: str = "draft_model",
-    speculative: dict[str, Any] | None = None,
-    classes: dict[str, Any] | None = None,
-    **engine_args: Any,
-) -> Iterator[Engine]:
+    policy="none",
+    draft_tokens=2,
+    extra_draft_tokens=2,
+    method="draft_model",
+    speculative=None,
+    classes=None,
+    **engine_args,
+):
     """Start an engine for a policy and stop it afterwards.
 
     Args:
         target: Target model folder.
-        draft: Draft model folder; None for `none`, ngram and suffix.
-        policy: `none`, `fixed` or `tetris`.
+        draft: Draft model folder; None for drafters that need none.
+        policy: Its name.
         draft_tokens: k, and for policies that choose, the depth they choose within.
         extra_draft_tokens: How much deeper than k `tetris` drafts.
         method: vLLM's speculative method.
@@ -140,7 +129,9 @@ def run_engine(
     """
     from vllm import LLM
 
-    args: dict[str, Any] = {
+    from serving import plugin
+
+    args = {
         "dtype": "float32",
         "skip_tokenizer_init": True,
         "enforce_eager": True,
@@ -175,7 +166,8 @@ def run_engine(
             "speculative_config": config,
             **args,
         }
-    _let_vllm_scan_llvmlite()
+    # Else none could start where the n-gram drafter has compiled.
+    plugin.register()
     engine = Engine(LLM(str(target), **args))
     _RUNNING.append(engine)
     try:
@@ -188,27 +180,8 @@ def run_engine(
             engine.llm.llm_engine.engine_core.shutdown()
 
 
-def _let_vllm_scan_llvmlite() -> None:
-    """Allow another engine in a process where the ngram drafter has compiled.
-
-    At every start vLLM looks through the attributes of everything that has a
-    `__dict__`; llvmlite's library claims to have any attribute.
-    """
-    from llvmlite.binding import ffi
-
-    library = type(ffi.lib)
-    look_up = library.__getattr__
-
-    def look_up_symbols_only(self: Any, name: str) -> Any:
-        if name == "__dict__":
-            raise AttributeError(name)
-        return look_up(self, name)
-
-    library.__getattr__ = look_up_symbols_only
-
-
 @pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
+def tiny_pair(tmp_path_factory):
     """A random target, whose tokens are characters, and a draft that often agrees."""
     pair = write_llama_pair(tmp_path_factory.mktemp("tiny_pair"), noise=0.05)
     write_tokenizer(pair[0])
@@ -216,7 +189,7 @@ def tiny_pair(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def plain(tiny_pair) -> Iterator[Engine]:
+def plain(tiny_pair):
     """The target of `tiny_pair` alone, for what others have to answer.
 
     Ask for it before starting another: each start registers vLLM's own CPU kernels,

@@ -1,17 +1,7 @@
 """Fake prices and planners: on models as small as a test's, drafting never pays."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from policies.estimators.feedback import DraftFeedback
 from policies.types import CostProfile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from policies.estimators.calibration import ConfidenceCalibration
-    from tests.engine.conftest import Engine
 
 
 class Instead:
@@ -22,26 +12,31 @@ class Instead:
         **methods: What is called in their place, with their arguments.
     """
 
-    def __init__(self, planner: Any, **methods: Callable[..., Any]) -> None:
+    def __init__(self, planner, **methods):
         self._planner = planner
         vars(self).update(methods)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._planner, name)
+
+
+def draft_at(engine, depths):
+    """Draft as deep as an iterator says; return what planners hear of each step."""
+    timings, planner = [], engine.scheduler._planner
+    engine.scheduler._planner = Instead(
+        planner, choose_depth=lambda *_: next(depths), observe_timing=timings.append
+    )
+    return timings
 
 
 class DeafFeedback(DraftFeedback):
     """Hears no outcome, so that the calibration stays at its prior."""
 
-    def flush(self, calibration: ConfidenceCalibration) -> None:
+    def flush(self, calibration):
         """Learn nothing."""
 
 
-def make_up_costs(
-    engine: Engine,
-    draft_ms: tuple[float, float] = (0.4, 4.0),
-    target_ms: tuple[float, float] = (60.3, 140.0),
-) -> None:
+def make_up_costs(engine, draft_ms=(0.4, 4.0), target_ms=(60.3, 140.0)):
     """Let a planner believe in a target slow enough for drafts to pay.
 
     Everything but the prices is real: what a pass of drafter and target takes for 1 and
@@ -58,7 +53,7 @@ def make_up_costs(
         scheduler._learn_timing = lambda _now_s: None
 
 
-def make_up_beliefs(engine: Engine, draft_ms: tuple[float, float] = (0.4, 4.0)) -> None:
+def make_up_beliefs(engine, draft_ms=(0.4, 4.0)):
     """Keep a planner's prices, and its belief in the drafter, where they started.
 
     A draft equal to the target is never rejected; once that is learnt, whatever is

@@ -1,10 +1,5 @@
 """Real schedulers without engines, and a CPU worker that invents tokens and times."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
 from policies.types import CostProfile
@@ -12,23 +7,14 @@ from serving.engine.compat import ModelRunnerOutput
 from serving.engine.cpu.drafts import ScoredDraftTokenIds, WorkerTimes
 from serving.engine.cpu.step_messages import STOP_ATTRIBUTE
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 BLOCK_SIZE, NUM_BLOCKS = 16, 4000
 
 
-def make_config(
-    target: Path, draft: Path, tetris: dict[str, Any], *, depth: int, **args: Any
-) -> Any:
+def make_config(target, draft, tetris, *, depth, **args):
     """Build vLLM's own configuration of an engine that has no worker.
 
-    Args:
-        target: Model folder, of which only the configuration is read.
-        draft: Likewise.
-        tetris: The policy.
-        depth: Deepest draft.
-        **args: Of `EngineArgs`; `max_num_seqs` must be among them.
+    Of the model folders only the configurations are read; `args` are of `EngineArgs`,
+    `max_num_seqs` among them.
     """
     from vllm import EngineArgs
 
@@ -49,7 +35,7 @@ def make_config(
     ).create_engine_config()
 
 
-def make_scheduler(cls: type, config: Any, num_blocks: int = NUM_BLOCKS) -> Any:
+def make_scheduler(cls, config, num_blocks=NUM_BLOCKS):
     """Build a real scheduler with a KV cache of its own."""
     import torch
     from vllm.v1.kv_cache_interface import (
@@ -73,15 +59,14 @@ def make_scheduler(cls: type, config: Any, num_blocks: int = NUM_BLOCKS) -> Any:
 
 
 def add_requests(
-    scheduler: Any,
-    num_reqs: int,
+    scheduler,
+    num_reqs,
     *,
-    prompt_len: int = 5,
-    max_tokens: int = 40,
-    prefix: str = "r",
-    priority: int = 0,
-    **params: Any,
-) -> list[Any]:
+    prompt_len=5,
+    max_tokens=40,
+    prefix="r",
+    **params,
+):
     """Add requests that run to their length limit."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -94,79 +79,47 @@ def add_requests(
         sampling.update_from_generation_config({}, eos_token_id=2)
         prompt = list(range(10, 10 + prompt_len))
         name = f"{prefix}{index}"
-        requests.append(Request(name, prompt, sampling, None, priority=priority))
+        requests.append(Request(name, prompt, sampling, None))
         scheduler.add_request(requests[-1])
     return requests
 
 
-@dataclass
 class StandInWorker:
-    """Drafts, verifies and takes time as a worker of a small model would.
+    """Drafts, verifies and takes time as a worker of a small model would."""
 
-    Attributes:
-        base_ms: A forward pass of the target.
-        token_ms: What each of its tokens adds.
-        draft_ms: A pass of the drafter.
-    """
-
-    base_ms: float = 20.0
-    token_ms: float = 0.1
-    draft_ms: float = 1.0
-    _rng: np.random.Generator = field(init=False)
-    _has_profile: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self):
         self._rng = np.random.default_rng(0)
+        counts = (1, 8, 64, 512)
+        target_ms = tuple(20.0 + 0.1 * count for count in counts)
+        self._profile = CostProfile(counts, target_ms, (1.0,) * len(counts))
 
-    def execute(self, output: Any) -> tuple[ModelRunnerOutput, ScoredDraftTokenIds]:
+    def execute(self, output):
         """Run a step in which every request decodes, or has its whole prompt."""
         req_ids = list(output.num_scheduled_tokens)
         scheduled = output.scheduled_spec_decode_tokens
         sampled = [self._sample(len(scheduled.get(r, ()))) for r in req_ids]
-        confidence = self._draft(output, req_ids)
-        depth = confidence.shape[1]
-        times = WorkerTimes(
-            target_ms=self._vary(
-                self.base_ms + self.token_ms * output.total_num_scheduled_tokens
-            ),
-            sample_ms=self._vary(self.draft_ms),
-            draft_first_ms=self._vary(self.draft_ms) if depth else 0.0,
-            draft_next_ms=self._vary(self.draft_ms) * max(0, depth - 1),
-            depth=depth,
+        depth = output.num_spec_tokens_to_schedule
+        confidence = self._rng.beta(4.0, 1.5, (len(req_ids), depth))
+        stop = getattr(output, STOP_ATTRIBUTE, None)
+        if stop is not None:
+            watch, depth = stop.start(tuple(req_ids)), 1
+            while watch.should_continue(confidence[:, depth - 1].tolist()):
+                depth += 1
+            confidence = np.ascontiguousarray(confidence[:, :depth])
+        target_ms = 20.0 + 0.1 * output.total_num_scheduled_tokens
+        first_ms, next_ms = float(depth > 0), float(max(0, depth - 1))
+        profile, self._profile = self._profile, None
+        drafts = ScoredDraftTokenIds(
+            req_ids,
+            [[7] * depth for _ in req_ids],
+            confidence=confidence,
+            times=WorkerTimes(target_ms, 1.0, first_ms, next_ms, depth),
+            profile=profile,
         )
         rows = {req_id: row for row, req_id in enumerate(req_ids)}
-        drafts = ScoredDraftTokenIds(
-            req_ids=req_ids,
-            draft_token_ids=[[7] * depth for _ in req_ids],
-            confidence=confidence,
-            times=times,
-            profile=self._take_profile(),
-        )
         return ModelRunnerOutput(req_ids, rows, sampled), drafts
 
-    def _sample(self, num_drafts: int) -> list[int]:
+    def _sample(self, num_drafts):
         rejected = np.flatnonzero(self._rng.random(num_drafts) > 0.7)
         num_accepted = int(rejected[0]) if rejected.size else num_drafts
         return [7] * (num_accepted + 1)
-
-    def _draft(self, output: Any, req_ids: list[str]) -> np.ndarray:
-        depth = output.num_spec_tokens_to_schedule
-        drawn = self._rng.beta(4.0, 1.5, (len(req_ids), depth))
-        stop = getattr(output, STOP_ATTRIBUTE, None)
-        if stop is not None:
-            watch, num_passes = stop.start(tuple(req_ids)), 1
-            while watch.should_continue(drawn[:, num_passes - 1].tolist()):
-                num_passes += 1
-            drawn = np.ascontiguousarray(drawn[:, :num_passes])
-        return drawn
-
-    def _vary(self, ms: float) -> float:
-        return float(ms * self._rng.normal(1.0, 0.01))
-
-    def _take_profile(self) -> CostProfile | None:
-        if self._has_profile:
-            return None
-        self._has_profile = True
-        counts = (1, 8, 64, 512)
-        target_ms = tuple(self.base_ms + self.token_ms * count for count in counts)
-        return CostProfile(counts, target_ms, (self.draft_ms,) * len(counts))

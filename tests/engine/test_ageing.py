@@ -1,6 +1,7 @@
 """Requests that wait too long become as urgent as any, and few at a time."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,16 +16,6 @@ CLASSES = {
 }
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
 def make_request(name, priority, arrival_time=0.0):
     from vllm.v1.request import Request
 
@@ -33,15 +24,15 @@ def make_request(name, priority, arrival_time=0.0):
     )
 
 
-def make_scheduler(waiting, running, *, policy="priority", max_num_seqs=8):
+def make_scheduler(waiting, running):
     """Make what ageing looks at of a scheduler, with vLLM's own queue."""
     from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
-    queue = create_request_queue(SchedulingPolicy(policy))
+    queue = create_request_queue(SchedulingPolicy.PRIORITY)
     for request in waiting:
         queue.add_request(request)
     return SimpleNamespace(
-        scheduler_config=SimpleNamespace(policy=policy, max_num_seqs=max_num_seqs),
+        scheduler_config=SimpleNamespace(policy="priority", max_num_seqs=8),
         waiting=queue,
         running=running,
         requests={one.request_id: one for one in waiting + running},
@@ -49,15 +40,15 @@ def make_scheduler(waiting, running, *, policy="priority", max_num_seqs=8):
 
 
 def make_ageing(scheduler):
-    clock, counters = Clock(), SpeculationCounters("goodput", "draft_model", 4)
-    config = SimpleNamespace(additional_config={"tetris": {"classes": CLASSES}})
-    classes = RequestClasses.read(config)
+    """Make it with a clock that reads what `look_at` says."""
+    clock, counters = Mock(), SpeculationCounters("goodput", "draft_model", 4)
+    classes = RequestClasses.from_section({"classes": CLASSES})
     return Ageing(scheduler, classes, counters, clock), clock, counters
 
 
 def look_at(ageing, clock, *seconds):
     for now_s in seconds:
-        clock.now_s = now_s
+        clock.return_value = now_s
         ageing.look()
 
 
@@ -65,34 +56,42 @@ def names(scheduler):
     return [request.request_id for request in scheduler.waiting]
 
 
-def test_a_request_that_waited_too_long_is_next():
-    bulk = make_request("bulk", 10, arrival_time=1.0)
-    chats = [make_request(f"chat{n}", -1, arrival_time=2.0 + n) for n in range(3)]
-    scheduler = make_scheduler([bulk, *chats[1:]], chats[:1])
-    ageing, clock, counters = make_ageing(scheduler)
-    look_at(ageing, clock, 0, MAX_WAIT_S - 0.1)
-    assert names(scheduler) == ["chat1", "chat2", "bulk"]
-    look_at(ageing, clock, MAX_WAIT_S + 1)
-    assert names(scheduler) == ["bulk", "chat1", "chat2"]
-    assert bulk.priority == -1
-    assert counters.snapshot()["num_aged_requests"] == 1
-    # The class that a request of this priority would have is another.
-    assert ageing._classes.of(bulk).weight == 0.5
+@pytest.fixture
+def bulk():
+    return make_request("bulk", 10, arrival_time=1.0)
 
 
-def test_those_that_run_count_as_urgent_too():
-    bulk = make_request("bulk", 10)
-    scheduler = make_scheduler([bulk], [make_request("chat", -1)])
-    ageing, clock, _ = make_ageing(scheduler)
-    look_at(ageing, clock, 0, MAX_WAIT_S)
-    assert bulk.priority == -1
+@pytest.fixture
+def chat():
+    return make_request("chat", -1, arrival_time=2.0)
 
 
-def test_a_fault_on_the_way_leaves_everybody_in_the_queue(monkeypatch):
-    scheduler = make_scheduler(
-        [make_request("bulk0", 10), make_request("bulk1", 10)],
-        [make_request("chat", -1)],
-    )
+def test_a_request_that_waited_too_long_is_next(bulk, chat):
+    chats = [make_request(f"chat{n}", -1, arrival_time=3.0 + n) for n in range(2)]
+    # Those that run count as urgent too.
+    for waiting in ([bulk, *chats], [bulk]):
+        bulk.priority = 10
+        scheduler = make_scheduler(waiting, [chat])
+        ageing, clock, counters = make_ageing(scheduler)
+        look_at(ageing, clock, 0, MAX_WAIT_S - 0.1)
+        assert bulk.priority == 10
+        assert names(scheduler)[-1] == "bulk"
+        look_at(ageing, clock, MAX_WAIT_S + 1)
+        assert names(scheduler)[0] == "bulk"
+        assert bulk.priority == -1
+        assert counters.snapshot()["num_aged_requests"] == 1
+        # The class that a request of this priority would have is another.
+        assert ageing._classes.of(bulk).weight == 0.5
+    # Raised again when more urgent ones come.
+    scheduler.waiting.add_request(make_request("alarm", -5, arrival_time=3))
+    look_at(ageing, clock, MAX_WAIT_S + 2)
+    assert names(scheduler)[0] == "bulk"
+    assert bulk.priority == -5
+    assert counters.num_aged_requests == 1
+
+
+def test_a_fault_on_the_way_leaves_everybody_in_the_queue(bulk, chat, monkeypatch):
+    scheduler = make_scheduler([bulk, make_request("bulk1", 10)], [chat])
     ageing, clock, _ = make_ageing(scheduler)
     look_at(ageing, clock, 0)
     of = RequestClasses.of
@@ -105,13 +104,13 @@ def test_a_fault_on_the_way_leaves_everybody_in_the_queue(monkeypatch):
     monkeypatch.setattr(RequestClasses, "of", fail_at_the_second)
     with pytest.raises(RuntimeError, match="a bug"):
         look_at(ageing, clock, MAX_WAIT_S)
-    assert sorted(names(scheduler)) == ["bulk0", "bulk1"]
+    assert sorted(names(scheduler)) == ["bulk", "bulk1"]
 
 
 def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival():
     bulk = [make_request(f"bulk{n}", 10, arrival_time=n) for n in range(5)]
     chat = make_request("chat", -1, arrival_time=9)
-    scheduler = make_scheduler([*bulk[::-1], chat], [], max_num_seqs=8)
+    scheduler = make_scheduler([*bulk[::-1], chat], [])
     ageing, clock, counters = make_ageing(scheduler)
     look_at(ageing, clock, 0, MAX_WAIT_S, MAX_WAIT_S + 1)
     assert names(scheduler) == ["bulk0", "bulk1", "chat", "bulk2", "bulk3", "bulk4"]
@@ -125,20 +124,7 @@ def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival():
     assert counters.num_aged_requests == 3
 
 
-def test_a_raised_request_is_raised_again_when_more_urgent_ones_come():
-    bulk, chat = make_request("bulk", 10), make_request("chat", -1)
-    scheduler = make_scheduler([bulk], [chat])
-    ageing, clock, counters = make_ageing(scheduler)
-    look_at(ageing, clock, 0, MAX_WAIT_S)
-    scheduler.waiting.add_request(make_request("alarm", -5, arrival_time=3))
-    look_at(ageing, clock, MAX_WAIT_S + 1)
-    assert names(scheduler)[0] == "bulk"
-    assert bulk.priority == -5
-    assert counters.num_aged_requests == 1
-
-
-def test_the_wait_of_a_preempted_request_begins_anew():
-    bulk, chat = make_request("bulk", 10), make_request("chat", -1)
+def test_the_wait_of_a_preempted_request_begins_anew(bulk, chat):
     scheduler = make_scheduler([bulk], [chat])
     ageing, clock, counters = make_ageing(scheduler)
     look_at(ageing, clock, 0)
@@ -150,30 +136,3 @@ def test_the_wait_of_a_preempted_request_begins_anew():
     look_at(ageing, clock, MAX_WAIT_S + 20)
     assert bulk.priority == -1
     assert counters.num_aged_requests == 1
-
-
-def test_a_queue_without_priorities_is_left_alone():
-    bulk, chat = make_request("bulk", 10), make_request("chat", -1)
-    scheduler = make_scheduler([bulk, chat], [], policy="fcfs")
-    ageing, clock, counters = make_ageing(scheduler)
-    look_at(ageing, clock, 0, MAX_WAIT_S, 2 * MAX_WAIT_S)
-    assert (bulk.priority, counters.num_aged_requests) == (10, 0)
-
-
-def test_the_queue_is_looked_at_once_a_second():
-    scheduler = make_scheduler([make_request("bulk", 10)], [])
-    num_looks = 0
-    queue = scheduler.waiting
-
-    class Spy:
-        """The queue, overheard."""
-
-        def __iter__(self):
-            nonlocal num_looks
-            num_looks += 1
-            return iter(queue)
-
-    scheduler.waiting = Spy()
-    ageing, clock, _ = make_ageing(scheduler)
-    look_at(ageing, clock, *(step / 100 for step in range(301)))
-    assert num_looks == 4

@@ -5,9 +5,7 @@ aborted; KV blocks run short, so that some lose theirs; policies and limits chan
 way. After each step the books must balance, and in the end everybody is answered.
 """
 
-from __future__ import annotations
-
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,7 +28,7 @@ NUM_TOKENS = 24
 DEPTH = 4
 PROMPTS = draw_prompts(8)
 PARAMS = greedy(NUM_TOKENS)
-POLICIES: tuple[dict[str, Any], ...] = (
+POLICIES = (
     {"policy": "fixed", "draft_tokens": 3, "max_draft_tokens": 3},
     {"policy": "tetris", "draft_tokens": 2, "max_draft_tokens": DEPTH},
     {"policy": "dynamic", "max_draft_tokens": DEPTH},
@@ -44,22 +42,19 @@ class AnyOrder(RuleBasedStateMachine):
     engine: ClassVar[Engine]
     expected: ClassVar[list[tuple[int, ...]]]
 
-    def __init__(self) -> None:
-        """Find the engine idle."""
+    def __init__(self):
         super().__init__()
-        self.asked: dict[str, tuple[int, int]] = {}
-        self.seen: dict[str, list[int]] = {}
-        self.done: set[str] = set()
-        self.held: list[Any] = []
+        self.asked = {}
+        self.seen = {}
+        self.held = []
         self.pool = self.engine.scheduler.kv_cache_manager.block_pool
-        self.most_tokens = (
-            self.engine.core.vllm_config.scheduler_config.max_num_batched_tokens
-        )
+        config = self.engine.core.vllm_config.scheduler_config
+        self.most_tokens = config.max_num_batched_tokens
         self.num_free = self.pool.get_num_free_blocks()
         self.count = 0
 
     @rule(prompt=st.integers(0, len(PROMPTS) - 1), cut=st.sampled_from([0, 0, 1, 9]))
-    def arrive(self, prompt: int, cut: int) -> None:
+    def arrive(self, prompt, cut):
         """Let a request come, or go on behind tokens that came out elsewhere."""
         self.count += 1
         name = f"{id(self)}-{self.count}"
@@ -67,30 +62,27 @@ class AnyOrder(RuleBasedStateMachine):
         if cut:
             emitted = list(self.expected[prompt][:cut])
             params = greedy(NUM_TOKENS, extra_args={EMITTED_TOKEN_IDS: emitted})
-        tokens: Any = {"prompt_token_ids": PROMPTS[prompt]}
+        tokens = {"prompt_token_ids": PROMPTS[prompt]}
         self.engine.llm.llm_engine.add_request(name, tokens, params)
         self.asked[name] = prompt, cut
         self.seen[name] = []
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        """Let somebody leave."""
+    def abort(self, data):
         name = data.draw(st.sampled_from(sorted(self.asked)))
         self.engine.llm.llm_engine.abort_request([name])
         del self.asked[name]
 
     @precondition(lambda self: not self.held)
     @rule(num_left=st.integers(0, 6))
-    def take_blocks(self, num_left: int) -> None:
-        """Leave so few that requests lose theirs."""
+    def take_blocks(self, num_left):
         num_taken = max(0, self.pool.get_num_free_blocks() - num_left)
         self.held = self.pool.get_new_blocks(num_taken)
 
     @precondition(lambda self: self.held)
     @rule()
-    def give_back_blocks(self) -> None:
-        """Let there be enough again."""
+    def give_back_blocks(self):
         self.pool.free_blocks(self.held)
         self.held = []
 
@@ -99,9 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from([0, 1, 3]),
         max_num_batched_tokens=st.sampled_from([0, 40]),
     )
-    def change_policy(
-        self, policy: dict[str, Any], max_num_seqs: int, max_num_batched_tokens: int
-    ) -> None:
+    def change_policy(self, policy, max_num_seqs, max_num_batched_tokens):
         """Put another planner in charge of what runs, with other limits."""
         scheduler = self.engine.scheduler
         scheduler._batch.limits.lift()
@@ -110,8 +100,7 @@ class AnyOrder(RuleBasedStateMachine):
         scheduler.change_policy(policy)
 
     @rule(num_steps=st.integers(1, 8))
-    def step(self, num_steps: int) -> None:
-        """Go on."""
+    def step(self, num_steps):
         for _ in range(num_steps):
             for output in self.engine.llm.llm_engine.step():
                 (answer,) = output.outputs
@@ -121,20 +110,20 @@ class AnyOrder(RuleBasedStateMachine):
                     self.check(name)
                     del self.asked[name]
 
-    def check(self, name: str) -> None:
+    def check(self, name):
         """Compare a whole answer with what the target alone says."""
         prompt, cut = self.asked[name]
         assert tuple(self.seen[name]) == self.expected[prompt][cut:]
 
     @invariant()
-    def what_came_so_far_is_the_target_s(self) -> None:
+    def what_came_so_far_is_the_target_s(self):
         """Tokens come in their order, and none is taken back."""
         for name, (prompt, cut) in self.asked.items():
             ids = self.seen[name]
             assert tuple(ids) == self.expected[prompt][cut : cut + len(ids)]
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def the_books_balance(self):
         """Nobody is in two places, and no more is accepted than was drafted."""
         scheduler = self.engine.scheduler
         running = {request.request_id for request in scheduler.running}
@@ -146,7 +135,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert counters.num_verified_tokens <= counters.num_proposed_tokens
         assert not counters.num_fallbacks
 
-    def teardown(self) -> None:
+    def teardown(self):
         """Nobody starves, and nothing is left behind."""
         if self.held:
             self.give_back_blocks()
@@ -164,21 +153,14 @@ def test_in_any_order_of_events_answers_stay_the_targets(tiny_pair, plain):
     """With KV blocks so short that a request takes a few of them."""
     outputs = complete(plain, PROMPTS, PARAMS)
     AnyOrder.expected = [tuple(one.outputs[0].token_ids) for one in outputs]
-    with run_engine(
-        *tiny_pair,
-        policy="goodput",
-        draft_tokens=DEPTH,
-        block_size=32,
-        enable_prefix_caching=False,
-    ) as engine:
+    how = settings(
+        max_examples=40,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    args = {"draft_tokens": DEPTH, "block_size": 32, "enable_prefix_caching": False}
+    with run_engine(*tiny_pair, policy="goodput", **args) as engine:
         AnyOrder.engine = engine
-        run_state_machine_as_test(
-            AnyOrder,
-            settings=settings(
-                max_examples=40,
-                stateful_step_count=30,
-                deadline=None,
-                derandomize=True,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_state_machine_as_test(AnyOrder, settings=how)

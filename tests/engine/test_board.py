@@ -1,18 +1,22 @@
 """What the board's recorder takes down, and that it costs nothing unwatched."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 
 from serving.engine.shared.board import MAX_STEPS, WATCH_S, BoardRecorder
 
 
-class Clock:
+@pytest.fixture
+def clock():
     """A clock that the test moves."""
+    return SimpleNamespace(now_s=100.0)
 
-    def __init__(self):
-        self.now_s = 100.0
 
-    def __call__(self):
-        return self.now_s
+@pytest.fixture
+def board(clock):
+    return BoardRecorder(lambda: clock.now_s)
 
 
 def record_step(board, clock, step_s=0.01):
@@ -32,9 +36,7 @@ def record_step(board, clock, step_s=0.01):
     )
 
 
-def test_a_step_tells_what_became_of_every_draft():
-    clock = Clock()
-    board = BoardRecorder(clock)
+def test_a_step_tells_what_became_of_every_draft(board, clock):
     board.watch(0, with_ids=True)
     record_step(board, clock)
     seen = board.watch(0, with_ids=True)
@@ -47,65 +49,40 @@ def test_a_step_tells_what_became_of_every_draft():
     assert (y["drafted"], y["admitted"], y["survival"]) == (1, 0, [0.25])
     assert (z["drafted"], z["survival"], z["emitted"]) == (0, [], 1)
     assert len({x["number"], y["number"], z["number"]}) == 3
-    assert (step["budget"], step["depth"], step["running"], step["waiting"]) == (
-        2,
-        3,
-        3,
-        4,
-    )
-    assert step["step_ms"] == 10.0
+    known = {"budget": 2, "depth": 3, "running": 3, "waiting": 4, "step_ms": 10.0}
+    assert step.items() >= known.items()
     assert seen["totals"]["emitted"] == 4
     assert board.watch(step["step"])["steps"] == []
 
 
-def test_a_client_finds_its_request_by_the_end_of_its_id():
-    board = BoardRecorder(Clock())
+def test_a_client_finds_its_request_by_the_end_of_its_id(board):
     board.watch(0)
     for req_id in ("chatcmpl-1795e1f2-8ad0-ced53b7c-0f3d9a21", "x"):
         board.start_step()
+        # Drafts without confidence have no survival.
+        board.note_drafts({req_id: (5, 6)}, None, [1])
         board.note_outcome(
-            [(req_id, 0, 1)], budget=0, depth=0, running=[req_id], waiting=0
+            [(req_id, 1, 2)], budget=1, depth=2, running=[req_id], waiting=0
         )
-    tags = [step["requests"][0]["tag"] for step in board.watch(0)["steps"]]
-    assert tags == ["ced53b7c", ""]
+    requests = [step["requests"][0] for step in board.watch(0)["steps"]]
+    assert [one["tag"] for one in requests] == ["ced53b7c", ""]
+    assert [(one["drafted"], one["survival"]) for one in requests] == [(2, [])] * 2
 
 
-def test_requests_keep_their_numbers_and_the_newest_steps_are_kept():
-    clock = Clock()
-    board = BoardRecorder(clock)
+def test_recording_ends_when_nobody_looks_and_begins_anew(board, clock):
+    assert not board.is_watched
     board.watch(0)
     for _ in range(3 * MAX_STEPS):
         record_step(board, clock)
+    # The newest are kept, and requests keep their numbers.
     seen = board.watch(0)
-
-    assert len(seen["steps"]) == MAX_STEPS
-    assert seen["totals"]["steps"] == 3 * MAX_STEPS
-    numbers = {tuple(r["number"] for r in step["requests"]) for step in seen["steps"]}
-    assert len(numbers) == 1
-    assert all(r["draft_ids"] == [] for s in seen["steps"] for r in s["requests"])
-
-
-def test_recording_ends_when_nobody_looks_and_begins_anew():
-    clock = Clock()
-    board = BoardRecorder(clock)
-    assert not board.is_watched
-    board.watch(0)
-    record_step(board, clock)
+    assert (len(seen["steps"]), seen["totals"]["steps"]) == (MAX_STEPS, 3 * MAX_STEPS)
+    requests = [one for step in seen["steps"] for one in step["requests"]]
+    assert len({one["number"] for one in requests}) == 3
+    assert not any(one["draft_ids"] for one in requests)
     assert board.is_watched
     clock.now_s += WATCH_S
     record_step(board, clock)
     assert not board.is_watched
     assert board.watch(0)["totals"]["steps"] == 0
     assert board.is_watched
-
-
-def test_drafts_without_confidence_have_no_survival():
-    clock = Clock()
-    board = BoardRecorder(clock)
-    board.watch(0)
-    board.start_step()
-    board.note_drafts({"x": (5, 6)}, None, [1])
-    board.note_outcome([("x", 1, 2)], budget=1, depth=2, running=["x"], waiting=0)
-    (step,) = board.watch(0)["steps"]
-    assert step["requests"][0]["survival"] == []
-    assert step["requests"][0]["drafted"] == 2

@@ -1,24 +1,12 @@
-"""Counters of speculation, by request and by position."""
+"""What is counted of speculation, and what its steps took."""
 
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from policies.types import DraftSelection
 from serving.engine.shared.counters import SpeculationCounters
-
-
-def test_a_block_reaches_every_position_up_to_its_length():
-    counters = SpeculationCounters("fixed", "draft_model", max_depth=3)
-    # Drafters that ignore the depth may verify more than there are positions.
-    counters.count_verification([5, 1, 0], [2, 0, 0])
-    assert counters.num_drafts == 2
-    assert counters.num_verified_tokens_per_pos == [2, 1, 1]
-    assert counters.num_accepted_tokens_per_pos == [1, 1, 0]
-    assert (counters.num_verified_tokens, counters.num_accepted_tokens) == (6, 2)
-    counters.count_verification([2], [2])
-    assert counters.num_verified_tokens_per_pos == [3, 2, 1]
-    assert counters.num_accepted_tokens_per_pos == [2, 2, 0]
 
 
 def test_cut_tokens_are_counted_by_what_cut_them():
@@ -40,3 +28,24 @@ def test_cut_tokens_are_counted_by_what_cut_them():
     assert count(num_cut_by_latency=2) == {"latency": 2, "budget": 5}
     assert count(num_cut_by_latency=9) == {"latency": 7}
     assert count(is_probe=True) == {"probe": 7}
+
+
+@pytest.mark.vllm
+def test_a_pause_of_the_engine_is_no_cost_of_the_step_before():
+    from serving.engine.cpu.drafts import WorkerTimes
+    from serving.engine.cpu.step_clock import StepClock
+
+    output = SimpleNamespace(
+        scheduled_spec_decode_tokens={},
+        num_scheduled_tokens={"a": 1},
+        total_num_scheduled_tokens=1,
+    )
+    clock = StepClock()
+    clock.skip(9.0)  # Nothing runs.
+    clock.start(100.0, output, num_context_tokens=50)
+    clock.note_worker(WorkerTimes(9.0, 1.0, 2.0, 0.0, depth=1))
+    clock.skip(60.0)
+
+    timing = clock.finish(100.015 + 60.0)
+
+    assert timing.host_ms == pytest.approx(3.0)

@@ -1,8 +1,10 @@
 """vLLM's CPU stand-in for a Triton kernel is repaired before it samples anything."""
 
+import numpy as np
 import pytest
 import torch
 
+from tests.engine.checks import complete, draw_prompts, greedy, summarize_all
 from tests.engine.conftest import run_engine
 
 pytestmark = pytest.mark.vllm
@@ -23,15 +25,39 @@ def test_integer_values_keep_their_type():
     assert output.tolist() == [8, 8, 3, 2, 2]
 
 
-def test_an_engine_of_ours_expands_temperatures_correctly(tiny_pair):
-    """Although each start registers vLLM's own kernels once more."""
+def test_an_engine_of_ours_samples_by_them_and_times_its_passes(
+    tiny_pair, plain, monkeypatch
+):
+    """Although each start registers vLLM's own kernels once more.
+
+    At the end, for dummy passes leave a cache in disorder.
+    """
     from vllm.platforms import current_platform
     from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
+    from serving.engine.cpu.profile import profile_passes
+
+    prompts, params = draw_prompts(6), greedy()
+    expected = summarize_all(complete(plain, prompts, params))
     current_platform.import_kernels()
-    with run_engine(*tiny_pair, policy="fixed", draft_tokens=1):
+    # A drafter of a single pass, which takes a way of its own through vLLM.
+    args = {"policy": "fixed", "draft_tokens": 1, "max_num_batched_tokens": 64}
+    with run_engine(*tiny_pair, **args) as engine:
         per_token = expand_batch_to_tokens(TEMPERATURE, CU_NUM_TOKENS, 5, 0, 1)
+        answers = summarize_all(complete(engine, prompts, params))
+        num_accepted = engine.scheduler.counters.num_accepted_tokens
+        profile = profile_passes(engine.runner)
+        monkeypatch.setattr(engine.runner, "_dummy_run", lambda _: 1 / 0)
+        broken = profile_passes(engine.runner)
     torch.testing.assert_close(per_token, PER_TOKEN)
+    assert answers == expected
+    assert num_accepted > 0
+    assert profile.num_tokens == (1, 2, 4, 8, 16, 32, 64)
+    times_ms = np.array([profile.target_ms, profile.draft_ms])
+    assert times_ms.shape == (2, len(profile.num_tokens))
+    assert (np.isfinite(times_ms) & (times_ms > 0.0)).all()
+    # An engine that cannot be profiled serves all the same.
+    assert broken is None
 
 
 def test_the_repair_is_still_needed():

@@ -1,12 +1,10 @@
 """Depth 0: no drafter, no rejection sampling, no planning, and nothing lost by it."""
 
-from functools import partial
 from itertools import cycle
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
 from serving.engine.cpu.drafter_cache import DrafterCache
 from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY
@@ -17,16 +15,12 @@ from tests.engine.checks import (
     greedy,
     summarize_all,
 )
-from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead
+from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.made_up import Instead, draft_at
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 DEPTH = 3
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention; the default, 128, is longer than what
-these tests share."""
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +42,6 @@ def engine(its_own_draft):
     its_own_draft.llm.reset_prefix_cache()
     its_own_draft.set_policy("fixed", draft_tokens=DEPTH)
     return its_own_draft
-
-
-def draft_at(engine, depths):
-    """Draft as deep as an iterator says; returns what planners hear of each step."""
-    timings, planner = [], engine.scheduler._planner
-    engine.scheduler._planner = Instead(
-        planner, choose_depth=lambda *_: next(depths), observe_timing=timings.append
-    )
-    return timings
 
 
 def alternate(num_on, num_off):
@@ -135,40 +120,28 @@ def test_a_second_request_that_hits_the_cached_prefix_loses_nothing_either(
     assert acceptance_rate(engine) == 1.0 if is_told else acceptance_rate(engine) < 0.9
 
 
-def test_a_preempted_request_starts_over_with_a_complete_cache(plain, engine):
+def test_a_preempted_request_starts_over_with_a_complete_cache(
+    plain, engine, monkeypatch
+):
     prompts = make_prompts(12, seed=1)
     draft_at(engine, alternate(3, 7))
-    num_preempted = 0
-    preempt = engine.scheduler._preempt_request
-
-    def spy_on_preempt(*args, **kwargs):
-        nonlocal num_preempted
-        num_preempted += 1
-        preempt(*args, **kwargs)
-
-    engine.scheduler._preempt_request = spy_on_preempt
+    preempt = Mock(wraps=engine.scheduler._preempt_request)
+    monkeypatch.setattr(engine.scheduler, "_preempt_request", preempt)
     with engine.hold_blocks(48):
         assert generate(engine, prompts, 150) == generate(plain, prompts, 150)
-    del engine.scheduler._preempt_request
-    assert num_preempted > 0
+    assert preempt.called
     assert acceptance_rate(engine) == 1.0
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"logprobs": 2},
-        {"repetition_penalty": 1.3, "min_tokens": 5},
-        {"temperature": 0.8, "top_p": 0.9, "seed": 7},
-    ],
-    ids=["greedy", "penalties", "seeded"],
-)
-def test_without_drafts_an_engine_answers_like_one_without_a_drafter(
-    sampling, plain, engine
-):
+def test_without_drafts_an_engine_answers_like_one_without_a_drafter(plain, engine):
     """And nothing passes the rejection sampler."""
     draft_at(engine, cycle([0]))
-    prompts, params = draw_prompts(4), greedy(20, **sampling)
+    params = [
+        greedy(20, logprobs=2),
+        greedy(20, repetition_penalty=1.3, min_tokens=5),
+        greedy(20, temperature=0.8, top_p=0.9, seed=7),
+    ]
+    prompts = draw_prompts(len(params))
     complete(engine, prompts, params)  # The first step still has a depth to draft.
     rejections = []
     hook = engine.runner.rejection_sampler.register_forward_hook(
@@ -180,62 +153,26 @@ def test_without_drafts_an_engine_answers_like_one_without_a_drafter(
     assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
 
 
-@pytest.mark.parametrize("cu_num_tokens", [[1], [1, 2, 3], [5, 6, 40]])
-def test_a_step_without_drafts_is_described_as_vllm_does(cu_num_tokens):
-    from serving.engine.compat_cpu import GPUModelRunner
-    from serving.engine.cpu.plain_steps import PlainSteps
-
-    # Stands in for what vLLM's own description of a step reads of its runner.
-    runner = SimpleNamespace(
-        device=torch.device("cpu"),
-        input_ids=SimpleNamespace(gpu=torch.zeros(64, dtype=torch.int32)),
-        arange_np=np.arange(64),
-        _arange_scratch=np.zeros(64, dtype=np.int64),
-    )
-    runner._get_cumsum_and_arange = partial(
-        GPUModelRunner._get_cumsum_and_arange, runner
-    )
-    running = np.array(cu_num_tokens)
-    theirs = GPUModelRunner._calc_spec_decode_metadata(
-        runner, np.zeros(running.size, dtype=np.int32), running
-    )
-    ours = PlainSteps(16, runner.device).describe(running)
-    for name, value in vars(theirs).items():
-        own = getattr(ours, name)
-        if torch.is_tensor(value):
-            assert own.dtype == value.dtype, name
-            assert own.tolist() == value.tolist(), name
-        else:
-            assert own == value, name
-
-
 def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
+    # Five run, one waits until the first has ended.
+    engine.set_policy("fixed", draft_tokens=DEPTH, max_num_seqs=5)
     lengths = [30 + 20 * index for index in range(6)]
     prompts, params = draw_prompts(6), list(map(greedy, lengths))
-    num_asked = num_skipped = 0
-
-    def choose_none(*_):
-        nonlocal num_asked
-        num_asked += 1
-        return 0
-
-    def note_skipped(num_steps):
-        nonlocal num_skipped
-        num_skipped += num_steps
-
-    scheduler, timings = engine.scheduler, []
+    choose_none, skipped, timings = Mock(return_value=0), [], []
+    scheduler = engine.scheduler
     scheduler._planner = Instead(
         scheduler._planner,
         choose_depth=choose_none,
-        note_skipped_steps=note_skipped,
+        note_skipped_steps=skipped.append,
         observe_timing=timings.append,
     )
     outputs = complete(engine, prompts, params)
     assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
     # Every step is known of, and in most of them nobody was asked.
-    counters, num_untold = scheduler.counters, scheduler._skipping.num_skipped
-    assert num_asked + num_skipped + num_untold == counters.num_steps
-    assert num_skipped > num_asked
+    counters, num_asked = scheduler.counters, choose_none.call_count
+    num_untold = scheduler._skipping.num_skipped
+    assert num_asked + sum(skipped) + num_untold == counters.num_steps
+    assert sum(skipped) > num_asked
     assert len(timings) < counters.num_steps / 2
     assert all(timing.depth == 0 for timing in timings)
     # What drafts would have had, but for the last token of each.
@@ -243,6 +180,6 @@ def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
 
     # Who watches sees every step.
     scheduler.board.watch(0)
-    num_skipped_before = num_skipped + num_untold
+    num_skipped_before = sum(skipped) + num_untold
     complete(engine, prompts, params)
-    assert num_skipped == num_skipped_before
+    assert sum(skipped) == num_skipped_before

@@ -5,7 +5,6 @@ mostly on the last one, so that their drafts are often right without any trainin
 """
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 
@@ -24,14 +23,13 @@ from tests.engine.checks import (
     summarize_all,
     watch,
 )
-from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead
+from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.made_up import draft_at
 from tests.engine.tiny_models import (
     write_eagle3_head,
     write_eagle_head,
     write_markov_llama,
     write_mimo,
-    write_tokenizer,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -40,13 +38,12 @@ PROMPTS = draw_prompts(6)
 PARAMS = greedy(32)
 DEPTH = 4
 
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention."""
-
 LIMIT = 3 * BLOCK
 """Context of the drafters, which only one test reaches."""
 
 SAMPLED = {"draft_sample_method": "probabilistic", "max_model_len": LIMIT}
+
+FEW = "eagle3 of few tokens"
 
 LOOK_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
@@ -70,14 +67,11 @@ def models(tiny_pair, tmp_path_factory):
     """Target and draft of every method; some have none, or it is in the target's."""
     folder = tmp_path_factory.mktemp("heads")
     llama = write_markov_llama(folder / "target")
-    write_tokenizer(llama)
     return {
         "draft_model": tiny_pair,
         "eagle": (llama, write_eagle_head(folder / "eagle")),
         "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
-        "eagle3 of few tokens": (
-            *(llama, write_eagle3_head(folder / "few", llama, every=4)),
-        ),
+        FEW: (llama, write_eagle3_head(folder / "few", llama, every=4)),
         "mtp": (write_mimo(folder / "mimo"), None),
         "ngram": (llama, None),
         "suffix": (llama, None),
@@ -99,8 +93,6 @@ def started(models, expect):
                     policy="tetris",
                     method=method.split()[0],
                     speculative=speculative.get(method, SAMPLED),
-                    # Grammars need a tokenizer.
-                    skip_tokenizer_init=method != "eagle",
                     block_size=BLOCK,
                 )
             )
@@ -121,68 +113,50 @@ def start_over(started):
     return start
 
 
-@dataclass
-class Handover:
-    """What the worker handed the scheduler after one step."""
-
-    num_drafts: list[int]
-    confidence: np.ndarray | None
-    logits: list[torch.Tensor]
-
-
 @pytest.fixture
-def record_handovers(monkeypatch):
-    """Record drafts, confidences and, if there is a draft model, its logits."""
+def check_confidence(monkeypatch):
+    """Check what is handed over after each step: the largest probabilities.
 
-    def record(engine):
-        handovers, logits = [], []
-        model = getattr(engine.runner.drafter, "model", None)
-        if model is not None:
-            compute_logits = model.compute_logits
+    Returns:
+        A function that listens to an engine; `scale` turns a draft model's logits into
+        those it draws from. It returns a list of the confidences.
+    """
 
-            def spy_on_logits(hidden_states, *args):
-                computed = compute_logits(hidden_states, *args)
-                # Sampling divides them by the temperature in place.
-                logits.append(computed.clone())
-                return computed
+    def listen(engine, scale=lambda logits: logits):
+        handed_over, logits = [], []
+        scheduler, model = engine.scheduler, engine.runner.drafter.model
+        receive = scheduler.update_draft_token_ids
+        compute_logits = model.compute_logits
 
-            monkeypatch.setattr(model, "compute_logits", spy_on_logits)
-        receive = engine.scheduler.update_draft_token_ids
+        def spy_on_logits(hidden_states, *args):
+            computed = compute_logits(hidden_states, *args)
+            # Sampling divides them by the temperature in place.
+            logits.append(computed.clone())
+            return computed
 
         def spy_on_drafts(drafts):
-            num_drafts = [len(ids) for ids in drafts.draft_token_ids]
-            handovers.append(Handover(num_drafts, drafts.confidence, logits.copy()))
+            largest = [scale(row).softmax(dim=-1).amax(dim=-1) for row in logits]
             logits.clear()
+            assert {len(ids) for ids in drafts.draft_token_ids} == {DEPTH}
+            np.testing.assert_allclose(
+                drafts.confidence, torch.stack(largest, dim=1).numpy(), rtol=1e-4
+            )
+            handed_over.append(drafts.confidence)
             receive(drafts)
 
-        monkeypatch.setattr(engine.scheduler, "update_draft_token_ids", spy_on_drafts)
-        return handovers
+        monkeypatch.setattr(model, "compute_logits", spy_on_logits)
+        monkeypatch.setattr(scheduler, "update_draft_token_ids", spy_on_drafts)
+        return handed_over
 
-    return record
-
-
-def check_confidence(handovers, scale):
-    """Expect the largest probability at every position of every draft."""
-    assert handovers
-    for handover in handovers:
-        assert handover.confidence is not None
-        assert set(handover.num_drafts) == {DEPTH}
-        assert handover.confidence.shape == (len(handover.num_drafts), DEPTH)
-        largest = [scale(row).softmax(dim=-1).amax(dim=-1) for row in handover.logits]
-        np.testing.assert_allclose(
-            handover.confidence, torch.stack(largest, dim=1).numpy(), rtol=1e-4
-        )
+    return listen
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
 def test_drafters_with_logits_are_selected_by_their_confidence(
-    method, start_over, expect, record_handovers
+    method, start_over, expect, check_confidence
 ):
-    from serving.engine.cpu.drafter import ConfidenceDrafter
-
     engine = start_over(method)
-    assert isinstance(engine.runner.drafter, ConfidenceDrafter)
-    handovers = record_handovers(engine)
+    handed_over = check_confidence(engine)
     with watch(engine) as steps:
         outputs = complete(engine, PROMPTS, PARAMS)
     counters = engine.scheduler.counters
@@ -194,7 +168,7 @@ def test_drafters_with_logits_are_selected_by_their_confidence(
     assert counters.num_accepted_tokens > 0.2 * counters.num_verified_tokens
     assert counters.num_accepted_tokens_per_pos[1] > 0
     assert summarize_all(outputs) == expect(method)
-    check_confidence(handovers, scale=lambda logits: logits)
+    assert handed_over
     # Some requests verify more than their equal share of two, others less.
     num_drafts = {n for step in steps for n in step.num_drafts.values()}
     assert {1, 3} <= num_drafts
@@ -202,9 +176,8 @@ def test_drafters_with_logits_are_selected_by_their_confidence(
 
 def test_a_head_of_few_tokens_drafts_as_over_the_whole_vocabulary(start_over, expect):
     """Token and confidence are those of vLLM's own logits, which it spreads out."""
-    method = "eagle3 of few tokens"
-    engine = start_over(method)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expect(method)
+    engine = start_over(FEW)
+    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expect(FEW)
     assert engine.scheduler.counters.num_accepted_tokens > 0
     drafter = engine.runner.drafter
     hidden = torch.randn(50, drafter.model.config.hidden_size)
@@ -221,72 +194,30 @@ def test_a_head_of_few_tokens_drafts_as_over_the_whole_vocabulary(start_over, ex
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])
 def test_sampled_drafts_report_the_distribution_they_are_drawn_from(
-    method, start_over, expect, record_handovers
+    method, start_over, expect, check_confidence, monkeypatch
 ):
     """Flattened by the request's temperature; greedy neighbours keep their output."""
-    temperature = 0.7
+    hot = greedy(24, temperature=0.7)
     engine = start_over(method)
-    handovers = record_handovers(engine)
-    with watch(engine):
-        complete(engine, PROMPTS, greedy(24, temperature=temperature))
-        check_confidence(handovers, scale=lambda logits: logits / temperature)
-        params = [PARAMS, greedy(32, temperature=temperature)] * 3
-        outputs = complete(engine, PROMPTS, params)
+    handed_over = check_confidence(engine, scale=lambda logits: logits / 0.7)
+    complete(engine, PROMPTS, hot)
+    assert handed_over
+    monkeypatch.undo()
+    outputs = complete(engine, PROMPTS, [PARAMS, hot] * 3)
     assert summarize_all(outputs)[::2] == expect(method)[::2]
     check_counters(engine.scheduler.counters)
     assert engine.scheduler.counters.num_cut_tokens["budget"] > 0
 
 
-def test_a_grammar_makes_sampled_drafts_take_the_likeliest_token(
-    start_over, monkeypatch
-):
-    """VLLM cuts a draft at the first token the grammar forbids.
-
-    Cutting by the drawn token would bias the output; the likeliest token depends on
-    the prefix alone.
-    """
-    from vllm.sampling_params import StructuredOutputsParams
-
-    free = greedy(24, temperature=1.0)
-    grammar = StructuredOutputsParams(regex="[a-h0-9]{20}")
-    structured = greedy(24, temperature=1.0, structured_outputs=grammar)
-    # Whether it follows a grammar, whether its draft was the likeliest.
-    drawn = []
-    engine = start_over("eagle")
-    drafter = engine.runner.drafter
-    sample = drafter._sample_from_logits
-
-    def spy_on_sample(logits, metadata):
-        likeliest = logits.argmax(dim=-1)
-        drafts, probs = sample(logits, metadata)
-        rows = drafter._grammar_rows
-        follows = torch.zeros_like(drafts, dtype=torch.bool)
-        if rows is not None:
-            follows[rows] = True
-            # The sampler must know that nothing was left to chance.
-            assert (probs[rows].amax(dim=-1) == 1.0).all()
-        drawn.extend(zip(follows.tolist(), (drafts == likeliest).tolist(), strict=True))
-        return drafts, probs
-
-    monkeypatch.setattr(drafter, "_sample_from_logits", spy_on_sample)
-    complete(engine, PROMPTS, [free, structured] * 3)
-    check_counters(engine.scheduler.counters)
-    assert all(is_likeliest for follows, is_likeliest in drawn if follows)
-    assert not all(is_likeliest for follows, is_likeliest in drawn if not follows)
-    assert any(follows for follows, _ in drawn)
-
-
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_drafts_without_logits_are_selected_by_learnt_acceptance(
-    method, start_over, expect, record_handovers
+    method, start_over, expect
 ):
     if method == "suffix":
         pytest.importorskip("arctic_inference", reason="it comes as source only")
     engine = start_over(method)
-    scheduler, counters = engine.scheduler, engine.scheduler.counters
-    learner = scheduler._planner._positions
+    counters, learner = engine.scheduler.counters, engine.scheduler._planner._positions
     prior = learner.estimate()
-    handovers = record_handovers(engine)
     with watch(engine):
         # Repeating an answer is the best there is for both.
         for _ in range(2):
@@ -294,17 +225,13 @@ def test_drafts_without_logits_are_selected_by_learnt_acceptance(
             assert summarize_all(outputs) == expect(method)
     check_counters(counters)
     check_idle(engine)
-    assert all(handover.confidence is None for handover in handovers)
     assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["budget"] > 0
     # Of these drafts, most are right: position 0 stands above the prior of a half.
     assert learner.estimate()[0] > 0.55 > prior[0]
 
     # A depth that changes from step to step, down to none at all.
-    depths = cycle(range(DEPTH + 1))
-    scheduler._planner = Instead(
-        scheduler._planner, choose_depth=lambda *_: next(depths)
-    )
+    draft_at(engine, cycle(range(DEPTH + 1)))
     assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expect(method)
     check_counters(counters)
     if method == "suffix":
@@ -312,15 +239,13 @@ def test_drafts_without_logits_are_selected_by_learnt_acceptance(
         assert counters.draft_depth == DEPTH
 
 
-def test_steps_with_look_ups_are_timed_and_further_drafts_priced_at_nothing(models):
-    """What was timed at start-up arrives with the first drafts, and only then."""
-    args = {"policy": "goodput", "draft_tokens": DEPTH, "method": "ngram"}
-    with run_engine(models["ngram"][0], speculative=LOOK_UP, **args) as engine:
-        planner = engine.scheduler._planner
-        assert planner.export_state() == {}
-        for _ in range(20):
-            complete(engine, PROMPTS, PARAMS)
-        check_counters(engine.scheduler.counters)
+def test_look_ups_are_timed_and_further_drafts_priced_at_nothing(start_over):
+    engine = start_over("ngram", "goodput")
+    planner = engine.scheduler._planner
+    assert planner.export_state() == {}
+    for _ in range(20):
+        complete(engine, PROMPTS, PARAMS)
+    check_counters(engine.scheduler.counters)
     cost = planner.cost
     assert cost.num_steps >= MIN_STEPS_TO_EXPORT
     assert planner.export_state()

@@ -1,13 +1,16 @@
 """Whatever goes wrong between policy and drafter, the engine goes on as vLLM does."""
 
+import itertools
 import logging
 from dataclasses import replace
 from operator import attrgetter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from policies.types import DraftSelection
+from serving.engine.shared.faults import select_checked
 from tests.engine.checks import (
     Arrival,
     complete,
@@ -65,32 +68,69 @@ def admit(change, **figures):
     )
 
 
-def check_everything_was_verified(engine, expected):
-    """Complete the prompts, expecting plain speculative decoding."""
+def damage_confidence(engine, monkeypatch, damage):
+    """Let the scheduler receive other confidences than the worker recorded."""
+    scheduler = engine.scheduler
+    receive = scheduler.update_draft_token_ids
+
+    def receive_damaged(drafts):
+        receive(replace(drafts, confidence=damage(drafts.confidence)))
+
+    monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
+
+
+def put(value):
+    """Spoil the first position of every request."""
+
+    def spoil(confidence):
+        spoilt = confidence.copy()
+        spoilt[:, 0] = value
+        return spoilt
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("select", "damage", "fault"),
+    [
+        pytest.param(raise_error, None, "policy_error", id="raises"),
+        pytest.param(admit(lambda n: n + 1), None, "policy_error", id="too many"),
+        pytest.param(None, lambda c: None, "confidence_missing", id="none"),
+        pytest.param(None, put(np.nan), "confidence_invalid", id="NaN"),
+        pytest.param(None, put(1.5), "confidence_invalid", id="above 1"),
+        pytest.param(None, lambda c: c[:-1], "confidence_invalid", id="row too few"),
+        pytest.param(None, lambda c: c.ravel(), "confidence_invalid", id="flat"),
+    ],
+)
+def test_where_nothing_can_be_selected_everything_is_verified(
+    select, damage, fault, engine, expected, monkeypatch, caplog
+):
+    if select is not None:
+        replace_methods(engine, select=select)
+    else:
+        damage_confidence(engine, monkeypatch, damage)
     counters = engine.scheduler.counters
-    before = counters.snapshot()
-    with watch(engine) as steps:
-        outputs = complete(engine, PROMPTS, PARAMS)
-    assert summarize_all(outputs) == expected
-    after = counters.snapshot()
-    assert after["num_accepted_tokens"] > before["num_accepted_tokens"]
+    with caplog.at_level(logging.WARNING, logger=LOGGER), watch(engine) as steps:
+        assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert counters.num_accepted_tokens > 0
     # Nothing is cut but what the token limit makes useless.
-    cut, cut_before = after["num_cut_tokens"], before["num_cut_tokens"]
-    assert cut.get("budget", 0) == cut_before.get("budget", 0)
+    assert counters.num_cut_tokens["budget"] == 0
     verified = sum(sum(step.num_drafts.values()) for step in steps)
-    proposed = after["num_proposed_tokens"] - before["num_proposed_tokens"]
-    useless = cut.get("length", 0) - cut_before.get("length", 0)
-    assert verified == proposed - useless
+    assert verified == counters.num_proposed_tokens - counters.num_cut_tokens["length"]
     assert max(max(step.num_drafts.values(), default=0) for step in steps) == DEPTH
+    # Counted always, and logged once.
+    assert set(counters.num_fallbacks) == {fault}
+    assert counters.num_fallbacks[fault] > 1
+    [message] = [r for r in caplog.records if r.name == LOGGER]
+    assert fault in message.getMessage()
+    assert message.exc_info or fault != "policy_error"
 
 
 @pytest.mark.parametrize(
     "misbehave",
     [
-        pytest.param(raise_error, id="raises"),
         pytest.param(lambda batch: None, id="returns nothing"),
         pytest.param(admit(lambda drafts: drafts[1:]), id="forgets a request"),
-        pytest.param(admit(lambda drafts: drafts + 1), id="admits too many"),
         pytest.param(admit(lambda drafts: drafts - 5), id="admits less than none"),
         pytest.param(admit(lambda drafts: drafts / 2), id="admits halves"),
         pytest.param(admit(lambda drafts: None), id="admits nobody knows what"),
@@ -100,18 +140,13 @@ def check_everything_was_verified(engine, expected):
         pytest.param(admit(np.copy, num_cut_by_latency=None), id="cuts nobody knows"),
     ],
 )
-def test_a_policy_that_cannot_select_verifies_everything(
-    misbehave, engine, expected, caplog
-):
-    replace_methods(engine, select=misbehave)
-    with caplog.at_level(logging.WARNING, logger=LOGGER):
-        check_everything_was_verified(engine, expected)
-    faults = engine.scheduler.counters.num_fallbacks
-    assert faults["policy_error"] > 1
-    messages = [r for r in caplog.records if r.name == LOGGER]
-    assert len(messages) == 1
-    assert "policy_error" in messages[0].getMessage()
-    assert messages[0].exc_info or misbehave is not raise_error
+def test_what_no_batch_can_be_cut_by_is_no_selection(misbehave):
+    """At the gate that both adapters' selections pass."""
+    batch = SimpleNamespace(num_draft_tokens=np.array([4, 2]))
+    good = SimpleNamespace(select=admit(np.copy))
+    assert select_checked(good, batch).num_admitted.tolist() == [4, 2]
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        select_checked(SimpleNamespace(select=misbehave), batch)
 
 
 @pytest.mark.parametrize(
@@ -219,139 +254,48 @@ def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
     assert scheduler.counters.draft_depth == DEPTH
 
 
-def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
-    engine, expected, monkeypatch
-):
-    """The second of four requests fails in the second step that drafts."""
-    scheduler = engine.scheduler
-    of, num_before = type(scheduler._drafts.rooms).of, scheduler.counters.num_steps
+def drive_and_learn(engine, expected):
+    """Drive the prompts; return the drafts verified, and requests learnt from, a step.
 
-    def fail_once(rooms, request):
-        is_second = scheduler.counters.num_steps == num_before + 2
-        if is_second and request.spec_token_ids and request.request_id[:2] == "r1":
-            raise RuntimeError("a bug")
-        return of(rooms, request)
-
-    monkeypatch.setattr(type(scheduler._drafts.rooms), "of", fail_once)
+    Of the first four steps that draft.
+    """
     learnt = []
     replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
     arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
     with watch(engine) as steps:
         outputs = drive(engine, arrivals)
     assert summarize_all([outputs[a.name] for a in arrivals]) == expected
-    assert scheduler.counters.num_fallbacks == {"drafts_error": 1}
-    num_verified = [sum(step.num_drafts.values()) for step in steps[1:]]
-    assert num_verified[:4] == [8, 16, 8, 8]
-    assert learnt[1:5] == [4, 0, 4, 4]
+    return [sum(step.num_drafts.values()) for step in steps[1:5]], learnt[1:5]
 
 
-def damage_confidence(engine, monkeypatch, damage):
-    """Let the scheduler receive other confidences than the worker recorded."""
-    scheduler = engine.scheduler
-    receive = scheduler.update_draft_token_ids
-
-    def receive_damaged(drafts):
-        confidence = None if drafts.confidence is None else damage(drafts.confidence)
-        receive(replace(drafts, confidence=confidence))
-
-    monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
-
-
-def put(value):
-    """Spoil the first position of every request."""
-
-    def spoil(confidence):
-        spoilt = confidence.copy()
-        spoilt[:, 0] = value
-        return spoilt
-
-    return spoil
-
-
-@pytest.mark.parametrize(
-    ("damage", "fault"),
-    [
-        pytest.param(lambda c: None, "confidence_missing", id="none"),
-        pytest.param(put(np.nan), "confidence_invalid", id="NaN"),
-        pytest.param(put(np.inf), "confidence_invalid", id="infinity"),
-        pytest.param(put(1.5), "confidence_invalid", id="above 1"),
-        pytest.param(put(-0.5), "confidence_invalid", id="below 0"),
-        pytest.param(lambda c: c[:-1], "confidence_invalid", id="a row too few"),
-        pytest.param(lambda c: c[:, :-1], "confidence_invalid", id="too shallow"),
-        pytest.param(lambda c: c.ravel(), "confidence_invalid", id="flat"),
-    ],
-)
-def test_confidence_that_cannot_be_trusted_verifies_everything(
-    damage, fault, engine, expected, monkeypatch, caplog
-):
-    damage_confidence(engine, monkeypatch, damage)
-    with caplog.at_level(logging.WARNING, logger=LOGGER):
-        check_everything_was_verified(engine, expected)
-    assert set(engine.scheduler.counters.num_fallbacks) == {fault}
-    assert engine.scheduler.counters.num_fallbacks[fault] > 1
-    assert len([r for r in caplog.records if r.name == LOGGER]) == 1
-
-
-def test_nothing_is_learnt_from_drafts_the_policy_did_not_select(engine, monkeypatch):
-    learnt = []
-    replace_methods(engine, observe=lambda outcome: learnt.extend(outcome.req_ids))
-    complete(engine, PROMPTS, PARAMS)
-    assert learnt
-    learnt.clear()
-    damage_confidence(engine, monkeypatch, put(np.nan))
-    complete(engine, PROMPTS, PARAMS)
-    assert not learnt
-
-
-def test_confidence_nobody_needs_may_be_anything(engine, monkeypatch):
-    """Only the last position of a full draft is spoilt, and none is full here.
-
-    With five tokens to come a request verifies four drafts at most; it gets one token
-    from the prompt, so three.
-    """
-
-    def spoil_last(confidence):
-        spoilt = confidence.copy()
-        spoilt[:, DEPTH - 1] = np.nan
-        return spoilt
-
-    damage_confidence(engine, monkeypatch, spoil_last)
-    complete(engine, PROMPTS, greedy(5))
-    assert engine.scheduler.counters.num_fallbacks == {}
-
-
-def test_a_drafter_that_computes_no_numbers_costs_only_its_drafts(
+def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
     engine, expected, monkeypatch
 ):
-    model = engine.runner.drafter.model
-    compute_logits = model.compute_logits
+    """The second of four requests fails in the second step that drafts."""
+    counters, rooms = engine.scheduler.counters, type(engine.scheduler._drafts.rooms)
+    of = rooms.of
 
-    def compute_nan(hidden_states):
-        return compute_logits(hidden_states) * float("nan")
+    def fail_once(rooms, request):
+        is_second = counters.num_steps == 2
+        if is_second and request.spec_token_ids and request.request_id[:2] == "r1":
+            raise RuntimeError("a bug")
+        return of(rooms, request)
 
-    monkeypatch.setattr(model, "compute_logits", compute_nan)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    assert engine.scheduler.counters.num_fallbacks["confidence_invalid"] > 0
+    monkeypatch.setattr(rooms, "of", fail_once)
+    assert drive_and_learn(engine, expected) == ([8, 16, 8, 8], [4, 0, 4, 4])
+    assert counters.num_fallbacks == {"drafts_error": 1}
 
 
 def test_one_bad_confidence_spoils_its_own_step_only(engine, expected, monkeypatch):
-    num_received = 0
+    """Four requests have four drafts each, of which the policy verifies eight."""
+    received = itertools.count(1)
 
     def spoil_third_and_fourth(confidence):
-        nonlocal num_received
-        num_received += 1
         spoilt = confidence.copy()
-        if num_received in (3, 4):
+        if next(received) in (3, 4):
             spoilt[1, 2] = np.nan
         return spoilt
 
     damage_confidence(engine, monkeypatch, spoil_third_and_fourth)
-    arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    assert summarize_all([outputs[a.name] for a in arrivals]) == expected
+    assert drive_and_learn(engine, expected) == ([8, 8, 16, 16], [4, 4, 0, 0])
     assert engine.scheduler.counters.num_fallbacks == {"confidence_invalid": 2}
-    # Four requests with four drafts each, of which the policy verifies eight.
-    num_verified = [sum(step.num_drafts.values()) for step in steps[1:]]
-    assert num_verified[:4] == [8, 8, 16, 16]
-    assert 0 < max(num_verified[4:]) <= 8

@@ -8,11 +8,9 @@ import itertools
 import json
 import shutil
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 
-from policies.baselines import FixedPlanner
 from tests.engine.checks import (
     Arrival,
     check_counters,
@@ -23,12 +21,10 @@ from tests.engine.checks import (
     summarize_by_name,
     watch,
 )
-from tests.engine.conftest import run_engine
+from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.made_up import draft_at
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention."""
 
 LIMIT = 3 * BLOCK
 """The drafter's context."""
@@ -38,7 +34,10 @@ DEPTH = 5
 
 @pytest.fixture(scope="module")
 def engines(tiny_pair, plain, tmp_path_factory):
-    """Engines by what ends the drafter's context at `LIMIT`."""
+    """Engines by what ends the drafter's context at `LIMIT`.
+
+    That a setting may as well: `test_drafters`.
+    """
     target = tiny_pair[0]
     short_draft = tmp_path_factory.mktemp("short") / "draft"
     shutil.copytree(target, short_draft)
@@ -46,7 +45,6 @@ def engines(tiny_pair, plain, tmp_path_factory):
     config["max_position_embeddings"] = LIMIT
     (short_draft / "config.json").write_text(json.dumps(config))
     options = {
-        "setting": {"draft": target, "speculative": {"max_model_len": LIMIT}},
         "draft": {"draft": short_draft},
         "target": {"draft": target, "max_model_len": LIMIT},
     }
@@ -114,15 +112,14 @@ def make_outgrowing(max_tokens):
     return [Arrival("outgrowing", prefix, greedy(max_tokens), step=2), *neighbours]
 
 
-@pytest.mark.parametrize("shortened_by", ["setting", "draft", "target"])
+@pytest.mark.parametrize("shortened_by", ["draft", "target"])
 def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
     shortened_by, plain, start_over, record_positions
 ):
     """Upstream stops drafting for the whole batch then.
 
-    The request in question stops where its drafter's context does (or its own:
-    `target`); for the others every draft keeps being verified and accepted, also for
-    those who join afterwards and take over the KV blocks it shared with them.
+    Here every draft of the others keeps being verified and accepted, also of those who
+    join afterwards and take over the KV blocks that the request shared with them.
     """
     # From 84 tokens over the limit of 96 to 114, or to the end of the target's.
     arrivals = make_outgrowing(12 if shortened_by == "target" else 30)
@@ -143,71 +140,17 @@ def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
     assert accepted == verified > 0
 
 
-def test_the_last_draft_comes_from_the_last_position_of_the_context(start_over):
-    """A drafter of context L reads positions 0..L-1 and predicts one more.
-
-    A request of n tokens therefore gets min(k, L + 1 - n) drafts, all of them right.
-    One more would come from a position the drafter has not, as the control shows.
-    """
-    arrivals = [
-        Arrival(f"request{i}", draw_prompt(i, LIMIT - 12 - i), greedy(40))
-        for i in range(DEPTH + 1)
-    ]
-    engine = start_over("setting")
-    with watch(engine) as steps:
-        drive(engine, arrivals)
-    last_drafts = set()
-    for step in steps:
-        for name, num_tokens in step.num_tokens.items():
-            if step.num_scheduled[name] > 1 + DEPTH:
-                continue  # The prompt.
-            num_drafts = step.num_drafts.get(name, 0)
-            num_left = 40 - (num_tokens - len(arrivals[int(name[-1])].prompt))
-            within = LIMIT + 1 - num_tokens
-            assert num_drafts == max(0, min(DEPTH, num_left - 1, within))
-            assert step.num_accepted.get(name, 0) == num_drafts
-            if num_drafts == within:
-                last_drafts.add(num_tokens)
-    # Blocks ended at the limit in more than one way.
-    assert len(last_drafts) > 2
-
-    engine = start_over("setting")
-    engine.scheduler._drafts.rooms.drafter_limit += DEPTH
-    with watch(engine) as steps:
-        drive(engine, arrivals)
-    verified, accepted = count_drafts(steps, *(a.name for a in arrivals))
-    assert accepted < verified
-
-
-def test_drafting_past_the_limit_leaves_the_cache_as_it_was(start_over):
-    """The rows of a request past the limit still run, and must not write.
-
-    vLLM maps a position past the limit to 0 and masks its slot, but counts on from
-    there: the next passes of the same block would overwrite positions 1, 2, ... of
-    the request, in KV blocks that prefix caching shares.
-    """
-    prefix = draw_prompt(0, LIMIT + 10)
-    engine = start_over("setting")
-    counters = engine.scheduler.counters
-    complete(engine, [prefix], greedy(10))
-    assert counters.num_verified_tokens == 0
-    [output] = complete(engine, [prefix[:BLOCK] + draw_prompt(1, 3)], greedy(20))
-    assert output.num_cached_tokens == BLOCK
-    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-
-
 def test_a_skipped_drafter_catches_up_no_further_than_its_context(
-    plain, start_over, record_positions, monkeypatch
+    plain, start_over, record_positions
 ):
     """Two steps of three go without the drafter, then it fills in what it missed.
 
     A request that has outgrown it is missing positions the drafter has no rotation
     for; they must neither be computed nor keep the others from catching up.
     """
-    depths = itertools.cycle([0, 0, DEPTH])
-    monkeypatch.setattr(FixedPlanner, "choose_depth", lambda *_: next(depths))
     arrivals = make_outgrowing(40)
     engine = start_over("draft")
+    draft_at(engine, itertools.cycle([0, 0, DEPTH]))
     positions = record_positions(engine)
     with watch(engine) as steps:
         outputs = drive(engine, arrivals)
@@ -229,7 +172,7 @@ def test_a_token_limit_inside_a_block_wastes_no_draft(plain, start_over):
     prompt = draw_prompt(0, 10)
     lengths = {f"request{n}": n for n in range(1, 2 * DEPTH + 4)}
     arrivals = [Arrival(name, prompt, greedy(n)) for name, n in lengths.items()]
-    engine = start_over("setting")
+    engine = start_over("draft")
     with watch(engine) as steps:
         outputs = drive(engine, arrivals)
     check_counters(engine.scheduler.counters)
@@ -247,7 +190,7 @@ def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(plain, start_
     tokens = list(whole.outputs[0].token_ids)
     stop_at = next(i for i in range(3, 8) if tokens[i] not in tokens[:i])
     params = greedy(8, min_tokens=stop_at - 1, stop_token_ids=[tokens[stop_at]])
-    engine = start_over("setting", draft_tokens=min(stop_at, DEPTH))
+    engine = start_over("draft", draft_tokens=min(stop_at, DEPTH))
     [output] = complete(engine, [[5, 8, 13]], params)
     assert list(output.outputs[0].token_ids) == tokens[: stop_at + 1]
     counters = engine.scheduler.counters
@@ -255,11 +198,10 @@ def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(plain, start_
     assert counters.num_cut_tokens["min_tokens"] > 0
 
 
-@pytest.mark.parametrize("policy", ["fixed", "tetris"])
-def test_the_end_of_the_targets_context_wastes_no_budget(policy, plain, start_over):
+def test_the_end_of_the_targets_context_wastes_no_budget(plain, start_over):
     """Drafts that vLLM would drop at the end must not take a place in the budget."""
     prompts = [draw_prompt(i, LIMIT - 9 - i) for i in range(4)]
-    engine = start_over("target", policy, draft_tokens=3, max_draft_tokens=DEPTH)
+    engine = start_over("target", "tetris", draft_tokens=3, max_draft_tokens=DEPTH)
     with watch(engine):
         outputs = complete(engine, prompts, greedy(100))
     counters = engine.scheduler.counters
@@ -272,37 +214,3 @@ def test_the_end_of_the_targets_context_wastes_no_budget(policy, plain, start_ov
         assert len(prompt) + len(tokens) == LIMIT
         assert tokens == whole.outputs[0].token_ids[: len(tokens)]
         assert output.outputs[0].finish_reason == "length"
-
-
-def test_drafts_that_are_not_looked_at_would_have_been_kept_whole():
-    """Far from every limit a request's drafts pass at once."""
-    from vllm import SamplingParams
-
-    from serving.engine.cpu.draft_room import DraftRooms
-
-    num_passed = 0
-    cases = itertools.product((0, 1, 9), (None, [7]), (12, 40), (16, 30, 64), (20, 64))
-    for min_tokens, stops, max_tokens, drafter_limit, max_model_len in cases:
-        params = SamplingParams(
-            max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stops
-        )
-        rooms = DraftRooms(DEPTH, max_model_len, drafter_limit)
-        for num_output in range(1, max_tokens):
-            request = SimpleNamespace(
-                request_id="it",
-                sampling_params=params,
-                num_prompt_tokens=10,
-                max_tokens=max_tokens,
-                num_output_tokens=num_output,
-                num_tokens=10 + num_output,
-                spec_token_ids=[5] * DEPTH,
-            )
-            room = rooms.of(request)
-            num_usable, _ = rooms.limit(request, DEPTH)
-            if request.num_tokens <= room.num_tokens:
-                num_passed += 1
-                assert num_usable == DEPTH
-            elif min_tokens == 0:
-                # One token more than fits, and it is looked at.
-                assert num_usable < DEPTH
-    assert num_passed > 50

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,37 +39,6 @@ def test_the_token_is_the_one_whose_part_holds_the_point(size, rows, excludes, s
             place = np.searchsorted(ends, points[row] * totals[row], side="right")
             assert counted[row, token] > 0
             assert token == min(place, np.flatnonzero(counted[row])[-1])
-
-
-@pytest.mark.parametrize("is_certain", [True, False])
-def test_its_law_is_the_residual(is_certain):
-    """At 40,000 draws a share is within .01 of its expectation at 4 sigma."""
-    num_drafts, size = 40_000, 300
-    generator = torch.Generator().manual_seed(1)
-    target = torch.rand(size, generator=generator).pow(8)
-    target /= target.sum()
-    draft = target.roll(7)
-    drafted = int(target.argmax())
-    residual = target.clone() if is_certain else (target - draft).clamp(min=0.0)
-    if is_certain:
-        residual[drafted] = 0.0
-    residual /= residual.sum()
-
-    drawn = sample_recovered_tokens(
-        1,
-        [1] * num_drafts,
-        torch.arange(1, num_drafts + 1),
-        torch.full((num_drafts,), drafted, dtype=torch.int32),
-        None if is_certain else draft.expand(num_drafts, -1).contiguous(),
-        target.expand(num_drafts, -1).contiguous(),
-        SimpleNamespace(generators={}),
-        torch.device("cpu"),
-    )
-
-    assert drawn.dtype == torch.int32
-    shares = drawn.long().bincount(minlength=size) / num_drafts
-    assert (shares - residual).abs().max() < 0.01
-    assert not shares[residual == 0.0].any()
 
 
 def test_a_seed_gives_the_same_token_whatever_runs_beside_it():

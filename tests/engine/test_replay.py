@@ -1,8 +1,5 @@
 """An engine goes on where another stopped, as if it had never been another."""
 
-import dataclasses
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -12,7 +9,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front.in_flight import derive_seed
-from tests.engine.checks import complete
+from tests.engine.checks import complete, greedy
 from tests.engine.conftest import run_engine
 from tests.engine.tiny_models import write_llama_pair
 
@@ -29,28 +26,19 @@ NUM_SAMPLES = 1000
 ACCEPTED_ABOVE = 1e-4
 REJECTED_BELOW = 1e-6
 
-GRAMMAR = "(a[bc]|b[cd]|c[de]){4}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What the output depends on besides the prompt."""
-
-    params: dict[str, Any]
-    regex: str | None = None
-
-
 KINDS = {
-    "plain": Kind({}),
-    "penalties": Kind(
-        {"presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
-    ),
-    "least tokens": Kind({"min_tokens": 30, "stop_token_ids": [3, 4, 5]}),
-    "bad words": Kind({"bad_words": ["ab", "cd", "fe"]}),
-    "log probabilities": Kind({"logprobs": 2}),
-    "grammar": Kind({}, GRAMMAR),
+    "plain": {},
+    "penalties": {
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.4,
+        "repetition_penalty": 1.2,
+    },
+    "least tokens": {"min_tokens": 30, "stop_token_ids": [3, 4, 5]},
+    "bad words": {"bad_words": ["ab", "cd", "fe"]},
+    "log probabilities": {"logprobs": 2},
+    "grammar": {"regex": "(a[bc]|b[cd]|c[de]){4}"},
 }
-
+"""What the output depends on besides the prompt."""
 
 CHARACTERS = ("<eos>", "<bos>", "a", "b", "c", "d", "e", "f")
 VOCAB = len(CHARACTERS)
@@ -103,84 +91,64 @@ def engine(pair):
 
 
 def make_params(kind, emitted=(), **changes):
-    from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    return SamplingParams(
-        **{
-            "max_tokens": NUM_TOKENS,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "extra_args": {EMITTED_TOKEN_IDS: list(emitted)} if emitted else None,
-            "structured_outputs": (
-                StructuredOutputsParams(regex=kind.regex) if kind.regex else None
-            ),
-        }
-        | kind.params
-        | changes
-    )
+    kind = dict(KINDS[kind])
+    if regex := kind.pop("regex", None):
+        kind["structured_outputs"] = StructuredOutputsParams(regex=regex)
+    if emitted:
+        kind["extra_args"] = {EMITTED_TOKEN_IDS: list(emitted)}
+    return greedy(**{"max_tokens": NUM_TOKENS, "detokenize": True} | kind | changes)
 
 
 @pytest.mark.parametrize("name", list(KINDS))
 def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(engine, name):
     """Wherever the cut is, and whatever the tokens depend on."""
-    kind = KINDS[name]
-    for whole in complete(engine, PROMPTS, make_params(kind)):
+    for whole in complete(engine, PROMPTS, make_params(name)):
         (expected,) = whole.outputs
-        assert whole.prompt_token_ids is not None
         cuts = [cut for cut in CUTS if cut < len(expected.token_ids)]
         assert cuts
         replayed = complete(
             engine,
             [whole.prompt_token_ids] * len(cuts),
-            [make_params(kind, expected.token_ids[:cut]) for cut in cuts],
+            [make_params(name, expected.token_ids[:cut]) for cut in cuts],
         )
         for cut, answer in zip(cuts, replayed, strict=True):
             (seen,) = answer.outputs
             assert seen.token_ids == expected.token_ids[cut:]
             assert seen.finish_reason == expected.finish_reason
             if expected.logprobs is not None:
-                assert seen.logprobs is not None
-                assert [set(one) for one in seen.logprobs] == [
-                    set(one) for one in expected.logprobs[cut:]
+                assert [*map(set, seen.logprobs)] == [
+                    *map(set, expected.logprobs[cut:])
                 ]
 
 
 def test_tokens_appended_to_the_prompt_would_not_do(engine):
     """The control: of a prompt, penalties know nothing."""
-    kind = KINDS["penalties"]
-    differences = 0
-    for whole in complete(engine, PROMPTS, make_params(kind)):
-        ids = list(whole.outputs[0].token_ids)
-        prompt = [*(whole.prompt_token_ids or ()), *ids[:7]]
-        (answer,) = complete(
-            engine, [prompt], make_params(kind, max_tokens=NUM_TOKENS - 7)
-        )
-        differences += list(answer.outputs[0].token_ids) != ids[7:]
-    assert differences
+    wholes = complete(engine, PROMPTS, make_params("penalties"))
+    ids = [list(whole.outputs[0].token_ids) for whole in wholes]
+    prompts = [[*prompt, *own[:7]] for prompt, own in zip(PROMPTS, ids, strict=True)]
+    params = make_params("penalties", max_tokens=NUM_TOKENS - 7)
+    answers = complete(engine, prompts, params)
+    assert any(
+        list(answer.outputs[0].token_ids) != own[7:]
+        for answer, own in zip(answers, ids, strict=True)
+    )
 
 
-def test_a_replay_is_served_before_those_that_wait(engine):
+def test_a_replay_is_served_before_those_that_wait(engine, monkeypatch):
     """Somebody is waiting in the middle of a sentence."""
-    scheduler = engine.scheduler
-    held = []
-    original = scheduler.schedule
+    scheduler, orders = engine.scheduler, []
+    schedule = scheduler.schedule
 
     def note_order(*args, **kwargs):
-        if not held:
-            held.extend(str(one.request_id) for one in scheduler.waiting)
-        return original(*args, **kwargs)
+        orders.append([str(one.request_id) for one in scheduler.waiting])
+        return schedule(*args, **kwargs)
 
-    scheduler.schedule = note_order
-    try:
-        complete(
-            engine,
-            [LAW_PROMPT] * 3,
-            [make_params(KINDS["plain"], emitted) for emitted in ((), (), (2, 3))],
-        )
-    finally:
-        del scheduler.schedule
-    numbers = [int(name.split("-")[0]) for name in held]
+    monkeypatch.setattr(scheduler, "schedule", note_order)
+    params = [make_params("plain", emitted) for emitted in ((), (), (2, 3))]
+    complete(engine, [LAW_PROMPT] * 3, params)
+    numbers = [int(name.split("-")[0]) for name in orders[0]]
     assert numbers[0] == max(numbers)
 
 
@@ -190,8 +158,7 @@ def find_law_of_two_tokens(target):
     model = LlamaForCausalLM.from_pretrained(target).double()
     prompts = torch.tensor([[*LAW_PROMPT, token] for token in range(VOCAB)])
     probs = model(prompts).logits.softmax(dim=-1)
-    law = (probs[0, -2, :, None] * probs[:, -1]).numpy()
-    return law
+    return (probs[0, -2, :, None] * probs[:, -1]).numpy()
 
 
 def compare(pairs, law):
@@ -212,26 +179,22 @@ def compare(pairs, law):
 def test_a_seeded_replay_follows_the_law_under_new_noise_only(
     engine, pair, reseed, follows_the_law
 ):
-    plain = KINDS["plain"]
     seeds = range(NUM_SAMPLES)
     prompts = [LAW_PROMPT] * NUM_SAMPLES
     options = {"temperature": 1.0, "max_tokens": 4}
-    begun = complete(
-        engine, prompts, [make_params(plain, seed=seed, **options) for seed in seeds]
-    )
-    firsts = [answer.outputs[0].token_ids[0] for answer in begun]
-    replayed = complete(
-        engine,
-        prompts,
+
+    def draw(params):
+        outputs = complete(engine, prompts, params)
+        return [output.outputs[0].token_ids[0] for output in outputs]
+
+    firsts = draw([make_params("plain", seed=seed, **options) for seed in seeds])
+    seconds = draw(
         [
-            make_params(plain, [first], seed=reseed(seed, 1), **options)
+            make_params("plain", [first], seed=reseed(seed, 1), **options)
             for seed, first in zip(seeds, firsts, strict=True)
-        ],
+        ]
     )
-    pairs = [
-        (first, answer.outputs[0].token_ids[0])
-        for first, answer in zip(firsts, replayed, strict=True)
-    ]
+    pairs = [*zip(firsts, seconds, strict=True)]
     p_value = compare(pairs, find_law_of_two_tokens(pair[0]))
     if follows_the_law:
         assert p_value > ACCEPTED_ABOVE

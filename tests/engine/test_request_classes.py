@@ -16,9 +16,7 @@ CLASSES = {
 
 
 def read(classes):
-    return RequestClasses.read(
-        SimpleNamespace(additional_config={"tetris": {"classes": classes}})
-    )
+    return RequestClasses.from_section({"classes": classes})
 
 
 NEXT_ID = count()
@@ -33,47 +31,23 @@ def make_request(priority=0, **extra_args):
 
 
 def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
-    classes = read(CLASSES)
-    weights = [
-        classes.of(make_request(10, request_class="interactive")).weight,
-        classes.of(make_request(10)).weight,
-        classes.of(make_request(3)).weight,
-        classes.of(make_request(3, request_class=["no", "name"])).weight,
+    requests = [
+        make_request(10, request_class="interactive"),
+        make_request(10),
+        make_request(3),
+        make_request(3, request_class=["no", "name"]),
     ]
-    assert weights == [4.0, 0.5, 2.0, 2.0]
-
-
-def test_without_a_default_the_rest_weigh_one():
-    classes = read({"batch": {"weight": 0.5, "priority": 10}})
-    assert classes.of(make_request()).weight == 1.0
-    assert classes.of(make_request()).latency_target_ms is None
-
-
-def test_weights_and_targets_are_left_out_where_they_make_no_difference():
-    plain = [make_request(), make_request()]
-    assert read({}).weigh(plain) is None
-    assert read({}).tightest_target_ms(plain) is None
-    assert read(CLASSES).weigh(plain) is None
-    assert read(CLASSES).targets_ms(plain) is None
-    assert read(CLASSES).tightest_target_ms([]) is None
-
-
-def test_requests_of_different_classes_are_told_apart():
-    requests = [make_request(-1), make_request(), make_request(10)]
     classes = read(CLASSES)
-    np.testing.assert_array_equal(classes.weigh(requests), [4.0, 2.0, 0.5])
-    np.testing.assert_array_equal(classes.targets_ms(requests), [30.0, np.inf, np.inf])
+    np.testing.assert_array_equal(classes.weigh(requests), [4.0, 0.5, 2.0, 2.0])
+    np.testing.assert_array_equal(classes.targets_ms(requests), [30.0, *[np.inf] * 3])
     assert classes.tightest_target_ms(requests) == 30.0
-
-
-def test_a_class_is_looked_up_once_and_forgotten_with_its_request():
-    classes, request = read(CLASSES), make_request(10)
-    assert classes.of(request).weight == 0.5
-    request.priority = -1
-    assert classes.of(request).weight == 0.5
-    classes.forget(request.request_id)
-    classes.forget("was never asked about")
-    assert classes.of(request).weight == 4.0
+    # Left out where they make no difference.
+    plain = requests[2:]
+    assert classes.weigh(plain) is None
+    assert classes.targets_ms(plain) is None
+    assert classes.tightest_target_ms([]) is None
+    assert read({}).weigh(requests) is None
+    assert read({"batch": {"weight": 0.5, "priority": 10}}).of(plain[0]).weight == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
 """An EAGLE head that was left out drafts afterwards as if it never had been."""
 
 from itertools import cycle
+from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.checks import complete, draw_prompts, greedy
-from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead
+from tests.engine.conftest import BLOCK, run_engine
+from tests.engine.made_up import draft_at
 from tests.engine.tiny_models import (
     write_eagle3_head,
     write_eagle_head,
@@ -19,9 +19,6 @@ from tests.engine.tiny_models import (
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 DEPTH = 2
-
-BLOCK = 32
-"""The smallest KV block of vLLM's CPU attention."""
 
 
 def make_attentive(head):
@@ -36,36 +33,28 @@ def make_attentive(head):
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
 def engine(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
+    method, folder = request.param, tmp_path_factory.mktemp(request.param)
     target = write_markov_llama(folder / "target")
-    if request.param == "eagle":
+    if method == "eagle":
         head = write_eagle_head(folder / "head")
     else:
         head = write_eagle3_head(folder / "head", target)
     make_attentive(head)
-    with run_engine(
-        target,
-        head,
-        policy="fixed",
-        method=request.param,
-        draft_tokens=DEPTH,
-        block_size=BLOCK,
-    ) as engine:
+    sizes = {"draft_tokens": DEPTH, "block_size": BLOCK}
+    with run_engine(target, head, policy="fixed", method=method, **sizes) as engine:
         yield engine
 
 
 def draft(engine, depths, prompts, num_tokens=60):
-    """Draft as deep as an iterator says.
+    """Draft as deep as an iterator says; at depth 0 no pass is made.
 
     Returns:
-        The outputs, and by prompt and length the confidence in the first draft token:
-        a function of all that the head has read.
+        The outputs, and by prompt and length the confidence in the first draft
+        token: a function of all that the head has read.
     """
     engine.set_policy("fixed", draft_tokens=DEPTH)
+    timings = draft_at(engine, depths)
     scheduler, seen = engine.scheduler, {}
-    scheduler._planner = Instead(
-        scheduler._planner, choose_depth=lambda *_: next(depths)
-    )
     take = scheduler.update_draft_token_ids
 
     def note(drafts):
@@ -75,11 +64,9 @@ def draft(engine, depths, prompts, num_tokens=60):
                     seen[tuple(request.all_token_ids)] = float(row[0])
         take(drafts)
 
-    scheduler.update_draft_token_ids = note
-    try:
+    with patch.object(scheduler, "update_draft_token_ids", note):
         outputs = complete(engine, prompts, greedy(num_tokens))
-    finally:
-        del scheduler.update_draft_token_ids
+    assert not any(one.draft_first_ms for one in timings if one.depth == 0)
     return outputs, seen
 
 
@@ -128,18 +115,3 @@ def test_whoever_finds_a_prefix_it_left_out_catches_up_too(engine):
     engine.llm.reset_prefix_cache()
     _, expected = draft(engine, cycle([DEPTH]), longer)
     assert worst_difference(expected, seen) < 1e-4
-
-
-def test_left_out_it_costs_no_pass(engine):
-    timings = []
-    engine.set_policy("fixed", draft_tokens=DEPTH)
-    scheduler = engine.scheduler
-    scheduler._planner = Instead(
-        scheduler._planner,
-        choose_depth=lambda *_: 0,
-        observe_timing=timings.append,
-    )
-    complete(engine, draw_prompts(3), greedy(40))
-    skipped = [timing for timing in timings if timing.depth == 0]
-    assert skipped
-    assert np.all([timing.draft_first_ms == 0.0 for timing in skipped])

@@ -1,9 +1,6 @@
 """Tiny random models for engine tests: real architectures, a few thousand weights."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -11,14 +8,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VOCAB_SIZE = 64
 
@@ -28,20 +21,11 @@ ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789 {}[]":,.-_\n!?/;'
 """One ordinary token each, from id 3 on: enough for words, numbers and JSON."""
 
 
-def write_llama_pair(
-    folder: Path, *, noise: float, seed: int = 0, **config: Any
-) -> tuple[Path, Path]:
-    """Write a random target and a draft that is the target plus weight noise.
+def write_llama_pair(folder, *, noise, seed=0, **config):
+    """Write a random target and a draft that is the target plus weight noise, float32.
 
-    Args:
-        folder: Where `target/` and `draft/` go.
-        noise: Standard deviation of the noise relative to each weight's own; sets how
-            often the target accepts.
-        seed: Of the weights and the noise.
-        **config: What is not as in `_TINY`.
-
-    Returns:
-        Paths of target and draft, float32.
+    The noise's standard deviation is relative to each weight's own, and sets how often
+    the target accepts. In the configuration is what is not as in `_TINY`.
     """
     torch.manual_seed(seed)
     sizes = {**_TINY, "num_hidden_layers": 2, "head_dim": 32, **config}
@@ -56,7 +40,7 @@ def write_llama_pair(
     return target, draft
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder):
     """Give a model folder a tokenizer whose tokens are single characters."""
     to_byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     names = [to_byte_level.pre_tokenize_str(char)[0][0] for char in ALPHABET]
@@ -70,7 +54,7 @@ def write_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def write_markov_llama(folder: Path, *, seed: int = 0) -> Path:
+def write_markov_llama(folder, *, seed=0):
     """Write a target whose next token hangs mostly on the last one.
 
     A head that sees one token can then be right more often than not, without having
@@ -81,7 +65,7 @@ def write_markov_llama(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def write_eagle_head(folder: Path, *, seed: int = 1) -> Path:
+def write_eagle_head(folder, *, seed=1):
     """Write an EAGLE head for `write_markov_llama`; it predicts from the last token.
 
     The target lends it the embedding and the output layer.
@@ -94,9 +78,7 @@ def write_eagle_head(folder: Path, *, seed: int = 1) -> Path:
     return write_checkpoint(folder, _head_config("LlamaForCausalLM"), weights)
 
 
-def write_eagle3_head(
-    folder: Path, target: Path, *, seed: int = 1, every: int = 1
-) -> Path:
+def write_eagle3_head(folder, target, *, seed=1, every=1):
     """Write an EAGLE-3 head for `write_markov_llama`; it predicts from the last token.
 
     Of the target's tokens it knows one in `every`.
@@ -126,7 +108,7 @@ def write_eagle3_head(
     return write_checkpoint(folder, config, weights)
 
 
-def write_mimo(folder: Path, *, seed: int = 0) -> Path:
+def write_mimo(folder, *, seed=0):
     """Write a Markov target with its own multi-token-prediction layer (MiMo)."""
     model = _make_markov(Qwen2ForCausalLM, Qwen2Config(**_TINY), seed)
     weights = {name: w.detach().clone() for name, w in model.named_parameters()}
@@ -148,7 +130,7 @@ def write_mimo(folder: Path, *, seed: int = 0) -> Path:
 
 _INITIALIZER_RANGE = 0.15
 
-_TINY: dict[str, Any] = {
+_TINY = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 128,
@@ -164,13 +146,11 @@ _TINY: dict[str, Any] = {
 }
 
 
-def _eye() -> torch.Tensor:
+def _eye():
     return torch.eye(HIDDEN_SIZE)
 
 
-def _make_markov(
-    model_cls: type[PreTrainedModel], config: Any, seed: int
-) -> PreTrainedModel:
+def _make_markov(model_cls, config, seed):
     """Build a model whose layers add little to the embedding of the last token."""
     torch.manual_seed(seed)
     model = model_cls(config).float()
@@ -183,9 +163,7 @@ def _make_markov(
     return model
 
 
-def _make_head_layer(
-    model_cls: type[PreTrainedModel], config_cls: Any, seed: int
-) -> dict[str, torch.Tensor]:
+def _make_head_layer(model_cls, config_cls, seed):
     """Build one decoder layer that adds little, named as in a whole model."""
     model = _make_markov(
         model_cls, config_cls(**{**_TINY, "num_hidden_layers": 1}), seed
@@ -197,14 +175,12 @@ def _make_head_layer(
     }
 
 
-def _head_config(architecture: str) -> dict[str, Any]:
+def _head_config(architecture):
     config = LlamaConfig(**{**_TINY, "num_hidden_layers": 1}, head_dim=32)
     return {**config.to_dict(), "architectures": [architecture]}
 
 
-def write_checkpoint(
-    folder: Path, config: dict[str, Any], weights: dict[str, torch.Tensor]
-) -> Path:
+def write_checkpoint(folder, config, weights):
     """Write a model folder, float32."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))

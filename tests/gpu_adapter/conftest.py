@@ -1,7 +1,5 @@
 """vLLM's V2 modules import without a GPU, noisily; its configuration is made up."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -35,10 +33,8 @@ def make_scheduler(pair, monkeypatch):
     """Build a scheduler by vLLM's own configuration, as if a GPU had resolved it."""
 
     def make(
-        cls=TetrisAsyncScheduler,
         policy="goodput",
         *,
-        num_blocks=400,
         graphs=True,
         is_async=True,
         extra_draft_tokens=2,
@@ -68,6 +64,8 @@ def make_scheduler(pair, monkeypatch):
         # process has it remember what the environment was.
         envs.disable_envs_cache()
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-        return stand_in_worker.make_scheduler(cls, config, num_blocks)
+        return stand_in_worker.make_scheduler(
+            TetrisAsyncScheduler, config, num_blocks=400
+        )
 
     return make

@@ -1,16 +1,14 @@
-"""A worker without models: real decisions of our manager, invented tokens and times."""
-
-from __future__ import annotations
+"""A worker without models: invented tokens and times, and decisions as ordered."""
 
 from collections import deque
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 
-from serving.engine.compat import ModelRunnerOutput, StepTimingSample
+from policies.decisions.select import compute_survival, select_drafts
+from policies.types import CostProfile
+from serving.engine.compat import ModelRunnerOutput
 from serving.engine.gpu.clock import DeviceClock
 from serving.engine.gpu.step_messages import (
     ORDER_ATTRIBUTE,
@@ -18,12 +16,40 @@ from serving.engine.gpu.step_messages import (
     StepReport,
     VerificationReport,
 )
-from serving.engine.gpu.verification import make_profile
 from tests.gpu_adapter.conftest import DEPTH
-from tests.gpu_adapter.stand_ins import StandInDevice, make_verification
 
-if TYPE_CHECKING:
-    from policies.types import CostProfile
+
+class StandInEvent:
+    """A mark on a device whose clock the test moves."""
+
+    def __init__(self, device):
+        self._device = device
+        self._time_ms = None
+
+    def record(self):
+        self._time_ms = self._device.queued_ms
+
+    def query(self):
+        return self._time_ms is not None and self._time_ms <= self._device.now_ms
+
+    def elapsed_time(self, end):
+        assert self.query(), "read before the device got there"
+        assert end.query(), "read before the device got there"
+        return end._time_ms - self._time_ms
+
+
+class StandInDevice:
+    """A device with a queue: work is queued at once and done later."""
+
+    def __init__(self):
+        self.queued_ms = 0.0
+        self.now_ms = 0.0
+
+    def make_event(self):
+        return StandInEvent(self)
+
+    def queue(self, duration_ms):
+        self.queued_ms += duration_ms
 
 
 @dataclass
@@ -39,183 +65,97 @@ class StandInStep:
     order: Any
 
 
-@dataclass
-class _Slot:
-    index: int
-    prompt_len: int
-    num_computed: int
-    confidence: np.ndarray
-
-
-@dataclass
 class StandInWorker:
-    """Runs scheduled steps as the runner would, down to stale columns.
+    """Runs scheduled steps: a target's pass takes 5 ms, a drafter's .5, the gap .3.
 
-    Attributes:
-        depth: Deepest draft.
+    Args:
         acceptance: Probability of each request's draft tokens, by request id; also
             what its confidences are.
-        target_ms: Of a forward pass, by tokens.
-        plain: Verifies all and reports no verification.
     """
 
-    depth: int
-    acceptance: dict[str, float]
-    target_ms: Any = lambda num_tokens: 5.0 + 0.01 * num_tokens
-    draft_ms: float = 0.5
-    gap_ms: float = 0.3
-    plain_reason: str | None = None
-    seed: int = 0
-    max_num_reqs: int = 8
-    steps: list[StandInStep] = field(default_factory=list)
+    def __init__(self, acceptance):
+        self.acceptance = acceptance
+        self.steps = []
+        self.device = StandInDevice()
+        self._rng = np.random.default_rng(0)
+        self._prompt_left = {}
+        self._clock = DeviceClock(self.device.make_event)
 
-    def __post_init__(self) -> None:
-        self._rng = np.random.default_rng(self.seed)
-        self._slots: dict[str, _Slot] = {}
-        self._free = deque(range(self.max_num_reqs))
-        self.verification = make_verification(self.max_num_reqs, self.depth)
-        self._device = StandInDevice()
-        self._clock = DeviceClock(self._device.make_event)
-
-    def execute(self, output: Any) -> Any:
+    def execute(self, output):
         """Run one step; the device is two steps behind with its clock."""
-        for req_id in output.finished_req_ids:
-            if req_id in self._slots:
-                self._free.append(self._slots.pop(req_id).index)
         for new in output.scheduled_new_reqs:
-            slot = _Slot(
-                self._free.popleft(),
-                len(new.prompt_token_ids),
-                new.num_computed_tokens,
-                np.full(self.depth, self.acceptance[new.req_id]),
-            )
-            self._slots[new.req_id] = slot
-            self.verification.add_request(slot.index)
+            left = len(new.prompt_token_ids) - new.num_computed_tokens
+            self._prompt_left[new.req_id] = left
         order = getattr(output, ORDER_ATTRIBUTE, None)
-        if order is not None:
-            self._clock.begin(order.step_id)
-        self._device.queue(self.gap_ms)
-        self._clock.mark_forward_start()
         drafts = output.scheduled_spec_decode_tokens
-        num_tokens = output.num_scheduled_tokens
         # Requests with drafts first, as the runner sorts them.
-        req_ids = sorted(num_tokens, key=lambda req_id: not drafts.get(req_id))
-        total, admitted, verified = self._verify(output, order, req_ids)
-        self._device.queue(self.target_ms(total))
-        self._clock.mark_target_end()
-        sampled = [self._sample(r, num_tokens[r], drafts, admitted) for r in req_ids]
-        depth = output.num_spec_tokens_to_schedule
-        self._draft(req_ids, depth)
-        self._device.queue(self.draft_ms)
-        self._clock.mark_draft_first_end()
-        self._device.queue(self.draft_ms * max(0, depth - 1))
-        self._clock.mark_draft_end()
-        result = ModelRunnerOutput(
-            req_ids=req_ids,
-            req_id_to_index={req_id: row for row, req_id in enumerate(req_ids)},
-            sampled_token_ids=sampled,
+        req_ids = sorted(
+            output.num_scheduled_tokens, key=lambda req_id: not drafts.get(req_id)
         )
+        offered = np.array([len(drafts.get(req_id, ())) for req_id in req_ids])
+        others = np.array([output.num_scheduled_tokens[r] for r in req_ids]) - offered
+        chances = np.array([self.acceptance[req_id] for req_id in req_ids])
+        confidence = np.repeat(chances[:, None], DEPTH, axis=1)
+        budget = int(offered.sum())
         if order is not None:
+            budget = min(budget, order.draft_budget)
+        admitted = select_drafts(compute_survival(confidence), offered, budget)
+        sampled = list(map(self._sample, req_ids, others, admitted))
+        depth = output.num_spec_tokens_to_schedule
+        rows = {req_id: row for row, req_id in enumerate(req_ids)}
+        result = ModelRunnerOutput(req_ids, rows, sampled)
+        if order is not None:
+            self._take_time(order.step_id, depth)
+            as_ranked = tuple(req_ids), confidence.astype(np.float32), admitted
             report = StepReport(
                 order.step_id,
-                verified,
+                VerificationReport(*as_ranked) if drafts else None,
                 self._clock.read_finished(),
-                profile=self._take_profile(),
-                plain_reason=self.plain_reason,
+                # What upstream would have timed at start-up.
+                None if self.steps else CostProfile((1, 64), (5.0, 5.0), (0.5, 0.5)),
             )
             setattr(result, REPORT_ATTRIBUTE, report)
-        self._device.now_ms = self._device.queued_ms
-        self.steps.append(
-            StandInStep(
-                sum(map(len, drafts.values())),
-                sum(admitted.values()),
-                total,
-                sum(n for r, n in num_tokens.items() if n > 1 + len(drafts.get(r, ()))),
-                depth,
-                sum(map(bool, sampled)),
-                order,
-            )
+        self.device.now_ms = self.device.queued_ms
+        step = StandInStep(
+            num_offered=int(offered.sum()),
+            num_verified=budget,
+            num_tokens=int(others.sum()) + budget,
+            num_prefill_tokens=int(others[others > 1].sum()),
+            depth=depth,
+            num_drafting=sum(map(bool, sampled)),
+            order=order,
         )
+        self.steps.append(step)
         return result
 
-    def _take_profile(self) -> CostProfile | None:
-        """Report once what upstream would have timed at start-up."""
-        if self.steps:
-            return None
-        sizes = (1, 2, 4, 8, 16, 32, 64)
-        samples = [
-            StepTimingSample(
-                self.target_ms(size),
-                self.draft_ms * self.depth,
-                size,
-                min(size, self.max_num_reqs),
-                True,
-            )
-            for size in sizes
-        ]
-        return make_profile(samples, self.depth)
-
-    def _verify(
-        self, output: Any, order: Any, req_ids: list[str]
-    ) -> tuple[int, dict[str, int], VerificationReport | None]:
-        drafts = output.scheduled_spec_decode_tokens
-        if not drafts or self.plain_reason is not None:
-            offered = {req_id: len(drafts.get(req_id, ())) for req_id in req_ids}
-            return output.total_num_scheduled_tokens, offered, None
-        self.verification.take_order(order)
-        total = self.verification.get_num_tokens(output.num_scheduled_tokens, drafts)
-        slots = torch.tensor([self._slots[req_id].index for req_id in req_ids])
-        self.verification.reallocate_drafts(req_ids, slots)
-        verified = self.verification.take_verified()
-        assert verified is not None
-        confidence, num_admitted = verified.copy.read()
-        admitted = dict(zip(req_ids, num_admitted.tolist(), strict=True))
-        return (
-            total,
-            admitted,
-            VerificationReport(verified.req_ids, confidence, num_admitted),
-        )
-
-    def _sample(
-        self, req_id: str, num_tokens: int, drafts: Any, admitted: dict[str, int]
-    ) -> list[int]:
-        slot = self._slots[req_id]
-        num_drafts = len(drafts.get(req_id, ()))
-        if slot.num_computed + num_tokens - num_drafts < slot.prompt_len:
-            slot.num_computed += num_tokens
+    def _sample(self, req_id, num_others, num_admitted):
+        self._prompt_left[req_id] -= num_others
+        if self._prompt_left[req_id] > 0:
             return []
-        num_accepted = 0
-        while num_accepted < admitted[req_id] and (
-            self._rng.random() < self.acceptance[req_id]
-        ):
-            num_accepted += 1
-        slot.num_computed += num_tokens - num_drafts + num_accepted
-        return [7] * (num_accepted + 1)
+        is_rejected = self._rng.random(num_admitted) >= self.acceptance[req_id]
+        return [7] * (1 + int((is_rejected.cumsum() == 0).sum()))
 
-    def _draft(self, req_ids: list[str], depth: int) -> None:
-        # Columns past the depth hold what earlier batches left there.
-        buffer = self._rng.random((self.max_num_reqs, self.depth))
-        for row, req_id in enumerate(req_ids):
-            buffer[row, :depth] = self.acceptance[req_id]
-        batch = SimpleNamespace(
-            num_reqs=len(req_ids),
-            idx_mapping=torch.tensor([self._slots[r].index for r in req_ids]),
-        )
-        self.verification.record_confidences(torch.from_numpy(buffer).float(), batch)
+    def _take_time(self, step_id, depth):
+        self._clock.begin(step_id)
+        self.device.queue(0.3)
+        self._clock.mark_forward_start()
+        self.device.queue(5.0)
+        self._clock.mark_target_end()
+        self.device.queue(0.5)
+        self._clock.mark_draft_first_end()
+        self.device.queue(0.5 * max(0, depth - 1))
+        self._clock.mark_draft_end()
 
 
-def drive(scheduler: Any, worker: StandInWorker, max_steps: int = 500) -> int:
+def drive(scheduler, worker, max_steps=500):
     """Schedule one step ahead of the one that runs, as vLLM's engine core does.
 
-    Returns:
-        Steps scheduled until no request was left, or `max_steps`.
+    Until no request is left, or after that many steps.
     """
-    queue: deque[tuple[Any, Any]] = deque()
-    num_steps = 0
-    while (scheduler.has_requests() or queue) and num_steps < max_steps:
+    queue, last = deque(), len(worker.steps) + max_steps
+    while (scheduler.has_requests() or queue) and len(worker.steps) < last:
         output = scheduler.schedule() if scheduler.has_requests() else None
         if output is not None and output.total_num_scheduled_tokens > 0:
-            num_steps += 1
             queue.append((output, worker.execute(output)))
             if len(queue) < 2:
                 continue
@@ -223,10 +163,9 @@ def drive(scheduler: Any, worker: StandInWorker, max_steps: int = 500) -> int:
             scheduler.update_from_output(*queue.popleft())
         elif output is not None:
             scheduler.update_from_output(output, ModelRunnerOutput([], {}))
-    return num_steps
 
 
-def make_worker(num_reqs: int, acceptance: float = 0.7, **options: Any) -> Any:
+def make_worker(num_reqs, acceptance=0.7, **more):
     """Make a worker whose requests `r0`, `r1`, ... all accept alike."""
     chances = {f"r{index}": acceptance for index in range(num_reqs)}
-    return StandInWorker(DEPTH, {**chances, **options.pop("more", {})}, **options)
+    return StandInWorker(chances | more)

@@ -1,7 +1,6 @@
 """The torch twins against the NumPy reference, on tensors of the CPU."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,32 +29,21 @@ batches = st.composite(make_batch)()
 
 
 @settings(max_examples=300, deadline=None)
-@given(batches)
-def test_the_same_drafts_are_admitted_as_by_the_reference_ties_included(batch):
-    confidence, num_drafts, draft_budget = batch
-    admitted = select_drafts(
-        torch.from_numpy(confidence).float(),
-        torch.from_numpy(num_drafts).int(),
-        draft_budget,
-    )
-    expected = reference(compute_survival(confidence), num_drafts, draft_budget)
-    assert admitted.dtype == torch.int32
-    assert admitted.tolist() == expected.tolist()
-
-
-@settings(max_examples=100, deadline=None)
 @given(batches, st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=6, max_size=6))
-def test_weights_count_as_they_do_in_the_reference(batch, weights):
+def test_the_same_drafts_are_admitted_as_by_the_reference_ties_included(batch, weights):
     confidence, num_drafts, draft_budget = batch
     weight = np.array(weights[: confidence.shape[0]])
-    admitted = select_drafts(
-        torch.from_numpy(confidence).float(),
-        torch.from_numpy(num_drafts).int(),
-        draft_budget,
-        torch.from_numpy(weight).float(),
-    )
-    values = compute_survival(confidence) * weight[:, None]
-    assert admitted.tolist() == reference(values, num_drafts, draft_budget).tolist()
+    survival = compute_survival(confidence)
+    for used, values in ((None, survival), (weight, survival * weight[:, None])):
+        admitted = select_drafts(
+            torch.from_numpy(confidence).float(),
+            torch.from_numpy(num_drafts).int(),
+            draft_budget,
+            None if used is None else torch.from_numpy(used).float(),
+        )
+        assert admitted.dtype == torch.int32
+        expected = reference(values, num_drafts, draft_budget)
+        assert admitted.tolist() == expected.tolist()
 
 
 def test_a_confidence_that_is_no_number_ranks_last():
@@ -71,9 +59,8 @@ def test_a_position_never_depends_on_later_ones_of_its_request():
         assert select_drafts(confidence, lengths, budget).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_acceptance_is_predicted_as_by_the_calibration(seed):
-    rng = np.random.default_rng(seed)
+def test_acceptance_is_predicted_as_by_the_calibration():
+    rng = np.random.default_rng(0)
     calibration = ConfidenceCalibration(max_depth=4)
     req_ids = [f"r{index}" for index in range(8)]
     for _ in range(20):

@@ -2,16 +2,16 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from policies.planner import Planner
 from policies.types import DraftSelection
-from serving.engine.gpu.plain_verification import find_plain_reason
+from tests.engine.made_up import Instead
 from tests.engine.stand_in_worker import add_requests
-from tests.gpu_adapter.conftest import DEPTH, MAX_TOKENS
-from tests.gpu_adapter.stand_in_worker import StandInWorker, drive, make_worker
+from tests.gpu_adapter.conftest import DEPTH, GRAPH_SIZES, MAX_TOKENS
+from tests.gpu_adapter.stand_in_worker import drive, make_worker
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -20,9 +20,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_scheduler):
     scheduler = make_scheduler(policy=policy)
     requests = add_requests(scheduler, 6)
-    worker = make_worker(6)
+    off = {"speculative_decoding": "off"}
+    requests += add_requests(scheduler, 1, prefix="off", extra_args=off)
+    worker = make_worker(6, off0=0.7)
     drive(scheduler, worker)
-    assert [request.num_output_tokens for request in requests] == [40] * 6
+    assert [request.num_output_tokens for request in requests] == [40] * 7
     assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
     counters = scheduler.counters
     assert counters.num_fallbacks == {}
@@ -36,6 +38,8 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
     cut = counters.num_cut_tokens
     num_cut = cut.total() - cut["depth"]
     assert counters.num_proposed_tokens >= num_verified + num_cut
+    assert cut["opt_out"] > 0
+    assert cut["length"] > 0
     num_drafting = (counters.num_proposed_tokens + cut["depth"]) / DEPTH
     assert num_drafting == pytest.approx(
         sum(step.num_drafting for step in worker.steps)
@@ -48,170 +52,21 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
         assert len(scheduler._planner.acceptance.calibration._requests) <= 1
 
 
-def test_tetris_spends_its_capacity_where_drafts_are_likely_to_survive(make_scheduler):
-    scheduler = make_scheduler(policy="tetris")
-    add_requests(scheduler, 4, max_tokens=100)
-    worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.1, "r3": 0.1})
-    drive(scheduler, worker, max_steps=12)
-    busy = [step for step in worker.steps if step.num_offered == 16]
-    assert busy
-    assert {step.num_verified for step in busy} == {8}
-    accepted = scheduler.counters.num_accepted_tokens
-    # Split evenly, two each, about 2 * 1.85 + 2 * .11 = 3.9 a step were accepted.
-    assert accepted / len(busy) > 5
-
-
-def test_goodput_verifies_little_where_it_costs_much_and_much_where_it_is_free(
-    make_scheduler,
-):
-    shares = []
-    for price_ms in (0.001, 8.0):
-        scheduler = make_scheduler()
-        add_requests(scheduler, 8, max_tokens=200)
-        worker = make_worker(
-            8,
-            0.6,
-            target_ms=lambda num_tokens, price_ms=price_ms: 5 + price_ms * num_tokens,
-        )
-        drive(scheduler, worker, max_steps=150)
-        late = worker.steps[75:]
-        assert late
-        shares.append(sum(step.num_verified for step in late) / len(late))
-    assert shares[0] > 2 * shares[1]
-
-
-def test_costs_are_learnt_from_the_devices_clock(make_scheduler):
-    scheduler = make_scheduler()
-    add_requests(scheduler, 4, max_tokens=150)
-    worker = make_worker(4, 0.6, target_ms=lambda num_tokens: 9.0 + 0.5 * num_tokens)
-    drive(scheduler, worker, max_steps=120)
-    cost = scheduler._planner.cost
-    usual = max(worker.steps[60:], key=lambda step: step.num_tokens).num_tokens
-    assert float(cost.target.predict(usual)) == pytest.approx(9 + usual / 2, rel=0.1)
-    assert float(cost.draft_next.predict(4.0)) == pytest.approx(0.5, rel=0.1)
-    assert scheduler.snapshot()["planner"]["step_time_error"] < 0.1
-
-
-def test_acceptance_is_learnt_from_the_drafts_that_were_verified(make_scheduler):
-    """Confidence .5 everywhere, of which half the requests accept nearly all."""
-    scheduler = make_scheduler()
-    add_requests(scheduler, 4, max_tokens=200)
-    worker = StandInWorker(DEPTH, {"r0": 0.95, "r1": 0.95, "r2": 0.05, "r3": 0.05})
-    real_draft = worker._draft
-
-    def draft_unsurely(req_ids, depth):
-        kept, worker.acceptance = worker.acceptance, dict.fromkeys(req_ids, 0.5)
-        real_draft(req_ids, depth)
-        worker.acceptance = kept
-
-    worker._draft = draft_unsurely
-    drive(scheduler, worker, max_steps=40)
-    scale = scheduler._planner.acceptance_scale(["r0", "r2"])
-    assert scale.effect[0] > 0.2 > -0.2 > scale.effect[1]
-
-
-def test_drafts_are_offered_as_deep_as_was_drafted_one_step_earlier(make_scheduler):
-    scheduler = make_scheduler(policy="fixed")
-    depths = iter([4, 1, 3, 0, 2] * 20)
-    scheduler._choose_depth = lambda _: next(depths)
-    add_requests(scheduler, 2, max_tokens=200)
-    worker = make_worker(2)
-    drive(scheduler, worker, max_steps=40)
-    pairs = zip(worker.steps[1:], worker.steps, strict=False)
-    steady = [(now.num_offered, before.depth) for now, before in pairs]
-    assert {before for _, before in steady} == {0, 1, 2, 3, 4}
-    assert all(offered == 2 * before for offered, before in steady)
-
-
-def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler, monkeypatch):
+def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler):
     """Of 2 x 4 drafts, 2 are verified and 3 come too late; every third step probes."""
     scheduler = make_scheduler(policy="tetris", extra_draft_tokens=3)
-    select = type(scheduler._planner).select
-    probes = itertools.cycle([False, False, True])
+    planner, probes = scheduler._planner, itertools.cycle([False, False, True])
 
-    def select_late(planner, batch):
-        return replace(
-            select(planner, batch), num_cut_by_latency=3, is_probe=next(probes)
-        )
+    def select_late(batch):
+        selection = planner.select(batch)
+        return replace(selection, num_cut_by_latency=3, is_probe=next(probes))
 
-    monkeypatch.setattr(type(scheduler._planner), "select", select_late)
+    scheduler._planner = Instead(planner, select=select_late)
     add_requests(scheduler, 2, max_tokens=300)
     drive(scheduler, make_worker(2), max_steps=30)
     cut = scheduler.counters.num_cut_tokens
     assert cut["latency"] == pytest.approx(3 * 29, abs=6)
     assert cut["budget"] == pytest.approx(2 * cut["probe"], rel=0.25)
-
-
-@pytest.mark.parametrize(("num_invalid", "num_verified"), [(2, 2), (3, 1), (4, 0)])
-def test_a_draft_that_a_grammar_forbids_is_counted_once(
-    num_invalid, num_verified, make_scheduler
-):
-    """Of 4 drafts a step the budget leaves 2; a grammar forbids the last ones."""
-    scheduler = make_scheduler(policy="tetris")
-    update = scheduler.update_from_output
-
-    def forbid(output, result):
-        drafts = output.scheduled_spec_decode_tokens
-        output.num_invalid_spec_tokens = {
-            req_id: num_invalid for req_id in drafts if len(drafts[req_id]) == DEPTH
-        }
-        return update(output, result)
-
-    scheduler.update_from_output = forbid
-    add_requests(scheduler, 1, max_tokens=30)
-    drive(scheduler, make_worker(1, 0.0))
-    counters = scheduler.counters
-    num_steps = counters.num_cut_tokens["budget"] // (DEPTH - 2)
-    assert num_steps > 20
-    assert counters.num_cut_tokens["grammar"] >= (2 - num_verified) * (num_steps - 3)
-    assert counters.num_cut_tokens["grammar"] <= (2 - num_verified) * num_steps
-    num_cut = counters.num_cut_tokens.total() - counters.num_cut_tokens["depth"]
-    assert counters.num_verified_tokens + num_cut <= counters.num_proposed_tokens
-
-
-def test_a_request_that_opts_out_has_no_drafts_verified(make_scheduler):
-    scheduler = make_scheduler(policy="fixed")
-    add_requests(scheduler, 1, extra_args={"speculative_decoding": "off"})
-    worker = make_worker(1)
-    assert drive(scheduler, worker) == 40
-    assert scheduler.counters.num_verified_tokens == 0
-    assert scheduler.counters.num_cut_tokens["opt_out"] > 0
-
-
-def test_no_draft_is_verified_past_a_requests_last_token(make_scheduler):
-    scheduler = make_scheduler(policy="fixed")
-    [request] = add_requests(scheduler, 1, max_tokens=12)
-    worker = make_worker(1, 1.0)
-    drive(scheduler, worker)
-    assert request.num_output_tokens == 12
-    assert scheduler.counters.num_cut_tokens["length"] > 0
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [({"graphs": False}, "eager"), ({"enable_lora": True}, "lora")],
-)
-def test_what_upstream_cannot_trim_is_verified_whole_and_counted(
-    options, reason, make_scheduler
-):
-    scheduler = make_scheduler(**options)
-    requests = add_requests(scheduler, 3)
-    worker = make_worker(3, plain_reason=reason)
-    drive(scheduler, worker)
-    assert [request.num_output_tokens for request in requests] == [40] * 3
-    assert {step.depth for step in worker.steps} == {DEPTH}
-    assert all(step.num_verified == step.num_offered for step in worker.steps)
-    counters = scheduler.counters
-    assert counters.num_fallbacks[f"plain_{reason}"] > 0
-    assert counters.num_verified_tokens > counters.num_accepted_tokens > 0
-
-
-def test_a_worker_that_finds_out_late_is_believed(make_scheduler):
-    scheduler = make_scheduler()
-    assert find_plain_reason(scheduler.vllm_config) is None
-    add_requests(scheduler, 3)
-    drive(scheduler, make_worker(3, plain_reason="attention_backend"))
-    assert scheduler.counters.num_fallbacks["plain_attention_backend"] > 0
 
 
 def test_whoever_watches_sees_what_the_device_admitted(make_scheduler):
@@ -239,25 +94,11 @@ def test_synchronous_scheduling_is_refused_with_its_remedy(make_scheduler):
         make_scheduler(is_async=False)
 
 
-class EveryOther(Planner):
-    """Verifies two drafts of every second request, whatever they look like."""
-
-    may_reallocate = False
-
-    def select(self, batch):
-        """Choose by row alone."""
-        admitted = np.minimum(batch.num_draft_tokens, 2)
-        admitted[::2] = 0
-        return DraftSelection(
-            admitted, int(admitted.sum()), may_reallocate=self.may_reallocate
-        )
-
-    def choose_depth(self, num_reqs, latency_target_ms=None):
-        """Draft as deep as the engine can."""
-        return DEPTH
-
-    def observe(self, outcome):
-        """Learn nothing."""
+def select_every_other(may_reallocate, batch):
+    """Verify two drafts of every second request, whatever they look like."""
+    admitted = np.minimum(batch.num_draft_tokens, 2)
+    admitted[::2] = 0
+    return DraftSelection(admitted, int(admitted.sum()), may_reallocate=may_reallocate)
 
 
 @pytest.mark.parametrize("may_reallocate", [False, True])
@@ -265,8 +106,11 @@ def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
     may_reallocate, make_scheduler
 ):
     scheduler = make_scheduler()
-    scheduler._planner = EveryOther()
-    scheduler._planner.may_reallocate = may_reallocate
+    scheduler._planner = Instead(
+        scheduler._planner,
+        select=partial(select_every_other, may_reallocate),
+        choose_depth=lambda *_: DEPTH,
+    )
     add_requests(scheduler, 4)
     worker = make_worker(4)
     drive(scheduler, worker, max_steps=10)
@@ -276,3 +120,49 @@ def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
         assert step.num_verified == step.order.draft_budget == 4
         # The device has a choice only among what is offered.
         assert step.num_offered == (4 * DEPTH if may_reallocate else 4)
+
+
+def test_the_pause_between_two_batches_is_no_cost_of_a_step(make_scheduler):
+    """A step that emits nothing any more is still in flight during the pause."""
+    scheduler, timings = make_scheduler(policy="fixed"), []
+    scheduler._planner = Instead(scheduler._planner, observe_timing=timings.append)
+    worker = make_worker(2, late0=0.7)
+    queue = []
+    for prefix in ("r", "late"):
+        add_requests(scheduler, 2 if prefix == "r" else 1, prefix=prefix)
+        while scheduler.has_unfinished_requests():
+            output = scheduler.schedule()
+            queue.append((output, worker.execute(output)))
+            if len(queue) == 2:
+                scheduler.update_from_output(*queue.pop(0))
+        assert queue, "no step is left in flight, which is what this is about"
+        # Nothing runs for a second, on the device's clock.
+        worker.device.queue(1000.0)
+    scheduler.update_from_output(*queue.pop(0))
+    assert len(timings) > 5
+    assert max(timing.host_ms for timing in timings) < 1.0
+
+
+def test_prompts_get_the_room_of_drafts_that_are_not_verified(make_scheduler):
+    """Upstream charges every placeholder and leaves the prompt waiting longer."""
+    scheduler = make_scheduler(policy="tetris", extra_draft_tokens=3)
+    add_requests(scheduler, 7, max_tokens=100)
+    worker = make_worker(7, 0.5, late0=0.5)
+    drive(scheduler, worker, max_steps=6)
+    add_requests(scheduler, 1, prompt_len=90, prefix="late")
+    drive(scheduler, worker, max_steps=3)
+    assert max(step.num_tokens for step in worker.steps) <= MAX_TOKENS
+    # Less 7 requests with a token, the one draft of four that is verified, and the slot
+    # that a draft model adds, and less that slot of the prompt.
+    prefill = max(step.num_prefill_tokens for step in worker.steps[6:])
+    assert prefill == MAX_TOKENS - 7 * (1 + 1 + 1) - 1
+
+
+def test_the_planner_prices_a_pass_as_the_graph_it_replays(make_scheduler):
+    cost = make_scheduler(capture_sizes=GRAPH_SIZES[::-1])._planner.cost
+    assert cost.target.at(17) == cost.target.at(24) < cost.target.at(25)
+    assert cost.draft_first.at(17) == cost.draft_first.at(24)
+    # Larger than any graph.
+    assert cost.target.at(33) < cost.target.at(34)
+    without = make_scheduler(graphs=False, capture_sizes=GRAPH_SIZES)
+    assert without._planner.cost.padded_sizes == ()

@@ -7,16 +7,38 @@ import pytest
 import torch
 
 from policies.types import AcceptanceScale
-from serving.engine.compat import AdaptiveVerificationManager, StepTimingSample
+from serving.engine.compat import StepTimingSample
+from serving.engine.gpu.copy import DeviceReader
 from serving.engine.gpu.step_messages import VerificationOrder
-from serving.engine.gpu.verification import make_profile
-from tests.gpu_adapter.stand_ins import (
-    StandInGroup,
-    make_verification,
-    stand_in_manager,
-)
+from serving.engine.gpu.verification import PlannedVerification, make_profile
 
 PLACEHOLDERS = [-1, -1, -1]
+
+
+def make_verification(
+    max_num_reqs=8, depth=3, *, max_total_logits=10_000, num_draft_passes=None
+):
+    """Make our manager for a group of one rank, over what vLLM's holds.
+
+    On the CPU: its constructor makes streams.
+    """
+    upstream = SimpleNamespace(
+        num_speculative_steps=depth,
+        num_bonus_tokens=1,
+        query_start_loc=torch.zeros(max_num_reqs + 1, dtype=torch.int32),
+        _max_total_logits=max_total_logits,
+        _batch_budget=None,
+        _confidence_probs=torch.ones(max_num_reqs, depth),
+        _batch_draft_capacity=torch.zeros(max_num_reqs, dtype=torch.int32),
+        _num_non_draft_tokens=torch.zeros(max_num_reqs, dtype=torch.int32),
+        _cu_num_logits=torch.zeros(max_num_reqs + 1, dtype=torch.int32),
+    )
+    return PlannedVerification(
+        upstream,
+        tp_group=SimpleNamespace(broadcast=lambda tensor, src: tensor),
+        num_draft_passes=num_draft_passes or depth,
+        reader=DeviceReader(torch.device("cpu")),
+    )
 
 
 def record(verification, slots, rows):
@@ -40,19 +62,24 @@ def run(verification, slots, drafts, num_tokens):
     return total, logits.tolist(), tokens.tolist(), budget
 
 
-@pytest.mark.parametrize("order", [None, VerificationOrder(1, draft_budget=99)])
-def test_without_an_order_or_with_all_one_could_want_all_drafts_are_verified(order):
-    verification = make_verification()
+@pytest.mark.parametrize(
+    ("order", "max_total_logits", "admitted"),
+    [
+        (None, 99, 6),
+        (VerificationOrder(1, draft_budget=99), 99, 6),
+        (VerificationOrder(1, draft_budget=5), 99, 5),
+        # No more than the sampler can address.
+        (VerificationOrder(1, draft_budget=6), 4, 2),
+    ],
+)
+def test_all_drafts_are_verified_but_for_an_order_or_lack_of_room(
+    order, max_total_logits, admitted
+):
+    verification = make_verification(max_total_logits=max_total_logits)
     verification.take_order(order)
-    total, _, _, budget = run(verification, [0], {"a": PLACEHOLDERS}, {"a": 4})
-    assert (total, budget) == (4, 3)
-
-
-def test_no_more_is_verified_than_the_sampler_can_address():
-    verification = make_verification(max_total_logits=4)
-    verification.take_order(VerificationOrder(1, draft_budget=6))
     drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
-    assert run(verification, [0, 1], drafts, {"a": 4, "b": 4})[3] == 2
+    total, _, _, budget = run(verification, [0, 1], drafts, {"a": 4, "b": 4})
+    assert (total, budget) == (2 + admitted, admitted)
 
 
 def test_the_ranking_follows_calibration_and_weights_of_the_order():
@@ -94,85 +121,14 @@ def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by():
     np.testing.assert_allclose(confidence, [[0.9, 0.8], [0.3, 0.2]], rtol=1e-6)
     assert num_admitted.tolist() == [2, 0]
     assert verification.take_verified() is None
-
-
-def test_a_step_without_drafts_reports_nothing_of_the_step_before():
-    verification = make_verification()
-    verification.take_order(VerificationOrder(1, 3))
-    run(verification, [0], {"a": PLACEHOLDERS}, {"a": 4})
-    verification.take_order(VerificationOrder(2, 0))
+    # A step without drafts reports nothing of the step before.
+    verification.take_order(VerificationOrder(2, 2))
+    run(verification, [3, 1], {"a": [-1, -1], "b": [-1, -1]}, {"a": 3, "b": 3})
+    verification.take_order(VerificationOrder(3, 0))
     assert verification.take_verified() is None
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_ranks_whose_confidences_differ_cut_alike(seed):
-    rng = np.random.default_rng(seed)
-    shared = []
-    ranks = [
-        make_verification(group=StandInGroup(rank, shared), max_num_reqs=6)
-        for rank in range(2)
-    ]
-    rows = rng.uniform(0.2, 0.9, (6, 3))
-    drafts = {f"r{index}": PLACEHOLDERS for index in range(6)}
-    num_tokens = dict.fromkeys(drafts, 4)
-    results = []
-    for rank, verification in enumerate(ranks):
-        drift = rng.uniform(-0.2, 0.1, rows.shape) if rank else 0.0
-        record(verification, list(range(6)), (rows + drift).tolist())
-        verification.take_order(VerificationOrder(1, 7))
-        results.append(run(verification, list(range(6)), drafts, num_tokens))
-    assert results[0] == results[1]
-
-
-def test_without_the_broadcast_such_ranks_would_cut_differently():
-    """The control of the test above."""
-    results = []
-    for rows in ([[0.6, 0.1], [0.5, 0.1]], [[0.5, 0.1], [0.6, 0.1]]):
-        verification = make_verification(depth=2)
-        record(verification, [0, 1], rows)
-        verification.take_order(VerificationOrder(1, 1))
-        drafts = {"a": [-1, -1], "b": [-1, -1]}
-        results.append(run(verification, [0, 1], drafts, {"a": 3, "b": 3}))
-    assert results[0] != results[1]
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("draft_budget", [0, 5, 12])
-def test_boundaries_are_those_that_upstream_writes(seed, draft_budget, monkeypatch):
-    """Without ties, calibration and weights, both rank alike."""
-    from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
-
-    # Compiling takes a C++ compiler and seconds; the function is the same.
-    monkeypatch.setattr(
-        module, "_assign_draft_token_budget_compiled", module._assign_draft_token_budget
-    )
-    rows = np.random.default_rng(seed).uniform(0.1, 0.9, (4, 3))
-    drafts = {f"r{index}": PLACEHOLDERS for index in range(4)}
-    num_tokens = {**dict.fromkeys(drafts, 4), "prompt": 6}
-    slots = [3, 0, 2, 1, 4]
-    theirs = stand_in_manager(8, 3, 10_000)
-    theirs._confidence_probs[slots[:4]] = torch.from_numpy(rows).float()
-    theirs._batch_budget = (
-        {**dict.fromkeys(drafts, 3), "prompt": 0},
-        {**dict.fromkeys(drafts, 1), "prompt": 6},
-        draft_budget,
-    )
-    logits, tokens, budget = AdaptiveVerificationManager.reallocate_drafts(
-        theirs, list(num_tokens), torch.tensor(slots)
-    )
-    ours = make_verification()
-    record(ours, slots[:4], rows.tolist())
-    ours.take_order(VerificationOrder(1, draft_budget))
-    total, *result = run(ours, slots, drafts, num_tokens)
-    assert result == [logits.tolist(), tokens.tolist(), budget]
-    assert total == tokens[-1] == len(num_tokens) + 5 + draft_budget
-
-
-def test_a_new_request_does_not_inherit_the_confidences_of_its_slot():
-    verification = make_verification()
-    record(verification, [0], [[0.1, 0.1, 0.1]])
-    verification.add_request(0)
-    assert verification._confidence_probs[0].tolist() == [1.0, 1.0, 1.0]
+    # A new request does not inherit the confidences of its slot.
+    verification.add_request(3)
+    assert verification._confidence_probs[3].tolist() == [1.0, 1.0]
 
 
 def test_start_up_timings_become_a_profile_of_single_passes():
@@ -189,15 +145,13 @@ def test_start_up_timings_become_a_profile_of_single_passes():
         # Past 4 requests the first pass grows and the other two do not.
         sample(16, 9.0, 10.0),
     ]
-    profile = make_profile(samples, num_draft_passes=3)
+    verification = make_verification(num_draft_passes=3)
+    verification.set_initial_cost_curves(samples)
+    profile = verification.profile
     assert profile.num_tokens == (2, 4, 16)
     assert profile.target_ms == (5.2, 6.0, 9.0)
     assert profile.draft_ms == pytest.approx((1.1, 2.0, 6.0))
     assert not profile.drafts_in_one_pass
-
-
-def test_start_up_timings_replace_upstreams_cost_tables():
-    verification = make_verification(num_draft_passes=1)
-    verification.set_initial_cost_curves([StepTimingSample(5.0, 2.0, 1, 1, True)])
-    assert verification.profile.draft_ms == (2.0,)
-    assert verification.profile.drafts_in_one_pass
+    in_one_pass = make_profile(samples[:1], num_draft_passes=1)
+    assert in_one_pass.draft_ms == (3.0,)
+    assert in_one_pass.drafts_in_one_pass

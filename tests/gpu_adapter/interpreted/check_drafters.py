@@ -1,7 +1,7 @@
 """Every drafter of the V2 runner, and ranks in processes of their own.
 
 Right tokens, drafts accepted, the budget kept; and two tensor-parallel ranks decide
-alike, pipeline stages not at all.
+alike.
 """
 
 import json
@@ -81,9 +81,10 @@ def test_tokens_are_the_targets_own(method, drafters, expect):
     assert counters.num_accepted_tokens > counters.num_drafts / 2
 
 
-@pytest.fixture
-def in_processes(tmp_path, monkeypatch):
-    """What lets workers in processes of their own get the plugin at their start-up."""
+def test_ranks_with_other_confidences_admit_the_same_drafts(
+    pair, expect, tmp_path, monkeypatch
+):
+    # Workers in processes of their own get the plugin at their start-up.
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
@@ -91,19 +92,13 @@ def in_processes(tmp_path, monkeypatch):
     )
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(site), str(ROOT)])
     monkeypatch.setenv("PYTHONPATH", path)
-    return {"distributed_executor_backend": "mp"}
-
-
-def test_ranks_with_other_confidences_admit_the_same_drafts(
-    pair, expect, in_processes, tmp_path, monkeypatch
-):
     monkeypatch.setenv(DECISIONS_FOLDER, str(tmp_path))
     counters = check_tokens(
         pair,
         expect,
         worker_cls="tests.gpu_adapter.interpreted.rank_worker.RankWorker",
         tensor_parallel_size=2,
-        **in_processes,
+        distributed_executor_backend="mp",
     )
     assert counters.num_accepted_tokens > 0
     first, second = ((tmp_path / rank).read_text() for rank in ("0", "1"))
@@ -114,16 +109,3 @@ def test_ranks_with_other_confidences_admit_the_same_drafts(
         len(set(admitted)) > 1 and sum(admitted) < sum(offered)
         for _, offered, admitted in steps
     )
-
-
-def test_pipeline_stages_verify_every_draft(drafters, expect, in_processes):
-    """With a head for drafter: a whole model takes itself for the last stage alone.
-
-    That a `draft_model` fails on a second stage is vLLM's own affair, with its own
-    scheduler and worker too.
-    """
-    options = {"method": "eagle", "pipeline_parallel_size": 2}
-    counters = check_tokens(drafters["eagle"], expect, **options, **in_processes)
-    assert counters.num_fallbacks["plain_pipeline_parallel"] > 0
-    assert counters.num_accepted_tokens > 0
-    assert counters.num_cut_tokens["budget"] == 0

@@ -2,13 +2,12 @@
 
 Reading a tensor's value makes the host wait for the device on a GPU. Here every
 operation of whole steps is watched: what reads one, or whose result has a size that
-only the values know, and who asked. `test_plain_verification` reads the source for
-calls that bypass operations (`tolist`, `numpy`).
+only the values know, and who asked.
 """
 
 import re
 import sys
-from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import serving
-from policies.goodput import GoodputPlanner
 from serving.engine.gpu import verification as verification_v2
+from serving.engine.gpu.clock import DeviceClock
+from serving.engine.gpu.copy import PendingCopy
 from serving.engine.gpu.runner import TetrisGPUModelRunner
+from serving.engine.gpu.speculators import RawConfidence
 from serving.engine.gpu.verification import PlannedVerification
 from tests.engine.checks import (
     Arrival,
@@ -30,7 +31,7 @@ from tests.engine.checks import (
     summarize_all,
     summarize_by_name,
 )
-from tests.engine.made_up import make_up_costs
+from tests.engine.made_up import Instead, draft_at, make_up_costs
 from tests.gpu_adapter.interpreted import graphs, plugin
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
@@ -38,7 +39,7 @@ PROMPTS = draw_prompts(6)
 
 PATTERN = r"([a-e]{2}[0-9]){3,}"
 
-TETRIS = {"draft_tokens": 2, "max_draft_tokens": 4}
+DEPTH = 4
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,17 @@ def with_drafts(pair, plain):
 
 @pytest.fixture
 def ours(with_drafts):
-    with_drafts.set_policy("tetris", **TETRIS)
+    with_drafts.set_policy("tetris", draft_tokens=2, max_draft_tokens=DEPTH)
     return with_drafts
+
+
+@pytest.fixture(scope="module")
+def expected(plain):
+    return summarize_all(complete(plain, PROMPTS, greedy(16)))
+
+
+def answer(engine):
+    return summarize_all(complete(engine, PROMPTS, greedy(16)))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +82,7 @@ def test_tokens_are_those_without_speculation(policy, draft_tokens, plain, with_
         for number, prompt in enumerate(draw_prompts(12))
     ]
     engine = with_drafts
-    engine.set_policy(policy, draft_tokens=draft_tokens, max_draft_tokens=4)
+    engine.set_policy(policy, draft_tokens=draft_tokens, max_draft_tokens=DEPTH)
     if policy in ("dynamic", "goodput"):
         make_up_costs(engine)
     assert isinstance(engine.runner, TetrisGPUModelRunner)
@@ -86,59 +96,46 @@ def test_tokens_are_those_without_speculation(policy, draft_tokens, plain, with_
     assert counters.num_accepted_tokens > len(arrivals)
     assert (counters.num_cut_tokens["budget"] > 0) == (policy in ("tetris", "goodput"))
     assert sum(graph.num_replays for graph in captured) > num_replays
-
-
-def test_logprobs_are_the_targets_own(plain, ours):
-    params = greedy(16, logprobs=3)
-    outputs, expected = (complete(one, PROMPTS, params) for one in (ours, plain))
-    assert summarize_all(outputs) == summarize_all(expected)
-    for output, reference in zip(outputs, expected, strict=True):
-        positions = output.outputs[0].logprobs
-        others = reference.outputs[0].logprobs
-        assert len(positions) == len(others) == 16
-        for position, other in zip(positions, others, strict=True):
-            assert position.keys() == other.keys()
-            for token, logprob in position.items():
-                assert logprob.logprob == pytest.approx(other[token].logprob, abs=1e-4)
-
-
-def test_structured_outputs_follow_their_grammar(plain, ours):
-    from vllm.sampling_params import StructuredOutputsParams
-
-    grammar = StructuredOutputsParams(regex=PATTERN)
-    structured = greedy(
-        18, structured_outputs=grammar, ignore_eos=False, detokenize=True
-    )
-    # Free requests share the batch.
-    params = [structured, greedy(18, detokenize=True)] * (len(PROMPTS) // 2)
-    counters = ours.scheduler.counters
-    outputs, expected = (complete(one, PROMPTS, params) for one in (ours, plain))
-    assert summarize_all(outputs) == summarize_all(expected)
-    for output in outputs[::2]:
-        assert re.fullmatch(r"([a-e]{2}[0-9])*[a-e]{0,2}", output.outputs[0].text)
-    assert counters.num_accepted_tokens > 0
-    check_counters(counters)
+    # Confidence is what the drafter says itself, and stays so.
+    estimator = engine.runner.speculator.acceptance_estimator
+    assert isinstance(estimator, RawConfidence)
+    assert (estimator.slope.item(), estimator.intercepts.any().item()) == (1.0, False)
 
 
 def test_other_settings_change_no_token(plain, ours):
+    """Log probabilities are the target's own, and a grammar is followed."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    grammar = StructuredOutputsParams(regex=PATTERN)
     params = [
-        greedy(16),
+        greedy(18, structured_outputs=grammar, ignore_eos=False, detokenize=True),
+        greedy(16, logprobs=3),
         greedy(16, extra_args={"speculative_decoding": "off"}),
         greedy(16, repetition_penalty=1.3, presence_penalty=0.5),
         greedy(16, min_tokens=5, stop_token_ids=list(range(3, 20)), ignore_eos=False),
         greedy(16, allowed_token_ids=list(range(10, 40))),
         greedy(1),
     ]
-    outputs, expected = (complete(one, PROMPTS, params) for one in (ours, plain))
-    assert summarize_all(outputs) == summarize_all(expected)
+    prompts = draw_prompts(len(params))
+    outputs, others = (complete(one, prompts, params) for one in (ours, plain))
+    assert summarize_all(outputs) == summarize_all(others)
+    assert re.fullmatch(r"([a-e]{2}[0-9])*[a-e]{0,2}", outputs[0].outputs[0].text)
+    positions, expected = (one[1].outputs[0].logprobs for one in (outputs, others))
+    assert len(positions) == len(expected) == 16
+    for position, other in zip(positions, expected, strict=True):
+        assert position.keys() == other.keys()
+        for token, logprob in position.items():
+            assert logprob.logprob == pytest.approx(other[token].logprob, abs=1e-4)
     counters = ours.scheduler.counters
+    check_counters(counters)
+    assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["opt_out"] > 0
     assert counters.num_cut_tokens["length"] > 0
 
 
 @pytest.mark.parametrize("reason", ["attention_backend", "eager"])
 def test_what_stands_in_the_way_leads_to_plain_verification(
-    reason, pair, plain, monkeypatch
+    reason, pair, expected, monkeypatch
 ):
     """Not to a refusal to start, as vLLM's own adaptive verification does."""
     if reason == "attention_backend":
@@ -148,39 +145,62 @@ def test_what_stands_in_the_way_leads_to_plain_verification(
         monkeypatch.setattr(builder, "_cudagraph_support", never)
     else:
         monkeypatch.setattr(plugin, "graphs_wanted", graphs.CUDAGraphMode.NONE)
-    params = greedy(16)
-    expected = summarize_all(complete(plain, PROMPTS, params))
     with run_interpreted(*pair, policy="tetris") as engine:
         assert engine.runner.adaptive_verification is None
-        outputs = summarize_all(complete(engine, PROMPTS, params))
+        assert answer(engine) == expected
         counters = engine.scheduler.counters
-
-    assert outputs == expected
     assert counters.num_fallbacks[f"plain_{reason}"] > 0
     assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["budget"] == 0
 
 
-def test_times_and_profile_reach_the_planner(pair, monkeypatch):
-    profiles = []
-    fit = GoodputPlanner.fit_profile
+def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
+    ours, expected, monkeypatch
+):
+    """VLLM's makes all of them; and each step's times tell of what was made."""
+    drafter, made = ours.runner.speculator, set()
+    timings = draft_at(ours, cycle([4, 1, 3, 0, 2]))
+    go_on = drafter._multi_step_decode
 
-    def spy(planner, profile):
-        profiles.append(profile)
-        fit(planner, profile)
+    def note(*args, **kwargs):
+        made.add(drafter.num_speculative_steps)
+        return go_on(*args, **kwargs)
 
-    monkeypatch.setattr(GoodputPlanner, "fit_profile", spy)
-    with run_interpreted(*pair, policy="goodput", draft_tokens=4) as engine:
-        profiles.clear()  # Of the planner's rehearsal.
-        cost = engine.scheduler._planner.cost
-        complete(engine, PROMPTS, greedy(32))
-        report = engine.scheduler.snapshot()["planner"]
+    monkeypatch.setattr(drafter, "_multi_step_decode", note)
+    assert answer(ours) == expected
+    assert made == {2, 3, 4}
+    assert drafter.num_speculative_steps == DEPTH
+    assert {timing.depth for timing in timings} == {0, 1, 2, 3, 4}
+    assert all(one.target_ms > 0 and one.draft_first_ms > 0 for one in timings)
+    assert all((one.draft_next_ms > 0) == (one.depth > 1) for one in timings)
 
-    assert len(profiles) == 1
+
+def test_the_start_up_profile_reaches_the_planner_once(with_drafts):
+    with_drafts.set_policy("goodput", max_draft_tokens=DEPTH)
+    with_drafts.runner._profile_sent = False
+    scheduler, profiles = with_drafts.scheduler, []
+    planner = scheduler._planner
+    scheduler._planner = Instead(planner, fit_profile=profiles.append)
+    complete(with_drafts, PROMPTS, greedy(32))
+    (profile,) = profiles
     # Every captured size, and some beyond.
-    assert set(graphs.CAPTURED_TOKENS) < set(profiles[0].num_tokens)
-    assert cost.num_steps > 10
-    assert report["calibration_error"] >= 0
+    assert set(graphs.CAPTURED_TOKENS) < set(profile.num_tokens)
+    assert planner.cost.num_steps > 10
+    assert scheduler.snapshot()["planner"]["calibration_error"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("part", "method"), [(DeviceClock, "read_finished"), (PendingCopy, "read")]
+)
+def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
+    part, method, ours, expected, monkeypatch
+):
+    with monkeypatch.context() as broken:
+        broken.setattr(part, method, lambda *_: 1 / 0)
+        assert answer(ours) == expected
+    # Where there was none, the next one tells.
+    assert answer(ours) == expected
+    assert ours.scheduler.counters.num_fallbacks.keys() == {"report_error"}
 
 
 OURS = Path(serving.__file__).parents[1]
@@ -206,16 +226,13 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.num_operations += 1
-        if (func in READS or has_mask(func, args)) and (place := find_reader()):
+        # How many rows an index with a mask takes, only the mask knows.
+        has_mask = func is torch.ops.aten.index.Tensor and any(
+            one is not None and one.dtype == torch.bool for one in args[1]
+        )
+        if (func in READS or has_mask) and (place := find_reader()):
             self.places.add(place)
         return func(*args, **(kwargs or {}))
-
-
-def has_mask(func, args):
-    """Whether this is an index with a mask: how many rows it takes, only it knows."""
-    if func is not torch.ops.aten.index.Tensor:
-        return False
-    return any(one is not None and one.dtype == torch.bool for one in args[1])
 
 
 def find_reader():
@@ -232,12 +249,9 @@ def find_reader():
     return None
 
 
-@contextmanager
-def watch_steps(engine):
+def run_steps(engine, monkeypatch):
     """Watch what the runner does from a step's schedule to its last draft."""
-    watch = Watch()
-    runner = engine.runner
-    execute, sample = runner.execute_model, runner.sample_tokens
+    watch, runner = Watch(), engine.runner
 
     def watched(method):
         def call(*args, **kwargs):
@@ -246,22 +260,28 @@ def watch_steps(engine):
 
         return call
 
-    runner.execute_model, runner.sample_tokens = watched(execute), watched(sample)
-    try:
-        yield watch
-    finally:
-        del runner.execute_model, runner.sample_tokens
+    def noted(method):
+        def call(*args, **kwargs):
+            if place := find_reader():
+                watch.places.add(place)
+            return method(*args, **kwargs)
 
+        return call
 
-def run_steps(engine):
-    with watch_steps(engine) as watch:
-        complete(engine, draw_prompts(4), greedy(16))
+    for name in ("execute_model", "sample_tokens"):
+        monkeypatch.setattr(runner, name, watched(getattr(runner, name)))
+    # On a CPU these are no operations.
+    for name in ("tolist", "numpy", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
+    complete(engine, draw_prompts(4), greedy(16))
     assert watch.num_operations > 1000
-    return watch
+    # In the thread that waits for the sampled tokens, a forward pass later; and where
+    # tensors are the CPU's.
+    return watch.places - {"copy.read", "copy.start"}
 
 
-def test_no_step_reads_a_value(ours):
-    assert run_steps(ours).places == set()
+def test_no_step_reads_a_value(ours, monkeypatch):
+    assert run_steps(ours, monkeypatch) == set()
 
 
 def test_a_step_that_does_is_found(ours, monkeypatch):
@@ -279,4 +299,4 @@ def test_a_step_that_does_is_found(ours, monkeypatch):
         raising=True,
     )
     monkeypatch.setattr(verification_v2, "_write_totals", write_and_read)
-    assert run_steps(ours).places == {"verification.write_and_read"}
+    assert run_steps(ours, monkeypatch) == {"verification.write_and_read"}

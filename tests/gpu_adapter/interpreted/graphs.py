@@ -4,10 +4,8 @@ As in a graph, a replay sees nothing but the tensors it was captured with: whate
 step wants to change, it has to write into them.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from vllm import _custom_ops as ops
@@ -20,28 +18,23 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 CAPTURED_TOKENS = (1, 2, 4, 8, 16, 24, 32, 40)
 
 
 class StandInGraph:
     """A captured step."""
 
-    def __init__(self, forward: Callable[[CUDAGraphMode], None]) -> None:
+    def __init__(self, forward):
         self._forward = forward
         self.num_replays = 0
 
-    def replay(self) -> None:
+    def replay(self):
         self.num_replays += 1
         self._forward(CUDAGraphMode.NONE)
 
 
 @torch.inference_mode()
-def capture(
-    manager: Any, create_forward_fn: Callable[..., Any], *args: Any, **kwargs: Any
-) -> None:
+def capture(manager, create_forward_fn, *args, **kwargs):
     """Run each shape twice, as vLLM does, and keep it."""
     for desc in manager._capture_descs.get(CUDAGraphMode.FULL, ()):
         create_forward_fn(desc, warmup=True)(CUDAGraphMode.NONE)
@@ -58,20 +51,15 @@ class LiveMetadata(CPUAttentionMetadata):
     their plan into tensors, or make it in the kernel.
     """
 
-    _plan: Callable[[], torch.Tensor]
+    _plan: Any
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         if name == "scheduler_metadata":
             return object.__getattribute__(self, "_plan")()
         return object.__getattribute__(self, name)
 
 
-def build_live(
-    builder: Any,
-    common_prefix_len: int,
-    common_attn_metadata: Any,
-    fast_build: bool = False,
-) -> CPUAttentionMetadata:
+def build_live(builder, common_prefix_len, common_attn_metadata, fast_build=False):
     """Build metadata as vLLM does, then let it plan anew."""
     metadata = build(builder, common_prefix_len, common_attn_metadata, fast_build)
     metadata.__class__ = LiveMetadata
@@ -97,7 +85,7 @@ def build_live(
 build = CPUAttentionMetadataBuilder.build
 
 
-def stand_in_for_graphs() -> None:
+def stand_in_for_graphs():
     """Replace what captures graphs, and let the CPU's attention take part.
 
     It takes the lengths of requests from the device, as it must.

@@ -4,17 +4,10 @@ For `tests.engine.tiny_models.write_markov_llama`, whose next token hangs mostly
 last one, so that heads can be right without training.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import torch
 from transformers import LlamaForCausalLM, Qwen3Config
 
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, write_checkpoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM_HEADS = 2
 HEAD_DIM = HIDDEN_SIZE // NUM_HEADS
@@ -29,14 +22,18 @@ SURE = 2.0
 """Log-odds that the confidence head always gives."""
 
 
-def write_dflash_head(folder: Path, target: Path) -> Path:
+def write_dflash_head(folder, target):
     """Write a DFlash head whose every place repeats its guess of the first token.
 
     Each place attends to the newest token of the text, the anchor, and hands its
     embedding to the target's output layer. Ordinary tokens and the mask lie on two
     sides of a plane, by which queries and keys find each other.
     """
-    embedding = _read(target).model.embed_tokens.weight.detach().clone()
+    embedding = (
+        LlamaForCausalLM.from_pretrained(target)
+        .model.embed_tokens.weight.detach()
+        .clone()
+    )
     side = torch.zeros(HIDDEN_SIZE)
     side[-1] = 1.0
     embedding[:, -1] = 0.1
@@ -60,12 +57,12 @@ def write_dflash_head(folder: Path, target: Path) -> Path:
     return write_checkpoint(folder, config, weights)
 
 
-def write_dspark_head(folder: Path, target: Path) -> Path:
+def write_dspark_head(folder, target):
     """Write a DSpark head whose Markov part is the target's own.
 
     Its backbone says next to nothing; its confidence head is always as sure.
     """
-    model = _read(target)
+    model = LlamaForCausalLM.from_pretrained(target)
     embedding = model.model.embed_tokens.weight.detach()
     # A token that ordinary text has none of may be embedded as nothing at all.
     scale = embedding.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-6)
@@ -87,11 +84,7 @@ def write_dspark_head(folder: Path, target: Path) -> Path:
     return write_checkpoint(folder, config, weights)
 
 
-def _read(target: Path) -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(target)
-
-
-def _make_config(architecture: str) -> dict[str, Any]:
+def _make_config(architecture):
     config = Qwen3Config(
         vocab_size=VOCAB_SIZE,
         hidden_size=HIDDEN_SIZE,
@@ -106,7 +99,7 @@ def _make_config(architecture: str) -> dict[str, Any]:
     return {**config.to_dict(), "architectures": [architecture]}
 
 
-def _make_backbone() -> dict[str, torch.Tensor]:
+def _make_backbone():
     """Make one decoder layer whose parts add little."""
     square = (HIDDEN_SIZE, HIDDEN_SIZE)
     shapes = {

@@ -11,12 +11,9 @@ for), events (`HostEvent`) and CUDA graphs (`graphs`).
 
 # ruff: noqa: E402 - the order is the point
 
-from __future__ import annotations
-
 import os
 import time
 from types import SimpleNamespace
-from typing import Any
 
 os.environ.update(
     TRITON_INTERPRET="1",
@@ -55,22 +52,22 @@ OUR_SCHEDULER = "serving.engine.gpu.scheduler.TetrisAsyncScheduler"
 class HostEvent:
     """A mark that is passed when it is made, timed by the host's clock."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args, **kwargs):
         self._time_s = 0.0
 
-    def record(self, *args: Any) -> None:
+    def record(self, *args):
         self._time_s = time.perf_counter()
 
-    def query(self) -> bool:
+    def query(self):
         return True
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         """Return at once."""
 
-    def wait(self, *args: Any) -> None:
+    def wait(self, *args):
         """Return at once."""
 
-    def elapsed_time(self, end: HostEvent) -> float:
+    def elapsed_time(self, end):
         return 1e3 * (end._time_s - self._time_s)
 
 
@@ -82,7 +79,7 @@ graphs_wanted = CUDAGraphMode.FULL_DECODE_ONLY
 resolve_for_cpu = CpuPlatform.check_and_update_config
 
 
-def resolve_as_for_gpu(vllm_config: Any) -> None:
+def resolve_as_for_gpu(vllm_config):
     """Keep what a GPU's platform leaves on and the CPU's turns off."""
     resolve_for_cpu(vllm_config)
     if vllm_config.scheduler_config.scheduler_cls == OUR_SCHEDULER:
@@ -101,7 +98,7 @@ stand_in_for_graphs()
 top_k_top_p.HAS_TRITON = False
 
 
-def log1p(x: Any) -> Any:
+def log1p(x):
     """Return log(1 + x), also of small numbers: NVIDIA's is not for the interpreter."""
     sum_ = 1.0 + x
     return tl.where(sum_ == 1.0, x, tl.log(sum_) * x / (sum_ - 1.0))

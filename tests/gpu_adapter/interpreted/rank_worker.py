@@ -1,19 +1,13 @@
 """A worker of a tensor-parallel group that tells what its rank decided."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed import get_tp_group
 
 from tests.gpu_adapter.interpreted.worker import InterpretedWorker
-
-if TYPE_CHECKING:
-    from serving.engine.gpu.verification import PlannedVerification
 
 DECISIONS_FOLDER = "TETRIS_TEST_DECISIONS"
 """Variable with the folder into which every rank writes what it admitted."""
@@ -25,7 +19,7 @@ DEVIATION = 0.3
 class RankWorker(InterpretedWorker):
     """Its confidences differ from rank 0's: rounding may do the same on GPUs."""
 
-    def compile_or_warm_up_model(self) -> Any:
+    def compile_or_warm_up_model(self):
         """Warm up, then listen to the verification."""
         times = super().compile_or_warm_up_model()
         rank = get_tp_group().rank_in_group
@@ -36,12 +30,12 @@ class RankWorker(InterpretedWorker):
         return times
 
 
-def deviate(verification: PlannedVerification) -> None:
+def deviate(verification):
     """Make the confidences differ before they are shared."""
     record = verification.record_confidences
     generator = torch.Generator().manual_seed(0)
 
-    def record_other(confidence: torch.Tensor, input_batch: Any) -> None:
+    def record_other(confidence, input_batch):
         noise = torch.rand(confidence.shape, generator=generator)
         confidence.mul_(1 - DEVIATION * noise)
         record(confidence, input_batch)
@@ -49,11 +43,11 @@ def deviate(verification: PlannedVerification) -> None:
     verification.record_confidences = record_other
 
 
-def keep_decisions(verification: PlannedVerification, file: Path) -> None:
+def keep_decisions(verification, file):
     """Write a line for every step: how many drafts of each request stay."""
     reallocate = verification.reallocate_drafts
 
-    def reallocate_and_tell(req_ids: list[str], *args: Any) -> Any:
+    def reallocate_and_tell(req_ids, *args):
         batch = verification._batch_budget
         assert batch is not None
         offered = [batch[0][req_id] for req_id in req_ids]

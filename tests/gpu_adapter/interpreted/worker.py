@@ -1,9 +1,5 @@
 """A worker on the CPU with the runner that our GPU worker makes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import vllm.v1.worker.cpu.model_runner as cpu_v2
 import vllm.v1.worker.gpu.spec_decode.adaptive_verification as upstream
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -19,7 +15,7 @@ upstream._PROFILE_REPLAYS = 1
 class InterpretedWorker(CPUWorker):
     """vLLM's CPU worker; the V2 runner it makes is ours."""
 
-    def init_device(self) -> None:
+    def init_device(self):
         """Make the runner as `TetrisGPUWorker` does."""
         theirs = cpu_v2.CPUModelRunner
         cpu_v2.CPUModelRunner = lambda *_: TetrisGPUWorker._make_model_runner(self)
@@ -30,7 +26,7 @@ class InterpretedWorker(CPUWorker):
         num_lanes = _num_workspace_lanes(self.vllm_config, self.use_v2_model_runner)
         init_workspace_manager(self.device, 1, num_lanes)
 
-    def compile_or_warm_up_model(self) -> Any:
+    def compile_or_warm_up_model(self):
         """Capture graphs and time dummy steps as vLLM's GPU worker does."""
         times = super().compile_or_warm_up_model()
         self.model_runner.capture_model()
