@@ -76,13 +76,7 @@ class FakeReplica:
     `costs` are, as `ReplicaState` names them.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        poison: int | None = None,
-        num_seats: int = 64,
-        serve_id: str = "",
-    ) -> None:
+    def __init__(self, folder: Path, poison: int | None = None, **offer: Any) -> None:
         addresses = [
             f"ipc://{folder}/{uuid.uuid4().hex[:8]}" for _ in range(1, NUM_SLOTS)
         ]
@@ -90,14 +84,17 @@ class FakeReplica:
         self.relay = TokenRelay(
             replica=uuid.uuid4().hex,
             host="127.0.0.1",
-            num_seats=num_seats,
             slot_addresses=addresses,
             on_message=lambda *m: loop.call_soon_threadsafe(self.leases.hear, *m),
             dead_frame=DEAD,
-            serve_id=serve_id,
+            **{"num_seats": 64, "serve_id": "", **offer},
         )
         self.leases = Leases(
-            self.relay, NUM_SLOTS, add=self._add, abort=self._abort, flush=self._flush
+            self.relay,
+            NUM_SLOTS,
+            add=self._add,
+            abort=self._abort,
+            flush=lambda: asyncio.sleep(0),
         )
         self.running: dict[str, Any] = {}
         self.taken: list[Any] = []
@@ -127,22 +124,17 @@ class FakeReplica:
         for request_id in request_ids:
             self.running.pop(request_id, None)
 
-    async def _flush(self) -> None:
-        await asyncio.sleep(0)
-
     async def _step_on(self) -> None:
         while self.is_alive:
             await asyncio.sleep(STEP_S)
             if not self.is_held:
                 self._step()
-            num_running = len(self.running) + self.num_others
-            self.relay.set_state(
-                ReplicaState(
-                    num_running=num_running,
-                    num_free_kv_tokens=self.num_free_kv_tokens,
-                    **self.costs,
-                )
+            told = ReplicaState(
+                num_running=len(self.running) + self.num_others,
+                num_free_kv_tokens=self.num_free_kv_tokens,
+                **self.costs,
             )
+            self.relay.set_state(told)
 
     def _step(self) -> None:
         by_slot: dict[int, list[Any]] = {}
@@ -163,16 +155,15 @@ class FakeReplica:
 
     def push(self, slot: int, outputs: list[Any]) -> None:
         """Let the engine say something to the front in a slot."""
-        step = EngineCoreOutputs(
-            outputs=outputs, timestamp=time.monotonic() + OTHER_HOSTS_CLOCK_S
-        )
+        now_s = time.monotonic() + OTHER_HOSTS_CLOCK_S
+        step = EngineCoreOutputs(outputs=outputs, timestamp=now_s)
         self._sockets[slot - 1].send_multipart(self._encoder.encode(step))
 
     def shut_down(self) -> None:
         """End as an engine core does that gets SIGTERM."""
-        for request_id, (request, _) in self.running.items():
-            aborted = make_output(request_id, [], FinishReason.ABORT)
-            self.push(request.client_index, [aborted])
+        for name, (request, _) in self.running.items():
+            ended = make_output(name, [], FinishReason.ABORT)
+            self.push(request.client_index, [ended])
         self.running.clear()
         self.is_alive = False
 
@@ -221,7 +212,6 @@ class FakeStream:
         try:
             async for event in holding:
                 yield event
-                self._fleet.num_accepted += 1
         finally:
             # As Serve does when the caller is gone.
             with contextlib.suppress(BaseException):
@@ -234,7 +224,6 @@ class FakeFleet:
     def __init__(self) -> None:
         self.replicas: list[FakeReplica] = []
         self.opened: list[FakeStream] = []
-        self.num_accepted = 0
         self.error_of_the_dead: Exception = EngineGoneError()
         self.goes_by_load = False
         self._turn = 0
