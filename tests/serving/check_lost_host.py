@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 
@@ -154,17 +153,9 @@ def serve(hosts: TwoHosts) -> Server:
     return Server(head, port, 0)
 
 
-def count_replicas(server: Server) -> int:
-    try:
-        health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
-        return int(health.json().get("running_replicas", 0))
-    except (httpx.HTTPError, ValueError):
-        return 0
-
-
 def test_streams_of_a_host_that_vanishes_go_on_on_the_other(hosts):
     server = serve(hosts)
-    wait_until(lambda: count_replicas(server) == 2, START_TIMEOUT_S)
+    wait_until(lambda: server.num_replicas() == 2, START_TIMEOUT_S)
     run_all(server)
     expected = run_all(server)
 
@@ -181,7 +172,7 @@ def test_streams_of_a_host_that_vanishes_go_on_on_the_other(hosts):
     assert 5 < max(stalls_s) < STALL_S
 
     # Ray lists it for a while; whoever asks meanwhile is answered here.
-    while count_replicas(server) == 2:
+    while server.num_replicas() == 2:
         began_s = time.monotonic()
         check_equal(run_all(server), expected)
         assert time.monotonic() - began_s < STALL_S
@@ -189,5 +180,5 @@ def test_streams_of_a_host_that_vanishes_go_on_on_the_other(hosts):
 
     ip(f"-n {HOST} link set {FAR_END} up")
     hosts.start_far()
-    wait_until(lambda: count_replicas(server) == 2, START_TIMEOUT_S)
+    wait_until(lambda: server.num_replicas() == 2, START_TIMEOUT_S)
     check_equal(run_all(server), expected)

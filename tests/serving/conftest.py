@@ -186,12 +186,21 @@ class Server:
         user = f"test:{self.key}@" if self.key else ""
         return f"http://{user}127.0.0.1:{self.port}"
 
-    def is_healthy(self) -> bool:
-        """Tell whether an engine replica is running."""
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """What it says of itself; status 0 if nobody answers."""
         try:
-            return httpx.get(f"{self.url}/health", trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
+            answer = httpx.get(f"{self.url}/health", timeout=60, trust_env=False)
+            return answer.status_code, answer.json() if answer.content else {}
+        except (httpx.HTTPError, ValueError):
+            return 0, {}
+
+    def is_healthy(self) -> bool:
+        """Tell whether it is well."""
+        return self.health()[0] == 200
+
+    def num_replicas(self) -> int:
+        """Return the running engine replicas, as the server counts them."""
+        return int(self.health()[1].get("running_replicas", 0))
 
     def client(self, **options: Any) -> openai.OpenAI:
         """A stock client that fails at once instead of retrying."""

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-import httpx
 import psutil
 import pytest
 
@@ -49,9 +48,7 @@ def when_both_are_ready(server: Server) -> list[psutil.Process]:
 
     def ready() -> list[psutil.Process]:
         engines = processes(server, "engine")
-        response = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
-        running = response.json().get("running_replicas", 0)
-        return engines if len(engines) == running == 2 else []
+        return engines if len(engines) == server.num_replicas() == 2 else []
 
     engines = wait_until(ready, START_TIMEOUT_S)
     run_all(server)

@@ -4,9 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +14,7 @@ import uvicorn
 from playwright.sync_api import Page
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from serving.front.board import CHAT_PAGE, PAGE_HEADERS
@@ -53,27 +46,20 @@ class FakeServer:
     A board that is looked at shows two steps of the page's request and one of another.
     """
 
-    port: int = 0
+    url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
     watchers: int = 0
     refusals: int = 0
-
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        return f"http://127.0.0.1:{self.port}/"
 
     async def page(self, _: Request) -> Response:
         """Serve the page as a front does."""
         return HTMLResponse(CHAT_PAGE.read_text("utf-8"), headers=PAGE_HEADERS)
 
     async def models(self, _: Request) -> Response:
-        """List one model."""
         return JSONResponse({"data": [{"id": "fake"}]})
 
     async def chat(self, request: Request) -> Response:
-        """Answer, refuse, break off or go on for ever."""
         body = await request.json()
         self.bodies.append(body)
         question = body["messages"][-1]["content"]
@@ -87,7 +73,6 @@ class FakeServer:
         return StreamingResponse(self._chunks(question), media_type="text/event-stream")
 
     async def board(self, _: Request) -> Response:
-        """Show steps, again and again."""
         return StreamingResponse(self._steps(), media_type="text/event-stream")
 
     async def _chunks(self, question: str) -> AsyncIterator[str]:
@@ -145,7 +130,7 @@ def fake() -> Iterator[FakeServer]:
         listening.bind(("127.0.0.1", 0))
         # Who comes before the server is up waits, and is not refused.
         listening.listen()
-        fake.port = listening.getsockname()[1]
+        fake.url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         yield fake
@@ -178,15 +163,6 @@ def ask(page: Page, question: str) -> None:
     page.keyboard.press("Enter")
 
 
-@contextmanager
-def sized(page: Page, width: int, height: int) -> Iterator[None]:
-    """Show the page as large as a phone would."""
-    before = page.viewport_size
-    page.set_viewport_size({"width": width, "height": height})
-    yield
-    page.set_viewport_size(before)
-
-
 def text_of(page: Page, selector: str) -> list[str]:
     found = f"[...document.querySelectorAll({selector!r})].map(e => e.innerText)"
     texts: list[str] = page.evaluate(found)
@@ -208,7 +184,6 @@ def test_an_answer_streams_in_as_text_and_code(page, fake):
     wait_for_answer(page)
     (answer,) = text_of(page, ".assistant")
     assert answer.startswith(f"Paris. {EVIL}")
-    assert answer.endswith("Done.")
     assert text_of(page, ".assistant pre") == ["print()"]
 
     ask(page, "And of Spain?")
@@ -221,32 +196,29 @@ def test_an_answer_streams_in_as_text_and_code(page, fake):
     assert sent["model"] == "fake"
 
 
-def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page):
+def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page, fake):
     ask(page, "What is the capital of France?")
     wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
     wait_for_answer(page)
     figures = dict(
         zip(text_of(page, "#board dt"), text_of(page, "#board dd"), strict=True)
     )
-    assert figures["drafted"] == "6"
-    assert figures["admitted"] == "5"
-    assert figures["accepted"] == "3"
-    assert figures["engine steps"] == "2"
-    assert figures["tokens a step"] == "2.50"
+    expected = {"drafted": "6", "admitted": "5", "accepted": "3", "engine steps": "2"}
+    assert figures.items() >= (expected | {"tokens a step": "2.50"}).items()
     newest, oldest = text_of(page, "#steps .row")
     assert newest.split("\n")[:3] == ["2", "·Paris", EVIL]
     assert oldest.split("\n") == ["1", "·Paris", EVIL, "⏎", "x", "+1"]
     assert len(text_of(page, "#steps .accepted")) == 3
     assert len(text_of(page, "#steps .rejected")) == 1
     assert text_of(page, "#state") == ["1 other request"]
-
-
-def test_what_a_model_or_a_neighbour_writes_is_never_markup(page):
-    ask(page, EVIL)
-    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
-    wait_for_answer(page)
+    # What a model or a neighbour writes is never markup.
     assert page.evaluate("document.images.length") == 0
     assert page.evaluate("document.title") == "Tetris Serve: chat"
+    # Who leaves the page alone watches no longer.
+    assert fake.watchers == 1
+    page.evaluate("clearTimeout(closing); unwatch('Paused')")
+    wait_until(lambda: not fake.watchers, 10)
+    assert text_of(page, "#state") == ["Paused"]
 
 
 def test_escape_stops_an_answer_and_the_conversation_goes_on(page, fake):
@@ -269,7 +241,6 @@ def test_new_forgets_the_conversation_even_in_the_middle(page, fake):
     page.evaluate("document.querySelector('#clear').click()")
     wait_for_answer(page)
     assert text_of(page, ".message, .note, .error") == []
-    wait_for(page, "document.activeElement.id === 'text'")
     ask(page, "Hello")
     wait_for_whole_answer(page)
     assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
@@ -302,26 +273,17 @@ def test_what_goes_wrong_is_said(question, reason, page):
     assert text_of(page, "#send") == ["Send"]
 
 
-def test_a_page_that_is_left_alone_stops_watching(page, fake):
-    ask(page, "What is the capital of France?")
-    wait_for_answer(page)
-    assert fake.watchers == 1
-    page.evaluate("clearTimeout(closing); unwatch('Paused')")
-    deadline_s = time.monotonic() + 10
-    while fake.watchers:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    assert text_of(page, "#state") == ["Paused"]
-
-
 def test_the_page_fits_a_phone(page):
-    with sized(page, 390, 844):
-        ask(page, "What is the capital of France?")
-        wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        box = "document.querySelector('#send').getBoundingClientRect()"
-        assert page.evaluate(f"{box}.right") <= 390
-        assert page.evaluate(f"{box}.bottom") <= 844
+    before = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    ask(page, "What is the capital of France?")
+    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    rectangle = "document.querySelector('#send').getBoundingClientRect().toJSON()"
+    box = page.evaluate(rectangle)
+    assert box["right"] <= 390
+    assert box["bottom"] <= 844
+    page.set_viewport_size(before)
 
 
 @pytest.mark.ray

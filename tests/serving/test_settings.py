@@ -9,6 +9,7 @@ import yaml
 from policies.registry import POLICY_NAMES
 from serving.settings.model import (
     Environment,
+    Settings,
     SettingsError,
     load_settings,
     parse_settings,
@@ -35,6 +36,11 @@ def written(settings: str) -> dict[str, Any]:
     """Read settings as people write them behind `--set`, with blanks in between."""
     pairs = (one.partition("=") for one in settings.split())
     return {name: parse_value(value) for name, _, value in pairs}
+
+
+def deployment_of(settings: str) -> Settings:
+    """Return the smallest valid deployment with some settings on top."""
+    return parse_settings(minimal(), overrides=written(settings))
 
 
 def pairs(*rows: str) -> list[list[str]]:

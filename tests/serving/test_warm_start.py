@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from serving.engine_args import planner_key_of
-from serving.settings.model import parse_settings
-from tests.serving.test_settings import minimal, written
+from tests.serving.test_settings import deployment_of
 
 STATE = {"cost": 1}
 REFUSED = {"cost": -1}
@@ -72,7 +71,7 @@ def test_without_a_fitting_state_the_replica_starts_on_its_own(
 
 def test_replicas_share_only_what_was_learnt_about_the_same_work():
     def key(settings: str) -> str:
-        return planner_key_of(parse_settings(minimal(), overrides=written(settings)))
+        return planner_key_of(deployment_of(settings))
 
     assert key("") == key("replicas.max=3")
     others = (
