@@ -59,14 +59,16 @@ def test_the_demo_and_three_model_families_are_shipped():
     assert {"draft_model", "eagle3"} <= {one.policy.method for one in shipped}
     targets = " ".join(one.model.target for one in shipped)
     assert all(name in targets for name in ("demo-target", "Llama-3", "Qwen3"))
+    demo = load_settings(ROOT / "configs" / "tiny.yaml")
+    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
+    assert demo.findings == ()
 
 
 def test_the_serve_config_file_names_an_existing_deployment_file():
     from ray.serve.schema import ServeDeploySchema
 
     text = (ROOT / "configs" / "serve" / "tiny.yaml").read_text()
-    schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
-    (application,) = schema.applications
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
     assert application.import_path == "serving.app:build"
     assert load_settings(application.args["config"]).model.id == "demo"
 
@@ -74,15 +76,9 @@ def test_the_serve_config_file_names_an_existing_deployment_file():
 def test_all_faults_of_a_file_are_reported_together():
     faults = written("policy.name=best http.port=0 engine.dtype=int3")
     assert len(problems_of(minimal(), overrides=faults)) == 3
-
-
-@pytest.mark.parametrize("data", [None, [], "text", 3])
-def test_a_file_that_is_no_mapping_is_refused(data):
-    (problem,) = problems_of(data)
-    assert "must hold the sections model, policy" in problem
-
-
-def test_a_missing_setting_says_that_it_is_required():
+    for nothing in (None, [], "text", 3):
+        (problem,) = problems_of(nothing)
+        assert "must hold the sections model, policy" in problem
     (problem,) = problems_of({"model": {"id": "m", "target": "t"}, "engine": {}})
     assert problem.startswith("a.yaml: engine.max_model_len: is required")
 
