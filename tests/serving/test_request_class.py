@@ -44,13 +44,11 @@ def test_a_named_class_sets_its_priority_and_an_unknown_one_is_refused(
         assert re.search(problem, found or "")
     set_priority(request, classes)
     assert request.priority == priority
-
-
-def test_requests_of_other_kinds_name_none():
-    request: Any = SimpleNamespace()
-    assert find_unknown_class(request, CLASSES) is None
-    set_priority(request, CLASSES)
-    assert not hasattr(request, "priority")
+    # Requests of other kinds name none.
+    other: Any = SimpleNamespace()
+    assert find_unknown_class(other, classes) is None
+    set_priority(other, classes)
+    assert not hasattr(other, "priority")
 
 
 @pytest.mark.vllm

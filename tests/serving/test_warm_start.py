@@ -6,6 +6,7 @@ Real ones do so in test_failover.
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,24 +18,15 @@ STATE = {"cost": 1}
 REFUSED = {"cost": -1}
 
 
-class FakePeers:
-    """Stands in for the running replicas of a deployment."""
+async def export(answer: Any) -> Any:
+    """What a running replica answers, if it does."""
+    from serving.replica.warm_start import package_state
 
-    def __init__(self, answer: Any, num_running: int) -> None:
-        self._answer, self._num_running = answer, num_running
-
-    async def count(self) -> int:
-        return self._num_running
-
-    async def export_state(self) -> Any:
-        from serving.replica.warm_start import package_state
-
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        if self._answer is None:
-            await asyncio.Event().wait()
-        is_package = isinstance(self._answer, tuple)
-        return package_state(*self._answer) if is_package else self._answer
+    if isinstance(answer, Exception):
+        raise answer
+    if answer is None:
+        await asyncio.Event().wait()
+    return package_state(*answer) if isinstance(answer, tuple) else answer
 
 
 @pytest.mark.parametrize(
@@ -63,7 +55,10 @@ def test_without_a_fitting_state_the_replica_starts_on_its_own(
             raise ValueError("calibration state has depth 3")
         taken.append(state)
 
-    peers = FakePeers(answer, num_running)
+    async def count() -> int:
+        return num_running
+
+    peers: Any = SimpleNamespace(count=count, export_state=lambda: export(answer))
     found = asyncio.run(start_warm(peers, import_state, "ours", timeout_s=0.1))
     assert found == (outcome if num_running else "no_peer")
     assert taken == [STATE] * (found == "warm")
