@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +43,7 @@ _given_ports: set[int] = set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what shares one deployment last, so that it never competes with others.
-
-    And the test that ends it after all of them.
-    """
+    """Run what shares one deployment last, and what ends it after all of that."""
     places = {"fleet": 1, "ending_fleet": 1, "server": 3, "ending_server": 1}
 
     def order(item: pytest.Item) -> int:
@@ -96,11 +94,8 @@ def is_listening(port: int) -> bool:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """The environment of a user's shell, with metrics exported every second."""
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("RAY_", "PORT", "VLLM_"))
-    }
+    others = ("RAY_", "PORT", "VLLM_")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     env |= {"RAY_metrics_report_interval_ms": "1000", "RAY_worker_niceness": "0"}
     return env | extra
 
@@ -117,7 +112,6 @@ class Command:
 
     @classmethod
     def start(cls, args: list[str], output_file: Path, **env: str) -> Self:
-        """Start a command in the repository's root."""
         with output_file.open("wb") as output:
             process = subprocess.Popen(
                 args,
@@ -132,7 +126,6 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What the command has printed so far."""
         return self.output_file.read_text(errors="replace")
 
     def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> str:
@@ -166,9 +159,8 @@ class Command:
         family = self.descendants()
         self.process.kill()
         self.process.wait()
-        for process in family:
-            if process.is_running():
-                process.kill()
+        for process in filter(psutil.Process.is_running, family):
+            process.kill()
 
 
 @dataclass
@@ -250,15 +242,14 @@ def load(
                 assert response.json()["error"]["type"] == "ServiceUnavailableError"
                 stop.wait(float(response.headers["retry-after"]))
 
-    threads = [threading.Thread(target=send) for _ in range(num_clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield statuses
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(300)
+    with ThreadPoolExecutor(num_clients) as pool:
+        clients = [pool.submit(send) for _ in range(num_clients)]
+        try:
+            yield statuses
+        finally:
+            stop.set()
+    for client in clients:
+        client.result()
 
 
 def read_logs(server: Server, pattern: str = "*.log") -> str:
@@ -287,18 +278,10 @@ def start_up_command(
         "http.metrics_port": metrics_port,
         **(settings or {}),
     }
-    overrides = [f"--set={name}={value}" for name, value in chosen.items()]
-    command = Command.start(
-        [
-            str(BIN / "tetris-serve"),
-            "up",
-            f"--config={DEMO_CONFIG}",
-            f"--port={port}",
-            *overrides,
-        ],
-        output_file,
-        **env,
-    )
+    options = [f"--config={DEMO_CONFIG}", f"--port={port}"]
+    options += [f"--set={name}={value}" for name, value in chosen.items()]
+    up = [str(BIN / "tetris-serve"), "up", *options]
+    command = Command.start(up, output_file, **env)
     try:
         command.wait_for("Ctrl-C stops everything")
     except BaseException:
@@ -352,7 +335,6 @@ def ending_fleet(fleet: Server) -> Server:
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[SpanCollector]:
-    """What the shared deployment sends spans to."""
     running = SpanCollector()
     yield running
     running.stop()

@@ -22,6 +22,7 @@ from tests.serving.conftest import (
     DEMO_CONFIG,
     MODEL,
     ROOT,
+    START_TIMEOUT_S,
     Command,
     Server,
     find_free_ports,
@@ -178,10 +179,14 @@ def test_vllm_alone_serves_the_deployment(tmp_path):
     options = [f"--config={DEMO_CONFIG}", "--policy=fixed", f"--port={port}"]
     vllm = [str(BIN / "tetris-serve"), "vllm", *options]
     command = Command.start(vllm, tmp_path / "vllm.log")
+    server = Server(command, port, metrics_port=port)
+
+    def answers() -> bool:
+        assert command.process.poll() is None, command.output
+        return server.is_healthy()
+
     try:
-        command.wait_for("Application startup complete")
-        server = Server(command, port, metrics_port=port)
-        wait_until(server.is_healthy, 60)
+        wait_until(answers, START_TIMEOUT_S)
         messages: Any = [{"role": "user", "content": "Count to 20, please. " * 30}]
         for is_second in (False, True):
             answer = server.client().chat.completions.create(
