@@ -7,7 +7,9 @@ import contextlib
 import contextvars
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -22,10 +24,6 @@ from serving.front.fleet_client import FleetClient
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.leases import Leases
 from serving.replica.token_channel import ReplicaState, TokenRelay
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
 
 DEAD = b"ENGINE_CORE_DEAD"
 NUM_SLOTS = 3
@@ -260,9 +258,11 @@ class Scene:
         self.client = self.make_client(b"a front")
         self._reading = asyncio.create_task(self._read())
 
-    def read_anew(self) -> None:
-        """Read from the client there is now."""
+    def replace_client(self, name: bytes, **options: Any) -> None:
+        """Read from another client from now on."""
+        self.client.shutdown()
         self._reading.cancel()
+        self.client = self.make_client(name, **options)
         self._reading = asyncio.create_task(self._read())
 
     def make_client(self, name: bytes, **options: Any) -> FleetClient:
@@ -299,8 +299,11 @@ class Scene:
             await self.client.add_request_async(request)
         return requests
 
-    async def begun(self, requests: list[Any]) -> None:
-        await until(lambda: all(len(self.ids.get(r.request_id, ())) for r in requests))
+    async def begin(self, count: int, **params: Any) -> list[Any]:
+        """Send so many, and wait for the first token of each."""
+        requests = await self.send(count, **params)
+        await until(lambda: all(self.ids.get(one.request_id) for one in requests))
+        return requests
 
     async def check_all(self, requests: list[Any]) -> None:
         await until(lambda: all(r.request_id in self.reasons for r in requests))

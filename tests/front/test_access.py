@@ -1,7 +1,5 @@
 """API keys in front of the real web application: who gets in, and how often."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -4,8 +4,6 @@ Hypothesis makes them from bodies that once were trouble, and from those that ar
 in `bodies/`: cut, joined, and with any bytes in between.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

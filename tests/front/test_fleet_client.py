@@ -39,8 +39,7 @@ async def test_leases_have_their_requests_id_and_outlive_its_call(scene):
     call = _RequestContext(request_id="the client's", _internal_request_id="a call")
     _serve_request_context.set(call)
     victim = scene.add_replica()
-    requests = await scene.send(1)
-    await scene.begun(requests)
+    requests = await scene.begin(1)
     _serve_request_context.set(_RequestContext(request_id="another's"))
     victim.die()
     scene.add_replica()
@@ -62,8 +61,7 @@ async def test_leases_have_their_requests_id_and_outlive_its_call(scene):
 )
 async def test_requests_go_on_elsewhere_when_a_replica_ends(end, reason, scene):
     victim, other = scene.add_replica(), scene.add_replica()
-    requests = await scene.send(12)
-    await scene.begun(requests)
+    requests = await scene.begin(12)
     num_lost = len(victim.running)
     assert num_lost
     end(victim)
@@ -80,8 +78,7 @@ async def test_requests_go_on_elsewhere_when_a_replica_ends(end, reason, scene):
 @pytest.mark.faults
 async def test_requests_wait_for_the_next_replica_when_all_are_dead(scene):
     victim = scene.add_replica()
-    requests = await scene.send(20)
-    await scene.begun(requests[:8])
+    requests = await scene.begin(8) + await scene.send(12, "waits")
     victim.die()
     await asyncio.sleep(0.2)
     scene.fleet.replicas.clear()
@@ -95,8 +92,7 @@ async def test_nobody_is_blamed_for_engines_that_were_dead_before(error, scene):
     """Serve goes on routing to replicas that have died, and those take nothing."""
     scene.fleet.error_of_the_dead = error
     victims = [scene.add_replica(), scene.add_replica()]
-    requests = await scene.send(12)
-    await scene.begun(requests)
+    requests = await scene.begin(12)
     for victim in victims:
         victim.die()
     num_leases = len(scene.fleet.opened)
@@ -132,8 +128,7 @@ async def test_an_engine_must_live_to_be_had_alone(scene):
 
 async def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(scene):
     victim, other = scene.add_replica(), scene.add_replica()
-    requests = await scene.send(2, seed=5, temperature=1.0)
-    await scene.begun(requests)
+    requests = await scene.begin(2, seed=5, temperature=1.0)
     victim.die()
     await scene.check_all(requests)
     (moved,) = [one for one in other.taken if "~" in one.request_id]
@@ -145,8 +140,7 @@ async def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(scene):
 
 async def test_what_a_lost_engine_still_says_is_ignored(scene):
     first, second = scene.add_replica(), scene.add_replica()
-    (request,) = await scene.send(1)
-    await scene.begun([request])
+    (request,) = await scene.begin(1)
     owner = first if first.running else second
     owner.is_held = True
     (link,) = scene.client._links
@@ -174,7 +168,7 @@ async def test_aborted_requests_give_up_their_place_and_leave_their_engine(scene
     await scene.client.abort_requests_async(one.request_id for one in waiting)
     await until(lambda: all(one.is_cancelled for one in scene.fleet.opened))
     replica = scene.add_replica()
-    await scene.begun(await scene.send(2, max_tokens=10_000))
+    await scene.begin(2, max_tokens=10_000)
     await scene.client.abort_requests_async(["r0"])
     await until(lambda: replica.aborted == ["r0"])
     await until(lambda: replica.leases.num_running == 1)

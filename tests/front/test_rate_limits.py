@@ -1,7 +1,5 @@
 """What keys use, counted in each front, or in a Redis that lives, hangs, or is gone."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

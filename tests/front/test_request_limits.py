@@ -1,7 +1,5 @@
 """What clients may not send: too much, too deep, or what only servers say."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

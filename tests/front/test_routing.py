@@ -1,22 +1,16 @@
 """Where a front's leases go: by what made-up replicas say (`fake_fleet`)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from serving.front import lease_holder, routing
 from serving.front.in_flight import InFlight
 from serving.front.routing import Routing
-from tests.front.fake_fleet import make_request, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.front.fake_fleet import FakeReplica, Scene
+from tests.front.fake_fleet import Scene, make_request, until
 
 pytestmark = pytest.mark.anyio
 
@@ -29,25 +23,20 @@ class Routed:
     def __init__(self, scene: Scene, *names: str) -> None:
         self.scene = scene
         self.running = set(names)
-        self.replicas = {name: self.add(name) for name in names}
+        self.replicas = {name: scene.add_replica(serve_id=name) for name in names}
+        for replica in self.replicas.values():
+            replica.costs = COSTS
         self.reasons: Counter[str] = Counter()
-        scene.client.shutdown()
-        scene.client = scene.make_client(b"routed", running_ids=lambda: self.running)
+        scene.replace_client(b"routed", running_ids=lambda: self.running)
         scene.client.routing.on_choice = lambda one: self.reasons.update([one])
-        scene.read_anew()
-
-    def add(self, name: str, **options: Any) -> FakeReplica:
-        replica = self.scene.add_replica(serve_id=name, **options)
-        replica.costs = COSTS
-        return replica
 
     async def connect(self) -> None:
         """Have every replica connected and heard, and nothing on its way."""
         for number in range(len(self.replicas)):
             await self.scene.client.add_request_async(make_request(f"connect {number}"))
             await until(lambda n=number: self.scene.client.num_links > n)
-        for number in range(len(self.replicas)):
-            await until(lambda n=number: f"connect {n}" in self.scene.reasons)
+        names = {f"connect {number}" for number in range(len(self.replicas))}
+        await until(lambda: names <= self.scene.reasons.keys())
         links = self.scene.client.routing._links.all
         await until(
             lambda: all(link.state.base_ms and not link.num_requests for link in links)

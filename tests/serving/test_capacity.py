@@ -1,7 +1,5 @@
 """Capacity signals: read from the real machine, and left out where there are none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

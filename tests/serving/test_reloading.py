@@ -1,7 +1,5 @@
 """Settings that change while a deployment runs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The class a request names: found, refused, and turned into a priority."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

@@ -3,8 +3,6 @@
 Real ones do so in test_failover.
 """
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Fuzz a server started for it: `python -m tests.serving.fuzz --cases 20000`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

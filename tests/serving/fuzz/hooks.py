@@ -3,8 +3,6 @@
 Its command line imports this, in a process of its own.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

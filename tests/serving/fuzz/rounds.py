@@ -3,8 +3,6 @@
 Each has a seed of its own, so that any can be run again by itself.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
