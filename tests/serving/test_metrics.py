@@ -91,62 +91,10 @@ def test_failing_snapshots_are_counted_logged_once_and_survived(monkeypatch):
     assert logged == ["Some metrics are missing until this passes"]
 
 
-TOTALS = (
-    *(f"draft_tokens_{what}" for what in ("proposed", "verified", "accepted")),
-    *("draft_tokens_verified_by_position", "draft_budget_tokens"),
-    *("selections", "selection_seconds", "snapshot_failures"),
-)
-
-# A second apart, so that a report or two that come late are waited for.
-NUM_EQUAL_READS = 5
-
-
-def settled_totals(server: Server) -> dict[str, float]:
-    """Read what an idle server has counted, once it stands still.
-
-    Counters reach a scrape report by report, a second or more late: what is read of a
-    busy server, or of one that has just become idle, need not fit together.
-    """
-    seen: list[dict[str, float]] = []
-
-    def stands_still() -> bool:
-        totals = dict.fromkeys(TOTALS, 0.0)
-        for sample in server.scrape():
-            name = sample.name.removeprefix("ray_tetris_").removesuffix("_total")
-            if name in totals:
-                totals[name] += sample.value
-        seen.append(totals)
-        return seen[-NUM_EQUAL_READS:] == NUM_EQUAL_READS * [totals]
-
-    wait_until(stands_still, 300, period_s=1)
-    return seen[-1]
-
-
 @pytest.mark.ray
-def test_speculation_shows_up_where_prometheus_scrapes(server):
-    body = {"model": MODEL, "prompt": "Count", "max_tokens": 48, "ignore_eos": True}
-    for _ in range(2):
-        assert server.post("/v1/completions", json=body).status_code == 200
-    wait_until(lambda: server.total("ray_tetris_draft_tokens_verified_total"), 120)
-    totals = settled_totals(server)
-
-    verified = totals["draft_tokens_verified"]
-    assert totals["draft_tokens_accepted"] <= verified
-    assert 0 < verified <= totals["draft_tokens_proposed"]
-    assert totals["draft_tokens_verified_by_position"] == verified
-    by_position = "ray_tetris_draft_tokens_verified_by_position_total"
-    first, second = (server.total(by_position, position=rank) for rank in "01")
-    assert first >= second
-    assert totals["selections"] > 0
-    assert totals["selection_seconds"] > 0
-    assert verified <= totals["draft_budget_tokens"]
-    assert totals["snapshot_failures"] == 0
-
-
-@pytest.mark.ray
-def test_metrics_are_labelled_by_deployment_replica_and_policy_only(server):
-    """And vLLM's own are exported too."""
-    name = "ray_tetris_engine_steps_total"
+def test_figures_reach_prometheus_labelled_by_deployment_replica_and_policy(server):
+    """And so do vLLM's own; helm/test_live looks at each that a panel shows."""
+    name = "ray_tetris_draft_tokens_verified_total"
     (sample, *_) = wait_until(lambda: server.samples(name), 120)
     assert sample.labels["application"] == "tetris"
     assert sample.labels["deployment"] == f"TetrisEngine:{MODEL}"
