@@ -231,7 +231,7 @@ def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
     assert fake.hung_up.wait(10)
     # The conversation goes on, until it is forgotten, even in the middle.
     ask(page, "And on, for ever")
-    wait_for(page, "document.querySelector('#send').textContent === 'Stop'")
+    wait_until(lambda: len(fake.bodies) == 2, 30)
     assert "on on" in fake.bodies[-1]["messages"][1]["content"]
     page.evaluate("document.querySelector('#clear').click()")
     wait_for_answer(page)
