@@ -31,7 +31,7 @@ async def main():
     from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest
     with open(sys.argv[1], "rb") as file:
         hello = cloudpickle.load(file)
-    opened = []
+    opened = asyncio.Event()
 
     class Stream:
         async def __aiter__(self):
@@ -40,13 +40,9 @@ async def main():
         def cancel(self):
             pass
 
-    def open_stream(front, fingerprint, frames, alone, wanted):
-        opened.append(frames)
-        return Stream()
-
     client = FleetClient(
         front=b"f", fingerprint="x", supported_tasks=("generate",),
-        open_stream=open_stream,
+        open_stream=lambda *_, **__: opened.set() or Stream(),
     )
     state = await build_app_state(hello, client)
     assert not state.engine_client.errored
@@ -65,8 +61,7 @@ async def main():
         message = str(error)
     assert "min_p" in message, message
     asking = asyncio.create_task(complete())
-    while not opened:
-        await asyncio.sleep(0.01)
+    await opened.wait()
     asking.cancel()
     client.shutdown()
     print("served on", type(platforms.current_platform).__name__)
@@ -80,18 +75,14 @@ def make_hello() -> dict[str, object]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-    draft = str(MODELS / "demo-draft")
+    draft = {"method": "draft_model", "model": str(MODELS / "demo-draft")}
     args = AsyncEngineArgs(
         model=str(MODELS / "demo-target"),
         served_model_name=["demo"],
         max_model_len=256,
         kv_cache_memory_bytes=64 << 20,
         enforce_eager=True,
-        speculative_config={
-            "method": "draft_model",
-            "model": draft,
-            "num_speculative_tokens": 2,
-        },
+        speculative_config={**draft, "num_speculative_tokens": 2},
     )
     both = vars(FrontendArgs()) | vars(args)
     return {

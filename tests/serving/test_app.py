@@ -173,9 +173,8 @@ def test_replicas_have_a_slot_for_each_front_of_two_generations(monkeypatch):
     closed = f"model.target={folder} {fronts}"
     with pytest.raises(SettingsError, match="anybody who reaches the server"):
         build_app(deployment_of(closed))
-    front = build_app(
-        deployment_of(f"{closed} http.access.allow_anonymous=true")
-    )._bound_deployment
+    app = build_app(deployment_of(f"{closed} http.access.allow_anonymous=true"))
+    front = app._bound_deployment
     assert front.name == "TetrisFront"
     # Ray's default of 5 would let requests wait where nothing of ours runs.
     assert front.max_ongoing_requests == 10_000
@@ -185,8 +184,12 @@ def test_replicas_have_a_slot_for_each_front_of_two_generations(monkeypatch):
     assert front.init_kwargs["gguf_files"] == {"x.gguf": folder}
 
 
-def test_a_fronts_process_is_spared_what_is_meant_for_kernels():
-    settings = settings_from_args({"config": "configs/tiny.yaml"})
+def test_build_reads_a_file_and_a_front_is_spared_what_is_meant_for_kernels():
+    # A file with overrides, or the sections themselves.
+    assert settings_from_args(minimal()).model.id == "m"
+    given = {"config": "configs/tiny.yaml", "policy.name": "fixed"}
+    settings = settings_from_args(given)
+    assert (settings.model.id, settings.policy.name) == ("demo", "fixed")
     options = front_options_of(settings)["ray_actor_options"]
     variables = options["runtime_env"]["env_vars"]
     assert "LD_PRELOAD" not in variables
@@ -194,21 +197,12 @@ def test_a_fronts_process_is_spared_what_is_meant_for_kernels():
     assert variables["HF_HUB_OFFLINE"] == "1"
 
 
-def test_build_takes_a_file_with_overrides_or_the_sections_themselves():
-    from_file = settings_from_args(
-        {"config": "configs/tiny.yaml", "policy.name": "fixed"}
-    )
-    assert (from_file.model.id, from_file.policy.name) == ("demo", "fixed")
-    assert settings_from_args(minimal()).model.id == "m"
-
-
 def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(monkeypatch):
     monkeypatch.setattr("serving.app.check_servable", lambda _: None)
     moved = {"ray.exceptions": {"MovedAway": "this test"}}
     monkeypatch.setattr("serving.compat_ray.RAY", moved)
-    with pytest.raises(
-        MovedNamesError, match=r"(?s)Ray \S+ .*MovedAway is gone: this test"
-    ):
+    words = r"(?s)Ray \S+ .*MovedAway is gone: this test"
+    with pytest.raises(MovedNamesError, match=words):
         build_app(deployment_of("http.access.allow_anonymous=true"))
 
 

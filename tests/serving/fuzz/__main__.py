@@ -16,8 +16,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    default = Path(__file__).with_name("record.json")
-    parser.add_argument("--output", type=Path, default=default)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tetris-fuzz-"))
     sys.stderr.write(f"Logs and failing cases: {folder}\n")
@@ -28,7 +26,8 @@ def main() -> None:
     finally:
         server.command.end()
     record["schemathesis"] = version("schemathesis")
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    output = Path(__file__).with_name("record.json")
+    output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

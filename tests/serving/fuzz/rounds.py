@@ -45,16 +45,10 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
 def fuzz(server: Server, num_cases: int, seed: int, folder: Path) -> dict[str, Any]:
     """Send a server at least so many cases, and see that it is as it was before.
 
-    Args:
-        server: The server, started here: its processes are looked at.
-        num_cases: At least, in whole rounds, of which there are two at least.
-        seed: Of the first round; each later one has the next.
-        folder: For what schemathesis leaves behind, failing cases among it.
-
-    Returns:
-        What was done: rounds, with the seed and the most cases of a route in each;
-        answers by route and status; and the memory of each role before, after
-        the first round and at the end.
+    In whole rounds, two at least; each has the next seed. What schemathesis leaves
+    behind, failing cases among it, is in the folder. Returns what was done: rounds;
+    answers by route and status; the memory of each role before, after the first round
+    and at the end.
 
     Raises:
         AssertionError: A fault, a hang, a wrong answer afterwards, a seat kept.
@@ -92,11 +86,10 @@ def _run_phase(
     counts_file = folder / f"{seed}-{phase}.json"
     env = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.serving.fuzz.hooks"}
     env |= {"PYTHONPATH": str(ROOT), COUNTS_FILE: str(counts_file)}
-    command = [BIN / "schemathesis", "--config-file", CONFIG, "--no-color", "run"]
-    command += [f"{server.url}/openapi.json", "--phases", phase]
-    command += ["--max-examples", str(most), "--seed", str(seed)]
+    options = ["--phases", phase, "--max-examples", str(most), "--seed", str(seed)]
+    schemathesis = [BIN / "schemathesis", "--config-file", CONFIG, "--no-color", "run"]
     done = subprocess.run(
-        command,
+        [*schemathesis, f"{server.url}/openapi.json", *options],
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -109,7 +102,6 @@ def _run_phase(
 
 
 def _ask(server: Server) -> list[Any]:
-    """Return what is said to requests that have one right answer."""
     answers = []
     for path, body in GOOD.items():
         answer = server.post(path, json=body | {"model": MODEL, "temperature": 0})
