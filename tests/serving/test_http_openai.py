@@ -115,9 +115,8 @@ def test_answers_and_arguments_of_a_named_tool_follow_their_schema(client):
         "additionalProperties": False,
     }
     schema = {"name": "place", "schema": parameters, "strict": True}
-    answer = chat(
-        client, response_format={"type": "json_schema", "json_schema": schema}
-    )
+    form = {"type": "json_schema", "json_schema": schema}
+    answer = chat(client, response_format=form, max_tokens=200)
     assert json.loads(answer.choices[0].message.content)["city"] in {"Oslo", "Rome"}
     function = {"name": "get_weather", "description": "", "parameters": parameters}
     answer = chat(
