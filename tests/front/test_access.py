@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,17 @@ import httpx
 import pytest
 
 from serving.cli import main
+from serving.engine.shared import request_classes
 from serving.front.access import AccessOptions, scope_of
 from serving.front.app import build_api
 from serving.front.caller import Caller, caller
 from serving.front.key_ring import KeyRing
-from serving.front.request_class import claim_class
+from serving.front.request_class import (
+    ClassShare,
+    claim_class,
+    find_unknown_class,
+    set_priority,
+)
 from serving.settings.key_file import read_keys
 
 pytestmark = pytest.mark.anyio
@@ -130,25 +137,19 @@ def test_the_command_lists_and_refuses(tmp_path, capsys):
     assert "tetris-secret" not in str(refused.value)
 
 
-async def test_rates_end_in_429_with_openais_headers(tmp_path, capsys):
+async def test_tokens_that_were_used_end_in_429(tmp_path, capsys):
+    """Requests do, in key_life.sh, with OpenAI's headers."""
     file = tmp_path / "keys.json"
-    few = make(file, "few", capsys, "--requests-per-minute", "2")
-    short = make(file, "short", capsys, "--tokens-per-minute", "100")
+    key = make(file, "short", capsys, "--tokens-per-minute", "100")
     async with client_of(file) as client:
-        first, second, refused = [
-            await client.post(CHAT, headers=bearer(few)) for _ in range(3)
-        ]
-        assert first.headers["x-ratelimit-remaining-requests"] == "1"
-        assert (second.status_code, refused.status_code) == (200, 429)
-        assert 1 <= int(refused.headers["retry-after"]) <= 60
-        assert refused.headers["x-ratelimit-limit-requests"] == "2"
-        assert refused.json()["error"]["type"] == "RateLimitError"
-        codes = []
+        answers = []
         for _ in range(3):
-            codes.append((await client.post(CHAT, headers=bearer(short))).status_code)
+            answers.append(await client.post(CHAT, headers=bearer(key)))
             charging = [t for t in asyncio.all_tasks() if "RateLimits._use" in repr(t)]
             await asyncio.gather(*charging)
-        assert codes == [200, 200, 429]
+    assert [one.status_code for one in answers] == [200, 200, 429]
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+    assert answers[-1].json()["error"]["type"] == "RateLimitError"
 
 
 def test_with_a_key_the_request_chooses_neither_class_nor_priority():
@@ -161,3 +162,27 @@ def test_with_a_key_the_request_chooses_neither_class_nor_priority():
         claim_class(request)
         caller.reset(token)
         assert (request.vllm_xargs, request.priority) == (xargs, 0)
+
+
+def test_a_named_class_sets_its_priority_and_an_unknown_one_is_refused():
+    classes = {"chat": ClassShare(priority=-1), "bulk": ClassShare()}
+    unknown = r"no such class .*(chta|chat)'.*; .* policy\.classes \(bulk, chat\)"
+    for name, known, problem, priority in (
+        ("chat", classes, "^$", -1),
+        ("bulk", classes, "^$", 7),
+        ("chta", classes, unknown, 7),
+        # Something else than a name.
+        (["chat"], classes, unknown, 7),
+        ("chat", {}, "none are configured", 7),
+    ):
+        # The scheduler reads the same key.
+        xargs = {request_classes.REQUEST_CLASS_XARG: name}
+        request: Any = SimpleNamespace(vllm_xargs=xargs, priority=7)
+        assert re.search(problem, find_unknown_class(request, known) or "")
+        set_priority(request, known)
+        assert request.priority == priority
+    # Requests of other kinds name none.
+    other: Any = SimpleNamespace()
+    assert find_unknown_class(other, classes) is None
+    set_priority(other, classes)
+    assert not hasattr(other, "priority")

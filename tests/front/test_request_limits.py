@@ -15,12 +15,10 @@ from serving.front.request_body import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    TokenizeBody,
 )
 from serving.front.request_limits import MAX_DEPTH, check_limits
 
 USER = {"role": "user", "content": "Hi"}
-HARMONY = {"author": {"role": "user"}, "content": [], "content_type": ""}
 IMAGE_ELSEWHERE = {
     "type": "image_url",
     "image_url": {"url": "http://169.254.169.254/latest/meta-data"},
@@ -71,25 +69,12 @@ def test_what_is_usual_passes():
     check_limits({"messages": 5, "n": "x", "tools": {}, "vllm_xargs": []})
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "param"),
-    [
-        # No tokenizer holds such ids, however they are written.
-        *((DetokenizeBody, {"tokens": [1, n]}, "tokens") for n in (2**32, 2.0**40)),
-        (DetokenizeBody, {"tokens": [str(2**62)]}, "tokens"),
-        *(
-            (kind, {"messages": [HARMONY]}, "messages.0")
-            for kind in (ChatBody, TokenizeBody)
-        ),
-    ],
-)
-def test_what_vllm_would_choke_on_is_refused_by_its_name(kind, body, param):
-    with pytest.raises(ApiError) as refused:
-        TypeAdapter(kind).validate_python(body)
-    assert (refused.value.status, refused.value.param) == (400, param)
-
-
-def test_the_largest_id_passes():
+def test_what_no_tokenizer_holds_is_refused_by_its_name():
+    """Other bodies that vLLM would choke on are in `bodies`, for test_any_bytes."""
+    for token in (2**32, 2.0**40, str(2**62)):
+        with pytest.raises(ApiError, match="tokens") as refused:
+            TypeAdapter(DetokenizeBody).validate_python({"tokens": [1, token]})
+        assert (refused.value.status, refused.value.param) == (400, "tokens")
     body = TypeAdapter(DetokenizeBody).validate_python({"tokens": [2**32 - 1]})
     assert body.tokens == [2**32 - 1]
 

@@ -69,18 +69,11 @@ async def test_every_running_replica_is_connected_to_and_gets_its_part_of_a_burs
     assert set(routed.reasons) <= {"gain", "only"}
 
 
-@pytest.mark.parametrize(
-    "costs",
-    [
-        {name: 3 * value for name, value in COSTS.items()},
-        {**COSTS, "tokens_per_step": 1.0},
-    ],
-    ids=["a neighbour on its cores", "drafts that are refused"],
-)
-async def test_the_worse_replica_gets_less(costs, scene):
+async def test_the_worse_replica_gets_less(scene):
+    """Its cores have a neighbour, and its drafts are refused."""
     routed = Routed(scene, "worse", "better")
     routed.replicas["better"].costs = {**COSTS, "tokens_per_step": 3.0}
-    routed.replicas["worse"].costs = costs
+    routed.replicas["worse"].costs = {name: 2 * cost for name, cost in COSTS.items()}
     await routed.connect()
     for replica in routed.replicas.values():
         replica.is_held = True

@@ -72,18 +72,12 @@ def test_every_name_in_the_table_is_of_a_setting():
     assert {ours for _, ours, _ in PLACES} == FOREIGN_NAMES.keys() == VALUES.keys()
 
 
-def test_the_reference_has_settings_names_and_sizes_as_people_write_them():
+def test_the_reference_is_that_of_these_settings():
     script = str(ROOT / ".ci" / "settings_reference.py")
     result = subprocess.run(
         [sys.executable, script, "--check"], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert {
-        "| `graceful_shutdown_timeout_s` | Ray Serve | `replicas.drain_timeout_s` |",
-        "| `num_speculative_tokens` | vLLM | `policy.draft_tokens` |",
-        "| `max_body_bytes` | the largest request body accepted, e.g. 4Mi | bytes or a "
-        "size such as `512Mi` | `4Mi` |",
-    } <= set((ROOT / "configs" / "README.md").read_text("utf-8").splitlines())
 
 
 @pytest.mark.parametrize(
