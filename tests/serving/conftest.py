@@ -312,6 +312,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "engine.extra.otlp_traces_endpoint": "http://collector.invalid:4317",
             "replicas.min": 2,
             "replicas.max": 2,
+            "replicas.engine_hang_timeout_s": 10,
             "http.fronts.min": 2,
             "http.fronts.max": 2,
             "http.access.keys_file": keys_file,
