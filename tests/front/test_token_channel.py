@@ -15,11 +15,7 @@ import zmq.asyncio
 from serving.front import token_link
 from serving.front.token_link import TokenLink
 from serving.replica import token_channel
-from serving.replica.token_channel import (
-    HELLO,
-    ReplicaState,
-    TokenRelay,
-)
+from serving.replica.token_channel import HELLO, ReplicaState, TokenRelay
 from tests.front.fake_fleet import WAIT_S, until
 
 pytestmark = pytest.mark.anyio

@@ -1,8 +1,9 @@
 """What `doctor --bundle` hands on, and what it leaves out."""
 
-import http.server
+import functools
 import tarfile
 import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -14,18 +15,11 @@ from tests.serving.test_settings import minimal
 
 
 @pytest.fixture
-def port():
-    """Where every path is answered with a metric."""
-
-    class Says(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"tetris_running_requests 3\n")
-
-        log_message = print
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Says) as running:
+def port(tmp_path):
+    """Where the metrics are."""
+    (tmp_path / "metrics").write_text("tetris_running_requests 3\n")
+    serve = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield running.server_address[1]
         running.shutdown()
@@ -33,12 +27,8 @@ def port():
 
 def read(file):
     with tarfile.open(file) as archive:
-        return {
-            one.name.removeprefix("tetris-serve/"): archive.extractfile(one)
-            .read()
-            .decode()
-            for one in archive
-        }
+        parts = {one.name: archive.extractfile(one).read() for one in archive}
+    return {k.removeprefix("tetris-serve/"): v.decode() for k, v in parts.items()}
 
 
 def test_the_archive_tells_what_runs_and_no_secret(tmp_path, monkeypatch, port):

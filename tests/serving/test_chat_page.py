@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from starlette.routing import Route
 
 from serving.front.board import CHAT_PAGE, PAGE_HEADERS
 from tests.pictures import open_browser
-from tests.serving.conftest import wait_until
+from tests.serving.conftest import find_free_ports, wait_until
 
 EVIL = "<img src=x onerror=document.title='owned'>"
 OWN_ID, OTHER_ID = "chatcmpl-0001-0000aaaa", "chatcmpl-0001-0000bbbb"
@@ -46,7 +45,7 @@ class FakeServer:
     A board that is looked at shows two steps of the page's request and one of another.
     """
 
-    url: str = ""
+    port: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
     watchers: int = 0
@@ -121,20 +120,20 @@ def fake() -> Iterator[FakeServer]:
         Route("/v1/chat/completions", fake.chat, methods=["POST"]),
         Route("/board/events", fake.board),
     ]
+    (fake.port,) = find_free_ports(1)
     config = uvicorn.Config(
-        Starlette(routes=routes), log_level="error", timeout_graceful_shutdown=1
+        Starlette(routes=routes),
+        port=fake.port,
+        log_level="error",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        # Who comes before the server is up waits, and is not refused.
-        listening.listen()
-        fake.url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        yield fake
-        server.should_exit = True
-        thread.join()
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started, 30)
+    yield fake
+    server.should_exit = True
+    thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +144,7 @@ def browser() -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Page, fake: FakeServer) -> Page:
-    browser.goto(fake.url)
+    browser.goto(f"http://127.0.0.1:{fake.port}/")
     wait_for(browser, "document.querySelector('#model')?.textContent === 'fake'")
     return browser
 
