@@ -1,4 +1,4 @@
-"""vLLM's handlers in a front: no device, no weights, and the engine's refusals."""
+"""vLLM's handlers in a front: no device, and no weights."""
 
 import argparse
 import subprocess
@@ -27,7 +27,6 @@ async def main():
     from serving.front.fleet_client import FleetClient
     from serving.front.vllm_app import build_app_state
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-    from vllm.exceptions import VLLMValidationError
     from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest
     with open(sys.argv[1], "rb") as file:
         hello = cloudpickle.load(file)
@@ -51,16 +50,10 @@ async def main():
     )
     assert tokens.count > 0
 
-    def complete(**params):
-        body = CompletionRequest(model="demo", prompt="Count", **params)
-        return state.openai_serving_completion.create_completion(body, None)
-
-    try:
-        message = (await complete(min_p=0.5)).error.message
-    except VLLMValidationError as error:
-        message = str(error)
-    assert "min_p" in message, message
-    asking = asyncio.create_task(complete())
+    body = CompletionRequest(model="demo", prompt="Count")
+    asking = asyncio.create_task(
+        state.openai_serving_completion.create_completion(body, None)
+    )
     await opened.wait()
     asking.cancel()
     client.shutdown()
@@ -95,7 +88,6 @@ def make_hello() -> dict[str, object]:
 
 
 def test_a_host_without_a_device_can_be_a_front(tmp_path):
-    """And refuses what a speculating engine would ignore."""
     hello = tmp_path / "hello"
     hello.write_bytes(cloudpickle.dumps(make_hello()))
     done = subprocess.run(

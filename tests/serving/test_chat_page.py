@@ -240,6 +240,19 @@ def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
     assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
 
 
+def test_the_page_fits_a_phone(page):
+    before = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    ask(page, "What is the capital of France?")
+    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    rectangle = "document.querySelector('#send').getBoundingClientRect().toJSON()"
+    box = page.evaluate(rectangle)
+    assert box["right"] <= 390
+    assert box["bottom"] <= 844
+    page.set_viewport_size(before)
+
+
 def test_a_busy_server_can_be_asked_again(page, fake):
     fake.refusals = 1
     ask(page, "Are you busy?")
@@ -265,19 +278,6 @@ def test_what_goes_wrong_is_said(question, reason, page):
     wait_for(page, "document.querySelector('.error') !== null")
     assert text_of(page, ".error span") == [reason]
     assert text_of(page, "#send") == ["Send"]
-
-
-def test_the_page_fits_a_phone(page):
-    before = page.viewport_size
-    page.set_viewport_size({"width": 390, "height": 844})
-    ask(page, "What is the capital of France?")
-    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    rectangle = "document.querySelector('#send').getBoundingClientRect().toJSON()"
-    box = page.evaluate(rectangle)
-    assert box["right"] <= 390
-    assert box["bottom"] <= 844
-    page.set_viewport_size(before)
 
 
 @pytest.mark.ray

@@ -104,7 +104,9 @@ def test_a_pair_that_does_not_fit_is_told_of_what_does_not(
     assert re.match(problem, "".join(found))
 
 
-def test_missing_folders_and_files_name_what_is_missing(target, draft, tmp_path):
+def test_missing_folders_and_files_name_what_is_missing(
+    target, draft, tmp_path, monkeypatch
+):
     empty = tmp_path / "empty"
     empty.mkdir()
     first, second = errors(check_models(pair(str(tmp_path / "no"), str(empty))))
@@ -118,11 +120,7 @@ def test_missing_folders_and_files_name_what_is_missing(target, draft, tmp_path)
     broken, unweighted = errors(check_models(pair(target, draft)))
     assert "config.json is not valid JSON" in broken
     assert "has no weights" in unweighted
-
-
-def test_models_that_are_not_in_the_hub_cache_are_skipped_with_a_note(
-    tmp_path, monkeypatch
-):
+    # What is not in the hub's cache yet is no error.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     findings = check_models(parse_settings(minimal()))
     assert [finding.severity for finding in findings] == ["note", "note"]
