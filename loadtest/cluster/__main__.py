@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         text = json.dumps(results, indent=1, default=lambda n: n.tolist()) + "\n"
         file.write_text(text)
-        shown = {k: v for k, v in results[name].items() if k not in place}
-        shown.pop("timeline", None)
+        written = json.loads(text)[name]
+        shown = {k: v for k, v in written.items() if k not in {*place, "timeline"}}
         _say(f"{name}: {json.dumps(shown)}")
     results = json.loads(file.read_text())
     (options.output / "results.md").write_text(render(results))

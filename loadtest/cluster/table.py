@@ -75,12 +75,17 @@ def _show_overload(part: Mapping[str, Any]) -> str:
 
 
 def _show_keys(part: Mapping[str, Any]) -> str:
-    alone, beside, flood = (part[name] for name in ("alone", "beside", "flood"))
+    alone = part["alone"]
+
+    def tell(name: str) -> str:
+        p95_ms = part[name]["ttft_p95_ms"]
+        return f"{p95_ms:.0f} ({p95_ms / alone['ttft_p95_ms']:.1f} times)"
+
     return (
         f"p95 of the quiet key's time to first token {alone['ttft_p95_ms']:.0f} ms "
-        f"alone, {beside['ttft_p95_ms']:.0f} beside the flood: "
-        f"{part['ttft_p95_ratio']:.2f} times (medians {alone['ttft_p50_ms']:.0f} and "
-        f"{beside['ttft_p50_ms']:.0f}); the flood's own p95 {flood['ttft_p95_ms']:.0f}"
+        f"alone, {tell('seated')} beside a key whose requests all have seats, "
+        f"{tell('beside')} beside one that floods, whose own is "
+        f"{part['flood']['ttft_p95_ms']:.0f}"
     )
 
 
