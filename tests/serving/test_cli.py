@@ -62,12 +62,20 @@ def test_check_prints_what_the_engine_would_be_given_or_names_file_setting_and_f
     )
 
 
-@pytest.mark.parametrize("option", ["--port=0", "--port=x", "--set=name"])
-def test_malformed_options_are_refused(option, capsys):
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--port=0"], "must be"),
+        (["--port=x"], "must be"),
+        (["--set=name"], "must be"),
+        (["a/model", "--config=x"], "--config: not allowed with argument MODEL"),
+    ],
+)
+def test_malformed_options_are_refused(options, problem, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(["up", option])
+        main(["up", *options])
     assert exit_.value.code == 2
-    assert "must be" in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_given", [True, False])

@@ -192,9 +192,3 @@ def test_check_and_doctor_take_a_deployment_as_up_does(command, source, found, c
     assert found in output
     if command == "check":
         assert re.search(r"kv_cache_memory_bytes: \d+ +\(\d+[MG]i\)", output)
-
-
-def test_a_model_and_a_file_cannot_both_be_given(capsys):
-    with pytest.raises(SystemExit):
-        main(["up", TARGET, "--config", str(DEMO_CONFIG)])
-    assert "--config: not allowed with argument MODEL" in capsys.readouterr().err

@@ -68,16 +68,13 @@ def test_names_of_ray_and_vllm_are_read_but_not_beside_ours(section, ours, their
     ]
 
 
-def test_every_name_in_the_table_is_of_a_setting():
-    assert {ours for _, ours, _ in PLACES} == FOREIGN_NAMES.keys() == VALUES.keys()
-
-
 def test_the_reference_is_that_of_these_settings():
     script = str(ROOT / ".ci" / "settings_reference.py")
     result = subprocess.run(
         [sys.executable, script, "--check"], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout + result.stderr
+    assert {ours for _, ours, _ in PLACES} == FOREIGN_NAMES.keys() == VALUES.keys()
 
 
 @pytest.mark.parametrize(

@@ -54,23 +54,19 @@ def problems_of(data: object, **options: Any) -> list[str]:
     return caught.value.problems
 
 
-def test_the_demo_and_three_model_families_are_shipped():
+def test_the_demo_and_three_model_families_are_shipped_and_served_as_a_file_says():
+    from ray.serve.schema import ServeDeploySchema
+
     shipped = [load_settings(file) for file in SHIPPED]
     assert {"draft_model", "eagle3"} <= {one.policy.method for one in shipped}
     targets = " ".join(one.model.target for one in shipped)
     assert all(name in targets for name in ("demo-target", "Llama-3", "Qwen3"))
-    demo = load_settings(ROOT / "configs" / "tiny.yaml")
-    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
-    assert demo.findings == ()
-
-
-def test_the_serve_config_file_names_an_existing_deployment_file():
-    from ray.serve.schema import ServeDeploySchema
-
     text = (ROOT / "configs" / "serve" / "tiny.yaml").read_text()
     (application,) = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
     assert application.import_path == "serving.app:build"
-    assert load_settings(application.args["config"]).model.id == "demo"
+    demo = load_settings(application.args["config"])
+    assert (demo.model.id, demo.findings) == ("demo", ())
+    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
 
 
 def test_all_faults_of_a_file_are_reported_together():
