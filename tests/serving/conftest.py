@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def wait_until(
-    condition: Callable[[], T], timeout_s: float, period_s: float = 0.2
+    condition: Callable[[], T], timeout_s: float, period_s: float = 0.5
 ) -> T:
     """Wait until a condition yields something true, and return that."""
     deadline_s = time.monotonic() + timeout_s
