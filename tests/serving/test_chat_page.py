@@ -151,7 +151,7 @@ def page(browser: Page, fake: FakeServer) -> Page:
 
 def wait_for(page: Page, condition: str, timeout_s: float = 30.0) -> None:
     """Wait until something holds; polled from here, for pages may not evaluate text."""
-    wait_until(lambda: page.evaluate(condition), timeout_s)
+    wait_until(lambda: page.evaluate(condition), timeout_s, period_s=0.05)
 
 
 def ask(page: Page, question: str) -> None:
