@@ -130,7 +130,7 @@ def fake() -> Iterator[FakeServer]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    wait_until(lambda: server.started, 30)
+    wait_until(lambda: server.started, 30, period_s=0.02)
     yield fake
     server.should_exit = True
     thread.join()
