@@ -94,6 +94,8 @@ def test_failing_snapshots_are_counted_logged_once_and_survived(monkeypatch):
 @pytest.mark.ray
 def test_figures_reach_prometheus_labelled_by_deployment_replica_and_policy(server):
     """And so do vLLM's own; helm/test_live looks at each that a panel shows."""
+    body = {"model": MODEL, "prompt": "Count", "max_tokens": 48, "ignore_eos": True}
+    assert server.post("/v1/completions", json=body).is_success
     name = "ray_tetris_draft_tokens_verified_total"
     (sample, *_) = wait_until(lambda: server.samples(name), 120)
     assert sample.labels["application"] == "tetris"
