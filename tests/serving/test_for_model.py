@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serving.cli import main
 from serving.settings.for_model import settings_for
@@ -53,8 +55,8 @@ def write_config(folder: Path, **config: Any) -> str:
     return str(folder)
 
 
-def find(target: str, draft: str | None = None, given: str = "") -> Settings:
-    return settings_for(target, draft, written(given))
+def find(target: str, draft: str | None = None, settings: str = "") -> Settings:
+    return settings_for(target, draft, written(settings))
 
 
 def test_a_pair_gets_its_context_a_cache_for_it_and_goodput():
@@ -62,15 +64,18 @@ def test_a_pair_gets_its_context_a_cache_for_it_and_goodput():
     assert (found.model.id, found.model.target) == ("demo-target", TARGET)
     assert found.model.draft == DRAFT
     assert (found.policy.name, found.policy.num_speculative_tokens) == ("goodput", 8)
-    assert (found.engine.device, found.replicas.num_gpus) == ("cpu", 0)
+    assert found.engine.device == "cpu"
     assert found.engine.max_model_len == 2048
     cache = found.engine.kv_cache_memory_bytes
     assert cache % (64 << 20) == 0
     # 16 requests of 2048 tokens take less, and nobody wants much more.
     assert cache <= 256 << 20
-    # Alone it is served without speculation.
-    alone = find(TARGET)
-    assert (alone.policy.name, alone.model.draft) == ("none", None)
+    assert found.replicas.num_gpus == 0
+
+
+def test_a_model_alone_is_served_without_speculation():
+    found = find(TARGET)
+    assert (found.policy.name, found.model.draft) == ("none", None)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +88,10 @@ def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
 ):
     set_machine(monkeypatch, available=available)
     engine = find(write_config(tmp_path / "large")).engine
-    assert engine.kv_cache_memory_bytes == cache
-    assert engine.max_model_len == max_model_len
+    assert (engine.kv_cache_memory_bytes, engine.max_model_len) == (
+        cache,
+        max_model_len,
+    )
 
 
 def test_a_gpu_is_used_where_there_is_one(tmp_path, monkeypatch):
@@ -98,8 +105,13 @@ def test_a_gpu_is_used_where_there_is_one(tmp_path, monkeypatch):
     assert any("not been measured on a GPU" in str(one) for one in found.findings)
     cpu = find(target, TARGET, "engine.device=cpu")
     assert (cpu.engine.device, cpu.policy.name) == ("cpu", "goodput")
-    # A driver that fails is no GPU.
-    monkeypatch.setattr("serving.settings.for_model.count_gpus", lambda: 1 / 0)
+
+
+def test_a_driver_that_fails_is_no_gpu(monkeypatch):
+    def fail() -> int:
+        raise RuntimeError("NVML: driver not loaded")
+
+    monkeypatch.setattr("serving.settings.for_model.count_gpus", fail)
     assert find(TARGET).engine.device == "cpu"
 
 
@@ -130,7 +142,10 @@ def test_a_gguf_file_is_found_by_its_form():
         (("./empty",), r"model\.target: .*no config\.json"),
         ((TARGET, "./nowhere"), r"model\.draft: no configuration of /.*/nowhere"),
         (("a/b",), r"model\.target: no configuration of a/b"),
-        ((TARGET, None, "engine.device=x"), r"engine\.device: must be 'cpu' or 'gpu'"),
+        (
+            (TARGET, None, "engine.device=tpu"),
+            r"engine\.device: must be 'cpu' or 'gpu'",
+        ),
     ],
 )
 def test_what_is_no_model_is_said_to_be_none(names, message, tmp_path, monkeypatch):
@@ -142,6 +157,32 @@ def test_what_is_no_model_is_said_to_be_none(names, message, tmp_path, monkeypat
         find(*names)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    config=st.dictionaries(
+        st.sampled_from([*LARGE, "head_dim", "text_config"]),
+        st.none()
+        | st.integers(-8, 1 << 20)
+        | st.text(max_size=4)
+        | st.dictionaries(st.text(max_size=3), st.integers()),
+    ),
+    available=st.integers(0, 1 << 45),
+)
+def test_no_configuration_breaks_it(config, available):
+    with pytest.MonkeyPatch.context() as patch:
+        set_machine(patch, available=available)
+        read = "serving.settings.for_model._read_config"
+        patch.setattr(read, lambda *_: LARGE | config)
+        try:
+            found = find("org/model", "org/draft")
+        except SettingsError as error:
+            problems = error.problems
+        else:
+            problems = []
+            assert found.engine.max_model_len >= 16
+    assert all(one.startswith("org/model: ") for one in problems)
+
+
 def print_config(*args: str) -> str:
     """Return what `up` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -149,7 +190,7 @@ def print_config(*args: str) -> str:
     return printed.getvalue()
 
 
-def test_a_printed_config_is_one_that_config_accepts(tmp_path, monkeypatch):
+def test_a_printed_config_is_one_that_config_accepts(tmp_path):
     options = ["--draft", DRAFT, "--port=1234", "--set=engine.max_num_seqs=4"]
     printed = print_config(TARGET, *options)
     file = tmp_path / "printed.yaml"
@@ -158,11 +199,6 @@ def test_a_printed_config_is_one_that_config_accepts(tmp_path, monkeypatch):
     assert (loaded.http.port, loaded.engine.max_num_seqs) == (1234, 4)
     assert "Mi\n" in printed
     assert print_config("--config", str(file)) == printed
-    # A drafter on the command line starts at the current folder.
-    monkeypatch.chdir(tmp_path)
-    mine = write_config(tmp_path / "mine")
-    printed = print_config(f"--config={DEMO_CONFIG}", "--draft=./mine")
-    assert yaml.safe_load(printed)["model"]["draft"] == mine
 
 
 def test_old_names_are_told_of_and_printed_as_new_ones(capsys):
@@ -175,15 +211,25 @@ def test_old_names_are_told_of_and_printed_as_new_ones(capsys):
     )
 
 
+def test_a_drafter_on_the_command_line_starts_at_the_current_folder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    mine = write_config(tmp_path / "mine")
+    printed = print_config(f"--config={DEMO_CONFIG}", "--draft=./mine")
+    assert yaml.safe_load(printed)["model"]["draft"] == mine
+
+
 @pytest.mark.parametrize("command", ["check", "doctor"])
 @pytest.mark.parametrize(
     ("source", "found"),
     [
+        ([str(DEMO_CONFIG)], "model.draft: same tokenizer"),
         (["--config", str(DEMO_CONFIG)], "model.draft: same tokenizer"),
         ([TARGET, "--draft", DRAFT], "model.draft: same tokenizer"),
         ([], "engine.max_model_len: 8192 of the target's 8192"),
     ],
-    ids=["config", "model", "nothing"],
+    ids=["file", "config", "model", "nothing"],
 )
 def test_check_and_doctor_take_a_deployment_as_up_does(command, source, found, capsys):
     # What this very machine lacks, e.g. a free port, is another matter.
@@ -192,3 +238,15 @@ def test_check_and_doctor_take_a_deployment_as_up_does(command, source, found, c
     assert found in output
     if command == "check":
         assert re.search(r"kv_cache_memory_bytes: \d+ +\(\d+[MG]i\)", output)
+
+
+def test_a_model_and_a_file_cannot_both_be_given(capsys):
+    with pytest.raises(SystemExit):
+        main(["up", TARGET, "--config", str(DEMO_CONFIG)])
+    assert "--config: not allowed with argument MODEL" in capsys.readouterr().err
+
+
+def test_the_demo_serves_goodput_with_room_to_draft():
+    demo = load_settings(DEMO_CONFIG)
+    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
+    assert demo.findings == ()

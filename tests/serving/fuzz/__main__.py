@@ -1,5 +1,7 @@
 """Fuzz a server started for it: `python -m tests.serving.fuzz --cases 20000`."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
@@ -16,6 +18,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
+    default = Path(__file__).with_name("record.json")
+    parser.add_argument("--output", type=Path, default=default)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tetris-fuzz-"))
     sys.stderr.write(f"Logs and failing cases: {folder}\n")
@@ -26,8 +30,7 @@ def main() -> None:
     finally:
         server.command.end()
     record["schemathesis"] = version("schemathesis")
-    output = Path(__file__).with_name("record.json")
-    output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

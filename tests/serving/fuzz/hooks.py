@@ -3,6 +3,8 @@
 Its command line imports this, in a process of its own.
 """
 
+from __future__ import annotations
+
 import atexit
 import json
 import os
@@ -23,12 +25,33 @@ MOST: Final = {"n": 3, "best_of": 3, "min_tokens": 4, "max_completion_tokens": 4
 
 _MAX_TOKENS: Final = 4
 
-_CHAT: Final = "/v1/chat/completions"
+_CHAT: Final = "post /v1/chat/completions"
 _LINKS: Final = (
-    ("/v1/completions", "/tokenize", {"prompt": "$response.body#/choices/0/text"}),
-    ("/tokenize", "/v1/completions", {"prompt": "$response.body#/tokens"}),
-    ("/tokenize", "/detokenize", {"tokens": "$response.body#/tokens"}),
-    (_CHAT, _CHAT, {"messages": ["$response.body#/choices/0/message"]}),
+    (
+        "get /v1/models",
+        "get /v1/models/{model}",
+        {"parameters": {"model": "$response.body#/data/0/id"}},
+    ),
+    (
+        "post /tokenize",
+        "post /detokenize",
+        {"requestBody": {"tokens": "$response.body#/tokens"}},
+    ),
+    (
+        "post /tokenize",
+        "post /v1/completions",
+        {"requestBody": {"prompt": "$response.body#/tokens"}},
+    ),
+    (
+        "post /v1/completions",
+        "post /tokenize",
+        {"requestBody": {"prompt": "$response.body#/choices/0/text"}},
+    ),
+    (
+        _CHAT,
+        _CHAT,
+        {"requestBody": {"messages": ["$response.body#/choices/0/message"]}},
+    ),
 )
 """What of an answer may be in a next request: the schema itself says nothing of it."""
 
@@ -39,11 +62,14 @@ _lock = threading.Lock()
 @schemathesis.hook
 def before_load_schema(_: Any, raw_schema: dict[str, Any]) -> None:
     """Add the links that make sequences of requests."""
-    for source, target, body in _LINKS:
-        answer = raw_schema["paths"][source]["post"]["responses"]["200"]
-        answer.setdefault("links", {})[f"to {target}"] = {
-            "operationRef": f"#/paths/{target.replace('/', '~1')}/post",
-            "requestBody": body,
+    for source, target, values in _LINKS:
+        method, path = source.split()
+        answer = raw_schema["paths"][path][method]["responses"]["200"]
+        to_method, to_path = target.split()
+        place = to_path.replace("/", "~1")
+        answer.setdefault("links", {})[f"to {to_path}"] = {
+            "operationRef": f"#/paths/{place}/{to_method}",
+            **values,
         }
 
 

@@ -3,6 +3,8 @@
 Each has a seed of its own, so that any can be run again by itself.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import os
@@ -45,10 +47,16 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
 def fuzz(server: Server, num_cases: int, seed: int, folder: Path) -> dict[str, Any]:
     """Send a server at least so many cases, and see that it is as it was before.
 
-    In whole rounds, two at least; each has the next seed. What schemathesis leaves
-    behind, failing cases among it, is in the folder. Returns what was done: rounds;
-    answers by route and status; the memory of each role before, after the first round
-    and at the end.
+    Args:
+        server: The server, started here: its processes are looked at.
+        num_cases: At least, in whole rounds, of which there are two at least.
+        seed: Of the first round; each later one has the next.
+        folder: For what schemathesis leaves behind, failing cases among it.
+
+    Returns:
+        What was done: rounds, with the seed and the most cases of a route in each;
+        answers by route and status; and the memory of each role before, after
+        the first round and at the end.
 
     Raises:
         AssertionError: A fault, a hang, a wrong answer afterwards, a seat kept.
@@ -86,10 +94,11 @@ def _run_phase(
     counts_file = folder / f"{seed}-{phase}.json"
     env = {**os.environ, "SCHEMATHESIS_HOOKS": "tests.serving.fuzz.hooks"}
     env |= {"PYTHONPATH": str(ROOT), COUNTS_FILE: str(counts_file)}
-    options = ["--phases", phase, "--max-examples", str(most), "--seed", str(seed)]
-    schemathesis = [BIN / "schemathesis", "--config-file", CONFIG, "--no-color", "run"]
+    command = [BIN / "schemathesis", "--config-file", CONFIG, "--no-color", "run"]
+    command += [f"{server.url}/openapi.json", "--phases", phase]
+    command += ["--max-examples", str(most), "--seed", str(seed)]
     done = subprocess.run(
-        [*schemathesis, f"{server.url}/openapi.json", *options],
+        command,
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -102,6 +111,7 @@ def _run_phase(
 
 
 def _ask(server: Server) -> list[Any]:
+    """Return what is said to requests that have one right answer."""
     answers = []
     for path, body in GOOD.items():
         answer = server.post(path, json=body | {"model": MODEL, "temperature": 0})
