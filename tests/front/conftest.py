@@ -1,7 +1,5 @@
 """The front without a server around it, so that its parts can be looked at."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path

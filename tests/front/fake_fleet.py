@@ -7,7 +7,9 @@ import contextlib
 import contextvars
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -22,10 +24,6 @@ from serving.front.fleet_client import FleetClient
 from serving.replica.engine_gone import EngineGoneError
 from serving.replica.leases import Leases
 from serving.replica.token_channel import ReplicaState, TokenRelay
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
 
 DEAD = b"ENGINE_CORE_DEAD"
 NUM_SLOTS = 3
@@ -76,13 +74,7 @@ class FakeReplica:
     `costs` are, as `ReplicaState` names them.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        poison: int | None = None,
-        num_seats: int = 64,
-        serve_id: str = "",
-    ) -> None:
+    def __init__(self, folder: Path, poison: int | None = None, **offer: Any) -> None:
         addresses = [
             f"ipc://{folder}/{uuid.uuid4().hex[:8]}" for _ in range(1, NUM_SLOTS)
         ]
@@ -90,14 +82,17 @@ class FakeReplica:
         self.relay = TokenRelay(
             replica=uuid.uuid4().hex,
             host="127.0.0.1",
-            num_seats=num_seats,
             slot_addresses=addresses,
             on_message=lambda *m: loop.call_soon_threadsafe(self.leases.hear, *m),
             dead_frame=DEAD,
-            serve_id=serve_id,
+            **{"num_seats": 64, "serve_id": "", **offer},
         )
         self.leases = Leases(
-            self.relay, NUM_SLOTS, add=self._add, abort=self._abort, flush=self._flush
+            self.relay,
+            NUM_SLOTS,
+            add=self._add,
+            abort=self._abort,
+            flush=lambda: asyncio.sleep(0),
         )
         self.running: dict[str, Any] = {}
         self.taken: list[Any] = []
@@ -127,22 +122,17 @@ class FakeReplica:
         for request_id in request_ids:
             self.running.pop(request_id, None)
 
-    async def _flush(self) -> None:
-        await asyncio.sleep(0)
-
     async def _step_on(self) -> None:
         while self.is_alive:
             await asyncio.sleep(STEP_S)
             if not self.is_held:
                 self._step()
-            num_running = len(self.running) + self.num_others
-            self.relay.set_state(
-                ReplicaState(
-                    num_running=num_running,
-                    num_free_kv_tokens=self.num_free_kv_tokens,
-                    **self.costs,
-                )
+            told = ReplicaState(
+                num_running=len(self.running) + self.num_others,
+                num_free_kv_tokens=self.num_free_kv_tokens,
+                **self.costs,
             )
+            self.relay.set_state(told)
 
     def _step(self) -> None:
         by_slot: dict[int, list[Any]] = {}
@@ -163,16 +153,15 @@ class FakeReplica:
 
     def push(self, slot: int, outputs: list[Any]) -> None:
         """Let the engine say something to the front in a slot."""
-        step = EngineCoreOutputs(
-            outputs=outputs, timestamp=time.monotonic() + OTHER_HOSTS_CLOCK_S
-        )
+        now_s = time.monotonic() + OTHER_HOSTS_CLOCK_S
+        step = EngineCoreOutputs(outputs=outputs, timestamp=now_s)
         self._sockets[slot - 1].send_multipart(self._encoder.encode(step))
 
     def shut_down(self) -> None:
         """End as an engine core does that gets SIGTERM."""
-        for request_id, (request, _) in self.running.items():
-            aborted = make_output(request_id, [], FinishReason.ABORT)
-            self.push(request.client_index, [aborted])
+        for name, (request, _) in self.running.items():
+            ended = make_output(name, [], FinishReason.ABORT)
+            self.push(request.client_index, [ended])
         self.running.clear()
         self.is_alive = False
 
@@ -221,7 +210,6 @@ class FakeStream:
         try:
             async for event in holding:
                 yield event
-                self._fleet.num_accepted += 1
         finally:
             # As Serve does when the caller is gone.
             with contextlib.suppress(BaseException):
@@ -234,7 +222,6 @@ class FakeFleet:
     def __init__(self) -> None:
         self.replicas: list[FakeReplica] = []
         self.opened: list[FakeStream] = []
-        self.num_accepted = 0
         self.error_of_the_dead: Exception = EngineGoneError()
         self.goes_by_load = False
         self._turn = 0
@@ -271,9 +258,11 @@ class Scene:
         self.client = self.make_client(b"a front")
         self._reading = asyncio.create_task(self._read())
 
-    def read_anew(self) -> None:
-        """Read from the client there is now."""
+    def replace_client(self, name: bytes, **options: Any) -> None:
+        """Read from another client from now on."""
+        self.client.shutdown()
         self._reading.cancel()
+        self.client = self.make_client(name, **options)
         self._reading = asyncio.create_task(self._read())
 
     def make_client(self, name: bytes, **options: Any) -> FleetClient:
@@ -310,8 +299,11 @@ class Scene:
             await self.client.add_request_async(request)
         return requests
 
-    async def begun(self, requests: list[Any]) -> None:
-        await until(lambda: all(len(self.ids.get(r.request_id, ())) for r in requests))
+    async def begin(self, count: int, **params: Any) -> list[Any]:
+        """Send so many, and wait for the first token of each."""
+        requests = await self.send(count, **params)
+        await until(lambda: all(self.ids.get(one.request_id) for one in requests))
+        return requests
 
     async def check_all(self, requests: list[Any]) -> None:
         await until(lambda: all(r.request_id in self.reasons for r in requests))

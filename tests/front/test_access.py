@@ -1,23 +1,29 @@
 """API keys in front of the real web application: who gets in, and how often."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
+import re
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from serving.cli import main
+from serving.engine.shared import request_classes
 from serving.front.access import AccessOptions, scope_of
 from serving.front.app import build_api
-from serving.front.caller import caller
+from serving.front.caller import Caller, caller
 from serving.front.key_ring import KeyRing
-from serving.front.request_class import claim_class
+from serving.front.request_class import (
+    ClassShare,
+    claim_class,
+    find_unknown_class,
+    set_priority,
+)
 from serving.settings.key_file import read_keys
 
 pytestmark = pytest.mark.anyio
@@ -71,11 +77,8 @@ async def test_a_key_opens_what_its_scopes_say(tmp_path, capsys):
         assert (await client.post(CHAT, headers=bearer(watch))).status_code == 403
         assert (await client.get("/new", headers=bearer(chat))).status_code == 403
         # A browser asks for it as a password, and no other site's page may use that.
-        assert (
-            (await client.get("/board/events"))
-            .headers["www-authenticate"]
-            .startswith("Basic")
-        )
+        asked = (await client.get("/board/events")).headers["www-authenticate"]
+        assert asked.startswith("Basic")
         basic = base64.b64encode(f":{watch}".encode()).decode()
         shown = {"Authorization": f"Basic {basic}"}
         assert (await client.get("/board/events", headers=shown)).status_code == 200
@@ -127,41 +130,29 @@ def test_the_command_lists_and_refuses(tmp_path, capsys):
     assert main(["keys", "revoke", "--file", str(file), "bob"]) == 1
     assert list(read_keys(file)) == ["ann"]
     assert list(tmp_path.iterdir()) == [file]
+    # What is refused is not repeated.
+    file.write_text(json.dumps({"ann": {"sha256": "tetris-secret"}}))
+    with pytest.raises(ValueError, match=r"ann\.sha256") as refused:
+        read_keys(file)
+    assert "tetris-secret" not in str(refused.value)
 
 
-async def test_rates_end_in_429_with_openais_headers(tmp_path, capsys):
+async def test_tokens_that_were_used_end_in_429(tmp_path, capsys):
+    """Requests do, in key_life.sh, with OpenAI's headers."""
     file = tmp_path / "keys.json"
-    few = make(file, "few", capsys, "--requests-per-minute", "2")
-    short = make(file, "short", capsys, "--tokens-per-minute", "100")
+    key = make(file, "short", capsys, "--tokens-per-minute", "100")
     async with client_of(file) as client:
-        left = []
-        for _ in range(2):
-            answer = await client.post(CHAT, headers=bearer(few))
-            assert answer.status_code == 200
-            left.append(answer.headers["x-ratelimit-remaining-requests"])
-        assert left == ["1", "0"]
-        refused = await client.post(CHAT, headers=bearer(few))
-        assert refused.status_code == 429
-        assert 1 <= int(refused.headers["retry-after"]) <= 60
-        assert refused.headers["x-ratelimit-limit-requests"] == "2"
-        assert refused.json()["error"]["type"] == "RateLimitError"
-        codes = []
+        answers = []
         for _ in range(3):
-            codes.append((await client.post(CHAT, headers=bearer(short))).status_code)
-            await charged_in_the_background()
-        assert codes == [200, 200, 429]
-
-
-async def charged_in_the_background() -> None:
-    tasks = asyncio.all_tasks()
-    await asyncio.gather(*(t for t in tasks if "RateLimits._use" in repr(t)))
+            answers.append(await client.post(CHAT, headers=bearer(key)))
+            charging = [t for t in asyncio.all_tasks() if "RateLimits._use" in repr(t)]
+            await asyncio.gather(*charging)
+    assert [one.status_code for one in answers] == [200, 200, 429]
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+    assert answers[-1].json()["error"]["type"] == "RateLimitError"
 
 
 def test_with_a_key_the_request_chooses_neither_class_nor_priority():
-    from types import SimpleNamespace
-
-    from serving.front.caller import Caller
-
     request = SimpleNamespace(vllm_xargs={"request_class": "vip"}, priority=-9)
     claim_class(request)
     assert request.priority == -9
@@ -173,9 +164,25 @@ def test_with_a_key_the_request_chooses_neither_class_nor_priority():
         assert (request.vllm_xargs, request.priority) == (xargs, 0)
 
 
-def test_a_file_that_is_none_is_not_repeated(tmp_path):
-    file = tmp_path / "keys.json"
-    file.write_text(json.dumps({"ann": {"sha256": "tetris-secret"}}))
-    with pytest.raises(ValueError, match=r"ann\.sha256") as refused:
-        read_keys(file)
-    assert "tetris-secret" not in str(refused.value)
+def test_a_named_class_sets_its_priority_and_an_unknown_one_is_refused():
+    classes = {"chat": ClassShare(priority=-1), "bulk": ClassShare()}
+    unknown = r"no such class .*(chta|chat)'.*; .* policy\.classes \(bulk, chat\)"
+    for name, known, problem, priority in (
+        ("chat", classes, "^$", -1),
+        ("bulk", classes, "^$", 7),
+        ("chta", classes, unknown, 7),
+        # Something else than a name.
+        (["chat"], classes, unknown, 7),
+        ("chat", {}, "none are configured", 7),
+    ):
+        # The scheduler reads the same key.
+        xargs = {request_classes.REQUEST_CLASS_XARG: name}
+        request: Any = SimpleNamespace(vllm_xargs=xargs, priority=7)
+        assert re.search(problem, find_unknown_class(request, known) or "")
+        set_priority(request, known)
+        assert request.priority == priority
+    # Requests of other kinds name none.
+    other: Any = SimpleNamespace()
+    assert find_unknown_class(other, classes) is None
+    set_priority(other, classes)
+    assert not hasattr(other, "priority")

@@ -1,13 +1,12 @@
 """What a front lets in, and in which order, by what made-up replicas say."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -19,13 +18,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import (
 from serving.engine.compat import GracefulHTTPError
 from serving.front.app import Front, build_api
 from serving.front.request_class import ClassShare
-from tests.front.fake_fleet import make_request, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from serving.front.fleet_client import FleetClient
-    from tests.front.fake_fleet import FakeReplica, Scene
+from tests.front.fake_fleet import Scene, make_request, until
 
 pytestmark = pytest.mark.anyio
 
@@ -37,54 +30,60 @@ NUM_PLACES = 60
 class Busy:
     """A front whose only replica is full and stands still until it is let go."""
 
-    def __init__(self, scene: Scene, replica: FakeReplica, client: FleetClient) -> None:
-        self.scene, self.replica, self.client = scene, replica, client
+    def __init__(self, scene: Scene, num_seats: int, **options: Any) -> None:
+        self.scene, self.replica = scene, scene.add_replica(num_seats=num_seats)
+        scene.replace_client(b"busy", **options)
+        self.client = scene.client
         self.refusals: Counter[str] = Counter()
-        client.admission.on_refusal = lambda reason: self.refusals.update([reason])
+        self.client.admission.on_refusal = lambda one: self.refusals.update([one])
+
+    async def stand_still(self) -> None:
+        """Answer one request, and then no more."""
+        await self.send("first")
+        await until(lambda: "first" in self.scene.reasons)
+        self.replica.is_held = True
 
     async def send(self, name: str, of: str = "", **xargs: Any) -> None:
         args = {**({"request_class": of} if of else {}), **xargs}
         await self.client.add_request_async(make_request(name, extra_args=args))
 
+    async def send_all(self, count: int, name: str, of: str = "") -> None:
+        for n in range(count):
+            await self.send(f"{name} {n}", of)
+
     def taken(self) -> list[str]:
         return [one.request_id for one in self.replica.taken]
+
+    async def go_on(self, count: int) -> list[str]:
+        """Let the replica go on, and return the order in which it took so many."""
+        self.replica.is_held = False
+        await until(lambda: len(self.taken()) == count)
+        return self.taken()
 
 
 @pytest.fixture
 async def busy(scene: Scene) -> Busy:
-    replica = scene.add_replica(num_seats=NUM_SEATS)
-    replica.costs = {"base_ms": STEP_MS, "request_ms": 1e-3, "prompt_token_ms": 1e-3}
-    scene.client.shutdown()
-    scene.client = scene.make_client(
-        b"busy",
-        classes={
-            "flood": ClassShare(),
-            "other": ClassShare(),
-            "hasty": ClassShare(deadline_ms=100.0, priority=5),
-        },
+    hasty = ClassShare(deadline_ms=100.0, priority=5)
+    busy = Busy(
+        scene,
+        NUM_SEATS,
+        classes={"flood": ClassShare(), "other": ClassShare(), "hasty": hasty},
         max_requests=lambda _: NUM_PLACES,
     )
-    scene.read_anew()
-    busy = Busy(scene, replica, scene.client)
-    await busy.send("first")
-    await until(lambda: "first" in scene.reasons)
-    replica.is_held = True
-    for n in range(5):
-        await busy.send(f"runs {n}")
+    busy.replica.costs = {"base_ms": STEP_MS, "request_ms": 1e-3}
+    busy.replica.costs["prompt_token_ms"] = 1e-3
+    await busy.stand_still()
+    await busy.send_all(5, "runs")
     # One seat more than the engine has, so that a request is there in time.
     await until(lambda: len(busy.taken()) == 1 + NUM_SEATS + 1)
     return busy
 
 
 async def test_a_flood_of_one_class_does_not_keep_another_waiting(busy):
-    for n in range(20):
-        await busy.send(f"flood {n}", "flood")
-    for n in range(5):
-        await busy.send(f"other {n}", "other")
+    await busy.send_all(20, "flood", "flood")
+    await busy.send_all(5, "other", "other")
     assert busy.client.count_waiting() == {"default": 2, "flood": 20, "other": 5}
-    busy.replica.is_held = False
-    await until(lambda: len(busy.taken()) == 1 + 5 + 25)
-    order = busy.taken()
+    order = await busy.go_on(1 + 5 + 25)
     # Each of the other's goes after one of the flood's and of those before, or two.
     assert order.index("other 4") <= 1 + 5 + 2 * 5 + 2
     assert not busy.refusals
@@ -92,42 +91,30 @@ async def test_a_flood_of_one_class_does_not_keep_another_waiting(busy):
 
 async def test_who_asks_for_little_goes_before_a_flood(busy):
     """The first of the other's is next, though twenty of the flood wait."""
-    for n in range(20):
-        await busy.send(f"flood {n}", "flood")
-    for n in range(2):
-        await busy.send(f"other {n}", "other")
-    order = busy.taken
-    busy.replica.is_held = False
-    await until(lambda: len(order()) == 1 + 5 + 22)
+    await busy.send_all(20, "flood", "flood")
+    await busy.send_all(2, "other", "other")
+    order = await busy.go_on(1 + 5 + 22)
     # Its share is less than one of two seats, so that the second waits for its turn.
-    assert order().index("other 0") <= 1 + 3 + 2
-    assert order().index("other 1") > order().index("other 0") + 1
+    assert order.index("other 0") <= 1 + 3 + 2
+    assert order.index("other 1") > order.index("other 0") + 1
 
 
 async def test_a_flood_leaves_seats_to_others(scene):
     """Of 32 seats two are kept, and the spare ones, once others have asked."""
-    replica = scene.add_replica(num_seats=32)
-    scene.client.shutdown()
-    scene.client = scene.make_client(b"kept", classes={"flood": ClassShare()})
-    scene.read_anew()
-    busy = Busy(scene, replica, scene.client)
-    await busy.send("first")
-    await until(lambda: "first" in scene.reasons)
-    replica.is_held = True
-    for n in range(50):
-        await busy.send(f"flood {n}", "flood")
-    await until(lambda: len(replica.running) == 30)
-    for n in range(2):
-        await busy.send(f"other {n}")
-    await until(lambda: len(replica.running) == 32)
-    assert {"other 0", "other 1"} <= replica.running.keys()
+    busy = Busy(scene, 32, classes={"flood": ClassShare()})
+    running = busy.replica.running
+    await busy.stand_still()
+    await busy.send_all(50, "flood", "flood")
+    await until(lambda: len(running) == 30)
+    await busy.send_all(2, "other")
+    await until(lambda: len(running) == 32)
+    assert {"other 0", "other 1"} <= running.keys()
     assert busy.client.count_waiting() == {"flood": 20}
 
 
 async def test_a_flood_leaves_places_for_others(busy):
-    for n in range(50):
-        with contextlib.suppress(GracefulHTTPError):
-            await busy.send(f"flood {n}", "flood")
+    with contextlib.suppress(GracefulHTTPError):
+        await busy.send_all(50, "flood", "flood")
     with pytest.raises(GracefulHTTPError, match="for this class") as refusal:
         await busy.send("one more", "flood")
     assert refusal.value.http_status == 503
@@ -139,11 +126,8 @@ async def test_fronts_share_the_places_there_are(busy):
     other = busy.scene.make_client(b"another front")
     await other.add_request_async(make_request("there"))
     await until(lambda: busy.client.admission.num_fronts == 2)
-    for n in range(NUM_PLACES):
-        try:
-            await busy.send(f"r{n}")
-        except GracefulHTTPError:
-            break
+    with contextlib.suppress(GracefulHTTPError):
+        await busy.send_all(NUM_PLACES, "r")
     assert busy.client.admission._places.num_taken <= NUM_PLACES // 2
     other.shutdown()
 
@@ -248,8 +232,7 @@ async def ask(http: httpx.AsyncClient, **fields: Any) -> httpx.Response:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("where", ["body", "xargs"])
 async def test_a_refused_client_is_told_when_to_come_back(busy, http, stream, where):
-    for n in range(30):
-        await busy.send(f"before {n}")
+    await busy.send_all(30, "before")
     late = {"deadline_ms": 1_000}
     fields = late if where == "body" else {"vllm_xargs": late}
     refusal = await ask(http, stream=stream, **fields)

@@ -22,8 +22,17 @@ def reports(*states: ReplicaState) -> dict[str, dict[str, float]]:
     }
 
 
-def make_context(config: AutoscalingConfig, load: float, **options: Any) -> Any:
-    return AutoscalingContext(
+def decide(load: float, metrics: Any) -> Any:
+    """Let Serve build the policy from its import path, and ask it."""
+    config = AutoscalingConfig(
+        min_replicas=1,
+        max_replicas=5,
+        policy={
+            "policy_function": "serving.autoscaler:TokenTimeScaling",
+            "policy_kwargs": {"target_token_ms": 15.0, "usual_capacity": 16.0},
+        },
+    )
+    context = AutoscalingContext(
         deployment_id=None,
         deployment_name="engines",
         app_name="app",
@@ -37,37 +46,19 @@ def make_context(config: AutoscalingConfig, load: float, **options: Any) -> Any:
         last_scale_down_time=None,
         current_time=time.time(),
         config=config,
-        **{
-            "target_num_replicas": 1,
-            "running_replicas": ["r0"],
-            "aggregated_metrics": reports(STATE),
-            "policy_state": {},
-        }
-        | options,
+        target_num_replicas=1,
+        running_replicas=["r0"],
+        aggregated_metrics=metrics,
+        policy_state={},
     )
-
-
-def make_config() -> AutoscalingConfig:
-    return AutoscalingConfig(
-        min_replicas=1,
-        max_replicas=5,
-        policy={
-            "policy_function": "serving.autoscaler:TokenTimeScaling",
-            "policy_kwargs": {"target_token_ms": 15.0, "usual_capacity": 16.0},
-        },
-    )
-
-
-def build(config: AutoscalingConfig) -> Any:
-    """As Serve's controller does."""
-    return config.policy.get_policy()(**config.policy.policy_kwargs)
-
-
-def test_serve_builds_the_policy_from_its_import_path():
-    config = make_config()
-    policy = build(config)
+    # As its controller does.
+    policy = config.policy.get_policy()(**config.policy.policy_kwargs)
     assert isinstance(policy, TokenTimeScaling)
-    wanted, told = policy(make_context(config, load=50.0))
+    return policy(context)
+
+
+def test_serve_builds_the_policy_and_is_told_how_many_replicas_there_are_to_be():
+    wanted, told = decide(50.0, reports(STATE))
     # 20 requests a replica: a token every 15 ms is a step every 30.
     assert wanted == 3
     assert told["tetris_forecast_requests"] == pytest.approx(50.0)
@@ -77,8 +68,5 @@ def test_a_replica_that_knows_nothing_or_reports_half_is_left_out():
     metrics = reports(STATE, ReplicaState())
     assert len(paces_of(metrics)) == 1
     del metrics["tetris_num_seats"]["r0"]
-    assert paces_of(metrics) == []
-    assert paces_of({}) == []
-    config = make_config()
-    policy = build(config)
-    assert policy(make_context(config, 50.0, aggregated_metrics=None))[0] == 4
+    assert paces_of(metrics) == paces_of({}) == []
+    assert decide(50.0, None)[0] == 4

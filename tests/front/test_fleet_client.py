@@ -39,8 +39,7 @@ async def test_leases_have_their_requests_id_and_outlive_its_call(scene):
     call = _RequestContext(request_id="the client's", _internal_request_id="a call")
     _serve_request_context.set(call)
     victim = scene.add_replica()
-    requests = await scene.send(1)
-    await scene.begun(requests)
+    requests = await scene.begin(1)
     _serve_request_context.set(_RequestContext(request_id="another's"))
     victim.die()
     scene.add_replica()
@@ -62,8 +61,7 @@ async def test_leases_have_their_requests_id_and_outlive_its_call(scene):
 )
 async def test_requests_go_on_elsewhere_when_a_replica_ends(end, reason, scene):
     victim, other = scene.add_replica(), scene.add_replica()
-    requests = await scene.send(12)
-    await scene.begun(requests)
+    requests = await scene.begin(12)
     num_lost = len(victim.running)
     assert num_lost
     end(victim)
@@ -80,8 +78,7 @@ async def test_requests_go_on_elsewhere_when_a_replica_ends(end, reason, scene):
 @pytest.mark.faults
 async def test_requests_wait_for_the_next_replica_when_all_are_dead(scene):
     victim = scene.add_replica()
-    requests = await scene.send(20)
-    await scene.begun(requests[:8])
+    requests = await scene.begin(8) + await scene.send(12, "waits")
     victim.die()
     await asyncio.sleep(0.2)
     scene.fleet.replicas.clear()
@@ -95,8 +92,7 @@ async def test_nobody_is_blamed_for_engines_that_were_dead_before(error, scene):
     """Serve goes on routing to replicas that have died, and those take nothing."""
     scene.fleet.error_of_the_dead = error
     victims = [scene.add_replica(), scene.add_replica()]
-    requests = await scene.send(12)
-    await scene.begun(requests)
+    requests = await scene.begin(12)
     for victim in victims:
         victim.die()
     num_leases = len(scene.fleet.opened)
@@ -132,8 +128,7 @@ async def test_an_engine_must_live_to_be_had_alone(scene):
 
 async def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(scene):
     victim, other = scene.add_replica(), scene.add_replica()
-    requests = await scene.send(2, seed=5, temperature=1.0)
-    await scene.begun(requests)
+    requests = await scene.begin(2, seed=5, temperature=1.0)
     victim.die()
     await scene.check_all(requests)
     (moved,) = [one for one in other.taken if "~" in one.request_id]
@@ -145,8 +140,7 @@ async def test_a_replay_gets_new_noise_and_no_prompt_logprobs_again(scene):
 
 async def test_what_a_lost_engine_still_says_is_ignored(scene):
     first, second = scene.add_replica(), scene.add_replica()
-    (request,) = await scene.send(1)
-    await scene.begun([request])
+    (request,) = await scene.begin(1)
     owner = first if first.running else second
     owner.is_held = True
     (link,) = scene.client._links
@@ -167,26 +161,19 @@ async def test_times_are_those_of_the_fronts_own_clock(scene):
                 assert step.timestamp - event.timestamp == pytest.approx(1, abs=0.1)
 
 
-async def test_an_aborted_request_is_aborted_in_its_engine(scene):
+async def test_aborted_requests_give_up_their_place_and_leave_their_engine(scene):
+    waiting = await scene.send(20, "waits")
+    await asyncio.sleep(0.05)
+    assert len(scene.fleet.opened) < len(waiting)
+    await scene.client.abort_requests_async(one.request_id for one in waiting)
+    await until(lambda: all(one.is_cancelled for one in scene.fleet.opened))
     replica = scene.add_replica()
-    requests = await scene.send(2, max_tokens=10_000)
-    await scene.begun(requests)
+    await scene.begin(2, max_tokens=10_000)
     await scene.client.abort_requests_async(["r0"])
     await until(lambda: replica.aborted == ["r0"])
     await until(lambda: replica.leases.num_running == 1)
     assert list(replica.running) == ["r1"]
-
-
-async def test_an_aborted_request_that_waits_gives_up_its_place(scene):
-    requests = await scene.send(20)
-    await asyncio.sleep(0.05)
-    assert len(scene.fleet.opened) < len(requests)
-    await scene.client.abort_requests_async(r.request_id for r in requests)
-    await until(lambda: all(one.is_cancelled for one in scene.fleet.opened))
-    replica = scene.add_replica()
-    (late,) = await scene.send(1)
-    await scene.check_all([late])
-    assert len(replica.taken) == 1
+    assert len(replica.taken) == 2
 
 
 @pytest.mark.faults
@@ -238,16 +225,6 @@ async def test_a_request_that_is_always_interrupted_fails(scene, monkeypatch):
     assert requests[0].request_id not in scene.reasons
 
 
-async def test_a_full_front_refuses(scene):
-    client = scene.make_client(b"small", max_requests=lambda replicas: replicas + 2)
-    for n in range(2):
-        await client.add_request_async(make_request(f"r{n}"))
-    with pytest.raises(GracefulHTTPError, match="queue is full") as refusal:
-        await client.add_request_async(make_request("one too many"))
-    assert refusal.value.http_status == 503
-    client.shutdown()
-
-
 async def test_a_slot_is_free_again_when_its_front_is_gone(scene):
     replica = scene.add_replica()
     for n in range(2 * NUM_SLOTS):
@@ -257,21 +234,6 @@ async def test_a_slot_is_free_again_when_its_front_is_gone(scene):
         assert step.outputs[0].request_id == "r"
         client.shutdown()
         await until(lambda: not replica.leases.num_running)
-
-
-async def test_no_more_is_leased_than_engines_have_seats_for(scene):
-    """What waits in an engine can be overtaken by nothing, a replay least of all."""
-    replicas = [scene.add_replica(num_seats=8) for _ in range(2)]
-    scene.client.credit.num_replicas = 2
-    for replica in replicas:
-        replica.is_held = True
-    requests = await scene.send(60)
-    await until(lambda: sum(len(one.running) for one in replicas) == 18)
-    await asyncio.sleep(0.1)
-    assert [len(one.running) for one in replicas] == [9, 9]
-    for replica in replicas:
-        replica.is_held = False
-    await scene.check_all(requests)
 
 
 async def test_fronts_share_the_seats_there_are(scene):
@@ -297,23 +259,6 @@ async def test_a_front_that_holds_nothing_may_always_ask(scene):
     replica = scene.add_replica(num_seats=8)
     replica.num_others = 100
     requests = await scene.send(3)
-    await scene.check_all(requests)
-
-
-async def test_a_front_looks_for_replicas_that_it_does_not_know(scene):
-    scene.fleet.goes_by_load = True
-    full = scene.add_replica(num_seats=8)
-    full.is_held = True
-    requests = await scene.send(18)
-    await until(lambda: len(full.running) == 9)
-    new = scene.add_replica(num_seats=8)
-    new.is_held = True
-    await asyncio.sleep(0.05)
-    assert not new.taken
-    scene.client.credit.num_replicas = 2
-    await until(lambda: len(new.running) == 9)
-    assert len(full.running) == 9
-    full.is_held = new.is_held = False
     await scene.check_all(requests)
 
 
@@ -355,15 +300,27 @@ async def test_replays_go_before_what_waits_and_as_blocks_are_free(scene):
     assert later.isdisjoint(names[: len(lost) - MAX_UNSETTLED + 1])
 
 
-async def test_replicas_know_what_waits_for_them(scene):
-    """The autoscaler cannot see a front's queue otherwise."""
-    replica = scene.add_replica(num_seats=8)
-    replica.is_held = True
-    requests = await scene.send(30)
-    await until(lambda: len(replica.running) == 9)
+async def test_no_more_is_leased_than_seats_and_a_new_replica_is_looked_for(scene):
+    """What waits in an engine can be overtaken by nothing, a replay least of all.
+
+    Replicas are told what waits: the autoscaler cannot see a front's queue otherwise.
+    """
+    scene.fleet.goes_by_load = True
+    full = scene.add_replica(num_seats=8)
+    full.is_held = True
+    requests = await scene.send(60)
+    await until(lambda: len(full.running) == 9)
     scene.client.tell_waiting()
-    await until(lambda: replica.leases.num_wanted == 30)
-    replica.is_held = False
+    await until(lambda: full.leases.num_wanted == 60)
+    new = scene.add_replica(num_seats=8)
+    new.is_held = True
+    await asyncio.sleep(0.05)
+    assert not new.taken
+    scene.client.credit.num_replicas = 2
+    await until(lambda: len(new.running) == 9)
+    await asyncio.sleep(0.05)
+    assert [len(full.running), len(new.running)] == [9, 9]
+    full.is_held = new.is_held = False
     await scene.check_all(requests)
     scene.client.tell_waiting()
-    await until(lambda: replica.leases.num_wanted == 0)
+    await until(lambda: full.leases.num_wanted == 0)

@@ -1,22 +1,16 @@
 """Where a front's leases go: by what made-up replicas say (`fake_fleet`)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from serving.front import lease_holder, routing
 from serving.front.in_flight import InFlight
 from serving.front.routing import Routing
-from tests.front.fake_fleet import make_request, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.front.fake_fleet import FakeReplica, Scene
+from tests.front.fake_fleet import Scene, make_request, until
 
 pytestmark = pytest.mark.anyio
 
@@ -29,25 +23,20 @@ class Routed:
     def __init__(self, scene: Scene, *names: str) -> None:
         self.scene = scene
         self.running = set(names)
-        self.replicas = {name: self.add(name) for name in names}
+        self.replicas = {name: scene.add_replica(serve_id=name) for name in names}
+        for replica in self.replicas.values():
+            replica.costs = COSTS
         self.reasons: Counter[str] = Counter()
-        scene.client.shutdown()
-        scene.client = scene.make_client(b"routed", running_ids=lambda: self.running)
+        scene.replace_client(b"routed", running_ids=lambda: self.running)
         scene.client.routing.on_choice = lambda one: self.reasons.update([one])
-        scene.read_anew()
-
-    def add(self, name: str, **options: Any) -> FakeReplica:
-        replica = self.scene.add_replica(serve_id=name, **options)
-        replica.costs = COSTS
-        return replica
 
     async def connect(self) -> None:
         """Have every replica connected and heard, and nothing on its way."""
         for number in range(len(self.replicas)):
             await self.scene.client.add_request_async(make_request(f"connect {number}"))
             await until(lambda n=number: self.scene.client.num_links > n)
-        for number in range(len(self.replicas)):
-            await until(lambda n=number: f"connect {n}" in self.scene.reasons)
+        names = {f"connect {number}" for number in range(len(self.replicas))}
+        await until(lambda: names <= self.scene.reasons.keys())
         links = self.scene.client.routing._links.all
         await until(
             lambda: all(link.state.base_ms and not link.num_requests for link in links)
@@ -59,47 +48,36 @@ class Routed:
     def taken(self) -> dict[str, int]:
         return {name: len(one.taken) for name, one in self.replicas.items()}
 
-
-async def send(scene: Scene, count: int, **params: Any) -> None:
-    for n in range(count):
-        await scene.client.add_request_async(make_request(f"s{n}", **params))
-
-
-async def test_every_running_replica_is_connected_to_at_once(scene):
-    routed = Routed(scene, "a", "b", "c")
-    await send(scene, 3)
-    await until(lambda: sum(routed.taken().values()) == 3)
-    assert routed.reasons["new"] == 3
-    assert set(routed.taken().values()) == {1}
+    async def send(self, count: int, name: str = "s") -> dict[str, int]:
+        """Send so many, and return who took them and what was taken before."""
+        wanted = count + sum(self.taken().values())
+        for n in range(count):
+            await self.scene.client.add_request_async(make_request(f"{name}{n}"))
+        await until(lambda: sum(self.taken().values()) == wanted)
+        return self.taken()
 
 
-async def test_a_burst_is_shared_before_any_replica_has_answered(scene):
+async def test_every_running_replica_is_connected_to_and_gets_its_part_of_a_burst(
+    scene,
+):
     routed = Routed(scene, "a", "b")
+    assert await routed.send(2) == {"a": 1, "b": 1}
+    assert routed.reasons == {"new": 2}
     await routed.connect()
-    await send(scene, 8)
-    await until(lambda: sum(routed.taken().values()) == 8)
-    assert min(routed.taken().values()) >= 3
+    # Before any has answered.
+    assert min((await routed.send(8)).values()) >= 3
     assert set(routed.reasons) <= {"gain", "only"}
 
 
-@pytest.mark.parametrize(
-    "costs",
-    [
-        {name: 3 * value for name, value in COSTS.items()},
-        {**COSTS, "tokens_per_step": 1.0},
-    ],
-    ids=["a neighbour on its cores", "drafts that are refused"],
-)
-async def test_the_worse_replica_gets_less(costs, scene):
+async def test_the_worse_replica_gets_less(scene):
+    """Its cores have a neighbour, and its drafts are refused."""
     routed = Routed(scene, "worse", "better")
     routed.replicas["better"].costs = {**COSTS, "tokens_per_step": 3.0}
-    routed.replicas["worse"].costs = costs
+    routed.replicas["worse"].costs = {name: 2 * cost for name, cost in COSTS.items()}
     await routed.connect()
     for replica in routed.replicas.values():
         replica.is_held = True
-    await send(scene, 16)
-    await until(lambda: sum(routed.taken().values()) == 16)
-    taken = routed.taken()
+    taken = await routed.send(16)
     assert taken["better"] > 2 * taken["worse"]
 
 
@@ -110,14 +88,11 @@ async def test_a_known_beginning_goes_where_it_was_computed(scene):
         replica.costs = {**COSTS, "prompt_token_ms": 1.0}
     await routed.connect()
     prompt = range(1, 2_001)
-    await send(scene, 1, prompt=prompt)
-    await until(lambda: "s0" in scene.reasons)
-    holder = max(routed.taken(), key=routed.taken().__getitem__)
-    for n in range(8):
+    for n in range(9):
         request = make_request(f"again {n}", prompt=[*prompt, 5, n])
         await scene.client.add_request_async(request)
         await until(lambda: request.request_id in scene.reasons)  # noqa: B023
-    assert routed.taken()[holder] == 9
+    assert max(routed.taken().values()) == 9
 
 
 @pytest.mark.faults
@@ -131,18 +106,14 @@ async def test_without_state_or_room_the_front_goes_by_its_own_count(
     for replica in routed.replicas.values():
         replica.is_held = True
     routed.running.remove("b")
-    await send(scene, 4)
-    await until(lambda: routed.taken()["a"] == 4)
+    assert (await routed.send(4))["a"] == 4
     routed.running.add("b")
     routed.reasons.clear()
     if reason == "stale":
         monkeypatch.setattr(routing, "MAX_STATE_AGE_S", -1.0)
     else:
         monkeypatch.setattr(Routing, "_describe", lambda *_: None)
-    for n in range(6):
-        await scene.client.add_request_async(make_request(f"later {n}"))
-    await until(lambda: sum(routed.taken().values()) == 10)
-    assert routed.taken() == {"a": 5, "b": 5}
+    assert await routed.send(6, "later") == {"a": 5, "b": 5}
     assert routed.reasons == {reason: 6}
 
 
@@ -162,16 +133,13 @@ async def test_a_replica_that_drains_gets_nothing_more(scene):
     routed = Routed(scene, "drains", "stays")
     await routed.connect()
     routed.running.remove("drains")
-    await send(scene, 8)
-    await until(lambda: sum(routed.taken().values()) == 8)
-    assert routed.taken() == {"drains": 0, "stays": 8}
+    assert await routed.send(8) == {"drains": 0, "stays": 8}
 
 
 async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(scene):
     routed = Routed(scene, "a", "b")
     routed.replicas["b"].die()
-    await send(scene, 6)
-    await until(lambda: len(routed.replicas["a"].taken) == 6)
+    assert await routed.send(6) == {"a": 6, "b": 0}
     assert routed.reasons["new"] == 2
 
 
@@ -186,8 +154,7 @@ async def test_a_replica_whose_host_has_vanished_keeps_no_request(scene, monkeyp
         yield "", b""
 
     routed.replicas["gone"].leases.hold = say_nothing  # type: ignore[method-assign]
-    await send(scene, 6)
-    await until(lambda: routed.taken() == {"gone": 0, "stays": 6})
+    assert await routed.send(6) == {"gone": 0, "stays": 6}
 
 
 async def test_requests_that_are_gone_before_their_lease_began_block_nothing(scene):

@@ -1,4 +1,4 @@
-"""vLLM's handlers in a front: no device, no weights, and the engine's refusals."""
+"""vLLM's handlers in a front: no device, and no weights."""
 
 import argparse
 import subprocess
@@ -27,11 +27,10 @@ async def main():
     from serving.front.fleet_client import FleetClient
     from serving.front.vllm_app import build_app_state
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-    from vllm.exceptions import VLLMValidationError
     from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest
     with open(sys.argv[1], "rb") as file:
         hello = cloudpickle.load(file)
-    opened = []
+    opened = asyncio.Event()
 
     class Stream:
         async def __aiter__(self):
@@ -40,13 +39,9 @@ async def main():
         def cancel(self):
             pass
 
-    def open_stream(front, fingerprint, frames, alone, wanted):
-        opened.append(frames)
-        return Stream()
-
     client = FleetClient(
         front=b"f", fingerprint="x", supported_tasks=("generate",),
-        open_stream=open_stream,
+        open_stream=lambda *_, **__: opened.set() or Stream(),
     )
     state = await build_app_state(hello, client)
     assert not state.engine_client.errored
@@ -55,18 +50,11 @@ async def main():
     )
     assert tokens.count > 0
 
-    def complete(**params):
-        body = CompletionRequest(model="demo", prompt="Count", **params)
-        return state.openai_serving_completion.create_completion(body, None)
-
-    try:
-        message = (await complete(min_p=0.5)).error.message
-    except VLLMValidationError as error:
-        message = str(error)
-    assert "min_p" in message, message
-    asking = asyncio.create_task(complete())
-    while not opened:
-        await asyncio.sleep(0.01)
+    body = CompletionRequest(model="demo", prompt="Count")
+    asking = asyncio.create_task(
+        state.openai_serving_completion.create_completion(body, None)
+    )
+    await opened.wait()
     asking.cancel()
     client.shutdown()
     print("served on", type(platforms.current_platform).__name__)
@@ -80,18 +68,14 @@ def make_hello() -> dict[str, object]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-    draft = str(MODELS / "demo-draft")
+    draft = {"method": "draft_model", "model": str(MODELS / "demo-draft")}
     args = AsyncEngineArgs(
         model=str(MODELS / "demo-target"),
         served_model_name=["demo"],
         max_model_len=256,
         kv_cache_memory_bytes=64 << 20,
         enforce_eager=True,
-        speculative_config={
-            "method": "draft_model",
-            "model": draft,
-            "num_speculative_tokens": 2,
-        },
+        speculative_config={**draft, "num_speculative_tokens": 2},
     )
     both = vars(FrontendArgs()) | vars(args)
     return {
@@ -104,7 +88,6 @@ def make_hello() -> dict[str, object]:
 
 
 def test_a_host_without_a_device_can_be_a_front(tmp_path):
-    """And refuses what a speculating engine would ignore."""
     hello = tmp_path / "hello"
     hello.write_bytes(cloudpickle.dumps(make_hello()))
     done = subprocess.run(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +43,7 @@ _given_ports: set[int] = set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what shares one deployment last, so that it never competes with others.
-
-    And the test that ends it after all of them.
-    """
+    """Run what shares one deployment last, and what ends it after all of that."""
     places = {"fleet": 1, "ending_fleet": 1, "server": 3, "ending_server": 1}
 
     def order(item: pytest.Item) -> int:
@@ -56,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def wait_until(
-    condition: Callable[[], T], timeout_s: float, period_s: float = 0.2
+    condition: Callable[[], T], timeout_s: float, period_s: float = 0.5
 ) -> T:
     """Wait until a condition yields something true, and return that."""
     deadline_s = time.monotonic() + timeout_s
@@ -96,11 +94,8 @@ def is_listening(port: int) -> bool:
 
 def clean_environment(**extra: str) -> dict[str, str]:
     """The environment of a user's shell, with metrics exported every second."""
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("RAY_", "PORT", "VLLM_"))
-    }
+    others = ("RAY_", "PORT", "VLLM_")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     env |= {"RAY_metrics_report_interval_ms": "1000", "RAY_worker_niceness": "0"}
     return env | extra
 
@@ -117,7 +112,6 @@ class Command:
 
     @classmethod
     def start(cls, args: list[str], output_file: Path, **env: str) -> Self:
-        """Start a command in the repository's root."""
         with output_file.open("wb") as output:
             process = subprocess.Popen(
                 args,
@@ -132,7 +126,6 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What the command has printed so far."""
         return self.output_file.read_text(errors="replace")
 
     def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> str:
@@ -166,9 +159,8 @@ class Command:
         family = self.descendants()
         self.process.kill()
         self.process.wait()
-        for process in family:
-            if process.is_running():
-                process.kill()
+        for process in filter(psutil.Process.is_running, family):
+            process.kill()
 
 
 @dataclass
@@ -186,12 +178,21 @@ class Server:
         user = f"test:{self.key}@" if self.key else ""
         return f"http://{user}127.0.0.1:{self.port}"
 
-    def is_healthy(self) -> bool:
-        """Tell whether an engine replica is running."""
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """What it says of itself; status 0 if nobody answers."""
         try:
-            return httpx.get(f"{self.url}/health", trust_env=False).is_success
-        except httpx.HTTPError:
-            return False
+            answer = httpx.get(f"{self.url}/health", timeout=60, trust_env=False)
+            return answer.status_code, answer.json() if answer.content else {}
+        except (httpx.HTTPError, ValueError):
+            return 0, {}
+
+    def is_healthy(self) -> bool:
+        """Tell whether it is well."""
+        return self.health()[0] == 200
+
+    def num_replicas(self) -> int:
+        """Return the running engine replicas, as the server counts them."""
+        return int(self.health()[1].get("running_replicas", 0))
 
     def client(self, **options: Any) -> openai.OpenAI:
         """A stock client that fails at once instead of retrying."""
@@ -241,15 +242,14 @@ def load(
                 assert response.json()["error"]["type"] == "ServiceUnavailableError"
                 stop.wait(float(response.headers["retry-after"]))
 
-    threads = [threading.Thread(target=send) for _ in range(num_clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield statuses
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(300)
+    with ThreadPoolExecutor(num_clients) as pool:
+        clients = [pool.submit(send) for _ in range(num_clients)]
+        try:
+            yield statuses
+        finally:
+            stop.set()
+    for client in clients:
+        client.result()
 
 
 def read_logs(server: Server, pattern: str = "*.log") -> str:
@@ -264,13 +264,10 @@ def find_log_folder(server: Server) -> Path:
     return Path(folder)
 
 
-def start_up_command(
-    output_file: Path,
-    settings: dict[str, Any] | None = None,
-    port: int | None = None,
-    **env: str,
-) -> Server:
-    """Run `tetris-serve up` on the demo pair and wait until it is ready."""
+def up_command(
+    settings: dict[str, Any] | None = None, port: int | None = None
+) -> tuple[list[str], int, int]:
+    """Return `tetris-serve up` on the demo pair, its port, and that of its metrics."""
     free_port, dashboard_port, metrics_port = find_free_ports(3)
     port = port or free_port
     chosen = {
@@ -278,18 +275,17 @@ def start_up_command(
         "http.metrics_port": metrics_port,
         **(settings or {}),
     }
-    overrides = [f"--set={name}={value}" for name, value in chosen.items()]
-    command = Command.start(
-        [
-            str(BIN / "tetris-serve"),
-            "up",
-            f"--config={DEMO_CONFIG}",
-            f"--port={port}",
-            *overrides,
-        ],
-        output_file,
-        **env,
-    )
+    options = [f"--config={DEMO_CONFIG}", f"--port={port}"]
+    options += [f"--set={name}={value}" for name, value in chosen.items()]
+    return [str(BIN / "tetris-serve"), "up", *options], port, metrics_port
+
+
+def start_up_command(
+    output_file: Path, settings: dict[str, Any] | None = None, port: int | None = None
+) -> Server:
+    """Run it and wait until it is ready."""
+    args, port, metrics_port = up_command(settings, port)
+    command = Command.start(args, output_file)
     try:
         command.wait_for("Ctrl-C stops everything")
     except BaseException:
@@ -316,6 +312,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "engine.extra.otlp_traces_endpoint": "http://collector.invalid:4317",
             "replicas.min": 2,
             "replicas.max": 2,
+            "replicas.engine_hang_timeout_s": 10,
             "http.fronts.min": 2,
             "http.fronts.max": 2,
             "http.access.keys_file": keys_file,
@@ -343,7 +340,6 @@ def ending_fleet(fleet: Server) -> Server:
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[SpanCollector]:
-    """What the shared deployment sends spans to."""
     running = SpanCollector()
     yield running
     running.stop()

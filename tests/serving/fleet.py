@@ -1,10 +1,9 @@
 """Streams over a deployment of two fronts and two replicas, and its processes."""
 
 import asyncio
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import psutil
 import pytest
 
@@ -18,22 +17,23 @@ Streams = list[Stream]
 KINDS = [PLAIN, *(one for one in FEATURES if one not in ("tools", "two answers"))]
 CASES = [Case(kind, number) for number, kind in enumerate(KINDS * 2)]
 
+_warm: set[psutil.Process] = set()
+
 
 def run_all(server: Server, disturb: Callable[[], object] | None = None) -> Streams:
     """Run two streams of each kind at once, and disturb them once all have begun."""
     streams: Streams = []
-    asking = run_streams(server.url, MODEL, CASES, len(CASES), streams)
-    running = threading.Thread(target=asyncio.run, args=(asking,))
-    running.start()
 
     def all_have_begun() -> bool:
         return len(streams) == len(CASES) and all(one.token_ids for one in streams)
 
-    if disturb is not None:
-        wait_until(all_have_begun, 60, period_s=0.01)
-        disturb()
-    running.join(300)
-    return streams
+    asking = run_streams(server.url, MODEL, CASES, len(CASES), streams)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(asyncio.run, asking)
+        if disturb is not None:
+            wait_until(all_have_begun, 60, period_s=0.01)
+            disturb()
+        return running.result(300)
 
 
 def processes(server: Server, role: str) -> list[psutil.Process]:
@@ -42,19 +42,19 @@ def processes(server: Server, role: str) -> list[psutil.Process]:
 
 
 def when_both_are_ready(server: Server) -> list[psutil.Process]:
-    """Wait for both replicas and warm them up; return their engines.
+    """Wait for both replicas, warm up those that are new, and return their engines.
 
     Else streams end on the one that is to be killed before they begin on the other.
     """
 
     def ready() -> list[psutil.Process]:
         engines = processes(server, "engine")
-        response = httpx.get(f"{server.url}/health", timeout=60, trust_env=False)
-        running = response.json().get("running_replicas", 0)
-        return engines if len(engines) == running == 2 else []
+        return engines if len(engines) == server.num_replicas() == 2 else []
 
     engines = wait_until(ready, START_TIMEOUT_S)
-    run_all(server)
+    if not _warm.issuperset(engines):
+        run_all(server)
+        _warm.update(engines)
     return engines
 
 

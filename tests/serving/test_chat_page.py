@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +13,12 @@ import uvicorn
 from playwright.sync_api import Page
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from serving.front.board import CHAT_PAGE, PAGE_HEADERS
 from tests.pictures import open_browser
-from tests.serving.conftest import wait_until
+from tests.serving.conftest import find_free_ports, wait_until
 
 EVIL = "<img src=x onerror=document.title='owned'>"
 OWN_ID, OTHER_ID = "chatcmpl-0001-0000aaaa", "chatcmpl-0001-0000bbbb"
@@ -59,21 +51,14 @@ class FakeServer:
     watchers: int = 0
     refusals: int = 0
 
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        return f"http://127.0.0.1:{self.port}/"
-
     async def page(self, _: Request) -> Response:
         """Serve the page as a front does."""
         return HTMLResponse(CHAT_PAGE.read_text("utf-8"), headers=PAGE_HEADERS)
 
     async def models(self, _: Request) -> Response:
-        """List one model."""
         return JSONResponse({"data": [{"id": "fake"}]})
 
     async def chat(self, request: Request) -> Response:
-        """Answer, refuse, break off or go on for ever."""
         body = await request.json()
         self.bodies.append(body)
         question = body["messages"][-1]["content"]
@@ -82,12 +67,10 @@ class FakeServer:
             refusal = {"error": {"message": "All replicas are busy."}}
             return JSONResponse(refusal, 503, {"Retry-After": "3"})
         if "long" in question:
-            refusal = {"error": {"message": "at most 8 tokens fit"}}
-            return JSONResponse(refusal, 400)
+            return JSONResponse({"error": {"message": "at most 8 tokens fit"}}, 400)
         return StreamingResponse(self._chunks(question), media_type="text/event-stream")
 
     async def board(self, _: Request) -> Response:
-        """Show steps, again and again."""
         return StreamingResponse(self._steps(), media_type="text/event-stream")
 
     async def _chunks(self, question: str) -> AsyncIterator[str]:
@@ -137,20 +120,20 @@ def fake() -> Iterator[FakeServer]:
         Route("/v1/chat/completions", fake.chat, methods=["POST"]),
         Route("/board/events", fake.board),
     ]
+    (fake.port,) = find_free_ports(1)
     config = uvicorn.Config(
-        Starlette(routes=routes), log_level="error", timeout_graceful_shutdown=1
+        Starlette(routes=routes),
+        port=fake.port,
+        log_level="error",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        # Who comes before the server is up waits, and is not refused.
-        listening.listen()
-        fake.port = listening.getsockname()[1]
-        thread = threading.Thread(target=server.run, args=([listening],))
-        thread.start()
-        yield fake
-        server.should_exit = True
-        thread.join()
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started, 30, period_s=0.02)
+    yield fake
+    server.should_exit = True
+    thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +144,14 @@ def browser() -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Page, fake: FakeServer) -> Page:
-    browser.goto(fake.url)
+    browser.goto(f"http://127.0.0.1:{fake.port}/")
     wait_for(browser, "document.querySelector('#model')?.textContent === 'fake'")
     return browser
 
 
 def wait_for(page: Page, condition: str, timeout_s: float = 30.0) -> None:
     """Wait until something holds; polled from here, for pages may not evaluate text."""
-    wait_until(lambda: page.evaluate(condition), timeout_s)
+    wait_until(lambda: page.evaluate(condition), timeout_s, period_s=0.05)
 
 
 def ask(page: Page, question: str) -> None:
@@ -176,15 +159,6 @@ def ask(page: Page, question: str) -> None:
     wait_for(page, "document.activeElement.id === 'text'")
     page.keyboard.insert_text(question)
     page.keyboard.press("Enter")
-
-
-@contextmanager
-def sized(page: Page, width: int, height: int) -> Iterator[None]:
-    """Show the page as large as a phone would."""
-    before = page.viewport_size
-    page.set_viewport_size({"width": width, "height": height})
-    yield
-    page.set_viewport_size(before)
 
 
 def text_of(page: Page, selector: str) -> list[str]:
@@ -208,7 +182,6 @@ def test_an_answer_streams_in_as_text_and_code(page, fake):
     wait_for_answer(page)
     (answer,) = text_of(page, ".assistant")
     assert answer.startswith(f"Paris. {EVIL}")
-    assert answer.endswith("Done.")
     assert text_of(page, ".assistant pre") == ["print()"]
 
     ask(page, "And of Spain?")
@@ -221,35 +194,32 @@ def test_an_answer_streams_in_as_text_and_code(page, fake):
     assert sent["model"] == "fake"
 
 
-def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page):
+def test_the_board_beside_it_shows_the_tokens_of_this_request_alone(page, fake):
     ask(page, "What is the capital of France?")
     wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
     wait_for_answer(page)
     figures = dict(
         zip(text_of(page, "#board dt"), text_of(page, "#board dd"), strict=True)
     )
-    assert figures["drafted"] == "6"
-    assert figures["admitted"] == "5"
-    assert figures["accepted"] == "3"
-    assert figures["engine steps"] == "2"
-    assert figures["tokens a step"] == "2.50"
+    expected = {"drafted": "6", "admitted": "5", "accepted": "3", "engine steps": "2"}
+    assert figures.items() >= (expected | {"tokens a step": "2.50"}).items()
     newest, oldest = text_of(page, "#steps .row")
     assert newest.split("\n")[:3] == ["2", "·Paris", EVIL]
     assert oldest.split("\n") == ["1", "·Paris", EVIL, "⏎", "x", "+1"]
     assert len(text_of(page, "#steps .accepted")) == 3
     assert len(text_of(page, "#steps .rejected")) == 1
     assert text_of(page, "#state") == ["1 other request"]
-
-
-def test_what_a_model_or_a_neighbour_writes_is_never_markup(page):
-    ask(page, EVIL)
-    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
-    wait_for_answer(page)
+    # What a model or a neighbour writes is never markup.
     assert page.evaluate("document.images.length") == 0
     assert page.evaluate("document.title") == "Tetris Serve: chat"
+    # Who leaves the page alone watches no longer.
+    assert fake.watchers == 1
+    page.evaluate("clearTimeout(closing); unwatch('Paused')")
+    wait_until(lambda: not fake.watchers, 10)
+    assert text_of(page, "#state") == ["Paused"]
 
 
-def test_escape_stops_an_answer_and_the_conversation_goes_on(page, fake):
+def test_escape_stops_an_answer_and_new_forgets_the_conversation(page, fake):
     ask(page, "Go on for ever")
     wait_for(page, "document.querySelector('.assistant')?.innerText.includes('on on')")
     assert text_of(page, "#send") == ["Stop"]
@@ -258,21 +228,29 @@ def test_escape_stops_an_answer_and_the_conversation_goes_on(page, fake):
     assert text_of(page, ".note") == ["Stopped."]
     # The server hears of it, so that the engine stops too.
     assert fake.hung_up.wait(10)
-    ask(page, "Never mind")
-    wait_for_whole_answer(page)
+    # The conversation goes on, until it is forgotten, even in the middle.
+    ask(page, "And on, for ever")
+    wait_until(lambda: len(fake.bodies) == 2, 30)
     assert "on on" in fake.bodies[-1]["messages"][1]["content"]
-
-
-def test_new_forgets_the_conversation_even_in_the_middle(page, fake):
-    ask(page, "Go on for ever")
-    wait_for(page, "document.querySelector('.assistant')?.innerText.includes('on')")
     page.evaluate("document.querySelector('#clear').click()")
     wait_for_answer(page)
     assert text_of(page, ".message, .note, .error") == []
-    wait_for(page, "document.activeElement.id === 'text'")
     ask(page, "Hello")
     wait_for_whole_answer(page)
     assert [one["content"] for one in fake.bodies[-1]["messages"]] == ["Hello"]
+
+
+def test_the_page_fits_a_phone(page):
+    before = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    ask(page, "What is the capital of France?")
+    wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    rectangle = "document.querySelector('#send').getBoundingClientRect().toJSON()"
+    box = page.evaluate(rectangle)
+    assert box["right"] <= 390
+    assert box["bottom"] <= 844
+    page.set_viewport_size(before)
 
 
 def test_a_busy_server_can_be_asked_again(page, fake):
@@ -300,28 +278,6 @@ def test_what_goes_wrong_is_said(question, reason, page):
     wait_for(page, "document.querySelector('.error') !== null")
     assert text_of(page, ".error span") == [reason]
     assert text_of(page, "#send") == ["Send"]
-
-
-def test_a_page_that_is_left_alone_stops_watching(page, fake):
-    ask(page, "What is the capital of France?")
-    wait_for_answer(page)
-    assert fake.watchers == 1
-    page.evaluate("clearTimeout(closing); unwatch('Paused')")
-    deadline_s = time.monotonic() + 10
-    while fake.watchers:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    assert text_of(page, "#state") == ["Paused"]
-
-
-def test_the_page_fits_a_phone(page):
-    with sized(page, 390, 844):
-        ask(page, "What is the capital of France?")
-        wait_for(page, "document.querySelectorAll('#steps .row').length === 2")
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        box = "document.querySelector('#send').getBoundingClientRect()"
-        assert page.evaluate(f"{box}.right") <= 390
-        assert page.evaluate(f"{box}.bottom") <= 844
 
 
 @pytest.mark.ray

@@ -1,20 +1,22 @@
 """The console command, and the ways to start and stop a deployment."""
 
+import functools
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import httpx
-import openai
 import psutil
 import pytest
 import yaml
 
-from loadtest.compare.processes import find_processes
 from serving.app import check_access
 from serving.cli import main
 from serving.commands.up import with_access, with_board_text
@@ -31,6 +33,7 @@ from tests.serving.conftest import (
     find_free_ports,
     is_listening,
     start_up_command,
+    up_command,
     wait_until,
 )
 
@@ -45,91 +48,82 @@ def test_every_command_explains_itself(command, capsys):
     assert "usage: tetris-serve" in capsys.readouterr().out
 
 
-def test_check_prints_what_the_engine_would_be_given(capsys):
-    assert main(["check", str(DEMO_CONFIG), "--set", "policy.max_draft_tokens=5"]) == 0
+def test_check_prints_what_the_engine_would_be_given_or_names_file_setting_and_fix(
+    capsys,
+):
+    check = ["check", str(DEMO_CONFIG), "--set"]
+    assert main([*check, "policy.max_draft_tokens=5"]) == 0
     output = capsys.readouterr().out
     assert "settings are valid" in output
     assert "'num_speculative_tokens': 5" in output
-    assert "model.draft: same tokenizer" in output
-
-
-def test_errors_name_file_setting_and_fix(capsys):
-    code = main(["check", str(DEMO_CONFIG), "--set", "replicas.maximum=3"])
-    assert code == 2
+    assert main([*check, "replicas.maximum=3"]) == 2
     assert capsys.readouterr().err == (
         f"error: {DEMO_CONFIG}: replicas.maximum: unknown setting; did you mean max?\n"
     )
 
 
-@pytest.mark.parametrize("option", ["--port=0", "--port=x", "--set=name"])
-def test_malformed_options_are_refused(option, capsys):
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--port=0"], "must be"),
+        (["--port=x"], "must be"),
+        (["--set=name"], "must be"),
+        (["a/model", "--config=x"], "--config: not allowed with argument MODEL"),
+    ],
+)
+def test_malformed_options_are_refused(options, problem, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(["up", option])
+        main(["up", *options])
     assert exit_.value.code == 2
-    assert "must be" in capsys.readouterr().err
+    assert problem in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_named_with_its_owner_before_anything_starts(capsys):
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_port_in_use_is_named_with_its_owner_before_anything_starts(
+    is_given, capsys, monkeypatch
+):
+    """Be it given, or that of the environment."""
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = busy.getsockname()[1]
-        assert main(["up", f"--config={DEMO_CONFIG}", f"--port={port}"]) == 2
+        monkeypatch.setenv("PORT", "1" if is_given else str(port))
+        option = f"--port={port}" if is_given else "--port="
+        assert main(["up", f"--config={DEMO_CONFIG}", option]) == 2
     error = capsys.readouterr().err
     assert f"http.port: {port} is in use by " in error
     assert f"pid {os.getpid()}" in error
     assert "--port" in error
 
 
-def test_the_port_comes_from_the_environment_unless_given(capsys, monkeypatch):
-    with socket.socket() as busy:
-        busy.bind(("127.0.0.1", 0))
-        busy.listen()
-        port = busy.getsockname()[1]
-        monkeypatch.setenv("PORT", str(port))
-        assert main(["up", f"--config={DEMO_CONFIG}", "--port="]) == 2
-    assert f"http.port: {port} is in use" in capsys.readouterr().err
-
-
 def test_a_deployment_that_cannot_work_fails_before_anything_starts(capsys, tmp_path):
-    options = ["up", f"--config={DEMO_CONFIG}"]
-    assert main([*options, f"--set=model.draft={tmp_path}"]) == 2
-    assert main([*options, "--set=engine.max_model_len=99999999"]) == 2
-    assert main([*options, "--set=engine.kv_cache_memory_bytes=99999999999999"]) == 2
-    first, second, third = capsys.readouterr().err.splitlines()
-    assert "model.draft" in first
-    assert "has no config.json" in first
-    assert "engine.max_model_len: must be ≤" in second
-    assert "lower engine.kv_cache_memory_bytes" in third
+    for setting, reason in (
+        (f"model.draft={tmp_path}", r"model\.draft: .* has no config\.json"),
+        ("engine.max_model_len=99999999", "engine.max_model_len: must be ≤"),
+        ("engine.kv_cache_memory_bytes=90Ti", "lower engine.kv_cache_memory_bytes"),
+    ):
+        assert main(["up", f"--config={DEMO_CONFIG}", f"--set={setting}"]) == 2
+        assert re.search(reason, capsys.readouterr().err)
 
 
-def stream_in_background(port: int) -> tuple[threading.Thread, list[str], list[str]]:
-    """Start a long stream; returns when its first token is there."""
-    client = openai.OpenAI(
-        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
-    )
-    stream = client.completions.create(
-        model=MODEL,
-        prompt="one two three",
-        max_tokens=DRAIN_TOKENS,
-        stream=True,
-        extra_body={"ignore_eos": True},
-        stream_options={"include_usage": True},
-    )
-    finish_reasons: list[str] = []
-    usages: list[str] = []
-    next(stream)
-
-    def read() -> None:
-        for chunk in stream:
-            if chunk.choices and chunk.choices[0].finish_reason:
-                finish_reasons.append(chunk.choices[0].finish_reason)
-            if chunk.usage:
-                usages.append(str(chunk.usage.completion_tokens))
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    return thread, finish_reasons, usages
+@contextmanager
+def long_stream(server: Server) -> Iterator[None]:
+    """Check that a stream comes to its end whatever is done after its first token."""
+    with ThreadPoolExecutor(1) as reader, server.client() as client:
+        stream = client.completions.create(
+            model=MODEL,
+            prompt="one two three",
+            max_tokens=DRAIN_TOKENS,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            stream_options={"include_usage": True},
+        )
+        next(stream)
+        rest = reader.submit(list, stream)
+        yield
+        *_, last, usage = rest.result(300)
+        assert last.choices[0].finish_reason == "length"
+        assert usage.usage.completion_tokens == DRAIN_TOKENS
 
 
 def assert_gone(processes: list[psutil.Process], ports: list[int]) -> None:
@@ -147,69 +141,54 @@ def test_ctrl_c_while_a_model_is_converted_ends_quietly(capsys, monkeypatch):
     assert capsys.readouterr().out == "\nStopped.\n"
 
 
-@pytest.mark.parametrize(
-    ("host", "given", "is_shown"),
-    [
-        ("127.0.0.1", None, True),
-        ("localhost", None, True),
-        ("::1", None, True),
-        ("0.0.0.0", None, False),
-        ("10.0.0.7", None, False),
-        ("127.0.0.1", False, False),
-        ("0.0.0.0", True, True),
-    ],
-)
-def test_drafts_are_shown_as_text_on_loopback_addresses_alone(host, given, is_shown):
-    overrides = {"http.host": host, "http.board_text": given}
-    settings = with_board_text(load_settings(DEMO_CONFIG, overrides))
-    assert settings.http.board_text is is_shown
+def test_drafts_are_shown_as_text_on_loopback_addresses_alone():
+    def is_shown(host: str, given: bool | None = None) -> bool | None:
+        overrides = {"http.host": host, "http.board_text": given}
+        return with_board_text(load_settings(DEMO_CONFIG, overrides)).http.board_text
+
+    assert [*map(is_shown, ("127.0.0.1", "localhost", "::1"))] == [True] * 3
+    assert [*map(is_shown, ("0.0.0.0", "10.0.0.7"))] == [False] * 2
+    assert (is_shown("127.0.0.1", False), is_shown("0.0.0.0", True)) == (False, True)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_ctrl_c_finishes_streams_leaves_nothing_and_a_second_start_works(
-    ending_server, tmp_path
-):
-    server = ending_server
-    output = server.command.output
-    assert f"http://127.0.0.1:{server.port}/v1" in output
+def test_ctrl_c_finishes_streams_and_leaves_nothing(ending_server):
+    server, output = ending_server, ending_server.command.output
+    for told in (f":{server.port}/v1", f":{server.metrics_port}/metrics"):
+        assert f"http://127.0.0.1{told}" in output
     assert "curl http" in output
     assert "from openai import OpenAI" in output
-    assert f"http://127.0.0.1:{server.metrics_port}/metrics" in output
     family = server.command.descendants()
-    assert "engine" in {role for role, _ in find_processes(server.command.process.pid)}
-
-    thread, finish_reasons, usages = stream_in_background(server.port)
-    assert server.command.stop(signal.SIGINT) == 0
-    thread.join(60)
-    assert finish_reasons == ["length"]
-    assert usages == [str(DRAIN_TOKENS)]
+    with long_stream(server):
+        assert server.command.stop(signal.SIGINT) == 0
     assert_gone(family, [server.port, server.metrics_port])
 
-    settings = {"replicas.max": 1}
-    second = start_up_command(tmp_path / "second.log", settings, server.port)
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_second_start_may_keep_no_replica_while_idle(ending_server, tmp_path):
+    """Requests wait for one, and `/health` stays well: nothing is broken."""
+    ending_server.command.end()
+    idle = {"replicas.min": 0, "replicas.max": 1, "replicas.downscale_delay_s": 1}
+    server = start_up_command(tmp_path / "up.log", idle, ending_server.port)
     try:
-        answer = second.client().completions.create(model=MODEL, prompt="one")
-        assert answer.choices
-        family = second.command.descendants()
-        assert second.command.stop(signal.SIGTERM) == 0
-        assert_gone(family, [second.port, second.metrics_port])
+        asleep = (200, {"status": "idle", "running_replicas": 0})
+        wait_until(lambda: server.health() == asleep, 120)
+        body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
+        with ThreadPoolExecutor(4) as callers:
+            ask = functools.partial(server.post, json=body)
+            answers = [*callers.map(ask, ["/v1/completions"] * 4)]
+        assert [one.status_code for one in answers] == [200] * 4
+        assert server.num_replicas() == 1
     finally:
-        second.command.end()
+        server.command.end()
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_exits_with_0():
-    port, dashboard_port, metrics_port = find_free_ports(3)
-    args = [
-        str(BIN / "tetris-serve"),
-        "up",
-        f"--config={DEMO_CONFIG}",
-        f"--port={port}",
-        f"--set=http.dashboard_port={dashboard_port}",
-        f"--set=http.metrics_port={metrics_port}",
-    ]
+    args, port, metrics_port = up_command()
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
@@ -230,16 +209,8 @@ def test_ctrl_c_in_a_terminal_reaches_every_process_and_still_exits_with_0():
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_failing_engine_ends_the_start_with_its_reason(tmp_path):
-    command = Command.start(
-        [
-            str(BIN / "tetris-serve"),
-            "up",
-            f"--config={DEMO_CONFIG}",
-            f"--port={find_free_ports(1)[0]}",
-            "--set=engine.quantization=awq",
-        ],
-        tmp_path / "up.log",
-    )
+    args, *_ = up_command({"engine.quantization": "awq"})
+    command = Command.start(args, tmp_path / "up.log")
     try:
         assert command.process.wait(START_TIMEOUT_S) == 1
     finally:
@@ -263,42 +234,29 @@ def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(tmp_
         f"ray.init(address='local', dashboard_port={dashboard_port}); "
         f"sys.argv = ['serve', 'run', {str(file)!r}]; cli()"
     )
-    command = Command.start(
-        [sys.executable, "-c", script],
-        tmp_path / "run.log",
-        RAY_AUTH_MODE="disabled",
-    )
+    python = [sys.executable, "-c", script]
+    command = Command.start(python, tmp_path / "run.log", RAY_AUTH_MODE="disabled")
     try:
         server = Server(command, port, 0)
         wait_until(server.is_healthy, START_TIMEOUT_S)
 
-        thread, finish_reasons, usages = stream_in_background(port)
+        address = f"http://127.0.0.1:{dashboard_port}"
+        deploy = [str(BIN / "serve"), "deploy", str(file), "--address", address]
+        env = clean_environment(RAY_AUTH_MODE="disabled")
         content["applications"][0]["args"]["policy.name"] = "fixed"
         file.write_text(yaml.safe_dump(content))
-        deploy = [str(BIN / "serve"), "deploy", str(file)]
-        address = f"http://127.0.0.1:{dashboard_port}"
-        env = clean_environment(RAY_AUTH_MODE="disabled")
-        subprocess.run(
-            [*deploy, "--address", address], cwd=ROOT, env=env, check=True, timeout=300
-        )
-        thread.join(300)
-        assert finish_reasons == ["length"]
-        assert usages == [str(DRAIN_TOKENS)]
+        with long_stream(server):
+            subprocess.run(deploy, cwd=ROOT, env=env, check=True, timeout=300)
 
         def redeployed() -> bool:
-            details = httpx.get(
-                f"{address}/api/serve/applications/", timeout=120, trust_env=False
-            ).json()
-            application = details["applications"]["tetris"]
-            args = application["deployed_app_config"]["args"]
-            return (
-                args.get("policy.name") == "fixed"
-                and application["status"] == "RUNNING"
-            )
+            url = f"{address}/api/serve/applications/"
+            details = httpx.get(url, timeout=120, trust_env=False).json()
+            app = details["applications"]["tetris"]
+            policy = app["deployed_app_config"]["args"].get("policy.name")
+            return (policy, app["status"]) == ("fixed", "RUNNING")
 
         wait_until(redeployed, START_TIMEOUT_S)
-        answer = server.client().completions.create(model=MODEL, prompt="one")
-        assert answer.choices
+        assert server.client().completions.create(model=MODEL, prompt="one").choices
     finally:
         command.end()
 

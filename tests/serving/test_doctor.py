@@ -49,12 +49,6 @@ def draft(tmp_path: Path) -> str:
     return write_model(tmp_path / "draft")
 
 
-def test_a_pair_of_one_family_passes(target, draft):
-    findings = check_models(pair(target, draft))
-    assert errors(findings) == []
-    assert "model.draft: same tokenizer" in map(str, findings)
-
-
 @pytest.mark.parametrize(
     ("flags", "is_slow"),
     [("fma avx2 avx512f", True), ("fma avx512f avx512_bf16", False), (None, False)],
@@ -93,7 +87,7 @@ YARN = {
         ("draft", {"vocab": {"a": 1, "b": 0}}, "error: .*assigns other token ids"),
         ("draft", SHORT, "warning: .*the draft model ends at 512 tokens"),
         ("target", SHORT, "error: engine.max_model_len: must be ≤ 512"),
-        # A scaled context counts in full.
+        # A scaled context counts in full, and a pair of one family passes.
         ("target", SHORT | {"rope_scaling": YARN}, "$"),
     ],
 )
@@ -110,27 +104,23 @@ def test_a_pair_that_does_not_fit_is_told_of_what_does_not(
     assert re.match(problem, "".join(found))
 
 
-def test_the_draft_is_not_looked_at_without_speculation(target):
-    settings = pair(target, "/nowhere", policy={"name": "none"})
-    assert errors(check_models(settings)) == []
-
-
-def test_missing_folders_and_files_name_what_is_missing(target, draft, tmp_path):
+def test_missing_folders_and_files_name_what_is_missing(
+    target, draft, tmp_path, monkeypatch
+):
     empty = tmp_path / "empty"
     empty.mkdir()
     first, second = errors(check_models(pair(str(tmp_path / "no"), str(empty))))
     assert first.startswith("model.target: no such folder")
     assert second.startswith(f"model.draft: {empty} has no config.json")
+    # The draft is not looked at without speculation.
+    alone = pair(target, "/nowhere", policy={"name": "none"})
+    assert errors(check_models(alone)) == []
     (Path(draft) / "model.safetensors").unlink()
     (Path(target) / "config.json").write_text("{")
     broken, unweighted = errors(check_models(pair(target, draft)))
     assert "config.json is not valid JSON" in broken
     assert "has no weights" in unweighted
-
-
-def test_models_that_are_not_in_the_hub_cache_are_skipped_with_a_note(
-    tmp_path, monkeypatch
-):
+    # What is not in the hub's cache yet is no error.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     findings = check_models(parse_settings(minimal()))
     assert [finding.severity for finding in findings] == ["note", "note"]

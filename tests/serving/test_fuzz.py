@@ -4,8 +4,6 @@ A 503 with Retry-After is an answer too: a request may ask for more than has roo
 `python -m tests.serving.fuzz` sends 20,000 (fuzz/record.json).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.serving.fuzz.rounds import fuzz

@@ -26,7 +26,6 @@ from tests.serving.conftest import (
     Command,
     Server,
     find_free_ports,
-    is_listening,
     wait_until,
 )
 from tests.serving.test_settings import minimal, written
@@ -44,6 +43,7 @@ DEPLOYMENTS = {
     "policy.extra.prompt_lookup_max=4",
     "gpu": "policy.name=fixed engine.device=gpu engine.adapter=on replicas.num_gpus=1 "
     "engine.gpu_memory_utilization=0.8 engine.tensor_parallel_size=2",
+    "two-workers": "policy.name=none engine.extra.pipeline_parallel_size=2",
     "classes": "policy.name=fixed policy.classes.chat.priority=-1",
     "many-settings": f"""
         model.trust_remote_code=true model.tokenizer={TARGET} policy.name=none
@@ -91,6 +91,9 @@ def test_vllm_alone_gets_the_arguments_of_our_engines_and_no_others(name, parse)
     settings = deployment(DEPLOYMENTS[name])
     _, _, _, *flags = plain_command_of(leave_to_vllm(settings))
     given, nothing = parse(flags), parse(["--model", settings.model.target])
+    # A single CPU worker runs in the engine core, as it does in our replicas.
+    is_single = str(given.distributed_executor_backend).endswith(".UniProcExecutor")
+    assert is_single == (name not in {"gpu", "two-workers"})
 
     ours = engine_kwargs_of(settings)
     ours = {key: value for key, value in ours.items() if key not in ADAPTER}
@@ -118,63 +121,32 @@ def test_vllm_alone_gets_the_arguments_of_our_engines_and_no_others(name, parse)
         assert getattr(given, key) == expected_front[key], key
 
 
-def test_both_count_what_the_prefix_cache_supplied():
-    plain = leave_to_vllm(deployment("policy.name=none"))
-    assert engine_kwargs_of(plain)["enable_prompt_tokens_details"] is True
-    assert "--enable-prompt-tokens-details" in plain_command_of(plain)
-
-
-@pytest.mark.parametrize(
-    ("engine", "runs_single_worker"),
-    [
-        ("dtype=auto", True),
-        ("tensor_parallel_size=2", False),
-        ("extra.pipeline_parallel_size=2", False),
-    ],
-)
-def test_vllm_runs_a_single_cpu_worker_where_our_replicas_run_it(
-    engine, runs_single_worker, parse
-):
-    plain = leave_to_vllm(deployment(f"policy.name=none engine.{engine}"))
-    backend = parse(plain_command_of(plain)[3:]).distributed_executor_backend
-    assert str(backend).endswith(".UniProcExecutor") == runs_single_worker
-    assert runs_single_worker or backend is None
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_every_boolean_of_vllm_can_be_written_as_a_flag(value, parse):
+def test_every_boolean_of_vllm_can_be_written_as_a_flag(parse):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
-    known = {
-        field.name
-        for kind in (AsyncEngineArgs, FrontendArgs)
-        for field in dataclasses.fields(kind)
-    }
+    kinds = (AsyncEngineArgs, FrontendArgs)
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     defaults = vars(parse([]))
     names = {name for name in known if isinstance(defaults.get(name), bool)}
     names |= {"enable_prefix_caching", "async_scheduling", "hf_token"}
     assert len(names) > 50
-    given = vars(parse(list(flags_of(dict.fromkeys(sorted(names), value)))))
-    assert {name for name in names if bool(given[name]) is not value} == set()
+    for value in (True, False):
+        given = vars(parse(list(flags_of(dict.fromkeys(sorted(names), value)))))
+        assert {name for name in names if bool(given[name]) is not value} == set()
 
 
-def test_what_only_we_have_is_refused():
-    with pytest.raises(SettingsError, match="vLLM alone has no policy tetris; set"):
-        leave_to_vllm(deployment("policy.name=tetris"))
-
-
-def test_the_environment_is_that_of_a_replica():
+def test_what_only_we_have_is_refused_and_the_environment_is_that_of_a_replica():
     def env(settings: str) -> dict[str, str]:
         return plain_env_of(leave_to_vllm(deployment(f"policy.name=fixed {settings}")))
 
-    plain = env("replicas.num_cpus=2.5 engine.env.A=b")
-    assert plain["OMP_NUM_THREADS"] == "2"
-    assert plain["A"] == "b"
-    assert plain["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert plain["HF_HUB_OFFLINE"] == "1"
-    half = env("replicas.num_cpus=0.5")
-    assert half["OMP_NUM_THREADS"] == half["NUMBA_NUM_THREADS"] == "1"
+    with pytest.raises(SettingsError, match="vLLM alone has no policy tetris; set"):
+        leave_to_vllm(deployment("policy.name=tetris"))
+    # Whose variables test_app has; of CPUs Ray hands out shares.
+    assert env("engine.env.A=b")["A"] == "b"
+    for cpus, threads in (("2.5", "2"), ("0.5", "1")):
+        plain = env(f"replicas.num_cpus={cpus}")
+        assert plain["OMP_NUM_THREADS"] == plain["NUMBA_NUM_THREADS"] == threads
     assert env("engine.cpu_threads=3")["OMP_NUM_THREADS"] == "3"
 
 
@@ -192,26 +164,22 @@ def test_the_command_can_be_printed(capsys):
 def test_vllm_alone_serves_the_deployment(tmp_path):
     [port] = find_free_ports(1)
     options = [f"--config={DEMO_CONFIG}", "--policy=fixed", f"--port={port}"]
-    command = Command.start(
-        [str(BIN / "tetris-serve"), "vllm", *options], tmp_path / "vllm.log"
-    )
+    vllm = [str(BIN / "tetris-serve"), "vllm", *options]
+    command = Command.start(vllm, tmp_path / "vllm.log")
+    server = Server(command, port, metrics_port=port)
 
     def answers() -> bool:
         assert command.process.poll() is None, command.output
-        return is_listening(port)
+        return server.is_healthy()
 
     try:
         wait_until(answers, START_TIMEOUT_S)
-        server = Server(command, port, metrics_port=port)
-        assert server.is_healthy()
         messages: Any = [{"role": "user", "content": "Count to 20, please. " * 30}]
         for is_second in (False, True):
-            usage = (
-                server.client()
-                .chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
-                .usage
+            answer = server.client().chat.completions.create(
+                model=MODEL, messages=messages, max_tokens=1
             )
-            cached = usage.prompt_tokens_details.cached_tokens
+            cached = answer.usage.prompt_tokens_details.cached_tokens
             assert (cached > 0) == is_second
         names = [" ".join(process.cmdline()) for process in command.descendants()]
         assert any("VLLM::EngineCore" in name for name in names)

@@ -1,7 +1,5 @@
 """The log of a replica outlives vLLM's set-up of its own logging."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

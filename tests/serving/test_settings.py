@@ -9,6 +9,7 @@ import yaml
 from policies.registry import POLICY_NAMES
 from serving.settings.model import (
     Environment,
+    Settings,
     SettingsError,
     load_settings,
     parse_settings,
@@ -37,6 +38,11 @@ def written(settings: str) -> dict[str, Any]:
     return {name: parse_value(value) for name, _, value in pairs}
 
 
+def deployment_of(settings: str) -> Settings:
+    """Return the smallest valid deployment with some settings on top."""
+    return parse_settings(minimal(), overrides=written(settings))
+
+
 def pairs(*rows: str) -> list[list[str]]:
     """Read a table whose rows are written as `left -> right`."""
     return [row.split(" -> ") for row in rows]
@@ -48,35 +54,27 @@ def problems_of(data: object, **options: Any) -> list[str]:
     return caught.value.problems
 
 
-def test_the_demo_and_three_model_families_are_shipped():
+def test_the_demo_and_three_model_families_are_shipped_and_served_as_a_file_says():
+    from ray.serve.schema import ServeDeploySchema
+
     shipped = [load_settings(file) for file in SHIPPED]
     assert {"draft_model", "eagle3"} <= {one.policy.method for one in shipped}
     targets = " ".join(one.model.target for one in shipped)
     assert all(name in targets for name in ("demo-target", "Llama-3", "Qwen3"))
-
-
-def test_the_serve_config_file_names_an_existing_deployment_file():
-    from ray.serve.schema import ServeDeploySchema
-
     text = (ROOT / "configs" / "serve" / "tiny.yaml").read_text()
-    schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
-    (application,) = schema.applications
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
     assert application.import_path == "serving.app:build"
-    assert load_settings(application.args["config"]).model.id == "demo"
+    demo = load_settings(application.args["config"])
+    assert (demo.model.id, demo.findings) == ("demo", ())
+    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
 
 
 def test_all_faults_of_a_file_are_reported_together():
     faults = written("policy.name=best http.port=0 engine.dtype=int3")
     assert len(problems_of(minimal(), overrides=faults)) == 3
-
-
-@pytest.mark.parametrize("data", [None, [], "text", 3])
-def test_a_file_that_is_no_mapping_is_refused(data):
-    (problem,) = problems_of(data)
-    assert "must hold the sections model, policy" in problem
-
-
-def test_a_missing_setting_says_that_it_is_required():
+    for nothing in (None, [], "text", 3):
+        (problem,) = problems_of(nothing)
+        assert "must hold the sections model, policy" in problem
     (problem,) = problems_of({"model": {"id": "m", "target": "t"}, "engine": {}})
     assert problem.startswith("a.yaml: engine.max_model_len: is required")
 

@@ -5,12 +5,7 @@ import sys
 
 import pytest
 
-from tests.serving.conftest import (
-    MODEL,
-    ROOT,
-    clean_environment,
-    wait_until,
-)
+from tests.serving.conftest import MODEL, ROOT, clean_environment, wait_until
 from tests.serving.span_collector import SpanCollector
 
 # In a process of its own: OpenTelemetry's provider can be set once only.
@@ -37,30 +32,23 @@ with get_tracer().start_as_current_span("a step"):
 
 def test_serve_accepts_the_exporter_and_its_spans_arrive():
     collector = SpanCollector()
-    try:
-        result = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env=clean_environment(
-                OTEL_EXPORTER_OTLP_ENDPOINT=collector.url, PYTHONPATH=str(ROOT)
-            ),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    finally:
-        collector.stop()
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=clean_environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    collector.stop()
     assert result.returncode == 0, result.stderr
     # What is left is sent when the process ends.
-    assert "a step" in {name for _, name, _ in collector.spans}
+    assert "a step" in collector.names
 
 
 @pytest.mark.ray
 def test_vllm_sends_a_span_of_every_request(server, collector):
-    num_before = count_requests(collector)
+    num_before = collector.names.count("llm_request")
     with server.client() as client:
         client.completions.create(model=MODEL, prompt="one two", max_tokens=4)
-    wait_until(lambda: count_requests(collector) > num_before, 120)
-
-
-def count_requests(collector: SpanCollector) -> int:
-    return [name for _, name, _ in collector.spans].count("llm_request")
+    wait_until(lambda: collector.names.count("llm_request") > num_before, 120)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
 WIDTH, HEADS, KV_HEADS, FFN = 64, 4, 2, 96
 CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}{% endfor %}"
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>")
@@ -18,13 +19,7 @@ def write_gguf(
 ) -> dict[str, NDArray[np.float32]]:
     """Write a Llama of one layer with a byte-level vocabulary.
 
-    Args:
-        file: Where to.
-        architecture: What the file says it is.
-        split: What it says about how to split text.
-
-    Returns:
-        The weights before they were quantized, by transformers' names.
+    Returns the weights before they were quantized, by transformers' names.
     """
     # The merged token is a blank line.
     newline = bytes_to_unicode()[ord("\n")]
@@ -34,12 +29,12 @@ def write_gguf(
     def draw(*shape: int) -> NDArray[np.float32]:
         return rng.normal(scale=0.1, size=shape).astype(np.float32)
 
-    head = WIDTH // HEADS
+    kv_width = KV_HEADS * WIDTH // HEADS
     matrices = {
         "token_embd": draw(len(tokens), WIDTH),
         "blk.0.attn_q": draw(WIDTH, WIDTH),
-        "blk.0.attn_k": draw(KV_HEADS * head, WIDTH),
-        "blk.0.attn_v": draw(KV_HEADS * head, WIDTH),
+        "blk.0.attn_k": draw(kv_width, WIDTH),
+        "blk.0.attn_v": draw(kv_width, WIDTH),
         "blk.0.attn_output": draw(WIDTH, WIDTH),
         "blk.0.ffn_gate": draw(FFN, WIDTH),
         "blk.0.ffn_up": draw(FFN, WIDTH),
@@ -68,7 +63,8 @@ def write_gguf(
     for name, weights in matrices.items():
         heads = {"blk.0.attn_q": HEADS, "blk.0.attn_k": KV_HEADS}.get(name)
         stored = weights if heads is None else _interleave(weights, heads)
-        _add(writer, f"{name}.weight", stored)
+        stored = gguf.quants.quantize(stored, Q8_0)
+        writer.add_tensor(f"{name}.weight", stored, raw_dtype=Q8_0)
     for name in norms:
         writer.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
     writer.write_header_to_file()
@@ -86,8 +82,3 @@ def _interleave(weights: NDArray[Any], heads: int) -> NDArray[Any]:
     """Order the rows of each head as llama.cpp's RoPE wants them."""
     halves = weights.reshape(heads, 2, weights.shape[0] // heads // 2, -1)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
-
-
-def _add(writer: gguf.GGUFWriter, name: str, weights: NDArray[np.float32]) -> None:
-    kind = gguf.GGMLQuantizationType.Q8_0
-    writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
