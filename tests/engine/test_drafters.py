@@ -239,13 +239,18 @@ def test_drafts_without_logits_are_selected_by_learnt_acceptance(
         assert counters.draft_depth == DEPTH
 
 
-def test_look_ups_are_timed_and_further_drafts_priced_at_nothing(start_over):
-    engine = start_over("ngram", "goodput")
-    planner = engine.scheduler._planner
-    assert planner.export_state() == {}
-    for _ in range(20):
-        complete(engine, PROMPTS, PARAMS)
-    check_counters(engine.scheduler.counters)
+def test_look_ups_are_timed_and_further_drafts_priced_at_nothing(models):
+    """On an engine of its own: what was timed at start-up comes with its first drafts.
+
+    And only then.
+    """
+    args = {"policy": "goodput", "draft_tokens": DEPTH, "method": "ngram"}
+    with run_engine(models["ngram"][0], speculative=LOOK_UP, **args) as engine:
+        planner = engine.scheduler._planner
+        assert planner.export_state() == {}
+        for _ in range(20):
+            complete(engine, PROMPTS, PARAMS)
+        check_counters(engine.scheduler.counters)
     cost = planner.cost
     assert cost.num_steps >= MIN_STEPS_TO_EXPORT
     assert planner.export_state()

@@ -120,4 +120,4 @@ def test_bf16_answers_are_the_targets_own_but_for_near_ties(target, prompts):
     gaps, seconds = zip(*map(judge, prompts, answers), strict=True)
     assert np.concatenate(gaps).max() < NEAR_TIE_SIGMAS
     # The control: to take the second in the place of the first is no near-tie.
-    assert np.mean(np.concatenate(seconds) >= NEAR_TIE_SIGMAS) > 0.5
+    assert np.mean(np.concatenate(seconds) >= NEAR_TIE_SIGMAS) > 0.3
