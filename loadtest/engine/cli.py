@@ -10,17 +10,15 @@ from loadtest.argument_types import read_positive
 from loadtest.bench_command import make_parser, run_command, say
 from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
-from loadtest.load.workloads import make_workload
+from loadtest.load.workloads import GENERATED, make_workload
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from serving.offline import find_model
 
 from .models import check_models
 from .plan import DEFAULTS, PRESETS, find_gpu, make_plan
-from .plots import draw
-from .report import write_results
-from .run import Bench
-from .store import Store
-from .workloads import DRIFTS, WORKLOADS, RequestMaker
+from .report import draw, write_results
+from .run import Bench, Store
+from .workloads import RequestMaker
 
 
 def main(
@@ -34,7 +32,7 @@ def main(
 def _run(options: argparse.Namespace) -> bool:
     store = Store(options.output)
     is_complete = options.report_only or _measure(options, store)
-    if is_complete or store.done():
+    if is_complete or store.records():
         draw(write_results(store), options.output / "results.png")
     say(f"\nresults are in {options.output}")
     return is_complete
@@ -49,7 +47,7 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     check_models(options.target, options.draft)
     plan = make_plan(options, gpu)
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
-    for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
+    for name in {cell.workload for cell in plan.cells}:
         make_workload(name, "")  # Told before engines start if it cannot be.
     if options.restart:
         store.clear()
@@ -91,7 +89,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--workloads",
         metavar="LIST",
-        help=f"of {', '.join(WORKLOADS)}, or files as `bench http` takes them",
+        help=f"of {', '.join(GENERATED)}, or files as `bench http` takes them",
     )
     add("--temperatures", metavar="LIST", help="e.g. 0,1")
     add("--concurrency", metavar="LIST", help="requests in flight, e.g. 1,4,16")

@@ -24,11 +24,12 @@ class LoopRecord:
     """What happened, in seconds of the loop's clock.
 
     Attributes:
+        began_s: When the first requests were sent.
         steps: When each step ended, and what it brought, in order.
-        marks: When the steady part began (`start`) and ended (`end`), and when
-            conditions changed (`switch`), if they did.
+        marks: When the steady part began (`start`) and ended (`end`).
     """
 
+    began_s: float
     steps: Sequence[tuple[float, list[Delivery]]]
     marks: dict[str, float]
 
@@ -40,7 +41,6 @@ def run_closed_loop(
     concurrency: int,
     *,
     on_mark: Callable[[str], None],
-    switch_at: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoopRecord:
     """Run requests with exactly `concurrency` of them in flight.
@@ -51,10 +51,8 @@ def run_closed_loop(
     more or less would fall behind it, by how many end in the same step: a tenth of a
     short cell's time.
 
-    `on_mark` is called with `start`, `switch` and `end` when they are reached; `switch`
-    stands before the admission of request `switch_at`.
+    `on_mark` is called with `start` and `end` when they are reached.
     """
-    assert num_requests >= REQUESTS_TO_BE_STEADY * concurrency
     steps: list[tuple[float, list[Delivery]]] = []
     marks: dict[str, float] = {}
 
@@ -64,11 +62,9 @@ def run_closed_loop(
 
     num_added = num_finished = 0
     silent = set(range(concurrency))
-    now_s = clock()
+    began_s = clock()
     while num_finished < num_requests:
         while num_added < num_requests and num_added - num_finished < concurrency:
-            if num_added == switch_at:
-                mark("switch")
             add(num_added)
             num_added += 1
         deliveries = step()
@@ -80,4 +76,4 @@ def run_closed_loop(
             mark("start")
         elif "end" not in marks and num_requests - num_finished < concurrency:
             mark("end")
-    return LoopRecord(steps, marks)
+    return LoopRecord(began_s, steps, marks)

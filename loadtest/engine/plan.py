@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,10 +53,6 @@ class Cell:
         workload = Path(self.workload).stem
         return f"{workload}-t{self.temperature:g}-c{self.concurrency}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -68,7 +64,6 @@ class Block:
         temperature: Of all requests.
         max_tokens: Longest reply.
         eos_token_id: Ends a reply.
-        switch_at: The request from which on they are longer; None if there is none.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -76,7 +71,6 @@ class Block:
     temperature: float
     max_tokens: int
     eos_token_id: int
-    switch_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +102,8 @@ class Plan:
 
     def deployment(self, arm: Arm) -> dict[str, Any]:
         """Return the settings with which a server would run an arm's engine."""
-        model = {"id": "bench", "target": str(self.target.absolute())}
-        policy = _policy_of(arm)
-        if arm.policy not in ("none", LOOKUP):
-            model["draft"] = str(self.draft.absolute())
-            policy["method"] = find_method(self.draft)
-        deployment = {"model": model, "policy": policy, "engine": self.engine}
-        return deployment | ({"replicas": {"num_gpus": 1}} if self.gpu else {})
+        draft = None if arm.policy in ("none", LOOKUP) else self.draft
+        return deploy(self.target, draft, _policy_of(arm), self.engine)
 
     def conditions(self) -> dict[str, Any]:
         """Return what results depend on, but for models, code, requests and machine.
@@ -160,16 +149,33 @@ def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
         "enable_prefix_caching": False,
     }
     if gpu is None:
-        engine |= {
-            "enforce_eager": True,
-            # Fewer cores: taskset.
-            "cpu_threads": len(os.sched_getaffinity(0)),
-            "kv_cache_memory_bytes": size_kv_cache(
-                target, draft, options.dtype, most, length, len(arms)
-            ),
-        }
+        pair = target, draft, options.dtype
+        engine |= set_up_cpu(size_kv_cache(*pair, most, length, len(arms)))
     measured = options.rounds, options.window_s, options.max_tokens
     return Plan(arms, cells, *measured, engine, target, draft, gpu)
+
+
+def set_up_cpu(kv_cache_bytes: int) -> dict[str, Any]:
+    """Return what an engine on the CPU is told besides; fewer cores by taskset."""
+    cores = len(os.sched_getaffinity(0))
+    own = {"enforce_eager": True, "cpu_threads": cores}
+    return own | {"kv_cache_memory_bytes": kv_cache_bytes}
+
+
+def deploy(
+    target: Path,
+    draft: Path | None,
+    policy: Mapping[str, Any],
+    engine: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a deployment of these sections, with a draft model if there is one."""
+    model, policy = {"id": "bench", "target": str(target.absolute())}, dict(policy)
+    if draft is not None:
+        model["draft"] = str(draft.absolute())
+        policy["method"] = find_method(draft)
+    deployment = {"model": model, "policy": policy, "engine": dict(engine)}
+    on_gpu = engine["device"] == "gpu"
+    return deployment | ({"replicas": {"num_gpus": 1}} if on_gpu else {})
 
 
 def longest_prompt(workload: str) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from loadtest.report.rows import compare, spread
+from loadtest.statistics import compare, spread
 
 Rows = list[dict[str, Any]]
 Table = Any
@@ -31,13 +29,12 @@ _MEANS = (
 
 def by_round(measurements: Rows) -> Table:
     """Return a row for each cell, policy and round: sums and means over blocks."""
-    keys, means = [*_ARM, "round"], [*_MEANS, "phases.before", "phases.after"]
-    frame = pd.json_normalize(measurements, max_level=1)
-    frame = frame.reindex(columns=[*keys, *_SUMS, *means])
-    rounds = frame.astype(dict.fromkeys(means, float)).groupby(
+    keys = [*_ARM, "round"]
+    frame = pd.DataFrame(measurements).reindex(columns=[*keys, *_SUMS, *_MEANS])
+    rounds = frame.astype(dict.fromkeys(_MEANS, float)).groupby(
         keys, sort=False, as_index=False
     )
-    rounds = rounds.agg(dict.fromkeys(_SUMS, "sum") | dict.fromkeys(means, "mean"))
+    rounds = rounds.agg(dict.fromkeys(_SUMS, "sum") | dict.fromkeys(_MEANS, "mean"))
     rounds["output_tokens_per_s"] = rounds["num_tokens"] / rounds["window_s"]
     rounds["step_ms"] = 1e3 * rounds["window_s"] / rounds["num_steps"]
     return rounds
@@ -78,7 +75,7 @@ def compare_with_others(measurements: Rows, ours: str) -> tuple[Rows, Rows]:
             both = speeds[[ours, theirs]].dropna()
             if len(both):
                 place = {"policy": ours, "against": theirs} | cell
-                over_each.append(place | _compare(both[ours], both[theirs]))
+                over_each.append(place | compare(both[ours], both[theirs]))
         whole = speeds.dropna()
         others = whole.drop(columns=ours)
         if others.empty:
@@ -88,7 +85,7 @@ def compare_with_others(measurements: Rows, ours: str) -> tuple[Rows, Rows]:
             rest = others.drop(index=number) if len(others) > 1 else others
             rivals.append(speed[rest.median().idxmax()])
         place = {"policy": ours, "against": others.median().idxmax()} | cell
-        over_best.append(place | _compare(whole[ours], rivals))
+        over_best.append(place | compare(whole[ours], rivals))
     return over_each, over_best
 
 
@@ -112,10 +109,6 @@ def find_ceilings(rows: Rows) -> Rows:
             ratio = (1 + int(length)) * plain_ms / row["step_ms"]
             found.append({k: row[k] for k in _ARM} | {"ratio": ratio})
     return found
-
-
-def _compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    return asdict(compare(list(ours), list(theirs)))
 
 
 def _speeds(measurements: Rows) -> list[tuple[dict[str, Any], Table]]:
@@ -149,16 +142,12 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
     sums = blocks[list(_COUNTS)].sum().astype(object)
     if blocks["temperature"].iloc[0] > 0:
         sums["num_differing_requests"] = None  # Sampled replies differ anyway.
-    phases = {name: rounds[f"phases.{name}"].dropna() for name in ("before", "after")}
     return {
         "rounds": len(rounds),
         # Older measurements do not tell.
         "engine_starts": None if starts.isna().any() else starts.nunique(),
         "window_s": float(rounds["window_s"].sum()),
         "output_tokens_per_s": spread(rounds["output_tokens_per_s"]),
-        "output_tokens_per_s_by_phase": {k: spread(v) for k, v in phases.items()}
-        if len(phases["after"])
-        else None,
         "verification_success_rate": _divide(counted("num_accepted_tokens"), verified),
         "verified_per_step": _divide(verified, steps),
         "planning_us_per_step": _divide(counted("planning_seconds_total"), steps, 1e6),

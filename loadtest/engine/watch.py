@@ -83,6 +83,15 @@ class Watch:
             self._steps[-2]["timing"] = timing
         self._planner.observe_timing(timing)
 
+    def add_up_stages(self) -> dict[str, float]:
+        """Return the ms that steps say to have spent with target and drafter."""
+        timings = [step["timing"] for step in self._steps if "timing" in step]
+        return {
+            "score": sum(one.target_ms for one in timings),
+            "verify": sum(one.sample_ms for one in timings),
+            "draft": sum(one.draft_first_ms + one.draft_next_ms for one in timings),
+        }
+
     def save(self, path: Path) -> None:
         """Write all finished steps as `.npz`, all or nothing.
 

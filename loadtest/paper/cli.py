@@ -17,7 +17,7 @@ from serving.offline import find_model
 from .datasets import OWN, load_prompts
 from .grid import PRESETS
 from .report import write_report
-from .run import Experiment, Store
+from .run import Paper, Runner, Store
 
 _PAIR = ENGINE_PRESETS["smollm2"]
 
@@ -55,7 +55,7 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
     check_models(target, options.draft)
     if options.restart:
         store.clear()
-    experiment = Experiment(
+    paper = Paper(
         PRESETS[options.preset] | {"preset": options.preset},
         target=target,
         draft=options.draft,
@@ -64,7 +64,7 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
         arms=[pattern.strip() for pattern in options.arms.split(",")],
         gpu=gpu,
     )
-    return experiment.measure(store, prompts, options.minutes)
+    return Runner(paper, store, prompts).measure(options.minutes)
 
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
