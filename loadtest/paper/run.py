@@ -158,12 +158,12 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         """Start an engine, and warm it up."""
         ((arm,), (cell,)) = turn.arms, turn.cells
         self.progress.show(_name(turn))
+        block = self._make_block(turn.round, cell)
         log = f"logs/{cell[1]}-{arm.name.replace(' ', '-')}.log"
         deployment = self._paper.deployment(arm, cell[1])
         engine = EngineProcess(arm.name, deployment, self._store.folder / log)
         try:
             engine.wait_until_ready()
-            block = self._make_block(turn.round, cell)
             first = block.prompts[:_WARM_UP_REQUESTS]
             warm_up = replace(block, prompts=first, concurrency=len(first))
             engine.answer_all(replace(warm_up, max_tokens=_WARM_UP_TOKENS))
