@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def write_page(
 def render_page(
     results: Mapping[str, Any], pictures: Iterable[tuple[str, bytes | None]] = ()
 ) -> str:
-    """Return the page of what a results.json holds, an older one's too."""
+    """Return the page of what a results.json holds."""
     environment = make_environment(Path(__file__).parent)
     environment.filters |= {"number": _number, "spread": _spread}
     failed, rows = results["failed_requests"], results["rows"]
@@ -94,12 +95,11 @@ def _describe_origin(results: Mapping[str, Any]) -> str:
     """Return machine, models and number of requests, for under every figure."""
     environment = results["environment"]
     machine, models = environment.get("machine", {}), environment.get("models", {})
-    counts = (row.get("num_sent", row["num_requests"]) for row in results["rows"])
     parts = [
         f"{machine.get('cpu') or 'unknown machine'}, {machine.get('cores')} cores, "
         f"{machine.get('memory_gib')} GiB",
         *(f"{r} {m['name']} ({m['digest'][:12]})" for r, m in models.items()),
-        f"{sum(counts)} requests in all",
+        f"{sum(row['num_sent'] for row in results['rows'])} requests in all",
     ]
     return "; ".join(parts)
 
@@ -108,12 +108,12 @@ def _draw(
     folder: Path, results: Mapping[str, Any], runs: Sequence[Run]
 ) -> Iterator[tuple[str, bytes | None]]:
     caption, targets = _describe_origin(results), results["settings"]["targets"]
-    by_process: dict[str, list[Run]] = {}
-    for row in results["rows"]:
-        process = f"{row['workload']}, {row['load'].partition(':')[0]}"
-        by_process.setdefault(process, []).append(row)
-    for title, rows in by_process.items():
-        drawn = figures.draw_against_load(rows, Targets(**targets), caption)
+
+    def process_of(row: Run) -> str:
+        return f"{row['workload']}, {row['load'].partition(':')[0]}"
+
+    for title, rows in groupby(sorted(results["rows"], key=process_of), process_of):
+        drawn = figures.draw_against_load([*rows], Targets(**targets), caption)
         yield f"{title}: against load", drawn
     by_cell: dict[str, dict[str, Run]] = {}
     for run in runs:
