@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.environment import describe_machine, describe_piece, describe_versions
 
 from .parts import PARTS, Stage
-from .picture import draw
-from .table import render
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from .show import draw, render
 
 _say = partial(print, flush=True)
 

@@ -10,28 +10,25 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from loadtest.client.errors import LoadTestError
+from loadtest.client.outcome import Outcome
 from loadtest.client.records import read_records
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.locust_process import run_locust
 from loadtest.compare.processes import find_victims
-from loadtest.compare.scrape import Scraper, summarise_server
+from loadtest.compare.scrape import repeat, scrape, summarise_server
 from loadtest.load.options import LoadOptions
 
-from .watch import Watch, count_leases
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from loadtest.client.outcome import Outcome
+from .watch import PERIOD_S, Watch, count_leases
 
 _POLICY: Final = "goodput:8"
 _TOKENS: Final = 128
@@ -74,11 +71,10 @@ class Stage:
         name, _, value = header.partition(": ")
         headers = {name: value} if header else {}
         launcher = Launcher(self.folder / "logs", self.config, told, headers)
-        with (
-            launcher.run(parse_arm(_POLICY), self.say) as deployment,
-            Watch(deployment) as watch,
-        ):
-            yield Play(self, deployment, watch)
+        with launcher.run(parse_arm(_POLICY), self.say) as deployment:
+            watch = Watch(deployment)
+            with repeat(watch.look, PERIOD_S):
+                yield Play(self, deployment, watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +101,9 @@ class Play:
         )
         run_locust(options, self.stage.folder / "logs" / f"locust-{name}.log")
         read = read_records(records)
-        begin_s = self.watch.since(read.epoch_s or time.time())
         records.unlink()
-        return [_shifted(one, begin_s) for one in read.outcomes]
+        by_s = self.watch.since(read.epoch_s or time.time())
+        return [replace(one, **_shift(one, by_s)) for one in read.outcomes]
 
     def settle(self, replicas: int) -> None:
         """Wait for a number of running replicas.
@@ -121,14 +117,11 @@ class Play:
             )
 
 
-def _shifted(one: Outcome, by_s: float) -> Outcome:
-    """Return it by another clock."""
-    moved: dict[str, Any] = {
-        name: None if when_s is None else when_s + by_s
-        for name in ("scheduled_s", "sent_s", "first_s", "last_s", "end_s")
-        for when_s in (getattr(one, name),)
-    }
-    return replace(one, **moved)
+def _shift(one: Outcome, by_s: float) -> dict[str, Any]:
+    """Return its times by another clock."""
+    names = ("scheduled_s", "sent_s", "first_s", "last_s", "end_s")
+    times = {name: getattr(one, name) for name in names}
+    return {name: at_s if at_s is None else at_s + by_s for name, at_s in times.items()}
 
 
 def play_scale(stage: Stage) -> dict[str, Any]:
@@ -159,7 +152,7 @@ def play_mix(stage: Stage) -> dict[str, Any]:
         outcomes, begins_s, accepted = [], [], {}
         for temperature in (0.0, 2.0):
             begins_s.append(play.watch.since(time.time()))
-            with Scraper(play.deployment) as seen:
+            with scrape(play.deployment) as seen:
                 outcomes += play.send(
                     f"mix-{temperature:g}",
                     "poisson:8",
@@ -238,17 +231,9 @@ def play_keys(stage: Stage) -> dict[str, Any]:
             time.sleep(10 * stage.scale)
             found["beside"] = own("keys-beside")
             found["flood"] = flooding.result()
-    told: dict[str, Any] = {"capacity_per_s": capacity}
-    for name, outcomes in found.items():
-        ttft_ms = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]
-        told[name] = {
-            "requests": len(outcomes),
-            "failures": Counter(one.failure for one in outcomes if not one.is_ok),
-            "ttft_p50_ms": float(np.quantile(ttft_ms, 0.5)),
-            "ttft_p95_ms": float(np.quantile(ttft_ms, 0.95)),
-        }
+    told: dict[str, Any] = {name: _count(outcomes) for name, outcomes in found.items()}
     ratio = told["beside"]["ttft_p95_ms"] / told["alone"]["ttft_p95_ms"]
-    return told | {"ttft_p95_ratio": ratio}
+    return {"capacity_per_s": capacity} | told | {"ttft_p95_ratio": ratio}
 
 
 def play_neighbour(stage: Stage) -> dict[str, Any]:
@@ -287,19 +272,24 @@ PARTS: Final[dict[str, Callable[[Stage], dict[str, Any]]]] = {
 }
 
 
-def _tell(outcomes: list[Outcome], watch: Watch) -> dict[str, Any]:
+def _tell(outcomes: Sequence[Outcome], watch: Watch) -> dict[str, Any]:
+    def in_flight(at_s: float) -> int:
+        return sum(one.sent_s <= at_s < one.end_s for one in outcomes)
+
+    points = [one | {"in_flight": in_flight(one["at_s"])} for one in watch.points]
+    return _count(outcomes) | {"timeline": points}
+
+
+def _count(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     ttft_ms = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]
+    median, high, most = np.quantile(ttft_ms, [0.5, 0.95, 1.0]).tolist()
     return {
         "requests": len(outcomes),
         "failures": Counter(one.failure for one in outcomes if not one.is_ok),
-        "ttft_p50_ms": float(np.quantile(ttft_ms, 0.5)),
-        "ttft_max_ms": max(ttft_ms),
-        "timeline": [point | _count(outcomes, point["at_s"]) for point in watch.points],
+        "ttft_p50_ms": median,
+        "ttft_p95_ms": high,
+        "ttft_max_ms": most,
     }
-
-
-def _count(outcomes: list[Outcome], at_s: float) -> dict[str, float]:
-    return {"in_flight": sum(one.sent_s <= at_s < one.end_s for one in outcomes)}
 
 
 def _find_capacity(play: Play, **more: Any) -> float:

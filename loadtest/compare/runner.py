@@ -27,7 +27,7 @@ from .arms import Arm
 from .conditions import describe_conditions, describe_models
 from .deployment import Deployment, Launcher
 from .locust_process import run_locust
-from .scrape import Scraper, summarise_server
+from .scrape import scrape, summarise_server
 
 SENT = (
     *("duration", "requests", "drain", "max_tokens", "temperature", "seed", "model"),
@@ -163,7 +163,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         options, (arm,), (workload, load) = self._options, turn.arms, cell
         cell_name, began_s = self.name_of(cell), time.monotonic()
         name = f"{turn.round}-{Path(workload).name}-{load.name}-{arm.name}"
-        with Scraper(up, samples_processes=options.soak) as seen:
+        with scrape(up, samples_processes=options.soak) as seen:
             records = self._send(
                 up,
                 re.sub(r"[^\w.=-]", "_", name),

@@ -18,7 +18,7 @@ from loadtest.client.errors import LoadTestError
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.processes import VICTIMS
-from loadtest.compare.scrape import Scraper
+from loadtest.compare.scrape import scrape
 from loadtest.environment import (
     describe_machine,
     describe_piece,
@@ -93,7 +93,7 @@ async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str
         raise LoadTestError(f"{len(broken)} fail undisturbed, e.g. {broken[0]}")
     began_s = time.monotonic()
     # Often: what dies takes its counts along.
-    with Scraper(deployment, looks_per_page=1) as seen:
+    with scrape(deployment, looks_per_page=1) as seen:
         killing = asyncio.create_task(
             kill_in_turn(deployment, kinds, options.seed, _say)
         )
