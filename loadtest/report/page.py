@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -64,19 +64,10 @@ def write_page(
     folder: ResultFolder, runs: Sequence[Run], results: Mapping[str, Any]
 ) -> Path:
     """Write report.html with figures, and return the file."""
-    pictures = _draw(folder.folder, results, runs)
-    folder.write("report.html", render_page(results, pictures))
-    return folder.folder / "report.html"
-
-
-def render_page(
-    results: Mapping[str, Any], pictures: Iterable[tuple[str, bytes | None]] = ()
-) -> str:
-    """Return the page of what a results.json holds."""
     environment = make_environment(Path(__file__).parent)
     environment.filters |= {"number": _number, "spread": _spread}
     failed, rows = results["failed_requests"], results["rows"]
-    return environment.get_template("page.html.jinja").render(
+    page = environment.get_template("page.html.jinja").render(
         results=results,
         caption=_describe_origin(results),
         settings=results["settings"],
@@ -85,10 +76,12 @@ def render_page(
         cells=list(dict.fromkeys((row["workload"], row["load"]) for row in rows)),
         shown=_SHOWN,
         compared=COMPARED,
-        figures=embed(pictures),
+        figures=embed(_draw(folder.folder, results, runs)),
         failed=failed[:_MAX_LISTED],
         num_failed=len(failed),
     )
+    folder.write("report.html", page)
+    return folder.folder / "report.html"
 
 
 def _describe_origin(results: Mapping[str, Any]) -> str:
