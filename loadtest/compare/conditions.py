@@ -33,25 +33,18 @@ _CODE = {
 
 def describe_conditions(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that must be equal for results to belong together."""
-    code = {
-        part: _digest(str(digest_code(*patterns))) for part, patterns in _CODE.items()
-    }
     files = [find_config(options.config), *map(Path, options.workloads)]
+    ttft_ms, tpot_ms = options.ttft_target_ms or None, options.tpot_target_ms or None
+    limits = {k: getattr(options, k) for k in ("max_client_cpu", "max_lag_ms")}
     return {
         **{k: v for k, v in vars(options).items() if k not in _LEFT_OUT},
         "arms": [asdict(arm) for arm in options.arms],
         # What follows the name may be a secret.
         "header": options.header.partition(":")[0],
-        "targets": {
-            "ttft_ms": options.ttft_target_ms or None,
-            "tpot_ms": options.tpot_target_ms or None,
-        },
-        "limits": {
-            "max_client_cpu": options.max_client_cpu,
-            "max_lag_ms": options.max_lag_ms,
-        },
+        "targets": {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms},
+        "limits": limits,
         "files": {f.name: _digest(f.read_text()) for f in files if f.is_file()},
-        **code,
+        **{part: _digest(str(digest_code(*paths))) for part, paths in _CODE.items()},
     }
 
 
