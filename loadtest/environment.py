@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -61,29 +62,19 @@ def digest_code(*patterns: str) -> dict[str, str]:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.split(":", 1)[1] for line in lines if line.startswith("model name"))
-    return next(names, platform.machine()).strip()
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*: *(.*)$", text, re.MULTILINE):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:
     """Return the commit, with a plus sign where files differ from it."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{commit}{'+' if changed else ''}"
-
-
-def _git(*arguments: str) -> str:
-    finished = subprocess.run(
-        ["git", "-C", str(REPO), *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return finished.stdout.strip()
+    command = ["git", "-C", str(REPO), "describe", "--always", "--abbrev=40"]
+    command += ["--exclude=*", "--dirty=+"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(
+            command, text=True, stderr=subprocess.DEVNULL
+        ).strip()
+    return None
