@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -20,13 +21,12 @@ from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, run
 from loadtest.engine.plan import Block, Plan
-from loadtest.engine.run import shuffle
-from loadtest.engine.store import Store
+from loadtest.engine.run import Store, shuffle
 from tests.loadtest.engine.made_up import CELL, measured
 
 GPU = "NVIDIA Stand-in"
 NAMES = ("none", "fixed:2", "goodput:4")
-PLACE = ("policy", "round", "block", "engine_start", *CELL.as_dict())
+PLACE = ("policy", "round", "block", "engine_start", *asdict(CELL))
 CELLS = ("--workloads", "mixed", "--concurrency", "1,2", "--temperatures", "0")
 
 
@@ -104,6 +104,8 @@ def test_arms_take_turns_block_by_block_until_all_had_their_time(
 def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
     tmp_path: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert bench(tmp_path, "--rounds", "1", "--minutes", "1e-9") == EXIT_MORE_TO_DO
+    assert engines.widths == []
     engines.fails_after = 4
     assert bench(tmp_path, "--rounds", "1") == EXIT_INTERRUPTED
     assert "goes on from there" in capsys.readouterr().err
@@ -115,15 +117,8 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
 
     assert [note.split()[1] for note in engines.notes] == ["2"] * 3
     results = json.loads((tmp_path / "results.json").read_text())
-    assert len(results["environment"]["pieces"]) == 2
+    assert len(results["environment"]["pieces"]) == 3
     assert {row["rounds"] for row in results["rows"]} == {1}
-
-
-def test_whoever_runs_out_of_time_is_told_that_there_is_more(
-    tmp_path: Path, engines: FakeEngines
-) -> None:
-    assert bench(tmp_path, "--minutes", "1e-9") == EXIT_MORE_TO_DO
-    assert engines.widths == []
 
 
 def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
@@ -167,33 +162,20 @@ def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
     assert f"gpu: was {GPU!r}, is 'Another'" in capsys.readouterr().err
 
 
-def test_a_machine_too_small_for_all_engines_is_told_before_they_start(
+def test_every_arm_takes_every_place_and_follows_every_other() -> None:
+    arms = [parse_arm(name) for name in ("none", "fixed:1", "fixed:2")]
+    orders = [shuffle(arms, f"round {number}") for number in range(30)]
+    assert orders[0] == shuffle(arms, "round 0")
+    pairs = {pair for order in orders for pair in pairwise(order)}
+    assert pairs == set(permutations(arms, 2))
+    assert {order[0] for order in orders} == set(arms)
+
+
+def test_what_hinders_is_told_in_its_own_words(
     tmp_path: Path,
     engines: FakeEngines,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    memory = argparse.Namespace(available=2 << 30, total=2 << 30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert bench(tmp_path, "--rounds", "1") == 1
-    assert "name at most 2 with --policies" in capsys.readouterr().err
-    assert engines.widths == []
-
-
-def test_every_arm_takes_every_place_and_follows_every_other() -> None:
-    arms = [parse_arm(name) for name in ("none", "fixed:1", "fixed:2")]
-
-    orders = [shuffle(arms, f"round {number}") for number in range(30)]
-
-    assert orders[0] == shuffle(arms, "round 0")
-    assert {pair for order in orders for pair in pairwise(order)} == set(
-        permutations(arms, 2)
-    )
-    assert {order[0] for order in orders} == set(arms)
-
-
-def test_a_failing_engine_ends_the_run_with_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise LoadTestError("the engine of none has ended; out of memory")
@@ -201,3 +183,10 @@ def test_a_failing_engine_ends_the_run_with_its_own_words(
     monkeypatch.setattr(FakeEngines, "run", fail)
     assert bench(tmp_path, "--rounds", "1") == 1
     assert "out of memory" in capsys.readouterr().err
+    # A machine too small for all engines is told before they start.
+    memory = argparse.Namespace(available=2 << 30, total=2 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    engines.widths = []
+    assert bench(tmp_path, "--rounds", "1") == 1
+    assert "name at most 2 with --policies" in capsys.readouterr().err
+    assert engines.widths == []

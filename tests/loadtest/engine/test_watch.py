@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.arms import Arm
-from loadtest.engine.plan import Cell
-from loadtest.engine.store import Store
 from loadtest.engine.watch import Watch
 from policies.goodput import GoodputPlanner
 from policies.types import DraftBatch, EngineLimits, StepTiming, VerificationOutcome
@@ -39,7 +36,6 @@ def watch() -> Watch:
 def test_a_trace_keeps_what_was_offered_admitted_and_accepted(
     watch: Watch, tmp_path: Path
 ) -> None:
-    store, cell, arm = Store(tmp_path), Cell("mixed", 0.0, 2), Arm("goodput", 3)
     watch.observe(NOTHING)
     watch.start_over()  # What the block before left behind is no part of it.
     confidence = np.array([[0.99, 0.98, 0.0], [0.4, 0.0, 0.0], [0.0, 0.0, 0.0]])
@@ -54,9 +50,10 @@ def test_a_trace_keeps_what_was_offered_admitted_and_accepted(
     watch.mark("end")
     watch.observe(NOTHING)
 
-    watch.save(store.trace_file(cell, arm))
-    trace = np.load(store.trace_file(cell, arm))
+    watch.save(tmp_path / "new" / "trace.npz")
+    trace = np.load(tmp_path / "new" / "trace.npz")
 
+    assert watch.add_up_stages() == {"score": 9.0, "verify": 0.0, "draft": 0.0}
     assert trace["step_target_ms"].tolist()[0] == 9.0
     assert trace["step_depth"].tolist()[0] == 2.0
     assert np.isnan(trace["step_target_ms"][1])
