@@ -7,8 +7,7 @@ from typing import Any
 
 from loadtest.cluster.__main__ import main
 from loadtest.cluster.parts import PARTS
-from loadtest.cluster.picture import draw
-from loadtest.cluster.table import render
+from loadtest.cluster.show import draw, render
 from loadtest.cluster.watch import count_leases, read_series
 from loadtest.compare.deployment import Deployment
 from loadtest.environment import REPO
