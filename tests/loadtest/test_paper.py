@@ -113,7 +113,13 @@ RECORD = {
         "num_drafts": 12,
         "num_accepted_tokens_per_pos": [7, 3],
     },
-    "stages_ms": dict(score=800, verify=200, draft=500, select=100, rest=400),
+    "stages_ms": {
+        "score": 800,
+        "verify": 200,
+        "draft": 500,
+        "select": 100,
+        "rest": 400,
+    },
 }
 
 
