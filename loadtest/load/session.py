@@ -96,12 +96,8 @@ class Session:
         """Send a request that is due at `due_s`, and wait for its end."""
         turn, messages, conversation = request
         options, number = self._options, self._num_sent
-        outcome = Outcome(
-            id=f"{options.run_id}-{self._index}-{number}",
-            workload=options.workload,
-            turn=turn,
-            scheduled_s=due_s,
-        )
+        name = f"{options.run_id}-{self._index}-{number}"
+        outcome = Outcome(name, options.workload, turn, scheduled_s=due_s)
         body = {"model": options.model, **options.body, "messages": messages}
         if conversation.tools:
             body.setdefault("tools", conversation.tools)
