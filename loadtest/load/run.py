@@ -117,8 +117,10 @@ class LocustRun:
             model = options.model or options.endpoint.find_model()
             if self._file is not None:
                 self._file.close()
-            path = options.records
-            self._file = Path(path).open("w", encoding="utf-8") if path else None
+            self._file = None
+            if options.records:
+                path = Path(options.records)
+                self._file = path.open("w", encoding="utf-8")
         except (LoadTestError, OSError) as error:
             self._fail(str(error))
             return False
