@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
@@ -51,7 +52,8 @@ class LoadOptions:
 
     def check(self) -> None:
         """Read all that has a form of its own; an error names the option."""
-        if not self.host.startswith(("http://", "https://")):
+        parts = urlsplit(self.host)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise LoadTestError(
                 f"--host {self.host}: must be an address such as http://127.0.0.1:8000"
             )

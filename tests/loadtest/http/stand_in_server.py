@@ -39,19 +39,16 @@ vllm:spec_decode_num_drafts_total {accepted}
 
 
 def event(value: object) -> bytes:
-    """Return one event."""
     data = value if isinstance(value, str) else json.dumps(value)
     return f"data: {data}\n\n".encode()
 
 
 def chunk(text: str = "", *, finish: str | None = None, **more: Any) -> bytes:
-    """Return a chat completion chunk as an event."""
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
     return event({"id": "chat-1", "choices": [choice], **more})
 
 
 def usage(prompt: int, completion: int, **more: Any) -> bytes:
-    """Return the chunk that carries only the usage."""
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, **more}
     return event({"id": "chat-1", "choices": [], "usage": counts})
 
@@ -93,18 +90,9 @@ def plain_reply(step_s: float) -> Script:
 class StandIn:
     """A running stand-in.
 
-    Attributes:
-        script: What it replies; by default a token a step.
-        step_s: Of the default.
-        status: HTTP status; other than 200 the script's bytes are the whole body.
-        chunked: Whether bodies use chunked transfer coding; else they end with the
-            connection.
-        key: Without it as `Authorization` everything is refused; empty for none.
-        replicas: How many `/health` tells; with 0 it refuses.
-        page: What its exporter shows; None for nothing.
-        pages: What was got from it.
-        bodies: Requests it got.
-        ids: Their `X-Request-Id`.
+    By default it replies with a token a step, in chunked transfer coding. With another
+    status than 200 the script's bytes are the whole body; without `key`, if there is
+    one, everything is refused, and `/health` with no replicas.
     """
 
     script: Script | None = None
@@ -147,7 +135,7 @@ def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
         disable_nagle_algorithm = True
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            pass
 
         def do_GET(self) -> None:
             stand_in.pages.append(self.path)

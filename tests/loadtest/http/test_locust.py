@@ -215,26 +215,21 @@ def test_a_start_depends_on_nothing_that_was_before(server, tmp_path, prompt_fil
         page.run(load="paced:ramp:4-0", duration=7, records=records)
         assert page.stats()["stats"][-1]["num_requests"] == 14
         assert page.rows()["TTFT"]["response_time_percentile_0.95"] > 0
-    # Its own arrivals alone: no user of the closed loop sends among them.
-    assert len(server.bodies) - num_first == 14
-    assert len(read_records(records).outcomes) == 14
+        # Its own arrivals alone: no user of the closed loop sends among them.
+        assert len(server.bodies) - num_first == 14
+        assert len(read_records(records).outcomes) == 14
 
-
-def test_stop_ends_an_open_load_at_once(server, prompt_file):
-    """What is in flight is answered; nothing is sent while Locust waits for that."""
-    load = ("--load=poisson:20", "--duration=600", "--drain=30", "--max-tokens=4")
-    with open_page(f"--host={server.url}", f"--workload={prompt_file}", *load) as page:
-        page.start()
-        wait_for(lambda: len(server.bodies) > 100)
+        # Stop: what is in flight is answered, and nothing sent while Locust waits.
+        page.start(load="poisson:20", duration=600, drain=30)
+        wait_for(lambda: len(server.bodies) - num_first > 100)
         num_sent = len(server.bodies)
         page.client.post("/stop").raise_for_status()
         wait_for(lambda: page.stats()["state"] == "stopped")
         # Another 30 s of arrivals would be 600.
         assert len(server.bodies) < num_sent + 200
         rows = page.rows()
-        assert rows["CUT"]["num_requests"] == 0
-        assert rows["CHAT"]["num_failures"] == 0
-        assert rows["GOOD"]["num_requests"] == rows["CHAT"]["num_requests"] > 100
+        assert rows["CUT"]["num_requests"] == rows["CHAT"]["num_failures"] == 0
+        assert rows["GOOD"]["num_requests"] == rows["CHAT"]["num_requests"] > 80
 
 
 def test_workers_are_there_for_the_next_run(server, tmp_path, prompt_file):
