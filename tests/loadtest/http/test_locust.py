@@ -91,8 +91,8 @@ class Page:
         wait_for(lambda: self.stats()["state"] in ("ready", "stopped"))
         return str(self.get("/exceptions")["exceptions"][-1]["msg"])
 
-    def run(self, **options: object) -> None:
-        """Press Start, and wait for the run's end."""
+    def begin(self, **options: object) -> None:
+        """Press Start, and wait for the run's begin."""
 
         def has_begun() -> bool:
             # Locust says "stopped" up to a second before it is done with a run, and
@@ -101,6 +101,10 @@ class Page:
             return self.stats()["state"] in ("running", "spawning")
 
         wait_for(has_begun)
+
+    def run(self, **options: object) -> None:
+        """Press Start, and wait for the run's end."""
+        self.begin(**options)
         wait_for(lambda: self.stats()["state"] in ("stopped", "ready"))
 
     def rows(self) -> dict[str, dict[str, Any]]:
@@ -220,7 +224,7 @@ def test_a_start_depends_on_nothing_that_was_before(server, tmp_path, prompt_fil
         assert len(read_records(records).outcomes) == 14
 
         # Stop: what is in flight is answered, and nothing sent while Locust waits.
-        page.start(load="poisson:20", duration=600, drain=30)
+        page.begin(load="poisson:20", duration=600, drain=30)
         wait_for(lambda: len(server.bodies) - num_first > 100)
         num_sent = len(server.bodies)
         page.client.post("/stop").raise_for_status()
