@@ -1,7 +1,5 @@
 """Policies that are compared, each with its numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

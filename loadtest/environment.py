@@ -1,7 +1,5 @@
 """Where results come from: machine, versions, code."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Arms in turn until all is measured, in pieces: what all benchmarks share."""
 
-from __future__ import annotations
-
 import math
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Pages that need nothing else: their templates, and figures inside them."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable

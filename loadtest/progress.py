@@ -1,7 +1,5 @@
 """Progress on standard error: a bar in a terminal, lines in a log."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -1,7 +1,5 @@
 """A folder of results that grow in pieces: what all benchmarks keep on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

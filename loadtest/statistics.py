@@ -1,7 +1,5 @@
 """Intervals and spreads over rounds: the same for every benchmark."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

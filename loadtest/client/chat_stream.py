@@ -1,7 +1,5 @@
 """Reads the events of one streamed completion into an `Outcome`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

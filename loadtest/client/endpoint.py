@@ -1,7 +1,5 @@
 """An endpoint's pages beside its streams: models, health, metrics."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

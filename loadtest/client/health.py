@@ -1,7 +1,5 @@
 """Whether the client itself kept up."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

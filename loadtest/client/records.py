@@ -1,7 +1,5 @@
 """Reads back what the Locust file wrote: one run's outcomes and client samples."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Server-sent events out of arbitrary pieces of a byte stream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

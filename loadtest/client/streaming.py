@@ -1,7 +1,5 @@
 """The client: posts a request and follows its stream, on gevent."""
 
-from __future__ import annotations
-
 import json
 import math
 import socket

@@ -1,7 +1,5 @@
 """Watch a fleet: `python -m loadtest.cluster --output DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """What was seen of a fleet: words and numbers, and timelines on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path

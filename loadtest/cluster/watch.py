@@ -1,7 +1,5 @@
 """Follows what a fleet has and wants, second by second."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field

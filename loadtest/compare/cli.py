@@ -1,7 +1,5 @@
 """Command line: ``tetris-serve bench http --help``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Under which conditions an experiment is measured: its options, code and models."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable
 from dataclasses import asdict

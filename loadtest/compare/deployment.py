@@ -1,7 +1,5 @@
 """Servers under test: started and stopped, or found running."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

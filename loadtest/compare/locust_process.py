@@ -1,7 +1,5 @@
 """Runs Locust in a process of its own; gevent's patches stay there."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """A deployment's processes by role: memory, file descriptors, threads; victims."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The runner: rounds, arms and cells in turn, until all is measured."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Follows a server's metrics and its running replicas through a run."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """Command line: ``tetris-serve bench engine --help``."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A closed loop: as many requests in flight as asked, each refilled as it ends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

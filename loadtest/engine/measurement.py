@@ -1,7 +1,5 @@
 """From a loop's record, and what was counted beside it, to figures."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The model pair: checks, memory, and the padded target."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is measured: arms and cells, named runs, and what all of it has in common."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Engines in processes of their own, of which one has work at a time."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

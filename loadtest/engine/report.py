@@ -1,7 +1,5 @@
 """Writes results.json, results.md and results.png from what a folder holds."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The controller: rounds, cells and arms in turn, until all is measured."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 import random

@@ -1,7 +1,5 @@
 """From measurements to results: one row per cell and policy, and ratios."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

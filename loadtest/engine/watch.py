@@ -1,7 +1,5 @@
 """Who stands between engine and planner: what it was asked, said, and came of it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Inside an arm's process: one engine that runs the requests it is told to."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import multiprocessing

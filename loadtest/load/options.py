@@ -1,7 +1,5 @@
 """Options of one run, for Locust's command line and page and for our own command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass, field

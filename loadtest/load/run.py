@@ -5,8 +5,6 @@ model is found and the workload loaded. Locust carries what workers need along w
 own options.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """One run inside one process of Locust: what is sent next, and what came of it."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Conversations to send: from the demo's generator or from the user's files."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

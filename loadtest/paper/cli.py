@@ -1,7 +1,5 @@
 """Command line: ``tetris-serve bench paper --help``."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Sequence

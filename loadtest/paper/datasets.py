@@ -1,7 +1,5 @@
 """Prompts of the paper's datasets, each from the file that its source hands out."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """What is compared: the arms of the paper, and ours."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from pathlib import Path

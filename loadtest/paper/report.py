@@ -1,7 +1,5 @@
 """From runs to the paper's tables and figures."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

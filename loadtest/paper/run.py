@@ -1,7 +1,5 @@
 """The controller: run after run, each on an engine of its own."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Figures of a report, as PNG bytes. Each says on what it was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

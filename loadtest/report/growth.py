@@ -1,7 +1,5 @@
 """Does it grow? A line through what a soak run measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Stated objectives, e.g. `ttft_p95_ms<=500`, and whether results meet them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writes results.json and a report.html that needs nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """From runs to results: a row for each arm and cell, and paired ratios."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations

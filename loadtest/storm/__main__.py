@@ -1,7 +1,5 @@
 """Run a storm: `python -m loadtest.storm --output DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools

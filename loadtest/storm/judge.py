@@ -1,7 +1,5 @@
 """What became of streams: whole and equal, forgiven, corrupted, failed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

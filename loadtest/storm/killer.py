@@ -1,7 +1,5 @@
 """Kills one process after another, each once the fleet is whole again."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

@@ -1,7 +1,5 @@
 """Streams as their clients see them: tokens, text, and when each part came."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

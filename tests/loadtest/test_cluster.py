@@ -1,7 +1,5 @@
 """What is read of a fleet and drawn; parts themselves need a fleet and minutes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fake measurements, in the form in which they are kept."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

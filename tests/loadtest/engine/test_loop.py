@@ -1,7 +1,5 @@
 """The closed loop, and what is measured of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """In which order rounds, cells, blocks and arms are measured, by fake engines."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What is asked for: arms, cells, requests, engines, and what cannot be."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """The whole benchmark once, on real engines with the demo's draft."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

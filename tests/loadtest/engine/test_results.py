@@ -1,7 +1,5 @@
 """From measurements to rows, ratios, tables and plots."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What is noted between engine and planner, step by step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

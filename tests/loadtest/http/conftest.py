@@ -1,7 +1,5 @@
 """What tests of the load generator share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

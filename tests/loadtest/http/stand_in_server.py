@@ -7,8 +7,6 @@ process or, as a script, in a process of its own:
     python -m tests.loadtest.http.stand_in_server 9000
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

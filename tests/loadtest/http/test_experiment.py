@@ -1,7 +1,5 @@
 """Whole experiments: the command, real Locust in its own processes, a stand-in."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

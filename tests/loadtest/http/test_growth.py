@@ -1,7 +1,5 @@
 """What a soak run concludes from samples of processes and of the engine."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

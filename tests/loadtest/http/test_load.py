@@ -1,7 +1,5 @@
 """Shapes, arrivals and workloads: what is sent when."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Locust by itself with our file: without a page, with it, and with workers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """From records to figures, rows, verdicts and the page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

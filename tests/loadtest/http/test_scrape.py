@@ -1,7 +1,5 @@
 """What a server tells about itself, and how it is followed through outages."""
 
-from __future__ import annotations
-
 import os
 
 from loadtest.client.endpoint import Endpoint

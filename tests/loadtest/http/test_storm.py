@@ -1,7 +1,5 @@
 """What a storm concludes from streams, on a stand-in that is never struck."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What the client reports about streams, against a stand-in that sends scripts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket
