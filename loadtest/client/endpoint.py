@@ -70,11 +70,7 @@ class Endpoint:
         return None
 
     def find_model(self) -> str:
-        """Return the first model that it lists.
-
-        Raises:
-            LoadTestError: If it does not answer, or lists none.
-        """
+        """Return the first model that it lists; an error if there is none."""
         try:
             answer = self.get("/v1/models", _MODELS_TIMEOUT_S).raise_for_status()
             return str(answer.json()["data"][0]["id"])
