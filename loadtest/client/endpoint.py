@@ -52,11 +52,7 @@ class Endpoint:
             return None
 
     def why_silent(self) -> str | None:
-        """Return why it does not list its models; None if it does.
-
-        Raises:
-            LoadTestError: If it answers but refuses us, which waiting does not change.
-        """
+        """Return why it does not list its models; None if it does."""
         try:
             answer = self.get("/v1/models")
             if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

@@ -106,11 +106,7 @@ class Play:
         return [replace(one, **_shift(one, by_s)) for one in read.outcomes]
 
     def settle(self, replicas: int) -> None:
-        """Wait for a number of running replicas.
-
-        Raises:
-            LoadTestError: There are others after minutes.
-        """
+        """Wait for a number of running replicas."""
         if not self.watch.wait_for("running", replicas, _CALM_S):
             raise LoadTestError(
                 f"after {_CALM_S:.0f} s there are not {replicas} replicas; see the log"

@@ -58,11 +58,7 @@ class Launcher:
 
     @contextmanager
     def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
-        """Have an arm answer while the block runs.
-
-        Raises:
-            LoadTestError: If it does not start, with the end of its log.
-        """
+        """Have an arm answer while the block runs."""
         if arm.url is not None:
             endpoint = Endpoint(arm.url, self.headers)
             silence = endpoint.why_silent()

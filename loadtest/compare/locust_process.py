@@ -23,11 +23,7 @@ _SPARE_S = 90.0
 def run_locust(
     options: LoadOptions, log: Path, *, processes: int = 1, nice: int | None = None
 ) -> None:
-    """Put load on an endpoint and wait for the end; the options must name `records`.
-
-    Raises:
-        LoadTestError: If Locust fails or does not end, with the end of its log.
-    """
+    """Put load on an endpoint and wait for the end; the options must name `records`."""
     command = [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), "--headless"]
     command += ["--only-summary", "--exit-code-on-error=0", f"--host={options.host}"]
     command += [

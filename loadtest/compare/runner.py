@@ -64,11 +64,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
     """
 
     def __init__(self, options: argparse.Namespace, store: Store) -> None:
-        """Check that all fits together, also with what the folder holds.
-
-        Raises:
-            LoadTestError: If it does not.
-        """
+        """Check that all fits together, also with what the folder holds."""
         self._options, self._store, self._started_s = options, store, 0.0
         self._sent = make_load_options(options)
         self._logs = store.folder / "logs"
@@ -197,11 +193,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
 
 
 def make_load_options(options: argparse.Namespace) -> LoadOptions:
-    """Return what all runs have in common, after a check that all fits together.
-
-    Raises:
-        LoadTestError: If it does not.
-    """
+    """Return what all runs have in common, after a check that all fits together."""
     if len({arm.name for arm in options.arms}) < len(options.arms):
         raise LoadTestError("two arms have the same name; name them with --arm NAME=")
     if options.lead_in >= options.duration:

@@ -54,14 +54,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Requests that an engine answers in one go.
+    """Requests that an engine answers in one go, so many in flight.
 
-    Attributes:
-        prompts: Token ids of each request, in the order of admission.
-        concurrency: Requests in flight.
-        temperature: Of all requests.
-        max_tokens: Longest reply.
-        eos_token_id: Ends a reply.
+    Prompts are token ids of each request, in the order of admission.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -76,14 +71,10 @@ class Plan:
     """A whole run.
 
     Attributes:
-        arms: In the order of the tables.
-        cells: In the order of measurement.
         rounds: Measured rounds, each on engines that start anew.
         window_s: How long each arm is measured at least, in each cell of a round.
-        max_tokens: Longest reply.
         engine: The section `engine` of the deployment whose engines are measured.
         target: Directory of the target, padded or not.
-        draft: Directory of the draft.
         gpu: Name of the GPU, which one engine at a time holds; None for the CPU's
             engines, which take turns.
     """
@@ -119,11 +110,7 @@ def parse_bench_arm(text: str) -> Arm:
 
 
 def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
-    """Return what the command line asks for, on the GPU of that name if there is one.
-
-    Raises:
-        LoadTestError: If that cannot be measured.
-    """
+    """Return what the command line asks for, on the GPU of that name if there is one."""
     arms, cells = _read_axes(options)
     absent = UPSTREAM if options.device == "cpu" else COLD
     if any(arm.policy == absent for arm in arms):

@@ -26,9 +26,6 @@ def write_results(store: ResultFolder) -> dict[str, Any]:
 
     Returns:
         What results.json holds.
-
-    Raises:
-        LoadTestError: If nothing has been measured.
     """
     measurements = [one for group in store.records() for one in group]
     conditions = store.conditions()

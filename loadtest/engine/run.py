@@ -62,11 +62,7 @@ class Bench(Experiment[Arm, Cell, Engines]):
     """
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
-        """Check that what the folder holds was measured under the same conditions.
-
-        Raises:
-            LoadTestError: If it was not.
-        """
+        """Check that what the folder holds was measured under the same conditions."""
         self._plan, self._store, self._requests = plan, store, requests
         self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
         models = {"target": plan.target, "draft": plan.draft}

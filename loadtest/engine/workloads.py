@@ -53,11 +53,7 @@ class RequestMaker:
         return cls(render_last, int(tokenizer.eos_token_id), seed, max_tokens)
 
     def make(self, cell: Cell, round_number: int, block: int = 0) -> Block:
-        """Make the requests of a block of a cell in a round, for all temperatures.
-
-        Raises:
-            LoadTestError: If hardly a prompt of the workload is short enough.
-        """
+        """Make the requests of a block of a cell in a round, for all temperatures."""
         count = max(MIN_REQUESTS, REQUESTS_PER_SLOT * cell.concurrency)
         key = f"{self.seed} {cell.concurrency} {round_number} {block}"
         prompts = self._draw(cell.workload, key, count)

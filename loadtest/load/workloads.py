@@ -147,9 +147,6 @@ def make_workload(name: str, seed: str, max_chars: int | None = None) -> Workloa
     """Make a workload from its name, one of `GENERATED` or that of a file.
 
     `.json` and `.jsonl` hold ShareGPT or OpenAI messages, all else a prompt a line.
-
-    Raises:
-        LoadTestError: If it is neither, or the file holds nothing usable.
     """
     if name in GENERATED:
         return GeneratedWorkload(name, seed)

@@ -30,10 +30,6 @@ def load_prompts(
         names: Datasets wanted: one of these, `own`, `mix` (ShareGPT and Chatbot Arena
             in equal parts) or `all_mix` (all that are at hand).
         seed: Of the order.
-
-    Raises:
-        LoadTestError: If there is no such dataset, its file is not at hand, or it is
-            not of its form.
     """
     own = {OWN: [_first_turn(one) for one in read_conversations(HELD_OUT)]}
     for name, path in files.items():

@@ -43,9 +43,6 @@ class Paper:
 
     Attributes:
         grid: A preset of `grid.yaml`.
-        target: Folder of the target.
-        draft: Folder of the draft.
-        temperature: Of all requests.
         acceptance: Chances with which drafts are accepted whatever they are, each of
             a position and all before it; None lets the target judge.
         arms: Patterns of the names of arms that are measured now.
@@ -110,11 +107,7 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
     def __init__(
         self, paper: Paper, store: Store, prompts: Mapping[str, Sequence[Conversation]]
     ) -> None:
-        """Check that what the folder holds was measured under the same conditions.
-
-        Raises:
-            LoadTestError: If it was not.
-        """
+        """Check that what the folder holds was measured under the same conditions."""
         self._paper, self._store, self._prompts = paper, store, prompts
         self._tokens: tuple[dict[str, list[tuple[int, ...]]], int] | None = None
         models = {"target": paper.target, "draft": paper.draft}

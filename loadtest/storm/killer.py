@@ -24,9 +24,6 @@ async def kill_in_turn(
 
     Returns:
         `kind`, `at_s` (monotonic) and `recovered_after_s` of every kill.
-
-    Raises:
-        LoadTestError: Something did not come back.
     """
     assert deployment.pid is not None  # We have started it.
     pid, draw = deployment.pid, random.Random(seed)
