@@ -46,7 +46,7 @@ def size_kv_cache(
     length: int,
     num_engines: int,
 ) -> int:
-    """Return bytes of KV cache, of both models, with which no request waits for memory."""
+    """Return bytes of KV cache, of both models, so that no request waits for it."""
     layers, widths = 0, []
     for path in (target, draft):
         config = json.loads((path / "config.json").read_text())

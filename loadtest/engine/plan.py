@@ -110,7 +110,7 @@ def parse_bench_arm(text: str) -> Arm:
 
 
 def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
-    """Return what the command line asks for, on the GPU of that name if there is one."""
+    """Return what the command line asks for, on the GPU of that name if any."""
     arms, cells = _read_axes(options)
     absent = UPSTREAM if options.device == "cpu" else COLD
     if any(arm.policy == absent for arm in arms):
