@@ -100,7 +100,9 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_pair(parser: argparse.ArgumentParser, target: str | Path, draft: Path) -> None:
+def add_pair(
+    parser: argparse.ArgumentParser, target: str | Path, draft: str | Path
+) -> None:
     """Add the options of every benchmark on engines."""
     add = parser.add_argument
     for role, model in (("target", target), ("draft", draft)):
