@@ -16,7 +16,8 @@ ALL_LOADS = 0
 """In the place of a number of requests: the geometric mean over all of them."""
 
 _LOAD = ["workload", "temperature"]
-_ARM = [*_LOAD, "concurrency", "policy"]
+_CELL = [*_LOAD, "concurrency"]
+_ARM = [*_CELL, "policy"]
 _SUMS = ("window_s", "num_tokens", "num_steps")
 _COUNTS = ("num_output_tokens", "num_requests", "num_differing_requests")
 _MEANS = (
@@ -29,9 +30,8 @@ def by_round(measurements: Rows) -> Table:
     """Return a row for each cell, policy and round: sums and means over blocks."""
     keys = [*_ARM, "round"]
     frame = pd.DataFrame(measurements).reindex(columns=[*keys, *_SUMS, *_MEANS])
-    rounds = frame.astype(dict.fromkeys(_MEANS, float)).groupby(
-        keys, sort=False, as_index=False
-    )
+    frame = frame.astype(dict.fromkeys(_MEANS, float))
+    rounds = frame.groupby(keys, sort=False, as_index=False)
     rounds = rounds.agg(dict.fromkeys(_SUMS, "sum") | dict.fromkeys(_MEANS, "mean"))
     rounds["output_tokens_per_s"] = rounds["num_tokens"] / rounds["window_s"]
     rounds["step_ms"] = 1e3 * rounds["window_s"] / rounds["num_steps"]
@@ -93,20 +93,13 @@ def find_ceilings(rows: Rows) -> Rows:
     By the step times that were measured: what better drafts could bring at these costs,
     at most. Prompts are in the mean step, and would weigh more in fewer steps.
     """
-    place = [*_LOAD, "concurrency"]
-    plain = {
-        tuple(row[k] for k in place): row["step_ms"]
-        for row in rows
-        if row["policy"] == "none"
-    }
-    found = []
-    for row in rows:
-        name, _, length = row["policy"].partition(":")
-        plain_ms = plain.get(tuple(row[k] for k in place))
-        if name == "fixed" and plain_ms and row["step_ms"]:
-            ratio = (1 + int(length)) * plain_ms / row["step_ms"]
-            found.append({k: row[k] for k in _ARM} | {"ratio": ratio})
-    return found
+    table = pd.DataFrame(rows)[[*_ARM, "step_ms"]].astype({"step_ms": float})
+    plain = table[table["policy"] == "none"].drop(columns="policy")
+    fixed = table[table["policy"].str.startswith("fixed:")]
+    both = fixed.merge(plain, on=_CELL, suffixes=("", "_plain")).dropna()
+    tokens = 1 + both["policy"].str.removeprefix("fixed:").astype(int)
+    both["ratio"] = tokens * both["step_ms_plain"] / both["step_ms"]
+    return list(both[[*_ARM, "ratio"]].to_dict("records"))
 
 
 def _speeds(measurements: Rows) -> list[tuple[dict[str, Any], Table]]:
@@ -132,9 +125,7 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
     counters = pd.DataFrame([one for one in blocks["counters"] if one])
     counted = counters.select_dtypes("number").sum().to_dict().get
     verified, steps = counted("num_verified_tokens"), counted("num_steps")
-    fallbacks: Counter[str] = Counter()
-    for reasons in counters.get("num_fallbacks", ()):
-        fallbacks.update(reasons)
+    reasons = map(Counter, counters.get("num_fallbacks", ()))
     medians = rounds[[*_MEANS, "step_ms"]].median().astype(object)
     starts = blocks.get("engine_start", pd.Series([None]))
     sums = blocks[list(_COUNTS)].sum().astype(object)
@@ -149,7 +140,7 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
         "verification_success_rate": _divide(counted("num_accepted_tokens"), verified),
         "verified_per_step": _divide(verified, steps),
         "planning_us_per_step": _divide(counted("planning_seconds_total"), steps, 1e6),
-        "fallbacks": dict(fallbacks),
+        "fallbacks": dict(sum(reasons, Counter())),
         "max_other_cpu_share": float(blocks["other_cpu_share"].max()),
         **sums,
         **medians.where(medians.notna(), None),

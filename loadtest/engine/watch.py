@@ -34,8 +34,7 @@ class Watch:
 
     def __init__(self, planner: Any, *, hold_at_zero: bool = False) -> None:
         """Watch a planner."""
-        self._planner = planner
-        self._hold_at_zero = hold_at_zero
+        self._planner, self._hold_at_zero = planner, hold_at_zero
         self.start_over()
 
     def __getattr__(self, name: str) -> Any:
@@ -91,7 +90,7 @@ class Watch:
         }
 
     def save(self, path: Path) -> None:
-        """Write all finished steps as `.npz`, all or nothing.
+        """Write all finished steps as `.npz`.
 
         One record for each engine step and one for each request and step with drafts:
 
@@ -107,12 +106,12 @@ class Watch:
         than `num_admitted`; a draft whose outcome is unknown has `num_accepted` -1.
         """
         steps, numbers = self._steps[:-1], dict[Any, int]()
-        arrays: dict[str, Any] = {"state": np.array(json.dumps(self._state))}
+        window = self._marks.get("start", 0), self._marks.get("end", len(steps))
+        arrays: dict[str, Any] = {"window": np.array(window, np.int32)}
+        arrays["state"] = np.array(json.dumps(self._state))
         for name in _TIMING:
             values = [getattr(step.get("timing"), name, np.nan) for step in steps]
             arrays[f"step_{name}"] = np.array(values, np.float32)
-        window = self._marks.get("start", 0), self._marks.get("end", len(steps))
-        arrays["window"] = np.array(window, np.int32)
         drafts = [
             (number, numbers.setdefault(req_id, len(numbers)), *values)
             for number, step in enumerate(steps)
@@ -124,10 +123,7 @@ class Watch:
         for name, column in zip(_DRAFT, columns, strict=False):
             arrays[f"draft_{name}"] = np.array(column, np.int32)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        with unfinished.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        unfinished.replace(path)
+        np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
 def _drafts_of(step: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
