@@ -58,7 +58,7 @@ class Launcher:
 
     @contextmanager
     def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
-        """Have an arm answer while the block runs."""
+        """Have an arm answer while the block runs; where it does not, tell its log."""
         if arm.url is not None:
             endpoint = Endpoint(arm.url, self.headers)
             silence = endpoint.why_silent()
@@ -68,8 +68,7 @@ class Launcher:
                 )
             yield _describe(endpoint, None)
             return
-        log = self.logs / f"{arm.file_name}.log"
-        port = find_free_port()
+        log, port = self.logs / f"{arm.file_name}.log", find_free_port()
         say(f"starting {arm.name}; its output goes to {log}")
         # Else the figures of a run could be ten seconds old.
         period = {"RAY_metrics_report_interval_ms": str(int(1e3 * _EXPORT_PERIOD_S))}
@@ -160,6 +159,5 @@ def run_logged(
 
 def find_free_port() -> int:
     """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
