@@ -68,7 +68,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add, arms, loads = parser.add_argument, _each(parse_arm), _each(parse_load)
 
     def add_list(name: str, text: str, read: Callable[[str], Any] = str) -> None:
-        told = {"help": f"{text} (repeatable)", "metavar": "TEXT"}
+        told: dict[str, Any] = {"help": f"{text} (repeatable)", "metavar": "TEXT"}
         add(name, action="append", default=[], type=_one(read), **told)
 
     text = "served by tetris-serve up, e.g. none,fixed:3,tetris:2+2"

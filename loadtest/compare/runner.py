@@ -124,9 +124,9 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         """Put load on a deployment; return the records of all requests."""
         records = self._store.folder.absolute() / "records" / f"{run_id}.jsonl"
         records.parent.mkdir(exist_ok=True)
-        place = {"host": up.endpoint.url, "run_id": run_id, "records": str(records)}
+        changes |= {"host": up.endpoint.url, "run_id": run_id, "records": str(records)}
         run_locust(
-            replace(self._sent, **place, **changes),
+            replace(self._sent, **changes),
             self._logs / f"locust-{run_id}.log",
             processes=processes,
             nice=self._options.client_nice,

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from loadtest.argument_types import read_positive
 from loadtest.bench_command import make_parser, run_command, say
@@ -107,7 +108,7 @@ def add_pair(
     add = parser.add_argument
     for role, model in (("target", target), ("draft", draft)):
         shown = str(model).removeprefix(f"{REPO}/")
-        told = {"metavar": "DIR", "help": f"default: {shown}"}
+        told: dict[str, Any] = {"metavar": "DIR", "help": f"default: {shown}"}
         add(f"--{role}", type=Path, default=Path(model), **told)
     add("--device", choices=("cpu", "gpu"), default="cpu", help="of the engines")
     add("--seed", type=int, default=0, help="of the requests")

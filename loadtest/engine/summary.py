@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from loadtest.statistics import compare, spread
+from loadtest.intervals import compare, spread
 
 Rows = list[dict[str, Any]]
 Table = Any

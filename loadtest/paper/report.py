@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from loadtest.engine.worker import STAGES
+from loadtest.intervals import compare, estimate_mean
 from loadtest.page import make_environment, to_table
 from loadtest.result_folder import ResultFolder
-from loadtest.statistics import compare, estimate_mean
 
 Record = Mapping[str, Any]
 

@@ -63,7 +63,7 @@ class Paper:
         if draft is not None and self.acceptance is not None:
             depth = policy.get("max_draft_tokens", policy.get("draft_tokens", 0))
             rates = [*self.acceptance, *[0.0] * depth][:depth]
-            chances = {"synthetic_acceptance_rates": rates}
+            chances: dict[str, Any] = {"synthetic_acceptance_rates": rates}
             chances |= {"rejection_sample_method": "synthetic"}
             policy = {**policy, "extra": chances}
         engine: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from loadtest.statistics import compare, spread
+from loadtest.intervals import compare, spread
 
 Run = Mapping[str, Any]
 

@@ -18,7 +18,7 @@ from loadtest.engine.summary import (
     find_ceilings,
     make_rows,
 )
-from loadtest.statistics import compare
+from loadtest.intervals import compare
 from tests.loadtest.engine.made_up import CELL, CONDITIONS, ENVIRONMENT, measured
 
 OURS = "goodput:8"

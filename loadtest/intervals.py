@@ -32,11 +32,12 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
         None with a single round.
     """
     logs = np.log(np.asarray(ours, float) / np.asarray(theirs, float))
-    found = estimate_mean(logs)
-    mean, half = found["mean"] or 0.0, found["half_width"]
-    low, high = (None, None) if half is None else np.exp([mean - half, mean + half])
-    bounds = {"low": low and float(low), "high": high and float(high)}
-    return {"ratio": float(np.exp(mean))} | bounds | {"rounds": len(logs)}
+    mean, half = estimate_mean(logs).values()
+    low = high = None
+    if mean is not None and half is not None:
+        low, high = np.exp([mean - half, mean + half]).tolist()
+    ratio = float(np.exp(mean))
+    return {"ratio": ratio, "low": low, "high": high, "rounds": len(logs)}
 
 
 def spread(values: pd.Series) -> dict[str, float] | None:
