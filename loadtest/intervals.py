@@ -32,9 +32,9 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
         None with a single round.
     """
     logs = np.log(np.asarray(ours, float) / np.asarray(theirs, float))
-    mean, half = estimate_mean(logs).values()
+    mean, half = logs.mean(), estimate_mean(logs)["half_width"]
     low = high = None
-    if mean is not None and half is not None:
+    if half is not None:
         low, high = np.exp([mean - half, mean + half]).tolist()
     ratio = float(np.exp(mean))
     return {"ratio": ratio, "low": low, "high": high, "rounds": len(logs)}
