@@ -26,7 +26,7 @@ from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.locust_process import run_locust
 from loadtest.compare.processes import find_victims
 from loadtest.compare.scrape import repeat, scrape, summarise_server
-from loadtest.load.options import LoadOptions
+from loadtest.load.options import LoadOptions, read_header
 
 from .watch import PERIOD_S, Watch, count_leases
 
@@ -68,8 +68,7 @@ class Stage:
     def deploy(self, header: str = "", **settings: Any) -> Iterator[Play]:
         """Have a fleet running, watched, while the block runs."""
         told = [f"{name.replace('__', '.')}={v}" for name, v in settings.items()]
-        name, _, value = header.partition(": ")
-        headers = {name: value} if header else {}
+        headers = read_header(header)
         launcher = Launcher(self.folder / "logs", self.config, told, headers)
         with launcher.run(parse_arm(_POLICY), self.say) as deployment:
             watch = Watch(deployment)

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from loadtest.environment import digest_code
-from loadtest.model_files import describe_model
 
 from .deployment import find_config
 
@@ -46,8 +45,8 @@ def describe_conditions(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def describe_models(config: str, settings: Iterable[str]) -> dict[str, Any]:
-    """Return name, size and digest of the models of a deployment file, by role."""
+def find_models(config: str, settings: Iterable[str]) -> dict[str, Path]:
+    """Return the folders of the models of a deployment file, by role."""
     file = find_config(config)
     settled = yaml.safe_load(file.read_text()) if file.is_file() else {}
     names = dict(settled.get("model", {}))
@@ -58,7 +57,7 @@ def describe_models(config: str, settings: Iterable[str]) -> dict[str, Any]:
         role: file.parent / Path(str(names.get(role, "-"))).expanduser()
         for role in ("target", "draft")
     }
-    return {role: describe_model(p) for role, p in paths.items() if p.is_dir()}
+    return {role: path for role, path in paths.items() if path.is_dir()}
 
 
 def _digest(text: str) -> str:

@@ -12,8 +12,7 @@ from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, compress, read_records
-from loadtest.environment import describe_machine, describe_versions
-from loadtest.experiment import Experiment, Turn
+from loadtest.experiment import Experiment, Turn, describe_origin
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
 from loadtest.load.workloads import make_workload
@@ -22,7 +21,7 @@ from loadtest.report.summary import Limits, Targets, summarise
 from loadtest.result_folder import ResultFolder
 
 from .arms import Arm
-from .conditions import describe_conditions, describe_models
+from .conditions import describe_conditions, find_models
 from .deployment import Deployment, Launcher
 from .locust_process import run_locust
 from .scrape import scrape, summarise_server
@@ -73,9 +72,8 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         self._launcher = Launcher(self._logs, options.config, options.set, headers)
         store.check_conditions(describe_conditions(options))
         is_ours = any(arm.policy for arm in options.arms)
-        models = describe_models(options.config, options.set) if is_ours else {}
-        environment = {"machine": describe_machine(), "versions": describe_versions()}
-        super().__init__(store, environment | {"models": models})
+        models = find_models(options.config, options.set) if is_ours else {}
+        super().__init__(store, describe_origin(models)[0])
 
     def find_turns(self) -> list[Turn[Arm, Cell]]:
         """Return rounds, arm by arm."""
