@@ -110,6 +110,7 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         """Check that what the folder holds was measured under the same conditions."""
         self._paper, self._store, self._prompts = paper, store, prompts
         self._tokens: tuple[dict[str, list[tuple[int, ...]]], int] | None = None
+        self._began_s = 0.0
         models = {"target": paper.target, "draft": paper.draft}
         environment, conditions = describe_origin(models, paper.gpu)
         # Runs are left out: more of them may be added later.
@@ -149,6 +150,7 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         """Start an engine, and warm it up."""
         ((arm,), (cell,)) = turn.arms, turn.cells
         self.progress.show(_name(turn))
+        self._began_s = time.monotonic()
         block = self._make_block(turn.round, cell)
         log = f"logs/{cell[1]}-{arm.name.replace(' ', '-')}.log"
         deployment = self._paper.deployment(arm, cell[1])
@@ -166,12 +168,11 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         self, turn: Turn[Arm, Cell], cell: Cell, up: EngineProcess
     ) -> None:
         """Send everything at once, and keep what came of it."""
-        began_s, (arm,) = time.monotonic(), turn.arms
         found = up.answer_all(self._make_block(turn.round, cell))
         record = {"run": turn.round, "dataset": cell[0], "cap": cell[1]}
-        self._store.append_record(record | {"arm": arm.name} | found)
+        self._store.append_record(record | {"arm": turn.arms[0].name} | found)
         told = f"{_name(turn)}: {sum(found['num_tokens']) / found['seconds']:.0f}"
-        spent_s = time.monotonic() - began_s
+        spent_s = time.monotonic() - self._began_s
         self.progress.advance(self.name_of(cell), spent_s, f"{told} tokens/s")
 
     def _make_block(self, run: int, cell: Cell) -> Block:
