@@ -31,7 +31,6 @@ _COUNTERS = {
 def measured(
     policy: str, number: int, speed: float, *, cell: Cell = CELL, **more: Any
 ) -> dict[str, Any]:
-    """Return what is kept of a block."""
     speculates = policy != "none"
     return {
         "policy": policy,

@@ -67,7 +67,6 @@ def test_faster_engines_are_measured_over_the_same_requests(per_step: int) -> No
 
 @pytest.mark.parametrize("first", [[3, 3, 9, 9], [3, 5, 9, 9], [1, 1, 1, 9]])
 def test_the_same_prompts_are_measured_whoever_ends_together(first: list[int]) -> None:
-    """Two requests that end in the same step are replaced in one step, too."""
     record = FakeEngine([*first, *[4] * 8]).run(4)
     before = {
         one.index
@@ -82,7 +81,6 @@ def test_the_same_prompts_are_measured_whoever_ends_together(first: list[int]) -
 def test_deliveries_of_several_tokens_shorten_the_time_per_token_only(
     per_step: int,
 ) -> None:
-    """One token a delivery is what an engine without speculation yields."""
     result = measure(FakeEngine([9] * 8, per_step).run(2))
     expected: dict[str, Any] = {"acceptance_length": per_step, "itl_p50_ms": 100.0}
     expected |= {"itl_p99_ms": 100.0, "time_per_token_p50_ms": 100.0 / per_step}

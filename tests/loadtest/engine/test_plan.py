@@ -35,7 +35,6 @@ OWN_CLASSES = {"scheduler_cls", "worker_cls", "additional_config"}
 
 
 def plan(*arguments: str, gpu: str | None = "a GPU") -> Plan:
-    """Plan for a GPU that is not there, which takes no model either."""
     given = ["--output", "nowhere", "--device", "gpu" if gpu else "cpu", *arguments]
     return make_plan(cli.parse(given), gpu)
 

@@ -45,7 +45,6 @@ def rounds_of(cell: Cell = CELL, **speeds: Sequence[float]) -> list[dict[str, An
 
 
 def ratio_of(measurements: Any, concurrency: int = CELL.concurrency) -> Any:
-    """Return what `tetris` is over `none`."""
     ratios, _ = compare_with_others(measurements, "tetris:2+2")
     (found,) = [one for one in ratios if one["concurrency"] == concurrency]
     return found

@@ -71,7 +71,6 @@ def test_a_trace_keeps_what_was_offered_admitted_and_accepted(
 
 
 def test_confidence_that_comes_with_the_outcome_is_what_counts(tmp_path: Path) -> None:
-    """On a GPU the scheduler has selected before it knew the drafts."""
     planner: Any = SimpleNamespace(
         export_state=dict, select=lambda batch: None, observe=lambda outcome: None
     )

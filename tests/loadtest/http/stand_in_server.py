@@ -55,7 +55,6 @@ DONE = event("[DONE]")
 
 
 def wait_for(look: Callable[[], T | None], limit_s: float = WAIT_S) -> T:
-    """Look again and again until there is something to see."""
     deadline_s = time.monotonic() + limit_s
     while not (seen := look()):
         assert time.monotonic() < deadline_s
@@ -64,13 +63,10 @@ def wait_for(look: Callable[[], T | None], limit_s: float = WAIT_S) -> T:
 
 
 def num_asked(body: Mapping[str, Any]) -> int:
-    """Return how many tokens a request asks for, under either of its names."""
     return int(body.get("max_tokens") or body["max_completion_tokens"])
 
 
 def plain_reply(step_s: float) -> Script:
-    """Reply with one token a step, as many as were asked for."""
-
     def script(body: Mapping[str, Any]) -> Iterator[object]:
         count = num_asked(body)
         yield step_s
@@ -106,7 +102,6 @@ class StandIn:
     url: str = ""
 
     def answer_get(self, path: str) -> tuple[int, str]:
-        """Return status and body for a path."""
         match path:
             case "/v1/models":
                 return 200, json.dumps({"data": [{"id": "stand-in"}]})
@@ -125,8 +120,6 @@ class StandIn:
 
 @contextmanager
 def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
-    """Serve until the end of the block."""
-
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         # Else small pieces wait 40 ms for the client's delayed acknowledgement.

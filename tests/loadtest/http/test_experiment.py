@@ -37,12 +37,10 @@ STAND_IN = f"{sys.executable} -m tests.loadtest.http.stand_in_server"
 
 @pytest.fixture
 def prompts(prompt_file: Path) -> str:
-    """The option that names a file of prompts."""
     return f"--workloads={prompt_file}"
 
 
 def experiment(output: Path, *arguments: str) -> int:
-    """Run the command in short."""
     short = ["--duration", "2", "--lead-in", "0.2", "--warm-up", "0", "--rounds", "1"]
     # Other tests may keep the machine busy: here a late client is no finding.
     calm = ["--max-lag-ms", "5000", "--max-client-cpu", "2", "--max-tokens", "8"]
@@ -50,7 +48,6 @@ def experiment(output: Path, *arguments: str) -> int:
 
 
 def results_in(folder: Path) -> dict[str, Any]:
-    """Return what results.json holds."""
     return dict(json.loads((folder / "results.json").read_text()))
 
 

@@ -30,7 +30,6 @@ def row(time_s: float, role: str, pids: list[int], memory_mib: float) -> dict[st
 
 
 def missed_by(samples: list[dict[str, Any]]) -> dict[str, str]:
-    """Notes of the objectives that a soak run misses, idle at both ends."""
     place = {"arm": "goodput:8", "workload": "chats", "load": "poisson:1"}
     seen = {"process_samples": samples, "timeline": [IDLE, IDLE]}
     verdicts = judge_soak([place | {"is_soak": True} | seen])

@@ -70,7 +70,6 @@ def test_arrivals_follow_the_shape_at_every_moment():
 
 
 def num_chars(messages: list[dict[str, Any]]) -> int:
-    """How long messages are."""
     return sum(len(str(message["content"])) for message in messages)
 
 

@@ -34,7 +34,6 @@ LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 
 @contextmanager
 def locust(*arguments: str, cwd: Path = ROOT) -> Iterator[subprocess.Popen[str]]:
-    """Run Locust with our file, as a user would, until the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -51,7 +50,6 @@ def locust(*arguments: str, cwd: Path = ROOT) -> Iterator[subprocess.Popen[str]]
 
 
 def run_alone(*arguments: str) -> tuple[int, str]:
-    """Run Locust to its end without a page; return status and output."""
     with locust("--headless", "--only-summary", *arguments) as process:
         output, _ = process.communicate(timeout=WAIT_S)
     return process.returncode, output
@@ -64,25 +62,21 @@ class Page:
     client: httpx.Client
 
     def get(self, path: str) -> Any:
-        """Return what a path answers; nothing before the page is up."""
         try:
             return self.client.get(path).raise_for_status().json()
         except httpx.HTTPError:
             return {}
 
     def stats(self) -> dict[str, Any]:
-        """Return what the page shows."""
         return dict(self.get("/stats/requests"))
 
     def start(self, **options: object) -> None:
-        """Press Start."""
         form = {"user_count": "1", "spawn_rate": "1"}
         form |= {name: str(value) for name, value in options.items()}
         answer = self.client.post("/swarm", data=form).raise_for_status()
         assert answer.json()["success"]
 
     def why_not(self, **options: object) -> str:
-        """Press Start, and return the exception that the page shows then."""
         before = len(self.get("/exceptions")["exceptions"])
         self.start(**options)
         wait_for(lambda: len(self.get("/exceptions")["exceptions"]) > before)
@@ -90,8 +84,6 @@ class Page:
         return str(self.get("/exceptions")["exceptions"][-1]["msg"])
 
     def begin(self, **options: object) -> None:
-        """Press Start, and wait for the run's begin."""
-
         def has_begun() -> bool:
             # Locust says "stopped" up to a second before it is done with a run, and
             # until then takes no notice of Start; nor does it once a run has begun.
@@ -101,18 +93,15 @@ class Page:
         wait_for(has_begun)
 
     def run(self, **options: object) -> None:
-        """Press Start, and wait for the run's end."""
         self.begin(**options)
         wait_for(lambda: self.stats()["state"] in ("stopped", "ready"))
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Return the rows of the table by method."""
         return {str(row["method"]): row for row in self.stats()["stats"]}
 
 
 @contextmanager
 def open_page(*arguments: str) -> Iterator[Page]:
-    """Run Locust with its web page."""
     port = find_free_port()
     address = ("--web-host=127.0.0.1", f"--web-port={port}")
     url = f"http://127.0.0.1:{port}"
@@ -162,7 +151,6 @@ def test_options_that_cannot_work_are_explained(server):
 
 
 def master_and_workers(port: int) -> tuple[list[str], list[str]]:
-    """The options of a master and of its workers."""
     master = ["--headless", "--only-summary", "--master", f"--master-bind-port={port}"]
     return master, ["--worker", f"--master-port={port}"]
 

@@ -29,13 +29,11 @@ def outcome(number: int, at_s: float, **changes: Any) -> Outcome:
 
 
 def hung(failure: str, **changes: Any) -> Outcome:
-    """A request that waited for a minute and got nothing."""
     nothing = {"first_s": None, "last_s": None, "gaps_ms": [], "num_deliveries": 0}
     return outcome(9, 1.0, failure=failure, end_s=61.0, **(nothing | changes))
 
 
 def samples(name: str = "client 0", **changes: float) -> list[ClientSample]:
-    """Ten seconds of a client's process that is always the same."""
     values = {"cpu": 0.1, "lag_p99_ms": 1.0, "lag_max_ms": 1.0, "machine_cpu": 0.5}
     return [ClientSample(n + 1, name, **(values | changes)) for n in range(10)]
 
@@ -46,7 +44,6 @@ def figures(
     num_processes: int | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Summarise a run of ten seconds."""
     options: dict[str, Any] = {"is_open": False, "duration_s": 10.0, "lead_in_s": 0.0}
     options |= {"targets": Targets(), "limits": Limits()}
     said = list(samples() if client is None else client)
@@ -197,7 +194,6 @@ def runs() -> list[dict[str, Any]]:
 
 
 def verdicts_of(measured: Sequence[Mapping[str, Any]], text: str) -> list[Any]:
-    """Judge one objective."""
     rows, ratios = make_rows(measured), make_ratios(measured)
     return judge([parse_objective(text)], rows, ratios)
 

@@ -16,7 +16,6 @@ ONE = Case(PLAIN, 1)
 
 
 def answer(body: Mapping[str, Any]) -> Iterator[object]:
-    """Reply with three tokens to every choice, or break off."""
     for index in range(body.get("n", 1)):
         token = {"index": index, "token_ids": [1, 2], "text": "a"}
         yield event({"choices": [token]})
@@ -28,7 +27,6 @@ def answer(body: Mapping[str, Any]) -> Iterator[object]:
 
 
 def stream(*ids: int, **changes: Any) -> Stream:
-    """A stream of one answer."""
     return Stream(ONE, {0: list(ids)}, {0: "text"}, {0: "stop"}, **changes)
 
 

@@ -36,8 +36,6 @@ WAIT_S = 120.0
 
 
 def pieces(*sent: object) -> Script:
-    """A script that sends the same to everyone."""
-
     def script(_: Mapping[str, Any]) -> Iterator[object]:
         yield from sent
 
@@ -70,7 +68,6 @@ def take_turns(script: Script) -> Script:
 
 
 def fall_silent(*sent: object) -> tuple[Script, threading.Event]:
-    """A script that sends nothing more until the event is set."""
     is_over = threading.Event()
 
     def script(_: Mapping[str, Any]) -> Iterator[object]:
@@ -88,7 +85,6 @@ def request(
     read_timeout_s: float = 10.0,
     **options: Any,
 ) -> Outcome:
-    """Send one request to a stand-in that replies with a script."""
     outcome = Outcome(id="request-1")
     with run_stand_in(StandIn(take_turns(script), **options)) as server:
         client = StreamingClient(server.url, read_timeout_s=read_timeout_s)
@@ -139,12 +135,10 @@ def test_times_and_tokens_of_a_plain_stream(chunked):
 
 
 def delta(**fields: Any) -> bytes:
-    """A chunk that adds something else than text."""
     return event({"choices": [{"delta": fields, "finish_reason": None}]})
 
 
 def counted(text: str, count: int, finish: str | None = None) -> bytes:
-    """A chunk with the usage so far."""
     counts = {"prompt_tokens": 4, "completion_tokens": count}
     return chunk(text, finish=finish, usage=counts)
 
