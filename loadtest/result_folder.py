@@ -102,12 +102,30 @@ class ResultFolder:
         unfinished.write_text(text)
         unfinished.replace(path)
 
+    def write_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Write results.json with as many digits as a reader can use.
+
+        Returns what it holds; None where there was no number.
+        """
+        text = json.dumps(results, default=lambda number: number.item())
+        shown: dict[str, Any] = json.loads(
+            text, parse_float=_shorten, parse_constant=lambda _: None
+        )
+        self._write_json("results.json", shown)
+        return shown
+
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write(name, json.dumps(value, indent=1) + "\n")
 
     def _read_json(self, name: str) -> dict[str, Any] | None:
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
+
+
+def _shorten(digits: str) -> float:
+    """Return six digits, but for times of day."""
+    number = float(digits)
+    return float(f"{number:.6g}") if abs(number) < 1e6 else round(number, 3)
 
 
 def read_tail(log: Path) -> str:

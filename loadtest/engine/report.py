@@ -1,6 +1,5 @@
 """Writes results.json, results.md and results.png from what a folder holds."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,10 +41,7 @@ def write_results(store: ResultFolder) -> dict[str, Any]:
         "over_best": over_best,
         "ceilings": find_ceilings(rows),
     }
-    # As many digits as a reader can use.
-    text = json.dumps(results, default=lambda number: number.item())
-    results = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
-    store.write("results.json", json.dumps(results, indent=1) + "\n")
+    results = store.write_results(results)
     store.write("results.md", render(results))
     return results
 

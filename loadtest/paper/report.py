@@ -1,7 +1,6 @@
 """From runs to the paper's tables and figures."""
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,7 @@ def write_report(store: ResultFolder) -> None:
     records, conditions = store.records(), store.conditions() or {}
     rows, environment = summarise(records), store.environment()
     results = {"conditions": conditions, "environment": environment, "rows": rows}
-    store.write("results.json", json.dumps(results, indent=1) + "\n")
+    store.write_results(results)
     runs = [{k: one[k] for k in RUN} | measure_run(one) for one in records]
     store.write("runs.csv", pd.DataFrame(runs).to_csv(index=False))
     source, cells = _describe(conditions, environment), _by_cell(rows)

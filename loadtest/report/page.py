@@ -1,7 +1,5 @@
 """Writes results.json and a report.html that needs nothing else."""
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -54,8 +52,7 @@ def write_results(
         ],
         "failed_requests": [f for run in runs for f in run["failed_requests"]],
     }
-    folder.write("results.json", json.dumps(_round(results), indent=1) + "\n")
-    return results
+    return folder.write_results(results)
 
 
 def write_page(
@@ -140,17 +137,3 @@ def _spread(value: Any) -> str:
     if value["min"] == value["max"]:
         return middle
     return Markup("{}<br><small>{}-{}</small>").format(middle, low, high)
-
-
-def _round(value: Any) -> Any:
-    """Round numbers to what a reader can use; NaN is no JSON."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        # Six digits, but for times of day.
-        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 3)
-    if isinstance(value, Mapping):
-        return {key: _round(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_round(one) for one in value]
-    return value
