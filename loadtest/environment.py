@@ -47,6 +47,12 @@ def describe_piece() -> dict[str, Any]:
     }
 
 
+def describe_run() -> dict[str, Any]:
+    """Return all that is to be noted of what is measured in one go."""
+    where = {"machine": describe_machine(), "versions": describe_versions()}
+    return where | describe_piece()
+
+
 def digest_code(*patterns: str) -> dict[str, str]:
     """Return a short digest of every file that a pattern finds in this checkout.
 

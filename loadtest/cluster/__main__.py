@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.client.errors import LoadTestError
-from loadtest.environment import describe_machine, describe_piece, describe_versions
+from loadtest.environment import describe_run
 
 from .parts import PARTS, Stage
 from .show import draw, render
@@ -25,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     stage = Stage(options.output, options.config, options.scale, _say)
     for name in options.parts:
-        place = {"machine": describe_machine(), "versions": describe_versions()}
-        place |= describe_piece() | {"config": options.config, "scale": options.scale}
+        place = describe_run() | {"config": options.config, "scale": options.scale}
         try:
             results[name] = place | PARTS[name](stage)
         except LoadTestError as error:

@@ -16,7 +16,7 @@ from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.processes import VICTIMS
 from loadtest.compare.scrape import scrape
-from loadtest.environment import describe_machine, describe_piece, describe_versions
+from loadtest.environment import describe_run
 
 from .cases import make_cases
 from .judge import Judge, describe_stalls
@@ -112,9 +112,7 @@ async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str
         "kills": [one | {"at_s": round(one["at_s"] - began_s, 2)} for one in kills],
         "lasted_s": round(lasted_s, 1),
         "settings": vars(options) | {"output": str(options.output)},
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        **describe_piece(),
+        **describe_run(),
     }
 
 
