@@ -31,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except LoadTestError as error:
             _say(f"error: {name}: {error}")
             return 2
-        text = json.dumps(results, indent=1, default=lambda n: n.tolist()) + "\n"
-        file.write_text(text)
+        file.write_text(json.dumps(results, indent=1) + "\n")
         shown = {k: v for k, v in results[name].items() if k not in place}
         shown.pop("timeline", None)
         _say(f"{name}: {json.dumps(shown)}")

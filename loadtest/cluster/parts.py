@@ -185,13 +185,14 @@ def play_overload(stage: Stage) -> dict[str, Any]:
         )
     answered = [one for one in outcomes if one.is_ok]
     late = [one for one in answered if one.waited_ms > deadline_ms]
+    late_ms = [one.waited_ms for one in late] or [0.0]
     return {
         "capacity_per_s": capacity,
         "deadline_ms": deadline_ms,
         "requests": len(outcomes),
         "in_time": len(answered) - len(late),
         "late": len(late),
-        "late_ms": np.quantile([one.waited_ms for one in late] or [0], [0.5, 1.0]),
+        "late_ms": np.quantile(late_ms, [0.5, 1.0]).tolist(),
         "late_ids": [one.id for one in late[:_NAMED]],
         "refused": Counter(one.failure for one in outcomes if not one.is_ok),
         "refusals": Counter(
