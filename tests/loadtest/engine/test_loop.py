@@ -46,7 +46,7 @@ def is_steady(record: LoopRecord, step_s: float) -> bool:
     return record.marks["start"] < step_s <= record.marks["end"]
 
 
-def test_exactly_the_asked_number_of_requests_is_in_flight_while_steady() -> None:
+def test_exactly_the_asked_number_of_requests_is_in_flight_while_steady():
     engine = FakeEngine([3, 5, 4, 7, 2, 6, 5, 3, 4, 5, 6, 2])
     record = engine.run(3)
     seen = zip(engine.seen, record.steps, strict=True)
@@ -54,7 +54,7 @@ def test_exactly_the_asked_number_of_requests_is_in_flight_while_steady() -> Non
 
 
 @pytest.mark.parametrize("per_step", [1, 2, 4])
-def test_faster_engines_are_measured_over_the_same_requests(per_step: int) -> None:
+def test_faster_engines_are_measured_over_the_same_requests(per_step):
     record = FakeEngine([8] * 12, per_step).run(2)
     finished = [
         one.finished
@@ -66,7 +66,7 @@ def test_faster_engines_are_measured_over_the_same_requests(per_step: int) -> No
 
 
 @pytest.mark.parametrize("first", [[3, 3, 9, 9], [3, 5, 9, 9], [1, 1, 1, 9]])
-def test_the_same_prompts_are_measured_whoever_ends_together(first: list[int]) -> None:
+def test_the_same_prompts_are_measured_whoever_ends_together(first):
     record = FakeEngine([*first, *[4] * 8]).run(4)
     before = {
         one.index
@@ -78,9 +78,7 @@ def test_the_same_prompts_are_measured_whoever_ends_together(first: list[int]) -
 
 
 @pytest.mark.parametrize("per_step", [1, 3])
-def test_deliveries_of_several_tokens_shorten_the_time_per_token_only(
-    per_step: int,
-) -> None:
+def test_deliveries_of_several_tokens_shorten_the_time_per_token_only(per_step):
     result = measure(FakeEngine([9] * 8, per_step).run(2))
     expected: dict[str, Any] = {"acceptance_length": per_step, "itl_p50_ms": 100.0}
     expected |= {"itl_p99_ms": 100.0, "time_per_token_p50_ms": 100.0 / per_step}
@@ -90,7 +88,7 @@ def test_deliveries_of_several_tokens_shorten_the_time_per_token_only(
     assert speed == pytest.approx(20.0 * per_step)
 
 
-def test_replies_are_told_apart_and_not_by_how_they_were_delivered() -> None:
+def test_replies_are_told_apart_and_not_by_how_they_were_delivered():
     one, other = (
         measure(FakeEngine([8] * 6, per_step).run(2))["digests"] for per_step in (1, 4)
     )
@@ -100,7 +98,7 @@ def test_replies_are_told_apart_and_not_by_how_they_were_delivered() -> None:
     assert [a == b for a, b in zip(one, longer, strict=True)] == [True] * 5 + [False]
 
 
-def test_counters_are_those_of_the_steady_part() -> None:
+def test_counters_are_those_of_the_steady_part():
     figures: dict[str, Any] = {"num_steps": 5, "num_fallbacks": {"a": 1}}
     figures |= {"planning_seconds_total": 1.0, "planner": {"step_time_error": 0.5}}
     counters, silent = Counters(lambda: dict(figures)), Counters(lambda: None)

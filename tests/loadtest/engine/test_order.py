@@ -78,9 +78,7 @@ def bench(folder: Path, *more: str) -> int:
     return cli.main([*options, "--policies", ",".join(NAMES), *CELLS, *more])
 
 
-def test_arms_take_turns_block_by_block_until_all_had_their_time(
-    tmp_path: Path, engines: FakeEngines
-) -> None:
+def test_arms_take_turns_block_by_block_until_all_had_their_time(tmp_path, engines):
     assert bench(tmp_path, "--window-s", "3", "--rounds", "2") == 0
 
     # Three blocks a cell: goodput's have 1 s.
@@ -100,8 +98,8 @@ def test_arms_take_turns_block_by_block_until_all_had_their_time(
 
 
 def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
-    tmp_path: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, engines, capsys
+):
     assert bench(tmp_path, "--rounds", "1", "--minutes", "1e-9") == EXIT_MORE_TO_DO
     assert engines.widths == []
     engines.fails_after = 4
@@ -120,8 +118,8 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
 
 
 def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     mine = tmp_path / "notes.txt"
     mine.write_text("keep")
     assert bench(tmp_path, "--rounds", "1") == 0
@@ -138,11 +136,8 @@ def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
 
 
 def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
-    tmp_path: Path,
-    engines: FakeEngines,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path, engines, monkeypatch, capsys
+):
     monkeypatch.setattr(cli, "find_gpu", lambda: GPU)
     assert bench(tmp_path, "--device", "gpu", "--rounds", "2") == 0
 
@@ -160,7 +155,7 @@ def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
     assert f"gpu: was {GPU!r}, is 'Another'" in capsys.readouterr().err
 
 
-def test_every_arm_takes_every_place_and_follows_every_other() -> None:
+def test_every_arm_takes_every_place_and_follows_every_other():
     arms = [parse_arm(name) for name in ("none", "fixed:1", "fixed:2")]
     orders = [shuffle(arms, f"round {number}") for number in range(30)]
     assert orders[0] == shuffle(arms, "round 0")
@@ -169,12 +164,7 @@ def test_every_arm_takes_every_place_and_follows_every_other() -> None:
     assert {order[0] for order in orders} == set(arms)
 
 
-def test_what_hinders_is_told_in_its_own_words(
-    tmp_path: Path,
-    engines: FakeEngines,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_hinders_is_told_in_its_own_words(tmp_path, engines, monkeypatch, capsys):
     def fail(*_: Any, **__: Any) -> None:
         raise LoadTestError("the engine of none has ended; out of memory")
 

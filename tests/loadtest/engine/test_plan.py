@@ -3,7 +3,6 @@
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -51,9 +50,7 @@ def plan(*arguments: str, gpu: str | None = "a GPU") -> Plan:
         ("tetris:2+1", Arm("tetris", 2, 1)),
     ],
 )
-def test_an_arm_reads_back_from_its_name_and_numbers_may_be_left_out(
-    name: str, arm: Arm
-) -> None:
+def test_an_arm_reads_back_from_its_name_and_numbers_may_be_left_out(name, arm):
     assert parse_bench_arm(name) == arm == parse_bench_arm(arm.name)
 
 
@@ -68,15 +65,13 @@ def test_an_arm_reads_back_from_its_name_and_numbers_may_be_left_out(
         ("adaptive", "no policy"),  # No server offers it.
     ],
 )
-def test_a_wrong_arm_is_refused_with_the_right_form(text: str, message: str) -> None:
+def test_a_wrong_arm_is_refused_with_the_right_form(text, message):
     with pytest.raises(ValueError, match=message):
         parse_arm(text)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_that_claim_something_measure_long_enough_and_start_anew(
-    preset: str,
-) -> None:
+def test_presets_that_claim_something_measure_long_enough_and_start_anew(preset):
     options = cli.parse(["--output", "nowhere", "--preset", preset])
     # Whoever comes last is compared with all others.
     ours = "none" if preset == "cold" else "goodput"
@@ -87,7 +82,7 @@ def test_presets_that_claim_something_measure_long_enough_and_start_anew(
         assert options.rounds >= 3
 
 
-def test_options_stand_before_the_preset_and_own_models_are_not_padded() -> None:
+def test_options_stand_before_the_preset_and_own_models_are_not_padded():
     own = ["--rounds", "7", "--policies", "fixed,fixed:3", "--workloads", "easy"]
     made = plan("--preset", "smoke", *own, "--max-tokens", "33", "--concurrency", "8")
     assert (made.rounds, made.max_tokens, made.window_s) == (7, 33, 0)
@@ -102,7 +97,7 @@ def test_options_stand_before_the_preset_and_own_models_are_not_padded() -> None
         assert float(options.target_parameters) == size
 
 
-def test_the_held_out_prompts_are_of_ten_kinds_and_the_head_is_recognised() -> None:
+def test_the_held_out_prompts_are_of_ten_kinds_and_the_head_is_recognised():
     options = cli.parse(["--output", "nowhere", "--preset", "smollm2"])
     lines = (REPO / options.workloads).read_text(encoding="utf-8").splitlines()
     kinds = Counter(json.loads(line)["kind"] for line in lines)
@@ -123,9 +118,7 @@ def requests() -> RequestMaker:
     return RequestMaker(words_as_tokens, 2, seed=0, max_tokens=8)
 
 
-def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(
-    requests: RequestMaker,
-) -> None:
+def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(requests):
     cell, warmer = Cell("mixed", 0.0, 4), Cell("mixed", 1.0, 4)
     assert requests.make(cell, 1) == requests.make(cell, 1)
     assert requests.make(cell, 1).prompts == requests.make(warmer, 1).prompts
@@ -139,9 +132,7 @@ def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(
             assert len(block.prompts) >= REQUESTS_TO_BE_STEADY * concurrency
 
 
-def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
-    requests: RequestMaker, tmp_path: Path
-) -> None:
+def test_prompts_of_a_file_are_taken_and_long_ones_left_out(requests, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text(f"one two three\n{'word ' * 3000}\n")
     cell = Cell(str(file), 0.0, 2)
@@ -153,7 +144,7 @@ def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
         requests.make(cell, 1)
 
 
-def test_arms_differ_in_nothing_but_speculation() -> None:
+def test_arms_differ_in_nothing_but_speculation():
     names = ("none", "fixed:6", "adaptive:6", "tetris:4+2", "goodput:6")
     made = plan("--policies", ",".join(names), "--max-tokens", "64")
     assert made.engine["max_model_len"] == longest_prompt("long-context") + 64 + 6
@@ -190,20 +181,13 @@ def test_arms_differ_in_nothing_but_speculation() -> None:
         (["--policies", "adaptive"], "adaptive: nothing of the kind with --device cpu"),
     ],
 )
-def test_what_cannot_be_measured_is_explained(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_measured_is_explained(arguments, message, tmp_path, capsys):
     given = ["--preset", "smoke", "--output", str(tmp_path)]
     assert cli.main([*given, *arguments]) == 1
     assert message in capsys.readouterr().err
 
 
-def test_the_gpu_is_named_and_a_host_without_one_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_gpu_is_named_and_a_host_without_one_refused(monkeypatch):
     library: Any = ModuleType("pynvml")
     library.nvmlInit = lambda: None
     library.nvmlDeviceGetHandleByIndex = lambda index: index
@@ -216,9 +200,7 @@ def test_the_gpu_is_named_and_a_host_without_one_refused(
 
 
 @pytest.mark.vllm
-def test_an_engine_that_fails_is_reported_with_the_end_of_its_log(
-    tmp_path: Path,
-) -> None:
+def test_an_engine_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
     nowhere = ["--target", str(tmp_path), "--draft", str(tmp_path)]
     deployment = plan(*nowhere).deployment(Arm("none"))
     process = EngineProcess("none", deployment, tmp_path / "none.log")

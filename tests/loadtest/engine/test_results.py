@@ -50,7 +50,7 @@ def ratio_of(measurements: Any, concurrency: int = CELL.concurrency) -> Any:
     return found
 
 
-def test_a_group_cut_short_by_a_crash_is_measured_again(store: Store) -> None:
+def test_a_group_cut_short_by_a_crash_is_measured_again(store):
     path = store.folder / "measurements.jsonl"
     path.write_text('[{"policy": "none", "rou')
 
@@ -61,7 +61,7 @@ def test_a_group_cut_short_by_a_crash_is_measured_again(store: Store) -> None:
     assert store.done() == {(1, CELL)}
 
 
-def test_blocks_of_a_round_add_up_before_rounds_are_compared() -> None:
+def test_blocks_of_a_round_add_up_before_rounds_are_compared():
     blocks = [
         measured("tetris:2+2", 1, 100.0),
         measured("tetris:2+2", 1, 300.0, window_s=1.0, num_tokens=300, block=1),
@@ -81,7 +81,7 @@ def test_blocks_of_a_round_add_up_before_rounds_are_compared() -> None:
     assert row["step_ms"] == pytest.approx((4000 / 20 + 300) / 2)
 
 
-def test_engines_that_start_once_for_all_rounds_count_once() -> None:
+def test_engines_that_start_once_for_all_rounds_count_once():
     rounds = [measured("none", n, 100.0, engine_start="1.1") for n in (1, 2, 3)]
 
     (row,) = make_rows(rounds)
@@ -91,7 +91,7 @@ def test_engines_that_start_once_for_all_rounds_count_once() -> None:
     assert row["planning_us_per_step"] is None
 
 
-def test_a_ceiling_is_all_drafts_accepted_at_measured_step_times() -> None:
+def test_a_ceiling_is_all_drafts_accepted_at_measured_step_times():
     blocks = [
         measured("none", 1, 100.0, num_steps=30),
         measured("fixed:3", 1, 100.0, num_steps=20),
@@ -109,7 +109,7 @@ def test_a_ceiling_is_all_drafts_accepted_at_measured_step_times() -> None:
     }
 
 
-def test_what_moves_a_whole_round_cancels_in_the_ratio() -> None:
+def test_what_moves_a_whole_round_cancels_in_the_ratio():
     ratio = ratio_of(rounds_of(none=[100, 50, 200], tetris=[110, 55, 220]))
     assert (ratio["policy"], ratio["against"]) == ("tetris:2+2", "none")
     assert [ratio[k] for k in ("ratio", "low", "high")] == pytest.approx([1.1] * 3)
@@ -120,14 +120,14 @@ def test_what_moves_a_whole_round_cancels_in_the_ratio() -> None:
     assert (ratio["low"], ratio["rounds"]) == (None, 1)
 
 
-def test_students_interval_tells_how_well_arms_are_compared() -> None:
+def test_students_interval_tells_how_well_arms_are_compared():
     # Logarithms 0 and 2 sigma around their mean: t at 97.5 % with one degree is 12.71.
     found = compare([1.0, 1.21], [1.0, 1.0])
     assert found["ratio"] == pytest.approx(1.1)
     assert found["high"] / found["ratio"] == pytest.approx(1.1**12.706, rel=1e-3)
 
 
-def test_over_all_loads_rounds_compare_with_their_geometric_mean() -> None:
+def test_over_all_loads_rounds_compare_with_their_geometric_mean():
     # The last round is not measured at both loads.
     rounds = [
         *rounds_of(none=[100, 100, 1], tetris=[100, 100, 9]),
@@ -140,7 +140,7 @@ def test_over_all_loads_rounds_compare_with_their_geometric_mean() -> None:
     assert ratio["rounds"] == 2
 
 
-def test_the_luckiest_of_equals_is_not_held_against_a_policy() -> None:
+def test_the_luckiest_of_equals_is_not_held_against_a_policy():
     """Each rival is the fastest by luck in one round, and equal in the others."""
     rivals = {"a": [120, 100, 100], "b": [100, 120, 100], "c": [100, 100, 120]}
 
@@ -154,7 +154,7 @@ def test_the_luckiest_of_equals_is_not_held_against_a_policy() -> None:
     assert compare_with_others(rounds_of(goodput=[110]), OURS) == ([], [])
 
 
-def test_results_tell_speeds_ratios_and_where_they_come_from(store: Store) -> None:
+def test_results_tell_speeds_ratios_and_where_they_come_from(store):
     for none, tetris in ((100.0, 110.0), (50.0, 55.0)):
         number = len(store.records()) + 1
         own = measured("none", number, none), measured("tetris:2+2", number, tetris)
@@ -183,7 +183,7 @@ def test_results_tell_speeds_ratios_and_where_they_come_from(store: Store) -> No
     assert (store.folder / "results.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_a_policy_fell_back_to_is_told(store: Store) -> None:
+def test_what_a_policy_fell_back_to_is_told(store):
     # An adaptive policy may verify nothing at all.
     nothing = {"num_steps": 10, "num_verified_tokens": 0, "num_accepted_tokens": 0}
     block = measured("tetris:2+2", 1, 80.0)
@@ -197,7 +197,7 @@ def test_what_a_policy_fell_back_to_is_told(store: Store) -> None:
 
 
 @pytest.mark.parametrize("folder", [".", "cold", "cold-400m", "smollm2", "warm"])
-def test_committed_results_are_what_was_measured(folder: str, tmp_path: Path) -> None:
+def test_committed_results_are_what_was_measured(folder, tmp_path):
     for name in ("measurements.jsonl", "settings.json", "environment.json"):
         shutil.copy(COMMITTED / folder / name, tmp_path / name)
     committed = json.loads((COMMITTED / folder / "results.json").read_text())

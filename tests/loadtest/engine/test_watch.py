@@ -1,7 +1,6 @@
 """What is noted between engine and planner, step by step."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +30,7 @@ def watch() -> Watch:
     return Watch(GoodputPlanner.build(3, EngineLimits()))
 
 
-def test_a_trace_keeps_what_was_offered_admitted_and_accepted(
-    watch: Watch, tmp_path: Path
-) -> None:
+def test_a_trace_keeps_what_was_offered_admitted_and_accepted(watch, tmp_path):
     watch.observe(NOTHING)
     watch.start_over()  # What the block before left behind is no part of it.
     confidence = np.array([[0.99, 0.98, 0.0], [0.4, 0.0, 0.0], [0.0, 0.0, 0.0]])
@@ -70,7 +67,7 @@ def test_a_trace_keeps_what_was_offered_admitted_and_accepted(
     )
 
 
-def test_confidence_that_comes_with_the_outcome_is_what_counts(tmp_path: Path) -> None:
+def test_confidence_that_comes_with_the_outcome_is_what_counts(tmp_path):
     planner: Any = SimpleNamespace(
         export_state=dict, select=lambda batch: None, observe=lambda outcome: None
     )
@@ -86,9 +83,7 @@ def test_confidence_that_comes_with_the_outcome_is_what_counts(tmp_path: Path) -
     assert trace["draft_num_verified"].tolist() == [2]
 
 
-def test_a_planner_without_drafts_leaves_a_trace_too(
-    watch: Watch, tmp_path: Path
-) -> None:
+def test_a_planner_without_drafts_leaves_a_trace_too(watch, tmp_path):
     watch.observe(NOTHING)
     watch.save(tmp_path / "trace.npz")
     trace = np.load(tmp_path / "trace.npz")
@@ -96,7 +91,7 @@ def test_a_planner_without_drafts_leaves_a_trace_too(
     assert trace["draft_step"].size == trace["draft_confidence"].size == 0
 
 
-def test_a_planner_held_at_depth_0_plans_and_drafts_nothing() -> None:
+def test_a_planner_held_at_depth_0_plans_and_drafts_nothing():
     planner = GoodputPlanner.build(8, EngineLimits(skips_drafter=True))
     held = Watch(planner, hold_at_zero=True)
 

@@ -177,7 +177,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_place(
         make_workload(str(tmp_path / name), "seed")
 
 
-def test_a_file_is_gone_through_whole_before_anything_comes_again(tmp_path: Path):
+def test_a_file_is_gone_through_whole_before_anything_comes_again(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(["abcdefgh" * 5, *"abcdefgh"]))
     workload = make_workload(str(path), "seed", max_chars=20)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,7 +127,7 @@ def test_requests_that_hung_are_in_the_latencies_with_the_time_they_waited(failu
     assert latencies([silent])["e2e"] == [pytest.approx(60_000)]
 
 
-def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path: Path):
+def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text(
         '{"run":{"epoch_s":5.0,"load":"closed:1","num_processes":3}}\n'
@@ -285,7 +284,7 @@ def test_what_cannot_be_an_objective_is_refused_with_what_can(text, message):
         parse_objective(text)
 
 
-def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path: Path):
+def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path):
     for spoilt, mark in ((False, ""), (True, ' <span class="bad">invalid</span>')):
         store = Store(tmp_path / str(spoilt))
         told: dict[str, Any] = {"targets": {"ttft_ms": None, "tpot_ms": None}}
