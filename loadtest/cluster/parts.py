@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import yaml
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.outcome import Outcome
@@ -38,12 +39,9 @@ _NAMED: Final = 50
 _CALM_S: Final = 300.0
 """Longest wait for a fleet to have as many replicas as it should."""
 
-_GROWS: Final[dict[str, Any]] = {
-    "replicas__min": 1,
-    "replicas__max": 3,
-    "replicas__upscale_delay_s": 2,
-    "replicas__downscale_delay_s": 15,
-}
+_FLEETS: Final[dict[str, dict[str, Any]]] = yaml.safe_load(
+    Path(__file__).with_name("fleets.yaml").read_text()
+)
 
 _KEY: Final = re.compile(r"^tetris-\S+$", re.MULTILINE)
 
@@ -65,9 +63,9 @@ class Stage:
     say: Callable[[str], None]
 
     @contextlib.contextmanager
-    def deploy(self, header: str = "", **settings: Any) -> Iterator[Play]:
-        """Have a fleet running, watched, while the block runs."""
-        told = [f"{name.replace('__', '.')}={v}" for name, v in settings.items()]
+    def deploy(self, part: str, header: str = "", *more: str) -> Iterator[Play]:
+        """Have a part's fleet running, watched, while the block runs."""
+        told = [*more, *(f"{name}={v}" for name, v in _FLEETS[part].items())]
         headers = read_header(header)
         launcher = Launcher(self.folder / "logs", self.config, told, headers)
         with launcher.run(parse_arm(_POLICY), self.say) as deployment:
@@ -121,7 +119,7 @@ def _shift(one: Outcome, by_s: float) -> dict[str, Any]:
 
 def play_scale(stage: Stage) -> dict[str, Any]:
     """A load swells and ebbs: replicas go from one to three and back."""
-    with stage.deploy(replicas__target_token_ms=8, **_GROWS) as play:
+    with stage.deploy("scale") as play:
         outcomes = play.send("scale", "closed:diurnal:2-44", 300)
         play.settle(1)
         return _tell(outcomes, play.watch)
@@ -129,9 +127,7 @@ def play_scale(stage: Stage) -> dict[str, Any]:
 
 def play_idle(stage: Stage) -> dict[str, Any]:
     """Nobody asks, somebody does, and nobody again: no replica, one, none."""
-    with stage.deploy(
-        replicas__min=0, replicas__max=1, replicas__downscale_delay_s=5
-    ) as play:
+    with stage.deploy("idle") as play:
         outcomes = []
         for number in range(3):
             play.settle(0)
@@ -142,8 +138,7 @@ def play_idle(stage: Stage) -> dict[str, Any]:
 
 def play_mix(stage: Stage) -> dict[str, Any]:
     """The same rate and length of replies, but from half-time on few drafts fit."""
-    body = '{"ignore_eos": true}'
-    with stage.deploy(replicas__target_token_ms=6, **_GROWS) as play:
+    with stage.deploy("mix") as play:
         outcomes, begins_s, accepted = [], [], {}
         for temperature in (0.0, 2.0):
             begins_s.append(play.watch.since(time.time()))
@@ -154,7 +149,7 @@ def play_mix(stage: Stage) -> dict[str, Any]:
                     120,
                     max_tokens=100,
                     temperature=temperature,
-                    extra_body=body,
+                    extra_body='{"ignore_eos": true}',
                 )
             server = summarise_server(seen.counters, seen.timeline)
             accepted[f"{temperature:g}"] = server["acceptance_length"]
@@ -175,9 +170,7 @@ def play_mix(stage: Stage) -> dict[str, Any]:
 def play_overload(stage: Stage) -> dict[str, Any]:
     """Twice what a replica can do, each request with a deadline."""
     deadline_ms = 4000
-    with stage.deploy(
-        replicas__min=1, replicas__max=1, replicas__max_queued_requests=1000
-    ) as play:
+    with stage.deploy("overload") as play:
         capacity = _find_capacity(play)
         body = f'{{"deadline_ms": {deadline_ms}}}'
         outcomes = play.send(
@@ -206,15 +199,8 @@ def play_keys(stage: Stage) -> dict[str, Any]:
     file = stage.folder / "keys.json"
     file.unlink(missing_ok=True)
     quiet, flood = (_make_key(file, name) for name in ("quiet", "flood"))
-    with stage.deploy(
-        header=quiet,
-        http__access__keys_file=file.absolute(),
-        replicas__min=1,
-        replicas__max=1,
-        engine__max_num_seqs=32,
-        replicas__max_ongoing_requests=64,
-        replicas__max_queued_requests=400,
-    ) as play:
+    known = f"http.access.keys_file={file.absolute()}"
+    with stage.deploy("keys", quiet, known) as play:
         capacity = _find_capacity(play, header=quiet)
         own = functools.partial(
             play.send, load=f"poisson:{0.2 * capacity:.2f}", seconds=90, header=quiet
@@ -234,7 +220,7 @@ def play_keys(stage: Stage) -> dict[str, Any]:
 
 def play_neighbour(stage: Stage) -> dict[str, Any]:
     """Two replicas on a core each; another process comes to one of the cores."""
-    with stage.deploy(replicas__min=2, replicas__max=2, engine__cpu_threads=1) as play:
+    with stage.deploy("neighbour") as play:
         assert play.deployment.pid is not None  # We have started it.
         engines = find_victims(play.deployment.pid, "engine")
         for core, engine in enumerate(engines):
