@@ -56,6 +56,7 @@ class StreamingClient:
         parts = urlsplit(host)
         self._path = parts.path.rstrip("/") + "/v1/chat/completions"
         self._headers = {"Content-Type": "application/json", **(headers or {})}
+        assert parts.hostname  # Options have been checked.
         self._http = HTTPClient(
             parts.hostname,
             port=parts.port or _PORTS[parts.scheme],

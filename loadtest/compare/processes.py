@@ -79,7 +79,8 @@ def sample(pid: int) -> list[dict[str, Any]]:
         try:
             with process.oneshot():
                 memory = process.memory_info()
-                counts = {"num_fds": process.num_fds(), "num_processes": 1}
+                counts: dict[str, float] = {"num_processes": 1}
+                counts |= {"num_fds": process.num_fds()}
                 counts["num_threads"] = process.num_threads()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

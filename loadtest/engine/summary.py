@@ -125,7 +125,9 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
     counters = pd.DataFrame([one for one in blocks["counters"] if one])
     counted = counters.select_dtypes("number").sum().to_dict().get
     verified, steps = counted("num_verified_tokens"), counted("num_steps")
-    reasons = map(Counter, counters.get("num_fallbacks", ()))
+    fallbacks: Counter[str] = Counter()
+    for reasons in counters.get("num_fallbacks", ()):
+        fallbacks.update(reasons)
     medians = rounds[[*_MEANS, "step_ms"]].median().astype(object)
     starts = blocks.get("engine_start", pd.Series([None]))
     sums = blocks[list(_COUNTS)].sum().astype(object)
@@ -140,7 +142,7 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
         "verification_success_rate": _divide(counted("num_accepted_tokens"), verified),
         "verified_per_step": _divide(verified, steps),
         "planning_us_per_step": _divide(counted("planning_seconds_total"), steps, 1e6),
-        "fallbacks": dict(sum(reasons, Counter())),
+        "fallbacks": dict(fallbacks),
         "max_other_cpu_share": float(blocks["other_cpu_share"].max()),
         **sums,
         **medians.where(medians.notna(), None),

@@ -100,9 +100,9 @@ def fit_growth(measure: str, points: Any) -> Growth | None:
     times_s, values = np.transpose(blocks)
     fit = stats.theilslopes(values, times_s / 3600, 0.95)
     mean, hours = float(values.mean()), float(np.ptp(settled[:, 0])) / 3600
-    slope, _, *interval = map(float, fit)
+    slope, _, low, high = map(float, fit)
     tolerated = _TOLERATED_SHARE_PER_HOUR * mean, _SMALLEST_GROWTH[measure] / hours
-    return Growth(mean, slope, *interval, hours, max(tolerated))
+    return Growth(mean, slope, low, high, hours, max(tolerated))
 
 
 def find_leftovers(timeline: Sequence[Mapping[str, float]]) -> list[str]:

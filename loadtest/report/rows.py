@@ -106,5 +106,5 @@ def _make_row(own: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
-def _known(value: float | None) -> float | None:
+def _known(value: Any) -> float | None:
     return None if pd.isna(value) else float(value)

@@ -77,7 +77,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
     endpoint, kinds = deployment.endpoint, options.kills * options.each
     cases = make_cases(options.prompts)
-    ask = partial(run_streams, endpoint.url, endpoint.find_model())
+    server = endpoint.url, endpoint.find_model()
+    ask = partial(run_streams, *server)
     _say(f"noting the answers to {len(cases)} requests")
     # Twice: what is compiled on the way must not be what is compared with.
     for _ in range(2):
@@ -98,7 +99,7 @@ async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str
         streams = await ask((case for _, case in asked), options.in_flight)
         kills = await killing
         lasted_s = time.monotonic() - began_s
-    judge = Judge(*ask.args, undisturbed, may_cut="front" in options.kills)
+    judge = Judge(*server, undisturbed, may_cut="front" in options.kills)
     for stream in streams:
         await asyncio.to_thread(judge.judge, stream)
     return {
