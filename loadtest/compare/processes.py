@@ -80,7 +80,7 @@ def sample(pid: int) -> list[dict[str, Any]]:
             with process.oneshot():
                 memory = process.memory_info()
                 counts: dict[str, float] = {"num_processes": 1}
-                counts |= {"num_fds": process.num_fds()}
+                counts["num_fds"] = process.num_fds()
                 counts["num_threads"] = process.num_threads()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
