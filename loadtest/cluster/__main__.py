@@ -31,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except LoadTestError as error:
             _say(f"error: {name}: {error}")
             return 2
-        file.write_text(json.dumps(results, indent=1) + "\n")
-        shown = {k: v for k, v in results[name].items() if k not in place}
-        shown.pop("timeline", None)
+        text = json.dumps(results, indent=1) + "\n"
+        file.write_text(text)
+        written = json.loads(text)[name]
+        shown = {k: v for k, v in written.items() if k not in {*place, "timeline"}}
         _say(f"{name}: {json.dumps(shown)}")
     results = json.loads(file.read_text())
     (options.output / "results.md").write_text(render(results))

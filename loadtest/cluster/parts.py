@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import subprocess
@@ -33,9 +32,6 @@ from .watch import PERIOD_S, Watch, count_leases
 
 _POLICY: Final = "goodput:8"
 _TOKENS: Final = 128
-_NAMED: Final = 50
-"""Requests that were late are named, up to so many."""
-
 _CALM_S: Final = 300.0
 """Longest wait for a fleet to have as many replicas as it should."""
 
@@ -87,7 +83,7 @@ class Play:
         records = self.stage.folder / "records" / f"{name}.jsonl"
         records.parent.mkdir(parents=True, exist_ok=True)
         self.stage.say(f"{name}: {load} for {seconds * self.stage.scale:.0f} s")
-        given: dict[str, Any] = {"max_tokens": _TOKENS, "seed": name} | more
+        given: dict[str, Any] = {"max_tokens": _TOKENS, "seed": name, **more}
         options = LoadOptions(
             host=self.deployment.endpoint.url,
             load=load,
@@ -138,6 +134,8 @@ def play_idle(stage: Stage) -> dict[str, Any]:
 
 def play_mix(stage: Stage) -> dict[str, Any]:
     """The same rate and length of replies, but from half-time on few drafts fit."""
+    with stage.deploy("capacity") as play:
+        capacity = _find_capacity(play)
     with stage.deploy("mix") as play:
         outcomes, begins_s, accepted = [], [], {}
         for temperature in (0.0, 2.0):
@@ -145,7 +143,7 @@ def play_mix(stage: Stage) -> dict[str, Any]:
             with scrape(play.deployment) as seen:
                 outcomes += play.send(
                     f"mix-{temperature:g}",
-                    "poisson:8",
+                    f"poisson:{0.3 * capacity:.1f}",
                     120,
                     max_tokens=100,
                     temperature=temperature,
@@ -164,7 +162,8 @@ def play_mix(stage: Stage) -> dict[str, Any]:
                 if "wanted" in point and middle_s < point["at_s"] < end_s
             ]
             wanted[name] = float(np.mean(own))
-        return {"wanted": wanted, "accepted": accepted} | _tell(outcomes, play.watch)
+        told = {"capacity_per_s": capacity, "wanted": wanted, "accepted": accepted}
+        return told | _tell(outcomes, play.watch)
 
 
 def play_overload(stage: Stage) -> dict[str, Any]:
@@ -186,7 +185,7 @@ def play_overload(stage: Stage) -> dict[str, Any]:
         "in_time": len(answered) - len(late),
         "late": len(late),
         "late_ms": np.quantile(late_ms, [0.5, 1.0]).tolist(),
-        "late_ids": [one.id for one in late[:_NAMED]],
+        "late_ids": [one.id for one in late],
         "refused": Counter(one.failure for one in outcomes if not one.is_ok),
         "refusals": Counter(
             re.sub(r"\d+", "N", one.detail) for one in outcomes if one.status == 429
@@ -195,27 +194,35 @@ def play_overload(stage: Stage) -> dict[str, Any]:
 
 
 def play_keys(stage: Stage) -> dict[str, Any]:
-    """Two keys share a replica; one of them floods it."""
+    """Two keys share a replica; one of them floods it, or asks for what has a seat.
+
+    With the latter nobody waits for a turn: what a first token then takes longer is
+    what longer steps take, and no order of turns can do better.
+    """
+    num_seats = _FLEETS["keys"]["engine.max_num_seqs"]
     file = stage.folder / "keys.json"
     file.unlink(missing_ok=True)
     quiet, flood = (_make_key(file, name) for name in ("quiet", "flood"))
     known = f"http.access.keys_file={file.absolute()}"
     with stage.deploy("keys", quiet, known) as play:
-        capacity = _find_capacity(play, header=quiet)
-        own = functools.partial(
-            play.send, load=f"poisson:{0.2 * capacity:.2f}", seconds=90, header=quiet
-        )
-        found = {"alone": own("keys-alone")}
-        with ThreadPoolExecutor(1) as other:
-            flooding = other.submit(
-                play.send, "keys-flood", "closed:120", 110, header=flood
-            )
-            time.sleep(10 * stage.scale)
-            found["beside"] = own("keys-beside")
-            found["flood"] = flooding.result()
-    told: dict[str, Any] = {name: _count(outcomes) for name, outcomes in found.items()}
-    ratio = told["beside"]["ttft_p95_ms"] / told["alone"]["ttft_p95_ms"]
-    return {"capacity_per_s": capacity} | told | {"ttft_p95_ratio": ratio}
+
+        def ask(
+            name: str, load: str, seconds: float, header: str = quiet
+        ) -> list[Outcome]:
+            return play.send(name, load, seconds, workload="easy", header=header)
+
+        capacity = _find_capacity(play, workload="easy", header=quiet)
+        own = f"poisson:{0.2 * capacity:.2f}"
+        found = {"alone": ask("keys-alone", own, 90)}
+        for name, others in (("seated", 7 * num_seats // 8), ("beside", 120)):
+            with ThreadPoolExecutor(1) as other:
+                called, load = f"keys-flood-{others}", f"closed:{others}"
+                flooding = other.submit(ask, called, load, 110, flood)
+                time.sleep(10 * stage.scale)
+                found[name] = ask(f"keys-{name}", own, 90)
+                found["flood"] = flooding.result()
+    told = {name: _count(outcomes) for name, outcomes in found.items()}
+    return {"capacity_per_s": capacity} | told
 
 
 def play_neighbour(stage: Stage) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A front before a simulated fleet: whose turn it is, and who is refused.
 
 The queue, the places and the predictions are those of production
-(`policies.decisions.fairness`); the front hears of everything at once.
+(`policies.decisions`); the front hears of everything at once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.decisions.fairness import (
-    FairQueue,
-    Turn,
-    predict_finish_ms,
-    request_cost_ms,
-)
+from policies.decisions.deadlines import predict_finish
+from policies.decisions.fairness import FairQueue, Turn, request_cost_ms
 from policies.decisions.places import KeptSeats, Places, count_kept
 from policies.decisions.routing import ReplicaLoad
 from policies.estimators.reply_length import ReplyLength
@@ -197,7 +193,7 @@ class Front:
         self._hurries[number] = hurries
         num_before = 0 if hurries else len(self._queue)
         has_seat = self._count_free(number) > num_before
-        finish_ms = predict_finish_ms(
+        predicted = predict_finish(
             load if has_seat else full,
             self._num_replicas,
             0.0 if hurries else self._queue.work_ahead_ms(turn),
@@ -205,7 +201,7 @@ class Front:
             expected,
             has_seat=has_seat,
         )
-        is_late = self._refuses and finish_ms > caller.deadline_ms
+        is_late = self._refuses and predicted.late_ms(caller.deadline_ms) > 0.0
         if is_late and number != self._never_refused:
             self._outcome[number] = TOO_LATE
             return

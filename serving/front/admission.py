@@ -12,11 +12,8 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from policies.decisions.fairness import (
-    Turn,
-    predict_finish_ms,
-    request_cost_ms,
-)
+from policies.decisions.deadlines import predict_finish
+from policies.decisions.fairness import Turn, request_cost_ms
 from policies.decisions.places import Places
 from policies.decisions.routing import ReplicaLoad
 from serving.engine.compat import GracefulHTTPError
@@ -177,7 +174,7 @@ class Admission:
         num_coming = sum(link.num_coming for link in self._links)
         num_before = 0 if one.hurries else len(queue)
         has_seat = self._credit.count_free(one) - num_coming > num_before
-        finish_ms = predict_finish_ms(
+        predicted = predict_finish(
             now if has_seat else self._full,
             len(self._links) / self.num_fronts,
             0.0 if one.hurries else queue.work_ahead_ms(one.turn),
@@ -185,12 +182,14 @@ class Admission:
             self._expect_reply(one, one.turn.flow),
             has_seat=has_seat,
         )
-        if finish_ms <= deadline_ms:
+        late_ms = predicted.late_ms(deadline_ms)
+        if not late_ms:
             return
-        note_retry_after(1e-3 * (finish_ms - deadline_ms))
+        note_retry_after(1e-3 * late_ms)
         self.on_refusal("deadline")
         raise GracefulHTTPError(
-            f"The answer would take about {math.ceil(finish_ms)} ms, more than its "
+            f"The answer would wait for about {math.ceil(predicted.wait_ms)} ms and "
+            f"take {math.ceil(predicted.run_ms)}, too much to be sure of its "
             f"deadline_ms of {deadline_ms:g}; retry later, or allow it more.",
             HTTPStatus.TOO_MANY_REQUESTS,
         )

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.decisions.deadlines import Prediction, predict_finish
 from policies.decisions.fairness import (
     OVERDUE_SHARE,
     FairQueue,
     Turn,
-    predict_finish_ms,
     request_cost_ms,
 )
 from policies.decisions.routing import ReplicaLoad
@@ -191,10 +191,18 @@ def test_a_queued_requests_end_is_foreseen(
     turn = Turn("a", request_cost_ms(load, prompt, reply))
     for n in range(place):
         queue.add(n, turn, 0.0, first=False)
-    found_ms = predict_finish_ms(
+    found = predict_finish(
         load, 1, queue.work_ahead_ms(turn), prompt, reply, has_seat=False
     )
-    assert found_ms == pytest.approx(truth_ms, rel=0.15)
+    assert sum(found) == pytest.approx(truth_ms, rel=0.15)
+
+
+def test_a_wait_has_a_margin_and_the_run_has_none() -> None:
+    """What it comes to later is in time then, and not a millisecond before."""
+    assert Prediction(0.0, 1_000.0).late_ms(1_000.0) == 0.0
+    late_ms = Prediction(200.0, 1_000.0).late_ms(1_400.0)
+    assert late_ms == pytest.approx(100.0)
+    assert Prediction(200.0 - late_ms, 1_000.0).late_ms(1_400.0) == 0.0
 
 
 def test_three_times_the_weight_is_three_times_the_time() -> None:
