@@ -9,7 +9,7 @@ from loadtest.argument_types import read_positive
 from loadtest.bench_command import make_parser, run_command, say
 from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
-from loadtest.load.workloads import GENERATED, make_workload
+from loadtest.load.workloads import make_workload
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from serving.offline import find_model
 
@@ -17,7 +17,7 @@ from .models import check_models
 from .plan import DEFAULTS, PRESETS, find_gpu, make_plan
 from .report import draw, write_results
 from .run import Bench, Store
-from .workloads import RequestMaker
+from .workloads import DRIFTS, WORKLOADS, RequestMaker
 
 
 def main(
@@ -40,7 +40,7 @@ def _run(options: argparse.Namespace) -> bool:
 def _measure(options: argparse.Namespace, store: Store) -> bool:
     plan = make_plan(options, find_pair(options))
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
-    for name in {cell.workload for cell in plan.cells}:
+    for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
         make_workload(name, "")  # Told before engines start if it cannot be.
     if options.restart:
         store.clear()
@@ -82,7 +82,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--workloads",
         metavar="LIST",
-        help=f"of {', '.join(GENERATED)}, or files as `bench http` takes them",
+        help=f"of {', '.join(WORKLOADS)}, or files as `bench http` takes them",
     )
     add("--temperatures", metavar="LIST", help="e.g. 0,1")
     add("--concurrency", metavar="LIST", help="requests in flight, e.g. 1,4,16")

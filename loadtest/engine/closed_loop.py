@@ -24,7 +24,8 @@ class LoopRecord:
     Attributes:
         began_s: When the first requests were sent.
         steps: When each step ended, and what it brought, in order.
-        marks: When the steady part began (`start`) and ended (`end`).
+        marks: When the steady part began (`start`) and ended (`end`), and when
+            conditions changed (`switch`), if they did.
     """
 
     began_s: float
@@ -39,6 +40,7 @@ def run_closed_loop(
     concurrency: int,
     *,
     on_mark: Callable[[str], None],
+    switch_at: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoopRecord:
     """Run requests with exactly `concurrency` of them in flight.
@@ -49,7 +51,8 @@ def run_closed_loop(
     more or less would fall behind it, by how many end in the same step: a tenth of a
     short cell's time.
 
-    `on_mark` is called with `start` and `end` when they are reached.
+    `on_mark` is called with `start`, `switch` and `end` when they are reached; `switch`
+    stands before the admission of request `switch_at`.
     """
     steps: list[tuple[float, list[Delivery]]] = []
     marks: dict[str, float] = {}
@@ -63,6 +66,8 @@ def run_closed_loop(
     began_s = clock()
     while num_finished < num_requests:
         while num_added < num_requests and num_added - num_finished < concurrency:
+            if num_added == switch_at:
+                mark("switch")
             add(num_added)
             num_added += 1
         deliveries = step()

@@ -36,7 +36,8 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         request, the bonus token included: 1 without speculation. Inter-token latency
         is the time between two deliveries to a request; one delivery may carry
         several tokens. `time_per_token_p50_ms` is the median over requests of their
-        decoding time per token. `digests` are of the replies of all requests.
+        decoding time per token. `phases` are tokens per second before and after
+        conditions changed. `digests` are of the replies of all requests.
     """
     start_s, end_s = record.marks["start"], record.marks["end"]
     frame = list_deliveries(record)
@@ -46,6 +47,13 @@ def measure(record: LoopRecord) -> dict[str, Any]:
     # The prompt's own pass yields the first token, which follows none.
     decode = steady.dropna()
     spent = decode.groupby("request")[["gap_ms", "tokens"]].sum()
+    switch_s, phases = record.marks.get("switch", end_s), None
+    if start_s < switch_s < end_s:
+        is_before = steady["end_s"] <= switch_s
+        phases = {
+            "before": float(steady["tokens"][is_before].sum() / (switch_s - start_s)),
+            "after": float(steady["tokens"][~is_before].sum() / (end_s - switch_s)),
+        }
     return {
         "window_s": end_s - start_s,
         "num_steps": sum(start_s < step_s <= end_s for step_s, _ in record.steps),
@@ -54,6 +62,7 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         "itl_p50_ms": decode["gap_ms"].quantile(0.5),
         "itl_p99_ms": decode["gap_ms"].quantile(0.99),
         "time_per_token_p50_ms": (spent["gap_ms"] / spent["tokens"]).median(),
+        "phases": phases,
         "num_requests": len(replies),
         "num_output_tokens": int(frame["tokens"].sum()),
         "digests": [

@@ -56,7 +56,8 @@ class Cell:
 class Block:
     """Requests that an engine answers in one go, so many in flight.
 
-    Prompts are token ids of each request, in the order of admission.
+    Prompts are token ids of each request, in the order of admission; from `switch_at`
+    on they are others, if that is not None.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -64,6 +65,7 @@ class Block:
     temperature: float
     max_tokens: int
     eos_token_id: int
+    switch_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,15 +24,17 @@ _MEANS = (
     *("acceptance_length", "itl_p50_ms", "itl_p99_ms", "time_per_token_p50_ms"),
     *("step_time_error", "calibration_error"),
 )
+_PHASES = {"phases.before": "before", "phases.after": "after"}
 
 
 def by_round(measurements: Rows) -> Table:
     """Return a row for each cell, policy and round: sums and means over blocks."""
-    keys = [*_ARM, "round"]
-    frame = pd.DataFrame(measurements).reindex(columns=[*keys, *_SUMS, *_MEANS])
-    frame = frame.astype(dict.fromkeys(_MEANS, float))
+    keys, means = [*_ARM, "round"], [*_MEANS, *_PHASES]
+    frame = pd.json_normalize(measurements, max_level=1)
+    frame = frame.reindex(columns=[*keys, *_SUMS, *means])
+    frame = frame.astype(dict.fromkeys(means, float))
     rounds = frame.groupby(keys, sort=False, as_index=False)
-    rounds = rounds.agg(dict.fromkeys(_SUMS, "sum") | dict.fromkeys(_MEANS, "mean"))
+    rounds = rounds.agg(dict.fromkeys(_SUMS, "sum") | dict.fromkeys(means, "mean"))
     rounds["output_tokens_per_s"] = rounds["num_tokens"] / rounds["window_s"]
     rounds["step_ms"] = 1e3 * rounds["window_s"] / rounds["num_steps"]
     return rounds
@@ -133,12 +135,16 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
     sums = blocks[list(_COUNTS)].sum().astype(object)
     if blocks["temperature"].iloc[0] > 0:
         sums["num_differing_requests"] = None  # Sampled replies differ anyway.
+    phases = rounds[[*_PHASES]].rename(columns=_PHASES).dropna()
     return {
         "rounds": len(rounds),
         # Older measurements do not tell.
         "engine_starts": None if starts.isna().any() else starts.nunique(),
         "window_s": float(rounds["window_s"].sum()),
         "output_tokens_per_s": spread(rounds["output_tokens_per_s"]),
+        "output_tokens_per_s_by_phase": None
+        if phases.empty
+        else {name: spread(speeds) for name, speeds in phases.items()},
         "verification_success_rate": _divide(counted("num_accepted_tokens"), verified),
         "verified_per_step": _divide(verified, steps),
         "planning_us_per_step": _divide(counted("planning_seconds_total"), steps, 1e6),

@@ -85,9 +85,10 @@ class ArmEngine:
         counters, watch = Counters(self._engine.snapshot), self._watch
 
         def on_mark(name: str) -> None:
-            counters.mark()
-            if watch is not None:
-                watch.mark(name)
+            if name != "switch":
+                counters.mark()
+                if watch is not None:
+                    watch.mark(name)
 
         gc.collect()
         record = self._answer(block, on_mark)
@@ -143,9 +144,10 @@ class ArmEngine:
 
         if self._watch is not None:
             self._watch.start_over()
-        count = len(block.prompts)
         return run_closed_loop(
-            add, self._step, count, block.concurrency, on_mark=on_mark
+            *(add, self._step, len(block.prompts), block.concurrency),
+            on_mark=on_mark,
+            switch_at=block.switch_at,
         )
 
     def _step(self) -> list[Delivery]:

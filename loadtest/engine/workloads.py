@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.client.errors import LoadTestError
-from loadtest.load.workloads import Conversation, make_workload
+from loadtest.load.workloads import GENERATED, Conversation, make_workload
 
 from .closed_loop import REQUESTS_TO_BE_STEADY
 from .plan import Block, Cell, longest_prompt
 
+DRIFTS = {"drift-context": ("mixed", "long-context")}
+"""Workloads that change on the way: from what to what."""
+
+WORKLOADS = (*GENERATED, *DRIFTS)
+
 REQUESTS_PER_SLOT, MIN_REQUESTS = 6, 24
-"""Requests of a block for each one in flight, and of all. Those that come first and
-last are not measured."""
+"""Requests of a block for each one in flight, and of all; in drifting cells before the
+change and after it. Those that come first and last are not measured."""
 
 _WARM_UP_TOKENS = 72
 """Reply length while warming up: enough for the numbers of tokens that steps carry to
@@ -54,11 +59,16 @@ class RequestMaker:
 
     def make(self, cell: Cell, round_number: int, block: int = 0) -> Block:
         """Make the requests of a block of a cell in a round, for all temperatures."""
-        count = max(MIN_REQUESTS, REQUESTS_PER_SLOT * cell.concurrency)
         key = f"{self.seed} {cell.concurrency} {round_number} {block}"
-        prompts = self._draw(cell.workload, key, count)
-        sampling = cell.temperature, self.max_tokens, self.eos_token_id
-        return Block(prompts, cell.concurrency, *sampling)
+        place = cell.concurrency, cell.temperature, self.max_tokens, self.eos_token_id
+        num_before = REQUESTS_PER_SLOT * cell.concurrency
+        num_after = max(MIN_REQUESTS, num_before)
+        if cell.workload not in DRIFTS:
+            return Block(self._draw(cell.workload, key, num_after), *place)
+        before, after = DRIFTS[cell.workload]
+        prompts = self._draw(before, f"{key} before", num_before)
+        prompts += self._draw(after, f"{key} after", num_after)
+        return Block(prompts, *place, num_before)
 
     def make_warm_up(self, concurrency: int) -> Block:
         """Make mixed requests that are thrown away."""

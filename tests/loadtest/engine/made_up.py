@@ -45,6 +45,7 @@ def measured(
         "itl_p50_ms": 10.0,
         "itl_p99_ms": 20.0,
         "time_per_token_p50_ms": 8.0,
+        "phases": None,
         "counters": _COUNTERS if speculates else None,
         "step_time_error": 0.05 if speculates else None,
         "calibration_error": 0.02 if speculates else None,

@@ -17,10 +17,12 @@ class FakeEngine:
     lengths: Sequence[int]
     per_step: int = 1
     in_flight: dict[int, int] = field(default_factory=dict)
+    num_admitted: int = 0
     seen: list[int] = field(default_factory=list)
     now_s: float = 0.0
 
     def add(self, index: int) -> None:
+        self.num_admitted += 1
         self.in_flight[index] = self.lengths[index]
 
     def step(self) -> list[Delivery]:
@@ -36,10 +38,10 @@ class FakeEngine:
             deliveries.append(Delivery(index, [index] * count, finished))
         return deliveries
 
-    def run(self, concurrency: int) -> LoopRecord:
+    def run(self, concurrency: int, **options: Any) -> LoopRecord:
         given = self.add, self.step, len(self.lengths), concurrency
-        marks = {"on_mark": lambda name: None, "clock": lambda: self.now_s}
-        return run_closed_loop(*given, **marks)
+        options = {"on_mark": lambda name: None} | options
+        return run_closed_loop(*given, clock=lambda: self.now_s, **options)
 
 
 def is_steady(record: LoopRecord, step_s: float) -> bool:
@@ -77,6 +79,19 @@ def test_the_same_prompts_are_measured_whoever_ends_together(first):
     assert before == {0, 1, 2, 3}
 
 
+def test_conditions_change_before_the_request_and_speeds_are_told_apart():
+    engine, admitted = FakeEngine([4] * 12), {}
+
+    def speed_up(name: str) -> None:
+        admitted[name] = engine.num_admitted
+        engine.per_step = 1 if name == "start" else 2
+
+    record = engine.run(2, switch_at=6, on_mark=speed_up)
+    assert admitted == {"start": 2, "switch": 6, "end": 12}
+    assert sorted(record.marks, key=record.marks.__getitem__) == [*admitted]
+    assert measure(record)["phases"] == pytest.approx({"before": 20.0, "after": 40.0})
+
+
 @pytest.mark.parametrize("per_step", [1, 3])
 def test_deliveries_of_several_tokens_shorten_the_time_per_token_only(per_step):
     result = measure(FakeEngine([9] * 8, per_step).run(2))
@@ -84,6 +99,7 @@ def test_deliveries_of_several_tokens_shorten_the_time_per_token_only(per_step):
     expected |= {"itl_p99_ms": 100.0, "time_per_token_p50_ms": 100.0 / per_step}
     expected |= {"num_requests": 8, "num_output_tokens": 72}
     assert {name: result[name] for name in expected} == pytest.approx(expected)
+    assert result["phases"] is None
     speed = result["num_tokens"] / result["window_s"]
     assert speed == pytest.approx(20.0 * per_step)
 

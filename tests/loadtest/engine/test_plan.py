@@ -24,7 +24,7 @@ from loadtest.engine.plan import (
     parse_bench_arm,
 )
 from loadtest.engine.pool import EngineProcess
-from loadtest.engine.workloads import RequestMaker
+from loadtest.engine.workloads import MIN_REQUESTS, RequestMaker
 from loadtest.environment import REPO
 from loadtest.load.workloads import Conversation
 from loadtest.models.recipe import DRAFT_DIR
@@ -130,6 +130,14 @@ def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(requ
             requests.make_warm_up(concurrency),
         ):
             assert len(block.prompts) >= REQUESTS_TO_BE_STEADY * concurrency
+
+
+def test_long_prompts_come_after_short_ones_in_a_drift(requests):
+    block = requests.make(Cell("drift-context", 0.0, 2), 1)
+    before, after = block.prompts[: block.switch_at], block.prompts[block.switch_at :]
+    assert (len(before), len(after)) == (12, MIN_REQUESTS)
+    assert max(map(len, before)) <= longest_prompt("mixed")
+    assert sum(map(len, after)) / len(after) > 3 * sum(map(len, before)) / len(before)
 
 
 def test_prompts_of_a_file_are_taken_and_long_ones_left_out(requests, tmp_path):

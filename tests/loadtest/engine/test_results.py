@@ -175,23 +175,26 @@ def test_results_tell_speeds_ratios_and_where_they_come_from(store):
         "| tetris:2+2 | **82** (1.50, .50) |",
         "| none | 1.100 (1.100-1.100) |",
         "| the best other | 1.100 (1.100-1.100), none |",
-        "| tetris:2+2 | 4 | 55-110 | 6 | 300.0 | 5.0% | 100 | 8.0 | 0.020 | 10.0 |",
-        "| none | 4 | 50-100 | 6 | 300.0 | - | - | - | - | 10.0 |",
+        "| tetris:2+2 | 4 | 55-110 | - | 6 | 300.0 | 5.0% | 100 | 8.0 | 0.020 | 10.0 |",
+        "| none | 4 | 50-100 | - | 6 | 300.0 | - | - | - | - | 10.0 |",
         "Fallbacks of policies: none.",
     ):
         assert part in table
     assert (store.folder / "results.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_a_policy_fell_back_to_is_told(store):
+def test_a_change_on_the_way_and_what_a_policy_fell_back_to_are_told(store):
     # An adaptive policy may verify nothing at all.
     nothing = {"num_steps": 10, "num_verified_tokens": 0, "num_accepted_tokens": 0}
-    block = measured("tetris:2+2", 1, 80.0)
+    phases = {"before": 100.0, "after": 60.0}
+    drift = Cell("drift-context", 0.0, 4)
+    block = measured("tetris:2+2", 1, 80.0, cell=drift, phases=phases)
     store.append_record(
         [block | {"counters": nothing | {"num_fallbacks": {"late": 3}}}]
     )
     write_results(store)
     table = (store.folder / "results.md").read_text()
+    assert "| tetris:2+2 | 4 | 80-80 | 100 → 60 |" in table
     assert "| tetris:2+2 | **80** (1.50, -) |" in table
     assert "Fallbacks of policies: tetris:2+2: late." in table
 
@@ -214,3 +217,6 @@ def test_committed_results_are_what_was_measured(folder, tmp_path):
             kept = {k: v for k, v in row.items() if k != "calibration_error"}
             assert kept == {key: before.get(key) for key in kept}
     assert len(again["rows"]) == len(committed["rows"])
+    if folder == "smollm2":  # Older pages have another form.
+        page = (COMMITTED / folder / "results.md").read_text()
+        assert (tmp_path / "results.md").read_text() == page
