@@ -1,7 +1,5 @@
 """Readers of command-line values; their errors say what would be right."""
 
-from __future__ import annotations
-
 import argparse
 
 

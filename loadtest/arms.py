@@ -1,7 +1,5 @@
 """Policies that are compared, each with its numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class Arm:
     @property
     def file_name(self) -> str:
         """The name, fit for a file."""
-        return self.name.replace(":", "-").replace("+", "-")
+        return re.sub("[:+]", "-", self.name)
 
     @property
     def max_depth(self) -> int:
@@ -71,12 +69,11 @@ def parse_arm(text: str, others: Mapping[str, int] = MappingProxyType({})) -> Ar
     Raises:
         ValueError: If the policy is unknown or a number makes no sense for it.
     """
-    match = _FORM.fullmatch(text)
-    if match is None or match["policy"] not in (*POLICY_NAMES, *others):
+    match, names = _FORM.fullmatch(text), (*POLICY_NAMES, *others)
+    if match is None or match["policy"] not in names:
         raise ValueError(
-            f"{text!r} is no policy; write one of "
-            f"{', '.join((*POLICY_NAMES, *others))}, "
-            "with numbers as in fixed:3, goodput:5 or tetris:2+2"
+            f"{text!r} is no policy; write one of {', '.join(names)}, with numbers as "
+            "in fixed:3, goodput:5 or tetris:2+2"
         )
     policy, extra = match["policy"], match["extra"]
     if policy == "none":

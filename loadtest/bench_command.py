@@ -1,7 +1,5 @@
 """What the command lines of both benchmarks share."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Mapping

@@ -1,11 +1,10 @@
 """Where results come from: machine, versions, code."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -48,6 +47,12 @@ def describe_piece() -> dict[str, Any]:
     }
 
 
+def describe_run() -> dict[str, Any]:
+    """Return all that is to be noted of what is measured in one go."""
+    where = {"machine": describe_machine(), "versions": describe_versions()}
+    return where | describe_piece()
+
+
 def digest_code(*patterns: str) -> dict[str, str]:
     """Return a short digest of every file that a pattern finds in this checkout.
 
@@ -61,29 +66,19 @@ def digest_code(*patterns: str) -> dict[str, str]:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.split(":", 1)[1] for line in lines if line.startswith("model name"))
-    return next(names, platform.machine()).strip()
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*: *(.*)$", text, re.MULTILINE):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:
     """Return the commit, with a plus sign where files differ from it."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{commit}{'+' if changed else ''}"
-
-
-def _git(*arguments: str) -> str:
-    finished = subprocess.run(
-        ["git", "-C", str(REPO), *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return finished.stdout.strip()
+    command = ["git", "-C", str(REPO), "describe", "--always", "--abbrev=40"]
+    command += ["--exclude=*", "--dirty=+"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(
+            command, text=True, stderr=subprocess.DEVNULL
+        ).strip()
+    return None

@@ -1,17 +1,16 @@
-"""Arms in turn until all is measured, in pieces: what both benchmarks share."""
-
-from __future__ import annotations
+"""Arms in turn until all is measured, in pieces: what all benchmarks share."""
 
 import math
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from .environment import describe_piece
+from .environment import describe_machine, describe_piece, describe_versions
 from .interrupts import interruptible
+from .model_files import describe_model
 from .progress import Progress
 from .result_folder import ResultFolder
 
@@ -76,13 +75,10 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
             return True
         self.folder.write_environment(self._environment)
         deadline_s = time.monotonic() + 60 * (minutes or math.inf)
-        missing: Counter[str] = Counter()
+        self.progress = Progress(sum(len(t.cells) * len(t.arms) for t in turns))
         for turn in turns:
             for cell in turn.cells:
-                missing[self.name_of(cell)] += len(turn.arms)
-        self.progress = Progress(missing.total())
-        for name, count in missing.items():
-            self.progress.expect(name, count)
+                self.progress.expect(self.name_of(cell), len(turn.arms))
 
         def is_over(turn: Turn[Arm, Cell]) -> bool:
             return time.monotonic() > deadline_s and self.may_stop(turn)
@@ -97,3 +93,18 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
                             return False
                         self.measure_cell(turn, cell, up)
         return True
+
+
+def describe_origin(
+    models: Mapping[str, Path], gpu: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is noted of machine, models and versions, and what must stay equal.
+
+    The latter has one entry each, so that a refusal to go on names what has changed.
+    """
+    machine, versions = describe_machine(gpu), describe_versions()
+    described = {role: describe_model(path) for role, path in models.items()}
+    environment = {"machine": machine, "models": described, "versions": versions}
+    conditions = {role: one["digest"] for role, one in described.items()}
+    conditions |= {f"version of {name}": one for name, one in versions.items()}
+    return environment, conditions | {"cpu": machine["cpu"]}

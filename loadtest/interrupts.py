@@ -1,7 +1,5 @@
 """Signals that ask a benchmark to stop."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@
 The rows of Locust's statistics are explained at `loadtest.load.run._log`.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model directory's size and digest, without loading a weight."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from pathlib import Path

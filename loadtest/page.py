@@ -1,25 +1,36 @@
 """Pages that need nothing else: their templates, and figures inside them."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from matplotlib.figure import Figure
 
 
 def make_environment(folder: Path) -> Environment:
-    """Return what finds a folder's templates, and the style that pages share."""
+    """Return what finds a folder's templates, and the style that pages share.
+
+    Pages in Markdown escape nothing.
+    """
     return Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
-        autoescape=True,
+        autoescape=lambda name: ".html" in (name or ""),
         undefined=ChainableUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+
+
+def to_table(lines: Iterable[Iterable[Any]]) -> str:
+    """Return lines of cells, the header first, as Markdown."""
+    texts = [f"| {' | '.join(map(str, line))} |" for line in lines]
+    if texts:
+        texts.insert(1, "|" + " --- |" * (texts[0].count(" | ") + 1))
+    return "\n".join(texts)
 
 
 def to_png(figure: Figure, caption: str) -> bytes:

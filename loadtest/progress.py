@@ -1,9 +1,10 @@
 """Progress on standard error: a bar in a terminal, lines in a log."""
 
-from __future__ import annotations
-
+import statistics
 import sys
 import time
+from collections import Counter, defaultdict
+from datetime import timedelta
 from typing import TextIO
 
 _BAR_WIDTH = 24
@@ -19,34 +20,32 @@ class Progress:
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
         """Begin with so many to be made, drawn on standard error by default."""
-        self._total = total
+        self._total, self._num_done = total, 0
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
-        self._num_done = 0
         self._last_line_s = float("-inf")
-        self._durations: dict[str, list[float]] = {}
-        self._to_come: dict[str, int] = {}
+        self._durations: dict[str, list[float]] = defaultdict(list)
+        self._to_come: Counter[str] = Counter()
 
     def expect(self, kind: str, count: int) -> None:
         """Announce measurements of one kind, which take about equally long."""
-        self._to_come[kind] = self._to_come.get(kind, 0) + count
+        self._to_come[kind] += count
 
     def advance(self, kind: str, duration_s: float, label: str) -> None:
         """Count one finished measurement."""
         self._num_done += 1
-        self._to_come[kind] = self._to_come.get(kind, 1) - 1
-        self._durations.setdefault(kind, []).append(duration_s)
+        self._to_come[kind] -= kind in self._to_come
+        self._durations[kind].append(duration_s)
         self.show(label)
 
     def show(self, label: str) -> None:
         """Say what goes on."""
         share = self._num_done / max(1, self._total)
-        left = f"{_clock_time(self.left_s())} left" if self._durations else "measuring"
+        left = f"{self._left()} left" if self._durations else "measuring"
         text = f"{self._num_done}/{self._total} {share:4.0%}  {left}  {label}"
         if self._is_terminal:
-            filled = round(_BAR_WIDTH * share)
-            bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-            self._stream.write(f"\r\x1b[K[{bar}] {text}")
+            bar = "#" * round(_BAR_WIDTH * share)
+            self._stream.write(f"\r\x1b[K[{bar:.<{_BAR_WIDTH}}] {text}")
             self._stream.flush()
         elif (
             self._num_done == self._total
@@ -55,24 +54,17 @@ class Progress:
             self._last_line_s = time.monotonic()
             self.say(text)
 
-    def left_s(self) -> float:
-        """Estimate the seconds left from the measurements of the same kinds so far."""
-        known = {kind: sum(d) / len(d) for kind, d in self._durations.items()}
-        if not known:
-            return 0.0
-        typical = sum(known.values()) / len(known)
-        return sum(
-            count * known.get(kind, typical) for kind, count in self._to_come.items()
-        )
-
     def say(self, text: str) -> None:
         """Write a line of its own."""
         clear = "\r\x1b[K" if self._is_terminal else ""
         self._stream.write(f"{clear}{text}\n")
         self._stream.flush()
 
-
-def _clock_time(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
+    def _left(self) -> timedelta:
+        """Estimate the time left from the measurements of the same kinds so far."""
+        known = {kind: statistics.fmean(d) for kind, d in self._durations.items()}
+        typical = statistics.fmean(known.values())
+        left = (
+            count * known.get(kind, typical) for kind, count in self._to_come.items()
+        )
+        return timedelta(seconds=round(sum(left)))

@@ -1,7 +1,6 @@
-"""A folder of results that grow in pieces: what both benchmarks keep on disk."""
+"""A folder of results that grow in pieces: what all benchmarks keep on disk."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import os
 import shutil
@@ -51,7 +50,7 @@ class ResultFolder:
         now = json.loads(json.dumps(conditions))
         before = self.conditions()
         if before is None or not self.records():
-            self.write(_SETTINGS_FILE, json.dumps(now, indent=1) + "\n")
+            self._write_json(_SETTINGS_FILE, now)
             return
         changed = [
             f"  {key}: was {before.get(key)!r}, is {now.get(key)!r}"
@@ -76,17 +75,16 @@ class ResultFolder:
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep the record of machine, models and invocations."""
-        self.write(_ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
+        self._write_json(_ENVIRONMENT_FILE, environment)
 
     def records(self) -> list[Any]:
         """Return all records, oldest first."""
         file = self.folder / self.records_file
         found = []
         for line in file.read_text().splitlines() if file.exists() else ():
-            try:
+            # One that a crash has cut short has been measured again since.
+            with contextlib.suppress(json.JSONDecodeError):
                 found.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue  # Cut short by a crash, and measured again since.
         return found
 
     def append_record(self, record: Any) -> None:
@@ -104,9 +102,30 @@ class ResultFolder:
         unfinished.write_text(text)
         unfinished.replace(path)
 
+    def write_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Write results.json with as many digits as a reader can use.
+
+        Returns what it holds; None where there was no number.
+        """
+        text = json.dumps(results, default=lambda number: number.item())
+        shown: dict[str, Any] = json.loads(
+            text, parse_float=_shorten, parse_constant=lambda _: None
+        )
+        self._write_json("results.json", shown)
+        return shown
+
+    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write(name, json.dumps(value, indent=1) + "\n")
+
     def _read_json(self, name: str) -> dict[str, Any] | None:
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
+
+
+def _shorten(digits: str) -> float:
+    """Return six digits, but for times of day."""
+    number = float(digits)
+    return float(f"{number:.6g}") if abs(number) < 1e6 else round(number, 3)
 
 
 def read_tail(log: Path) -> str:

@@ -1,8 +1,7 @@
 """Reads the events of one streamed completion into an `Outcome`."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from .outcome import CORRUPT, CUT, EMPTY, MALFORMED, STREAM_ERROR, Outcome
@@ -10,7 +9,7 @@ from .sse import ServerSentEvent
 
 _DONE = "[DONE]"
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal")
-_MAX_DETAIL = 300
+MAX_DETAIL = 300
 
 
 class ChatStream:
@@ -44,25 +43,34 @@ class ChatStream:
             return
         error = chunk.get("error")
         if error or event.event == "error":
-            self._fail(STREAM_ERROR, _describe(error or chunk))
+            self._fail(STREAM_ERROR, describe_error(error or chunk))
             return
-        self._check_id(chunk.get("id"))
-        has_more_tokens = self._take_usage(chunk.get("usage"))
+        # Azure begins with a chunk about the prompt whose id is empty.
+        own = chunk.get("id") or self._response_id
+        if self._response_id not in (None, own):
+            self._fail(CORRUPT, f"chunks of {self._response_id} and of {own}")
+        self._response_id = self._response_id or own
+        has_more_tokens = self._take_usage(chunk.get("usage") or {})
         for choice in chunk.get("choices") or ():
-            self._take_choice(choice, read_s, has_more_tokens)
+            text, finish_reason = _text_of(choice), choice.get("finish_reason")
+            if text and self._outcome.finish_reason is not None:
+                self._fail(CORRUPT, "text after the finish reason")
+            self._num_text_events += bool(text)
+            if text or finish_reason or has_more_tokens:
+                self._outcome.finish_reason = (
+                    finish_reason or self._outcome.finish_reason
+                )
+                self._deliver(read_s)
 
     def end(self, *, is_complete: bool) -> None:
         """Conclude: complete is what ended as HTTP says it must, between two events."""
-        outcome = self._outcome
+        outcome, num_texts = self._outcome, self._num_text_events
         if not outcome.counted_by_server:
-            outcome.output_tokens = self._num_text_events
-        elif outcome.output_tokens < self._num_text_events:
+            outcome.output_tokens = num_texts
+        elif outcome.output_tokens < num_texts:
             # Every event with text holds at least one token.
-            self._fail(
-                CORRUPT,
-                f"{self._num_text_events} events with text for "
-                f"{outcome.output_tokens} tokens",
-            )
+            tokens = f"{outcome.output_tokens} tokens"
+            self._fail(CORRUPT, f"{num_texts} events with text for {tokens}")
         if not self._is_done and not (is_complete and outcome.finish_reason):
             self._fail(CUT, f"ended after {outcome.num_deliveries} deliveries")
         elif outcome.finish_reason is None and outcome.first_s is not None:
@@ -70,25 +78,14 @@ class ChatStream:
         elif outcome.first_s is None:
             self._fail(EMPTY, "the stream held no token")
 
-    def _check_id(self, response_id: Any) -> None:
-        if not response_id:
-            return  # Azure begins with a chunk about the prompt whose id is empty.
-        if self._response_id is None:
-            self._response_id = response_id
-        elif response_id != self._response_id:
-            self._fail(CORRUPT, f"chunks of {self._response_id} and of {response_id}")
-
-    def _take_usage(self, usage: Any) -> bool:
+    def _take_usage(self, usage: Mapping[str, Any]) -> bool:
         """Note the counts; tell whether they grew, where every chunk has them."""
-        if not usage:
-            return False
-        outcome = self._outcome
-        count = usage.get("completion_tokens")
+        outcome, details = self._outcome, usage.get("prompt_tokens_details") or {}
         if usage.get("prompt_tokens") is not None:
             outcome.prompt_tokens = usage["prompt_tokens"]
-        details = usage.get("prompt_tokens_details") or {}
         if details.get("cached_tokens") is not None:
             outcome.cached_tokens = details["cached_tokens"]
+        count = usage.get("completion_tokens")
         if count is None:
             return False
         if outcome.counted_by_server and count < outcome.output_tokens:
@@ -96,21 +93,6 @@ class ChatStream:
         has_grown = count > outcome.output_tokens
         outcome.output_tokens, outcome.counted_by_server = count, True
         return bool(has_grown)
-
-    def _take_choice(
-        self, choice: dict[str, Any], read_s: float, has_more_tokens: bool
-    ) -> None:
-        outcome = self._outcome
-        text = _text_of(choice)
-        finish_reason = choice.get("finish_reason")
-        if text:
-            if outcome.finish_reason is not None:
-                self._fail(CORRUPT, "text after the finish reason")
-            self._num_text_events += 1
-        if not (text or finish_reason or has_more_tokens):
-            return
-        outcome.finish_reason = finish_reason or outcome.finish_reason
-        self._deliver(read_s)
 
     def _deliver(self, read_s: float) -> None:
         outcome = self._outcome
@@ -126,11 +108,15 @@ class ChatStream:
     def _fail(self, kind: str, detail: str) -> None:
         """Keep the first failure: the others follow from it."""
         if self._outcome.failure is None:
-            self._outcome.failure = kind
-            self._outcome.detail = detail[:_MAX_DETAIL]
+            self._outcome.failure, self._outcome.detail = kind, detail[:MAX_DETAIL]
 
 
-def _text_of(choice: dict[str, Any]) -> str:
+def describe_error(error: Any) -> str:
+    """Return the message of an OpenAI error object, or whatever it is."""
+    return str((isinstance(error, dict) and error.get("message")) or error)
+
+
+def _text_of(choice: Mapping[str, Any]) -> str:
     """Return what a chunk adds to the reply, tool calls included."""
     delta = choice.get("delta")
     if delta is None:
@@ -140,9 +126,3 @@ def _text_of(choice: dict[str, Any]) -> str:
         function = call.get("function") or {}
         parts += [function.get("name"), function.get("arguments")]
     return "".join(str(part) for part in parts if part)
-
-
-def _describe(error: Any) -> str:
-    if isinstance(error, dict):
-        return str(error.get("message") or error)
-    return str(error)

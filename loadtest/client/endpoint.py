@@ -1,7 +1,5 @@
 """An endpoint's pages beside its streams: models, health, metrics."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,11 +52,7 @@ class Endpoint:
             return None
 
     def why_silent(self) -> str | None:
-        """Return why it does not list its models; None if it does.
-
-        Raises:
-            LoadTestError: If it answers but refuses us, which waiting does not change.
-        """
+        """Return why it does not list its models; None if it does."""
         try:
             answer = self.get("/v1/models")
             if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -72,11 +66,7 @@ class Endpoint:
         return None
 
     def find_model(self) -> str:
-        """Return the first model that it lists.
-
-        Raises:
-            LoadTestError: If it does not answer, or lists none.
-        """
+        """Return the first model that it lists; an error if there is none."""
         try:
             answer = self.get("/v1/models", _MODELS_TIMEOUT_S).raise_for_status()
             return str(answer.json()["data"][0]["id"])

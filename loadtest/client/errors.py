@@ -2,4 +2,7 @@
 
 
 class LoadTestError(Exception):
-    """A load test that cannot go on; the message says why and what to do."""
+    """A load test that cannot go on; the message says why and what to do.
+
+    Whatever reads options and folders of results, or starts something, may raise it.
+    """

@@ -1,15 +1,13 @@
 """Whether the client itself kept up."""
 
-from __future__ import annotations
-
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import gevent
+import numpy as np
 import psutil
 
 _HEARTBEAT_S = 0.02
@@ -48,29 +46,21 @@ def watch_client(
     process: str, began_s: float, report: Callable[[ClientSample], None]
 ) -> None:
     """Report once a second of a run, until the greenlet is killed."""
-    own = psutil.Process()
-    cpu_s, since_s = _cpu_seconds(own), time.perf_counter()
+    own, since_s = psutil.Process(), time.perf_counter()
+    # Both in percent since they were asked before.
+    own.cpu_percent()
     psutil.cpu_percent()
-    lags: list[float] = []
+    lags_ms: list[float] = []
     while True:
         before_s = time.perf_counter()
         gevent.sleep(_HEARTBEAT_S)
         now_s = time.perf_counter()
-        lags += _held_up(now_s - before_s - _HEARTBEAT_S)
-        if now_s - since_s < _REPORT_PERIOD_S:
-            continue
-        cpu_now_s = _cpu_seconds(own)
-        report(
-            ClientSample(
-                at_s=now_s - began_s,
-                process=process,
-                cpu=(cpu_now_s - cpu_s) / (now_s - since_s),
-                lag_p99_ms=statistics.quantiles(lags, n=100, method="inclusive")[-1],
-                lag_max_ms=max(lags),
-                machine_cpu=psutil.cpu_percent() / 100,
-            )
-        )
-        cpu_s, since_s, lags = cpu_now_s, now_s, []
+        lags_ms += _held_up(now_s - before_s - _HEARTBEAT_S)
+        if now_s - since_s >= _REPORT_PERIOD_S:
+            usual, worst = np.percentile(lags_ms, [99, 100]).tolist()
+            cpu, machine = own.cpu_percent() / 100, psutil.cpu_percent() / 100
+            report(ClientSample(now_s - began_s, process, cpu, usual, worst, machine))
+            since_s, lags_ms = now_s, []
 
 
 def _held_up(lag_s: float) -> list[float]:
@@ -82,8 +72,3 @@ def _held_up(lag_s: float) -> list[float]:
     """
     count = max(1, math.ceil(lag_s / _HEARTBEAT_S))
     return [1e3 * max(0.0, lag_s - n * _HEARTBEAT_S) for n in range(count)]
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -29,14 +29,12 @@ class Outcome:
         scheduled_s: When it should have been sent. Differs from `sent_s` only in open
             loop, where latency counts from here: a client that comes late must not
             make the server look faster (coordinated omission).
-        first_s: When the first token arrived.
-        last_s: When the latest one did.
+        first_s: When the first token arrived; the latest one did at `last_s`.
         end_s: When the response ended, one way or the other.
         gaps_ms: Times between deliveries of tokens. What was read at once is one
             delivery, however many tokens or events it carries.
         cached_tokens: The part of the prompt found in the prefix cache.
         output_tokens: As the server counted them; otherwise text events, a lower bound.
-        counted_by_server: Whether the server counted them.
         failure: None for success, else one of the kinds above.
         detail: What the server or the network said about a failure.
     """
@@ -89,9 +87,7 @@ class Outcome:
     @property
     def ttft_ms(self) -> float | None:
         """Time to first token in ms, from the moment it should have been sent."""
-        if self.first_s is None:
-            return None
-        return 1e3 * (self.first_s - self.scheduled_s)
+        return None if self.first_s is None else 1e3 * (self.first_s - self.scheduled_s)
 
     @property
     def waited_ms(self) -> float:
@@ -112,9 +108,7 @@ class Outcome:
     @property
     def e2e_ms(self) -> float | None:
         """Time to the last token in ms, from the moment it should have been sent."""
-        if self.last_s is None:
-            return None
-        return 1e3 * (self.last_s - self.scheduled_s)
+        return None if self.last_s is None else 1e3 * (self.last_s - self.scheduled_s)
 
     def meets(self, ttft_target_ms: float | None, tpot_target_ms: float | None) -> bool:
         """Tell whether it counts towards goodput: complete, and within both targets."""
@@ -131,11 +125,9 @@ class Outcome:
         for name, value in values.items():
             if isinstance(value, float):
                 values[name] = round(value, 6)
-        values["gaps_ms"] = [round(gap, 3) for gap in self.gaps_ms]
-        return values
+        return values | {"gaps_ms": [round(gap, 3) for gap in self.gaps_ms]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
         """Read back what `as_dict` returned; unknown names are ignored."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{name: v for name, v in values.items() if name in known})
+        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})

@@ -1,7 +1,5 @@
 """Reads back what the Locust file wrote: one run's outcomes and client samples."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import dataclass, field
@@ -13,10 +11,7 @@ from .outcome import Outcome
 
 @dataclass
 class Records:
-    """One run: outcomes in the order of their ends, and the client's own samples.
-
-    Older records do not tell the number of the client's processes.
-    """
+    """One run: outcomes in the order of their ends, and the client's own samples."""
 
     epoch_s: float | None = None
     outcomes: list[Outcome] = field(default_factory=list)
@@ -27,8 +22,7 @@ class Records:
 def read_records(path: Path) -> Records:
     """Read a file of records, compressed or not; a line that was cut short is none."""
     records = Records()
-    is_compressed = path.suffix == ".gz"
-    with gzip.open(path, "rt") if is_compressed else path.open() as file:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         for line in file:
             try:
                 entry = json.loads(line)

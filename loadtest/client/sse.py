@@ -1,13 +1,10 @@
 """Server-sent events out of arbitrary pieces of a byte stream."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSentEvent:
+class ServerSentEvent(NamedTuple):
     """One event: its data lines, joined by newlines, and its type if one was given."""
 
     data: str
@@ -28,9 +25,8 @@ class SseDecoder:
 
     def __init__(self) -> None:
         """Begin at the start of a stream."""
-        self._rest = b""
+        self._rest, self._event = b"", ""
         self._data: list[str] = []
-        self._event = ""
 
     @property
     def is_between_events(self) -> bool:
@@ -45,20 +41,14 @@ class SseDecoder:
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
-            event = self._take_line(line.removesuffix(b"\r").decode())
-            if event is not None:
-                yield event
-
-    def _take_line(self, line: str) -> ServerSentEvent | None:
-        if not line:
-            event = ServerSentEvent("\n".join(self._data), self._event)
-            is_event = bool(self._data)
-            self._data, self._event = [], ""
-            return event if is_event else None
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            self._data.append(value)
-        elif name == "event":
-            self._event = value
-        return None
+            name, _, value = line.removesuffix(b"\r").decode().partition(":")
+            value = value.removeprefix(" ")
+            if name == "data":
+                self._data.append(value)
+            elif name == "event":
+                self._event = value
+            elif line in (b"", b"\r"):
+                event = ServerSentEvent("\n".join(self._data), self._event)
+                has_data, self._data, self._event = bool(self._data), [], ""
+                if has_data:
+                    yield event

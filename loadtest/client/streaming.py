@@ -1,7 +1,5 @@
 """The client: posts a request and follows its stream, on gevent."""
 
-from __future__ import annotations
-
 import json
 import math
 import socket
@@ -15,7 +13,7 @@ from gevent import Timeout
 from geventhttpclient import HTTPClient
 from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError
 
-from .chat_stream import ChatStream
+from .chat_stream import MAX_DETAIL, ChatStream, describe_error
 from .outcome import (
     CLIENT_DROPPED,
     CONNECTION,
@@ -29,7 +27,7 @@ from .outcome import (
 from .sse import SseDecoder
 
 _MAX_CONNECTIONS = 100_000
-_MAX_DETAIL = 300
+_TOTAL_TIMEOUT_S = 600.0
 _ENDED_EARLY = ("Invalid EOF state", "Incomplete response", "connection closed")
 _PORTS = {"http": 80, "https": 443}
 
@@ -51,24 +49,14 @@ class StreamingClient:
         self,
         host: str,
         *,
-        path: str = "/v1/chat/completions",
         headers: Mapping[str, str] | None = None,
         read_timeout_s: float = 120.0,
-        total_timeout_s: float = 600.0,
     ) -> None:
-        """Connect to nothing yet; a path of the host's is put before `path`.
-
-        Raises:
-            ValueError: If `host` is no HTTP address.
-        """
+        """Connect to nothing yet; a path of the host's is put before the endpoint's."""
         parts = urlsplit(host)
-        if parts.scheme not in _PORTS or not parts.hostname:
-            raise ValueError(
-                f"--host {host}: must be an address such as http://127.0.0.1:8000"
-            )
-        self._path = parts.path.rstrip("/") + path
+        self._path = parts.path.rstrip("/") + "/v1/chat/completions"
         self._headers = {"Content-Type": "application/json", **(headers or {})}
-        self._total_timeout_s = total_timeout_s
+        assert parts.hostname  # Options have been checked.
         self._http = HTTPClient(
             parts.hostname,
             port=parts.port or _PORTS[parts.scheme],
@@ -80,7 +68,8 @@ class StreamingClient:
         # Else the end of a long prompt may wait for an acknowledgement (Nagle).
         # Its pool has this hook, but takes no class of pool.
         pool: Any = self._http._connection_pool
-        pool.after_connect = _send_at_once
+        no_delay = socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        pool.after_connect = lambda connection: connection.setsockopt(*no_delay)
 
     def close(self) -> None:
         """Close all connections."""
@@ -106,17 +95,15 @@ class StreamingClient:
             drop: Whether to close the connection ourselves, after the first token.
             give_up_s: When the run is over: the request is then unfinished, not failed.
         """
-        payload = json.dumps(body).encode()
-        headers = {**self._headers, "X-Request-Id": outcome.id}
         outcome.sent_s = time.perf_counter() - began_s
         left_s = max(give_up_s - outcome.sent_s, 0.0)
-        deadline = Timeout.start_new(min(self._total_timeout_s, left_s))
+        deadline = Timeout.start_new(min(_TOTAL_TIMEOUT_S, left_s))
         try:
-            self._exchange(payload, headers, outcome, began_s, drop)
+            self._exchange(json.dumps(body).encode(), outcome, began_s, drop)
         except _DroppedByUsError:
             _fail(outcome, CLIENT_DROPPED, "we closed the connection")
         except (Timeout, TimeoutError) as error:
-            has_ended = error is deadline and left_s < self._total_timeout_s
+            has_ended = error is deadline and left_s < _TOTAL_TIMEOUT_S
             _fail(outcome, UNFINISHED if has_ended else TIMEOUT, _why(error))
         except gevent.GreenletExit:
             _fail(outcome, UNFINISHED, "still running when the run ended")
@@ -129,21 +116,16 @@ class StreamingClient:
             outcome.end_s = time.perf_counter() - began_s
 
     def _exchange(
-        self,
-        payload: bytes,
-        headers: Mapping[str, str],
-        outcome: Outcome,
-        began_s: float,
-        drop: bool,
+        self, payload: bytes, outcome: Outcome, began_s: float, drop: bool
     ) -> None:
+        headers = {**self._headers, "X-Request-Id": outcome.id}
         response: Any = self._http.request("POST", self._path, payload, headers)
         try:
             read_s = time.perf_counter() - began_s
             outcome.status = response.status_code
             if not 200 <= outcome.status < 300:
                 text = response.read().decode(errors="replace")
-                outcome.failure = f"{HTTP_PREFIX}{outcome.status}"
-                outcome.detail = _message_in(text)
+                _fail(outcome, f"{HTTP_PREFIX}{outcome.status}", _message_in(text))
                 return
             stream, decoder = ChatStream(outcome), SseDecoder()
             feed = response.feed
@@ -161,8 +143,7 @@ class StreamingClient:
                         stream.take(event, read_s)
                     if drop and outcome.num_deliveries:
                         raise _DroppedByUsError
-                rest = response.read()
-                for event in decoder.feed(rest):
+                for event in decoder.feed(response.read()):
                     stream.take(event, read_s)
                 is_complete = decoder.is_between_events
             finally:
@@ -172,10 +153,6 @@ class StreamingClient:
             # the garbage collector.
             vars(response).pop("feed", None)
             response.release()
-
-
-def _send_at_once(connection: Any) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _is_loss(error: Exception) -> bool:
@@ -195,7 +172,7 @@ def _fail(outcome: Outcome, kind: str, detail: str) -> None:
     why it broke off says more. An error that the server reported first says most.
     """
     if outcome.failure in (None, CUT):
-        outcome.failure, outcome.detail = kind, detail[:_MAX_DETAIL]
+        outcome.failure, outcome.detail = kind, detail[:MAX_DETAIL]
 
 
 def _why(error: BaseException) -> str:
@@ -206,8 +183,6 @@ def _message_in(text: str) -> str:
     """Return the message of an OpenAI error object, or the text itself."""
     try:
         answer = json.loads(text)
-        error = answer.get("error", answer)
-        text = error["message"] if isinstance(error, dict) else str(error)
-    except (ValueError, AttributeError, KeyError):
-        pass
-    return str(text)[:_MAX_DETAIL]
+        return describe_error(answer.get("error", answer))
+    except (ValueError, AttributeError):
+        return text

@@ -1,23 +1,18 @@
 """Watch a fleet: `python -m loadtest.cluster --output DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loadtest.client.errors import LoadTestError
-from loadtest.environment import describe_machine, describe_piece, describe_versions
+from loadtest.environment import describe_run
 
 from .parts import PARTS, Stage
-from .picture import draw
-from .table import render
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from .show import draw, render
 
 _say = partial(print, flush=True)
 
@@ -30,14 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     stage = Stage(options.output, options.config, options.scale, _say)
     for name in options.parts:
-        place = {"machine": describe_machine(), "versions": describe_versions()}
-        place |= describe_piece() | {"config": options.config, "scale": options.scale}
+        place = describe_run() | {"config": options.config, "scale": options.scale}
         try:
             results[name] = place | PARTS[name](stage)
         except LoadTestError as error:
             _say(f"error: {name}: {error}")
             return 2
-        text = json.dumps(results, indent=1, default=lambda n: n.tolist()) + "\n"
+        text = json.dumps(results, indent=1) + "\n"
         file.write_text(text)
         written = json.loads(text)[name]
         shown = {k: v for k, v in written.items() if k not in {*place, "timeline"}}

@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+import yaml
 
 from loadtest.client.errors import LoadTestError
+from loadtest.client.outcome import Outcome
 from loadtest.client.records import read_records
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.locust_process import run_locust
 from loadtest.compare.processes import find_victims
-from loadtest.compare.scrape import Scraper, summarise_server
-from loadtest.load.options import LoadOptions
+from loadtest.compare.scrape import repeat, scrape, summarise_server
+from loadtest.load.options import LoadOptions, read_header
 
-from .watch import Watch, count_leases
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from loadtest.client.outcome import Outcome
+from .watch import PERIOD_S, Watch, count_leases
 
 _POLICY: Final = "goodput:8"
 _TOKENS: Final = 128
 _CALM_S: Final = 300.0
 """Longest wait for a fleet to have as many replicas as it should."""
 
-_GROWS: Final[dict[str, Any]] = {
-    "replicas__min": 1,
-    "replicas__max": 3,
-    "replicas__upscale_delay_s": 2,
-    "replicas__downscale_delay_s": 15,
-}
+_FLEETS: Final[dict[str, dict[str, Any]]] = yaml.safe_load(
+    Path(__file__).with_name("fleets.yaml").read_text()
+)
 
 _KEY: Final = re.compile(r"^tetris-\S+$", re.MULTILINE)
 
@@ -65,17 +59,15 @@ class Stage:
     say: Callable[[str], None]
 
     @contextlib.contextmanager
-    def deploy(self, header: str = "", **settings: Any) -> Iterator[Play]:
-        """Have a fleet running, watched, while the block runs."""
-        told = [f"{name.replace('__', '.')}={v}" for name, v in settings.items()]
-        name, _, value = header.partition(": ")
-        headers = {name: value} if header else {}
+    def deploy(self, part: str, header: str = "", *more: str) -> Iterator[Play]:
+        """Have a part's fleet running, watched, while the block runs."""
+        told = [*more, *(f"{name}={v}" for name, v in _FLEETS[part].items())]
+        headers = read_header(header)
         launcher = Launcher(self.folder / "logs", self.config, told, headers)
-        with (
-            launcher.run(parse_arm(_POLICY), self.say) as deployment,
-            Watch(deployment) as watch,
-        ):
-            yield Play(self, deployment, watch)
+        with launcher.run(parse_arm(_POLICY), self.say) as deployment:
+            watch = Watch(deployment)
+            with repeat(watch.look, PERIOD_S):
+                yield Play(self, deployment, watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,35 +94,28 @@ class Play:
         )
         run_locust(options, self.stage.folder / "logs" / f"locust-{name}.log")
         read = read_records(records)
-        begin_s = self.watch.since(read.epoch_s or time.time())
         records.unlink()
-        return [_shifted(one, begin_s) for one in read.outcomes]
+        by_s = self.watch.since(read.epoch_s or time.time())
+        return [replace(one, **_shift(one, by_s)) for one in read.outcomes]
 
     def settle(self, replicas: int) -> None:
-        """Wait for a number of running replicas.
-
-        Raises:
-            LoadTestError: There are others after minutes.
-        """
+        """Wait for a number of running replicas."""
         if not self.watch.wait_for("running", replicas, _CALM_S):
             raise LoadTestError(
                 f"after {_CALM_S:.0f} s there are not {replicas} replicas; see the log"
             )
 
 
-def _shifted(one: Outcome, by_s: float) -> Outcome:
-    """Return it by another clock."""
-    moved: dict[str, Any] = {
-        name: None if when_s is None else when_s + by_s
-        for name in ("scheduled_s", "sent_s", "first_s", "last_s", "end_s")
-        for when_s in (getattr(one, name),)
-    }
-    return replace(one, **moved)
+def _shift(one: Outcome, by_s: float) -> dict[str, Any]:
+    """Return its times by another clock."""
+    names = ("scheduled_s", "sent_s", "first_s", "last_s", "end_s")
+    times = {name: getattr(one, name) for name in names}
+    return {name: at_s if at_s is None else at_s + by_s for name, at_s in times.items()}
 
 
 def play_scale(stage: Stage) -> dict[str, Any]:
     """A load swells and ebbs: replicas go from one to three and back."""
-    with stage.deploy(replicas__target_token_ms=8, **_GROWS) as play:
+    with stage.deploy("scale") as play:
         outcomes = play.send("scale", "closed:diurnal:2-44", 300)
         play.settle(1)
         return _tell(outcomes, play.watch)
@@ -138,9 +123,7 @@ def play_scale(stage: Stage) -> dict[str, Any]:
 
 def play_idle(stage: Stage) -> dict[str, Any]:
     """Nobody asks, somebody does, and nobody again: no replica, one, none."""
-    with stage.deploy(
-        replicas__min=0, replicas__max=1, replicas__downscale_delay_s=5
-    ) as play:
+    with stage.deploy("idle") as play:
         outcomes = []
         for number in range(3):
             play.settle(0)
@@ -151,21 +134,20 @@ def play_idle(stage: Stage) -> dict[str, Any]:
 
 def play_mix(stage: Stage) -> dict[str, Any]:
     """The same rate and length of replies, but from half-time on few drafts fit."""
-    body = '{"ignore_eos": true}'
-    with stage.deploy(replicas__min=1, replicas__max=1) as play:
+    with stage.deploy("capacity") as play:
         capacity = _find_capacity(play)
-    with stage.deploy(replicas__target_token_ms=6, **_GROWS) as play:
+    with stage.deploy("mix") as play:
         outcomes, begins_s, accepted = [], [], {}
         for temperature in (0.0, 2.0):
             begins_s.append(play.watch.since(time.time()))
-            with Scraper(play.deployment) as seen:
+            with scrape(play.deployment) as seen:
                 outcomes += play.send(
                     f"mix-{temperature:g}",
                     f"poisson:{0.3 * capacity:.1f}",
                     120,
                     max_tokens=100,
                     temperature=temperature,
-                    extra_body=body,
+                    extra_body='{"ignore_eos": true}',
                 )
             server = summarise_server(seen.counters, seen.timeline)
             accepted[f"{temperature:g}"] = server["acceptance_length"]
@@ -187,9 +169,7 @@ def play_mix(stage: Stage) -> dict[str, Any]:
 def play_overload(stage: Stage) -> dict[str, Any]:
     """Twice what a replica can do, each request with a deadline."""
     deadline_ms = 4000
-    with stage.deploy(
-        replicas__min=1, replicas__max=1, replicas__max_queued_requests=1000
-    ) as play:
+    with stage.deploy("overload") as play:
         capacity = _find_capacity(play)
         body = f'{{"deadline_ms": {deadline_ms}}}'
         outcomes = play.send(
@@ -197,13 +177,14 @@ def play_overload(stage: Stage) -> dict[str, Any]:
         )
     answered = [one for one in outcomes if one.is_ok]
     late = [one for one in answered if one.waited_ms > deadline_ms]
+    late_ms = [one.waited_ms for one in late] or [0.0]
     return {
         "capacity_per_s": capacity,
         "deadline_ms": deadline_ms,
         "requests": len(outcomes),
         "in_time": len(answered) - len(late),
         "late": len(late),
-        "late_ms": np.quantile([one.waited_ms for one in late] or [0], [0.5, 1.0]),
+        "late_ms": np.quantile(late_ms, [0.5, 1.0]).tolist(),
         "late_ids": [one.id for one in late],
         "refused": Counter(one.failure for one in outcomes if not one.is_ok),
         "refusals": Counter(
@@ -218,49 +199,35 @@ def play_keys(stage: Stage) -> dict[str, Any]:
     With the latter nobody waits for a turn: what a first token then takes longer is
     what longer steps take, and no order of turns can do better.
     """
-    num_seats = 32
+    num_seats = _FLEETS["keys"]["engine.max_num_seqs"]
     file = stage.folder / "keys.json"
     file.unlink(missing_ok=True)
     quiet, flood = (_make_key(file, name) for name in ("quiet", "flood"))
-    with stage.deploy(
-        header=quiet,
-        http__access__keys_file=file.absolute(),
-        replicas__min=1,
-        replicas__max=1,
-        engine__max_num_seqs=num_seats,
-        replicas__max_ongoing_requests=2 * num_seats,
-        replicas__max_queued_requests=400,
-    ) as play:
-        sent: dict[str, Any] = {"workload": "easy", "header": quiet}
-        capacity = _find_capacity(play, **sent)
-        own = functools.partial(
-            play.send, load=f"poisson:{0.2 * capacity:.2f}", seconds=90, **sent
-        )
-        found = {"alone": own("keys-alone")}
+    known = f"http.access.keys_file={file.absolute()}"
+    with stage.deploy("keys", quiet, known) as play:
+
+        def ask(
+            name: str, load: str, seconds: float, header: str = quiet
+        ) -> list[Outcome]:
+            return play.send(name, load, seconds, workload="easy", header=header)
+
+        capacity = _find_capacity(play, workload="easy", header=quiet)
+        own = f"poisson:{0.2 * capacity:.2f}"
+        found = {"alone": ask("keys-alone", own, 90)}
         for name, others in (("seated", 7 * num_seats // 8), ("beside", 120)):
             with ThreadPoolExecutor(1) as other:
-                flooding = other.submit(
-                    *(play.send, f"keys-flood-{others}", f"closed:{others}", 110),
-                    **sent | {"header": flood},
-                )
+                called, load = f"keys-flood-{others}", f"closed:{others}"
+                flooding = other.submit(ask, called, load, 110, flood)
                 time.sleep(10 * stage.scale)
-                found[name] = own(f"keys-{name}")
+                found[name] = ask(f"keys-{name}", own, 90)
                 found["flood"] = flooding.result()
-    told: dict[str, Any] = {"capacity_per_s": capacity}
-    for name, outcomes in found.items():
-        ttft_ms = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]
-        told[name] = {
-            "requests": len(outcomes),
-            "failures": Counter(one.failure for one in outcomes if not one.is_ok),
-            "ttft_p50_ms": float(np.quantile(ttft_ms, 0.5)),
-            "ttft_p95_ms": float(np.quantile(ttft_ms, 0.95)),
-        }
-    return told
+    told = {name: _count(outcomes) for name, outcomes in found.items()}
+    return {"capacity_per_s": capacity} | told
 
 
 def play_neighbour(stage: Stage) -> dict[str, Any]:
     """Two replicas on a core each; another process comes to one of the cores."""
-    with stage.deploy(replicas__min=2, replicas__max=2, engine__cpu_threads=1) as play:
+    with stage.deploy("neighbour") as play:
         assert play.deployment.pid is not None  # We have started it.
         engines = find_victims(play.deployment.pid, "engine")
         for core, engine in enumerate(engines):
@@ -294,19 +261,24 @@ PARTS: Final[dict[str, Callable[[Stage], dict[str, Any]]]] = {
 }
 
 
-def _tell(outcomes: list[Outcome], watch: Watch) -> dict[str, Any]:
+def _tell(outcomes: Sequence[Outcome], watch: Watch) -> dict[str, Any]:
+    def in_flight(at_s: float) -> int:
+        return sum(one.sent_s <= at_s < one.end_s for one in outcomes)
+
+    points = [one | {"in_flight": in_flight(one["at_s"])} for one in watch.points]
+    return _count(outcomes) | {"timeline": points}
+
+
+def _count(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     ttft_ms = [one.ttft_ms for one in outcomes if one.ttft_ms is not None]
+    median, high, most = np.quantile(ttft_ms, [0.5, 0.95, 1.0]).tolist()
     return {
         "requests": len(outcomes),
         "failures": Counter(one.failure for one in outcomes if not one.is_ok),
-        "ttft_p50_ms": float(np.quantile(ttft_ms, 0.5)),
-        "ttft_max_ms": max(ttft_ms),
-        "timeline": [point | _count(outcomes, point["at_s"]) for point in watch.points],
+        "ttft_p50_ms": median,
+        "ttft_p95_ms": high,
+        "ttft_max_ms": most,
     }
-
-
-def _count(outcomes: list[Outcome], at_s: float) -> dict[str, float]:
-    return {"in_flight": sum(one.sent_s <= at_s < one.end_s for one in outcomes)}
 
 
 def _find_capacity(play: Play, **more: Any) -> float:

@@ -1,7 +1,5 @@
 """What is compared: deployments that we start, commands, endpoints that run already."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from loadtest.arms import PLAIN_POLICIES

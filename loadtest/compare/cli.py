@@ -1,7 +1,5 @@
 """Command line: ``tetris-serve bench http --help``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Sequence
@@ -11,8 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from loadtest.argument_types import read_positive
-from loadtest.bench_command import make_parser as make_bench_parser
-from loadtest.bench_command import run_command, say
+from loadtest.bench_command import make_parser, run_command, say
 from loadtest.load.arrivals import parse_load
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, add_option
 from loadtest.report.objectives import parse_objective
@@ -25,24 +22,25 @@ from .runner import SENT, Runner, Store
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("presets.yaml").read_text()
 )
-_PROG = "tetris-serve bench http"
 _DURATION_S = 60.0
 _SOAK_S = 3600.0
 
 T = TypeVar("T")
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = _PROG) -> int:
+def main(
+    arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench http"
+) -> int:
     """Run an experiment; with an objective missed the status is 1."""
     options = parse_options(arguments, prog)
     return run_command(lambda: _run(options))
 
 
 def parse_options(
-    arguments: Sequence[str] | None = None, prog: str = _PROG
+    arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench http"
 ) -> argparse.Namespace:
     """Read the command line; what is not given comes from the preset."""
-    parser = make_parser(prog)
+    parser = _make_parser(prog)
     preset = parser.parse_args(arguments).preset
     if preset is not None:
         values = {k: v for k, v in PRESETS[preset].items() if k != "summary"}
@@ -59,27 +57,22 @@ def parse_options(
     return options
 
 
-def make_parser(prog: str = _PROG) -> argparse.ArgumentParser:
-    """Build the parser."""
-    parser = make_bench_parser(
+def _make_parser(prog: str) -> argparse.ArgumentParser:
+    parser = make_parser(
         prog,
         "Put load on OpenAI-compatible endpoints and compare them. Every arm is "
         "started,\nwarmed up, measured and stopped in turn, round by round. "
         "Interrupted, the same\ncommand goes on where it was.",
         PRESETS,
     )
-    add = parser.add_argument
-
-    def add_text(name: str, default: Any, text: str, **more: Any) -> None:
-        add(name, default=default, help=text, metavar="TEXT", **more)
+    add, arms, loads = parser.add_argument, _each(parse_arm), _each(parse_load)
 
     def add_list(name: str, text: str, read: Callable[[str], Any] = str) -> None:
-        add_text(name, [], f"{text} (repeatable)", type=_one(read), action="append")
+        told: dict[str, Any] = {"help": f"{text} (repeatable)", "metavar": "TEXT"}
+        add(name, action="append", default=[], type=_one(read), **told)
 
-    add_text(
-        *("--policies", (), "served by tetris-serve up, e.g. none,fixed:3,tetris:2+2"),
-        type=_each(parse_arm),
-    )
+    text = "served by tetris-serve up, e.g. none,fixed:3,tetris:2+2"
+    add("--policies", type=arms, default=(), metavar="TEXT", help=text)
     add_list(
         "--arm",
         "NAME=http://host:port of a server that runs, NAME='cmd:vllm serve ... --port "
@@ -87,17 +80,17 @@ def make_parser(prog: str = _PROG) -> argparse.ArgumentParser:
         "served by vLLM alone",
         parse_arm,
     )
-    add_text("--config", "configs/tiny.yaml", "deployment file of the policies")
+    text = "deployment file of the policies"
+    add("--config", default="configs/tiny.yaml", metavar="TEXT", help=text)
     add_list("--set", "replace a setting in it, e.g. replicas.max=3")
-    add_text(
-        *("--loads", "closed:8"),
+    text = (
         "PROCESS:SHAPE,... Processes: closed (requests in flight), or arrivals a "
         "second: paced, poisson, gamma=CV (bursts). Shapes: 8, ramp:1-32, spike:4-32, "
-        "diurnal:1-8",
-        type=_each(parse_load),
+        "diurnal:1-8"
     )
-    workloads = f"{OPTIONS['workload'].metadata['help']}: ShareGPT, or lines of prompts"
-    add_text("--workloads", "mixed", workloads, type=_each(str))
+    add("--loads", type=loads, default="closed:8", metavar="TEXT", help=text)
+    text = f"{OPTIONS['workload'].metadata['help']}: ShareGPT, or lines of prompts"
+    add("--workloads", type=_each(str), default="mixed", metavar="TEXT", help=text)
     duration = f"of sending (default: {_DURATION_S:g}, with --soak {_SOAK_S:g})"
     own: dict[str, dict[str, Any]] = {
         "duration": {"default": None, "help": duration},
@@ -115,9 +108,8 @@ def make_parser(prog: str = _PROG) -> argparse.ArgumentParser:
     ):
         add(name, type=float, default=value, help=f"{text} (default: {value:g})")
     add("--processes", type=read_positive, default=1, help="of the client")
-    add(
-        "--client-nice", type=int, help="e.g. -10 where it shares cores with the server"
-    )
+    text = "e.g. -10 where it shares cores with the server"
+    add("--client-nice", type=int, help=text)
     add_list(
         "--objective",
         "exit with 1 unless it holds, e.g. 'ttft_p95_ms<=500', "

@@ -1,7 +1,5 @@
 """Under which conditions an experiment is measured: its options, code and models."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -12,7 +10,6 @@ from typing import Any
 import yaml
 
 from loadtest.environment import digest_code
-from loadtest.model_files import describe_model
 
 from .deployment import find_config
 
@@ -33,30 +30,23 @@ _CODE = {
 
 def describe_conditions(options: argparse.Namespace) -> dict[str, Any]:
     """Return everything that must be equal for results to belong together."""
-    code = {
-        part: _digest(str(digest_code(*patterns))) for part, patterns in _CODE.items()
-    }
     files = [find_config(options.config), *map(Path, options.workloads)]
+    ttft_ms, tpot_ms = options.ttft_target_ms or None, options.tpot_target_ms or None
+    limits = {k: getattr(options, k) for k in ("max_client_cpu", "max_lag_ms")}
     return {
         **{k: v for k, v in vars(options).items() if k not in _LEFT_OUT},
         "arms": [asdict(arm) for arm in options.arms],
         # What follows the name may be a secret.
         "header": options.header.partition(":")[0],
-        "targets": {
-            "ttft_ms": options.ttft_target_ms or None,
-            "tpot_ms": options.tpot_target_ms or None,
-        },
-        "limits": {
-            "max_client_cpu": options.max_client_cpu,
-            "max_lag_ms": options.max_lag_ms,
-        },
+        "targets": {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms},
+        "limits": limits,
         "files": {f.name: _digest(f.read_text()) for f in files if f.is_file()},
-        **code,
+        **{part: _digest(str(digest_code(*paths))) for part, paths in _CODE.items()},
     }
 
 
-def describe_models(config: str, settings: Iterable[str]) -> dict[str, Any]:
-    """Return name, size and digest of the models of a deployment file, by role."""
+def find_models(config: str, settings: Iterable[str]) -> dict[str, Path]:
+    """Return the folders of the models of a deployment file, by role."""
     file = find_config(config)
     settled = yaml.safe_load(file.read_text()) if file.is_file() else {}
     names = dict(settled.get("model", {}))
@@ -67,7 +57,7 @@ def describe_models(config: str, settings: Iterable[str]) -> dict[str, Any]:
         role: file.parent / Path(str(names.get(role, "-"))).expanduser()
         for role in ("target", "draft")
     }
-    return {role: describe_model(p) for role, p in paths.items() if p.is_dir()}
+    return {role: path for role, path in paths.items() if path.is_dir()}
 
 
 def _digest(text: str) -> str:

@@ -1,7 +1,5 @@
 """Servers under test: started and stopped, or found running."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -60,11 +58,7 @@ class Launcher:
 
     @contextmanager
     def run(self, arm: Arm, say: Callable[[str], None]) -> Iterator[Deployment]:
-        """Have an arm answer while the block runs.
-
-        Raises:
-            LoadTestError: If it does not start, with the end of its log.
-        """
+        """Have an arm answer while the block runs; where it does not, tell its log."""
         if arm.url is not None:
             endpoint = Endpoint(arm.url, self.headers)
             silence = endpoint.why_silent()
@@ -74,8 +68,7 @@ class Launcher:
                 )
             yield _describe(endpoint, None)
             return
-        log = self.logs / f"{arm.file_name}.log"
-        port = find_free_port()
+        log, port = self.logs / f"{arm.file_name}.log", find_free_port()
         say(f"starting {arm.name}; its output goes to {log}")
         # Else the figures of a run could be ten seconds old.
         period = {"RAY_metrics_report_interval_ms": str(int(1e3 * _EXPORT_PERIOD_S))}
@@ -166,6 +159,5 @@ def run_logged(
 
 def find_free_port() -> int:
     """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -1,9 +1,6 @@
 """A deployment's processes by role: memory, file descriptors, threads; victims."""
 
-from __future__ import annotations
-
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,20 +74,18 @@ def sample(pid: int) -> list[dict[str, Any]]:
     Each has `epoch_s`, `role`, `pids`, `num_processes`, `memory_mib` (private: resident
     without shared), `num_fds`, `num_threads`.
     """
-    now_s, by_role = time.time(), defaultdict(list)
+    now_s, by_role = time.time(), dict[str, dict[str, Any]]()
     for role, process in find_processes(pid):
         try:
             with process.oneshot():
                 memory = process.memory_info()
-                fds, threads = process.num_fds(), process.num_threads()
+                counts: dict[str, float] = {"num_processes": 1}
+                counts["num_fds"] = process.num_fds()
+                counts["num_threads"] = process.num_threads()
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-        private_mib = (memory.rss - memory.shared) / 2**20
-        by_role[role].append((process.pid, private_mib, fds, threads))
-    rows = []
-    for role, found in by_role.items():
-        pids, memory_mib, num_fds, num_threads = zip(*found, strict=True)
-        row = {"epoch_s": now_s, "role": role, "pids": sorted(pids)}
-        row |= {"num_processes": len(found), "memory_mib": round(sum(memory_mib), 2)}
-        rows.append(row | {"num_fds": sum(num_fds), "num_threads": sum(num_threads)})
-    return rows
+        row = by_role.setdefault(role, {"epoch_s": now_s, "role": role, "pids": []})
+        row["pids"] = sorted([*row["pids"], process.pid])
+        counts["memory_mib"] = round((memory.rss - memory.shared) / 2**20, 2)
+        row |= {name: row.get(name, 0) + count for name, count in counts.items()}
+    return [*by_role.values()]

@@ -1,7 +1,5 @@
 """The runner: rounds, arms and cells in turn, until all is measured."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import re
@@ -14,8 +12,7 @@ from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, compress, read_records
-from loadtest.environment import describe_machine, describe_versions
-from loadtest.experiment import Experiment, Turn
+from loadtest.experiment import Experiment, Turn, describe_origin
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
 from loadtest.load.workloads import make_workload
@@ -24,15 +21,14 @@ from loadtest.report.summary import Limits, Targets, summarise
 from loadtest.result_folder import ResultFolder
 
 from .arms import Arm
-from .conditions import describe_conditions, describe_models
+from .conditions import describe_conditions, find_models
 from .deployment import Deployment, Launcher
 from .locust_process import run_locust
-from .scrape import Scraper, summarise_server
+from .scrape import scrape, summarise_server
 
 SENT = (
-    *("duration", "requests", "drain", "max_tokens", "temperature", "seed", "model"),
-    *("extra_body", "max_prompt_chars", "ttft_target_ms", "tpot_target_ms"),
-    "drop_share",
+    *("duration", "drain", "max_tokens", "temperature", "seed", "model", "extra_body"),
+    *("max_prompt_chars", "ttft_target_ms", "tpot_target_ms", "drop_share"),
 )
 """Options of a run that are ours too."""
 
@@ -41,12 +37,10 @@ _OF_FAILURES = (
     *("id", "failure", "detail", "status"),
     *("sent_s", "end_s", "output_tokens"),
 )
+_KEY = ("round", "arm", "workload", "load")
 
 Cell = tuple[str, Load]
 """Workload and load, under which every arm is measured."""
-
-RunKey = tuple[int, str, str, str]
-"""Round, arm, workload, load."""
 
 
 class Store(ResultFolder):
@@ -69,26 +63,17 @@ class Runner(Experiment[Arm, Cell, Deployment]):
     """
 
     def __init__(self, options: argparse.Namespace, store: Store) -> None:
-        """Check that all fits together, also with what the folder holds.
-
-        Raises:
-            LoadTestError: If it does not.
-        """
+        """Check that all fits together, also with what the folder holds."""
         self._options, self._store, self._started_s = options, store, 0.0
         self._sent = make_load_options(options)
         self._logs = store.folder / "logs"
         self._cells = list(itertools.product(options.workloads, options.loads))
-        self._launcher = Launcher(
-            logs=self._logs,
-            config=options.config,
-            settings=options.set,
-            headers=read_header(options.header),
-        )
+        headers = read_header(options.header)
+        self._launcher = Launcher(self._logs, options.config, options.set, headers)
         store.check_conditions(describe_conditions(options))
         is_ours = any(arm.policy for arm in options.arms)
-        models = describe_models(options.config, options.set) if is_ours else {}
-        environment = {"machine": describe_machine(), "versions": describe_versions()}
-        super().__init__(store, environment | {"models": models})
+        models = find_models(options.config, options.set) if is_ours else {}
+        super().__init__(store, describe_origin(models)[0])
 
     def find_turns(self) -> list[Turn[Arm, Cell]]:
         """Return rounds, arm by arm."""
@@ -112,46 +97,34 @@ class Runner(Experiment[Arm, Cell, Deployment]):
 
     @contextmanager
     def start(self, turn: Turn[Arm, Cell]) -> Iterator[Deployment]:
-        """Start an arm, or find it running."""
-        (arm,) = turn.arms
+        """Start an arm, or find it running, and warm it up."""
+        (arm,), seconds = turn.arms, self._options.warm_up
         self._started_s = round(time.time(), 3)
         with self._launcher.run(arm, self.progress.say) as deployment:
-            self._warm_up(arm, deployment)
+            if seconds > 0:
+                self._send(
+                    deployment,
+                    f"warm-up-{arm.file_name}",
+                    load=_WARM_UP_LOAD,
+                    workload=self._cells[0][0],
+                    seed="warm-up",
+                    duration=seconds,
+                    drop_share=0.0,
+                ).unlink()
+                if deployment.metrics_urls:
+                    # Else the warm-up would count into the first run.
+                    time.sleep(deployment.settle_s)
             yield deployment
 
-    def _warm_up(self, arm: Arm, deployment: Deployment) -> None:
-        seconds = self._options.warm_up
-        if seconds <= 0:
-            return
-        self._send(
-            deployment,
-            f"warm-up-{arm.file_name}",
-            load=_WARM_UP_LOAD,
-            workload=self._cells[0][0],
-            seed="warm-up",
-            duration=seconds,
-            requests=0,
-            drop_share=0.0,
-        ).unlink()
-        if deployment.metrics_urls:
-            # Else the warm-up would count into the first run.
-            time.sleep(deployment.settle_s)
-
     def _send(
-        self,
-        deployment: Deployment,
-        run_id: str,
-        processes: int = 1,
-        **changes: Any,
+        self, up: Deployment, run_id: str, processes: int = 1, **changes: Any
     ) -> Path:
         """Put load on a deployment; return the records of all requests."""
         records = self._store.folder.absolute() / "records" / f"{run_id}.jsonl"
         records.parent.mkdir(exist_ok=True)
-        host = deployment.endpoint.url
+        changes |= {"host": up.endpoint.url, "run_id": run_id, "records": str(records)}
         run_locust(
-            replace(
-                self._sent, host=host, run_id=run_id, records=str(records), **changes
-            ),
+            replace(self._sent, **changes),
             self._logs / f"locust-{run_id}.log",
             processes=processes,
             nice=self._options.client_nice,
@@ -163,7 +136,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         options, (arm,), (workload, load) = self._options, turn.arms, cell
         cell_name, began_s = self.name_of(cell), time.monotonic()
         name = f"{turn.round}-{Path(workload).name}-{load.name}-{arm.name}"
-        with Scraper(up, samples_processes=options.soak) as seen:
+        with scrape(up, samples_processes=options.soak) as seen:
             records = self._send(
                 up,
                 re.sub(r"[^\w.=-]", "_", name),
@@ -183,6 +156,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
             "is_open": load.is_open,
             "is_soak": options.soak,
             "epoch_s": read.epoch_s,
+            "sending_s": options.duration,
             **self._summarise(read, load.is_open),
             "failed_requests": [
                 place | {name: getattr(outcome, name) for name in _OF_FAILURES}
@@ -204,28 +178,20 @@ class Runner(Experiment[Arm, Cell, Deployment]):
 
     def _summarise(self, read: Records, is_open: bool) -> dict[str, Any]:
         options = self._options
-        # A number of requests is sent until the last of them has ended.
-        last_s = max((o.end_s for o in read.outcomes), default=0.0)
-        sending_s = last_s if options.requests else options.duration
-        figures = summarise(
+        return summarise(
             read,
             is_open=is_open,
-            duration_s=sending_s,
-            lead_in_s=0.0 if options.requests else options.lead_in,
+            duration_s=options.duration,
+            lead_in_s=options.lead_in,
             targets=Targets(
                 options.ttft_target_ms or None, options.tpot_target_ms or None
             ),
             limits=Limits(options.max_client_cpu, options.max_lag_ms),
         )
-        return {"sending_s": sending_s, **figures}
 
 
 def make_load_options(options: argparse.Namespace) -> LoadOptions:
-    """Return what all runs have in common, after a check that all fits together.
-
-    Raises:
-        LoadTestError: If it does not.
-    """
+    """Return what all runs have in common, after a check that all fits together."""
     if len({arm.name for arm in options.arms}) < len(options.arms):
         raise LoadTestError("two arms have the same name; name them with --arm NAME=")
     if options.lead_in >= options.duration:
@@ -233,11 +199,8 @@ def make_load_options(options: argparse.Namespace) -> LoadOptions:
             f"--lead-in {options.lead_in:g} leaves nothing of --duration "
             f"{options.duration:g}"
         )
-    sent = LoadOptions(
-        host="http://unknown",
-        header=options.header,
-        **{name: getattr(options, name) for name in SENT},
-    )
+    told = {name: getattr(options, name) for name in SENT}
+    sent = LoadOptions(host="http://unknown", header=options.header, **told)
     for load in options.loads:
         replace(sent, load=load.name).check()
     for workload in options.workloads:
@@ -251,11 +214,11 @@ def make_load_options(options: argparse.Namespace) -> LoadOptions:
     return sent
 
 
-def _key_of(run: Mapping[str, Any]) -> RunKey:
-    return run["round"], run["arm"], run["workload"], run["load"]
+def _key_of(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(run[name] for name in _KEY)
 
 
-def _say(run: dict[str, Any]) -> str:
+def _say(run: Mapping[str, Any]) -> str:
     words = [f"{run['output_tokens_per_s']:.0f} tokens/s"]
     if run["ttft_p50_ms"] is not None:
         words.append(f"TTFT {run['ttft_p50_ms']:.0f} ms")

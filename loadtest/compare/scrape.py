@@ -1,11 +1,11 @@
 """Follows a server's metrics and its running replicas through a run."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -51,34 +51,41 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name and labels of one counter."""
 
 
-def read_page(text: str) -> tuple[dict[Series, float], dict[str, float]]:
-    """Read the counters of engine and policy off an exporter's page, and its gauges."""
+def read_samples(
+    text: str, is_wanted: Callable[[str], Any]
+) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield name, labels and value of the samples of an exporter's page.
+
+    Names are without what exporters add: `ray_vllm_x` and `vllm:x` are `vllm_x`.
+    """
     # Ray's page is long, and parsing slow: only the lines that count are parsed.
-    wanted = "".join(line for line in text.splitlines(True) if _is_wanted(line))
-    samples = [
-        (_normalise(sample.name), sample.labels, sample.value)
-        for family in text_string_to_metric_families(wanted)
-        for sample in family.samples
-    ]
-    counters = {
-        (name, tuple(sorted(labels.items()))): value
-        for name, labels, value in samples
-        if _COUNTER.match(name)
-    }
-    names = {name for name, _, _ in samples}
-    keys = _OWN_GAUGES if _OWN_GAUGES.keys() <= names else _GAUGES
-    gauges = ({keys[name]: value} for name, _, value in samples if name in keys)
-    return counters, add_gauges(gauges)
+    lines = (
+        line
+        for line in text.splitlines(True)
+        if is_wanted(_normalise(_NAME_END.split(line, 1)[0]))
+    )
+    for family in text_string_to_metric_families("".join(lines)):
+        for one in family.samples:
+            yield _normalise(one.name), dict(one.labels), one.value
 
 
 def _normalise(name: str) -> str:
-    """Return a metric's name without what exporters add: `ray_vllm_x`, `vllm:x`."""
     return name.removeprefix("ray_").replace("vllm:", "vllm_")
 
 
-def _is_wanted(line: str) -> bool:
-    name = _normalise(_NAME_END.split(line, 1)[0])
-    return bool(_COUNTER.match(name)) or name in _GAUGES or name in _OWN_GAUGES
+def read_page(text: str) -> tuple[dict[Series, float], dict[str, float]]:
+    """Read the counters of engine and policy off an exporter's page, and its gauges."""
+    known = _GAUGES.keys() | _OWN_GAUGES.keys()
+    samples = [*read_samples(text, lambda name: name in known or _COUNTER.match(name))]
+    counters = {
+        (name, tuple(sorted(labels.items()))): value
+        for name, labels, value in samples
+        if name not in known
+    }
+    names = {name for name, _, _ in samples}
+    keys = _OWN_GAUGES if names >= _OWN_GAUGES.keys() else _GAUGES
+    gauges = ({keys[name]: value} for name, _, value in samples if name in keys)
+    return counters, add_gauges(gauges)
 
 
 def add_gauges(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -110,8 +117,7 @@ class GrowingCounters:
             for series, value in counters.items():
                 before = self._before.get(series, 0.0)
                 grown = value - before if value >= before else value
-                name = series[0]
-                self.totals[name] = self.totals.get(name, 0.0) + grown
+                self.totals[series[0]] = self.totals.get(series[0], 0.0) + grown
         # Series that are gone for now are remembered: a page may leave one out once.
         self._before = {**(self._before or {}), **counters}
 
@@ -125,23 +131,40 @@ def summarise_server(
         for key, names in _COUNTS.items()
     }
     drafts, accepted = counts.pop("drafts"), counts["draft_tokens_accepted"]
-    per_draft = _divide(accepted, drafts)
+    per_draft = accepted / drafts if accepted is not None and drafts else None
     replicas = [point["replicas"] for point in timeline if "replicas" in point]
     return {
         **counts,
-        "verification_success_rate": _divide(accepted, counts["draft_tokens_verified"]),
         "acceptance_length": None if per_draft is None else 1 + per_draft,
         "replicas_min": min(replicas, default=None),
         "replicas_max": max(replicas, default=None),
     }
 
 
-def _divide(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+@contextmanager
+def repeat(look: Callable[[], None], period_s: float) -> Iterator[threading.Event]:
+    """Do something every few seconds, in a thread, while a block runs.
+
+    Yields what is set at the end.
+    """
+    stop = threading.Event()
+
+    def follow() -> None:
+        while not stop.wait(period_s):
+            look()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join()
 
 
-class Scraper:
-    """Follows a server in a thread while a block runs.
+@dataclass
+class Seen:
+    """What a server told of itself through a run.
 
     Attributes:
         counters: At the end, growth of every counter by normalised name.
@@ -153,70 +176,69 @@ class Scraper:
         problems: Why figures are missing.
     """
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        *,
-        samples_processes: bool = False,
-        looks_per_page: int = _LOOKS_PER_PAGE,
-    ) -> None:
+    deployment: Deployment
+    counters: dict[str, float] = field(default_factory=dict)
+    timeline: list[dict[str, float]] = field(default_factory=list)
+    process_samples: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         """Read nothing yet."""
-        self._looks_per_page = looks_per_page
-        self._deployment = deployment
-        self._sampled_pid = deployment.pid if samples_processes else None
-        self._grown = {page: GrowingCounters() for page in deployment.metrics_urls}
-        self._tells_replicas = False
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self.counters: dict[str, float] = {}
-        self.timeline: list[dict[str, float]] = []
-        self.process_samples: list[dict[str, Any]] = []
-        self.problems: list[str] = []
+        pages = self.deployment.metrics_urls
+        self._grown = {page: GrowingCounters() for page in pages}
 
-    def __enter__(self) -> Scraper:
-        """Begin: what counters show now is zero."""
-        self._look()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Read a last time, when exporters have caught up."""
-        if self._grown:
-            self._stop.wait(self._deployment.settle_s)
-        self._stop.set()
-        self._thread.join()
-        self._look()
-        self.counters = add_gauges(one.totals for one in self._grown.values())
-
-    def _follow(self) -> None:
-        num_looks = 1
-        while not self._stop.wait(_PERIOD_S):
-            self._look(reads_pages=num_looks % self._looks_per_page == 0)
-            num_looks += 1
-
-    def _look(self, *, reads_pages: bool = True) -> None:
+    def look(self, *, reads_pages: bool, pid: int | None) -> None:
+        """Add a point to the timeline, and samples of what descends from a process."""
         point: dict[str, float] = {"epoch_s": time.time()}
         if reads_pages:
             point |= self._read_pages()
-        replicas = self._deployment.endpoint.count_replicas()
+        replicas = self.deployment.endpoint.count_replicas()
         # Without a replica a server of ours answers 503, as others do for their own
         # reasons: only one that has told a number means none by it.
-        if replicas or (replicas == 0 and self._tells_replicas):
-            point["replicas"], self._tells_replicas = replicas, True
+        has_told = any("replicas" in before for before in self.timeline)
+        if replicas or (replicas == 0 and has_told):
+            point["replicas"] = replicas
         self.timeline.append(point)
-        if self._sampled_pid is not None:
-            self.process_samples += sample(self._sampled_pid)
+        if pid is not None:
+            self.process_samples += sample(pid)
+
+    def add_up(self) -> dict[str, float]:
+        """Return the growth of all counters so far."""
+        return add_gauges(one.totals for one in self._grown.values())
 
     def _read_pages(self) -> dict[str, float]:
         gauges = []
         for page, grown in self._grown.items():
-            text = self._deployment.endpoint.fetch(page, self.problems.append)
+            text = self.deployment.endpoint.fetch(page, self.problems.append)
             if text is not None:
                 counters, queues = read_page(text)
                 grown.update(counters)
                 gauges.append(queues)
         if len(gauges) < len(self._grown):
             return {}
-        totals = add_gauges(grown.totals for grown in self._grown.values())
+        totals = self.add_up()
         accepted = {"accepted": totals[_ACCEPTED]} if _ACCEPTED in totals else {}
         return add_gauges(gauges) | accepted
+
+
+@contextmanager
+def scrape(
+    deployment: Deployment,
+    *,
+    samples_processes: bool = False,
+    looks_per_page: int = _LOOKS_PER_PAGE,
+) -> Iterator[Seen]:
+    """Follow a server while a block runs; what its counters show first is zero."""
+    seen = Seen(deployment)
+    pid = deployment.pid if samples_processes else None
+
+    def look() -> None:
+        seen.look(reads_pages=len(seen.timeline) % looks_per_page == 0, pid=pid)
+
+    look()
+    with repeat(look, _PERIOD_S) as stop:
+        yield seen
+        # When exporters have caught up.
+        stop.wait(deployment.settle_s if deployment.metrics_urls else 0.0)
+    seen.look(reads_pages=True, pid=pid)
+    seen.counters = seen.add_up()

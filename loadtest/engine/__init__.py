@@ -5,11 +5,11 @@ process of its own, which `serving.offline` configures as a server's.
 
 ``cli``, ``plan``, ``presets.yaml``, ``models``, ``workloads``
     The command: what is compared, on which models and requests.
-``run``, ``store``, ``pool``
+``run``, ``pool``
     What `loadtest.experiment` goes through: blocks of requests, taken by arms in turn;
-    results on disk; processes, which end with the controller.
+    processes, which end with the controller.
 ``worker``, ``closed_loop``, ``measurement``, ``watch``
     Inside an arm's process: what is driven, and noted of requests and planner.
-``summary``, ``report``, ``results.md.jinja``, ``plots``
+``summary``, ``report``, ``results.md.jinja``
     Figures made of it, and what is written.
 """

@@ -1,10 +1,9 @@
 """Command line: ``tetris-serve bench engine --help``."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from loadtest.argument_types import read_positive
 from loadtest.bench_command import make_parser, run_command, say
@@ -16,10 +15,8 @@ from serving.offline import find_model
 
 from .models import check_models
 from .plan import DEFAULTS, PRESETS, find_gpu, make_plan
-from .plots import draw
-from .report import write_results
-from .run import Bench
-from .store import Store
+from .report import draw, write_results
+from .run import Bench, Store
 from .workloads import DRIFTS, WORKLOADS, RequestMaker
 
 
@@ -34,20 +31,14 @@ def main(
 def _run(options: argparse.Namespace) -> bool:
     store = Store(options.output)
     is_complete = options.report_only or _measure(options, store)
-    if is_complete or store.done():
+    if is_complete or store.records():
         draw(write_results(store), options.output / "results.png")
     say(f"\nresults are in {options.output}")
     return is_complete
 
 
 def _measure(options: argparse.Namespace, store: Store) -> bool:
-    gpu = find_gpu() if options.device == "gpu" else None
-    try:
-        options.target = find_model(str(options.target), say)
-    except ValueError as error:
-        raise LoadTestError(f"--target: {error}") from None
-    check_models(options.target, options.draft)
-    plan = make_plan(options, gpu)
+    plan = make_plan(options, find_pair(options))
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
     for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
         make_workload(name, "")  # Told before engines start if it cannot be.
@@ -98,12 +89,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add("--rounds", type=read_positive, metavar="N", help="each on engines anew")
     add("--window-s", type=float, metavar="S", help="least time of a policy in a cell")
     add("--max-tokens", type=read_positive, metavar="N", help="longest reply")
-    add("--seed", type=int, default=0, help="of the requests")
-    for role, path in (("target", TARGET_DIR), ("draft", DRAFT_DIR)):
-        name = path.relative_to(REPO)
-        add(
-            f"--{role}", type=Path, default=path, metavar="DIR", help=f"default: {name}"
-        )
+    add_pair(parser, TARGET_DIR, DRAFT_DIR)
     add(
         "--target-parameters",
         type=float,
@@ -112,6 +98,29 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "(default: the demo's; 0 leaves it as it is)",
     )
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    add("--device", choices=("cpu", "gpu"), default="cpu", help="of the engines")
-    add("--report-only", action="store_true", help="only write tables and plots anew")
     return parser
+
+
+def add_pair(
+    parser: argparse.ArgumentParser, target: str | Path, draft: str | Path
+) -> None:
+    """Add the options of every benchmark on engines."""
+    add = parser.add_argument
+    for role, model in (("target", target), ("draft", draft)):
+        shown = str(model).removeprefix(f"{REPO}/")
+        told: dict[str, Any] = {"metavar": "DIR", "help": f"default: {shown}"}
+        add(f"--{role}", type=Path, default=Path(model), **told)
+    add("--device", choices=("cpu", "gpu"), default="cpu", help="of the engines")
+    add("--seed", type=int, default=0, help="of the requests")
+    add("--report-only", action="store_true", help="only write tables and plots anew")
+
+
+def find_pair(options: argparse.Namespace) -> str | None:
+    """Find the models that are asked for; return the GPU's name if one is."""
+    gpu = find_gpu() if options.device == "gpu" else None
+    try:
+        options.target = find_model(str(options.target), say)
+    except ValueError as error:
+        raise LoadTestError(f"--target: {error}") from None
+    check_models(options.target, options.draft)
+    return gpu

@@ -1,7 +1,5 @@
 """A closed loop: as many requests in flight as asked, each refilled as it ends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,11 +22,13 @@ class LoopRecord:
     """What happened, in seconds of the loop's clock.
 
     Attributes:
+        began_s: When the first requests were sent.
         steps: When each step ended, and what it brought, in order.
         marks: When the steady part began (`start`) and ended (`end`), and when
             conditions changed (`switch`), if they did.
     """
 
+    began_s: float
     steps: Sequence[tuple[float, list[Delivery]]]
     marks: dict[str, float]
 
@@ -54,7 +54,6 @@ def run_closed_loop(
     `on_mark` is called with `start`, `switch` and `end` when they are reached; `switch`
     stands before the admission of request `switch_at`.
     """
-    assert num_requests >= REQUESTS_TO_BE_STEADY * concurrency
     steps: list[tuple[float, list[Delivery]]] = []
     marks: dict[str, float] = {}
 
@@ -64,7 +63,7 @@ def run_closed_loop(
 
     num_added = num_finished = 0
     silent = set(range(concurrency))
-    now_s = clock()
+    began_s = clock()
     while num_finished < num_requests:
         while num_added < num_requests and num_added - num_finished < concurrency:
             if num_added == switch_at:
@@ -80,4 +79,4 @@ def run_closed_loop(
             mark("start")
         elif "end" not in marks and num_requests - num_finished < concurrency:
             mark("end")
-    return LoopRecord(steps, marks)
+    return LoopRecord(began_s, steps, marks)

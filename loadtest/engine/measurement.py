@@ -1,9 +1,6 @@
 """From a loop's record, and what was counted beside it, to figures."""
 
-from __future__ import annotations
-
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +11,21 @@ from .closed_loop import LoopRecord
 
 _COUNTED = (
     *("num_steps", "num_verified_tokens", "num_accepted_tokens"),
-    "planning_seconds_total",
+    *("planning_seconds_total", "num_fallbacks"),
 )
+
+
+def list_deliveries(record: LoopRecord) -> pd.DataFrame:
+    """Return a row for each step and request: `end_s`, `request`, its new tokens."""
+    return pd.DataFrame(
+        [
+            (step_s, one.index, list(one.token_ids), len(one.token_ids))
+            for step_s, deliveries in record.steps
+            for one in deliveries
+            if one.token_ids
+        ],
+        columns=["end_s", "request", "token_ids", "tokens"],
+    )
 
 
 def measure(record: LoopRecord) -> dict[str, Any]:
@@ -30,22 +40,21 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         conditions changed. `digests` are of the replies of all requests.
     """
     start_s, end_s = record.marks["start"], record.marks["end"]
-    frame = pd.DataFrame(
-        [
-            (step_s, one.index, list(one.token_ids), len(one.token_ids))
-            for step_s, deliveries in record.steps
-            for one in deliveries
-            if one.token_ids
-        ],
-        columns=["end_s", "request", "token_ids", "tokens"],
-    )
+    frame = list_deliveries(record)
     replies = frame.groupby("request")["token_ids"].sum()
     frame["gap_ms"] = 1e3 * frame.groupby("request")["end_s"].diff()
     steady = frame[frame["end_s"].between(start_s, end_s, inclusive="right")]
     # The prompt's own pass yields the first token, which follows none.
     decode = steady.dropna()
     spent = decode.groupby("request")[["gap_ms", "tokens"]].sum()
-    found = {
+    switch_s, phases = record.marks.get("switch", end_s), None
+    if start_s < switch_s < end_s:
+        is_before = steady["end_s"] <= switch_s
+        phases = {
+            "before": float(steady["tokens"][is_before].sum() / (switch_s - start_s)),
+            "after": float(steady["tokens"][~is_before].sum() / (end_s - switch_s)),
+        }
+    return {
         "window_s": end_s - start_s,
         "num_steps": sum(start_s < step_s <= end_s for step_s, _ in record.steps),
         "num_tokens": int(steady["tokens"].sum()),
@@ -53,7 +62,7 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         "itl_p50_ms": decode["gap_ms"].quantile(0.5),
         "itl_p99_ms": decode["gap_ms"].quantile(0.99),
         "time_per_token_p50_ms": (spent["gap_ms"] / spent["tokens"]).median(),
-        "phases": None,
+        "phases": phases,
         "num_requests": len(replies),
         "num_output_tokens": int(frame["tokens"].sum()),
         "digests": [
@@ -61,14 +70,6 @@ def measure(record: LoopRecord) -> dict[str, Any]:
             for reply in replies
         ],
     }
-    switch_s = record.marks.get("switch", end_s)
-    if start_s < switch_s < end_s:
-        before = int(steady["tokens"][steady["end_s"] <= switch_s].sum())
-        found["phases"] = {
-            "before": before / (switch_s - start_s),
-            "after": (found["num_tokens"] - before) / (end_s - switch_s),
-        }
-    return found
 
 
 class Counters:
@@ -94,16 +95,28 @@ class Counters:
         its host, used. The planner's errors are those of its last steps.
         """
         first, last = self._marks
-        planner = {} if last is None else last.get("planner", {})
-        errors = ("step_time_error", "calibration_error")
+        planner = (last or {}).get("planner", {})
+        counters = None
+        if first and last:
+            grown = subtract(last, first)
+            counters = {name: grown[name] for name in _COUNTED if name in grown}
+            reasons = counters["num_fallbacks"].items()
+            counters["num_fallbacks"] = {why: count for why, count in reasons if count}
         return {
-            "counters": None if not first or not last else _subtract(last, first),
+            "counters": counters,
             "other_cpu_share": self._others,
-            **{name: planner.get(name) for name in errors},
+            "step_time_error": planner.get("step_time_error"),
+            "calibration_error": planner.get("calibration_error"),
         }
 
 
-def _subtract(last: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
-    grown = {name: last[name] - first[name] for name in _COUNTED if name in last}
-    before = Counter(first["num_fallbacks"])
-    return grown | {"num_fallbacks": dict(Counter(last["num_fallbacks"]) - before)}
+def subtract(last: Any, first: Any) -> Any:
+    """Subtract numbers, in lists and mappings too; leave out everything else."""
+    if isinstance(last, Mapping):
+        grown = {k: subtract(v, (first or {}).get(k)) for k, v in last.items()}
+        return {name: value for name, value in grown.items() if value is not None}
+    if isinstance(last, list):
+        before = first or [0] * len(last)
+        return [subtract(a, b) for a, b in zip(last, before, strict=True)]
+    is_number = isinstance(last, int | float) and not isinstance(last, bool)
+    return last - (first or 0) if is_number else None

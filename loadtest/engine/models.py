@@ -1,7 +1,5 @@
 """The model pair: checks, memory, and the padded target."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -48,12 +46,7 @@ def size_kv_cache(
     length: int,
     num_engines: int,
 ) -> int:
-    """Return bytes of KV cache, of both models, with which no request waits for memory.
-
-    Raises:
-        LoadTestError: If the engines do not fit side by side; the kernel would end
-            some process, not necessarily one of ours.
-    """
+    """Return bytes of KV cache, of both models, so that no request waits for it."""
     layers, widths = 0, []
     for path in (target, draft):
         config = json.loads((path / "config.json").read_text())

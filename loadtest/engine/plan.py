@@ -1,12 +1,10 @@
 """What is measured: arms and cells, named runs, and what all of it has in common."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,22 +51,13 @@ class Cell:
         workload = Path(self.workload).stem
         return f"{workload}-t{self.temperature:g}-c{self.concurrency}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Requests that an engine answers in one go.
+    """Requests that an engine answers in one go, so many in flight.
 
-    Attributes:
-        prompts: Token ids of each request, in the order of admission.
-        concurrency: Requests in flight.
-        temperature: Of all requests.
-        max_tokens: Longest reply.
-        eos_token_id: Ends a reply.
-        switch_at: The request from which on they are longer; None if there is none.
+    Prompts are token ids of each request, in the order of admission; from `switch_at`
+    on they are others, if that is not None.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -84,14 +73,10 @@ class Plan:
     """A whole run.
 
     Attributes:
-        arms: In the order of the tables.
-        cells: In the order of measurement.
         rounds: Measured rounds, each on engines that start anew.
         window_s: How long each arm is measured at least, in each cell of a round.
-        max_tokens: Longest reply.
         engine: The section `engine` of the deployment whose engines are measured.
         target: Directory of the target, padded or not.
-        draft: Directory of the draft.
         gpu: Name of the GPU, which one engine at a time holds; None for the CPU's
             engines, which take turns.
     """
@@ -108,13 +93,8 @@ class Plan:
 
     def deployment(self, arm: Arm) -> dict[str, Any]:
         """Return the settings with which a server would run an arm's engine."""
-        model = {"id": "bench", "target": str(self.target.absolute())}
-        policy = _policy_of(arm)
-        if arm.policy not in ("none", LOOKUP):
-            model["draft"] = str(self.draft.absolute())
-            policy["method"] = find_method(self.draft)
-        deployment = {"model": model, "policy": policy, "engine": self.engine}
-        return deployment | ({"replicas": {"num_gpus": 1}} if self.gpu else {})
+        draft = None if arm.policy in ("none", LOOKUP) else self.draft
+        return deploy(self.target, draft, _policy_of(arm), self.engine)
 
     def conditions(self) -> dict[str, Any]:
         """Return what results depend on, but for models, code, requests and machine.
@@ -132,11 +112,7 @@ def parse_bench_arm(text: str) -> Arm:
 
 
 def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
-    """Return what the command line asks for, on the GPU of that name if there is one.
-
-    Raises:
-        LoadTestError: If that cannot be measured.
-    """
+    """Return what the command line asks for, on the GPU of that name if any."""
     arms, cells = _read_axes(options)
     absent = UPSTREAM if options.device == "cpu" else COLD
     if any(arm.policy == absent for arm in arms):
@@ -160,16 +136,33 @@ def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
         "enable_prefix_caching": False,
     }
     if gpu is None:
-        engine |= {
-            "enforce_eager": True,
-            # Fewer cores: taskset.
-            "cpu_threads": len(os.sched_getaffinity(0)),
-            "kv_cache_memory_bytes": size_kv_cache(
-                target, draft, options.dtype, most, length, len(arms)
-            ),
-        }
+        pair = target, draft, options.dtype
+        engine |= set_up_cpu(size_kv_cache(*pair, most, length, len(arms)))
     measured = options.rounds, options.window_s, options.max_tokens
     return Plan(arms, cells, *measured, engine, target, draft, gpu)
+
+
+def set_up_cpu(kv_cache_bytes: int) -> dict[str, Any]:
+    """Return what an engine on the CPU is told besides; fewer cores by taskset."""
+    cores = len(os.sched_getaffinity(0))
+    own = {"enforce_eager": True, "cpu_threads": cores}
+    return own | {"kv_cache_memory_bytes": kv_cache_bytes}
+
+
+def deploy(
+    target: Path,
+    draft: Path | None,
+    policy: Mapping[str, Any],
+    engine: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a deployment of these sections, with a draft model if there is one."""
+    model, policy = {"id": "bench", "target": str(target.absolute())}, dict(policy)
+    if draft is not None:
+        model["draft"] = str(draft.absolute())
+        policy["method"] = find_method(draft)
+    deployment = {"model": model, "policy": policy, "engine": dict(engine)}
+    on_gpu = engine["device"] == "gpu"
+    return deployment | ({"replicas": {"num_gpus": 1}} if on_gpu else {})
 
 
 def longest_prompt(workload: str) -> int:

@@ -1,10 +1,8 @@
 """Engines in processes of their own, of which one has work at a time."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from .plan import COLD, Block, Plan
 from .worker import serve
 
 _START_TIMEOUT_S = 600.0
-_RUN_TIMEOUT_S = 1800.0
+_RUN_TIMEOUT_S = 3600.0
 _ENV = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -29,16 +27,24 @@ class EngineProcess:
     are as good as gone while one works.
     """
 
-    def __init__(self, plan: Plan, arm: Arm, log_folder: Path) -> None:
-        """Start the process, whose standard error goes into a file of the folder."""
+    def __init__(
+        self,
+        name: str,
+        deployment: Mapping[str, Any],
+        log_file: Path,
+        *,
+        hold_at_zero: bool = False,
+    ) -> None:
+        """Start the process, whose standard error goes into the file."""
         try:
-            arguments, env = start_arguments(plan.deployment(arm))
+            arguments, env = start_arguments(deployment)
         except ValueError as error:
-            raise LoadTestError(f"--policies {arm.name}: {error}") from None
-        self._name, self._log_file = arm.name, log_folder / f"{arm.file_name}.log"
+            raise LoadTestError(f"{name}: {error}") from None
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._name, self._log_file = name, log_file
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        engine = theirs, self._log_file, arguments, arm.policy == COLD
+        engine = theirs, log_file, arguments, hold_at_zero
         self._process = context.Process(target=serve, args=engine)
         ours = dict(os.environ)
         os.environ.update(env | _ENV)
@@ -49,21 +55,33 @@ class EngineProcess:
             os.environ.update(ours)
         theirs.close()
 
+    def wait_until_ready(self) -> None:
+        """Wait until it has started; an error if it fails."""
+        self._receive(_START_TIMEOUT_S)
+
     def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
         """Run requests, as `ArmEngine.run` does; an error if it fails or is silent."""
+        return self._ask("run", block, trace)
+
+    def answer_all(self, block: Block) -> dict[str, Any]:
+        """Run requests, as `ArmEngine.answer_all` does."""
+        return self._ask("answer_all", block)
+
+    def end(self) -> None:
+        """End it: whatever it is at, there is nothing to keep."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+
+    def _ask(self, *message: Any) -> dict[str, Any]:
         try:
-            self._connection.send((block, trace))
+            self._connection.send(message)
         except BrokenPipeError:
             raise self._failure("has ended") from None
-        found: dict[str, Any] = self.receive(_RUN_TIMEOUT_S)
+        found: dict[str, Any] = self._receive(_RUN_TIMEOUT_S)
         return found
 
-    def receive(self, timeout_s: float) -> Any:
-        """Wait for an answer; that it has started is the first.
-
-        Raises:
-            LoadTestError: If it fails or does not answer.
-        """
+    def _receive(self, timeout_s: float) -> Any:
         try:
             if not self._connection.poll(timeout_s):
                 raise self._failure(f"did not answer for {timeout_s:.0f} s")
@@ -73,12 +91,6 @@ class EngineProcess:
         if isinstance(answer, str):
             raise self._failure(f"failed: {answer}")
         return answer
-
-    def end(self) -> None:
-        """End it: whatever it is at, there is nothing to keep."""
-        self._process.kill()
-        self._process.join()
-        self._connection.close()
 
     def _failure(self, what: str) -> LoadTestError:
         log = self._log_file
@@ -95,7 +107,6 @@ def start_engines(
 
     As many start at once as this machine has cores.
     """
-    log_folder.mkdir(parents=True, exist_ok=True)
     engines: dict[Arm, EngineProcess] = {}
     try:
         say(f"starting {len(arms)} engines")
@@ -103,9 +114,14 @@ def start_engines(
         for first in range(0, len(arms), width):
             batch = arms[first : first + width]
             for arm in batch:
-                engines[arm] = EngineProcess(plan, arm, log_folder)
+                engines[arm] = EngineProcess(
+                    arm.name,
+                    plan.deployment(arm),
+                    log_folder / f"{arm.file_name}.log",
+                    hold_at_zero=arm.policy == COLD,
+                )
             for arm in batch:
-                engines[arm].receive(_START_TIMEOUT_S)
+                engines[arm].wait_until_ready()
                 say(f"  {arm.name} is ready")
         yield engines
     finally:

@@ -1,57 +1,112 @@
-"""Writes results.json and results.md from what a folder holds."""
+"""Writes results.json, results.md and results.png from what a folder holds."""
 
-from __future__ import annotations
-
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from loadtest.client.errors import LoadTestError
+from loadtest.page import make_environment, to_table
+from loadtest.result_folder import ResultFolder
 
-from .store import Store
 from .summary import ALL_LOADS, compare_with_others, find_ceilings, make_rows
 
 Row = Mapping[str, Any]
-Lines = list[list[str]]
-"""A table, the header first."""
+
+_PANEL = (6.6, 4.2)
+_KINDS = ("rows", "ratios", "over_best", "ceilings")
 
 
-def write_results(store: Store) -> dict[str, Any]:
+def write_results(store: ResultFolder) -> dict[str, Any]:
     """Write results.json and results.md from what has been measured.
 
     Returns:
         What results.json holds.
-
-    Raises:
-        LoadTestError: If nothing has been measured.
     """
-    measurements, conditions = store.measurements(), store.conditions()
+    measurements = [one for group in store.records() for one in group]
+    conditions = store.conditions()
     if not measurements or conditions is None:
         raise LoadTestError(f"--output {store.folder} holds no measurements to report")
     # Whoever comes last is compared with all others.
     ratios, over_best = compare_with_others(measurements, conditions["policies"][-1])
+    rows = make_rows(measurements)
     results: dict[str, Any] = {
         "environment": store.environment(),
         "settings": conditions,
-        "rows": make_rows(measurements),
+        "rows": rows,
         "ratios": ratios,
         "over_best": over_best,
+        "ceilings": find_ceilings(rows),
     }
-    results["ceilings"] = find_ceilings(results["rows"])
-    # As many digits as a reader can use.
-    text = json.dumps(results, default=lambda number: number.item())
-    results = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
-    store.write("results.json", json.dumps(results, indent=1) + "\n")
+    results = store.write_results(results)
     store.write("results.md", render(results))
     return results
 
 
-def describe(results: Mapping[str, Any]) -> str:
+def render(results: Mapping[str, Any]) -> str:
+    """Render `results.md`."""
+    loads = [
+        {"name": name, "samples": _count_samples(load["rows"]), "rows": load["rows"]}
+        | {"tables": [*map(to_table, _tabulate(load))]}
+        for name, load in _by_load(results).items()
+    ]
+    fallbacks = {
+        f"{row['policy']}: {why}" for row in results["rows"] for why in row["fallbacks"]
+    }
+    template = make_environment(Path(__file__).parent).get_template("results.md.jinja")
+    return template.render(
+        results, source=_describe(results), loads=loads, fallbacks=sorted(fallbacks)
+    )
+
+
+def draw(results: Mapping[str, Any], path: Path) -> None:
+    """Draw two panels for each workload and temperature.
+
+    Throughput, and what the last policy's is over the others', against requests in
+    flight.
+    """
+    from matplotlib.figure import Figure
+
+    from loadtest.report.figures import draw_by_level
+
+    loads = _by_load(results)
+    size = (2 * _PANEL[0], len(loads) * _PANEL[1] + 1.0)
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(fill(_describe(results), 190), fontsize=7)
+    grid = figure.subplots(len(loads), 2, squeeze=False)
+    for panels, (name, load) in zip(grid, loads.items(), strict=True):
+        rows = [
+            {"arm": row["policy"], "level": row["concurrency"], **row}
+            for row in load["rows"]
+        ]
+        ratios = [
+            {"arm": one["against"], "level": one["concurrency"]}
+            | {"ratio": {"median": one["ratio"], "min": one["low"], "max": one["high"]}}
+            for one in load["ratios"]
+            if one["concurrency"]
+        ]
+        ours = results["settings"]["policies"][-1]
+        panels[1].axhline(1.0, color="#bbbbbb", linewidth=1)
+        levels = sorted({row["level"] for row in rows})
+        for panel, drawn, key, title in (
+            (panels[0], rows, "output_tokens_per_s", _count_samples(rows)),
+            (panels[1], ratios, "ratio", f"{ours} over the others, 95 % intervals"),
+        ):
+            draw_by_level(panel, drawn, key)
+            panel.set_title(f"{name}: {title}", fontsize=8)
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(levels, [str(level) for level in levels])
+            panel.set_xlabel("requests in flight")
+            panel.legend(fontsize=6, ncols=2)
+            panel.grid(alpha=0.25)
+        panels[0].set_ylabel("tokens/s")
+    figure.savefig(path, dpi=110)
+
+
+def _describe(results: Mapping[str, Any]) -> str:
     """Say on which machine, and of which models."""
     machine, models = (results["environment"][name] for name in ("machine", "models"))
     pair = ", ".join(
@@ -62,7 +117,7 @@ def describe(results: Mapping[str, Any]) -> str:
     return f"{machine.get('gpu') or machine['cpu']}; {pair}"
 
 
-def count_samples(rows: Sequence[Row]) -> str:
+def _count_samples(rows: Sequence[Row]) -> str:
     """Say how much was measured: requests of a policy, rounds and engine starts."""
     requests = [row["num_requests"] for row in rows]
     starts = min(row["engine_starts"] or 0 for row in rows)
@@ -73,92 +128,63 @@ def count_samples(rows: Sequence[Row]) -> str:
     )
 
 
-def by_load(results: Mapping[str, Any]) -> dict[str, dict[str, list[Row]]]:
+def _by_load(results: Mapping[str, Any]) -> dict[str, dict[str, list[Row]]]:
     """Return rows, ratios and ceilings by workload with temperature."""
-    kinds = ("rows", "ratios", "over_best", "ceilings")
     found: dict[str, dict[str, list[Row]]] = {}
-    for kind in kinds:
+    for kind in _KINDS:
         # Older results know no ceilings.
         for one in results.get(kind, ()):
             name = f"{one['workload']}, temperature {one['temperature']:g}"
-            found.setdefault(name, {kind: [] for kind in kinds})[kind].append(one)
+            found.setdefault(name, {kind: [] for kind in _KINDS})[kind].append(one)
     return found
 
 
-def render(results: Mapping[str, Any]) -> str:
-    """Render `results.md`."""
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=loader, undefined=StrictUndefined, keep_trailing_newline=True
-    )
-    loads = [
-        {
-            "name": name,
-            "samples": count_samples(load["rows"]),
-            "speeds": _tabulate_speeds(load["rows"]),
-            "ratios": _tabulate_ratios(load["ratios"], load["over_best"]),
-            "ceilings": _tabulate_ceilings(load["ceilings"]),
-            "rows": load["rows"],
-        }
-        for name, load in by_load(results).items()
-    ]
-    fallbacks = {
-        f"{row['policy']}: {why}" for row in results["rows"] for why in row["fallbacks"]
-    }
-    return environment.get_template("results.md.jinja").render(
-        results, source=describe(results), loads=loads, fallbacks=sorted(fallbacks)
-    )
+def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
+    """Return the tables of a workload: speeds, ratios, ceilings.
 
-
-def _tabulate_speeds(rows: Sequence[Row]) -> Lines:
-    """Tabulate tokens per second by policy and concurrency, the best in bold.
-
-    In brackets acceptance length and verification success rate.
+    Of the best policy of a load the speed is bold; in brackets stand acceptance length
+    and verification success rate.
     """
+    rows, ratios = load["rows"], load["ratios"]
     medians = pd.Series([row["output_tokens_per_s"]["median"] for row in rows])
     best = medians.groupby([row["concurrency"] for row in rows]).transform("max")
-    cells = []
+    speeds = []
     for row, median, is_best in zip(rows, medians, medians == best, strict=True):
         text = f"**{median:.0f}**" if is_best else f"{median:.0f}"
-        if (
-            row["verified_per_step"] is not None
-            and row["acceptance_length"] is not None
-        ):
+        if None not in (row["verified_per_step"], row["acceptance_length"]):
             success = row["verification_success_rate"]
             share = "-" if success is None else f"{success:.2f}".removeprefix("0")
             text += f" ({row['acceptance_length']:.2f}, {share})"
-        cells.append((row["policy"], row["concurrency"], text))
-    title = "tokens/s (acceptance length, verification success rate)"
-    return _by_concurrency(title, cells)
-
-
-def _tabulate_ratios(ratios: Sequence[Row], over_best: Sequence[Row]) -> Lines:
-    """Tabulate how the last policy compares with each other one, and with the best."""
-    if not ratios:
-        return []
+        speeds.append((row["policy"], row["concurrency"], text))
 
     def show(one: Row) -> str:
         interval = f" ({one['low']:.3f}-{one['high']:.3f})" if one["low"] else ""
         return f"{one['ratio']:.3f}{interval}"
 
-    cells = [(one["against"], one["concurrency"], show(one)) for one in ratios]
-    cells += [
+    over = [(one["against"], one["concurrency"], show(one)) for one in ratios]
+    over += [
         ("the best other", one["concurrency"], f"{show(one)}, {one['against']}")
-        for one in over_best
+        for one in load["over_best"]
     ]
-    return _by_concurrency(f"{ratios[0]['policy']} over", cells)
-
-
-def _tabulate_ceilings(ceilings: Sequence[Row]) -> Lines:
-    if not ceilings:
-        return []
-    cells = [
-        (one["policy"], one["concurrency"], f"{one['ratio']:.2f}") for one in ceilings
+    most = [
+        (one["policy"], one["concurrency"], f"{one['ratio']:.2f}")
+        for one in load["ceilings"]
     ]
-    return _by_concurrency("over none, were all drafts accepted", cells)
+    ours = ratios[0]["policy"] if ratios else ""
+    return [
+        _by_concurrency(corner, cells)
+        for corner, cells in (
+            ("tokens/s (acceptance length, verification success rate)", speeds),
+            (f"{ours} over", over),
+            ("over none, were all drafts accepted", most),
+        )
+        if cells
+    ]
 
 
-def _by_concurrency(corner: str, cells: Sequence[tuple[str, int, str]]) -> Lines:
+def _by_concurrency(
+    corner: str, cells: Sequence[tuple[str, int, str]]
+) -> list[list[str]]:
     """Return texts by name and load; all loads together come last."""
     table = pd.DataFrame(cells, columns=["name", "load", "text"])
     loads = sorted(table["load"].unique(), key=lambda load: load or math.inf)

@@ -1,7 +1,5 @@
 """The controller: rounds, cells and arms in turn, until all is measured."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 import random
@@ -9,17 +7,18 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from loadtest.arms import Arm
-from loadtest.environment import describe_machine, describe_versions, digest_code
-from loadtest.experiment import Experiment, Turn
-from loadtest.model_files import describe_model
+from loadtest.client.errors import LoadTestError
+from loadtest.environment import digest_code
+from loadtest.experiment import Experiment, Turn, describe_origin
+from loadtest.result_folder import ResultFolder
 
 from .plan import Cell, Plan
 from .pool import EngineProcess, start_engines
 from .report import write_results
-from .store import LOG_FOLDER, Store
 from .workloads import RequestMaker
 
 _CODE = (
@@ -27,10 +26,32 @@ _CODE = (
     *("loadtest/engine/*.py", "loadtest/experiment.py", "loadtest/models/tasks/*.*"),
 )
 _CODE_OF_REPORTS = {
-    f"loadtest/engine/{name}.py" for name in ("cli", "plots", "report", "summary")
+    f"loadtest/engine/{name}.py" for name in ("cli", "report", "summary")
 }
 
 Engines = Mapping[Arm, EngineProcess]
+
+
+class Store(ResultFolder):
+    """An output folder, with a record for each group.
+
+    A group is one cell in one round, measured on all arms. It is kept as a whole: one
+    that was interrupted is measured again, because arms are only comparable when they
+    were measured side by side.
+    """
+
+    records_file = "measurements.jsonl"
+    output_files = ("results.json", "results.md", "results.png")
+    folders = ("traces", "logs")
+    error = LoadTestError
+
+    def done(self) -> set[tuple[int, Cell]]:
+        """Return the round and cell of all groups."""
+        firsts = (group[0] for group in self.records())
+        return {
+            (o["round"], Cell(o["workload"], o["temperature"], o["concurrency"]))
+            for o in firsts
+        }
 
 
 class Bench(Experiment[Arm, Cell, Engines]):
@@ -41,26 +62,18 @@ class Bench(Experiment[Arm, Cell, Engines]):
     """
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
-        """Check that what the folder holds was measured under the same conditions.
-
-        Raises:
-            LoadTestError: If it was not.
-        """
+        """Check that what the folder holds was measured under the same conditions."""
         self._plan, self._store, self._requests = plan, store, requests
         self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
-        machine, versions = describe_machine(plan.gpu), describe_versions()
         models = {"target": plan.target, "draft": plan.draft}
-        described = {role: describe_model(path) for role, path in models.items()}
-        code = digest_code(*_CODE)
+        environment, conditions = describe_origin(models, plan.gpu)
+        code = digest_code(*_CODE).items()
         store.check_conditions(
-            # One entry each: a refusal to go on names what has changed, nothing else.
             plan.conditions()
-            | {"seed": requests.seed, "cpu": machine["cpu"]}
-            | {role: one["digest"] for role, one in described.items()}
-            | {f"version of {name}": one for name, one in versions.items()}
-            | {f"code of {k}": v for k, v in code.items() if k not in _CODE_OF_REPORTS}
+            | {"seed": requests.seed}
+            | conditions
+            | {f"code of {k}": v for k, v in code if k not in _CODE_OF_REPORTS}
         )
-        environment = {"machine": machine, "models": described, "versions": versions}
         super().__init__(store, environment)
 
     def find_turns(self) -> list[Turn[Arm, Cell]]:
@@ -86,7 +99,7 @@ class Bench(Experiment[Arm, Cell, Engines]):
     @contextmanager
     def start(self, turn: Turn[Arm, Cell]) -> Iterator[Engines]:
         """Start engines anew."""
-        logs, say = self._store.folder / LOG_FOLDER, self.progress.say
+        logs, say = self._store.folder / "logs", self.progress.say
         with start_engines(self._plan, turn.arms, logs, say) as engines:
             for concurrency in sorted({cell.concurrency for cell in turn.cells}):
                 requests = self._requests.make_warm_up(concurrency)
@@ -110,16 +123,16 @@ class Bench(Experiment[Arm, Cell, Engines]):
             requests = self._requests.make(cell, number, block)
             for arm in shuffle(list(up), f"{number} {cell.name} {block}"):
                 self.progress.show(f"{label} {arm.name}, block {block + 1}")
+                trace = self._store.folder / f"traces/{cell.name}/{arm.file_name}.npz"
                 is_first = (number, block) == (1, 0)
-                trace = self._store.trace_file(cell, arm) if is_first else None
                 began_s = time.monotonic()
-                result = up[arm].run(requests, trace)
+                result = up[arm].run(requests, trace if is_first else None)
                 spent_s[arm] += time.monotonic() - began_s
                 measured_s[arm] += result["window_s"]
                 place = {"policy": arm.name, "round": number, "block": block}
                 # Engines start anew in every round, and where a run goes on within one.
                 place |= {"engine_start": f"{number}.{self.piece}"}
-                found.append(place | cell.as_dict() | result)
+                found.append(place | asdict(cell) | result)
             if min(measured_s.values()) >= self._plan.window_s:
                 break
         for arm in up:

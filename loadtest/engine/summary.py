@@ -1,16 +1,12 @@
 """From measurements to results: one row per cell and policy, and ratios."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from loadtest.report.rows import compare, spread
+from loadtest.intervals import compare, spread
 
 Rows = list[dict[str, Any]]
 Table = Any
@@ -20,23 +16,24 @@ ALL_LOADS = 0
 """In the place of a number of requests: the geometric mean over all of them."""
 
 _LOAD = ["workload", "temperature"]
-_ARM = [*_LOAD, "concurrency", "policy"]
+_CELL = [*_LOAD, "concurrency"]
+_ARM = [*_CELL, "policy"]
 _SUMS = ("window_s", "num_tokens", "num_steps")
 _COUNTS = ("num_output_tokens", "num_requests", "num_differing_requests")
 _MEANS = (
     *("acceptance_length", "itl_p50_ms", "itl_p99_ms", "time_per_token_p50_ms"),
     *("step_time_error", "calibration_error"),
 )
+_PHASES = {"phases.before": "before", "phases.after": "after"}
 
 
 def by_round(measurements: Rows) -> Table:
     """Return a row for each cell, policy and round: sums and means over blocks."""
-    keys, means = [*_ARM, "round"], [*_MEANS, "phases.before", "phases.after"]
+    keys, means = [*_ARM, "round"], [*_MEANS, *_PHASES]
     frame = pd.json_normalize(measurements, max_level=1)
     frame = frame.reindex(columns=[*keys, *_SUMS, *means])
-    rounds = frame.astype(dict.fromkeys(means, float)).groupby(
-        keys, sort=False, as_index=False
-    )
+    frame = frame.astype(dict.fromkeys(means, float))
+    rounds = frame.groupby(keys, sort=False, as_index=False)
     rounds = rounds.agg(dict.fromkeys(_SUMS, "sum") | dict.fromkeys(means, "mean"))
     rounds["output_tokens_per_s"] = rounds["num_tokens"] / rounds["window_s"]
     rounds["step_ms"] = 1e3 * rounds["window_s"] / rounds["num_steps"]
@@ -78,7 +75,7 @@ def compare_with_others(measurements: Rows, ours: str) -> tuple[Rows, Rows]:
             both = speeds[[ours, theirs]].dropna()
             if len(both):
                 place = {"policy": ours, "against": theirs} | cell
-                over_each.append(place | _compare(both[ours], both[theirs]))
+                over_each.append(place | compare(both[ours], both[theirs]))
         whole = speeds.dropna()
         others = whole.drop(columns=ours)
         if others.empty:
@@ -88,7 +85,7 @@ def compare_with_others(measurements: Rows, ours: str) -> tuple[Rows, Rows]:
             rest = others.drop(index=number) if len(others) > 1 else others
             rivals.append(speed[rest.median().idxmax()])
         place = {"policy": ours, "against": others.median().idxmax()} | cell
-        over_best.append(place | _compare(whole[ours], rivals))
+        over_best.append(place | compare(whole[ours], rivals))
     return over_each, over_best
 
 
@@ -98,24 +95,13 @@ def find_ceilings(rows: Rows) -> Rows:
     By the step times that were measured: what better drafts could bring at these costs,
     at most. Prompts are in the mean step, and would weigh more in fewer steps.
     """
-    place = [*_LOAD, "concurrency"]
-    plain = {
-        tuple(row[k] for k in place): row["step_ms"]
-        for row in rows
-        if row["policy"] == "none"
-    }
-    found = []
-    for row in rows:
-        name, _, length = row["policy"].partition(":")
-        plain_ms = plain.get(tuple(row[k] for k in place))
-        if name == "fixed" and plain_ms and row["step_ms"]:
-            ratio = (1 + int(length)) * plain_ms / row["step_ms"]
-            found.append({k: row[k] for k in _ARM} | {"ratio": ratio})
-    return found
-
-
-def _compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    return asdict(compare(list(ours), list(theirs)))
+    table = pd.DataFrame(rows)[[*_ARM, "step_ms"]].astype({"step_ms": float})
+    plain = table[table["policy"] == "none"].drop(columns="policy")
+    fixed = table[table["policy"].str.startswith("fixed:")]
+    both = fixed.merge(plain, on=_CELL, suffixes=("", "_plain")).dropna()
+    tokens = 1 + both["policy"].str.removeprefix("fixed:").astype(int)
+    both["ratio"] = tokens * both["step_ms_plain"] / both["step_ms"]
+    return list(both[[*_ARM, "ratio"]].to_dict("records"))
 
 
 def _speeds(measurements: Rows) -> list[tuple[dict[str, Any], Table]]:
@@ -149,16 +135,16 @@ def _make_row(rounds: Table, blocks: Table) -> dict[str, Any]:
     sums = blocks[list(_COUNTS)].sum().astype(object)
     if blocks["temperature"].iloc[0] > 0:
         sums["num_differing_requests"] = None  # Sampled replies differ anyway.
-    phases = {name: rounds[f"phases.{name}"].dropna() for name in ("before", "after")}
+    phases = rounds[[*_PHASES]].rename(columns=_PHASES).dropna()
     return {
         "rounds": len(rounds),
         # Older measurements do not tell.
         "engine_starts": None if starts.isna().any() else starts.nunique(),
         "window_s": float(rounds["window_s"].sum()),
         "output_tokens_per_s": spread(rounds["output_tokens_per_s"]),
-        "output_tokens_per_s_by_phase": {k: spread(v) for k, v in phases.items()}
-        if len(phases["after"])
-        else None,
+        "output_tokens_per_s_by_phase": None
+        if phases.empty
+        else {name: spread(speeds) for name, speeds in phases.items()},
         "verification_success_rate": _divide(counted("num_accepted_tokens"), verified),
         "verified_per_step": _divide(verified, steps),
         "planning_us_per_step": _divide(counted("planning_seconds_total"), steps, 1e6),

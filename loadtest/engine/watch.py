@@ -1,7 +1,5 @@
 """Who stands between engine and planner: what it was asked, said, and came of it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator
@@ -36,8 +34,7 @@ class Watch:
 
     def __init__(self, planner: Any, *, hold_at_zero: bool = False) -> None:
         """Watch a planner."""
-        self._planner = planner
-        self._hold_at_zero = hold_at_zero
+        self._planner, self._hold_at_zero = planner, hold_at_zero
         self.start_over()
 
     def __getattr__(self, name: str) -> Any:
@@ -83,8 +80,17 @@ class Watch:
             self._steps[-2]["timing"] = timing
         self._planner.observe_timing(timing)
 
+    def add_up_stages(self) -> dict[str, float]:
+        """Return the ms that steps say to have spent with target and drafter."""
+        timings = [step["timing"] for step in self._steps if "timing" in step]
+        return {
+            "score": sum(one.target_ms for one in timings),
+            "verify": sum(one.sample_ms for one in timings),
+            "draft": sum(one.draft_first_ms + one.draft_next_ms for one in timings),
+        }
+
     def save(self, path: Path) -> None:
-        """Write all finished steps as `.npz`, all or nothing.
+        """Write all finished steps as `.npz`.
 
         One record for each engine step and one for each request and step with drafts:
 
@@ -100,12 +106,12 @@ class Watch:
         than `num_admitted`; a draft whose outcome is unknown has `num_accepted` -1.
         """
         steps, numbers = self._steps[:-1], dict[Any, int]()
-        arrays: dict[str, Any] = {"state": np.array(json.dumps(self._state))}
+        window = self._marks.get("start", 0), self._marks.get("end", len(steps))
+        arrays: dict[str, Any] = {"window": np.array(window, np.int32)}
+        arrays["state"] = np.array(json.dumps(self._state))
         for name in _TIMING:
             values = [getattr(step.get("timing"), name, np.nan) for step in steps]
             arrays[f"step_{name}"] = np.array(values, np.float32)
-        window = self._marks.get("start", 0), self._marks.get("end", len(steps))
-        arrays["window"] = np.array(window, np.int32)
         drafts = [
             (number, numbers.setdefault(req_id, len(numbers)), *values)
             for number, step in enumerate(steps)
@@ -117,10 +123,7 @@ class Watch:
         for name, column in zip(_DRAFT, columns, strict=False):
             arrays[f"draft_{name}"] = np.array(column, np.int32)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        with unfinished.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        unfinished.replace(path)
+        np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
 def _drafts_of(step: dict[str, Any]) -> Iterator[tuple[Any, ...]]:

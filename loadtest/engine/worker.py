@@ -1,7 +1,5 @@
 """Inside an arm's process: one engine that runs the requests it is told to."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import multiprocessing
@@ -9,17 +7,21 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from serving.offline import OfflineEngine
 
-from .closed_loop import Delivery, run_closed_loop
-from .measurement import Counters, measure
+from .closed_loop import Delivery, LoopRecord, run_closed_loop
+from .measurement import Counters, list_deliveries, measure, subtract
 from .plan import Block
 from .watch import Watch
+
+STAGES = ("score", "verify", "draft", "select", "rest")
+"""Where a run's time goes: the target's pass, judging drafts, the drafter's passes,
+the policy, and everything else."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -32,9 +34,9 @@ def serve(
 ) -> None:
     """Start an engine, and answer messages until the controller ends this process.
 
-    They are arguments of `ArmEngine.run`, answered by what it returns; None tells that
-    the engine has started, and a text that it has failed. What this process prints goes
-    into the log.
+    They are the name of a method of `ArmEngine` and its arguments, answered by what it
+    returns; None tells that the engine has started, and a text that it has failed. What
+    this process prints goes into the log.
     """
     _end_with_parent()
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -44,7 +46,8 @@ def serve(
         own = ArmEngine(arguments, hold_at_zero)
         connection.send(None)
         while True:
-            connection.send(own.run(*connection.recv()))
+            name, *told = connection.recv()
+            connection.send(getattr(own, name)(*told))
     except Exception as error:
         traceback.print_exc()
         connection.send(f"{type(error).__name__}: {error}")
@@ -79,11 +82,55 @@ class ArmEngine:
 
         All steps go into the trace, if there is a planner.
         """
+        counters, watch = Counters(self._engine.snapshot), self._watch
+
+        def on_mark(name: str) -> None:
+            if name != "switch":
+                counters.mark()
+                if watch is not None:
+                    watch.mark(name)
+
+        gc.collect()
+        record = self._answer(block, on_mark)
+        if watch is not None and trace is not None:
+            watch.save(trace)
+        return measure(record) | counters.result()
+
+    def answer_all(self, block: Block) -> dict[str, Any]:
+        """Answer requests that all come at once.
+
+        Returns:
+            Plain values: seconds and steps of the run; of each request the times to
+            the first and the last token, s, and its tokens; what was counted; ms by
+            stage, None where no policy ran.
+        """
+        before = self._engine.snapshot()
+        record = self._answer(block, lambda _: None)
+        seconds = record.steps[-1][0] - record.began_s
+        by_request = list_deliveries(record).groupby("request", sort=False)
+        counters = stages = None
+        if self._watch is not None:
+            counters = subtract(self._engine.snapshot(), before)
+            spent = self._watch.add_up_stages()
+            spent["select"] = 1e3 * counters["planning_seconds_total"]
+            spent["rest"] = 1e3 * seconds - sum(spent.values())
+            stages = {name: spent[name] for name in STAGES}
+        times = by_request["end_s"].agg(["first", "last"]) - record.began_s
+        return {
+            "seconds": seconds,
+            "num_steps": len(record.steps),
+            "first_s": times["first"].round(6).tolist(),
+            "last_s": times["last"].round(6).tolist(),
+            "num_tokens": by_request["tokens"].sum().tolist(),
+            "counters": counters,
+            "stages_ms": stages,
+        }
+
+    def _answer(self, block: Block, on_mark: Callable[[str], None]) -> LoopRecord:
         # Takes seconds and reads the environment: not where the controller imports.
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        counters, watch = Counters(self._engine.snapshot), self._watch
         sampling = SamplingParams(
             temperature=block.temperature,
             max_tokens=block.max_tokens,
@@ -95,23 +142,13 @@ class ArmEngine:
         def add(index: int) -> None:
             self._engine.add(str(index), block.prompts[index], sampling.clone())
 
-        def on_mark(name: str) -> None:
-            if name != "switch":
-                counters.mark()
-                if watch is not None:
-                    watch.mark(name)
-
-        gc.collect()
-        if watch is not None:
-            watch.start_over()
-        record = run_closed_loop(
+        if self._watch is not None:
+            self._watch.start_over()
+        return run_closed_loop(
             *(add, self._step, len(block.prompts), block.concurrency),
             on_mark=on_mark,
             switch_at=block.switch_at,
         )
-        if watch is not None and trace is not None:
-            watch.save(trace)
-        return measure(record) | counters.result()
 
     def _step(self) -> list[Delivery]:
         return [

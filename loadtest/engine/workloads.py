@@ -34,11 +34,7 @@ _MAX_IN_A_ROW = 1000
 class RequestMaker:
     """Makes request lists from a seed.
 
-    Attributes:
-        render: Turns a conversation, up to its last question, into token ids.
-        eos_token_id: Ends a turn.
-        seed: Of all lists.
-        max_tokens: Longest reply.
+    `render` turns a conversation, up to its last question, into token ids.
     """
 
     render: Callable[[Conversation], list[int]]
@@ -62,11 +58,7 @@ class RequestMaker:
         return cls(render_last, int(tokenizer.eos_token_id), seed, max_tokens)
 
     def make(self, cell: Cell, round_number: int, block: int = 0) -> Block:
-        """Make the requests of a block of a cell in a round, for all temperatures.
-
-        Raises:
-            LoadTestError: If hardly a prompt of the workload is short enough.
-        """
+        """Make the requests of a block of a cell in a round, for all temperatures."""
         key = f"{self.seed} {cell.concurrency} {round_number} {block}"
         place = cell.concurrency, cell.temperature, self.max_tokens, self.eos_token_id
         num_before = REQUESTS_PER_SLOT * cell.concurrency

@@ -1,7 +1,5 @@
 """Loads: an arrival process, and a shape that its level follows over a run."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

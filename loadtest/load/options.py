@@ -1,12 +1,11 @@
 """Options of one run, for Locust's command line and page and for our own command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
 from loadtest.client.endpoint import Endpoint
 from loadtest.client.errors import LoadTestError
@@ -34,7 +33,6 @@ class LoadOptions:
     workload: str = _option("mixed", f"{', '.join(GENERATED)}, or a file")
     model: str = _option("", "name to ask for (default: the first one listed)")
     duration: float = _option(60.0, "of sending", "S")
-    requests: int = _option(0, "stop after as many, in closed loop; 0 for any", "N")
     drain: float = _option(60.0, "to finish requests afterwards", "S")
     max_tokens: int = _option(128, "longest reply", "N")
     temperature: float = _option(0.0, "of sampling", "T")
@@ -42,7 +40,6 @@ class LoadOptions:
     ttft_target_ms: float = _option(0.0, "for goodput; 0 for none", "MS")
     tpot_target_ms: float = _option(0.0, "for goodput; 0 for none", "MS")
     extra_body: str = _option("{}", "more fields of each request", "JSON")
-    request_timeout: float = _option(600.0, "longest time of a request", "S")
     max_prompt_chars: int = _option(
         0, "leave out longer conversations of a file; 0 for none", "N"
     )
@@ -53,26 +50,22 @@ class LoadOptions:
 
     def check(self) -> None:
         """Read all that has a form of its own; an error names the option."""
-        if not self.host.startswith(("http://", "https://")):
+        parts = urlsplit(self.host)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise LoadTestError(
                 f"--host {self.host}: must be an address such as http://127.0.0.1:8000"
             )
         if self.duration <= 0:
             raise LoadTestError(f"--duration must be above 0 (got {self.duration:g})")
-        try:
-            is_open = self.arrivals.is_open
-        except ValueError as error:
-            raise LoadTestError(str(error)) from None
-        if self.requests and is_open:
-            raise LoadTestError(
-                "--requests goes with closed loop; use --duration instead"
-            )
-        _ = self.body, self.endpoint
+        _ = self.arrivals, self.body, self.endpoint
 
     @cached_property
     def arrivals(self) -> Load:
         """The load."""
-        return parse_load(self.load)
+        try:
+            return parse_load(self.load)
+        except ValueError as error:
+            raise LoadTestError(str(error)) from None
 
     @cached_property
     def endpoint(self) -> Endpoint:

@@ -5,8 +5,6 @@ model is found and the workload loaded. Locust carries what workers need along w
 own options.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -67,12 +65,14 @@ class LocustRun:
         self.session: Session | None = None
         self.failure = ""
         self.workers: list[str] = []
-        events = environment.events
-        events.test_start.add_listener(self._on_start)
-        events.test_stopping.add_listener(self._on_stopping)
-        events.test_stop.add_listener(self._on_stop)
-        events.report_to_master.add_listener(self._on_report_to_master)
-        events.worker_report.add_listener(self._on_worker_report)
+        for event, listener in (
+            (environment.events.test_start, self._on_start),
+            (environment.events.test_stopping, self._on_stopping),
+            (environment.events.test_stop, self._on_stop),
+            (environment.events.report_to_master, self._on_report_to_master),
+            (environment.events.worker_report, self._on_worker_report),
+        ):
+            event.add_listener(listener)
 
     @property
     def num_processes(self) -> int:
@@ -146,22 +146,20 @@ class LocustRun:
         self._idle.clear()
         self._epoch_s = time.time() + self._head_start_s
         if self._is_master:
-            self._environment.parsed_options.tetris_run = {
-                "options": asdict(self.options),
-                "epoch_s": self._epoch_s,
-                "workers": self.workers,
-            }
+            run = {"options": asdict(self.options), "epoch_s": self._epoch_s}
+            run["workers"] = self.workers
+            self._environment.parsed_options.tetris_run = run
         else:
-            self.session = Session(
-                self.options, self._workload, self._take, epoch_s=self._epoch_s
-            )
+            given = self.options, self._workload, self._take
+            self.session = Session(*given, epoch_s=self._epoch_s)
         run = {"epoch_s": self._epoch_s, "load": self.options.load}
         self._write([{"run": run | {"num_processes": self.num_processes}}])
 
     def _join_run(self, run: dict[str, Any]) -> None:
         """Take part in a master's run; what hinders is reported."""
         self.failure, self._epoch_s, workers = "", run["epoch_s"], run["workers"]
-        if self._runner.client_id not in workers:
+        own = self._runner.client_id
+        if own not in workers:
             sys.stderr.write(
                 "this worker came after the test had begun, and sends nothing: start "
                 "the master with --expect-workers N\n"
@@ -169,18 +167,12 @@ class LocustRun:
             return
         self.options = LoadOptions(**run["options"])
         try:
-            workload = _load(self.options)
+            given = self.options, _load(self.options), self._take
         except (LoadTestError, OSError) as error:
             self._fail(str(error))
             return
-        self.session = Session(
-            self.options,
-            workload,
-            self._take,
-            epoch_s=run["epoch_s"],
-            index=workers.index(self._runner.client_id),
-            count=len(workers),
-        )
+        place = {"index": workers.index(own), "count": len(workers)}
+        self.session = Session(*given, epoch_s=run["epoch_s"], **place)
 
     def _fail(self, why: str) -> None:
         sys.stderr.write(f"error: {why}\n")
@@ -207,12 +199,9 @@ class LocustRun:
             self._epoch_s = None
 
     def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
-        data["tetris"] = {
-            "epoch_s": self._epoch_s,
-            "lines": self._lines,
-            "is_idle": self.session is not None and self.session.is_idle,
-            "failure": self.failure,
-        }
+        is_idle = self.session is not None and self.session.is_idle
+        told = {"epoch_s": self._epoch_s, "is_idle": is_idle, "failure": self.failure}
+        data["tetris"] = told | {"lines": self._lines}
         self._lines = []
 
     def _on_worker_report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
@@ -227,14 +216,14 @@ class LocustRun:
             self._idle.add(client_id)
 
     def _take(self, item: Outcome | ClientSample) -> None:
+        kind = "client"
         if isinstance(item, Outcome):
+            kind = "request"
             _log(self._environment, item, self.options)
-        kind = "request" if isinstance(item, Outcome) else "client"
-        line = {kind: item.as_dict()}
         if self._is_worker:
-            self._lines.append(line)
+            self._lines.append({kind: item.as_dict()})
         else:
-            self._write([line])
+            self._write([{kind: item.as_dict()}])
 
     def _write(self, lines: Iterable[dict[str, Any]]) -> None:
         if self._file is not None:
@@ -266,8 +255,8 @@ def _log(environment: Environment, outcome: Outcome, options: LoadOptions) -> No
         ("TTFT", [outcome.ttft_ms], outcome.prompt_tokens or 0),
         ("TPOT", [outcome.tpot_ms], 0),
         ("ITL", outcome.gaps_ms, 0),
-        ("GOOD", [whole_ms] if outcome.meets(*targets) else [], num_tokens),
-        ("CUT", [whole_ms] if outcome.is_cut else [], num_tokens),
+        ("GOOD", [whole_ms] * outcome.meets(*targets), num_tokens),
+        ("CUT", [whole_ms] * outcome.is_cut, num_tokens),
     ):
         row = environment.stats.get(outcome.workload, method)
         for value in values:

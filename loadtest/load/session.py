@@ -1,9 +1,6 @@
 """One run inside one process of Locust: what is sent next, and what came of it."""
 
-from __future__ import annotations
-
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,15 +45,11 @@ class Session:
         self._options, self._workload, self._on_item = options, workload, on_item
         self._index, self._count = index, count
         self._numbers = itertools.count(index, count)
-        self._limit = _share(options, index, count)
         self._num_sent = self._num_in_flight = 0
         self._has_more_arrivals = options.arrivals.is_open
         self._is_stopped = Event()
-        self._client = StreamingClient(
-            options.endpoint.url,
-            headers=options.endpoint.headers,
-            total_timeout_s=options.request_timeout,
-        )
+        endpoint = options.endpoint
+        self._client = StreamingClient(endpoint.url, headers=endpoint.headers)
         # One reading of the wall clock, for processes to agree on; from here on only
         # the monotonic clock counts.
         self._began_s = time.perf_counter() - (time.time() - epoch_s)
@@ -72,11 +65,7 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be sent."""
-        return (
-            self._is_stopped.is_set()
-            or self.now_s >= self._options.duration
-            or self._num_sent >= self._limit
-        )
+        return self._is_stopped.is_set() or self.now_s >= self._options.duration
 
     @property
     def is_idle(self) -> bool:
@@ -105,12 +94,8 @@ class Session:
         """Send a request that is due at `due_s`, and wait for its end."""
         turn, messages, conversation = request
         options, number = self._options, self._num_sent
-        outcome = Outcome(
-            id=f"{options.run_id}-{self._index}-{number}",
-            workload=options.workload,
-            turn=turn,
-            scheduled_s=due_s,
-        )
+        name = f"{options.run_id}-{self._index}-{number}"
+        outcome = Outcome(name, options.workload, turn, scheduled_s=due_s)
         body = {"model": options.model, **options.body, "messages": messages}
         if conversation.tools:
             body.setdefault("tools", conversation.tools)
@@ -161,17 +146,3 @@ class Session:
         conversation = self._workload.conversation(number)
         for turn, messages in enumerate(conversation.prompts()):
             yield turn, messages, conversation
-
-
-def _share(options: LoadOptions, index: int, count: int) -> float:
-    """Return how many requests a process is to send; infinite without a number of them.
-
-    Locust gives users to processes in turn: where they outnumber the users, the last
-    ones have none, and would never reach a share.
-    """
-    if not options.requests:
-        return math.inf
-    load = options.arrivals
-    num_sending = min(count, math.ceil(max(load.first, load.last)))
-    each, left = divmod(options.requests, num_sending)
-    return each + (index < left) if index < num_sending else 0

@@ -1,7 +1,5 @@
 """Conversations to send: from the demo's generator or from the user's files."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -60,11 +58,9 @@ class Conversation:
 
     def prompts(self) -> Iterator[list[Message]]:
         """Yield the messages of each request: up to and with each user turn."""
-        for end, message in enumerate(self.messages, start=1):
-            if end <= self.num_past or message["role"] == "assistant":
-                continue
-            is_last = end == len(self.messages)
-            if is_last or self.messages[end]["role"] == "assistant":
+        roles = [*(message["role"] for message in self.messages), "assistant"]
+        for end in range(self.num_past + 1, len(roles)):
+            if roles[end - 1] != "assistant" and roles[end] == "assistant":
                 yield list(self.messages[:end])
 
 
@@ -109,11 +105,9 @@ class GeneratedWorkload:
         exchange = self._exchange(rng)
         length = _LONG_CHARS if self.name == "long-context" else 0
         history = self._lengthen([], rng, length)
-        return Conversation(
-            (*history, *exchange.messages[:-1]),
-            TOOLS if exchange.needs_tools else (),
-            num_past=len(history),
-        )
+        tools = TOOLS if exchange.needs_tools else ()
+        messages = (*history, *exchange.messages[:-1])
+        return Conversation(messages, tools, num_past=len(history))
 
     def _lengthen(
         self, messages: list[Message], rng: random.Random, num_chars: int
@@ -153,9 +147,6 @@ def make_workload(name: str, seed: str, max_chars: int | None = None) -> Workloa
     """Make a workload from its name, one of `GENERATED` or that of a file.
 
     `.json` and `.jsonl` hold ShareGPT or OpenAI messages, all else a prompt a line.
-
-    Raises:
-        LoadTestError: If it is neither, or the file holds nothing usable.
     """
     if name in GENERATED:
         return GeneratedWorkload(name, seed)

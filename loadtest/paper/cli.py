@@ -1,7 +1,5 @@
 """Command line: ``tetris-serve bench paper --help``."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Sequence
@@ -9,15 +7,13 @@ from pathlib import Path
 
 from loadtest.bench_command import make_parser, run_command, say
 from loadtest.client.errors import LoadTestError
-from loadtest.engine.models import check_models
+from loadtest.engine.cli import add_pair, find_pair
 from loadtest.engine.plan import PRESETS as ENGINE_PRESETS
-from loadtest.engine.plan import find_gpu
-from serving.offline import find_model
 
 from .datasets import OWN, load_prompts
 from .grid import PRESETS
 from .report import write_report
-from .run import Experiment, Store
+from .run import Paper, Runner, Store
 
 _PAIR = ENGINE_PRESETS["smollm2"]
 
@@ -40,31 +36,26 @@ def _run(options: argparse.Namespace) -> bool:
 
 
 def _measure(options: argparse.Namespace, store: Store) -> bool:
-    gpu = find_gpu() if options.device == "gpu" else None
-    if options.acceptance and gpu is None:
+    if options.acceptance and options.device == "cpu":
         raise LoadTestError(
             "--acceptance: vLLM accepts drafts by chance on GPUs alone; add --device "
             "gpu, or leave it out"
         )
     names = [name.strip() for name in options.datasets.split(",")]
     prompts = load_prompts(dict(options.file), names, options.seed)
-    try:
-        target = find_model(options.target, say)
-    except ValueError as error:
-        raise LoadTestError(f"--target: {error}") from None
-    check_models(target, options.draft)
+    gpu = find_pair(options)
     if options.restart:
         store.clear()
-    experiment = Experiment(
+    paper = Paper(
         PRESETS[options.preset] | {"preset": options.preset},
-        target=target,
+        target=options.target,
         draft=options.draft,
         temperature=options.temperature,
         acceptance=options.acceptance,
         arms=[pattern.strip() for pattern in options.arms.split(",")],
         gpu=gpu,
     )
-    return experiment.measure(store, prompts, options.minutes)
+    return Runner(paper, store, prompts).measure(options.minutes)
 
 
 def _make_parser(prog: str) -> argparse.ArgumentParser:
@@ -101,15 +92,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="LIST",
         help="measure only these now, e.g. 'none,SD*,ours*'; more can follow",
     )
-    add("--target", default=_PAIR["target"], metavar="MODEL", help="default: SmolLM2")
-    add(
-        "--draft",
-        type=Path,
-        default=Path(_PAIR["draft"]),
-        metavar="DIR",
-        help="default: its EAGLE-3 head",
-    )
-    add("--device", choices=("cpu", "gpu"), default="cpu", help="of the engines")
+    add_pair(parser, _PAIR["target"], _PAIR["draft"])
     add("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
     add(
         "--acceptance",
@@ -118,8 +101,6 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         help="on a GPU: accept drafts by chance, whatever they are, e.g. 0.8,0.6,0.5, "
         "of each position and all before it. Replies then mean nothing, costs do",
     )
-    add("--seed", type=int, default=0, help="of the order of prompts")
-    add("--report-only", action="store_true", help="only write tables and plots anew")
     return parser
 
 

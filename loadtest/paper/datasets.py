@@ -1,7 +1,5 @@
 """Prompts of the paper's datasets, each from the file that its source hands out."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -32,17 +30,13 @@ def load_prompts(
         names: Datasets wanted: one of these, `own`, `mix` (ShareGPT and Chatbot Arena
             in equal parts) or `all_mix` (all that are at hand).
         seed: Of the order.
-
-    Raises:
-        LoadTestError: If there is no such dataset, its file is not at hand, or it is
-            not of its form.
     """
-    own = {OWN: [_first_turn(one) for one in read_conversations(HELD_OUT)]}
+    own = {OWN: _read_chats(HELD_OUT)}
     for name, path in files.items():
         if name not in _READERS:
             known = ", ".join(_READERS)
             raise LoadTestError(f"--file {name}: is no dataset; there are {known}")
-        own[name] = [_ask(text) for text in _READERS[name](path) if text.strip()]
+        own[name] = [text for text in _READERS[name](path) if text.strip()]
         if not own[name]:
             raise LoadTestError(f"--file {name}={path}: holds no prompt")
     found = {}
@@ -53,15 +47,20 @@ def load_prompts(
                 f"--datasets {name}: give its prompts as "
                 + " ".join(f"--file {part}=FILE" for part in missing)
             )
-        shuffled = [_shuffle(own[part], f"{seed} {part}") for part in parts]
+        shuffled = (
+            random.Random(f"{seed} {part}").sample(own[part], len(own[part]))
+            for part in parts
+        )
         # Equal parts, as long as the shortest goes.
-        found[name] = list(itertools.chain(*zip(*shuffled, strict=False)))
+        texts = itertools.chain(*zip(*shuffled, strict=False))
+        found[name] = [Conversation(({"role": "user", "content": t},)) for t in texts]
     return found
 
 
 def _read_chats(path: Path) -> list[str]:
     """Read ShareGPT: its first human turns; Domain-Tough has no others."""
-    return [_text(_first_turn(one)) for one in read_conversations(path)]
+    firsts = (next(chat.prompts()) for chat in read_conversations(path))
+    return [str(messages[-1]["content"]) for messages in firsts]
 
 
 def _read_arena(path: Path) -> list[str]:
@@ -96,19 +95,3 @@ _READERS: dict[str, Callable[[Path], list[str]]] = {
     "tough": _read_chats,
     "sonnet": _read_sonnets,
 }
-
-
-def _ask(text: str) -> Conversation:
-    return Conversation(({"role": "user", "content": text},))
-
-
-def _first_turn(conversation: Conversation) -> Conversation:
-    return Conversation(tuple(next(conversation.prompts())))
-
-
-def _text(conversation: Conversation) -> str:
-    return str(conversation.messages[-1]["content"])
-
-
-def _shuffle(prompts: list[Conversation], seed: str) -> list[Conversation]:
-    return random.Random(seed).sample(prompts, len(prompts))

@@ -1,21 +1,22 @@
 """From runs to the paper's tables and figures."""
 
-from __future__ import annotations
-
 import itertools
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from .run import Store
-from .worker import STAGES
+from loadtest.engine.worker import STAGES
+from loadtest.intervals import compare, estimate_mean
+from loadtest.page import make_environment, to_table
+from loadtest.result_folder import ResultFolder
+
+Record = Mapping[str, Any]
 
 CELL = ["dataset", "cap"]
+RUN = ["run", *CELL, "arm"]
 
 COLUMNS = {
     "tokens_per_s": "tokens/s",
@@ -32,142 +33,108 @@ COLUMNS = {
 }
 """Figures of a run, and what tables call them."""
 
-NOTE = """\
-Mean of the runs, with the half-width of a 95 % t-interval; ratios are paired by run, by
-t-interval of their logarithms. VSR: accepted over verified drafts. TER: tokens a second
-of the target's own time (its pass and the judging of drafts), drafting left out; the
-paper's own formula is not known to us. System efficiency: tokens put out over drafts
-verified and requests in steps. Drafting hidden: what a pipeline could reach that drafts
-beside the target, the shorter of the two taking no time. MTP and EAGLE heads
-(`--draft`) stand in for Medusa, which vLLM no longer has.
-"""
 
-
-def measure_run(record: Mapping[str, Any]) -> dict[str, float]:
+def measure_run(record: Record) -> dict[str, float]:
     """Return the figures of a run, `COLUMNS`; NaN where nobody counted."""
-    seconds = record["seconds"]
-    first, last = np.array(record["first_s"]), np.array(record["last_s"])
-    tokens = np.array(record["num_tokens"])
-    tpot = 1e3 * (last - first)[tokens > 1] / (tokens[tokens > 1] - 1)
-    spread = {"ttft": 1e3 * first, "tpot": tpot, "e2e": 1e3 * last}
-    found = {"tokens_per_s": tokens.sum() / seconds}
-    for name, values in spread.items():
-        found[f"{name}_mean_ms"] = values.mean() if values.size else np.nan
-        found[f"{name}_p99_ms"] = np.quantile(values, 0.99) if values.size else np.nan
+    requests = pd.DataFrame({k: record[k] for k in ("first_s", "last_s", "num_tokens")})
+    first, last, tokens = (requests[name] for name in requests)
+    latencies = 1e3 * pd.DataFrame(
+        {
+            "ttft": first,
+            "tpot": (last - first) / (tokens - 1).where(tokens > 1),
+            "e2e": last,
+        }
+    )
+    found = {f"{name}_mean_ms": mean for name, mean in latencies.mean().items()}
+    found |= {f"{k}_p99_ms": v for k, v in latencies.quantile(0.99).items()}
     counted, spent = record["counters"] or {}, record["stages_ms"] or {}
-    verified = counted.get("num_verified_tokens", 0)
-    accepted = counted.get("num_accepted_tokens", 0)
-    found["vsr"] = accepted / verified if verified else np.nan
+    verified, accepted = (
+        counted.get(f"num_{what}_tokens", 0) for what in ("verified", "accepted")
+    )
     target_ms = spent.get("score", 0.0) + spent.get("verify", 0.0)
-    found["ter"] = 1e3 * tokens.sum() / target_ms if target_ms else np.nan
-    # Every step of a request puts out the drafts accepted, and one token more.
-    rows = tokens.sum() - accepted
-    found["system_efficiency"] = tokens.sum() / (rows + verified) if spent else np.nan
     hidden_s = min(spent.get("draft", np.nan), target_ms) / 1e3
-    found["hidden_tokens_per_s"] = tokens.sum() / (seconds - hidden_s)
+    total = tokens.sum()
+    # Every step of a request puts out the drafts accepted, and one token more.
+    rows = total - accepted + verified
+    found |= {
+        "tokens_per_s": total / record["seconds"],
+        "vsr": accepted / verified if verified else np.nan,
+        "ter": 1e3 * total / target_ms if target_ms else np.nan,
+        "system_efficiency": total / rows if spent else np.nan,
+        "hidden_tokens_per_s": total / (record["seconds"] - hidden_s),
+    }
     return {name: float(found[name]) for name in COLUMNS}
 
 
-def summarise(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return a row for each dataset, cap and arm: figures, stages, ratios.
 
     `over_none` and `over_best_sd` are throughput ratios; the best fixed length is the
     one that did best on average in that cell, which knows the outcome.
     """
-    frame = pd.DataFrame(
-        [
-            {name: record[name] for name in ("run", *CELL, "arm")}
-            | measure_run(record)
-            | {f"{s}_ms": (record["stages_ms"] or {}).get(s) for s in STAGES}
-            | {"windows": _windows(record)}
-            for record in records
-        ]
-    )
     rows = []
+    figures = pd.DataFrame(map(measure_run, records))
+    frame = pd.DataFrame(records)[[*RUN, "counters", "stages_ms"]].join(figures)
     for cell, own in frame.groupby(CELL, sort=False):
         speeds = own.pivot(index="run", columns="arm", values="tokens_per_s")
         fixed = [arm for arm in speeds if arm.startswith("SD ")]
         best = speeds[fixed].mean().idxmax() if fixed else None
-        for arm in own["arm"].unique():
-            of_arm = own[own["arm"] == arm]
-            row: dict[str, Any] = dict(zip(CELL, cell, strict=True))
-            row |= {"arm": arm, "runs": len(of_arm), "best_sd": best}
-            row |= {name: _spread(of_arm[name]) for name in COLUMNS}
-            row |= {"over_none": _ratio(speeds, arm, "none")}
-            row |= {"over_best_sd": _ratio(speeds, arm, best)}
-            stages = of_arm[[f"{name}_ms" for name in STAGES]].astype(float).sum()
-            total = stages.sum()
-            row["stages"] = (
-                {s: float(stages[f"{s}_ms"] / total) for s in STAGES} if total else None
+        for arm, runs in own.groupby("arm", sort=False):
+            stages = pd.DataFrame([one or {} for one in runs["stages_ms"]]).sum()
+            windows = pd.DataFrame(map(_count_windows, runs["counters"])).sum()
+            rows.append(
+                dict(zip(CELL, cell, strict=True))
+                | {"arm": arm, "runs": len(runs), "best_sd": best}
+                | {name: estimate_mean(runs[name]) for name in COLUMNS}
+                | {"over_none": _compare(speeds, arm, "none")}
+                | {"over_best_sd": _compare(speeds, arm, best)}
+                | {"stages": (stages / stages.sum()).to_dict() or None}
+                | {"windows": windows.astype(int).tolist()}
             )
-            row["windows"] = [
-                sum(part) for part in zip(*of_arm["windows"], strict=True)
-            ]
-            rows.append(row)
     return rows
 
 
-def _windows(record: Mapping[str, Any]) -> list[int]:
+def _count_windows(counted: Record | None) -> list[int]:
     """Return how many drafts had 0, 1, ... tokens accepted."""
-    counted = record["counters"] or {}
+    counted = counted or {}
     reached = counted.get("num_accepted_tokens_per_pos", [])
     reached = [counted.get("num_drafts", 0), *reached, 0]
-    return [int(a - b) for a, b in itertools.pairwise(reached)]
+    return [a - b for a, b in itertools.pairwise(reached)]
 
 
-def _spread(values: pd.Series) -> dict[str, float | None]:
-    known = values.dropna()
-    if known.empty:
-        return {"mean": None, "half_width": None}
-    half = None
-    if len(known) > 1:
-        half = float(stats.t.ppf(0.975, len(known) - 1) * stats.sem(known))
-    return {"mean": float(known.mean()), "half_width": half}
-
-
-def _ratio(speeds: pd.DataFrame, arm: str, other: str | None) -> dict[str, Any] | None:
+def _compare(
+    speeds: pd.DataFrame, arm: str, other: str | None
+) -> dict[str, Any] | None:
     if other is None or other == arm or other not in speeds:
         return None
-    logs = np.log((speeds[arm] / speeds[other]).dropna())
-    if logs.empty:
-        return None
-    mean, half = float(logs.mean()), np.nan
-    if len(logs) > 1:
-        half = float(stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs))
-    low, high = np.exp(mean - half), np.exp(mean + half)
-    bounds = (None, None) if np.isnan(half) else (float(low), float(high))
-    return {"ratio": float(np.exp(mean)), "low": bounds[0], "high": bounds[1]}
+    both = speeds[[arm, other]].dropna()
+    return compare(both[arm], both[other]) if len(both) else None
 
 
-def write_report(store: Store) -> None:
+def write_report(store: ResultFolder) -> None:
     """Write `results.json`, `runs.csv`, `results.md` and `results.png`."""
-    records = store.records()
-    rows = summarise(records)
-    conditions, environment = store.conditions() or {}, store.environment()
+    records, conditions = store.records(), store.conditions() or {}
+    rows, environment = summarise(records), store.environment()
     results = {"conditions": conditions, "environment": environment, "rows": rows}
-    store.write("results.json", json.dumps(results, indent=1) + "\n")
-    runs = [
-        {name: record[name] for name in ("run", *CELL, "arm")} | measure_run(record)
-        for record in records
-    ]
+    store.write_results(results)
+    runs = [{k: one[k] for k in RUN} | measure_run(one) for one in records]
     store.write("runs.csv", pd.DataFrame(runs).to_csv(index=False))
-    parts = [_describe(conditions, environment), NOTE]
-    parts += [f"{title}\n\n{to_table(own)}" for title, own in _cells(rows)]
-    store.write("results.md", "\n\n".join(part.strip() for part in parts) + "\n")
-    draw(rows, _describe(conditions, environment), store.folder / "results.png")
+    source, cells = _describe(conditions, environment), _by_cell(rows)
+    tables = [(title, to_table(_tabulate(own))) for title, own in cells.items()]
+    template = make_environment(Path(__file__).parent).get_template("results.md.jinja")
+    store.write("results.md", template.render(source=source, cells=tables))
+    _draw(cells, source, store.folder / "results.png")
 
 
-def _cells(
-    rows: Sequence[Mapping[str, Any]],
-) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+def _by_cell(rows: Sequence[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
     for row in rows:
-        title = f"## {row['dataset']}, batch cap {row['cap']}"
+        title = f"{row['dataset']}, batch cap {row['cap']}"
         found.setdefault(title, []).append(row)
-    return list(found.items())
+    return found
 
 
-def _describe(conditions: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+def _describe(conditions: Record, environment: Record) -> str:
     models, machine = environment.get("models", {}), environment.get("machine", {})
     pair = " and ".join(one["name"] for one in models.values())
     versions = environment.get("versions", {})
@@ -180,25 +147,19 @@ def _describe(conditions: Mapping[str, Any], environment: Mapping[str, Any]) -> 
     )
 
 
-def to_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows of one cell as Markdown."""
+def _tabulate(rows: Sequence[Record]) -> list[list[str]]:
     heads = ["arm", "over none", "over the best SD", *COLUMNS.values()]
-    heads += [f"{stage}, %" for stage in STAGES]
-    lines = [heads, ["---"] * len(heads)]
+    lines = [[*heads, *(f"{stage}, %" for stage in STAGES)]]
     for row in rows:
-        cells = [
-            row["arm"],
-            *(_tell_ratio(row[k]) for k in ("over_none", "over_best_sd")),
-        ]
-        cells += [_tell(row[name]) for name in COLUMNS]
+        ratios = [_tell_ratio(row[k]) for k in ("over_none", "over_best_sd")]
         stages = row["stages"] or {}
-        cells += [f"{100 * stages[s]:.0f}" if s in stages else "" for s in STAGES]
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        shares = [f"{100 * stages[s]:.0f}" if s in stages else "" for s in STAGES]
+        lines.append([row["arm"], *ratios, *(_tell(row[k]) for k in COLUMNS), *shares])
+    return lines
 
 
-def _tell(spread: Mapping[str, float | None]) -> str:
-    mean, half = spread["mean"], spread["half_width"]
+def _tell(estimate: Mapping[str, float | None]) -> str:
+    mean, half = estimate["mean"], estimate["half_width"]
     if mean is None:
         return ""
     digits = 2 if abs(mean) < 10 else 0
@@ -206,7 +167,7 @@ def _tell(spread: Mapping[str, float | None]) -> str:
     return f"{mean:,.{digits}f}{around}"
 
 
-def _tell_ratio(ratio: Mapping[str, Any] | None) -> str:
+def _tell_ratio(ratio: Record | None) -> str:
     if ratio is None:
         return ""
     if ratio["low"] is None:
@@ -214,21 +175,19 @@ def _tell_ratio(ratio: Mapping[str, Any] | None) -> str:
     return f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
-def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+def _draw(cells: Mapping[str, Sequence[Record]], title: str, path: Path) -> None:
     """Draw, for each cell, throughput, accepted lengths and time by stage."""
     from matplotlib.figure import Figure
 
-    cells = _cells(rows)
     figure = Figure(figsize=(18, 5 * len(cells)), layout="constrained")
     figure.suptitle(title, fontsize=8)
     grid = figure.subplots(len(cells), 3, squeeze=False)
-    for (name, own), (speed, windows, stages) in zip(cells, grid, strict=True):
+    for (name, own), (speed, windows, stages) in zip(cells.items(), grid, strict=True):
         arms = [row["arm"] for row in own]
-        means = [row["tokens_per_s"]["mean"] for row in own]
-        halves = [row["tokens_per_s"]["half_width"] or 0.0 for row in own]
-        speed.barh(arms, means, xerr=halves, color="#4c78a8")
-        speed.set(title=name.removeprefix("## "), xlabel="tokens/s, 95 % intervals")
-        speed.invert_yaxis()
+        table = pd.DataFrame([row["tokens_per_s"] for row in own], arms, dtype=float)
+        halves = table["half_width"].fillna(0.0)
+        table["mean"].plot.barh(ax=speed, xerr=halves, color="#4c78a8", width=0.8)
+        speed.set(title=name, xlabel="tokens/s, 95 % intervals")
         for row in own:
             if row["arm"].startswith("SD ") and sum(row["windows"]):
                 shares = np.array(row["windows"]) / sum(row["windows"])
@@ -236,12 +195,10 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
         windows.set(title="best window: drafts accepted in a row", ylabel="share")
         if windows.lines:
             windows.legend(fontsize=7)
-        left = np.zeros(len(own))
-        for stage in STAGES:
-            share = np.array([(row["stages"] or {}).get(stage, 0.0) for row in own])
-            stages.barh(arms, share, left=left, label=stage)
-            left += share
+        spent = pd.DataFrame([row["stages"] or {} for row in own], arms, [*STAGES])
+        spent.astype(float).plot.barh(ax=stages, stacked=True, width=0.8)
         stages.set(title="time by stage", xlabel="share")
-        stages.invert_yaxis()
         stages.legend(fontsize=7)
+        for panel in (speed, stages):
+            panel.invert_yaxis()
     figure.savefig(path, dpi=100)

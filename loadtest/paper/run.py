@@ -1,35 +1,31 @@
-"""The controller: run after run, each in a process of its own."""
+"""The controller: run after run, each on an engine of its own."""
 
-from __future__ import annotations
-
-import json
-import math
-import os
-import subprocess
-import sys
+import itertools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from loadtest.client.errors import LoadTestError
-from loadtest.engine.models import find_method, size_kv_cache
-from loadtest.environment import describe_machine, describe_piece, describe_versions
-from loadtest.interrupts import interruptible
+from loadtest.engine.models import size_kv_cache
+from loadtest.engine.plan import Block, deploy, set_up_cpu
+from loadtest.engine.pool import EngineProcess
+from loadtest.experiment import Experiment, Turn, describe_origin
 from loadtest.load.workloads import Conversation
-from loadtest.model_files import describe_model
-from loadtest.progress import Progress
-from loadtest.result_folder import ResultFolder, read_tail
-from serving.offline import start_arguments
+from loadtest.result_folder import ResultFolder
 
-from .grid import Arm, Task, make_tasks
+from .grid import Arm, make_arms
 
 MAX_MODEL_LEN = 2048
 """As in the paper's scripts; longer prompts are left out."""
 
-_RUN_TIMEOUT_S = 3600.0
-_ENV = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
+_WARM_UP_REQUESTS, _WARM_UP_TOKENS = 4, 24
+
+Cell = tuple[str, int]
+"""Dataset and batch cap, under which every arm is measured."""
 
 
 class Store(ResultFolder):
@@ -42,14 +38,11 @@ class Store(ResultFolder):
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class Paper:
     """A grid on a pair of models.
 
     Attributes:
         grid: A preset of `grid.yaml`.
-        target: Folder of the target.
-        draft: Folder of the draft.
-        temperature: Of all requests.
         acceptance: Chances with which drafts are accepted whatever they are, each of
             a position and all before it; None lets the target judge.
         arms: Patterns of the names of arms that are measured now.
@@ -64,75 +57,30 @@ class Experiment:
     arms: Sequence[str] = ("*",)
     gpu: str | None = None
 
-    def measure(
-        self,
-        store: Store,
-        prompts: Mapping[str, Sequence[Conversation]],
-        minutes: float | None = None,
-    ) -> bool:
-        """Measure what is missing; every finished run is kept.
+    def deployment(self, arm: Arm, cap: int) -> dict[str, Any]:
+        """Return the settings of an arm's engine under a batch cap."""
+        draft, policy = None if arm.policy["name"] == "none" else self.draft, arm.policy
+        if draft is not None and self.acceptance is not None:
+            depth = policy.get("max_draft_tokens", policy.get("draft_tokens", 0))
+            rates = [*self.acceptance, *[0.0] * depth][:depth]
+            chances: dict[str, Any] = {"synthetic_acceptance_rates": rates}
+            chances |= {"rejection_sample_method": "synthetic"}
+            policy = {**policy, "extra": chances}
+        engine: dict[str, Any] = {
+            "device": "cpu" if self.gpu is None else "gpu",
+            "max_model_len": MAX_MODEL_LEN,
+            "max_num_seqs": cap,
+            "max_num_batched_tokens": 2048,
+            "enable_prefix_caching": False,
+        }
+        if self.gpu is None:
+            pair = self.target, self.draft, "bfloat16"
+            engine |= set_up_cpu(size_kv_cache(*pair, cap, MAX_MODEL_LEN // 2, 1))
+        return deploy(self.target, draft, policy, engine)
 
-        Args:
-            store: Where runs go.
-            prompts: Of each dataset.
-            minutes: Begin nothing new after this long; None for no limit.
-
-        Returns:
-            Whether everything has been measured.
-
-        Raises:
-            LoadTestError: If the folder holds what was measured under other
-                conditions, or a run fails.
-        """
-        models = {"target": self.target, "draft": self.draft}
-        described = {role: describe_model(path) for role, path in models.items()}
-        machine, versions = describe_machine(self.gpu), describe_versions()
-        # Runs are left out: more of them may be added later.
-        grid = {name: v for name, v in self.grid.items() if name != "runs"}
-        store.check_conditions(
-            grid
-            | {"temperature": self.temperature, "acceptance": self.acceptance}
-            | {role: one["digest"] for role, one in described.items()}
-            | {f"version of {name}": one for name, one in versions.items()}
-            | {"cpu": machine["cpu"], "gpu": self.gpu, "datasets": sorted(prompts)}
-        )
-        done = {(r["run"], r["dataset"], r["cap"], r["arm"]) for r in store.records()}
-        tasks = [
-            task
-            for task in make_tasks(self.grid, list(prompts), self.arms)
-            if task.key not in done
-        ]
-        if not tasks:
-            return True
-        pieces = [*store.environment().get("pieces", []), describe_piece()]
-        store.write_environment(
-            {"machine": machine, "models": described}
-            | {"versions": versions, "pieces": pieces}
-        )
-        tokens, eos_token_id = self._tokenize(prompts)
-        deadline_s = time.monotonic() + 60 * (minutes or math.inf)
-        progress = Progress(len(tasks))
-        for task in tasks:
-            progress.expect(f"{task.cap}", 1)
-        with interruptible():
-            for task in tasks:
-                if time.monotonic() > deadline_s:
-                    return False
-                place = f"run {task.run} {task.dataset} cap {task.cap} {task.arm.name}"
-                progress.show(place)
-                began_s = time.monotonic()
-                job = self._job(task, tokens[task.dataset], eos_token_id)
-                found = self._run(task, job, store.folder / "logs")
-                record = {"run": task.run, "dataset": task.dataset, "cap": task.cap}
-                store.append_record(record | {"arm": task.arm.name} | found)
-                speed = sum(found["num_tokens"]) / found["seconds"]
-                told = f"{place}: {speed:.0f} tokens/s"
-                progress.advance(f"{task.cap}", time.monotonic() - began_s, told)
-        return True
-
-    def _tokenize(
+    def tokenize(
         self, prompts: Mapping[str, Sequence[Conversation]]
-    ) -> tuple[dict[str, list[list[int]]], int]:
+    ) -> tuple[dict[str, list[tuple[int, ...]]], int]:
         """Return token ids of the prompts that are short enough, and the end's."""
         # Takes seconds, which only who measures shall wait for.
         from loadtest.models.tokenizer import load_tokenizer, render
@@ -144,89 +92,100 @@ class Experiment:
                 render(tokenizer, [*one.messages], with_tools=False, reply_follows=True)
                 for one in conversations
             )
-            short = [ids for ids in rendered if len(ids) <= longest]
-            if not short:
+            found[name] = [tuple(ids) for ids in rendered if len(ids) <= longest]
+            if not found[name]:
                 raise LoadTestError(f"{name}: no prompt has {longest} tokens or fewer")
-            found[name] = short
         return found, int(tokenizer.eos_token_id)
 
-    def _job(
-        self, task: Task, tokens: Sequence[Sequence[int]], eos_token_id: int
-    ) -> dict[str, Any]:
-        count = self.grid["requests"]
-        # Other prompts in each run, the same for all arms.
-        first = (task.run - 1) * count
-        asked = [tokens[number % len(tokens)] for number in range(first, first + count)]
-        return {
-            "prompts": asked,
-            "max_tokens": self.grid["max_tokens"],
-            "temperature": self.temperature,
-            "eos_token_id": eos_token_id,
-        }
 
-    def _deployment(self, arm: Arm, cap: int) -> dict[str, Any]:
-        model = {"id": "paper", "target": str(self.target.absolute())}
-        policy = arm.policy()
-        if arm.method != "none":
-            model["draft"] = str(self.draft.absolute())
-            policy["method"] = find_method(self.draft)
-            if self.acceptance is not None:
-                depth = arm.draft_tokens + arm.extra
-                rates = [*self.acceptance, *[0.0] * depth][:depth]
-                policy["extra"] = {
-                    "rejection_sample_method": "synthetic",
-                    "synthetic_acceptance_rates": rates,
-                }
-        engine: dict[str, Any] = {
-            "device": "cpu" if self.gpu is None else "gpu",
-            "max_model_len": MAX_MODEL_LEN,
-            "max_num_seqs": cap,
-            "max_num_batched_tokens": 2048,
-            "enable_prefix_caching": False,
-        }
-        found = {"model": model, "policy": policy, "engine": engine}
-        if self.gpu is not None:
-            return found | {"replicas": {"num_gpus": 1}}
-        engine |= {
-            "enforce_eager": True,
-            "cpu_threads": len(os.sched_getaffinity(0)),
-            "kv_cache_memory_bytes": size_kv_cache(
-                self.target, self.draft, "bfloat16", cap, MAX_MODEL_LEN // 2, 1
-            ),
-        }
-        return found
+class Runner(Experiment[Arm, Cell, EngineProcess]):
+    """Run after run; the next one of all arms begins when the one before is whole.
 
-    def _run(self, task: Task, job: dict[str, Any], logs: Path) -> dict[str, Any]:
-        logs.mkdir(parents=True, exist_ok=True)
-        log = logs / f"{task.cap}-{task.arm.name.replace(' ', '-')}.log"
+    Arms take turns, begun by another one in each run: what drifts falls on all alike.
+    """
+
+    def __init__(
+        self, paper: Paper, store: Store, prompts: Mapping[str, Sequence[Conversation]]
+    ) -> None:
+        """Check that what the folder holds was measured under the same conditions."""
+        self._paper, self._store, self._prompts = paper, store, prompts
+        self._tokens: tuple[dict[str, list[tuple[int, ...]]], int] | None = None
+        self._began_s = 0.0
+        models = {"target": paper.target, "draft": paper.draft}
+        environment, conditions = describe_origin(models, paper.gpu)
+        # Runs are left out: more of them may be added later.
+        grid = {name: v for name, v in paper.grid.items() if name != "runs"}
+        grid |= {"temperature": paper.temperature, "acceptance": paper.acceptance}
+        store.check_conditions(
+            grid | conditions | {"gpu": paper.gpu, "datasets": sorted(prompts)}
+        )
+        super().__init__(store, environment)
+
+    def find_turns(self) -> list[Turn[Arm, Cell]]:
+        """Return runs of single arms: every run starts an engine of its own."""
+        grid, records = self._paper.grid, self._store.records()
+        done = {(r["run"], r["arm"], (r["dataset"], r["cap"])) for r in records}
+        arms = [
+            arm
+            for arm in make_arms(grid)
+            if any(fnmatchcase(arm.name, pattern) for pattern in self._paper.arms)
+        ]
+        turns = []
+        for run in range(1, grid["runs"] + 1):
+            start = (run - 1) * len(arms) // grid["runs"]
+            for cell in itertools.product(self._prompts, grid["caps"]):
+                turns += [
+                    Turn(run, [arm], [cell])
+                    for arm in arms[start:] + arms[:start]
+                    if (run, arm.name, cell) not in done
+                ]
+        return turns
+
+    def name_of(self, cell: Cell) -> str:
+        """Return the batch cap."""
+        return f"{cell[1]}"
+
+    @contextmanager
+    def start(self, turn: Turn[Arm, Cell]) -> Iterator[EngineProcess]:
+        """Start an engine, and warm it up."""
+        ((arm,), (cell,)) = turn.arms, turn.cells
+        self.progress.show(_name(turn))
+        self._began_s = time.monotonic()
+        block = self._make_block(turn.round, cell)
+        log = f"logs/{cell[1]}-{arm.name.replace(' ', '-')}.log"
+        deployment = self._paper.deployment(arm, cell[1])
+        engine = EngineProcess(arm.name, deployment, self._store.folder / log)
         try:
-            arguments, env = start_arguments(self._deployment(task.arm, task.cap))
-        except ValueError as error:
-            raise LoadTestError(f"{task.arm.name}: {error}") from None
-        with log.open("w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "loadtest.paper.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=os.environ | env | _ENV,
-                text=True,
-                # A terminal's Ctrl-C is for the controller, which ends it.
-                start_new_session=True,
-            )
-            try:
-                told = json.dumps(job | {"arguments": arguments})
-                output, _ = process.communicate(told, timeout=_RUN_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                output = ""
-            finally:
-                process.kill()
-                process.wait()
-        try:
-            found: dict[str, Any] = json.loads(output.splitlines()[-1])
-        except (IndexError, ValueError):
-            raise LoadTestError(
-                f"the engine of {task.arm.name} failed; the end of {log}:\n"
-                f"{read_tail(log)}"
-            ) from None
-        return found
+            engine.wait_until_ready()
+            first = block.prompts[:_WARM_UP_REQUESTS]
+            warm_up = replace(block, prompts=first, concurrency=len(first))
+            engine.answer_all(replace(warm_up, max_tokens=_WARM_UP_TOKENS))
+            yield engine
+        finally:
+            engine.end()
+
+    def measure_cell(
+        self, turn: Turn[Arm, Cell], cell: Cell, up: EngineProcess
+    ) -> None:
+        """Send everything at once, and keep what came of it."""
+        found = up.answer_all(self._make_block(turn.round, cell))
+        record = {"run": turn.round, "dataset": cell[0], "cap": cell[1]}
+        self._store.append_record(record | {"arm": turn.arms[0].name} | found)
+        told = f"{_name(turn)}: {sum(found['num_tokens']) / found['seconds']:.0f}"
+        spent_s = time.monotonic() - self._began_s
+        self.progress.advance(self.name_of(cell), spent_s, f"{told} tokens/s")
+
+    def _make_block(self, run: int, cell: Cell) -> Block:
+        """Return other prompts in each run, the same for all arms."""
+        if self._tokens is None:
+            self._tokens = self._paper.tokenize(self._prompts)
+        (tokens, end), grid = self._tokens, self._paper.grid
+        own, count = tokens[cell[0]], grid["requests"]
+        numbers = range((run - 1) * count, run * count)
+        asked = tuple(own[number % len(own)] for number in numbers)
+        return Block(asked, count, self._paper.temperature, grid["max_tokens"], end)
+
+
+def _name(turn: Turn[Arm, Cell]) -> str:
+    dataset, cap = turn.cells[0]
+    return f"run {turn.round} {dataset} cap {cap} {turn.arms[0].name}"

@@ -1,7 +1,5 @@
 """Figures of a report, as PNG bytes. Each says on what it was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -106,13 +104,16 @@ def draw_timeline(
         return None
     figure, panels = _make_panels(_OVER_TIME, "s")
     for number, (arm, one) in enumerate(records.items()):
-        run, epoch_s, style = (
-            runs[arm],
-            one.epoch_s or 0.0,
-            {"color": COLOURS(number % 20)},
-        )
-        _draw_clients(panels, one.outcomes, duration_s, style | {"label": arm})
-        _draw_server(panels, run["timeline"], epoch_s, style)
+        style = {"color": COLOURS(number % 20), "label": arm}
+        _draw_clients(panels, one.outcomes, duration_s, style)
+        seen = pd.DataFrame(runs[arm]["timeline"])
+        seen = seen.reindex(columns=["epoch_s", "replicas", "accepted"]).astype(float)
+        seen = seen.set_index(seen.pop("epoch_s") - (one.epoch_s or 0.0))
+        replicas, accepted = seen["replicas"].dropna(), seen["accepted"].dropna()
+        panels["replicas"].step(replicas.index, replicas, where="post", **style)
+        # Exporters lag by a second or so: this is for the eye.
+        rates = accepted.diff() / accepted.index.to_series().diff()
+        panels["accepted"].plot(rates, ".-", **style)
     for panel in panels.values():
         panel.set(xlim=(0, duration_s), ylim=(0, None))
     return to_png(figure, caption)
@@ -132,24 +133,22 @@ def draw_soak(samples: Sequence[Row], caption: str = "") -> bytes | None:
 
 
 def _draw_clients(
-    panels: Panels,
-    outcomes: Sequence[Outcome],
-    duration_s: float,
-    style: Mapping[str, Any],
+    panels: Panels, outcomes: Sequence[Outcome], duration_s: float, style: Row
 ) -> None:
     edges = np.linspace(0, duration_s, _NUM_BINS + 1)
-    begins, ends = (
-        np.searchsorted(np.sort(times), edges, "right")
-        for times in ([o.sent_s for o in outcomes], [o.end_s for o in outcomes])
-    )
+    times = {
+        name: np.sort([getattr(o, name) for o in outcomes])
+        for name in ("sent_s", "end_s")
+    }
+    begins, ends = (np.searchsorted(one, edges, "right") for one in times.values())
     panels["in_flight"].step(edges, begins - ends, **style)
     parts = [
         (time_s, outcome.output_tokens / max(1, outcome.num_deliveries))
         for outcome in outcomes
         for time_s in delivery_times(outcome)
     ]
-    times, weights = np.reshape(parts, (-1, 2)).T
-    tokens = np.histogram(times, edges, weights=weights)[0] / np.diff(edges)
+    when, weights = np.reshape(parts, (-1, 2)).T
+    tokens = np.histogram(when, edges, weights=weights)[0] / np.diff(edges)
     panels["tokens"].step(edges[1:], tokens, **style)
     due = pd.cut([o.scheduled_s for o in outcomes], edges, include_lowest=True)
     ttfts = pd.Series([o.ttft_ms for o in outcomes], dtype=float)
@@ -157,24 +156,6 @@ def _draw_clients(
     panels["ttft"].plot(edges[1:], late.to_numpy(), marker=".", **style)
     failed = [o.end_s for o in outcomes if o.is_failed]
     panels["failed"].step(edges[1:], np.histogram(failed, edges)[0], **style)
-
-
-def _draw_server(
-    panels: Panels,
-    timeline: Sequence[Row],
-    epoch_s: float,
-    style: Mapping[str, Any],
-) -> None:
-    table = pd.DataFrame(timeline)
-    if "replicas" in table:
-        known = table.dropna(subset="replicas")
-        at_s = known["epoch_s"] - epoch_s
-        panels["replicas"].step(at_s, known["replicas"], where="post", **style)
-    if "accepted" in table:
-        # Exporters lag by a second or so: this is for the eye.
-        known = table.dropna(subset="accepted")
-        rates = known["accepted"].diff() / known["epoch_s"].diff()
-        panels["accepted"].plot(known["epoch_s"] - epoch_s, rates, ".-", **style)
 
 
 def _make_panels(titles: Mapping[str, str], unit: str) -> tuple[Figure, Panels]:

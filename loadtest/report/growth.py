@@ -1,7 +1,5 @@
 """Does it grow? A line through what a soak run measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +78,7 @@ def fit_all(
         stretches = own.groupby((pids != pids.shift()).cumsum())
         steady = max((stretch for _, stretch in stretches), key=len)
         for measure in MEASURES:
-            points = steady[["epoch_s", measure]].to_numpy(float)
-            fit = fit_growth(measure, points)
+            fit = fit_growth(measure, steady[["epoch_s", measure]].to_numpy(float))
             if fit is not None or role not in _PASSING_ROLES:
                 fits[role, measure] = fit
     return fits
@@ -103,16 +100,9 @@ def fit_growth(measure: str, points: Any) -> Growth | None:
     times_s, values = np.transpose(blocks)
     fit = stats.theilslopes(values, times_s / 3600, 0.95)
     mean, hours = float(values.mean()), float(np.ptp(settled[:, 0])) / 3600
-    return Growth(
-        mean=mean,
-        per_hour=float(fit.slope),
-        per_hour_low=float(fit.low_slope),
-        per_hour_high=float(fit.high_slope),
-        hours=hours,
-        tolerated_per_hour=max(
-            _TOLERATED_SHARE_PER_HOUR * mean, _SMALLEST_GROWTH[measure] / hours
-        ),
-    )
+    slope, _, low, high = map(float, fit)
+    tolerated = _TOLERATED_SHARE_PER_HOUR * mean, _SMALLEST_GROWTH[measure] / hours
+    return Growth(mean, slope, low, high, hours, max(tolerated))
 
 
 def find_leftovers(timeline: Sequence[Mapping[str, float]]) -> list[str]:

@@ -1,10 +1,9 @@
 """Stated objectives, e.g. `ttft_p95_ms<=500`, and whether results meet them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 from .growth import Growth, find_leftovers, fit_all
@@ -61,24 +60,20 @@ def parse_objective(text: str) -> Objective:
             f"{text!r} is no objective; write e.g. ttft_p95_ms<=500, "
             "goodput@goodput_per_s>=2 or ours/vllm@output_tokens_per_s>=0.95"
         )
-    is_ratio = "/" in (match["arm"] or "")
-    known = COMPARED if is_ratio else FIGURES
-    if match["metric"] not in known:
+    arm, metric, comparison, value = match.groups()
+    kind, known = ("ratio", COMPARED) if "/" in (arm or "") else ("figure", FIGURES)
+    if metric not in known:
         raise ValueError(
-            f"{text!r}: there is no {'ratio' if is_ratio else 'figure'} "
-            f"{match['metric']}; use one of {', '.join(known)}"
+            f"{text!r}: there is no {kind} {metric}; use one of {', '.join(known)}"
         )
-    return Objective(
-        text, match["arm"], match["metric"], match["op"] == "<=", float(match["value"])
-    )
+    return Objective(text, arm, metric, comparison == "<=", float(value))
 
 
 def judge(
     objectives: Sequence[Objective], rows: Sequence[Row], ratios: Sequence[Row]
 ) -> list[Verdict]:
     """Judge every objective in every cell of the results' rows and paired ratios."""
-    pairs = _pair(rows, ratios)
-    verdicts = []
+    pairs, verdicts = _pair(rows, ratios), []
     for objective in objectives:
         arm, candidates = objective.arm, pairs if "/" in (objective.arm or "") else rows
         own = [row for row in candidates if arm in (None, row["arm"])]
@@ -92,23 +87,29 @@ def judge(
 
 def _pair(rows: Sequence[Row], ratios: Sequence[Row]) -> list[Row]:
     """Return a row for each two arms of a cell, whose figures are ratios."""
-    known: dict[tuple[str, ...], dict[str, float]] = {}
-    for one in ratios:
-        cell, pair = (one["workload"], one["load"]), (one["arm"], one["against"])
-        known.setdefault((*cell, *pair), {})[one["metric"]] = one["ratio"]
-        known.setdefault((*cell, *pair[::-1]), {})[one["metric"]] = 1 / one["ratio"]
+    known = {
+        (one["workload"], one["load"], *arms, one["metric"]): ratio
+        for one in ratios
+        for arms, ratio in (
+            ((one["arm"], one["against"]), one["ratio"]),
+            ((one["against"], one["arm"]), 1 / one["ratio"]),
+        )
+    }
     return [
         {
-            **dict.fromkeys(COMPARED),
-            **known.get((a["workload"], a["load"], a["arm"], b["arm"]), {}),
             "arm": f"{a['arm']}/{b['arm']}",
             "workload": a["workload"],
             "load": a["load"],
             **{name: a[name] and b[name] for name in _CREDENTIALS},
+            **{
+                metric: known.get(
+                    (a["workload"], a["load"], a["arm"], b["arm"], metric)
+                )
+                for metric in COMPARED
+            },
         }
-        for a in rows
-        for b in rows
-        if (a["workload"], a["load"]) == (b["workload"], b["load"]) and a is not b
+        for a, b in permutations(rows, 2)
+        if (a["workload"], a["load"]) == (b["workload"], b["load"])
     ]
 
 
@@ -149,10 +150,8 @@ def judge_soak(runs: Iterable[Row]) -> list[Verdict]:
             _judge_growth(f"{role}: {measure} does not grow", place, fit)
             for (role, measure), fit in fits.items()
         ]
-        left = find_leftovers(run["timeline"])
-        verdicts.append(
-            Verdict("nothing is left", place, None, not left, "; ".join(left))
-        )
+        left = "; ".join(find_leftovers(run["timeline"]))
+        verdicts.append(Verdict("nothing is left", place, None, not left, left))
     return verdicts
 
 

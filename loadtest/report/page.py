@@ -1,11 +1,8 @@
 """Writes results.json and a report.html that needs nothing else."""
 
-from __future__ import annotations
-
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -55,27 +52,17 @@ def write_results(
         ],
         "failed_requests": [f for run in runs for f in run["failed_requests"]],
     }
-    folder.write("results.json", json.dumps(_round(results), indent=1) + "\n")
-    return results
+    return folder.write_results(results)
 
 
 def write_page(
     folder: ResultFolder, runs: Sequence[Run], results: Mapping[str, Any]
 ) -> Path:
     """Write report.html with figures, and return the file."""
-    pictures = _draw(folder.folder, results, runs)
-    folder.write("report.html", render_page(results, pictures))
-    return folder.folder / "report.html"
-
-
-def render_page(
-    results: Mapping[str, Any], pictures: Iterable[tuple[str, bytes | None]] = ()
-) -> str:
-    """Return the page of what a results.json holds, an older one's too."""
     environment = make_environment(Path(__file__).parent)
     environment.filters |= {"number": _number, "spread": _spread}
     failed, rows = results["failed_requests"], results["rows"]
-    return environment.get_template("page.html.jinja").render(
+    page = environment.get_template("page.html.jinja").render(
         results=results,
         caption=_describe_origin(results),
         settings=results["settings"],
@@ -84,22 +71,23 @@ def render_page(
         cells=list(dict.fromkeys((row["workload"], row["load"]) for row in rows)),
         shown=_SHOWN,
         compared=COMPARED,
-        figures=embed(pictures),
+        figures=embed(_draw(folder.folder, results, runs)),
         failed=failed[:_MAX_LISTED],
         num_failed=len(failed),
     )
+    folder.write("report.html", page)
+    return folder.folder / "report.html"
 
 
 def _describe_origin(results: Mapping[str, Any]) -> str:
     """Return machine, models and number of requests, for under every figure."""
     environment = results["environment"]
     machine, models = environment.get("machine", {}), environment.get("models", {})
-    counts = (row.get("num_sent", row["num_requests"]) for row in results["rows"])
     parts = [
         f"{machine.get('cpu') or 'unknown machine'}, {machine.get('cores')} cores, "
         f"{machine.get('memory_gib')} GiB",
         *(f"{r} {m['name']} ({m['digest'][:12]})" for r, m in models.items()),
-        f"{sum(counts)} requests in all",
+        f"{sum(row['num_sent'] for row in results['rows'])} requests in all",
     ]
     return "; ".join(parts)
 
@@ -108,12 +96,12 @@ def _draw(
     folder: Path, results: Mapping[str, Any], runs: Sequence[Run]
 ) -> Iterator[tuple[str, bytes | None]]:
     caption, targets = _describe_origin(results), results["settings"]["targets"]
-    by_process: dict[str, list[Run]] = {}
-    for row in results["rows"]:
-        process = f"{row['workload']}, {row['load'].partition(':')[0]}"
-        by_process.setdefault(process, []).append(row)
-    for title, rows in by_process.items():
-        drawn = figures.draw_against_load(rows, Targets(**targets), caption)
+
+    def process_of(row: Run) -> str:
+        return f"{row['workload']}, {row['load'].partition(':')[0]}"
+
+    for title, rows in groupby(sorted(results["rows"], key=process_of), process_of):
+        drawn = figures.draw_against_load([*rows], Targets(**targets), caption)
         yield f"{title}: against load", drawn
     by_cell: dict[str, dict[str, Run]] = {}
     for run in runs:
@@ -149,17 +137,3 @@ def _spread(value: Any) -> str:
     if value["min"] == value["max"]:
         return middle
     return Markup("{}<br><small>{}-{}</small>").format(middle, low, high)
-
-
-def _round(value: Any) -> Any:
-    """Round numbers to what a reader can use; NaN is no JSON."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        # Six digits, but for times of day.
-        return float(f"{value:.6g}") if abs(value) < 1e6 else round(value, 3)
-    if isinstance(value, Mapping):
-        return {key: _round(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_round(one) for one in value]
-    return value

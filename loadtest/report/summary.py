@@ -1,7 +1,5 @@
 """One run's figures from its records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -68,11 +66,7 @@ def summarise(
     num_failed = sum(o.is_failed for o in sent)
     failures = Counter(o.failure for o in sent if o.failure)
     cached = [o for o in ok if o.cached_tokens is not None and o.prompt_tokens]
-    percentiles = {
-        f"{kind}_p{percent}_ms": _percentile(values, percent)
-        for kind, values in latencies(own).items()
-        for percent in PERCENTILES
-    }
+    num_cached = sum(o.cached_tokens or 0 for o in cached)
     # Little's law, measured: time spent in flight over time passed.
     in_flight_s = sum(
         max(0.0, min(o.end_s, duration_s) - max(o.sent_s, lead_in_s)) for o in sent
@@ -91,13 +85,16 @@ def summarise(
         "goodput_share": num_good / len(own) if own else None,
         "output_tokens_per_s": count_tokens(sent, *window) / width_s,
         "input_tokens_per_s": sum(o.prompt_tokens or 0 for o in ended) / width_s,
-        "cached_share": sum(o.cached_tokens or 0 for o in cached)
-        / sum(o.prompt_tokens or 0 for o in cached)
+        "cached_share": num_cached / sum(o.prompt_tokens or 0 for o in cached)
         if cached
         else None,
         "tokens_counted_by_server": all(o.counted_by_server for o in ok),
         "mean_in_flight": in_flight_s / width_s,
-        **percentiles,
+        **{
+            f"{kind}_p{percent}_ms": _percentile(values, percent)
+            for kind, values in latencies(own).items()
+            for percent in PERCENTILES
+        },
         **_judge_client(records, own, window, is_open, limits),
     }
 
@@ -118,10 +115,7 @@ def latencies(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
         "tpot": [o.tpot_ms for o in ok],
         "e2e": [*(o.e2e_ms for o in ok), *(o.waited_ms for o in hung)],
     }
-    return {
-        kind: [value for value in values if value is not None]
-        for kind, values in by_kind.items()
-    }
+    return {k: [v for v in values if v is not None] for k, values in by_kind.items()}
 
 
 def delivery_times(outcome: Outcome) -> list[float]:
@@ -204,8 +198,7 @@ def _spread_over_seconds(
 
 
 def _largest(values: pd.Series) -> float | None:
-    known = values.dropna()
-    return float(known.max()) if len(known) else None
+    return None if pd.isna(values.max()) else float(values.max())
 
 
 def _find_silent(records: Records) -> list[str]:

@@ -1,7 +1,5 @@
 """Run a storm: `python -m loadtest.storm --output DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import itertools
@@ -9,7 +7,6 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +15,10 @@ from loadtest.client.errors import LoadTestError
 from loadtest.compare.arms import parse_arm
 from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.processes import VICTIMS
-from loadtest.compare.scrape import Scraper
-from loadtest.environment import (
-    describe_machine,
-    describe_piece,
-    describe_versions,
-)
+from loadtest.compare.scrape import scrape
+from loadtest.environment import describe_run
 
-from .cases import Case, make_cases
+from .cases import make_cases
 from .judge import Judge, describe_stalls
 from .killer import kill_in_turn
 from .streams import run_streams
@@ -83,29 +76,30 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str, Any]:
     endpoint, kinds = deployment.endpoint, options.kills * options.each
-    url, model, cases = endpoint.url, endpoint.find_model(), make_cases(options.prompts)
+    cases = make_cases(options.prompts)
+    server = endpoint.url, endpoint.find_model()
+    ask = partial(run_streams, *server)
     _say(f"noting the answers to {len(cases)} requests")
     # Twice: what is compiled on the way must not be what is compared with.
     for _ in range(2):
-        undisturbed = await run_streams(url, model, cases, options.in_flight)
+        undisturbed = await ask(cases, options.in_flight)
     broken = [one.error for one in undisturbed if not one.is_whole]
     if broken:
         raise LoadTestError(f"{len(broken)} fail undisturbed, e.g. {broken[0]}")
     began_s = time.monotonic()
     # Often: what dies takes its counts along.
-    with Scraper(deployment, looks_per_page=1) as seen:
+    with scrape(deployment, looks_per_page=1) as seen:
         killing = asyncio.create_task(
             kill_in_turn(deployment, kinds, options.seed, _say)
         )
-        streams = await run_streams(
-            url,
-            model,
-            _ask_until(killing.done, cases, options.streams),
-            options.in_flight,
+        numbered = enumerate(itertools.cycle(cases))
+        asked = itertools.takewhile(
+            lambda one: one[0] < options.streams or not killing.done(), numbered
         )
+        streams = await ask((case for _, case in asked), options.in_flight)
         kills = await killing
         lasted_s = time.monotonic() - began_s
-    judge = Judge(url, model, undisturbed, may_cut="front" in options.kills)
+    judge = Judge(*server, undisturbed, may_cut="front" in options.kills)
     for stream in streams:
         await asyncio.to_thread(judge.judge, stream)
     return {
@@ -119,19 +113,8 @@ async def _play(options: argparse.Namespace, deployment: Deployment) -> dict[str
         "kills": [one | {"at_s": round(one["at_s"] - began_s, 2)} for one in kills],
         "lasted_s": round(lasted_s, 1),
         "settings": vars(options) | {"output": str(options.output)},
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        **describe_piece(),
+        **describe_run(),
     }
-
-
-def _ask_until(
-    is_over: Callable[[], bool], cases: list[Case], fewest: int
-) -> Iterator[Case]:
-    for number, case in enumerate(itertools.cycle(cases)):
-        if number >= fewest and is_over():
-            return
-        yield case
 
 
 if __name__ == "__main__":

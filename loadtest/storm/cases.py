@@ -1,7 +1,5 @@
 """What is asked in a storm: requests whose answers are known token by token."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from pathlib import Path

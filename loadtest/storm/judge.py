@@ -1,17 +1,14 @@
 """What became of streams: whole and equal, forgiven, corrupted, failed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 import pandas as pd
 
-if TYPE_CHECKING:
-    from .cases import Case
-    from .streams import Stream
+from .cases import Case
+from .streams import Stream
 
 NEAR_TIE: Final = 1e-4
 """Of the two likeliest tokens' log probabilities: float32 cannot tell them apart in

@@ -1,19 +1,14 @@
 """Kills one process after another, each once the fleet is whole again."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from loadtest.client.errors import LoadTestError
+from loadtest.compare.deployment import Deployment
 from loadtest.compare.processes import VICTIMS, find_victims
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from loadtest.compare.deployment import Deployment
 
 MAX_RECOVERY_S: Final = 300.0
 _LOOK_S: Final = 0.25
@@ -29,19 +24,27 @@ async def kill_in_turn(
 
     Returns:
         `kind`, `at_s` (monotonic) and `recovered_after_s` of every kill.
-
-    Raises:
-        LoadTestError: Something did not come back.
     """
-    draw, num_whole = random.Random(seed), _count(deployment)
+    assert deployment.pid is not None  # We have started it.
+    pid, draw = deployment.pid, random.Random(seed)
+
+    def count() -> dict[str, int]:
+        return {kind: len(find_victims(pid, kind)) for kind in VICTIMS}
+
+    num_whole = count()
+
+    def is_whole() -> bool:
+        replicas = deployment.endpoint.count_replicas()
+        return count() == num_whole and replicas == num_whole["replica"]
+
     kills: list[dict[str, Any]] = []
     for kind in kinds:
         await asyncio.sleep(draw.uniform(*_PAUSE_S))
-        victim = draw.choice(_find(deployment, kind))
+        victim = draw.choice(find_victims(pid, kind))
         at_s = time.monotonic()
         victim.kill()
         # In a thread: looking through processes takes a while, and clients stream.
-        while not await asyncio.to_thread(_is_whole, deployment, num_whole):
+        while not await asyncio.to_thread(is_whole):
             if time.monotonic() - at_s > MAX_RECOVERY_S:
                 raise LoadTestError(
                     f"after {MAX_RECOVERY_S:.0f} s the {kind} that was killed is not "
@@ -52,19 +55,3 @@ async def kill_in_turn(
         kills.append({"kind": kind, "at_s": at_s, "recovered_after_s": after_s})
         say(f"kill {len(kills)}/{len(kinds)}: {kind}, whole after {after_s} s")
     return kills
-
-
-def _is_whole(deployment: Deployment, num_whole: dict[str, int]) -> bool:
-    return (
-        _count(deployment) == num_whole
-        and deployment.endpoint.count_replicas() == num_whole["replica"]
-    )
-
-
-def _count(deployment: Deployment) -> dict[str, int]:
-    return {kind: len(_find(deployment, kind)) for kind in VICTIMS}
-
-
-def _find(deployment: Deployment, kind: str) -> list[Any]:
-    assert deployment.pid is not None  # We have started it.
-    return find_victims(deployment.pid, kind)

@@ -1,22 +1,18 @@
 """Streams as their clients see them: tokens, text, and when each part came."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiohttp
 
 from loadtest.client.sse import SseDecoder
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .cases import Case
+from .cases import Case
 
 TIMEOUT_S: Final = 300.0
 """Of a stream: time enough for all engines to start anew."""

@@ -1,14 +1,11 @@
 """What is read of a fleet and drawn; parts themselves need a fleet and minutes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 from loadtest.cluster.__main__ import main
 from loadtest.cluster.parts import PARTS
-from loadtest.cluster.picture import draw
-from loadtest.cluster.table import render
+from loadtest.cluster.show import draw, render
 from loadtest.cluster.watch import count_leases, read_series
 from loadtest.compare.deployment import Deployment
 from loadtest.environment import REPO
@@ -39,13 +36,13 @@ def deployment() -> Any:
     return Deployment(Page(), ("http://metrics",))
 
 
-def test_engines_are_told_from_fronts_which_add_up() -> None:
+def test_engines_are_told_from_fronts_which_add_up():
     expected = {"wanted": 2.0, "waiting": 5.0, "forecast": 12.5}
     assert read_series(deployment()) == expected
     assert count_leases(deployment()) == {"a": 7.0}
 
 
-def test_timelines_are_drawn_and_parts_without_one_are_not(tmp_path) -> None:
+def test_timelines_are_drawn_and_parts_without_one_are_not(tmp_path):
     point = {"at_s": 1.0, "wanted": 1.0, "running": 1.0, "in_flight": 3}
     one = {"config": "c", "machine": {"cpu": "a", "cores": 2}, "timeline": [point] * 2}
     draw({"keys": {}}, tmp_path / "none.png")
@@ -54,7 +51,7 @@ def test_timelines_are_drawn_and_parts_without_one_are_not(tmp_path) -> None:
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_committed_is_what_was_measured() -> None:
+def test_what_is_committed_is_what_was_measured():
     folder = REPO / "loadtest" / "results" / "cluster-cpu"
     results = json.loads((folder / "results.json").read_text())
     assert set(results) == set(PARTS)
@@ -69,7 +66,7 @@ def test_what_is_committed_is_what_was_measured() -> None:
     assert wanted["2"] > 1.5 * wanted["0"]
 
 
-def test_a_config_that_is_not_there_is_an_error_that_names_it(tmp_path, capsys) -> None:
+def test_a_config_that_is_not_there_is_an_error_that_names_it(tmp_path, capsys):
     words = ["--output", str(tmp_path), "--config", "nowhere.yaml", "--parts", "idle"]
     assert main(words) == 2
     assert "nowhere.yaml" in capsys.readouterr().out

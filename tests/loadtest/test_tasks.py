@@ -1,7 +1,5 @@
 """The demo pair's tasks: what they draw, what they accept, what training sees."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

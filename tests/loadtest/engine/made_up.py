@@ -1,7 +1,6 @@
 """Fake measurements, in the form in which they are kept."""
 
-from __future__ import annotations
-
+from dataclasses import asdict
 from typing import Any
 
 from loadtest.engine.plan import Cell
@@ -20,26 +19,25 @@ CONDITIONS = {
     "dtype": "bfloat16",
     "cpu_threads": 2,
 }
+_COUNTERS = {
+    "num_steps": 10,
+    "num_verified_tokens": 80,
+    "num_accepted_tokens": 40,
+    "planning_seconds_total": 0.001,
+    "num_fallbacks": {},
+}
 
 
 def measured(
     policy: str, number: int, speed: float, *, cell: Cell = CELL, **more: Any
 ) -> dict[str, Any]:
-    """Return what is kept of a block."""
     speculates = policy != "none"
-    counters = {
-        "num_steps": 10,
-        "num_verified_tokens": 80,
-        "num_accepted_tokens": 40,
-        "planning_seconds_total": 0.001,
-        "num_fallbacks": {},
-    }
     return {
         "policy": policy,
         "round": number,
         "block": 0,
         "engine_start": f"{number}.1",
-        **cell.as_dict(),
+        **asdict(cell),
         "window_s": 3.0,
         "num_steps": 10,
         "num_tokens": 3.0 * speed,
@@ -48,7 +46,7 @@ def measured(
         "itl_p99_ms": 20.0,
         "time_per_token_p50_ms": 8.0,
         "phases": None,
-        "counters": counters if speculates else None,
+        "counters": _COUNTERS if speculates else None,
         "step_time_error": 0.05 if speculates else None,
         "calibration_error": 0.02 if speculates else None,
         "other_cpu_share": 0.01,

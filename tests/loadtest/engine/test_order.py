@@ -1,11 +1,10 @@
 """In which order rounds, cells, blocks and arms are measured, by fake engines."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -20,13 +19,12 @@ from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, run
 from loadtest.engine.plan import Block, Plan
-from loadtest.engine.run import shuffle
-from loadtest.engine.store import Store
+from loadtest.engine.run import Store, shuffle
 from tests.loadtest.engine.made_up import CELL, measured
 
 GPU = "NVIDIA Stand-in"
 NAMES = ("none", "fixed:2", "goodput:4")
-PLACE = ("policy", "round", "block", "engine_start", *CELL.as_dict())
+PLACE = ("policy", "round", "block", "engine_start", *asdict(CELL))
 CELLS = ("--workloads", "mixed", "--concurrency", "1,2", "--temperatures", "0")
 
 
@@ -80,9 +78,7 @@ def bench(folder: Path, *more: str) -> int:
     return cli.main([*options, "--policies", ",".join(NAMES), *CELLS, *more])
 
 
-def test_arms_take_turns_block_by_block_until_all_had_their_time(
-    tmp_path: Path, engines: FakeEngines
-) -> None:
+def test_arms_take_turns_block_by_block_until_all_had_their_time(tmp_path, engines):
     assert bench(tmp_path, "--window-s", "3", "--rounds", "2") == 0
 
     # Three blocks a cell: goodput's have 1 s.
@@ -102,8 +98,10 @@ def test_arms_take_turns_block_by_block_until_all_had_their_time(
 
 
 def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
-    tmp_path: Path, engines: FakeEngines, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, engines, capsys
+):
+    assert bench(tmp_path, "--rounds", "1", "--minutes", "1e-9") == EXIT_MORE_TO_DO
+    assert engines.widths == []
     engines.fails_after = 4
     assert bench(tmp_path, "--rounds", "1") == EXIT_INTERRUPTED
     assert "goes on from there" in capsys.readouterr().err
@@ -115,20 +113,13 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
 
     assert [note.split()[1] for note in engines.notes] == ["2"] * 3
     results = json.loads((tmp_path / "results.json").read_text())
-    assert len(results["environment"]["pieces"]) == 2
+    assert len(results["environment"]["pieces"]) == 3
     assert {row["rounds"] for row in results["rows"]} == {1}
 
 
-def test_whoever_runs_out_of_time_is_told_that_there_is_more(
-    tmp_path: Path, engines: FakeEngines
-) -> None:
-    assert bench(tmp_path, "--minutes", "1e-9") == EXIT_MORE_TO_DO
-    assert engines.widths == []
-
-
 def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     mine = tmp_path / "notes.txt"
     mine.write_text("keep")
     assert bench(tmp_path, "--rounds", "1") == 0
@@ -145,11 +136,8 @@ def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
 
 
 def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
-    tmp_path: Path,
-    engines: FakeEngines,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    tmp_path, engines, monkeypatch, capsys
+):
     monkeypatch.setattr(cli, "find_gpu", lambda: GPU)
     assert bench(tmp_path, "--device", "gpu", "--rounds", "2") == 0
 
@@ -167,37 +155,26 @@ def test_on_a_gpu_one_engine_at_a_time_goes_through_all_cells(
     assert f"gpu: was {GPU!r}, is 'Another'" in capsys.readouterr().err
 
 
-def test_a_machine_too_small_for_all_engines_is_told_before_they_start(
-    tmp_path: Path,
-    engines: FakeEngines,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    memory = argparse.Namespace(available=2 << 30, total=2 << 30)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert bench(tmp_path, "--rounds", "1") == 1
-    assert "name at most 2 with --policies" in capsys.readouterr().err
-    assert engines.widths == []
-
-
-def test_every_arm_takes_every_place_and_follows_every_other() -> None:
+def test_every_arm_takes_every_place_and_follows_every_other():
     arms = [parse_arm(name) for name in ("none", "fixed:1", "fixed:2")]
-
     orders = [shuffle(arms, f"round {number}") for number in range(30)]
-
     assert orders[0] == shuffle(arms, "round 0")
-    assert {pair for order in orders for pair in pairwise(order)} == set(
-        permutations(arms, 2)
-    )
+    pairs = {pair for order in orders for pair in pairwise(order)}
+    assert pairs == set(permutations(arms, 2))
     assert {order[0] for order in orders} == set(arms)
 
 
-def test_a_failing_engine_ends_the_run_with_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_hinders_is_told_in_its_own_words(tmp_path, engines, monkeypatch, capsys):
     def fail(*_: Any, **__: Any) -> None:
         raise LoadTestError("the engine of none has ended; out of memory")
 
     monkeypatch.setattr(FakeEngines, "run", fail)
     assert bench(tmp_path, "--rounds", "1") == 1
     assert "out of memory" in capsys.readouterr().err
+    # A machine too small for all engines is told before they start.
+    memory = argparse.Namespace(available=2 << 30, total=2 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    engines.widths = []
+    assert bench(tmp_path, "--rounds", "1") == 1
+    assert "name at most 2 with --policies" in capsys.readouterr().err
+    assert engines.widths == []

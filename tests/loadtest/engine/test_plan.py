@@ -1,11 +1,8 @@
 """What is asked for: arms, cells, requests, engines, and what cannot be."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +24,7 @@ from loadtest.engine.plan import (
     parse_bench_arm,
 )
 from loadtest.engine.pool import EngineProcess
-from loadtest.engine.workloads import RequestMaker
+from loadtest.engine.workloads import MIN_REQUESTS, RequestMaker
 from loadtest.environment import REPO
 from loadtest.load.workloads import Conversation
 from loadtest.models.recipe import DRAFT_DIR
@@ -37,23 +34,24 @@ OWN_CLASSES = {"scheduler_cls", "worker_cls", "additional_config"}
 
 
 def plan(*arguments: str, gpu: str | None = "a GPU") -> Plan:
-    """Plan for a GPU that is not there, which takes no model either."""
     given = ["--output", "nowhere", "--device", "gpu" if gpu else "cpu", *arguments]
     return make_plan(cli.parse(given), gpu)
 
 
 @pytest.mark.parametrize(
-    "name", ["none", "fixed:3", "tetris:2+1", "dynamic:5", "cold:8", "adaptive:4"]
+    ("name", "arm"),
+    [
+        ("none", Arm("none")),
+        ("fixed", Arm("fixed", 3)),
+        ("tetris", Arm("tetris", 2, 2)),
+        ("goodput", Arm("goodput", 5)),
+        ("cold", Arm("cold", 8)),
+        ("adaptive", Arm("adaptive", 5)),
+        ("tetris:2+1", Arm("tetris", 2, 1)),
+    ],
 )
-def test_an_arm_reads_back_from_its_name(name: str) -> None:
-    assert parse_bench_arm(name).name == name
-
-
-def test_numbers_of_an_arm_may_be_left_out() -> None:
-    assert parse_arm("tetris") == Arm("tetris", 2, 2)
-    assert parse_arm("goodput") == Arm("goodput", 5)
-    assert parse_bench_arm("adaptive") == Arm("adaptive", 5)
-    assert parse_bench_arm("cold") == Arm("cold", 8)
+def test_an_arm_reads_back_from_its_name_and_numbers_may_be_left_out(name, arm):
+    assert parse_bench_arm(name) == arm == parse_bench_arm(arm.name)
 
 
 @pytest.mark.parametrize(
@@ -67,18 +65,13 @@ def test_numbers_of_an_arm_may_be_left_out() -> None:
         ("adaptive", "no policy"),  # No server offers it.
     ],
 )
-def test_a_wrong_arm_is_refused_with_the_right_form(text: str, message: str) -> None:
+def test_a_wrong_arm_is_refused_with_the_right_form(text, message):
     with pytest.raises(ValueError, match=message):
         parse_arm(text)
 
 
-# Presets and cells
-
-
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_that_claim_something_measure_long_enough_and_start_anew(
-    preset: str,
-) -> None:
+def test_presets_that_claim_something_measure_long_enough_and_start_anew(preset):
     options = cli.parse(["--output", "nowhere", "--preset", preset])
     # Whoever comes last is compared with all others.
     ours = "none" if preset == "cold" else "goodput"
@@ -89,32 +82,22 @@ def test_presets_that_claim_something_measure_long_enough_and_start_anew(
         assert options.rounds >= 3
 
 
-def test_the_sweep_has_a_grid_of_tetris_whose_best_is_not_its_edge() -> None:
-    sweep = plan("--preset", "sweep")
-    depths = [arm.draft_tokens for arm in sweep.arms if arm.policy == "tetris"]
-    assert max(depths) == 8
-    assert {2, 3, 4}.issubset(depths)
-    assert [cell.concurrency for cell in sweep.cells] == [1, 2, 4, 8, 16, 32]
-
-
-def test_options_stand_before_the_preset() -> None:
+def test_options_stand_before_the_preset_and_own_models_are_not_padded():
     own = ["--rounds", "7", "--policies", "fixed,fixed:3", "--workloads", "easy"]
     made = plan("--preset", "smoke", *own, "--max-tokens", "33", "--concurrency", "8")
     assert (made.rounds, made.max_tokens, made.window_s) == (7, 33, 0)
     assert made.arms == (Arm("fixed", 3),)
     assert made.cells == (Cell("easy", 0.0, 8),)
+    for arguments, size in (
+        ([], 100e6),
+        (["--target", "mine"], 0),
+        (["--target", "mine", "--target-parameters", "2e8"], 2e8),
+    ):
+        options = cli.parse(["--output", "nowhere", *arguments])
+        assert float(options.target_parameters) == size
 
 
-def test_a_model_of_the_users_own_is_not_padded_unless_asked() -> None:
-    def padded_to(*arguments: str) -> float:
-        return float(cli.parse(["--output", "nowhere", *arguments]).target_parameters)
-
-    assert padded_to() == 100e6
-    assert padded_to("--target", "mine") == 0
-    assert padded_to("--target", "mine", "--target-parameters", "2e8") == 2e8
-
-
-def test_the_held_out_prompts_are_of_ten_kinds_and_the_head_is_recognised() -> None:
+def test_the_held_out_prompts_are_of_ten_kinds_and_the_head_is_recognised():
     options = cli.parse(["--output", "nowhere", "--preset", "smollm2"])
     lines = (REPO / options.workloads).read_text(encoding="utf-8").splitlines()
     kinds = Counter(json.loads(line)["kind"] for line in lines)
@@ -123,9 +106,6 @@ def test_the_held_out_prompts_are_of_ten_kinds_and_the_head_is_recognised() -> N
     assert len(set(lines)) == 200
     assert find_method(options.draft) == "eagle3"
     assert find_method(DRAFT_DIR) == "draft_model"
-
-
-# Requests
 
 
 def words_as_tokens(conversation: Conversation) -> list[int]:
@@ -138,9 +118,7 @@ def requests() -> RequestMaker:
     return RequestMaker(words_as_tokens, 2, seed=0, max_tokens=8)
 
 
-def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(
-    requests: RequestMaker,
-) -> None:
+def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(requests):
     cell, warmer = Cell("mixed", 0.0, 4), Cell("mixed", 1.0, 4)
     assert requests.make(cell, 1) == requests.make(cell, 1)
     assert requests.make(cell, 1).prompts == requests.make(warmer, 1).prompts
@@ -154,9 +132,15 @@ def test_requests_repeat_for_every_arm_and_differ_between_rounds_and_blocks(
             assert len(block.prompts) >= REQUESTS_TO_BE_STEADY * concurrency
 
 
-def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
-    requests: RequestMaker, tmp_path: Path
-) -> None:
+def test_long_prompts_come_after_short_ones_in_a_drift(requests):
+    block = requests.make(Cell("drift-context", 0.0, 2), 1)
+    before, after = block.prompts[: block.switch_at], block.prompts[block.switch_at :]
+    assert (len(before), len(after)) == (12, MIN_REQUESTS)
+    assert max(map(len, before)) <= longest_prompt("mixed")
+    assert sum(map(len, after)) / len(after) > 3 * sum(map(len, before)) / len(before)
+
+
+def test_prompts_of_a_file_are_taken_and_long_ones_left_out(requests, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text(f"one two three\n{'word ' * 3000}\n")
     cell = Cell(str(file), 0.0, 2)
@@ -168,10 +152,7 @@ def test_prompts_of_a_file_are_taken_and_long_ones_left_out(
         requests.make(cell, 1)
 
 
-# Engines
-
-
-def test_arms_differ_in_nothing_but_speculation() -> None:
+def test_arms_differ_in_nothing_but_speculation():
     names = ("none", "fixed:6", "adaptive:6", "tetris:4+2", "goodput:6")
     made = plan("--policies", ",".join(names), "--max-tokens", "64")
     assert made.engine["max_model_len"] == longest_prompt("long-context") + 64 + 6
@@ -194,9 +175,6 @@ def test_arms_differ_in_nothing_but_speculation() -> None:
         assert started[name].keys() >= OWN_CLASSES
 
 
-# What cannot be
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -211,48 +189,33 @@ def test_arms_differ_in_nothing_but_speculation() -> None:
         (["--policies", "adaptive"], "adaptive: nothing of the kind with --device cpu"),
     ],
 )
-def test_what_cannot_be_measured_is_explained(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_measured_is_explained(arguments, message, tmp_path, capsys):
     given = ["--preset", "smoke", "--output", str(tmp_path)]
     assert cli.main([*given, *arguments]) == 1
     assert message in capsys.readouterr().err
 
 
-def test_the_gpu_is_named_and_a_host_without_one_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_gpu_is_named_and_a_host_without_one_refused(monkeypatch):
     library: Any = ModuleType("pynvml")
     library.nvmlInit = lambda: None
     library.nvmlDeviceGetHandleByIndex = lambda index: index
     library.nvmlDeviceGetName = lambda handle: "NVIDIA Stand-in"
     monkeypatch.setitem(sys.modules, "pynvml", library)
     assert find_gpu() == "NVIDIA Stand-in"
-
-    def fail() -> None:
-        raise OSError("no driver")
-
-    library.nvmlInit = fail
-    with pytest.raises(LoadTestError, match=r"no NVIDIA GPU .*\(no driver\)"):
+    del library.nvmlInit
+    with pytest.raises(LoadTestError, match=r"no NVIDIA GPU .*nvmlInit"):
         find_gpu()
 
 
-# Processes
-
-
 @pytest.mark.vllm
-def test_an_engine_that_fails_is_reported_with_the_end_of_its_log(
-    tmp_path: Path,
-) -> None:
+def test_an_engine_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
     nowhere = ["--target", str(tmp_path), "--draft", str(tmp_path)]
-    process = EngineProcess(plan(*nowhere), Arm("none"), tmp_path)
+    deployment = plan(*nowhere).deployment(Arm("none"))
+    process = EngineProcess("none", deployment, tmp_path / "none.log")
     try:
         reason = r"of none failed: [\s\S]* local directory [\s\S]*the end of .*none.log"
         with pytest.raises(LoadTestError, match=reason):
-            process.receive(120.0)
+            process.wait_until_ready()
         with pytest.raises(LoadTestError, match="of none has ended"):
             process.run(Block((), 1, 0.0, 1, 2))
     finally:

@@ -1,7 +1,5 @@
 """The whole benchmark once, on real engines with the demo's draft."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -42,9 +40,7 @@ def bench(output: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True)
 
 
-def test_an_interrupted_run_leaves_no_process_and_goes_on_where_it_was(
-    tmp_path: Path,
-) -> None:
+def test_an_interrupted_run_leaves_no_process_and_goes_on_where_it_was(tmp_path):
     folder = tmp_path / "results"
     kept = folder / "measurements.jsonl"
     with bench(folder) as run:

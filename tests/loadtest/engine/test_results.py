@@ -1,25 +1,24 @@
 """From measurements to rows, ratios, tables and plots."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtest.engine.plan import Cell
-from loadtest.engine.plots import draw
-from loadtest.engine.report import write_results
-from loadtest.engine.store import Store
+from loadtest.engine.report import draw, write_results
+from loadtest.engine.run import Store
 from loadtest.engine.summary import (
     ALL_LOADS,
     compare_with_others,
     find_ceilings,
     make_rows,
 )
+from loadtest.intervals import compare
 from tests.loadtest.engine.made_up import CELL, CONDITIONS, ENVIRONMENT, measured
 
 OURS = "goodput:8"
@@ -46,24 +45,23 @@ def rounds_of(cell: Cell = CELL, **speeds: Sequence[float]) -> list[dict[str, An
 
 
 def ratio_of(measurements: Any, concurrency: int = CELL.concurrency) -> Any:
-    """Return what `tetris` is over `none`."""
     ratios, _ = compare_with_others(measurements, "tetris:2+2")
     (found,) = [one for one in ratios if one["concurrency"] == concurrency]
     return found
 
 
-def test_a_group_cut_short_by_a_crash_is_measured_again(store: Store) -> None:
+def test_a_group_cut_short_by_a_crash_is_measured_again(store):
     path = store.folder / "measurements.jsonl"
     path.write_text('[{"policy": "none", "rou')
 
     assert store.done() == set()
     store.append_record(rounds_of(none=[100.0]))
 
-    assert [one["num_tokens"] for one in store.measurements()] == [300]
+    assert [one["num_tokens"] for [one] in store.records()] == [300]
     assert store.done() == {(1, CELL)}
 
 
-def test_blocks_of_a_round_add_up_before_rounds_are_compared() -> None:
+def test_blocks_of_a_round_add_up_before_rounds_are_compared():
     blocks = [
         measured("tetris:2+2", 1, 100.0),
         measured("tetris:2+2", 1, 300.0, window_s=1.0, num_tokens=300, block=1),
@@ -83,7 +81,7 @@ def test_blocks_of_a_round_add_up_before_rounds_are_compared() -> None:
     assert row["step_ms"] == pytest.approx((4000 / 20 + 300) / 2)
 
 
-def test_engines_that_start_once_for_all_rounds_count_once() -> None:
+def test_engines_that_start_once_for_all_rounds_count_once():
     rounds = [measured("none", n, 100.0, engine_start="1.1") for n in (1, 2, 3)]
 
     (row,) = make_rows(rounds)
@@ -93,7 +91,7 @@ def test_engines_that_start_once_for_all_rounds_count_once() -> None:
     assert row["planning_us_per_step"] is None
 
 
-def test_a_ceiling_is_all_drafts_accepted_at_measured_step_times() -> None:
+def test_a_ceiling_is_all_drafts_accepted_at_measured_step_times():
     blocks = [
         measured("none", 1, 100.0, num_steps=30),
         measured("fixed:3", 1, 100.0, num_steps=20),
@@ -105,28 +103,31 @@ def test_a_ceiling_is_all_drafts_accepted_at_measured_step_times() -> None:
     (ceiling,) = find_ceilings(make_rows(blocks))
 
     # Four tokens in 150 ms, where none takes 100 ms for one.
-    assert ceiling == CELL.as_dict() | {
+    assert ceiling == asdict(CELL) | {
         "policy": "fixed:3",
         "ratio": pytest.approx(4 * 100 / 150),
     }
 
 
-def test_what_moves_a_whole_round_cancels_in_the_ratio() -> None:
+def test_what_moves_a_whole_round_cancels_in_the_ratio():
     ratio = ratio_of(rounds_of(none=[100, 50, 200], tetris=[110, 55, 220]))
-
     assert (ratio["policy"], ratio["against"]) == ("tetris:2+2", "none")
     assert [ratio[k] for k in ("ratio", "low", "high")] == pytest.approx([1.1] * 3)
     assert ratio["rounds"] == 3
-
-
-def test_only_common_rounds_are_compared_and_one_has_no_interval() -> None:
+    # Only common rounds are compared, and one has no interval.
     ratio = ratio_of(rounds_of(none=[100, 100], tetris=[0, 120, 120]))
-
     assert ratio["ratio"] == pytest.approx(1.2)
     assert (ratio["low"], ratio["rounds"]) == (None, 1)
 
 
-def test_over_all_loads_rounds_compare_with_their_geometric_mean() -> None:
+def test_students_interval_tells_how_well_arms_are_compared():
+    # Logarithms 0 and 2 sigma around their mean: t at 97.5 % with one degree is 12.71.
+    found = compare([1.0, 1.21], [1.0, 1.0])
+    assert found["ratio"] == pytest.approx(1.1)
+    assert found["high"] / found["ratio"] == pytest.approx(1.1**12.706, rel=1e-3)
+
+
+def test_over_all_loads_rounds_compare_with_their_geometric_mean():
     # The last round is not measured at both loads.
     rounds = [
         *rounds_of(none=[100, 100, 1], tetris=[100, 100, 9]),
@@ -139,7 +140,7 @@ def test_over_all_loads_rounds_compare_with_their_geometric_mean() -> None:
     assert ratio["rounds"] == 2
 
 
-def test_the_luckiest_of_equals_is_not_held_against_a_policy() -> None:
+def test_the_luckiest_of_equals_is_not_held_against_a_policy():
     """Each rival is the fastest by luck in one round, and equal in the others."""
     rivals = {"a": [120, 100, 100], "b": [100, 120, 100], "c": [100, 100, 120]}
 
@@ -153,7 +154,7 @@ def test_the_luckiest_of_equals_is_not_held_against_a_policy() -> None:
     assert compare_with_others(rounds_of(goodput=[110]), OURS) == ([], [])
 
 
-def test_results_tell_speeds_ratios_and_where_they_come_from(store: Store) -> None:
+def test_results_tell_speeds_ratios_and_where_they_come_from(store):
     for none, tetris in ((100.0, 110.0), (50.0, 55.0)):
         number = len(store.records()) + 1
         own = measured("none", number, none), measured("tetris:2+2", number, tetris)
@@ -182,27 +183,24 @@ def test_results_tell_speeds_ratios_and_where_they_come_from(store: Store) -> No
     assert (store.folder / "results.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_change_on_the_way_and_what_a_policy_fell_back_to_are_told(
-    store: Store,
-) -> None:
+def test_a_change_on_the_way_and_what_a_policy_fell_back_to_are_told(store):
+    # An adaptive policy may verify nothing at all.
+    nothing = {"num_steps": 10, "num_verified_tokens": 0, "num_accepted_tokens": 0}
     phases = {"before": 100.0, "after": 60.0}
     drift = Cell("drift-context", 0.0, 4)
     block = measured("tetris:2+2", 1, 80.0, cell=drift, phases=phases)
-    # An adaptive policy may verify nothing at all.
-    nothing = {"num_steps": 10, "num_verified_tokens": 0, "num_accepted_tokens": 0}
-    block["counters"] = nothing | {"num_fallbacks": {"late": 3}}
-    store.append_record([block])
-
+    store.append_record(
+        [block | {"counters": nothing | {"num_fallbacks": {"late": 3}}}]
+    )
     write_results(store)
-
     table = (store.folder / "results.md").read_text()
     assert "| tetris:2+2 | 4 | 80-80 | 100 → 60 |" in table
     assert "| tetris:2+2 | **80** (1.50, -) |" in table
     assert "Fallbacks of policies: tetris:2+2: late." in table
 
 
-@pytest.mark.parametrize("folder", [".", "cold", "cold-400m", "warm"])
-def test_committed_results_are_what_was_measured(folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", [".", "cold", "cold-400m", "smollm2", "warm"])
+def test_committed_results_are_what_was_measured(folder, tmp_path):
     for name in ("measurements.jsonl", "settings.json", "environment.json"):
         shutil.copy(COMMITTED / folder / name, tmp_path / name)
     committed = json.loads((COMMITTED / folder / "results.json").read_text())
@@ -219,3 +217,6 @@ def test_committed_results_are_what_was_measured(folder: str, tmp_path: Path) ->
             kept = {k: v for k, v in row.items() if k != "calibration_error"}
             assert kept == {key: before.get(key) for key in kept}
     assert len(again["rows"]) == len(committed["rows"])
+    if folder == "smollm2":  # Older pages have another form.
+        page = (COMMITTED / folder / "results.md").read_text()
+        assert (tmp_path / "results.md").read_text() == page

@@ -1,18 +1,12 @@
 """What is noted between engine and planner, step by step."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from loadtest.arms import Arm
-from loadtest.engine.plan import Cell
-from loadtest.engine.store import Store
 from loadtest.engine.watch import Watch
 from policies.goodput import GoodputPlanner
 from policies.types import DraftBatch, EngineLimits, StepTiming, VerificationOutcome
@@ -36,10 +30,7 @@ def watch() -> Watch:
     return Watch(GoodputPlanner.build(3, EngineLimits()))
 
 
-def test_a_trace_keeps_what_was_offered_admitted_and_accepted(
-    watch: Watch, tmp_path: Path
-) -> None:
-    store, cell, arm = Store(tmp_path), Cell("mixed", 0.0, 2), Arm("goodput", 3)
+def test_a_trace_keeps_what_was_offered_admitted_and_accepted(watch, tmp_path):
     watch.observe(NOTHING)
     watch.start_over()  # What the block before left behind is no part of it.
     confidence = np.array([[0.99, 0.98, 0.0], [0.4, 0.0, 0.0], [0.0, 0.0, 0.0]])
@@ -54,9 +45,10 @@ def test_a_trace_keeps_what_was_offered_admitted_and_accepted(
     watch.mark("end")
     watch.observe(NOTHING)
 
-    watch.save(store.trace_file(cell, arm))
-    trace = np.load(store.trace_file(cell, arm))
+    watch.save(tmp_path / "new" / "trace.npz")
+    trace = np.load(tmp_path / "new" / "trace.npz")
 
+    assert watch.add_up_stages() == {"score": 9.0, "verify": 0.0, "draft": 0.0}
     assert trace["step_target_ms"].tolist()[0] == 9.0
     assert trace["step_depth"].tolist()[0] == 2.0
     assert np.isnan(trace["step_target_ms"][1])
@@ -75,8 +67,7 @@ def test_a_trace_keeps_what_was_offered_admitted_and_accepted(
     )
 
 
-def test_confidence_that_comes_with_the_outcome_is_what_counts(tmp_path: Path) -> None:
-    """On a GPU the scheduler has selected before it knew the drafts."""
+def test_confidence_that_comes_with_the_outcome_is_what_counts(tmp_path):
     planner: Any = SimpleNamespace(
         export_state=dict, select=lambda batch: None, observe=lambda outcome: None
     )
@@ -92,9 +83,7 @@ def test_confidence_that_comes_with_the_outcome_is_what_counts(tmp_path: Path) -
     assert trace["draft_num_verified"].tolist() == [2]
 
 
-def test_a_planner_without_drafts_leaves_a_trace_too(
-    watch: Watch, tmp_path: Path
-) -> None:
+def test_a_planner_without_drafts_leaves_a_trace_too(watch, tmp_path):
     watch.observe(NOTHING)
     watch.save(tmp_path / "trace.npz")
     trace = np.load(tmp_path / "trace.npz")
@@ -102,7 +91,7 @@ def test_a_planner_without_drafts_leaves_a_trace_too(
     assert trace["draft_step"].size == trace["draft_confidence"].size == 0
 
 
-def test_a_planner_held_at_depth_0_plans_and_drafts_nothing() -> None:
+def test_a_planner_held_at_depth_0_plans_and_drafts_nothing():
     planner = GoodputPlanner.build(8, EngineLimits(skips_drafter=True))
     held = Watch(planner, hold_at_zero=True)
 

@@ -1,7 +1,5 @@
 """What tests of the load generator share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +10,12 @@ from .stand_in_server import StandIn, run_stand_in
 
 @pytest.fixture
 def server() -> Iterator[StandIn]:
-    """A stand-in that sends a token every 5 ms."""
     with run_stand_in(StandIn()) as running:
         yield running
 
 
 @pytest.fixture
 def prompt_file(tmp_path: Path) -> Path:
-    """A file of prompts: conversations of one turn, which take as long as they take."""
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(f"prompt {number}" for number in range(50)))
     return path

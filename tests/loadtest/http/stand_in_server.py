@@ -7,8 +7,6 @@ process or, as a script, in a process of its own:
     python -m tests.loadtest.http.stand_in_server 9000
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -39,19 +37,16 @@ vllm:spec_decode_num_drafts_total {accepted}
 
 
 def event(value: object) -> bytes:
-    """Return one event."""
     data = value if isinstance(value, str) else json.dumps(value)
     return f"data: {data}\n\n".encode()
 
 
 def chunk(text: str = "", *, finish: str | None = None, **more: Any) -> bytes:
-    """Return a chat completion chunk as an event."""
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
     return event({"id": "chat-1", "choices": [choice], **more})
 
 
 def usage(prompt: int, completion: int, **more: Any) -> bytes:
-    """Return the chunk that carries only the usage."""
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, **more}
     return event({"id": "chat-1", "choices": [], "usage": counts})
 
@@ -60,7 +55,6 @@ DONE = event("[DONE]")
 
 
 def wait_for(look: Callable[[], T | None], limit_s: float = WAIT_S) -> T:
-    """Look again and again until there is something to see."""
     deadline_s = time.monotonic() + limit_s
     while not (seen := look()):
         assert time.monotonic() < deadline_s
@@ -69,13 +63,10 @@ def wait_for(look: Callable[[], T | None], limit_s: float = WAIT_S) -> T:
 
 
 def num_asked(body: Mapping[str, Any]) -> int:
-    """Return how many tokens a request asks for, under either of its names."""
     return int(body.get("max_tokens") or body["max_completion_tokens"])
 
 
 def plain_reply(step_s: float) -> Script:
-    """Reply with one token a step, as many as were asked for."""
-
     def script(body: Mapping[str, Any]) -> Iterator[object]:
         count = num_asked(body)
         yield step_s
@@ -93,18 +84,9 @@ def plain_reply(step_s: float) -> Script:
 class StandIn:
     """A running stand-in.
 
-    Attributes:
-        script: What it replies; by default a token a step.
-        step_s: Of the default.
-        status: HTTP status; other than 200 the script's bytes are the whole body.
-        chunked: Whether bodies use chunked transfer coding; else they end with the
-            connection.
-        key: Without it as `Authorization` everything is refused; empty for none.
-        replicas: How many `/health` tells; with 0 it refuses.
-        page: What its exporter shows; None for nothing.
-        pages: What was got from it.
-        bodies: Requests it got.
-        ids: Their `X-Request-Id`.
+    By default it replies with a token a step, in chunked transfer coding. With another
+    status than 200 the script's bytes are the whole body; without `key`, if there is
+    one, everything is refused, and `/health` with no replicas.
     """
 
     script: Script | None = None
@@ -120,7 +102,6 @@ class StandIn:
     url: str = ""
 
     def answer_get(self, path: str) -> tuple[int, str]:
-        """Return status and body for a path."""
         match path:
             case "/v1/models":
                 return 200, json.dumps({"data": [{"id": "stand-in"}]})
@@ -139,15 +120,13 @@ class StandIn:
 
 @contextmanager
 def run_stand_in(stand_in: StandIn, port: int = 0) -> Iterator[StandIn]:
-    """Serve until the end of the block."""
-
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         # Else small pieces wait 40 ms for the client's delayed acknowledgement.
         disable_nagle_algorithm = True
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            pass
 
         def do_GET(self) -> None:
             stand_in.pages.append(self.path)

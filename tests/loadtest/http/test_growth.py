@@ -1,7 +1,5 @@
 """What a soak run concludes from samples of processes and of the engine."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -9,19 +7,16 @@ from typing import Any
 
 import pytest
 
-from loadtest.compare.processes import (
-    find_processes,
-    find_victims,
-    role_of,
-    sample,
-)
+from loadtest.compare.processes import find_processes, find_victims, role_of, sample
 from loadtest.report.growth import MEASURES, find_leftovers, fit_all, fit_growth
 from loadtest.report.objectives import judge_soak
 
+IDLE = {"num_running": 0.0, "num_waiting": 0.0, "kv_cache_usage": 0.0}
 
-def line(per_hour: float, noise: float, seed: int = 0) -> list[tuple[float, float]]:
+
+def line(per_hour: float, noise: float) -> list[tuple[float, float]]:
     """An hour of samples around 500."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     return [
         (5.0 * n, 500 + per_hour * n / 720 + draw.gauss(0, noise)) for n in range(720)
     ]
@@ -29,33 +24,16 @@ def line(per_hour: float, noise: float, seed: int = 0) -> list[tuple[float, floa
 
 def row(time_s: float, role: str, pids: list[int], memory_mib: float) -> dict[str, Any]:
     """A sample of processes with 20 file descriptors and 30 threads each."""
-    return {
-        "epoch_s": time_s,
-        "role": role,
-        "pids": pids,
-        "num_processes": len(pids),
-        "memory_mib": memory_mib,
-        "num_fds": 20 * len(pids),
-        "num_threads": 30 * len(pids),
-    }
+    found = {"epoch_s": time_s, "role": role, "pids": pids, "num_processes": len(pids)}
+    counts = {"num_fds": 20 * len(pids), "num_threads": 30 * len(pids)}
+    return found | {"memory_mib": memory_mib} | counts
 
 
-def soak(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A soak run whose engine is idle at both ends."""
-    idle = {"num_running": 0.0, "num_waiting": 0.0, "kv_cache_usage": 0.0}
-    return {
-        "round": 1,
-        "arm": "goodput:8",
-        "workload": "chats",
-        "load": "poisson:1",
-        "is_soak": True,
-        "epoch_s": 0.0,
-        "process_samples": samples,
-        "timeline": [{"epoch_s": 0.0, **idle}, {"epoch_s": 3600.0, **idle}],
-    }
-
-
-# One line
+def missed_by(samples: list[dict[str, Any]]) -> dict[str, str]:
+    place = {"arm": "goodput:8", "workload": "chats", "load": "poisson:1"}
+    seen = {"process_samples": samples, "timeline": [IDLE, IDLE]}
+    verdicts = judge_soak([place | {"is_soak": True} | seen])
+    return {one.objective: one.note for one in verdicts if not one.is_met}
 
 
 @pytest.mark.parametrize(
@@ -65,9 +43,10 @@ def soak(samples: list[dict[str, Any]]) -> dict[str, Any]:
 )
 def test_growth_fails_when_it_is_certain_and_matters(per_hour, noise, fails):
     fit = fit_growth("memory_mib", line(per_hour, noise))
-    assert fit.is_certain is fails
-    assert fit.is_excluded is not fails
+    assert (fit.is_certain, fit.is_excluded) == (fails, not fails)
     assert fit.per_hour == pytest.approx(per_hour, abs=5)
+    samples = [row(t, "engine", [7], v) for t, v in line(per_hour, noise)]
+    assert [*missed_by(samples)] == ["engine: memory_mib does not grow"] * fails
 
 
 def test_an_interval_that_reaches_beyond_what_is_tolerated_tells_nothing():
@@ -76,20 +55,13 @@ def test_an_interval_that_reaches_beyond_what_is_tolerated_tells_nothing():
     # 5 % of 500 an hour.
     assert fit.tolerated_per_hour == pytest.approx(26, abs=2)
     assert fit.per_hour_low < fit.tolerated_per_hour < fit.per_hour_high
-    assert not fit.is_certain
-    assert not fit.is_excluded
-    [missed] = [one for one in judge_soak([soak(samples)]) if not one.is_met]
-    assert missed.objective == "engine: memory_mib does not grow"
-    assert missed.note.startswith("cannot tell, soak longer")
+    [note] = missed_by(samples).values()
+    assert note.startswith("cannot tell, soak longer")
 
 
 def test_what_only_settles_at_first_is_no_growth():
     points = [(t, v if t > 600 else v - 300) for t, v in line(0, 5)]
-    fit = fit_growth("memory_mib", points)
-    assert fit.is_excluded
-
-
-# Roles
+    assert fit_growth("memory_mib", points).is_excluded
 
 
 @pytest.mark.parametrize(("per_hour", "fails"), [(0, False), (200, True)])
@@ -114,67 +86,47 @@ def test_an_engine_in_the_place_of_a_dead_one_hides_no_growth():
     assert memory.hours == pytest.approx(0.5, abs=0.01)
 
 
-def test_ever_more_processes_are_a_leak():
+def test_ever_more_processes_are_a_leak_but_those_that_ray_starts_at_will():
     samples = [
-        row(t, "proxy", list(range(count)), 50.0 * count)
-        for t, count in ((t, 1 + int(t) // 600) for t, _ in line(0, 1))
+        row(t, "proxy", list(range(1 + int(t) // 600)), 50.0) for t, _ in line(0, 1)
     ]
-    fits = fit_all(samples)
-    number = fits["proxy", "num_processes"]
-    assert number.is_certain
-    found = [fits["proxy", measure] for measure in MEASURES]
-    assert not any(fit.is_certain for fit in found if fit is not None)
-
-
-def test_processes_that_ray_starts_and_ends_at_will_need_not_last():
-    samples = [row(t, "engine", [7], v) for t, v in line(0, 1)]
     samples += [row(t, "idle Ray worker", [9], 50.0) for t, _ in line(0, 1)[:20]]
     fits = fit_all(samples)
-    number = fits.pop(("idle Ray worker", "num_processes"))
-    assert number.is_excluded
-    assert {role for role, _ in fits} == {"engine"}
-
-
-# Verdicts
-
-
-def test_a_steady_soak_is_met():
-    verdicts = judge_soak([soak([row(t, "engine", [7], v) for t, v in line(0, 1)])])
-    assert len(verdicts) == len(MEASURES) + 2
-    assert all(verdict.is_met for verdict in verdicts)
+    grows = {key for key, fit in fits.items() if fit is not None and fit.is_certain}
+    assert grows == {("proxy", "num_processes")}
+    assert fits.pop(("idle Ray worker", "num_processes")).is_excluded
+    assert {role for role, _ in fits} == {"proxy"}
 
 
 def test_a_role_with_too_few_samples_fails_by_name():
     samples = [row(t, "engine", [7], v) for t, v in line(0, 1)]
     # Dies every two minutes: 24 samples.
     samples += [row(t, "replica", [int(t) // 120], v) for t, v in line(0, 1)]
-    missed = [one for one in judge_soak([soak(samples)]) if not one.is_met]
-    assert {one.objective for one in missed} == {
-        f"replica: {measure} does not grow" for measure in MEASURES
-    }
-    assert all("too few samples" in one.note for one in missed)
+    missed = missed_by(samples)
+    assert {*missed} == {f"replica: {measure} does not grow" for measure in MEASURES}
+    assert all("too few samples" in note for note in missed.values())
+    assert missed_by([]) == {"soak": "no processes were sampled"}
 
 
-def test_a_soak_without_samples_is_missed():
-    assert fit_growth("memory_mib", line(200, 5)[:20]) is None
-    assert fit_all([]) == {}
-    assert "no processes" in judge_soak([soak([])])[0].note
-
-
-def test_requests_and_cache_blocks_left_behind_are_named():
-    idle = {"num_running": 0.0, "num_waiting": 0.0, "kv_cache_usage": 0.0}
-    assert find_leftovers([idle, idle]) == []
-    busy = idle | {"num_running": 1.0, "kv_cache_usage": 0.1}
-    left = find_leftovers([idle, busy])
-    assert [text.split()[0] for text in left] == ["num_running", "KV"]
-    # One block of a thousand is one too many.
-    assert find_leftovers([idle, idle | {"kv_cache_usage": 0.001}])
-    # Who does not tell at the end has not shown that nothing is left.
-    assert "do not tell" in find_leftovers([idle, {"epoch_s": 5.0}])[0]
-    assert find_leftovers([])
-
-
-# Processes
+@pytest.mark.parametrize(
+    ("first", "last", "words"),
+    [
+        (IDLE, IDLE, []),
+        (
+            IDLE,
+            IDLE | {"num_running": 1.0, "kv_cache_usage": 0.1},
+            ["num_running is 1", "KV cache in use rose"],
+        ),
+        # One block of a thousand is one too many.
+        (IDLE, IDLE | {"kv_cache_usage": 0.001}, ["KV cache in use rose"]),
+        # Who does not tell at the end has not shown that nothing is left.
+        (IDLE, {"epoch_s": 5.0}, ["the server's metrics do not tell"]),
+    ],
+)
+def test_requests_and_cache_blocks_left_behind_are_named(first, last, words):
+    found = find_leftovers([first, last])
+    assert len(found) == len(words)
+    assert all(map(str.startswith, found, words))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +165,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_engine_that_could_not_take_its_title_is_found(tmp_path):
+def test_an_engine_that_could_not_take_its_title_is_found_and_sampled(tmp_path):
     script = tmp_path / "server.py"
     script.write_text(UNTITLED)
     with subprocess.Popen(
@@ -222,26 +174,15 @@ def test_an_engine_that_could_not_take_its_title_is_found(tmp_path):
         try:
             assert process.stdout.readline() == b"started\n"
             family = list(find_processes(process.pid))
-            engines = find_victims(process.pid, "engine")
+            [engine] = find_victims(process.pid, "engine")
             assert find_victims(process.pid, "replica") == []
             titles = [" ".join(found.cmdline()) for _, found in family]
+            seen = {one["role"]: one for one in sample(process.pid)}
         finally:
             for _, found in find_processes(process.pid):
                 found.kill()
-    assert len(engines) == 1
     assert not any("EngineCore" in title for title in titles)
-
-
-def test_a_sample_counts_what_a_process_holds():
-    # Not this one, which keeps helpers that other tests have started.
-    command = [sys.executable, "-c", "print('up', flush=True); input()"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"up\n"
-        [found] = sample(process.pid)
-        process.communicate(b"\n")
-    assert found["num_processes"] == 1
-    assert found["pids"] == [process.pid]
-    assert found["memory_mib"] > 2
-    assert found["num_fds"] >= 3
+    assert seen["engine"]["pids"] == [engine.pid]
+    assert seen["engine"]["num_processes"] == 1
+    assert seen["engine"]["memory_mib"] > 2
+    assert seen["engine"]["num_fds"] >= 3

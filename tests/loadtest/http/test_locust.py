@@ -1,7 +1,5 @@
 """Locust by itself with our file: without a page, with it, and with workers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from loadtest.client.records import read_records
 from loadtest.compare.deployment import find_free_port
@@ -37,7 +34,6 @@ LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 
 @contextmanager
 def locust(*arguments: str, cwd: Path = ROOT) -> Iterator[subprocess.Popen[str]]:
-    """Run Locust with our file, as a user would, until the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -54,7 +50,6 @@ def locust(*arguments: str, cwd: Path = ROOT) -> Iterator[subprocess.Popen[str]]
 
 
 def run_alone(*arguments: str) -> tuple[int, str]:
-    """Run Locust to its end without a page; return status and output."""
     with locust("--headless", "--only-summary", *arguments) as process:
         output, _ = process.communicate(timeout=WAIT_S)
     return process.returncode, output
@@ -67,34 +62,28 @@ class Page:
     client: httpx.Client
 
     def get(self, path: str) -> Any:
-        """Return what a path answers; nothing before the page is up."""
         try:
             return self.client.get(path).raise_for_status().json()
         except httpx.HTTPError:
             return {}
 
     def stats(self) -> dict[str, Any]:
-        """Return what the page shows."""
         return dict(self.get("/stats/requests"))
 
     def start(self, **options: object) -> None:
-        """Press Start."""
         form = {"user_count": "1", "spawn_rate": "1"}
         form |= {name: str(value) for name, value in options.items()}
         answer = self.client.post("/swarm", data=form).raise_for_status()
         assert answer.json()["success"]
 
     def why_not(self, **options: object) -> str:
-        """Press Start, and return the exception that the page shows then."""
         before = len(self.get("/exceptions")["exceptions"])
         self.start(**options)
         wait_for(lambda: len(self.get("/exceptions")["exceptions"]) > before)
         wait_for(lambda: self.stats()["state"] in ("ready", "stopped"))
         return str(self.get("/exceptions")["exceptions"][-1]["msg"])
 
-    def run(self, **options: object) -> None:
-        """Press Start, and wait for the run's end."""
-
+    def begin(self, **options: object) -> None:
         def has_begun() -> bool:
             # Locust says "stopped" up to a second before it is done with a run, and
             # until then takes no notice of Start; nor does it once a run has begun.
@@ -102,16 +91,17 @@ class Page:
             return self.stats()["state"] in ("running", "spawning")
 
         wait_for(has_begun)
+
+    def run(self, **options: object) -> None:
+        self.begin(**options)
         wait_for(lambda: self.stats()["state"] in ("stopped", "ready"))
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Return the rows of the table by method."""
         return {str(row["method"]): row for row in self.stats()["stats"]}
 
 
 @contextmanager
 def open_page(*arguments: str) -> Iterator[Page]:
-    """Run Locust with its web page."""
     port = find_free_port()
     address = ("--web-host=127.0.0.1", f"--web-port={port}")
     url = f"http://127.0.0.1:{port}"
@@ -124,7 +114,7 @@ def open_page(*arguments: str) -> Iterator[Page]:
         yield page
 
 
-def test_statistics_have_rows_for_tokens_but_count_requests_once(tmp_path):
+def test_statistics_have_rows_for_tokens_but_count_requests_once(tmp_path, prompt_file):
     replies = itertools.count()
 
     def script(body: Mapping[str, Any]) -> Iterator[object]:
@@ -138,8 +128,8 @@ def test_statistics_have_rows_for_tokens_but_count_requests_once(tmp_path):
 
     with run_stand_in(StandIn(script)) as server:
         run_alone(
-            *("--host", server.url, "--load=closed:1", "--duration=60"),
-            *("--requests=9", "--max-tokens=8", "--ttft-target-ms=3000"),
+            *("--host", server.url, "--load=paced:3", "--duration=3"),
+            *(f"--workload={prompt_file}", "--max-tokens=8", "--ttft-target-ms=3000"),
             *("--tpot-target-ms=5000", f"--json-file={tmp_path / 'statistics'}"),
         )
     entries = json.loads((tmp_path / "statistics.json").read_text())
@@ -152,23 +142,15 @@ def test_statistics_have_rows_for_tokens_but_count_requests_once(tmp_path):
     assert rows["TTFT"]["total_content_length"] == 6 * 7
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--load=often"], "PROCESS:SHAPE"),
-        (["--workload=mixd"], "'mixd' is no workload; choose from easy, hard"),
-    ],
-)
-def test_options_that_cannot_work_are_explained(server, options, message):
-    status, output = run_alone("--host", server.url, *options)
+def test_options_that_cannot_work_are_explained(server):
+    status, output = run_alone("--host", server.url, "--load=often")
     assert status == 2
-    assert message in output
+    assert "PROCESS:SHAPE" in output
     assert "Traceback" not in output
     assert not server.bodies
 
 
 def master_and_workers(port: int) -> tuple[list[str], list[str]]:
-    """The options of a master and of its workers."""
     master = ["--headless", "--only-summary", "--master", f"--master-bind-port={port}"]
     return master, ["--worker", f"--master-port={port}"]
 
@@ -223,26 +205,21 @@ def test_a_start_depends_on_nothing_that_was_before(server, tmp_path, prompt_fil
         page.run(load="paced:ramp:4-0", duration=7, records=records)
         assert page.stats()["stats"][-1]["num_requests"] == 14
         assert page.rows()["TTFT"]["response_time_percentile_0.95"] > 0
-    # Its own arrivals alone: no user of the closed loop sends among them.
-    assert len(server.bodies) - num_first == 14
-    assert len(read_records(records).outcomes) == 14
+        # Its own arrivals alone: no user of the closed loop sends among them.
+        assert len(server.bodies) - num_first == 14
+        assert len(read_records(records).outcomes) == 14
 
-
-def test_stop_ends_an_open_load_at_once(server, prompt_file):
-    """What is in flight is answered; nothing is sent while Locust waits for that."""
-    load = ("--load=poisson:20", "--duration=600", "--drain=30", "--max-tokens=4")
-    with open_page(f"--host={server.url}", f"--workload={prompt_file}", *load) as page:
-        page.start()
-        wait_for(lambda: len(server.bodies) > 100)
+        # Stop: what is in flight is answered, and nothing sent while Locust waits.
+        page.begin(load="poisson:20", duration=600, drain=30)
+        wait_for(lambda: len(server.bodies) - num_first > 100)
         num_sent = len(server.bodies)
         page.client.post("/stop").raise_for_status()
         wait_for(lambda: page.stats()["state"] == "stopped")
         # Another 30 s of arrivals would be 600.
         assert len(server.bodies) < num_sent + 200
         rows = page.rows()
-        assert rows["CUT"]["num_requests"] == 0
-        assert rows["CHAT"]["num_failures"] == 0
-        assert rows["GOOD"]["num_requests"] == rows["CHAT"]["num_requests"] > 100
+        assert rows["CUT"]["num_requests"] == rows["CHAT"]["num_failures"] == 0
+        assert rows["GOOD"]["num_requests"] == rows["CHAT"]["num_requests"] > 80
 
 
 def test_workers_are_there_for_the_next_run(server, tmp_path, prompt_file):

@@ -1,10 +1,7 @@
 """From records to figures, rows, verdicts and the page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,43 +14,25 @@ from loadtest.compare.scrape import summarise_server
 from loadtest.report.figures import draw_soak, draw_timeline
 from loadtest.report.objectives import judge, parse_objective
 from loadtest.report.page import write_page, write_results
-from loadtest.report.rows import COMPARED, FIGURES, compare, make_ratios, make_rows
-from loadtest.report.summary import (
-    Limits,
-    Targets,
-    count_tokens,
-    latencies,
-    summarise,
-)
+from loadtest.report.rows import COMPARED, FIGURES, make_ratios, make_rows
+from loadtest.report.summary import Limits, Targets, count_tokens, latencies, summarise
 
 
 def outcome(number: int, at_s: float, **changes: Any) -> Outcome:
     """A request of ten tokens in ten deliveries, 100 ms apart, the first after 1 s."""
-    values: dict[str, Any] = {
-        "id": f"r-{number}",
-        "scheduled_s": at_s,
-        "sent_s": at_s,
-        "first_s": at_s + 1,
-        "last_s": at_s + 1.9,
-        "end_s": at_s + 1.9,
-        "gaps_ms": [100.0] * 9,
-        "num_deliveries": 10,
-        "output_tokens": 10,
-        "prompt_tokens": 20,
-        "counted_by_server": True,
-        "finish_reason": "stop",
-    }
+    values: dict[str, Any] = {"id": f"r-{number}", "scheduled_s": at_s, "sent_s": at_s}
+    values |= {"first_s": at_s + 1, "last_s": at_s + 1.9, "end_s": at_s + 1.9}
+    values |= {"gaps_ms": [100.0] * 9, "num_deliveries": 10, "output_tokens": 10}
+    values |= {"prompt_tokens": 20, "counted_by_server": True, "finish_reason": "stop"}
     return Outcome(**(values | changes))
 
 
 def hung(failure: str, **changes: Any) -> Outcome:
-    """A request that waited for a minute and got nothing."""
     nothing = {"first_s": None, "last_s": None, "gaps_ms": [], "num_deliveries": 0}
     return outcome(9, 1.0, failure=failure, end_s=61.0, **(nothing | changes))
 
 
 def samples(name: str = "client 0", **changes: float) -> list[ClientSample]:
-    """Ten seconds of a client's process that is always the same."""
     values = {"cpu": 0.1, "lag_p99_ms": 1.0, "lag_max_ms": 1.0, "machine_cpu": 0.5}
     return [ClientSample(n + 1, name, **(values | changes)) for n in range(10)]
 
@@ -64,7 +43,6 @@ def figures(
     num_processes: int | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Summarise a run of ten seconds."""
     options: dict[str, Any] = {"is_open": False, "duration_s": 10.0, "lead_in_s": 0.0}
     options |= {"targets": Targets(), "limits": Limits()}
     said = list(samples() if client is None else client)
@@ -76,17 +54,13 @@ STEADY = [outcome(n, float(n)) for n in range(8)]
 
 
 def test_figures_of_a_steady_run():
-    run = figures(STEADY)
-    assert run["num_ok"] == run["num_requests"] == 8
-    assert run["output_tokens_per_s"] == pytest.approx(8.0)
-    assert run["requests_per_s"] == run["goodput_per_s"] == pytest.approx(0.8)
-    assert run["ttft_p50_ms"] == pytest.approx(1000)
-    assert run["itl_p99_ms"] == pytest.approx(100)
-    assert run["tpot_p50_ms"] == pytest.approx(100)
-    assert run["e2e_p95_ms"] == pytest.approx(1900)
+    expected = {"output_tokens_per_s": 8.0, "requests_per_s": 0.8, "goodput_per_s": 0.8}
+    expected |= {"ttft_p50_ms": 1000, "itl_p99_ms": 100, "tpot_p50_ms": 100}
     # Little's law: .8 a second, each in flight for 1.9 s.
-    assert run["mean_in_flight"] == pytest.approx(0.8 * 1.9)
-    assert run["is_valid"]
+    expected |= {"e2e_p95_ms": 1900, "mean_in_flight": 0.8 * 1.9}
+    expected |= {"num_ok": 8, "num_requests": 8, "is_valid": True}
+    run = figures(STEADY)
+    assert {name: run[name] for name in expected} == pytest.approx(expected)
 
 
 def test_the_lead_in_is_left_out_but_its_failures_are_not_forgotten():
@@ -110,12 +84,8 @@ def test_tokens_count_when_they_arrive_whichever_request_they_belong_to():
 
 
 def test_goodput_leaves_out_what_misses_a_target_or_fails():
-    outcomes = [
-        outcome(0, 0.0),
-        outcome(1, 1.0, first_s=2.5),
-        outcome(2, 2.0, output_tokens=3),
-        outcome(3, 3.0, failure="cut"),
-    ]
+    late, slow = outcome(1, 1.0, first_s=2.5), outcome(2, 2.0, output_tokens=3)
+    outcomes = [outcome(0, 0.0), late, slow, outcome(3, 3.0, failure="cut")]
     run = figures(outcomes, targets=Targets(ttft_ms=1100, tpot_ms=150))
     assert run["goodput_per_s"] == pytest.approx(0.1)
     assert run["goodput_share"] == pytest.approx(0.25)
@@ -123,10 +93,9 @@ def test_goodput_leaves_out_what_misses_a_target_or_fails():
 
 def test_throughput_counts_what_ended_while_sending():
     # Three a second are due, and all are answered, at 1.5 a second.
-    ends = [(n / 3, n / 1.5) for n in range(30)]
     late = [
-        outcome(n, at_s, first_s=end_s, last_s=end_s, end_s=end_s)
-        for n, (at_s, end_s) in enumerate(ends)
+        outcome(n, n / 3, **dict.fromkeys(("first_s", "last_s", "end_s"), n / 1.5))
+        for n in range(30)
     ]
     run = figures(late, is_open=True)
     assert run["num_ok"] == 30
@@ -137,10 +106,8 @@ def test_throughput_counts_what_ended_while_sending():
 def test_requests_fail_by_what_became_of_them():
     begun = {"status": 200, "finish_reason": None}
     kinds = ("cut", "stream_error", "timeout", "unfinished", "client_dropped")
-    run = figures(
-        [outcome(n, float(n), failure=kind, **begun) for n, kind in enumerate(kinds)]
-        + [outcome(8, 8.0)]
-    )
+    failed = [outcome(n, n, failure=kind, **begun) for n, kind in enumerate(kinds)]
+    run = figures([*failed, outcome(8, 8.0)])
     assert run["failures"] == dict.fromkeys(kinds, 1)
     # We ended the last two kinds; the fourth is a failure of the server all the same.
     assert (run["num_cut"], run["num_unfinished"], run["num_failed"]) == (3, 1, 4)
@@ -160,7 +127,7 @@ def test_requests_that_hung_are_in_the_latencies_with_the_time_they_waited(failu
     assert latencies([silent])["e2e"] == [pytest.approx(60_000)]
 
 
-def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path: Path):
+def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text(
         '{"run":{"epoch_s":5.0,"load":"closed:1","num_processes":3}}\n'
@@ -176,6 +143,7 @@ def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path: Path)
 
 
 STOOD_STILL = ClientSample(8.0, "client 0", 0.1, 3900.0, 4000.0, 0.5)
+MANY = [one for n in range(30) for one in samples(f"client {n}")]
 
 
 @pytest.mark.parametrize(
@@ -185,19 +153,12 @@ STOOD_STILL = ClientSample(8.0, "client 0", 0.1, 3900.0, 4000.0, 0.5)
         (samples(lag_p99_ms=60.0), None, "60 ms late"),
         ([], None, "said nothing about itself"),
         # One late process is not hidden by the others.
-        (
-            [s for n in range(30) for s in samples(f"client {n}")]
-            + samples("client 30", lag_p99_ms=60.0),
-            *(None, "60 ms late"),
-        ),
+        ([*MANY, *samples("client 30", lag_p99_ms=60.0)], None, "60 ms late"),
         # A process that stood still for seconds was late in all of them, also where
         # its first word comes after the end of sending.
         ([*samples()[:4], STOOD_STILL, *samples()[8:]], None, "ms late"),
         ([*samples()[:5], replace(STOOD_STILL, at_s=14.0)], None, "ms late"),
-        (
-            [*samples(), *samples("client 1")[:3]],
-            *(2, "client 1 said nothing after 3 s"),
-        ),
+        ([*samples(), *samples("b")[:3]], 2, "b said nothing after 3 s"),
         (samples(), 2, "1 of the client's processes said nothing at all"),
     ],
 )
@@ -208,9 +169,8 @@ def test_a_client_that_was_the_limit_spoils_its_run(client, num_processes, reaso
 
 
 def test_requests_sent_late_spoil_an_open_run_and_count_into_latency():
-    run = figures(
-        [outcome(n, float(n), sent_s=n + 0.5) for n in range(8)], is_open=True
-    )
+    late = [outcome(n, float(n), sent_s=n + 0.5) for n in range(8)]
+    run = figures(late, is_open=True)
     assert "sent 500 ms late" in run["invalid_because"][0]
     assert run["ttft_p50_ms"] == pytest.approx(1000)
 
@@ -233,35 +193,24 @@ def runs() -> list[dict[str, Any]]:
 
 
 def verdicts_of(measured: Sequence[Mapping[str, Any]], text: str) -> list[Any]:
-    """Judge one objective."""
     rows, ratios = make_rows(measured), make_ratios(measured)
     return judge([parse_objective(text)], rows, ratios)
 
 
-def test_rows_give_the_spread_over_rounds_and_add_up_counts():
+def test_rows_give_the_spread_over_rounds_and_ratios_compare_within_them():
     none, tetris = make_rows(runs())
     assert none["output_tokens_per_s"] == {"median": 110.0, "min": 100.0, "max": 120.0}
-    assert tetris["num_requests"] == 16
-    assert tetris["engine_starts"] == 2
+    assert (tetris["num_requests"], tetris["engine_starts"]) == (16, 2)
     assert tetris["acceptance_length"]["median"] == pytest.approx(2.5)
     assert tetris["verification_success_rate"] == pytest.approx(0.75)
     assert none["acceptance_length"] is None
     for row in (none, tetris):
-        for name in FIGURES:
+        for name in (*FIGURES, *COMPARED):
             value = row[name]["median"] if isinstance(row[name], dict) else row[name]
             assert value is None or isinstance(value, int | float)
-    assert set(COMPARED) <= set(FIGURES)
-
-
-def test_arms_are_compared_within_rounds_and_students_interval_tells_how_well():
     [ratio] = [r for r in make_ratios(runs()) if r["metric"] == "output_tokens_per_s"]
     assert (ratio["arm"], ratio["against"]) == ("tetris", "none")
     assert ratio["ratio"] == pytest.approx(1.25)
-    # Logarithms 0 and 2 sigma around their mean: t at 97.5 % with one degree is 12.71.
-    found = compare([1.0, 1.21], [1.0, 1.0])
-    assert found.ratio == pytest.approx(1.1)
-    assert found.high / found.ratio == pytest.approx(1.1**12.706, rel=1e-3)
-    assert compare([2.0], [1.0]).low is None
 
 
 def test_a_round_in_which_nothing_was_answered_is_not_hidden_by_the_others():
@@ -300,25 +249,20 @@ def test_objectives_are_judged_in_every_cell_they_bind(text, met):
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "texts", "note", "still_met"),
+    ("spoilt", "missed", "note", "still_met"),
     [
         # Who lost a request does not depend on how late it was noticed.
+        ("is_valid", "ttft_p50_ms<=5000", "the client was the limit", "num_failed<=0"),
         (
-            {"is_valid": False, "invalid_because": ["slow"]},
-            ["ttft_p50_ms<=5000", "tetris/none@output_tokens_per_s>=0"],
-            *("the client was the limit", "num_failed<=0"),
-        ),
-        (
-            {"tokens_counted_by_server": False},
-            ["tpot_p50_ms<=5000", "tetris/none@output_tokens_per_s>=0"],
+            *("tokens_counted_by_server", "tpot_p50_ms<=5000"),
             *("did not count tokens", "ttft_p50_ms<=5000"),
         ),
     ],
 )
-def test_figures_that_cannot_be_trusted_meet_nothing(spoilt, texts, note, still_met):
+def test_figures_that_cannot_be_trusted_meet_nothing(spoilt, missed, note, still_met):
     measured = runs()
-    measured[-1] |= spoilt
-    for text in texts:
+    measured[-1] |= {spoilt: False}
+    for text in (missed, "tetris/none@output_tokens_per_s>=0"):
         *others, verdict = verdicts_of(measured, text)
         assert not verdict.is_met
         assert note in verdict.note
@@ -340,21 +284,15 @@ def test_what_cannot_be_an_objective_is_refused_with_what_can(text, message):
         parse_objective(text)
 
 
-def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path: Path):
+def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path):
     for spoilt, mark in ((False, ""), (True, ' <span class="bad">invalid</span>')):
         store = Store(tmp_path / str(spoilt))
-        store.check_conditions(
-            {
-                "targets": {"ttft_ms": None, "tpot_ms": None},
-                "limits": {"max_client_cpu": 0.8, "max_lag_ms": 25.0},
-                "max_tokens": 8,
-                "temperature": 0.0,
-            }
-        )
+        told: dict[str, Any] = {"targets": {"ttft_ms": None, "tpot_ms": None}}
+        told["limits"] = {"max_client_cpu": 0.8, "max_lag_ms": 25.0}
+        store.check_conditions(told | {"max_tokens": 8, "temperature": 0.0})
         machine = {"cpu": "Abacus", "cores": 2, "memory_gib": 8}
         target = {"name": "demo", "digest": "0123456789abcdef"}
-        described = {"machine": machine, "models": {"target": target}}
-        store.write_environment(described)
+        store.write_environment({"machine": machine, "models": {"target": target}})
         for run in runs():
             run |= {"records": "none", "sending_s": 10.0, "failed_requests": []}
             run |= {"timeline": [], "process_samples": [], "counters": {}}

@@ -1,17 +1,10 @@
 """What a server tells about itself, and how it is followed through outages."""
 
-from __future__ import annotations
-
 import os
 
 from loadtest.client.endpoint import Endpoint
 from loadtest.compare.deployment import Deployment
-from loadtest.compare.scrape import (
-    GrowingCounters,
-    Scraper,
-    read_page,
-    summarise_server,
-)
+from loadtest.compare.scrape import GrowingCounters, read_page, scrape, summarise_server
 
 from .stand_in_server import StandIn, run_stand_in
 
@@ -64,22 +57,22 @@ def test_one_page_of_two_is_no_figure_of_the_whole():
     ):
         pages = (f"{here.url}/metrics", f"{there.url}/metrics")
         deployment = Deployment(Endpoint(here.url), pages, pid=os.getpid())
-        with Scraper(deployment, samples_processes=True) as scraper:
+        with scrape(deployment, samples_processes=True) as seen:
             there.page = None
-    first, last = scraper.timeline
+    first, last = seen.timeline
     assert (first["num_running"], first["kv_cache_usage"]) == (10.0, 0.5)
     assert "num_running" not in last
-    assert scraper.problems
-    assert len({row["epoch_s"] for row in scraper.process_samples}) == 2
+    assert seen.problems
+    assert len({row["epoch_s"] for row in seen.process_samples}) == 2
 
 
 def test_an_outage_is_a_time_without_replicas(server):
-    with Scraper(Deployment(Endpoint(server.url))) as scraper:
+    with scrape(Deployment(Endpoint(server.url))) as seen:
         server.replicas = 0
-    summary = summarise_server(scraper.counters, scraper.timeline)
-    assert [point["replicas"] for point in scraper.timeline] == [1, 0]
+    summary = summarise_server(seen.counters, seen.timeline)
+    assert [point["replicas"] for point in seen.timeline] == [1, 0]
     assert (summary["replicas_min"], summary["replicas_max"]) == (0, 1)
     # Who has never told a number may mean something else by its refusal.
-    with Scraper(Deployment(Endpoint(server.url))) as scraper:
+    with scrape(Deployment(Endpoint(server.url))) as seen:
         pass
-    assert not any("replicas" in point for point in scraper.timeline)
+    assert not any("replicas" in point for point in seen.timeline)
