@@ -31,8 +31,7 @@ def told(lines: pytest.LogCaptureFixture) -> list[dict]:
 
 async def test_a_request_that_moved_has_one_line_with_all_its_tokens(scene, lines):
     victim = scene.add_replica()
-    requests = await scene.send(1)
-    await scene.begun(requests)
+    requests = await scene.begin(1)
     victim.die()
     heir = scene.add_replica()
     await scene.check_all(requests)
