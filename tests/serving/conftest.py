@@ -281,11 +281,14 @@ def up_command(
 
 
 def start_up_command(
-    output_file: Path, settings: dict[str, Any] | None = None, port: int | None = None
+    output_file: Path,
+    settings: dict[str, Any] | None = None,
+    port: int | None = None,
+    **env: str,
 ) -> Server:
     """Run it and wait until it is ready."""
     args, port, metrics_port = up_command(settings, port)
-    command = Command.start(args, output_file)
+    command = Command.start(args, output_file, **env)
     try:
         command.wait_for("Ctrl-C stops everything")
     except BaseException:
