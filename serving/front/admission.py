@@ -188,8 +188,8 @@ class Admission:
         note_retry_after(1e-3 * late_ms)
         self.on_refusal("deadline")
         raise GracefulHTTPError(
-            f"The answer would wait for about {math.ceil(predicted.wait_ms)} ms and "
-            f"take {math.ceil(predicted.run_ms)}, too much to be sure of its "
+            f"The answer would wait for about {math.ceil(predicted.wait_ms)} and "
+            f"take {math.ceil(predicted.run_ms)} ms, too much to be sure of its "
             f"deadline_ms of {deadline_ms:g}; retry later, or allow it more.",
             HTTPStatus.TOO_MANY_REQUESTS,
         )
