@@ -143,7 +143,7 @@ def play_mix(stage: Stage) -> dict[str, Any]:
             with scrape(play.deployment) as seen:
                 outcomes += play.send(
                     f"mix-{temperature:g}",
-                    f"poisson:{0.3 * capacity:.1f}",
+                    f"poisson:{0.4 * capacity:.1f}",
                     120,
                     max_tokens=100,
                     temperature=temperature,
