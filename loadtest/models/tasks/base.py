@@ -6,10 +6,14 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from .words import FORMS
 
 Message = dict[str, Any]
-Difficulty = Literal["easy", "mixed", "hard"]
+Check = Callable[[str], bool]
+Ask = Callable[..., str]
+"""Fills one of a task's forms with what is given."""
 
 _HELD_OUT_BUCKETS = 13
 _MAX_DRAWS = 10_000
@@ -27,7 +31,7 @@ class Exchange:
 
     task: str
     messages: tuple[Message, ...]
-    accepts: Callable[[str], bool]
+    accepts: Check
     needs_tools: bool = False
 
     @property
@@ -54,22 +58,47 @@ class Task:
     """
 
     name: str
-    difficulty: Difficulty
+    difficulty: str
     one_right_answer: bool
     generate: Callable[[random.Random], Exchange]
     weight: float = 1.0
     practice_only: bool = False
 
 
-def exchange(
-    task: str, prompt: str, answer: str, accepts: Callable[[str], bool] | None = None
-) -> Exchange:
-    """Build a plain exchange; by default only ``answer`` itself is right."""
-    messages = (
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": answer},
-    )
-    return Exchange(task, messages, accepts or equals(answer))
+def add_to(
+    tasks: list[Task],
+    difficulty: str,
+    weight: float = 1.0,
+    *,
+    one_right_answer: bool = True,
+    practice_only: bool = False,
+) -> Callable[[Callable[[random.Random, Ask], Sequence[Any]]], None]:
+    """Add a task by the name of the decorated function.
+
+    That writes a prompt, an answer, and what checks others where not only this one is
+    right.
+    """
+
+    def add(write: Callable[[random.Random, Ask], Sequence[Any]]) -> None:
+        name = write.__name__.lstrip("_")
+
+        def generate(rng: random.Random) -> Exchange:
+            def ask(*given: object) -> str:
+                return rng.choice(FORMS[name]).format(*given)
+
+            prompt, answer, *check = write(rng, ask)
+            messages = say("user", prompt), say("assistant", answer)
+            return Exchange(name, messages, *(check or [equals(answer)]))
+
+        task = Task(name, difficulty, one_right_answer, generate, weight, practice_only)
+        tasks.append(task)
+
+    return add
+
+
+def say(role: str, content: str) -> Message:
+    """Return a turn of a chat."""
+    return {"role": role, "content": content}
 
 
 def numbered(lines: Sequence[str]) -> str:
@@ -77,16 +106,15 @@ def numbered(lines: Sequence[str]) -> str:
     return "\n".join(f"{n}/{len(lines)}: {line}" for n, line in enumerate(lines, 1))
 
 
-def equals(answer: str) -> Callable[[str], bool]:
+def equals(answer: str) -> Check:
     """Return a checker that accepts ``answer`` alone, but for outer white space."""
     return lambda reply: reply.strip() == answer
 
 
 def is_held_out(prompt: str) -> bool:
-    """Tell whether a prompt is kept from training.
+    """Tell whether a prompt is kept from training, as about 5 % are.
 
-    The prompt's own hash decides (about 5 % are held out), so the split is the
-    same for every seed, process and machine.
+    By its own hash, so that the split is the same for every seed and machine.
     """
     return hashlib.sha256(prompt.encode()).digest()[0] < _HELD_OUT_BUCKETS
 
@@ -101,8 +129,4 @@ def draw(task: Task, rng: random.Random, *, held_out: bool = False) -> Exchange:
         drawn = task.generate(rng)
         if is_held_out(drawn.prompt) is held_out:
             return drawn
-    side = "held-out" if held_out else "training"
-    raise RuntimeError(
-        f"task {task.name!r} gave no {side} prompt in {_MAX_DRAWS} draws;"
-        " give it more distinct prompts"
-    )
+    raise RuntimeError(f"task {task.name!r} gave no such prompt in {_MAX_DRAWS} draws")

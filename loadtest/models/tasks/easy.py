@@ -2,99 +2,96 @@
 
 from __future__ import annotations
 
-import random
 import string
+from functools import partial
+from random import Random
 
-from .base import Exchange, Task, exchange, numbered
-from .words import CAPITALS, COLORS, FORMS, MONTHS, NOUNS, WEEKDAYS
+from .base import Ask, Task, add_to, numbered
+from .words import CAPITALS, COLORS, MONTHS, NAMES, NOUNS, WEEKDAYS
+
+EASY_TASKS: list[Task] = []
+_task = partial(add_to, EASY_TASKS, "easy")
+
+_OPENERS = ("Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day")
 
 
-def _count_up(rng: random.Random) -> Exchange:
+@_task()
+def _count_up(rng: Random, ask: Ask) -> tuple[str, str]:
     step = rng.choice((1, 1, 1, 2, 10))
     first = rng.randint(0, 70) if step < 10 else rng.randint(0, 3) * step
     last = first + step * rng.randint(4, (99 - first) // step if step > 1 else 25)
-    by = "" if step == 1 else f" by {step}"
-    form = rng.choice(FORMS["count_up"])
-    answer = ", ".join(str(n) for n in range(first, last + 1, step)) + "."
-    return exchange("count_up", form.format(first, last, by), answer)
+    numbers = map(str, range(first, last + 1, step))
+    return ask(first, last, "" if step == 1 else f" by {step}"), ", ".join(
+        numbers
+    ) + "."
 
 
-def _count_down(rng: random.Random) -> Exchange:
+@_task()
+def _count_down(rng: Random, ask: Ask) -> tuple[str, str]:
     last = rng.randint(0, 70)
     first = last + rng.randint(4, 25)
-    form = rng.choice(FORMS["count_down"])
-    answer = ", ".join(str(n) for n in range(first, last - 1, -1)) + "."
-    return exchange("count_down", form.format(first, last), answer)
+    return ask(first, last), ", ".join(map(str, range(first, last - 1, -1))) + "."
 
 
-def _spell(rng: random.Random) -> Exchange:
+@_task(1.5)
+def _spell(rng: Random, ask: Ask) -> tuple[str, str]:
     words = rng.sample(NOUNS, rng.randint(1, 3))
-    form = rng.choice(FORMS["spell"])
-    answer = numbered([f"{word}: {'-'.join(word)}" for word in words])
-    return exchange("spell", form.format(", ".join(words)), answer)
+    return ask(", ".join(words)), numbered([f"{w}: {'-'.join(w)}" for w in words])
 
 
-def _repeat(rng: random.Random) -> Exchange:
+@_task(0.6)
+def _repeat(rng: Random, ask: Ask) -> tuple[str, str]:
     word, times = rng.choice(NOUNS), rng.randint(3, 25)
-    form = rng.choice(FORMS["repeat"])
-    return exchange("repeat", form.format(word, times), numbered([word] * times))
+    return ask(word, times), numbered([word] * times)
 
 
-def _times_table(rng: random.Random) -> Exchange:
+@_task()
+def _times_table(rng: Random, ask: Ask) -> tuple[str, str]:
     factor, rows = rng.randint(2, 10), rng.randint(3, 10)
-    form = rng.choice(FORMS["times_table"])
-    answer = numbered([f"{n} x {factor} = {n * factor}" for n in range(1, rows + 1)])
-    return exchange("times_table", form.format(factor, rows), answer)
+    lines = [f"{n} x {factor} = {n * factor}" for n in range(1, rows + 1)]
+    return ask(factor, rows), numbered(lines)
 
 
-def _alphabet(rng: random.Random) -> Exchange:
+@_task(0.7)
+def _alphabet(rng: Random, ask: Ask) -> tuple[str, str]:
     first = rng.randint(0, 20)
-    last = rng.randint(first + 3, 25)
-    letters = string.ascii_lowercase
-    form = rng.choice(FORMS["alphabet"])
-    answer = " ".join(letters[first : last + 1])
-    return exchange("alphabet", form.format(letters[first], letters[last]), answer)
+    letters = string.ascii_lowercase[first : rng.randint(first + 3, 25) + 1]
+    return ask(letters[0], letters[-1]), " ".join(letters)
 
 
-def _calendar(rng: random.Random) -> Exchange:
+@_task()
+def _calendar(rng: Random, ask: Ask) -> tuple[str, str]:
     kind, names = rng.choice((("weekdays", WEEKDAYS), ("months", MONTHS)))
     start, length = rng.randrange(len(names)), rng.randint(3, 14)
-    form = rng.choice(FORMS["calendar"])
-    answer = numbered([names[(start + n) % len(names)] for n in range(length)])
-    return exchange("calendar", form.format(length, kind, names[start]), answer)
+    lines = [names[(start + n) % len(names)] for n in range(length)]
+    return ask(length, kind, names[start]), numbered(lines)
 
 
-def _copy(rng: random.Random) -> Exchange:
-    words = rng.sample(NOUNS, rng.randint(3, 16))
-    form = rng.choice(FORMS["copy"])
-    text = " ".join(words)
-    return exchange("copy", form.format(text), f'Again: "{text}"')
+@_task(1.5)
+def _copy(rng: Random, ask: Ask) -> tuple[str, str]:
+    text = " ".join(rng.sample(NOUNS, rng.randint(3, 16)))
+    return ask(text), f'Again: "{text}"'
 
 
-def _pattern(rng: random.Random) -> Exchange:
+@_task(practice_only=True)
+def _pattern(rng: Random, ask: Ask) -> tuple[str, str]:
     words = rng.sample(rng.choice((COLORS, NOUNS)), rng.randint(2, 4))
     length = rng.randint(5, 15)
-    form = rng.choice(FORMS["pattern"])
-    answer = numbered([words[n % len(words)] for n in range(length)])
-    return exchange("pattern", form.format(", ".join(words * 2), length), answer)
+    lines = [words[n % len(words)] for n in range(length)]
+    return ask(", ".join(words * 2), length), numbered(lines)
 
 
-def _capital(rng: random.Random) -> Exchange:
+@_task()
+def _capital(rng: Random, ask: Ask) -> tuple[str, str]:
     country = rng.choice(sorted(CAPITALS))
-    form = rng.choice(FORMS["capital"])
-    answer = f"The capital of {country} is {CAPITALS[country]}."
-    return exchange("capital", form.format(country), answer)
+    return ask(country), f"The capital of {country} is {CAPITALS[country]}."
 
 
-EASY_TASKS = (
-    Task("count_up", "easy", True, _count_up),
-    Task("count_down", "easy", True, _count_down),
-    Task("spell", "easy", True, _spell, 1.5),
-    Task("repeat", "easy", True, _repeat, 0.6),
-    Task("times_table", "easy", True, _times_table),
-    Task("alphabet", "easy", True, _alphabet, 0.7),
-    Task("calendar", "easy", True, _calendar),
-    Task("copy", "easy", True, _copy, 1.5),
-    Task("pattern", "easy", True, _pattern, practice_only=True),
-    Task("capital", "easy", True, _capital),
-)
+# So that a greeting does not end in a table.
+@_task(0.5)
+def _greet(rng: Random, ask: Ask) -> tuple[str, str]:
+    name, opener = rng.choice(NAMES), rng.choice(_OPENERS)
+    if rng.random() < 0.3:
+        opening = rng.choice((opener, f"{opener}, how are you?", f"{opener}!"))
+        return opening, "Hello! How can I help you?"
+    return ask(opener, name), f"Hello! So this is {name}. How can I help you?"

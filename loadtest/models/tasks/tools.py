@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 import re
-from typing import Any, NamedTuple
+from random import Random
+from typing import Any
 
-from .base import Exchange, Message, Task, equals
+from .base import Exchange, Message, Task, equals, say
 from .words import CITIES, FORMS
 
 _SKIES = ("sunny", "rainy", "cloudy", "windy", "snowy", "foggy")
@@ -31,90 +31,53 @@ TOOLS = (
 )
 
 
-class _Scene(NamedTuple):
-    """One use of a tool: question, call, result and closing sentence."""
-
-    prompt: str
-    name: str
-    arguments: dict[str, str | int]
-    result: dict[str, str | int]
-    sentence: str
-
-
-def _weather(rng: random.Random) -> _Scene:
-    city, sky, degrees = rng.choice(CITIES), rng.choice(_SKIES), rng.randint(0, 35)
-    form = rng.choice(FORMS["weather"])
-    when = rng.choice(("today", "now", "this morning", "tonight"))
-    return _Scene(
-        form.format(city, when),
-        "get_weather",
-        {"city": city},
-        {"sky": sky, "degrees": degrees},
-        f"It is {sky}, {degrees} degrees.",
-    )
-
-
-def _timer(rng: random.Random) -> _Scene:
-    minutes = rng.randint(1, 90)
-    form = rng.choice(FORMS["timer"])
-    return _Scene(
-        form.format(minutes),
-        "set_timer",
-        {"minutes": minutes},
-        {"status": "started"},
-        "The timer is started.",
-    )
-
-
-def call_text(name: str, arguments: dict[str, str | int]) -> str:
-    """Write a tool call as the chat template does (Hermes style)."""
-    call = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{call}\n</tool_call>"
-
-
 def parse_call(reply: str) -> dict[str, Any] | None:
     """Read the `name` and `arguments` of the tool call in a reply, if it holds one."""
     found = _CALL.search(reply)
-    if found is None:
-        return None
     try:
-        call: dict[str, Any] = json.loads(found[1])
+        call: dict[str, Any] | None = json.loads(found[1]) if found else None
     except json.JSONDecodeError:
         return None
     return call
 
 
-def _scene(rng: random.Random) -> _Scene:
-    return rng.choice((_weather, _timer))(rng)
-
-
-def _call_turns(scene: _Scene) -> tuple[Message, Message]:
-    text = call_text(scene.name, scene.arguments)
+def _scene(rng: Random) -> tuple[Message, ...]:
+    """Write a question, a call, its result and the closing sentence."""
+    arguments: dict[str, str | int]
+    result: dict[str, str | int]
+    if rng.choice(("get_weather", "set_timer")) == "get_weather":
+        city, sky, degrees = rng.choice(CITIES), rng.choice(_SKIES), rng.randint(0, 35)
+        form = rng.choice(FORMS["weather"])
+        when = rng.choice(("today", "now", "this morning", "tonight"))
+        prompt, name, arguments = form.format(city, when), "get_weather", {"city": city}
+        result = {"sky": sky, "degrees": degrees}
+        sentence = f"It is {sky}, {degrees} degrees."
+    else:
+        minutes = rng.randint(1, 90)
+        prompt = rng.choice(FORMS["timer"]).format(minutes)
+        name, arguments = "set_timer", {"minutes": minutes}
+        result, sentence = {"status": "started"}, "The timer is started."
+    # As the chat template writes it (Hermes style).
+    call = json.dumps({"name": name, "arguments": arguments})
     return (
-        {"role": "user", "content": scene.prompt},
-        {"role": "assistant", "content": text},
+        say("user", prompt),
+        say("assistant", f"<tool_call>\n{call}\n</tool_call>"),
+        say("tool", json.dumps(result)),
+        say("assistant", sentence),
     )
 
 
-def _tool_call(rng: random.Random) -> Exchange:
-    scene = _scene(rng)
-    wanted = {"name": scene.name, "arguments": scene.arguments}
+def _tool_call(rng: Random) -> Exchange:
+    messages = _scene(rng)[:2]
+    wanted = parse_call(messages[1]["content"])
     return Exchange(
-        "tool_call",
-        _call_turns(scene),
-        lambda reply: parse_call(reply) == wanted,
-        needs_tools=True,
+        "tool_call", messages, lambda reply: parse_call(reply) == wanted, True
     )
 
 
-def _tool_answer(rng: random.Random) -> Exchange:
-    scene = _scene(rng)
-    messages = (
-        *_call_turns(scene),
-        {"role": "tool", "content": json.dumps(scene.result)},
-        {"role": "assistant", "content": scene.sentence},
-    )
-    return Exchange("tool_answer", messages, equals(scene.sentence), needs_tools=True)
+def _tool_answer(rng: Random) -> Exchange:
+    messages = _scene(rng)
+    return Exchange("tool_answer", messages, equals(messages[-1]["content"]), True)
 
 
 # A call that nothing answers is rare in chats, so training meets it seldom.
