@@ -6,10 +6,10 @@ caller seeds; :func:`is_held_out` splits prompts into training and held-out.
 
 from .base import Exchange, Message, Task, draw, is_held_out
 from .chats import generate_chat
-from .easy import EASY_TASKS
+from .exact import EASY_TASKS, MIXED_TASKS
 from .free import FREE_TASKS
-from .mixed import MIXED_TASKS
-from .tools import TOOL_TASKS, TOOLS, parse_call
+from .tools import TOOL_TASKS, parse_call
+from .words import TOOLS
 
 TRAINING_TASKS = (*EASY_TASKS, *MIXED_TASKS, *TOOL_TASKS, *FREE_TASKS)
 TASKS = {task.name: task for task in TRAINING_TASKS if not task.practice_only}

@@ -41,12 +41,6 @@ _CHOICES: dict[str, Sequence[str]] = {
     "city": CITIES,
     "minutes": [str(n) for n in range(2, 60)],
 }
-_LETTER = (
-    "thank you very much for the {color} {noun} that you sent me last week.",
-    "I am in {city} now, and the {place} here is {adj}.",
-    "Next {day} I will meet {friend}, who has a {adj} {animal}.",
-    "Please do not forget the {noun} when you come to see me.",
-)
 
 
 def _fill(template: str, rng: Random, **given: str) -> str:
@@ -95,7 +89,7 @@ def _letter(rng: Random, ask: Ask) -> tuple[str, str, Check]:
     reader, writer = rng.sample(NAMES, 2)
     prompt, day = ask(writer, reader), rng.choice(WEEKDAYS)
     first, last = f"Dear {reader},", f"With best wishes from {writer}"
-    body = [_fill(text, rng, day=day) for text in _LETTER]
+    body = [_fill(text, rng, day=day) for text in TEXTS["letter"]]
     return prompt, "\n".join([first, *body, last]), _mentions(first, last)
 
 

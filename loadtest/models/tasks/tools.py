@@ -8,27 +8,9 @@ from random import Random
 from typing import Any
 
 from .base import Exchange, Message, Task, equals, say
-from .words import CITIES, FORMS
+from .words import CITIES, FORMS, TEXTS
 
-_SKIES = ("sunny", "rainy", "cloudy", "windy", "snowy", "foggy")
 _CALL = re.compile(r"<tool_call>\s*(\{.*\})\s*</tool_call>", re.DOTALL)
-
-
-def _tool(name: str, description: str, **types: str) -> dict[str, Any]:
-    properties = {key: {"type": type_} for key, type_ in types.items()}
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-    }
-    function = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": function}
-
-
-TOOLS = (
-    _tool("get_weather", "Weather in a city", city="string"),
-    _tool("set_timer", "Start a timer", minutes="integer"),
-)
 
 
 def parse_call(reply: str) -> dict[str, Any] | None:
@@ -46,9 +28,13 @@ def _scene(rng: Random) -> tuple[Message, ...]:
     arguments: dict[str, str | int]
     result: dict[str, str | int]
     if rng.choice(("get_weather", "set_timer")) == "get_weather":
-        city, sky, degrees = rng.choice(CITIES), rng.choice(_SKIES), rng.randint(0, 35)
+        city, sky, degrees = (
+            rng.choice(CITIES),
+            rng.choice(TEXTS["skies"]),
+            rng.randint(0, 35),
+        )
         form = rng.choice(FORMS["weather"])
-        when = rng.choice(("today", "now", "this morning", "tonight"))
+        when = rng.choice(TEXTS["moments"])
         prompt, name, arguments = form.format(city, when), "get_weather", {"city": city}
         result = {"sky": sky, "degrees": degrees}
         sentence = f"It is {sky}, {degrees} degrees."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 _FILE = tomllib.loads(Path(__file__).with_name("texts.toml").read_text())
 _WORDS: dict[str, list[str]] = {k: words.split() for k, words in _FILE["words"].items()}
@@ -20,3 +21,6 @@ FORMS: dict[str, list[str]] = _FILE["forms"]
 
 TEXTS: dict[str, list[str]] = _FILE["texts"]
 """What free replies are made of, and what may stand before a chat."""
+
+TOOLS: tuple[dict[str, Any], ...] = tuple(_FILE["tools"])
+"""What a chat may list, as OpenAI's API has it."""
