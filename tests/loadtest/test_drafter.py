@@ -79,7 +79,10 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(target: Path, tmp_path: Pat
     state = {
         "recipe": asdict(Recipe(aux_layer_ids=AUX_LAYERS)),
         "vocabulary": vocabulary,
-        **{"shards": [], "tokens_seen": 0, "train_s": 0.0, "curve": []},
+        "shards": [],
+        "tokens_seen": 0,
+        "train_s": 0.0,
+        "curve": [],
     }
     torch.save({"state": state, "weights": head.state_dict()}, work_dir.checkpoint)
     export(target, work_dir, tmp_path / "head")

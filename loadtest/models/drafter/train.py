@@ -190,7 +190,7 @@ class Trainer:
         given = self._embedding, batch.token_ids, batch.features
         states = self._head.unroll(*given, num_steps)
         counted = predictable(batch.answer_of, num_steps)
-        is_alive = counted[0]
+        is_alive = counted[0].clone()
         losses, counts = [], torch.zeros(2, num_steps)
         for step, (state, rows) in enumerate(zip(states, counted, strict=True)):
             chat, place = rows.nonzero(as_tuple=True)
