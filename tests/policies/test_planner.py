@@ -59,14 +59,8 @@ def test_tetris_spends_what_fixed_would_where_survival_is_largest(
         selection = planner.select(DraftBatch(np.array(lengths), given))
         assert selection.num_admitted.tolist() == admitted
         assert selection.draft_budget == sum(admitted)
-
-
-def test_confidence_wins_over_what_was_learnt():
-    planner = make_planner("tetris", draft_tokens=1, most=2)
-    for _ in range(50):
+        # What was learnt does not stand over a draft's own confidence.
         planner.observe(VerificationOutcome(np.array([2]), np.array([0])))
-    batch = DraftBatch(np.array([2, 2]), np.array([[0.2, 0.2], [0.9, 0.9]]))
-    assert planner.select(batch).num_admitted.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +89,11 @@ NAME = "my_policies.threshold:Threshold"
 MOST_LINES = 30
 
 
-@pytest.mark.parametrize("policy", sorted(set(POLICY_NAMES) - {"none"}))
-def test_our_own_planners_keep_the_contract(policy: str) -> None:
-    spec = PolicySpec(policy, DEPTH, max_draft_tokens=DEPTH)
+@pytest.mark.usefixtures("own_package")
+@pytest.mark.parametrize("policy", [*sorted(set(POLICY_NAMES) - {"none"}), NAME])
+def test_our_own_planners_and_the_one_in_the_readme_keep_the_contract(policy: str):
+    params = {"survival": 0.3} if policy == NAME else {}
+    spec = PolicySpec(policy, DEPTH, max_draft_tokens=DEPTH, params=params)
     check_planner(lambda limits: build_planner(spec, limits), DEPTH)
 
 
@@ -109,23 +105,20 @@ class Faulty(TetrisPlanner):
         self.fault = fault
 
     def select(self, batch: DraftBatch) -> DraftSelection:
-        selection, confidence = super().select(batch), batch.confidence
-        if self.fault == "looks ahead" and confidence is not None:
-            is_sure = np.nan_to_num(confidence).mean(axis=1) > 0.5
-            admitted = np.where(is_sure, batch.num_draft_tokens, 0)
-            return DraftSelection(admitted, int(admitted.sum()))
-        if self.fault == "too many":
-            return replace(selection, num_admitted=batch.num_draft_tokens + 1)
-        if self.fault == "changes the batch":
-            batch.num_draft_tokens[:] = selection.num_admitted
-        if (
-            self.fault == "nan"
-            and confidence is not None
-            and np.isnan(confidence).any()
-        ):
-            raise FloatingPointError("a confidence is not a number")
-        if self.fault == "budget":
-            return replace(selection, draft_budget=0)
+        selection, lengths = super().select(batch), batch.num_draft_tokens
+        confidence = np.zeros((0, 0)) if batch.confidence is None else batch.confidence
+        match self.fault:
+            case "looks ahead" if confidence.size:
+                is_sure = np.nan_to_num(confidence).mean(axis=1) > 0.5
+                return DraftSelection(np.where(is_sure, lengths, 0), int(lengths.sum()))
+            case "too many":
+                return replace(selection, num_admitted=lengths + 1)
+            case "changes the batch":
+                lengths[:] = selection.num_admitted
+            case "budget":
+                return replace(selection, draft_budget=0)
+            case "nan" if np.isnan(confidence).any():
+                raise FloatingPointError("a confidence is not a number")
         return selection
 
     def choose_depth(
@@ -180,12 +173,6 @@ def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("my_policies", "my_policies.threshold"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-@pytest.mark.usefixtures("own_package")
-def test_the_policy_in_the_readme_passes_the_published_check() -> None:
-    spec = PolicySpec(NAME, max_draft_tokens=DEPTH, params={"survival": 0.3})
-    check_planner(lambda limits: build_planner(spec, limits), max_depth=DEPTH)
 
 
 @pytest.mark.usefixtures("own_package")
