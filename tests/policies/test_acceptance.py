@@ -224,7 +224,9 @@ def test_an_outcome_of_another_shape_is_refused_and_spoils_no_other(
 
 
 def test_outcomes_that_cannot_be_learnt_are_lost_and_the_next_ones_teach():
+    """By their own confidence, where an engine selects before it knows the drafts."""
     feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
+    feedback.note(DraftBatch(np.array([2]), np.full((1, 2), 0.1), ("a",)))
     untaught = calibration.predict(CONFIDENCE, IDS)
     good = VerificationOutcome(np.array([2]), np.array([2]), ("a",), CONFIDENCE[:1])
     feedback.observe(good)
@@ -236,4 +238,8 @@ def test_outcomes_that_cannot_be_learnt_are_lost_and_the_next_ones_teach():
     feedback.observe(good)
     feedback.flush(calibration)
 
-    assert (calibration.predict(CONFIDENCE, IDS)[0] > untaught[0]).all()
+    expected = ConfidenceCalibration(2)
+    expected.observe(CONFIDENCE[:1], ["a"], np.array([2]), np.array([2]))
+    taught = calibration.predict(CONFIDENCE, IDS)
+    assert taught == pytest.approx(expected.predict(CONFIDENCE, IDS))
+    assert (taught[0] > untaught[0]).all()

@@ -192,22 +192,6 @@ def test_finished_requests_leave_nothing_behind():
     assert len(requests) == 1
 
 
-def test_an_outcome_with_its_own_confidence_is_learnt_by_that_one():
-    """An engine that selects before it knows the drafts reports them afterwards."""
-    planner = make_goodput()
-    batch = DraftBatch(np.array([2, 2]), np.full((2, 2), 0.5), ("0", "1"))
-    confidence = np.array([[0.95, 0.95], [0.05, 0.05]])
-    outcome = VerificationOutcome(
-        np.array([2, 2]), np.array([2, 0]), ("new", "newer"), confidence
-    )
-    for _ in range(100 * LEARN_EVERY):
-        planner.select(batch)
-        planner.observe(outcome)
-    calibration = planner.acceptance.calibration
-    sure, unsure = calibration.predict(confidence[:, :1], ["a", "b"])[:, 0]
-    assert (sure > 0.9, unsure < 0.1) == (True, True)
-
-
 def test_the_scale_holds_all_that_acceptance_is_predicted_from():
     planner = make_goodput()
     MadeUpEngine(4).run(planner, 60)

@@ -81,26 +81,6 @@ def test_parts_are_told_apart():
     assert not cost.sampling_range_ms(8, 0, 4).any()
 
 
-def test_a_stolen_core_is_noticed_where_every_step_carries_a_prompt():
-    cost = make_cost((1, 512), (15.5, 271.0))
-    rng = np.random.default_rng(7)
-
-    def serve(steps: int, speed: float) -> tuple[float, float]:
-        """Return what a step of 20 tokens costs, and its last ten."""
-        for _ in range(steps):
-            verified, prompt = int(rng.integers(8, 30)), int(rng.integers(8, 64))
-            target_ms = (15.0 + 0.5 * (verified + prompt)) / speed
-            target_ms *= rng.lognormal(0, 0.03)
-            cost.observe(take_step(target_ms, verified, num_prompt_tokens=prompt))
-        return cost.target.at(20), cost.target.at(20) - cost.target.at(10)
-
-    before, marginal = serve(200, speed=1.0)
-    assert before == pytest.approx(25.0, rel=0.2)
-    after, marginal_after = serve(50, speed=0.5)
-    assert after > 1.6 * before
-    assert marginal_after > 1.6 * marginal
-
-
 def test_a_drafter_that_does_not_run_drifts_with_the_target():
     cost = make_cost()
     for _ in range(100):
