@@ -56,7 +56,7 @@ def test_chats_depend_on_their_seed_and_call_tools_only_where_they_list_them():
     rng = random.Random(0)
     for _ in range(200):
         chat = generate_chat(tasks, rng)
-        assert chat.tools or not any(x.needs_tools for x in chat.exchanges)
+        assert chat.with_tools or not any(x.needs_tools for x in chat.exchanges)
 
 
 def test_every_difficulty_has_tasks_with_long_replies():

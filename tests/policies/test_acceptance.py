@@ -68,61 +68,50 @@ def test_a_position_is_judged_by_the_outcomes_that_reached_it(
     np.testing.assert_allclose(learner.estimate(), expected)
 
 
-class Drafter:
-    """A made-up drafter whose true acceptance is a known function of confidence."""
+def teach_drafts(
+    model: ConfidenceCalibration,
+    num_steps: int,
+    num_reqs: int,
+    *,
+    slope: float,
+    intercept: float,
+    effects: tuple[float, ...] = (),
+) -> list[float]:
+    """Teach what a made-up drafter's confidence means; return the error of each step.
 
-    def __init__(self, seed: int, *, slope: float, intercept: float) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.slope, self.intercept = slope, intercept
-        self.effects: dict[str, float] = {}
-
-    def draft(self, req_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        confidence = self.rng.beta(2, 1, (len(req_ids), MAX_DEPTH)).clip(0.05, 0.995)
-        effect = np.array([self.effects.get(req_id, 0.0) for req_id in req_ids])
-        truth = self.slope * to_log_odds(confidence) + self.intercept + effect[:, None]
-        return confidence, to_probability(truth)
-
-    def verify(self, acceptance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Verify prefixes of random length; accept up to the first failure."""
-        num_verified = self.rng.integers(0, MAX_DEPTH + 1, len(acceptance))
-        passed = self.rng.random(acceptance.shape) < acceptance
+    Its drafts are verified to random lengths and accepted up to the first failure.
+    """
+    rng, req_ids = np.random.default_rng(0), list(map(str, range(num_reqs)))
+    effect = np.array([*effects, *[0.0] * (num_reqs - len(effects))])[:, None]
+    errors = []
+    for _ in range(num_steps):
+        confidence = rng.beta(2, 1, (num_reqs, MAX_DEPTH)).clip(0.05, 0.995)
+        truth = to_probability(slope * to_log_odds(confidence) + intercept + effect)
+        errors.append(float(np.abs(model.predict(confidence, req_ids) - truth).mean()))
+        num_verified = rng.integers(0, MAX_DEPTH + 1, num_reqs)
+        passed = rng.random(truth.shape) < truth
         passed &= np.arange(MAX_DEPTH) < num_verified[:, None]
-        return num_verified, np.cumprod(passed, axis=1).sum(axis=1)
-
-    def teach(
-        self, model: ConfidenceCalibration, req_ids: list[str], num_steps: int
-    ) -> list[float]:
-        """Train for some steps; return the mean error of the first and last quarter."""
-        errors = []
-        for _ in range(num_steps):
-            confidence, truth = self.draft(req_ids)
-            errors.append(np.abs(model.predict(confidence, req_ids) - truth).mean())
-            model.observe(confidence, req_ids, *self.verify(truth))
-        quarter = num_steps // 4
-        return [float(np.mean(errors[:quarter])), float(np.mean(errors[-quarter:]))]
+        num_accepted = np.cumprod(passed, axis=1).sum(axis=1)
+        model.observe(confidence, req_ids, num_verified, num_accepted)
+    return errors
 
 
 def test_it_learns_an_overconfident_drafter_and_follows_a_shift():
     model = ConfidenceCalibration(MAX_DEPTH)
-    req_ids = [str(i) for i in range(16)]
-    before, after = Drafter(0, slope=0.6, intercept=-1.0).teach(model, req_ids, 400)
-    assert after < 0.035 < before
+    errors = teach_drafts(model, 400, 16, slope=0.6, intercept=-1.0)
+    assert np.mean(errors[-100:]) < 0.035 < np.mean(errors[:100])
     assert model.calibration_error() < 0.03
-    Drafter(1, slope=1.0, intercept=1.0).teach(model, req_ids, 300)
+    teach_drafts(model, 300, 16, slope=1.0, intercept=1.0)
     # The same requests go from far above to far below the model's mean.
-    shift = Drafter(2, slope=1.0, intercept=-1.5)
-    assert shift.teach(model, req_ids, 300)[1] < 0.06
+    errors = teach_drafts(model, 300, 16, slope=1.0, intercept=-1.5)
+    assert np.mean(errors[-75:]) < 0.06
 
 
 def test_a_request_that_is_easier_than_the_rest_is_told_apart():
-    drafter = Drafter(3, slope=1.0, intercept=-0.5)
-    drafter.effects = {"0": 2.0, "1": -2.0}
     model = ConfidenceCalibration(MAX_DEPTH)
-    drafter.teach(model, [str(i) for i in range(8)], 150)
-
+    teach_drafts(model, 150, 8, slope=1.0, intercept=-0.5, effects=(2.0, -2.0))
     same = np.full((3, MAX_DEPTH), 0.6)
     easy, hard, unknown = model.predict(same, ["0", "1", "new"])[:, 0]
-
     assert hard + 0.25 < unknown < easy - 0.15
     model.forget("0")
     assert model.predict(same[:1], ["0"])[0, 0] == pytest.approx(unknown)
