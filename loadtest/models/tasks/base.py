@@ -29,7 +29,6 @@ class Exchange:
         accepts: Tells whether a reply to ``messages[:-1]`` is right.
     """
 
-    task: str
     messages: tuple[Message, ...]
     accepts: Check
     needs_tools: bool = False
@@ -73,10 +72,9 @@ def add_to(
     one_right_answer: bool = True,
     practice_only: bool = False,
 ) -> Callable[[Callable[[random.Random, Ask], Sequence[Any]]], None]:
-    """Add a task by the name of the decorated function.
+    """Add a task by the name of the function that writes its exchanges.
 
-    That writes a prompt, an answer, and what checks others where not only this one is
-    right.
+    It returns a prompt, an answer, and a checker where this is not the only right one.
     """
 
     def add(write: Callable[[random.Random, Ask], Sequence[Any]]) -> None:
@@ -88,7 +86,7 @@ def add_to(
 
             prompt, answer, *check = write(rng, ask)
             messages = say("user", prompt), say("assistant", answer)
-            return Exchange(name, messages, *(check or [equals(answer)]))
+            return Exchange(messages, *(check or [equals(answer)]))
 
         task = Task(name, difficulty, one_right_answer, generate, weight, practice_only)
         tasks.append(task)

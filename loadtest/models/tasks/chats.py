@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .base import Exchange, Message, Task, draw, say
+from .base import Message, Task, draw, say
 from .words import TEXTS
 
 _TURN_COUNTS = (1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10)
@@ -14,11 +14,10 @@ _TOOL_CHATS = 0.12
 
 
 class Chat(NamedTuple):
-    """A conversation, whether its system turn lists the tools, and its parts."""
+    """A conversation, and whether its system turn lists the tools."""
 
     messages: tuple[Message, ...]
     with_tools: bool
-    exchanges: tuple[Exchange, ...]
 
 
 def generate_chat(
@@ -33,12 +32,11 @@ def generate_chat(
     plain = [task for task in tasks if not task.name.startswith("tool_")]
     tool = [task for task in tasks if task not in plain]
     with_tools = rng.random() < _TOOL_CHATS and bool(tool)
-    exchanges = []
+    messages: list[Message] = []
     for _ in range(num_turns):
         pool = tool if with_tools and (not plain or rng.random() < 0.7) else plain
         task = rng.choices(pool, weights=[task.weight for task in pool])[0]
-        exchanges.append(draw(task, rng))
-    messages = [message for drawn in exchanges for message in drawn.messages]
+        messages += draw(task, rng).messages
     if rng.random() < 0.4:
         messages.insert(0, say("system", rng.choice(TEXTS["system_prompts"])))
-    return Chat(tuple(messages), with_tools, tuple(exchanges))
+    return Chat(tuple(messages), with_tools)

@@ -56,14 +56,12 @@ def _scene(rng: Random) -> tuple[Message, ...]:
 def _tool_call(rng: Random) -> Exchange:
     messages = _scene(rng)[:2]
     wanted = parse_call(messages[1]["content"])
-    return Exchange(
-        "tool_call", messages, lambda reply: parse_call(reply) == wanted, True
-    )
+    return Exchange(messages, lambda reply: parse_call(reply) == wanted, True)
 
 
 def _tool_answer(rng: Random) -> Exchange:
     messages = _scene(rng)
-    return Exchange("tool_answer", messages, equals(messages[-1]["content"]), True)
+    return Exchange(messages, equals(messages[-1]["content"]), True)
 
 
 # A call that nothing answers is rare in chats, so training meets it seldom.
