@@ -13,13 +13,18 @@ from loadtest.environment import describe_machine
 
 def describe_hardware() -> dict[str, Any]:
     """Return what a model's card says of the machine that trained it."""
-    machine = {key: describe_machine()[key] for key in ("cpu", "cores")}
-    return machine | {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    machine = describe_machine()
+    return {
+        "cpu": machine["cpu"],
+        "cores": machine["cores"],
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def load_template(file: Path) -> jinja2.Template:
     """Return a card's template."""
-    options = {"trim_blocks": True, "keep_trailing_newline": True}
-    return jinja2.Template(
-        file.read_text(), undefined=jinja2.StrictUndefined, **options
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
+    return environment.from_string(file.read_text())

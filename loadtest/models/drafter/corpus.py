@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from .chats import Chat, WorkDir, cut_by_length, read_shard
@@ -42,7 +43,7 @@ class Corpus:
         """Read the chats; features, of the target's width, stay on the disk."""
         self._width = width
         self._chats: list[Chat] = []
-        self._states: list[np.ndarray] = []
+        self._states: list[NDArray[np.int16]] = []
         for shard in shards:
             chats = read_shard(work_dir.chats_of(shard))
             states = np.load(work_dir.features_of(shard), mmap_mode="r")
