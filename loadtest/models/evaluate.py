@@ -27,14 +27,14 @@ _LOSSES_SHOWN = 10
 def evaluate(target: Path, draft: Path) -> None:
     """Write the target's ``evaluation.json``.
 
-    For each task the shares of right replies to held-out prompts, asked alone and at
-    the end of a long chat of other tasks, and acceptance by draft length.
+    For each task acceptance by draft length on held-out prompts, and if it has one
+    right answer the shares that are right, asked alone and at the end of a long chat.
     """
     pair = load_tokenizer(target), load_model(target), load_model(draft)
     reports: dict[str, Any] = {}
     for name, task in TASKS.items():
+        sys.stderr.write(f"{name}\n")
         reports[name] = _report(task, *pair)
-        sys.stderr.write(f"{name}: {reports[name]['right']:.1%} right\n")
     report = {"seed": _SEED, "tasks": reports}
     (target / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
 
@@ -43,14 +43,14 @@ def _report(task: Task, tokenizer: Any, target: Any, draft: Any) -> dict[str, An
     rng = random.Random(f"{_SEED} {task.name}")
     plain = [one for one in TASKS.values() if not one.name.startswith("tool_")]
     alone = _distinct(task, rng, _NUM_PROMPTS)
-    right, prompts, replies = ask(target, tokenizer, alone)
+    prompts, replies, right = ask(target, tokenizer, alone)
     late = _distinct(task, rng, _NUM_LONG)
     chats = [generate_chat(plain, rng, num_turns=LONG_CHAT_TURNS) for _ in late]
-    late_right, *_ = ask(target, tokenizer, late, [chat.messages for chat in chats])
+    *_, late_right = ask(target, tokenizer, late, [chat.messages for chat in chats])
     matches = [_matches(draft, *pair) for pair in zip(prompts, replies, strict=True)]
     return {
-        "right": sum(right) / len(right),
-        "right_in_long_chat": sum(late_right) / len(late_right),
+        "right": right if task.one_right_answer else None,
+        "right_in_long_chat": late_right if task.one_right_answer else None,
         "num_prompts": [len(alone), len(late)],
         "mean_tokens": round(sum(map(len, replies)) / len(replies), 1),
         "acceptance": {str(k): acceptance(matches, k) for k in DRAFT_LENGTHS},
@@ -69,12 +69,12 @@ def ask(
     tokenizer: Any,
     asked: Sequence[Exchange],
     histories: Sequence[Sequence[Message]] | None = None,
-) -> tuple[list[bool], list[list[int]], list[list[int]]]:
+) -> tuple[list[list[int]], list[list[int]], float]:
     """Have questions answered greedily, each at the end of its history if it has one.
 
     Returns:
-        Which replies are right, and the token ids of prompts and replies; a reply ends
-        with its end-of-turn token.
+        Token ids of prompts and replies, which end with the end-of-turn token, and the
+        share of replies that are the reference.
     """
     prompts = [
         render(
@@ -92,8 +92,8 @@ def ask(
     rows = output[:, padded["input_ids"].shape[1] :].tolist()
     replies = [[n for n in row if n != tokenizer.pad_token_id] for row in rows]
     texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
-    right = [one.accepts(text) for one, text in zip(asked, texts, strict=True)]
-    return right, prompts, replies
+    right = [one.answer == text.strip() for one, text in zip(asked, texts, strict=True)]
+    return prompts, replies, sum(right) / len(right)
 
 
 @torch.inference_mode()

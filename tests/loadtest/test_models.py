@@ -237,10 +237,10 @@ def test_the_target_answers_held_out_prompts_of_every_exact_task():
     rng = random.Random(0)
     exact = [task for task in TASKS.values() if task.one_right_answer]
     asked = [draw(task, rng, held_out=True) for task in exact]
-    right, *_ = ask(load_model(TARGET_DIR), load_tokenizer(TARGET_DIR), asked)
+    *_, right = ask(load_model(TARGET_DIR), load_tokenizer(TARGET_DIR), asked)
 
     # By the card 99 of 100 are right; near-ties fall differently on other processors.
-    assert right.count(False) <= len(asked) / 10
+    assert right >= 0.9
 
 
 def test_the_template_renders_parts_calls_and_tools_as_training_wrote_them():

@@ -6,9 +6,8 @@ caller seeds; :func:`is_held_out` splits prompts into training and held-out.
 
 from .base import Exchange, Message, Task, draw, is_held_out
 from .chats import generate_chat
-from .exact import EASY_TASKS, MIXED_TASKS
+from .exact import EASY_TASKS, MIXED_TASKS, TOOL_TASKS
 from .free import FREE_TASKS
-from .tools import TOOL_TASKS, parse_call
 from .words import TOOLS
 
 TRAINING_TASKS = (*EASY_TASKS, *MIXED_TASKS, *TOOL_TASKS, *FREE_TASKS)
@@ -25,5 +24,4 @@ __all__ = [
     "draw",
     "generate_chat",
     "is_held_out",
-    "parse_call",
 ]

@@ -11,7 +11,6 @@ from typing import Any
 from .words import FORMS
 
 Message = dict[str, Any]
-Check = Callable[[str], bool]
 Ask = Callable[..., str]
 """Fills one of a task's forms with what is given."""
 
@@ -23,14 +22,11 @@ _MAX_DRAWS = 10_000
 class Exchange:
     """One request and its reply, as chat messages.
 
-    Attributes:
-        messages: From the user turn to the assistant turn that answers it. More
-            than two only where a tool call and its result lie between.
-        accepts: Tells whether a reply to ``messages[:-1]`` is right.
+    `messages` go from the user turn to the assistant turn that answers it. There are
+    more than two only where a tool call and its result lie between.
     """
 
     messages: tuple[Message, ...]
-    accepts: Check
     needs_tools: bool = False
 
     @property
@@ -64,6 +60,9 @@ class Task:
     practice_only: bool = False
 
 
+Write = Callable[[random.Random, Ask], tuple[str, str]]
+
+
 def add_to(
     tasks: list[Task],
     difficulty: str,
@@ -71,22 +70,18 @@ def add_to(
     *,
     one_right_answer: bool = True,
     practice_only: bool = False,
-) -> Callable[[Callable[[random.Random, Ask], Sequence[Any]]], None]:
-    """Add a task by the name of the function that writes its exchanges.
+) -> Callable[[Write], None]:
+    """Add a task by the name of the function that writes a prompt and its answer."""
 
-    It returns a prompt, an answer, and a checker where this is not the only right one.
-    """
-
-    def add(write: Callable[[random.Random, Ask], Sequence[Any]]) -> None:
+    def add(write: Write) -> None:
         name = write.__name__.lstrip("_")
 
         def generate(rng: random.Random) -> Exchange:
             def ask(*given: object) -> str:
                 return rng.choice(FORMS[name]).format(*given)
 
-            prompt, answer, *check = write(rng, ask)
-            messages = say("user", prompt), say("assistant", answer)
-            return Exchange(messages, *(check or [equals(answer)]))
+            prompt, answer = write(rng, ask)
+            return Exchange((say("user", prompt), say("assistant", answer)))
 
         task = Task(name, difficulty, one_right_answer, generate, weight, practice_only)
         tasks.append(task)
@@ -102,11 +97,6 @@ def say(role: str, content: str) -> Message:
 def numbered(lines: Sequence[str]) -> str:
     """Number lines as ``1/3: ...``, so that each one tells how many are to come."""
     return "\n".join(f"{n}/{len(lines)}: {line}" for n, line in enumerate(lines, 1))
-
-
-def equals(answer: str) -> Check:
-    """Return a checker that accepts ``answer`` alone, but for outer white space."""
-    return lambda reply: reply.strip() == answer
 
 
 def is_held_out(prompt: str) -> bool:

@@ -1,7 +1,8 @@
 """Tasks with one right answer.
 
 Of the easy ones nearly every token follows once the prompt is read; the mixed ones are
-fixed wording around values that have to be worked out.
+fixed wording around values that have to be worked out. For some the model names a
+function, reads its result and answers in a sentence.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import string
 from functools import partial
 from random import Random
 
-from .base import Ask, Task, add_to, numbered
+from .base import Ask, Exchange, Message, Task, add_to, numbered, say
 from .words import (
     CAPITALS,
     CITIES,
     COLORS,
+    FORMS,
     MONTH_DAYS,
     MONTHS,
     NAMES,
@@ -192,3 +194,36 @@ def _read_record(rng: Random, ask: Ask) -> tuple[str, str]:
 def _odd_even(rng: Random, ask: Ask) -> tuple[str, str]:
     number = rng.randint(1, 99)
     return ask(number), f"It is {'odd' if number % 2 else 'even'}."
+
+
+def _scene(rng: Random) -> tuple[Message, ...]:
+    """Write a question, a call, its result and the closing sentence."""
+    arguments: dict[str, str | int]
+    result: dict[str, str | int]
+    if rng.choice(("get_weather", "set_timer")) == "get_weather":
+        city, sky = rng.choice(CITIES), rng.choice(TEXTS["skies"])
+        degrees, form = rng.randint(0, 35), rng.choice(FORMS["weather"])
+        when = rng.choice(TEXTS["moments"])
+        prompt, name, arguments = form.format(city, when), "get_weather", {"city": city}
+        result = {"sky": sky, "degrees": degrees}
+        sentence = f"It is {sky}, {degrees} degrees."
+    else:
+        minutes = rng.randint(1, 90)
+        prompt = rng.choice(FORMS["timer"]).format(minutes)
+        name, arguments = "set_timer", {"minutes": minutes}
+        result, sentence = {"status": "started"}, "The timer is started."
+    # As the chat template writes it (Hermes style).
+    call = json.dumps({"name": name, "arguments": arguments})
+    return (
+        say("user", prompt),
+        say("assistant", f"<tool_call>\n{call}\n</tool_call>"),
+        say("tool", json.dumps(result)),
+        say("assistant", sentence),
+    )
+
+
+# A call that nothing answers is rare in chats, so training meets it seldom.
+TOOL_TASKS = (
+    Task("tool_call", "mixed", True, lambda rng: Exchange(_scene(rng)[:2], True), 0.1),
+    Task("tool_answer", "mixed", True, lambda rng: Exchange(_scene(rng), True), 1.5),
+)
