@@ -213,7 +213,7 @@ def test_generation_goes_on_after_a_kill(tmp_path: Path):
 
     def run(say) -> None:
         engine = {"max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20}
-        limits = {"chats_per_shard": 24, "answer_tokens": 40}
+        limits = {"chats_per_shard": 32, "answer_tokens": 40}
         generate(target, work_dir, 2, say, **limits, **engine)
 
     def stop(line: str) -> None:

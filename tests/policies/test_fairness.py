@@ -90,15 +90,15 @@ def test_all_that_waits_gets_its_turn_once_in_its_flows_order(
 def test_flows_that_all_wait_share_time_by_weight(
     flows: list[tuple[float, list[float]]],
 ) -> None:
-    queue: FairQueue[tuple[int, float]] = FairQueue(NEVER_S)
+    queue: FairQueue[tuple[int, int, float]] = FairQueue(NEVER_S)
     for flow, (weight, costs_ms) in enumerate(flows):
-        for cost_ms in costs_ms:
+        for number, cost_ms in enumerate(costs_ms):
             turn = Turn(str(flow), cost_ms, weight)
-            queue.add((flow, cost_ms), turn, 0.0, first=False)
+            queue.add((flow, number, cost_ms), turn, 0.0, first=False)
     left = [len(costs_ms) for _, costs_ms in flows]
     shares = [0.0] * len(flows)
     while all(left):
-        flow, cost_ms = queue.pop(0.0)
+        flow, _, cost_ms = queue.pop(0.0)
         left[flow] -= 1
         # A flow is ahead by a quantum and a request at most, over its weight.
         shares[flow] += cost_ms / flows[flow][0]

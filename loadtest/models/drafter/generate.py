@@ -96,7 +96,7 @@ class _Writer:
         going_on = chats
         for turn in range(2):
             asked, going_on = going_on, {}
-            for n, reply in self._continue(asked, 2 * turn, is_user=True):
+            for n, reply in self._continue(asked, 3 - 2 * turn, is_user=True):
                 asked[n].token_ids.extend(reply)
                 message = self._message(asked[n])
                 is_new = turn > 0 or message not in self._asked
@@ -105,7 +105,7 @@ class _Writer:
                     asked[n].token_ids.extend(self._before_answer[1:])
                     going_on[n] = asked[n]
             asked, going_on = going_on, {}
-            for n, reply in self._continue(asked, 2 * turn + 1, is_user=False):
+            for n, reply in self._continue(asked, 2 - 2 * turn, is_user=False):
                 chat, begin = asked[n], len(asked[n].token_ids)
                 chat.token_ids.extend(reply)
                 chat.answers.append((begin, begin + len(reply)))
