@@ -11,21 +11,15 @@ from .recipe import DRAFT, DRAFT_DIR, TARGET, TARGET_DIR
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train both models, measure them on held-out prompts, and write their cards.
-
-    Args:
-        arguments: Command line; by default the process's own.
-    """
+    """Train both models, measure them on held-out prompts, and write their cards."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.models",
         description="Train (hours on two cores), evaluate and describe the pair.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--target", type=Path, default=TARGET_DIR, help="directory")
     parser.add_argument("--draft", type=Path, default=DRAFT_DIR, help="directory")
-    parser.add_argument(
-        "--evaluate-only", action="store_true", help="of the pair that is there"
-    )
+    text = "of the pair that is there"
+    parser.add_argument("--evaluate-only", action="store_true", help=text)
     options = parser.parse_args(arguments)
     # Spinning OpenMP threads make a shared machine several times slower. Read when
     # torch is imported, hence the late imports.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM
 
 from .describe import load_template
 from .tasks import TASKS, TRAINING_TASKS, Exchange, Message, Task, draw, generate_chat
@@ -27,58 +25,83 @@ _LOSSES_SHOWN = 10
 
 
 def evaluate(target: Path, draft: Path) -> None:
-    """Write the target's ``evaluation.json``: for each task what `_report` finds."""
+    """Write the target's ``evaluation.json``.
+
+    For each task acceptance by draft length on held-out prompts, and if it has one
+    right answer the shares that are right, asked alone and at the end of a long chat.
+    """
     pair = load_tokenizer(target), load_model(target), load_model(draft)
     reports: dict[str, Any] = {}
     for name, task in TASKS.items():
-        reports[name] = one = _report(task, *pair)
-        sys.stderr.write(
-            f"{len(reports)}/{len(TASKS)} {name}: {one['right']:.1%} right, "
-            f"{one['right_in_long_chat']:.1%} in long chats\n"
-        )
+        sys.stderr.write(f"{name}\n")
+        reports[name] = _report(task, *pair)
     report = {"seed": _SEED, "tasks": reports}
     (target / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _report(
-    task: Task, tokenizer: Any, target: LlamaForCausalLM, draft: LlamaForCausalLM
-) -> dict[str, Any]:
-    """Return shares of right replies to held-out prompts, and acceptance by length.
-
-    Prompts are asked alone, and at the end of a long chat of other tasks.
-    """
+def _report(task: Task, tokenizer: Any, target: Any, draft: Any) -> dict[str, Any]:
     rng = random.Random(f"{_SEED} {task.name}")
-
-    def ask(
-        asked: Sequence[Exchange], histories: Iterable[Sequence[Message]]
-    ) -> tuple[list[list[int]], list[list[int]], float]:
-        """Return prompts, replies, and the share of right ones."""
-        prompts = [
-            render(
-                tokenizer,
-                [*history, *one.messages[:-1]],
-                with_tools=one.needs_tools,
-                reply_follows=True,
-            )
-            for one, history in zip(asked, histories, strict=False)
-        ]
-        replies = greedy_replies(target, prompts, max_new_tokens=_MAX_NEW_TOKENS)
-        texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
-        right = [one.accepts(text) for one, text in zip(asked, texts, strict=True)]
-        return prompts, replies, sum(right) / max(1, len(right))
-
+    plain = [one for one in TASKS.values() if not one.name.startswith("tool_")]
     alone = _distinct(task, rng, _NUM_PROMPTS)
-    prompts, replies, right = ask(alone, itertools.repeat(()))
+    prompts, replies, right = ask(target, tokenizer, alone)
     late = _distinct(task, rng, _NUM_LONG)
-    _, _, late_right = ask(late, [_chat(rng) for _ in late])
+    chats = [generate_chat(plain, rng, num_turns=LONG_CHAT_TURNS) for _ in late]
+    *_, late_right = ask(target, tokenizer, late, [chat.messages for chat in chats])
     matches = [_matches(draft, *pair) for pair in zip(prompts, replies, strict=True)]
     return {
-        "right": right,
-        "right_in_long_chat": late_right,
+        "right": right if task.one_right_answer else None,
+        "right_in_long_chat": late_right if task.one_right_answer else None,
         "num_prompts": [len(alone), len(late)],
         "mean_tokens": round(sum(map(len, replies)) / len(replies), 1),
         "acceptance": {str(k): acceptance(matches, k) for k in DRAFT_LENGTHS},
     }
+
+
+def _distinct(task: Task, rng: random.Random, count: int) -> list[Exchange]:
+    """Draw up to ``count`` exchanges with different held-out prompts."""
+    drawn = (draw(task, rng, held_out=True) for _ in range(3 * count))
+    return list({one.prompt: one for one in drawn}.values())[:count]
+
+
+@torch.inference_mode()
+def ask(
+    model: Any,
+    tokenizer: Any,
+    asked: Sequence[Exchange],
+    histories: Sequence[Sequence[Message]] | None = None,
+) -> tuple[list[list[int]], list[list[int]], float]:
+    """Have questions answered greedily, each at the end of its history if it has one.
+
+    Returns:
+        Token ids of prompts and replies, which end with the end-of-turn token, and the
+        share of replies that are the reference.
+    """
+    prompts = [
+        render(
+            tokenizer,
+            [*history, *one.messages[:-1]],
+            with_tools=one.needs_tools,
+            reply_follows=True,
+        )
+        for one, history in zip(asked, histories or [()] * len(asked), strict=True)
+    ]
+    padded = tokenizer.pad(
+        {"input_ids": prompts}, padding_side="left", return_tensors="pt"
+    )
+    output = model.generate(**padded, do_sample=False, max_new_tokens=_MAX_NEW_TOKENS)
+    rows = output[:, padded["input_ids"].shape[1] :].tolist()
+    replies = [[n for n in row if n != tokenizer.pad_token_id] for row in rows]
+    texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
+    right = [one.answer == text.strip() for one, text in zip(asked, texts, strict=True)]
+    return prompts, replies, sum(right) / len(right)
+
+
+@torch.inference_mode()
+def _matches(draft: Any, prompt: list[int], reply: list[int]) -> list[bool]:
+    """Tell for each token of the reply whether the draft predicts it."""
+    logits = draft(input_ids=torch.tensor([prompt + reply[:-1]])).logits[0]
+    predicted = logits[len(prompt) - 1 :].argmax(-1).tolist()
+    return [guess == token for guess, token in zip(predicted, reply, strict=True)]
 
 
 def acceptance(matches: Sequence[Sequence[bool]], draft_length: int) -> dict[str, Any]:
@@ -113,9 +136,8 @@ def write_cards(target: Path, draft: Path) -> None:
     logs = [_read(path / "training_log.json") for path in (target, draft)]
     for log in logs:
         points = list(log["losses"].items())
-        last = len(points) - 1
-        shown = [n * last // (_LOSSES_SHOWN - 1) for n in range(_LOSSES_SHOWN)]
-        log["shown_losses"] = [points[n] for n in shown]
+        places = (n * (len(points) - 1) for n in range(_LOSSES_SHOWN))
+        log["shown_losses"] = [points[n // (_LOSSES_SHOWN - 1)] for n in places]
     card = load_template(Path(__file__).with_name("card.md.jinja")).render(
         config=_read(target / "config.json"),
         logs=logs,
@@ -134,51 +156,5 @@ def write_cards(target: Path, draft: Path) -> None:
     )
 
 
-@torch.inference_mode()
-def greedy_replies(
-    model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], *, max_new_tokens: int
-) -> list[list[int]]:
-    """Decode many prompts greedily until the end-of-turn token, which is kept."""
-    config = model.generation_config
-    pad, end = config.pad_token_id, config.eos_token_id
-    width = max(map(len, prompts), default=0)
-    rows = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-    padding = torch.tensor([width - len(prompt) for prompt in prompts])
-    generated = cast(Any, model).generate(
-        input_ids=torch.tensor(rows),
-        attention_mask=(torch.arange(width) >= padding[:, None]).long(),
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-    )
-    replies: list[list[int]] = generated[:, width:].tolist()
-    return [one[: one.index(end) + 1] if end in one else one for one in replies]
-
-
-def _distinct(task: Task, rng: random.Random, count: int) -> list[Exchange]:
-    """Draw up to ``count`` exchanges with different held-out prompts."""
-    found: dict[str, Exchange] = {}
-    for _ in range(3 * count):
-        if len(found) < count:
-            drawn = draw(task, rng, held_out=True)
-            found.setdefault(drawn.prompt, drawn)
-    return list(found.values())
-
-
-def _chat(rng: random.Random) -> tuple[Message, ...]:
-    plain = [task for task in TASKS.values() if not task.name.startswith("tool_")]
-    return generate_chat(plain, rng, num_turns=LONG_CHAT_TURNS).messages
-
-
-@torch.inference_mode()
-def _matches(
-    draft: LlamaForCausalLM, prompt: list[int], reply: list[int]
-) -> list[bool]:
-    """Tell for each token of the reply whether the draft predicts it."""
-    logits = draft(input_ids=torch.tensor([prompt + reply[:-1]])).logits[0]
-    predicted = logits[len(prompt) - 1 :].argmax(-1).tolist()
-    return [guess == token for guess, token in zip(predicted, reply, strict=True)]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())

@@ -34,8 +34,8 @@ def relate_spaced_words(
 ) -> None:
     """Give a word with and without the space before it similar embeddings.
 
-    Byte-level BPE has two tokens for them, unrelated at first, and the circuit would
-    not find the one by the other. Changes a model fresh from random weights in place.
+    Byte-level BPE has two tokens for them, and the circuit would not find the one by
+    the other. Changes a model fresh from random weights in place.
     """
     vocabulary = tokenizer.get_vocab()
     weight = model.model.embed_tokens.weight
@@ -54,15 +54,15 @@ def add_induction_circuit(model: LlamaForCausalLM, seed: int) -> None:
     All other heads and the feed-forward parts start silent (output weights zero), or
     their noise would drown the circuit. The seed decides the subspaces that it uses.
     """
-    generator = torch.Generator().manual_seed(seed)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
     head_dim, hidden = model.config.head_dim, model.config.hidden_size
     half = head_dim // 2
-    names = _subspace(half, hidden, generator)
-    previous = _subspace(half, hidden, generator)
-    copied = _subspace(head_dim, hidden, generator)
+    generator = torch.Generator().manual_seed(seed)
+    names, previous, copied = (
+        _subspace(num_rows, hidden, generator) for num_rows in (half, half, head_dim)
+    )
     tell, copy = (layer.self_attn for layer in model.model.layers[:2])
 
     # The first head attends one token back, and writes its name where `previous` reads

@@ -29,45 +29,42 @@ class MasterOptimizer:
 
         `adam_share` is Adam's learning rate over Muon's.
         """
-        self._adam_share = adam_share
-        named = [(name, p, p.detach().float()) for name, p in model.named_parameters()]
-        self._copied = [(weight, master) for _, weight, master in named]
-        hidden = [m for name, p, m in named if p.ndim == 2 and is_hidden(name)]
-        others = [m for name, p, m in named if p.ndim != 2 or not is_hidden(name)]
-        self._muon = torch.optim.Muon(
-            hidden, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+        self._weights = list(model.parameters())
+        self._masters = [weight.detach().float() for weight in self._weights]
+        parts: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+        for (name, _), master in zip(
+            model.named_parameters(), self._masters, strict=True
+        ):
+            parts[master.ndim == 2 and is_hidden(name)].append(master)
+        muon = torch.optim.Muon(
+            parts[True], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
         )
-        self._adam = torch.optim.Adam(others, betas=adam_betas)
+        adam = torch.optim.Adam(parts[False], betas=adam_betas)
+        self._shares = {muon: 1.0, adam: adam_share}
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update the weights by their gradients, and drop those."""
-        for weight, master in self._copied:
-            assert weight.grad is not None
-            master.grad = weight.grad.float()
-            weight.grad = None
-        for optimizer, share in ((self._muon, 1.0), (self._adam, self._adam_share)):
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            master.grad, weight.grad = weight.grad.float(), None
+        for optimizer, share in self._shares.items():
             optimizer.param_groups[0]["lr"] = share * lr
             optimizer.step()
-        self._copy_back()
+        self._copy(self._masters, self._weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, weights included."""
-        return {
-            "masters": [master for _, master in self._copied],
-            "muon": self._muon.state_dict(),
-            "adam": self._adam.state_dict(),
-        }
+        states = [optimizer.state_dict() for optimizer in self._shares]
+        return {"masters": self._masters, "optimizers": states}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state_dict`, and the weights with it."""
-        for (_, master), saved in zip(self._copied, state["masters"], strict=True):
-            master.copy_(saved)
-        self._muon.load_state_dict(state["muon"])
-        self._adam.load_state_dict(state["adam"])
-        self._copy_back()
+        for optimizer, saved in zip(self._shares, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self._copy(state["masters"], self._masters)
+        self._copy(self._masters, self._weights)
 
-    def _copy_back(self) -> None:
-        for weight, master in self._copied:
-            weight.copy_(master)
+    def _copy(self, source: list[torch.Tensor], goal: list[torch.Tensor]) -> None:
+        for one, other in zip(source, goal, strict=True):
+            other.copy_(one)

@@ -21,7 +21,7 @@ from .tokenizer import copy_tokenizer
 # Kernels and tensor-parallel splits like round widths.
 _WIDTH_MULTIPLE = 64
 # 32 layers at 8 B and 10 at 50 M: the depth of models of these sizes.
-_REFERENCE = (8e9, 32)
+_REFERENCE_SIZE, _REFERENCE_DEPTH = 8e9, 32
 _SILENT = ("o_proj.weight", "down_proj.weight")
 
 
@@ -41,14 +41,21 @@ def padded_shape(config: Mapping[str, Any], num_parameters: int) -> tuple[int, i
             f"num_parameters is {num_parameters:,}, but the source and one more layer"
             f" make {smallest:,}; ask for at least that many"
         )
-    size, depth = _REFERENCE
-    num_layers = max(fewest, round(depth * (num_parameters / size) ** 0.25))
+    growth = (num_parameters / _REFERENCE_SIZE) ** 0.25
+    num_layers = max(fewest, round(_REFERENCE_DEPTH * growth))
     while _count(config, num_layers, width) > num_parameters:
         num_layers -= 1
     unwidened = _count(config, num_layers, 0)
-    per_column = _count(config, num_layers, 1) - unwidened
-    wanted = (num_parameters - unwidened) / per_column
+    wanted = (num_parameters - unwidened) / (3 * config["hidden_size"] * num_layers)
     return num_layers, max(width, round(wanted / _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE)
+
+
+def _count(config: Mapping[str, Any], num_layers: int, width: int) -> int:
+    hidden: int = config["hidden_size"]
+    heads: int = config["num_attention_heads"] + config["num_key_value_heads"]
+    layer: int = hidden * (2 * heads * config["head_dim"] + 3 * width + 2)
+    embedding: int = hidden * config["vocab_size"]
+    return embedding + num_layers * layer + hidden
 
 
 @torch.no_grad()
@@ -56,8 +63,7 @@ def pad_target(source: Path, output: Path, num_parameters: int) -> None:
     """Write a copy of ``source`` with the same function at a chosen size.
 
     Raises:
-        ValueError: If the source cannot be padded, or not to this size, or the output
-            holds weights.
+        ValueError: If the source cannot be padded, or not to this size.
     """
     config_file = source / "config.json"
     if not config_file.exists():
@@ -68,8 +74,6 @@ def pad_target(source: Path, output: Path, num_parameters: int) -> None:
     config = json.loads(config_file.read_text())
     if config["model_type"] != "llama" or not config["tie_word_embeddings"]:
         raise ValueError(f"source {source} is not a Llama with tied embeddings")
-    if any(output.glob("*.safetensors*")):
-        raise ValueError(f"{output} already holds weights; delete it or choose another")
     layers, width = padded_shape(config, num_parameters)
     config |= {"num_hidden_layers": layers, "intermediate_size": width}
     config.pop("layer_types", None)
@@ -87,11 +91,3 @@ def pad_target(source: Path, output: Path, num_parameters: int) -> None:
     model.generation_config = original.generation_config
     model.save_pretrained(output)
     copy_tokenizer(source, output)
-
-
-def _count(config: Mapping[str, Any], num_layers: int, width: int) -> int:
-    hidden: int = config["hidden_size"]
-    heads: int = config["num_attention_heads"] + config["num_key_value_heads"]
-    layer: int = hidden * (2 * heads * config["head_dim"] + 3 * width + 2)
-    embedding: int = hidden * config["vocab_size"]
-    return embedding + num_layers * layer + hidden

@@ -56,16 +56,10 @@ class Recipe:
         return self.peak_lr * min(1.0, warmup, decay)
 
 
-def _shape(hidden: int, intermediate: int, layers: int, head: int) -> dict[str, int]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": head,
-    }
-
+_SHAPE = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+)
 
 # Rows grow, so that at first a question has few others before it. Some of the short
 # ones repeat random tokens: they keep the model's habit of copying alive until chats
@@ -73,14 +67,14 @@ def _shape(hidden: int, intermediate: int, layers: int, head: int) -> dict[str, 
 # that copies is lost in the first hundred steps.
 TARGET = Recipe(
     name="target",
-    shape=_shape(256, 768, layers=5, head=64),
+    shape=dict(zip(_SHAPE, (256, 768, 5, 4, 2, 64), strict=True)),
     phases=(Phase(1500, 16, 128, 3), Phase(2200, 8, 512), Phase(150, 2, 2048)),
     peak_lr=1.2e-3,
     seed=1,
 )
 DRAFT = Recipe(
     name="draft",
-    shape=_shape(128, 320, layers=2, head=32),
+    shape=dict(zip(_SHAPE, (128, 320, 2, 4, 2, 32), strict=True)),
     phases=(Phase(1500, 16, 128, 4), Phase(700, 8, 512), Phase(100, 2, 2048)),
     peak_lr=1.5e-3,
     seed=2,

@@ -23,7 +23,7 @@ _PIECES = (
     r" ?[^\s\p{L}\p{N}]+ ?(?=\p{N})| ?\p{L}+|\p{N}{1,2}"
     r"| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
-_TAGS = ("<tool_call>", "</tool_call>", "<tools>", "</tools>")
+_TAGS = ["<tool_call>", "</tool_call>", "<tools>", "</tools>"]
 _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
@@ -32,12 +32,9 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Train one, with chat template, end-of-turn and padding token, on seeded chats."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    pieces = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(_TAGS),
@@ -46,7 +43,7 @@ def train_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(num_chats, seed), trainer)
-    tokenizer.add_tokens(list(_TAGS))
+    tokenizer.add_tokens(_TAGS)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
@@ -58,6 +55,15 @@ def train_tokenizer(
     )
 
 
+def _texts(num_chats: int, seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    for _ in range(num_chats):
+        chat = generate_chat(TRAINING_TASKS, rng)
+        yield from (message["content"] for message in chat.messages)
+    yield from (str(tool) for tool in TOOLS)
+    yield _TEMPLATE.read_text()
+
+
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a model directory."""
     return cast(PreTrainedTokenizerFast, PreTrainedTokenizerFast.from_pretrained(path))
@@ -65,9 +71,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 def copy_tokenizer(source: Path, output: Path) -> None:
     """Give a model directory another one's tokenizer and chat template."""
-    for pattern in ("token*", "*.jinja"):
-        for file in source.glob(pattern):
-            shutil.copy(file, output)
+    for file in (*source.glob("token*"), *source.glob("*.jinja")):
+        shutil.copy(file, output)
 
 
 def render(
@@ -88,12 +93,3 @@ def render(
         tokenize=False,
     )
     return cast(list[int], tokenizer.encode(str(text), add_special_tokens=False))
-
-
-def _texts(num_chats: int, seed: int) -> Iterator[str]:
-    rng = random.Random(seed)
-    for _ in range(num_chats):
-        chat = generate_chat(TRAINING_TASKS, rng)
-        yield from (message["content"] for message in chat.messages)
-    yield from (str(tool) for tool in TOOLS)
-    yield _TEMPLATE.read_text()

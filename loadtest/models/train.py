@@ -20,7 +20,6 @@ from .optimizer import MasterOptimizer
 from .recipe import TOKENIZER_CHATS, VOCAB_SIZE, Phase, Recipe
 from .tasks import TOOL_TASKS, TRAINING_TASKS, generate_chat
 from .tokenizer import (
-    TURN_END,
     TURN_START,
     copy_tokenizer,
     load_tokenizer,
@@ -33,11 +32,6 @@ _LOG_EVERY = 20
 # A list of tools alone would fill a shorter row.
 _TOOL_ROW = 512
 _PLAIN_TASKS = tuple(task for task in TRAINING_TASKS if task not in TOOL_TASKS)
-
-_WEIGHT_DECAY = 0.02
-# Embeddings start small (0.02), and what tells tokens apart must not be lost in steps.
-_ADAM_SHARE = 0.3
-_ADAM_BETAS = (0.9, 0.98)
 
 
 def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
@@ -55,7 +49,7 @@ def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
         taught_by, tokenizer = load_model(teacher), load_tokenizer(teacher)
     model = build_model(recipe, tokenizer)
     optimizer = make_optimizer(model)
-    phases, start_s, num_tokens = recipe.steps, time.perf_counter(), 0
+    phases, began_s = recipe.steps, time.perf_counter()
     losses: dict[str, float] = {}
     recent: list[float] = []
     for step, phase in enumerate(phases):
@@ -64,16 +58,12 @@ def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
         loss = _loss(model, taught_by, token_ids, weights)
         loss.backward()
         optimizer.step(recipe.learning_rate(step))
-        num_tokens += weights.numel()
         recent.append(loss.item())
         if (step + 1) % _LOG_EVERY == 0 or step + 1 == len(phases):
-            losses[str(step + 1)] = round(sum(recent) / len(recent), 4)
+            losses[str(step + 1)] = mean = round(sum(recent) / len(recent), 4)
             recent.clear()
-            speed = num_tokens / (time.perf_counter() - start_s)
-            sys.stderr.write(
-                f"{recipe.name}: step {step + 1}/{len(phases)}"
-                f"  loss {losses[str(step + 1)]:.4f}  {speed:,.0f} tokens/s\n"
-            )
+            told = f"step {step + 1}/{len(phases)}  loss {mean:.4f}"
+            sys.stderr.write(f"{recipe.name}: {told}\n")
     model.save_pretrained(output)
     if teacher is None:
         tokenizer.save_pretrained(output)
@@ -82,8 +72,8 @@ def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
     log = {
         "recipe": asdict(recipe),
         "num_parameters": model.num_parameters(),
-        "num_tokens": num_tokens,
-        "train_s": round(time.perf_counter() - start_s),
+        "num_tokens": sum(phase.num_rows * phase.row_length for phase in phases),
+        "train_s": round(time.perf_counter() - began_s),
         "loss": "cross-entropy" if taught_by is None else "KL from the target",
         "losses": losses,
         "hardware": describe_hardware(),
@@ -139,30 +129,27 @@ def _chats(
     row: list[int] = []
     while len(row) < length:
         chat = generate_chat(tasks, rng)
-        row += render(tokenizer, chat.messages, with_tools=bool(chat.tools))
+        row += render(tokenizer, chat.messages, with_tools=chat.with_tools)
     row = row[:length]
-    start, end = tokenizer.convert_tokens_to_ids([TURN_START, TURN_END])
-    opening = [start, *tokenizer.encode("assistant\n", add_special_tokens=False)]
-    weights = [prompt_weight] * length
-    inside = False
-    for position, token in enumerate(row):
-        if inside:
-            weights[position] = 1.0
-        before = row[max(0, position + 1 - len(opening)) : position + 1]
-        inside = before == opening or (inside and token != end)
+    end = tokenizer.eos_token_id
+    opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
+    weights, inside = [], False
+    for position, token in enumerate(row, start=1):
+        weights.append(1.0 if inside else prompt_weight)
+        before = row[max(0, position - len(opening)) : position]
+        inside = (inside and token != end) or before == opening
     return row, weights
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """Build a bfloat16 Llama to train, random but for an induction circuit."""
     torch.manual_seed(recipe.seed)
-    end = tokenizer.eos_token_id
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=end,
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="bfloat16",
         **recipe.shape,
@@ -170,10 +157,9 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForC
     model = LlamaForCausalLM(config)
     relate_spaced_words(model, tokenizer)
     add_induction_circuit(model, recipe.seed)
-    model = model.bfloat16().train()
-    model.generation_config.eos_token_id = end
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model
+    return model.bfloat16().train()
 
 
 def make_optimizer(model: torch.nn.Module) -> MasterOptimizer:
@@ -181,9 +167,11 @@ def make_optimizer(model: torch.nn.Module) -> MasterOptimizer:
     return MasterOptimizer(
         model,
         lambda name: ".layers." in name,
-        weight_decay=_WEIGHT_DECAY,
-        adam_share=_ADAM_SHARE,
-        adam_betas=_ADAM_BETAS,
+        weight_decay=0.02,
+        # Embeddings start small (0.02), and what tells tokens apart must not be lost in
+        # steps.
+        adam_share=0.3,
+        adam_betas=(0.9, 0.98),
     )
 
 
@@ -208,10 +196,7 @@ def _loss(
     else:
         with torch.no_grad():
             wanted = teacher(input_ids=token_ids[:, :-1], use_cache=False).logits
-        losses = functional.kl_div(
-            logits.log_softmax(-1),
-            wanted.float().log_softmax(-1),
-            log_target=True,
-            reduction="none",
-        ).sum(-1)
+        pupils, teachers = logits.log_softmax(-1), wanted.float().log_softmax(-1)
+        losses = functional.kl_div(pupils, teachers, log_target=True, reduction="none")
+        losses = losses.sum(-1)
     return (losses.flatten() * weights.flatten()).sum() / weights.sum()

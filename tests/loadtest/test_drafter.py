@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -59,9 +59,7 @@ def data(target: Path, tmp_path: Path) -> WorkDir:
     return work_dir
 
 
-def test_vllm_drafts_what_the_unrolled_head_predicts(
-    target: Path, tmp_path: Path
-) -> None:
+def test_vllm_drafts_what_the_unrolled_head_predicts(target: Path, tmp_path: Path):
     import torch
     from transformers import LlamaForCausalLM
 
@@ -79,7 +77,7 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(
             weight.mul_(4.0 if weight.ndim == 2 else torch.rand_like(weight) + 0.5)
     work_dir = WorkDir(tmp_path, target)
     state = {
-        "recipe": json.loads(json.dumps(Recipe(aux_layer_ids=AUX_LAYERS).__dict__)),
+        "recipe": asdict(Recipe(aux_layer_ids=AUX_LAYERS)),
         "vocabulary": vocabulary,
         "shards": [],
         "tokens_seen": 0,
@@ -99,12 +97,12 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(
         take = engine.scheduler.update_draft_token_ids
 
         def note(drafts):
+            known = engine.scheduler.requests
             for name, tokens in zip(
                 drafts.req_ids, drafts.draft_token_ids, strict=True
             ):
-                request = engine.scheduler.requests.get(name)
-                if request is not None and len(tokens) == DRAFT_TOKENS:
-                    drafted.append((list(request.all_token_ids), list(tokens)))
+                if name in known and len(tokens) == DRAFT_TOKENS:
+                    drafted.append((list(known[name].all_token_ids), list(tokens)))
             take(drafts)
 
         engine.scheduler.update_draft_token_ids = note
@@ -113,10 +111,9 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(
     embedding = model.get_input_embeddings().weight.detach()
     for known, tokens in drafted:
         with torch.no_grad():
-            states = model(
-                torch.tensor([known]), output_hidden_states=True
-            ).hidden_states
-            features = torch.cat([states[layer] for layer in AUX_LAYERS], dim=-1)
+            run = model(torch.tensor([known]), output_hidden_states=True)
+            states = [run.hidden_states[layer] for layer in AUX_LAYERS]
+            features = torch.cat(states, dim=-1)
             outputs = head.unroll(
                 embedding,
                 torch.tensor([known + tokens]),
@@ -132,7 +129,7 @@ def test_vllm_drafts_what_the_unrolled_head_predicts(
 
 def test_shards_that_came_along_are_of_use_to_their_own_target_only(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     own = WorkDir(tmp_path / "own", target)
     chat = Chat([5, 6, 7], [(1, 3)], 0.7)
     write_shard(own.chats_of(3), [chat])
@@ -149,25 +146,20 @@ def test_shards_that_came_along_are_of_use_to_their_own_target_only(
     assert WorkDir(tmp_path / "others", other).shards() == []
 
 
-def test_a_step_counts_where_its_token_belongs_to_the_answer_being_written() -> None:
+def test_a_step_counts_where_its_token_belongs_to_the_answer_being_written():
     import torch
 
     from loadtest.models.drafter.head import predictable
 
-    answer_of = torch.tensor([[0, 0, 1, 1, 1, 0, 2, 2]])
-
-    assert predictable(answer_of, 2).int().tolist() == [
+    assert predictable(torch.tensor([[0, 0, 1, 1, 1, 0, 2, 2]]), 2).int().tolist() == [
         [[0, 1, 1, 0, 0, 1, 0, 0]],
         [[0, 1, 0, 0, 0, 0, 0, 0]],
     ]
 
 
 def test_stopped_training_goes_on_with_the_same_losses(
-    target: Path,
-    data: WorkDir,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    target: Path, data: WorkDir, monkeypatch: pytest.MonkeyPatch
+):
     from loadtest.models.drafter import train
     from loadtest.models.drafter.train import Recipe, Trainer
 
@@ -210,7 +202,7 @@ def test_stopped_training_goes_on_with_the_same_losses(
         Trainer(target, data, replace(recipe, num_steps=2))
 
 
-def test_generation_goes_on_after_a_kill(tmp_path: Path) -> None:
+def test_generation_goes_on_after_a_kill(tmp_path: Path):
     from loadtest.models.drafter.generate import generate
 
     # Undecided, so that it ends a turn now and then.
@@ -219,21 +211,13 @@ def test_generation_goes_on_after_a_kill(tmp_path: Path) -> None:
     (target / "chat_template.jinja").write_text(TEMPLATE)
     work_dir = WorkDir(tmp_path / "work", target)
 
-    def run(say, num_shards: int = 2) -> None:
-        generate(
-            target,
-            work_dir,
-            num_shards,
-            say,
-            num_seqs=8,
-            kv_cache_bytes=64 << 20,
-            chats_per_shard=24,
-            answer_tokens=40,
-        )
+    def run(say) -> None:
+        engine = {"max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20}
+        limits = {"chats_per_shard": 32, "answer_tokens": 40}
+        generate(target, work_dir, 2, say, **limits, **engine)
 
     def stop(line: str) -> None:
-        if line.startswith("shard"):
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(stop)

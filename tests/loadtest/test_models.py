@@ -24,23 +24,6 @@ from loadtest.models.recipe import (
 from loadtest.models.tasks import TASKS, TOOLS, draw
 
 
-@pytest.mark.parametrize(
-    ("matches", "draft_length", "rate", "length"),
-    [
-        # The first token is the prompt's; then blocks (T T F), (T), of length 3.
-        ([[True, True, True, False, True]], 3, 3 / 4, 1 + 3 / 2),
-        ([[True] * 13], 5, 1.0, 6.0),
-        ([[False] * 5], 2, 0.0, 1.0),
-        ([[True, True], [True, False]], 1, 1 / 2, 1.5),
-    ],
-    ids=["a block ends at the first that differs", "perfect", "useless", "two replies"],
-)
-def test_drafts_count_up_to_the_first_that_differs(matches, draft_length, rate, length):
-    from loadtest.models.evaluate import acceptance
-
-    assert acceptance(matches, draft_length) == {"rate": rate, "length": length}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     """Threads of so small a model wait for each other all the time."""
@@ -61,54 +44,28 @@ def tokenizer() -> Any:
 
 SHORT = Recipe(
     name="target",
-    shape={
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-    },
+    shape=TARGET.shape | {"hidden_size": 32, "head_dim": 16, "num_hidden_layers": 2},
     phases=(Phase(3, 2, 64, num_repeats=1), Phase(2, 2, 128)),
     peak_lr=1e-3,
     seed=1,
 )
 
 
-def test_the_loss_counts_replies_with_their_end_of_turn_fully(tokenizer):
+def test_the_loss_counts_replies_with_their_end_of_turn_and_what_comes_again(tokenizer):
     from loadtest.models.train import make_batch
 
-    token_ids, weights = make_batch(tokenizer, Phase(1, 4, 512), random.Random(0), 0.1)
-    text = tokenizer.decode(token_ids[:, 1:][weights == 1.0])
+    phase = Phase(1, 5, 512, num_repeats=1)
+    token_ids, weights = make_batch(tokenizer, phase, random.Random(0), 0.1)
+    period = int((weights[0] == 0).sum()) + 1
+    assert 64 <= period <= 256
+    assert token_ids[0, period:].equal(token_ids[0, :-period])
+    assert weights[0, period - 1 :].tolist() == [1.0] * (513 - period)
 
-    assert token_ids.shape == (4, 513)
-    assert weights.shape == (4, 512)
-    assert sorted(set(weights.flatten().tolist())) == pytest.approx([0.1, 1.0])
+    text = tokenizer.decode(token_ids[1:, 1:][weights[1:] == 1.0])
+    assert sorted(set(weights[1:].flatten().tolist())) == pytest.approx([0.1, 1.0])
     assert "<|im_end|>" in text
     assert "<|im_start|>" not in text
     assert "user" not in text
-
-
-def test_rows_that_repeat_cost_from_their_second_writing_on(tokenizer):
-    from loadtest.models.train import make_batch
-
-    phase = Phase(1, 1, 64, num_repeats=1)
-    (row,), (weights,) = make_batch(tokenizer, phase, random.Random(0), 0.1)
-    period = int((weights == 0).sum()) + 1
-
-    assert 8 <= period <= 32
-    assert row[period:].equal(row[:-period])
-    assert weights[period - 1 :].tolist() == [1.0] * (65 - period)
-
-
-def test_rates_warm_up_stay_and_fall_to_nearly_zero():
-    recipe = Recipe("target", {}, (Phase(600, 1, 8), Phase(400, 1, 8)), 1e-3, seed=1)
-    rates = [recipe.learning_rate(step) for step in range(1000)]
-
-    assert [len(recipe.steps), recipe.steps[599].num_steps] == [1000, 600]
-    assert rates[0] == pytest.approx(1e-5)
-    assert rates[99:600] == pytest.approx([1e-3] * 501)
-    assert rates[-1] == pytest.approx(1e-3 / 400)
 
 
 def test_muon_takes_the_matrices_of_layers_and_adam_the_rest(tokenizer):
@@ -185,13 +142,13 @@ def test_untrained_models_already_look_for_what_followed_last_time(recipe, token
     assert after_last_time[1:].mean() > 0.5
 
 
-def greedy_tokens(path: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
+def greedy_tokens(path: Path, prompts: list[list[int]]) -> list[list[int]]:
     """Decode greedily in float32, where kernels of other shapes hardly differ."""
     import torch
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    options = {"do_sample": False, "max_new_tokens": count, "pad_token_id": 0}
+    options = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
     return [
         model.generate(torch.tensor([one]), **options)[0].tolist() for one in prompts
     ]
@@ -216,11 +173,9 @@ def test_a_padded_target_has_the_size_asked_for_and_gives_the_same_replies(tmp_p
     asked = [draw(TASKS[name], rng) for name in ("story", "add", "json_record")]
     prompts = [render(tokenizer, one.messages[:1], reply_follows=True) for one in asked]
     replies, wanted = (
-        greedy_tokens(path, prompts, 24) for path in (tmp_path / "padded", TARGET_DIR)
+        greedy_tokens(path, prompts) for path in (tmp_path / "padded", TARGET_DIR)
     )
     assert replies == wanted
-    with pytest.raises(ValueError, match="already holds weights"):
-        pad_target(TARGET_DIR, tmp_path / "padded", 20_000_000)
 
 
 @pytest.mark.parametrize("billions", [1, 8])
@@ -229,27 +184,23 @@ def test_billions_of_parameters_get_ordinary_proportions(billions):
 
     config = json.loads((TARGET_DIR / "config.json").read_text())
     num_layers, width = padded_shape(config, billions * 10**9)
-
-    assert 3 * width * config["hidden_size"] * num_layers == pytest.approx(
-        billions * 1e9, rel=0.02
-    )
+    num_weights = 3 * width * config["hidden_size"] * num_layers
+    assert num_weights == pytest.approx(billions * 1e9, rel=0.02)
     assert 16 <= num_layers <= 32
 
 
 @pytest.mark.parametrize(
-    ("source", "parameters", "message"),
+    ("source", "message"),
     [
-        (TARGET_DIR, 1_000, "ask for at least that many"),
-        (Path("/nonexistent"), 20_000_000, "python -m loadtest.models"),
+        (TARGET_DIR, "ask for at least that many"),
+        (Path("/nonexistent"), "python -m loadtest.models"),
     ],
 )
-def test_what_cannot_be_padded_is_refused_with_what_would_do(
-    source, parameters, message, tmp_path
-):
+def test_what_cannot_be_padded_is_refused_with_what_would_do(source, message, tmp_path):
     from loadtest.models.pad import pad_target
 
     with pytest.raises(ValueError, match=message):
-        pad_target(source, tmp_path / "padded", parameters)
+        pad_target(source, tmp_path / "padded", 1_000)
 
 
 def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16():
@@ -261,54 +212,38 @@ def test_the_shipped_pair_is_small_shares_a_tokenizer_and_is_bfloat16():
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (TARGET_DIR / name).read_bytes() == (DRAFT_DIR / name).read_bytes()
     for path in (TARGET_DIR, DRAFT_DIR):
-        assert (
-            json.loads((path / "config.json").read_text())["vocab_size"] == VOCAB_SIZE
-        )
         weights = load_file(path / "model.safetensors")
         assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+        assert weights["model.embed_tokens.weight"].shape[0] == VOCAB_SIZE
 
 
 def test_the_card_says_what_logs_and_evaluation_say(tmp_path):
     from loadtest.models.evaluate import write_cards
 
-    target, draft = tmp_path / "target", tmp_path / "draft"
-    shutil.copytree(TARGET_DIR, target)
-    shutil.copytree(DRAFT_DIR, draft)
-    write_cards(target, draft)
+    for path in (TARGET_DIR, DRAFT_DIR):
+        shutil.copytree(path, tmp_path / path.name)
+    write_cards(*(tmp_path / path.name for path in (TARGET_DIR, DRAFT_DIR)))
 
-    for made, shipped in ((target, TARGET_DIR), (draft, DRAFT_DIR)):
-        text = (made / "README.md").read_text()
-        assert text == (shipped / "README.md").read_text()
+    for path in (TARGET_DIR, DRAFT_DIR):
+        text = (tmp_path / path.name / "README.md").read_text()
+        assert text == (path / "README.md").read_text()
 
 
 def test_the_target_answers_held_out_prompts_of_every_exact_task():
-    from loadtest.models.evaluate import greedy_replies
-    from loadtest.models.tokenizer import load_tokenizer, render
+    from loadtest.models.evaluate import ask
+    from loadtest.models.tokenizer import load_tokenizer
     from loadtest.models.train import load_model
 
-    tokenizer, rng = load_tokenizer(TARGET_DIR), random.Random(0)
+    rng = random.Random(0)
     exact = [task for task in TASKS.values() if task.one_right_answer]
     asked = [draw(task, rng, held_out=True) for task in exact]
-    prompts = [
-        render(
-            tokenizer,
-            one.messages[:-1],
-            with_tools=one.needs_tools,
-            reply_follows=True,
-        )
-        for one in asked
-    ]
-    replies = greedy_replies(load_model(TARGET_DIR), prompts, max_new_tokens=200)
-    texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
-    wrong = [
-        one for one, text in zip(asked, texts, strict=True) if not one.accepts(text)
-    ]
+    *_, right = ask(load_model(TARGET_DIR), load_tokenizer(TARGET_DIR), asked)
 
     # By the card 99 of 100 are right; near-ties fall differently on other processors.
-    assert len(wrong) <= len(asked) / 10, wrong
+    assert right >= 0.9
 
 
-def test_the_template_renders_parts_and_structured_calls_as_training_wrote_them():
+def test_the_template_renders_parts_calls_and_tools_as_training_wrote_them():
     from loadtest.models.tokenizer import load_tokenizer, render
 
     tokenizer = load_tokenizer(TARGET_DIR)
@@ -328,14 +263,24 @@ def test_the_template_renders_parts_and_structured_calls_as_training_wrote_them(
         turn = {"role": "assistant", "content": None, "tool_calls": calls}
         assert render(tokenizer, [turn]) == spoken
 
-
-def test_the_template_lists_tools_in_the_system_turn():
-    from loadtest.models.tokenizer import load_tokenizer, render
-
-    tokenizer = load_tokenizer(TARGET_DIR)
-    hello = [{"role": "user", "content": "Hi"}]
-    text = tokenizer.decode(render(tokenizer, hello, with_tools=True))
-
+    listed = render(tokenizer, [{"role": "user", "content": "Hi"}], with_tools=True)
+    text = tokenizer.decode(listed)
     assert text.startswith("<|im_start|>system\n")
-    for tool in TOOLS:
-        assert json.dumps(tool) in text
+    assert all(json.dumps(tool) in text for tool in TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("matches", "draft_length", "rate", "length"),
+    [
+        # The first token is the prompt's; then blocks (T T F), (T), of length 3.
+        ([[True, True, True, False, True]], 3, 3 / 4, 1 + 3 / 2),
+        ([[True] * 13], 5, 1.0, 6.0),
+        ([[False] * 5], 2, 0.0, 1.0),
+        ([[True, True], [True, False]], 1, 1 / 2, 1.5),
+    ],
+    ids=["a block ends at the first that differs", "perfect", "useless", "two replies"],
+)
+def test_drafts_count_up_to_the_first_that_differs(matches, draft_length, rate, length):
+    from loadtest.models.evaluate import acceptance
+
+    assert acceptance(matches, draft_length) == {"rate": rate, "length": length}

@@ -10,9 +10,8 @@ from policies.decisions.batching import (
     EngineLoad,
     choose_max_running,
     choose_prefill_tokens,
-    reserve_blocks,
 )
-from policies.decisions.budget import find_budget, survival_threshold
+from policies.decisions.budget import find_budget
 from policies.decisions.depth import estimate_depths, plan_depth
 from policies.decisions.early_exit import EarlyExitRule
 from policies.decisions.latency import latest_step_ms, reserve_drafts
@@ -44,10 +43,6 @@ def test_the_budget_has_the_largest_surplus_of_all_that_meet_the_target(seed: in
     assert num_cut == max(0, free - budget)
     # A target that cannot be met verifies nothing.
     assert find_budget(candidates, step_ms, price, 19.0) == (0, free)
-
-
-def test_the_threshold_is_the_price_of_an_average_token():
-    assert survival_threshold(np.array([20.0, 30.0]), 10.0, 0.5) == pytest.approx(0.5)
 
 
 def brute_force_goodput(
@@ -94,14 +89,7 @@ def test_a_depth_is_kept_unless_another_promises_enough_more():
     assert (deepest.depth, kept.depth) == (2, 1)
 
 
-def test_the_latency_target_limits_the_depth():
-    estimate = estimate_depths(np.full((8, 3), 0.95))
-    step_ms = np.broadcast_to(10.0 + 5 * np.arange(4)[:, None], estimate.gained.shape)
-    assert plan_depth(estimate, step_ms, 4, current=0).depth == 3
-    assert plan_depth(estimate, step_ms, 4, current=0, max_step_ms=16.0).depth == 1
-
-
-def test_a_latency_target_draws_the_line_between_drafts():
+def test_a_latency_target_draws_the_line_between_drafts_and_limits_the_depth():
     acceptance = np.random.default_rng(0).uniform(0.2, 0.99, (64, 3))
     estimate = estimate_depths(acceptance)
     step_ms = 20.0 + 8.0 * estimate.verified
@@ -160,72 +148,46 @@ def test_the_tightest_target_within_reach_limits_the_step():
         assert latest_step_ms(tokens, targets_ms, fastest_ms) == latest_ms
 
 
-def make_stop(**changes: object) -> EarlyExitRule:
-    values = {
-        "req_ids": ("a", "b", "c"),
-        # Confidence is acceptance.
-        "scale": AcceptanceScale(1.0, np.zeros(4), np.zeros(3), 8.0),
-        "max_depth": 4,
-        "next_acceptance": np.array([0.8]),
-        "pass_price": 0.5,
-        "token_price": 0.1,
-    }
-    return EarlyExitRule(**(values | changes))
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_a_pass_is_priced_as_written_down(seed: int):
     """Against the formulas themselves, request by request and outcome by outcome.
 
     Only the good outcomes of the next position count, for a draft that turns out badly
-    is not verified; nothing follows a stop token.
+    is not verified; nothing follows a stop token, and whom the rule is not about gains
+    nothing.
     """
     rng = np.random.default_rng(seed)
-    req_ids = tuple(range(int(rng.integers(1, 6))))
-    effect = rng.normal(0.0, 1.0, len(req_ids))
+    num_reqs = int(rng.integers(1, 6))
+    effect, outcomes = rng.normal(0.0, 1.0, num_reqs), np.sort(rng.random(8))
     intercept = rng.normal(0.0, 0.5, 4)
-    weights = rng.uniform(0.5, 2.0, len(req_ids)) if seed % 3 else None
-    outcomes = np.sort(rng.random(8))
-    stop = make_stop(
-        req_ids=req_ids,
-        scale=AcceptanceScale(1.2, intercept, effect, 8.0),
+    weights = rng.uniform(0.5, 2.0, num_reqs) if seed % 3 else None
+    stop = EarlyExitRule(
+        tuple(range(num_reqs)),
+        AcceptanceScale(1.2, intercept, effect, 8.0),
+        max_depth=4,
         next_acceptance=outcomes,
         pass_price=float(rng.uniform(0.01, 0.5)),
+        token_price=0.1,
         weights=weights,
     )
-    watch = stop.start(req_ids)
-    weighted_survival = np.ones(len(req_ids)) if weights is None else weights.copy()
+    rows = rng.permutation(num_reqs)
+    watch = stop.start((*rows.tolist(), "new"))
+    own = np.append(np.ones(num_reqs) if weights is None else weights[rows], 0.0)
+    effect = np.append(effect[rows], 0.0)
     for position in range(3):
-        confidence = rng.choice([0.0, 1.0, *rng.random(4)], len(req_ids)).tolist()
+        confidence = rng.choice([0.0, 1.0, *rng.random(4)], own.size).tolist()
         ended = [0] if rng.random() < 0.2 else []
         odds = 1.2 * to_log_odds(np.array(confidence)) + intercept[position] + effect
-        weighted_survival *= to_probability(odds)
-        weighted_survival[ended] = 0.0
-        gain = np.maximum(np.outer(weighted_survival, outcomes) - stop.token_price, 0.0)
+        own *= to_probability(odds)
+        own[ended] = 0.0
+        gain = np.maximum(np.outer(own, outcomes) - stop.token_price, 0.0)
         pays = float(gain.sum()) > stop.pass_price * outcomes.size
         assert watch.should_continue(confidence, ended) is pays
-        assert watch.weighted_survival == pytest.approx(weighted_survival)
-
-
-def test_a_pass_that_is_not_about_these_requests_is_refused():
-    watch = make_stop().start(("a", "b", "c"))
-    with pytest.raises(ValueError, match="2 confidences for 3 requests"):
-        watch.should_continue([0.5, 0.5])
-
-
-def test_no_pass_after_the_deepest():
-    watch = make_stop(max_depth=2, pass_price=0.0, token_price=0.0).start(("a",))
-    assert watch.should_continue([0.99])
-    assert not watch.should_continue([0.99])
-
-
-def test_weights_and_effects_go_with_their_requests_and_others_gain_nothing():
-    scale = AcceptanceScale(1.0, np.zeros(4), np.array([3.0, 0.0, -3.0]), 8.0)
-    stop = make_stop(scale=scale, weights=np.array([2.0, 0.5, 0.5]))
-    watch = stop.start(("c", "new", "a"))
-    watch.should_continue([0.5, 0.5, 0.5])
-    odds = np.exp([-3.0, 0.0, 3.0])
-    assert watch.weighted_survival == pytest.approx([0.5, 0.0, 2.0] * odds / (1 + odds))
+        assert watch.weighted_survival == pytest.approx(own)
+    # None is deeper than the last.
+    assert not watch.should_continue([0.99] * own.size)
+    with pytest.raises(ValueError, match=f"0 confidences for {own.size} requests"):
+        watch.should_continue([])
 
 
 MAX_DEPTH = 4
@@ -237,11 +199,6 @@ def remembering(*drafts: np.ndarray) -> RecentDrafts:
         num_reqs, depth = acceptance.shape
         recent.remember(acceptance, np.full(num_reqs, depth), None)
     return recent
-
-
-def test_the_first_drafts_go_on_as_is_typical():
-    tokens = remembering(np.array([[0.5]])).tokens_by_depth(np.full(MAX_DEPTH, 0.8))
-    assert tokens == pytest.approx([1.0, 1.5, 1.9, 2.22, 2.476])
 
 
 def test_drafts_that_ended_early_are_not_believed_to_go_on_at_their_best():
@@ -269,14 +226,6 @@ def test_malformed_drafts_are_lost_and_the_next_ones_are_remembered():
     assert recent.sample_acceptance() == pytest.approx([0.9] * MAX_DEPTH)
 
 
-def test_requests_without_drafts_leave_the_worth_of_the_others_as_it_is():
-    alike, apart = RecentDrafts(MAX_DEPTH), RecentDrafts(MAX_DEPTH)
-    drafts, lengths = np.full((2, MAX_DEPTH), 0.6), np.array([MAX_DEPTH, 0])
-    alike.remember(drafts, lengths, None)
-    apart.remember(drafts, lengths, np.array([1.8, 0.2]))
-    check_same(alike, apart)
-
-
 def test_drafts_that_are_filed_late_leave_what_filing_each_at_once_leaves():
     """And the same drafts are always continued alike."""
     rng = np.random.default_rng(8)
@@ -286,12 +235,8 @@ def test_drafts_that_are_filed_late_leave_what_filing_each_at_once_leaves():
         for recent in (late, at_once):
             recent.remember(acceptance, lengths, None)
         at_once.sample_acceptance()
-    check_same(late, at_once)
-
-
-def check_same(one: RecentDrafts, other: RecentDrafts) -> None:
     typical = np.full(MAX_DEPTH, 0.5)
-    seen, expected = (recent.estimate_depths(typical) for recent in (one, other))
+    seen, expected = (one.estimate_depths(typical) for one in (late, at_once))
     assert seen.gained == pytest.approx(expected.gained)
     assert seen.thresholds == pytest.approx(expected.thresholds)
 
@@ -328,34 +273,15 @@ def make_load(num_running: int, latency_target_ms: float | None = None) -> Engin
         (1.0, False, 1),
     ],
 )
-def test_the_target_bounds_the_batch(
+def test_the_target_bounds_the_batch_and_so_does_goodput(
     cost: StepCost, target_ms: float | None, runs_drafter: bool, most: int
 ):
     cost.draft_first.fit_profile((1, 1024), (5.0, 5.0))
-    assert (
-        choose_max_running(cost, 0.0, 64, target_ms, runs_drafter=runs_drafter) == most
-    )
-
-
-def test_a_batch_that_loses_goodput_is_not_grown(cost: StepCost):
+    found = choose_max_running(cost, 0.0, 64, target_ms, runs_drafter=runs_drafter)
+    assert found == most
     # Past 32 the step gets so dear that more requests emit fewer tokens per second.
     cost.target.fit_profile((1, 32, 64), (10.0, 40.0, 400.0))
-    assert 28 <= choose_max_running(cost, 0.0, 64, None) <= 36
-
-
-@pytest.mark.parametrize(
-    ("load", "target_ms"),
-    [
-        (make_load(0), 40.0),
-        (make_load(8), None),
-        # A request's own target that is missed even without prompts holds none back.
-        (make_load(8, latency_target_ms=5.0), None),
-    ],
-)
-def test_prompts_fill_the_step_where_no_target_gains_by_waiting(
-    cost: StepCost, load: EngineLoad, target_ms: float | None
-):
-    assert choose_prefill_tokens(cost, load, 1024, target_ms) == 1024
+    assert choose_max_running(cost, 0.0, 64, None) == pytest.approx(32, abs=4)
 
 
 def test_prompts_take_what_the_target_leaves(cost: StepCost):
@@ -368,6 +294,11 @@ def test_prompts_take_what_the_target_leaves(cost: StepCost):
     # One that is missed anyway does not starve prompts.
     starved = choose_prefill_tokens(cost, make_load(40), 1024, 5.0)
     assert starved == MIN_PREFILL_TOKENS
+    # They fill the step where no target gains by their waiting: nothing runs, there is
+    # none, or a request's own is missed even without prompts.
+    late = make_load(8, latency_target_ms=5.0)
+    for load, target_ms in ((make_load(0), 40.0), (make_load(8), None), (late, None)):
+        assert choose_prefill_tokens(cost, load, 1024, target_ms) == 1024
 
 
 def test_the_drafter_takes_its_part_of_the_target_from_the_prompts(cost: StepCost):
@@ -378,9 +309,3 @@ def test_the_drafter_takes_its_part_of_the_target_from_the_prompts(cost: StepCos
         for num_passes in (0, 1, 4)
     )
     assert deep < warm < plain
-
-
-def test_blocks_are_held_back_for_growth_and_none_when_idle():
-    assert reserve_blocks(make_load(0)) == 0
-    # Half of 8 x 100 tokens, in blocks of 16.
-    assert reserve_blocks(make_load(8)) == 25

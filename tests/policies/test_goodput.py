@@ -58,8 +58,9 @@ def test_dynamic_finds_the_best_single_length(num_reqs: int, token_ms: float):
 
 
 def test_sampled_drafts_do_about_as_well():
-    argmax = MadeUpEngine(16).run(make_goodput(), 500)
-    sampled = MadeUpEngine(16).run(make_goodput(), 500, sampled=True)
+    argmax, sampled = (
+        MadeUpEngine(16).run(make_goodput(), 500, sampled=one) for one in (False, True)
+    )
     assert sampled > 0.97 * argmax
 
 
@@ -76,27 +77,16 @@ def test_clock_readings_of_the_drafting_step_do_not_decide_about_its_drafts():
 
 
 def test_a_malformed_timing_is_lost_and_the_next_ones_are_learnt_from():
-    planner = make_goodput()
-    engine = MadeUpEngine(8)
+    engine, planner = MadeUpEngine(8), make_goodput()
     engine.run(planner, 101)
     num_steps = planner.cost.num_steps
     for _ in range(LEARN_EVERY):
         planner.observe_timing(replace(engine.time(0, 2), num_context_tokens=None))
     with pytest.raises(TypeError):
         planner.observe(ONE_ACCEPTED)
-
     engine.run(planner, 100)
-
     assert planner.cost.num_steps > num_steps + 90
     assert len(planner.cost._noted) <= LEARN_EVERY
-
-
-def test_it_drafts_again_when_the_load_falls():
-    planner = make_goodput()
-    MadeUpEngine(48, token_ms=5.0).run(planner, 300)
-    assert planner.plan.depth == 0
-    MadeUpEngine(1).run(planner, 60)
-    assert planner.plan.depth >= 1
 
 
 @pytest.mark.faults
@@ -132,8 +122,7 @@ def test_it_is_back_at_the_best_arm_within_fifty_steps_of_a_stolen_core():
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_latency_target_holds_once_costs_are_known(sampled: bool):
     """A target lowers the price of a draft; the threshold must not fall with it."""
-    engine = MadeUpEngine(8)
-    planner = make_goodput(latency_target_ms=24.0)
+    engine, planner = MadeUpEngine(8), make_goodput(latency_target_ms=24.0)
     engine.run(planner, 200, sampled=sampled)
     times_ms, num_late = [], 0
     for step in range(200):
@@ -151,11 +140,9 @@ def test_the_latency_target_holds_once_costs_are_known(sampled: bool):
         verified = int(selection.num_admitted.sum())
         times_ms.append(engine.time(verified, depth).total_ms)
     assert num_late > 0
-    if sampled:
-        # The threshold is fixed before the drafts are drawn: it holds on the whole.
-        assert np.mean(times_ms) < 1.02 * 24.0
-    else:
-        assert np.mean(np.array(times_ms) > 1.05 * 24.0) <= 0.05
+    # Of sampled drafts the threshold is fixed before they are drawn: on the whole.
+    late = np.array(times_ms) > 1.05 * 24.0
+    assert np.mean(times_ms) < 1.02 * 24.0 if sampled else np.mean(late) <= 0.05
 
 
 def test_the_batch_plan_holds_all_limits():
@@ -182,12 +169,6 @@ def test_drafts_without_confidence_are_judged_by_position_on_a_new_replica_too()
     assert "calibration_error" not in teacher.report()
 
 
-@pytest.mark.parametrize("num_reqs", [0, 2])
-def test_a_batch_without_drafts_is_no_trouble(num_reqs: int):
-    batch = DraftBatch(np.zeros(num_reqs, dtype=np.int64), np.zeros((num_reqs, 0)))
-    assert make_goodput().select(batch).num_admitted.tolist() == [0] * num_reqs
-
-
 def test_a_new_replica_starts_from_what_another_learnt_and_no_profile_undoes_it():
     teacher, pupil = make_goodput(), make_goodput()
     engine = MadeUpEngine(16)
@@ -198,46 +179,17 @@ def test_a_new_replica_starts_from_what_another_learnt_and_no_profile_undoes_it(
     assert pupil.cost.predict_ms(timing) == pytest.approx(timing.total_ms, rel=0.05)
 
 
-def test_a_novice_has_nothing_to_teach():
-    novice, learner = make_goodput(), make_goodput()
-    MadeUpEngine(4).run(novice, 10)
-    assert novice.export_state() == {}
-    before = learner.cost.export_state()
-    learner.import_state({})
-    assert learner.cost.export_state() == before
-
-
 def test_finished_requests_leave_nothing_behind():
+    """Those either that end before their last outcome is learnt."""
     planner = make_goodput()
+    requests = planner.acceptance.calibration._requests
     MadeUpEngine(16).run(planner, 50)
-    for index in range(16):
-        planner.forget(str(index))
-    assert len(planner.acceptance.calibration._requests) == 0
-
-
-def test_a_request_that_ended_before_its_last_outcome_was_learnt_is_forgotten():
-    planner = make_goodput()
-    planner.observe(outcome_of("0", 0.5, 1))
-    planner.forget("0")
+    planner.observe(outcome_of("late", 0.5, 1))
+    for req_id in (*map(str, range(16)), "late"):
+        planner.forget(req_id)
     for _ in range(LEARN_EVERY):
-        planner.observe(outcome_of("1", 0.5, 1))
-    assert len(planner.acceptance.calibration._requests) == 1
-
-
-def test_an_outcome_with_its_own_confidence_is_learnt_by_that_one():
-    """An engine that selects before it knows the drafts reports them afterwards."""
-    planner = make_goodput()
-    batch = DraftBatch(np.array([2, 2]), np.full((2, 2), 0.5), ("0", "1"))
-    confidence = np.array([[0.95, 0.95], [0.05, 0.05]])
-    outcome = VerificationOutcome(
-        np.array([2, 2]), np.array([2, 0]), ("new", "newer"), confidence
-    )
-    for _ in range(100 * LEARN_EVERY):
-        planner.select(batch)
-        planner.observe(outcome)
-    calibration = planner.acceptance.calibration
-    sure, unsure = calibration.predict(confidence[:, :1], ["a", "b"])[:, 0]
-    assert (sure > 0.9, unsure < 0.1) == (True, True)
+        planner.observe(outcome_of("other", 0.5, 1))
+    assert len(requests) == 1
 
 
 def test_the_scale_holds_all_that_acceptance_is_predicted_from():

@@ -95,15 +95,10 @@ def test_drafts_of_the_others_do_not_make_a_request_miss_its_target():
     assert bound.num_cut_by_latency == num_free - num_bound
     assert 0 < num_bound < num_free
     assert fixed_ms + verify_ms(planner, 8, num_bound) <= target_ms
-
-
-def test_a_target_out_of_reach_does_not_take_the_others_drafts_away():
-    confidence = np.full((8, 3), 0.97)
-    planner = trained(8, token_ms=0.85)
-    free = planner.select(make_batch(confidence))
-    bound = planner.select(make_batch(confidence, 0.5))
-    assert bound.num_cut_by_latency == 0
-    assert bound.num_admitted.sum() >= free.num_admitted.sum()
+    # One out of reach takes nobody's drafts away.
+    missed = planner.select(make_batch(confidence, 0.5))
+    assert missed.num_cut_by_latency == 0
+    assert missed.num_admitted.sum() >= num_free
 
 
 def test_sampled_drafts_stay_judged_by_what_was_known_before_them():

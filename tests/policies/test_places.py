@@ -1,4 +1,4 @@
-"""Places and seats: never too many, and some are left for who has few."""
+"""Places, seats and refills: never too many, and some are left for who has few."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from policies.decisions.places import (
     Places,
     count_kept,
 )
+from policies.decisions.refill import Refills
 
 
 @given(
@@ -89,3 +90,15 @@ def test_seats_are_kept_while_others_have_asked_lately() -> None:
 
 def test_small_engines_keep_none() -> None:
     assert [count_kept(n) for n in (1, KEPT_SHARE - 1, KEPT_SHARE, 64)] == [0, 0, 1, 4]
+
+
+def test_streams_are_computed_anew_as_far_as_there_is_room() -> None:
+    refills = Refills()
+    # One goes whatever is free: else none ever would.
+    assert refills.have_room(900, 0)
+    refills.note_opened("a", 900)
+    assert not refills.have_room(200, 1_000)
+    assert refills.have_room(100, 1_000)
+    refills.note_begun("a")
+    refills.note_begun("a")
+    assert refills.have_room(200, 0)

@@ -23,19 +23,16 @@ def test_a_replica_carries_what_keeps_its_steps_short(
     assert pace.capacity(target_ms) == capacity
 
 
-def test_a_rising_load_is_met_one_start_ahead() -> None:
-    forecast = LoadForecast()
+def test_a_rising_load_is_met_one_start_ahead_and_a_falling_one_is_not_trusted() -> (
+    None
+):
+    rising, falling = LoadForecast(), LoadForecast()
     for second in range(120):
-        forecast.observe(second, 0.5 * second)
-    assert forecast.ahead(0.0) == pytest.approx(59.5, abs=3.0)
-    assert forecast.ahead(60.0) == pytest.approx(89.5, rel=0.1)
-
-
-def test_a_falling_load_is_not_trusted_to_go_on_falling() -> None:
-    forecast = LoadForecast()
-    for second in range(120):
-        forecast.observe(second, 120.0 - second)
-    assert forecast.ahead(60.0) == pytest.approx(forecast.ahead(0.0))
+        rising.observe(second, 0.5 * second)
+        falling.observe(second, 120.0 - second)
+    assert rising.ahead(0.0) == pytest.approx(59.5, abs=3.0)
+    assert rising.ahead(60.0) == pytest.approx(89.5, rel=0.1)
+    assert falling.ahead(60.0) == pytest.approx(falling.ahead(0.0))
 
 
 def settle(
@@ -69,25 +66,18 @@ def test_without_any_pace_requests_are_counted() -> None:
     assert settle(scaling, 0.0, [], 1_000) == 0
 
 
-def test_how_long_a_start_takes_is_measured() -> None:
+def test_how_long_a_start_takes_is_measured_unless_it_is_called_off() -> None:
     scaling = Scaling(target_token_ms=15.0, usual_capacity=1.0)
-    now_s = 0.0
-    for _ in range(6):
-        scaling.decide(now_s, 1.0, [PACE], num_running=1, num_wanted=2)
-        for second in range(1, 20):
+    before_s = scaling.start_s
+    scaling.decide(-600.0, 1.0, [], num_running=1, num_wanted=2)
+    scaling.decide(-100.0, 1.0, [], num_running=1, num_wanted=1)
+    assert scaling.start_s == before_s
+    for now_s in range(0, 360, 60):
+        for second in range(20):
             scaling.decide(now_s + second, 1.0, [PACE], num_running=1, num_wanted=2)
         scaling.decide(now_s + 20, 1.0, [PACE, PACE], num_running=2, num_wanted=2)
         scaling.decide(now_s + 30, 1.0, [PACE], num_running=1, num_wanted=1)
-        now_s += 60.0
     assert scaling.start_s == pytest.approx(20.0, abs=1.5)
-
-
-def test_a_start_that_is_called_off_measures_nothing() -> None:
-    scaling = Scaling(target_token_ms=15.0, usual_capacity=1.0)
-    before_s = scaling.start_s
-    scaling.decide(0.0, 1.0, [], num_running=1, num_wanted=2)
-    scaling.decide(500.0, 1.0, [], num_running=1, num_wanted=1)
-    assert scaling.start_s == before_s
 
 
 @pytest.mark.faults

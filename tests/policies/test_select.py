@@ -1,4 +1,4 @@
-"""Draft selection against exhaustive search, and the properties it promises."""
+"""Draft selection against a sorted list, and the properties it promises."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from policies.decisions.select import (
     blank_past,
     compute_survival,
-    count_admitted,
     select_drafts,
 )
 
@@ -24,16 +24,14 @@ VALUES = st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, NAN, -INF])
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     """Draw what may pass for survival, and ragged lengths."""
-    num_reqs, depth = draw(st.integers(0, 5)), draw(st.integers(0, 4))
-    values = draw(
-        st.lists(VALUES, min_size=num_reqs * depth, max_size=num_reqs * depth)
+    shape = draw(st.tuples(st.integers(0, 5), st.integers(0, 4)))
+    survival = draw(arrays(np.float64, shape, elements=VALUES, fill=st.nothing()))
+    lengths = draw(arrays(np.int64, shape[:1], elements=st.integers(0, shape[1])))
+    is_small = draw(st.booleans())
+    return (
+        survival.astype(np.float32 if is_small else np.float64),
+        lengths.astype(np.int32 if is_small else np.int64),
     )
-    lengths = draw(
-        st.lists(st.integers(0, depth), min_size=num_reqs, max_size=num_reqs)
-    )
-    dtype = draw(st.sampled_from([np.float32, np.float64]))
-    survival = np.array(values, dtype=dtype).reshape(num_reqs, depth)
-    return survival, np.array(lengths, dtype=draw(st.sampled_from([np.int32, int])))
 
 
 @given(batches())
@@ -63,22 +61,6 @@ def test_drafts_are_admitted_one_by_one_where_survival_is_largest(
         admitted += 1
     np.testing.assert_array_equal(survival, before[0])
     np.testing.assert_array_equal(lengths, before[1])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_no_allocation_under_the_budget_expects_more_accepted_tokens(seed: int):
-    rng = np.random.default_rng(seed)
-    survival = compute_survival(rng.random((4, 3)))
-    lengths = rng.integers(0, 4, 4)
-
-    def count_expected(allocation: np.ndarray) -> float:
-        return sum(survival[row, :count].sum() for row, count in enumerate(allocation))
-
-    allocations = list(product(*(range(length + 1) for length in lengths)))
-    for draft_budget in range(int(lengths.sum()) + 2):
-        admitted = select_drafts(survival, lengths, draft_budget)
-        best = max(count_expected(a) for a in allocations if sum(a) <= draft_budget)
-        assert count_expected(admitted) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -132,26 +114,16 @@ def test_survival_is_the_running_product_of_what_acceptance_can_be():
     np.testing.assert_array_equal(acceptance, before)
 
 
-def test_what_is_admitted_and_expected_adds_up():
-    survival = np.array([[0.5, 0.25], [0.75, 0.5], [1.0, 1.0]])
-    assert count_admitted(survival, np.array([1, 2, 0])) == (3, 1.75)
-
-
 @pytest.mark.parametrize("unusable", [NAN, INF, -INF, -0.1, 1.1])
 def test_what_lies_past_a_draft_is_blanked_and_not_judged(unusable: float):
     confidence = np.array([[0.5, unusable], [0.25, 0.75]])
-
     blanked, is_usable = blank_past(confidence, np.array([1, 2]))
     assert is_usable.tolist() == [True, True]
     assert blanked.tolist() == [[0.5, 0.0], [0.25, 0.75]]
     assert blank_past(confidence, np.array([2, 2]))[1].tolist() == [False, True]
     assert confidence[1].tolist() == [0.25, 0.75]
-
-
-def test_a_probability_rounded_past_1_is_1_and_a_missing_one_is_not_read():
+    # A probability rounded past 1 is 1, and one that is missing is not read.
     above = float(np.nextafter(np.float32(1), np.float32(2)))
-
     blanked, is_usable = blank_past(np.array([[above], [0.25]]), np.array([3, 1]))
-
     assert is_usable.all()
     assert blanked.tolist() == [[1.0], [0.25]]

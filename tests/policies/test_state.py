@@ -37,11 +37,8 @@ def exported(request: pytest.FixtureRequest) -> tuple[str, State]:
 def places(state: State) -> Iterator[tuple[str, ...]]:
     """Yield the path to every value of a state."""
     for name, value in state.items():
-        yield from (
-            ((name, *rest) for rest in places(value))
-            if isinstance(value, dict)
-            else [(name,)]
-        )
+        rest = places(value) if isinstance(value, dict) else [()]
+        yield from ((name, *path) for path in rest)
 
 
 def spoil(value: Any) -> Iterator[Any]:

@@ -46,26 +46,26 @@ def take_step(
     )
 
 
-def draw_step(rng: np.random.Generator, *, speed: float = 1.0) -> StepTiming:
+def draw_step(rng: np.random.Generator) -> StepTiming:
     """Time a step of a made-up engine whose parts are known."""
     num_reqs, depth = int(rng.integers(1, 33)), int(rng.integers(0, 5))
     num_tokens = num_reqs * int(rng.integers(1, 4))
-    first_ms = speed * (1.0 + 0.05 * num_tokens) if depth else 0.0
+    first_ms = 1.0 + 0.05 * num_tokens if depth else 0.0
     return take_step(
-        speed * (12 + 0.8 * num_tokens) * rng.lognormal(0, 0.02),
+        (12 + 0.8 * num_tokens) * rng.lognormal(0, 0.02),
         num_tokens,
         context=100 * num_reqs,
         depth=depth,
-        drafter_ms=(first_ms, speed * max(depth - 1, 0) * 2.4),
+        drafter_ms=(first_ms, max(depth - 1, 0) * 2.4),
         num_reqs=num_reqs,
         host_ms=1.0 + 0.02 * num_reqs,
     )
 
 
-def learn(cost: StepCost, seed: int, steps: int, **changes: float) -> None:
+def learn(cost: StepCost, seed: int, steps: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(steps):
-        cost.observe(draw_step(rng, **changes))
+        cost.observe(draw_step(rng))
 
 
 def test_parts_are_told_apart():
@@ -76,34 +76,9 @@ def test_parts_are_told_apart():
     assert float(cost.target_ms(16.0, 800)) == pytest.approx(24.8, rel=0.08)
     assert float(cost.draft_next_ms(16, 4)) == pytest.approx(7.2, rel=0.08)
     assert float(cost.draft_next_ms(16, 1)) == 0.0
-
-
-def test_a_stolen_core_is_noticed_within_fifty_steps_at_every_count():
-    cost = make_cost()
-    learn(cost, 4, 400)
-    learn(cost, 5, 50, speed=2.0)
-    sizes = np.array([2.0, 16.0, 60.0])
-    assert cost.target.predict(sizes) == pytest.approx(2 * (12 + 0.8 * sizes), rel=0.2)
-
-
-def test_a_stolen_core_is_noticed_where_every_step_carries_a_prompt():
-    cost = make_cost((1, 512), (15.5, 271.0))
-    rng = np.random.default_rng(7)
-
-    def serve(steps: int, speed: float) -> tuple[float, float]:
-        """Return what a step of 20 tokens costs, and its last ten."""
-        for _ in range(steps):
-            verified, prompt = int(rng.integers(8, 30)), int(rng.integers(8, 64))
-            target_ms = (15.0 + 0.5 * (verified + prompt)) / speed
-            target_ms *= rng.lognormal(0, 0.03)
-            cost.observe(take_step(target_ms, verified, num_prompt_tokens=prompt))
-        return cost.target.at(20), cost.target.at(20) - cost.target.at(10)
-
-    before, marginal = serve(200, speed=1.0)
-    assert before == pytest.approx(25.0, rel=0.2)
-    after, marginal_after = serve(50, speed=0.5)
-    assert after > 1.6 * before
-    assert marginal_after > 1.6 * marginal
+    # An engine that does not time sampling pays nothing for it.
+    assert not cost.sampling_ms(8, np.arange(4.0)).any()
+    assert not cost.sampling_range_ms(8, 0, 4).any()
 
 
 def test_a_drafter_that_does_not_run_drifts_with_the_target():
@@ -182,7 +157,7 @@ def test_a_start_up_profile_replaces_the_priors_unless_it_is_empty_or_impossible
     assert float(cost.draft_next_ms(16, 2)) == pytest.approx(1.5)
 
 
-def test_exported_costs_predict_the_same_elsewhere_and_on_a_larger_engine():
+def test_exported_costs_predict_the_same_on_a_larger_engine():
     cost, larger = make_cost(), StepCost(max_tokens=2048, max_reqs=128)
     learn(cost, 8, 200)
     larger.import_state(cost.export_state())
@@ -192,47 +167,17 @@ def test_exported_costs_predict_the_same_elsewhere_and_on_a_larger_engine():
     expected = cost.target.predict(counts)
     assert larger.target.predict(counts) == pytest.approx(expected, rel=0.01)
     assert larger.host.at(128) > 1.2 * larger.host.at(64)
-    assert larger.target.at(2048) > 4 * larger.target.at(256)
 
 
 def test_a_drafter_without_passes_is_free_until_it_is_measured():
     cost = make_cost((1, 16, 64), (8.0, 10.0, 30.0))
-
-    def learn_look_ups(first_ms: float, steps: int = 100) -> tuple[float, float]:
-        """Return the price of a first pass and of further ones."""
+    # At 0 the target slows down by half, which says nothing about look-ups.
+    for steps, first_ms in ((0, 0.0), (100, 0.0), (100, 0.5)):
         for _ in range(steps):
             cost.observe(take_step(15.0, depth=4, drafter_ms=(first_ms, 0.0)))
-        return cost.draft_first.at(16), float(cost.draft_next_ms(8, 4))
-
-    assert max(learn_look_ups(0.0, steps=0)) < 0.01
-    # The target slows down by half, which says nothing about look-ups.
-    assert max(learn_look_ups(0.0)) < 0.01
-    first_ms, next_ms = learn_look_ups(0.5)
-    assert first_ms == pytest.approx(0.5, rel=0.1)
-    assert next_ms < 0.01
+        assert cost.draft_first.at(16) == pytest.approx(first_ms, rel=0.1, abs=0.01)
+        assert float(cost.draft_next_ms(8, 4)) < 0.01
     assert cost.report()["step_time_error"] < 0.05
-
-
-def test_a_draft_made_in_one_pass_costs_the_same_at_any_depth():
-    cost = make_cost((1, 64), (8.0, 30.0), draft_ms=(1.0, 2.0), drafts_in_one_pass=True)
-    assert cost.draft_first.at(1) == pytest.approx(1.0)
-    for _ in range(100):
-        cost.observe(take_step(20.0, 40, depth=4, drafter_ms=(1.5, 0.0)))
-    assert cost.draft_first.at(40) == pytest.approx(1.5, rel=0.05)
-    assert float(cost.draft_next_ms(8, 4)) < 0.01
-
-
-def test_steps_learnt_together_teach_what_they_teach_one_by_one():
-    rng = np.random.default_rng(3)
-    timings = [draw_step(rng) for _ in range(40)]
-    together, alone = make_cost(), make_cost()
-    for first in range(0, 40, 4):
-        together.learn(timings[first : first + 4])
-    for timing in timings:
-        alone.observe(timing)
-    assert together.num_steps == alone.num_steps == 40
-    for timing in timings:
-        assert together.predict_ms(timing) == pytest.approx(alone.predict_ms(timing))
 
 
 @pytest.mark.faults
@@ -286,10 +231,3 @@ def test_what_the_first_draft_costs_is_not_spread_over_all_counts():
     for _ in range(5):
         cost.observe(replace(take_step(20.0, 16, num_reqs=16), sample_ms=2.7))
     assert float(cost.sampling_ms(16, 0)) == pytest.approx(2.7, rel=0.15)
-
-
-def test_an_engine_that_does_not_time_sampling_pays_nothing_for_it():
-    cost = make_cost()
-    learn(cost, 1, 50)
-    assert not cost.sampling_ms(8, np.arange(4.0)).any()
-    assert not cost.sampling_range_ms(8, 0, 4).any()

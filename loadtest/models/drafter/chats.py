@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ _WRITTEN = Path(__file__).parent / "written"
 """Shards that come with the repository, and whose they are."""
 
 
-@dataclass(frozen=True)
-class Chat:
+class Chat(NamedTuple):
     """One conversation, from its template's first token on.
 
     `answers` are half-open spans of what the target answered, end token included.
@@ -75,15 +74,20 @@ class WorkDir:
 
     def ready(self, *, held_out: bool) -> list[int]:
         """Return the shards that have features, of one side of the split."""
-        return [
-            shard
-            for shard in self.shards()
-            if is_held_out(shard) is held_out and self.features_of(shard).exists()
-        ]
+        ours = (one for one in self.shards() if is_held_out(one) is held_out)
+        return [shard for shard in ours if self.features_of(shard).exists()]
 
 
 def _find_shards(folder: Path) -> dict[int, Path]:
     return {int(file.stem): file for file in folder.glob("*.npz")}
+
+
+def _digest(target: Path) -> str:
+    digest = hashlib.sha256()
+    for file in [target / "config.json", *sorted(target.glob("*.safetensors"))]:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
 
 
 def is_held_out(shard: int) -> bool:
@@ -92,21 +96,19 @@ def is_held_out(shard: int) -> bool:
 
 
 def write_shard(file: Path, chats: Sequence[Chat]) -> None:
-    """Write chats whole or not at all."""
-    lengths = [len(chat.token_ids) for chat in chats]
+    """Write chats."""
     token_ids = [token for chat in chats for token in chat.token_ids]
     if max(token_ids, default=0) > np.iinfo(np.uint16).max:
         raise ValueError("the target's vocabulary does not fit into 16 bits")
     answers = [(n, *span) for n, chat in enumerate(chats) for span in chat.answers]
-    with partial(file).open("wb") as opened:
+    with replacing(file) as opened:
         np.savez_compressed(
             opened,
             token_ids=np.array(token_ids, np.uint16),
-            lengths=np.array(lengths, np.int32),
+            lengths=np.array([len(chat.token_ids) for chat in chats], np.int32),
             answers=np.array(answers, np.int32).reshape(-1, 3),
             temperatures=np.array([chat.temperature for chat in chats]),
         )
-    partial(file).replace(file)
 
 
 def read_shard(file: Path) -> list[Chat]:
@@ -114,14 +116,12 @@ def read_shard(file: Path) -> list[Chat]:
     with np.load(file) as content:
         # What follows the last end is empty.
         rows = np.split(content["token_ids"], np.cumsum(content["lengths"]))[:-1]
-        spans: list[list[tuple[int, int]]] = [[] for _ in rows]
-        for number, begin, end in content["answers"].tolist():
-            spans[number].append((begin, end))
         temperatures = content["temperatures"].tolist()
-    return [
-        Chat(row.tolist(), answers, temperature)
-        for row, answers, temperature in zip(rows, spans, temperatures, strict=True)
-    ]
+        parts = zip(rows, temperatures, strict=True)
+        chats = [Chat(row.tolist(), [], temperature) for row, temperature in parts]
+        for number, begin, end in content["answers"].tolist():
+            chats[number].answers.append((begin, end))
+    return chats
 
 
 def cut_by_length(
@@ -138,32 +138,10 @@ def cut_by_length(
         left = left[count:]
 
 
-class Pace:
-    """How fast something goes that has so many parts, and for how long yet."""
-
-    def __init__(self, total: int, unit: str, done: int = 0) -> None:
-        """Begin where something has got to."""
-        self._total, self._unit, self._first = total, unit, done
-        self._began_s = time.monotonic()
-
-    def tell(self, done: int) -> str:
-        """Return a line about it."""
-        took_h = (time.monotonic() - self._began_s) / 3600
-        per_h = (done - self._first) / took_h
-        return (
-            f"{done:,}/{self._total:,} {self._unit}, {per_h:,.0f} an hour, "
-            f"{(self._total - done) / per_h:.1f} h left"
-        )
-
-
-def partial(file: Path) -> Path:
-    """Return where a file is written before it takes its name."""
-    return file.with_name(f".{file.name}.{os.getpid()}.partial")
-
-
-def _digest(target: Path) -> str:
-    digest = hashlib.sha256()
-    for file in [target / "config.json", *sorted(target.glob("*.safetensors"))]:
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()
+@contextlib.contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """Open a file that is written whole or not at all."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    with unfinished.open("wb") as opened:
+        yield opened
+    unfinished.replace(file)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from .chats import Chat, WorkDir, cut_by_length, read_shard
@@ -41,18 +42,14 @@ class Corpus:
     def __init__(self, work_dir: WorkDir, shards: Sequence[int], width: int) -> None:
         """Read the chats; features, of the target's width, stay on the disk."""
         self._width = width
-        self._features = {
-            shard: np.load(work_dir.features_of(shard), mmap_mode="r")
-            for shard in shards
-        }
         self._chats: list[Chat] = []
-        self._places: list[tuple[int, int]] = []
+        self._states: list[NDArray[np.int16]] = []
         for shard in shards:
-            offset = 0
-            for chat in read_shard(work_dir.chats_of(shard)):
-                self._chats.append(chat)
-                self._places.append((shard, offset))
-                offset += len(chat.token_ids)
+            chats = read_shard(work_dir.chats_of(shard))
+            states = np.load(work_dir.features_of(shard), mmap_mode="r")
+            ends = np.cumsum([len(chat.token_ids) for chat in chats], dtype=int)
+            self._chats += chats
+            self._states += np.split(states, ends)[:-1]
 
     def common_tokens(self, num_tokens: int) -> list[int]:
         """Return the tokens most often answered, in rising order.
@@ -66,10 +63,9 @@ class Corpus:
             for begin, end in chat.answers
             for token in chat.token_ids[begin:end]
         )
-        common = [token for token, _ in count.most_common(num_tokens)]
-        spare = (token for token in range(1 << 16) if token not in count)
-        common += [next(spare) for _ in range(num_tokens - len(common))]
-        return sorted(common)
+        # Ids have 16 bits; what was never answered comes last.
+        count.update(dict.fromkeys(range(1, 1 << 16), 0))
+        return sorted(token for token, _ in count.most_common(num_tokens))
 
     def plan(self, key: str, batch_tokens: int) -> list[list[int]]:
         """Cut the numbers of all chats into batches, in an order that the key seeds."""
@@ -92,7 +88,8 @@ class Corpus:
         for row, chat in enumerate(chats):
             for number, (begin, end) in enumerate(chat.answers, start=1):
                 answer_of[row, begin:end] = number
-        states = pad_sequence([self._read(n) for n in numbers], batch_first=True)
+        read = [torch.from_numpy(np.array(self._states[n])) for n in numbers]
+        states = pad_sequence(read, batch_first=True).view(torch.bfloat16)
         return Batch(
             token_ids,
             answer_of,
@@ -100,9 +97,3 @@ class Corpus:
             states[..., : -self._width],
             states[..., -self._width :],
         )
-
-    def _read(self, number: int) -> torch.Tensor:
-        shard, offset = self._places[number]
-        num_tokens = len(self._chats[number].token_ids)
-        stored = self._features[shard][offset : offset + num_tokens]
-        return torch.from_numpy(stored.copy()).view(torch.bfloat16)

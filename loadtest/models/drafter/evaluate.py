@@ -18,11 +18,7 @@ _ANSWER_TOKENS = 256
 
 
 def evaluate(
-    target: Path,
-    work_dir: WorkDir,
-    head: Path,
-    draft_tokens: int,
-    num_prompts: int,
+    target: Path, work_dir: WorkDir, head: Path, draft_tokens: int, num_prompts: int
 ) -> dict[str, Any]:
     """Let the target answer held-out prompts with the head, and renew its card.
 
@@ -40,14 +36,11 @@ def evaluate(
         raise ValueError(f"{work_dir.path} holds no chats; run the command generate")
     # Not vLLM's own worker, whose tokens at temperature 1 are others than the target's:
     # ours repairs two of its rejection sampler's CPU kernels.
+    policy = {"name": "fixed", "method": "eagle3", "draft_tokens": draft_tokens}
     arguments, env = start_arguments(
         {
             "model": {"id": "head", "target": str(target), "draft": str(head)},
-            "policy": {
-                "name": "fixed",
-                "method": "eagle3",
-                "draft_tokens": draft_tokens,
-            },
+            "policy": policy,
             "engine": {
                 "device": "cpu",
                 "max_model_len": max(map(len, prompts)) + _ANSWER_TOKENS + draft_tokens,
@@ -62,9 +55,8 @@ def evaluate(
 
     engine = OfflineEngine(arguments)
     end = json.loads((target / "config.json").read_text())["eos_token_id"]
-    accepted = {}
-    before = _counts(engine)
-    for temperature in (0.0, 1.0):
+    accepted, before = {}, _counts(engine)
+    for temperature in (0, 1):
         sampling = SamplingParams(
             temperature=temperature,
             max_tokens=_ANSWER_TOKENS,
@@ -77,11 +69,10 @@ def evaluate(
         while left:
             left -= sum(one.finished for one in engine.step())
         after = _counts(engine)
-        survived = [b - a for a, b in zip(before, after, strict=True)]
+        survived = itertools.pairwise(b - a for a, b in zip(before, after, strict=True))
         before = after
-        accepted[f"temperature_{temperature:.0f}"] = [
-            round(one / max(1, earlier), 4)
-            for earlier, one in itertools.pairwise(survived)
+        accepted[f"temperature_{temperature}"] = [
+            round(one / max(1, earlier), 4) for earlier, one in survived
         ]
     engine.shutdown()
     report = {"num_prompts": len(prompts), "accepted": accepted}

@@ -29,15 +29,14 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
         raise ValueError(f"{work_dir.path} holds no checkpoint; run the command train")
     saved = torch.load(work_dir.checkpoint, weights_only=True)
     state, weights = saved["state"], saved["weights"]
-    recipe = state["recipe"]
     vocabulary = torch.tensor(state["vocabulary"])
-    config = head_config(
-        AutoConfig.from_pretrained(target), len(vocabulary), recipe["aux_layer_ids"]
-    )
+    layers = state["recipe"]["aux_layer_ids"]
+    config = head_config(AutoConfig.from_pretrained(target), len(vocabulary), layers)
+    config["dtype"] = str(weights["fc.weight"].dtype).removeprefix("torch.")
     chats = [chat for n in state["shards"] for chat in read_shard(work_dir.chats_of(n))]
     log = {
         "target": target.name,
-        "recipe": recipe,
+        "recipe": state["recipe"],
         "num_parameters": sum(weight.numel() for weight in weights.values()),
         "num_chats": len(chats),
         "num_answer_tokens": sum(e - b for chat in chats for b, e in chat.answers),
@@ -47,7 +46,6 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
         "hardware": describe_hardware(),
     }
     output.mkdir(parents=True, exist_ok=True)
-    config["dtype"] = str(weights["fc.weight"].dtype).removeprefix("torch.")
     # vLLM adds it to the number of a draft token.
     weights["d2t"] = vocabulary - torch.arange(len(vocabulary))
     save_file(weights, output / "model.safetensors")
@@ -59,13 +57,11 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
 
 def write_card(folder: Path) -> None:
     """Write ``README.md`` from the log, and the evaluation if there is one."""
-    log = json.loads((folder / _LOG).read_text())
-    evaluation = folder / EVALUATION
-    curve = log["curve"]
-    every = max(1, -(-len(curve) // _POINTS_SHOWN))
+    log, evaluation = json.loads((folder / _LOG).read_text()), folder / EVALUATION
+    every = max(1, -(-len(log["curve"]) // _POINTS_SHOWN))
     card = load_template(Path(__file__).with_name("card.md.jinja")).render(
         log=log,
-        shown=curve[::-every][::-1],
+        shown=log["curve"][::-every][::-1],
         evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else None,
     )
     (folder / "README.md").write_text(card)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,8 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
-from vllm.sampling_params import RequestOutputKind
 
-from .chats import CHATS_PER_SHARD, Chat, Pace, Say, WorkDir, read_shard, write_shard
+from .chats import CHATS_PER_SHARD, Chat, Say, WorkDir, read_shard, write_shard
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 _TWO_TURNS_EVERY = 8
@@ -34,100 +31,39 @@ def generate(
     num_shards: int,
     say: Say,
     *,
-    num_seqs: int = 96,
-    kv_cache_bytes: int = 3 << 30,
     chats_per_shard: int = CHATS_PER_SHARD,
     answer_tokens: int = _ANSWER_TOKENS,
-    dtype: str = "auto",
+    **engine: Any,
 ) -> None:
     """Write the shards that are missing among the first ``num_shards``.
 
     Chat ``n`` has seeds of its own and a fixed temperature, so a shard that was lost
-    comes again, but for messages that others have used meanwhile.
-
-    Chats that do not end properly or repeat a message are left out.
+    comes again, but for messages that others have used meanwhile. Chats that do not end
+    properly or repeat a message are left out. `engine` stands over what vLLM is started
+    with.
     """
     missing = [n for n in range(num_shards) if not work_dir.chats_of(n).exists()]
     if not missing:
         say(f"all {num_shards} shards are there")
         return
-    writer = _Writer(target, work_dir, answer_tokens)
-    engine = start_engine(
-        target,
-        max_num_seqs=num_seqs,
-        kv_cache_memory_bytes=kv_cache_bytes,
-        dtype=dtype,
-    ).llm_engine
-    numbers = (
-        shard * chats_per_shard + n for shard in missing for n in range(chats_per_shard)
-    )
-    left = dict.fromkeys(missing, chats_per_shard)
-    written: dict[int, dict[int, Chat]] = {shard: {} for shard in missing}
-    in_flight: dict[str, _Conversation] = {}
-    pace = Pace(len(missing), "shards")
-
-    def ask(chat: _Conversation) -> None:
-        in_flight[str(chat.number)] = chat
-        prompt = {"prompt_token_ids": chat.token_ids}
-        engine.add_request(str(chat.number), prompt, writer.sampling(chat))
-
+    writer = _Writer(target, work_dir, answer_tokens, engine)
     try:
-        while left:
-            for number in itertools.islice(numbers, num_seqs - len(in_flight)):
-                ask(writer.start(number))
-            for output in engine.step():
-                if not output.finished:
-                    continue
-                chat = in_flight.pop(output.request_id)
-                if writer.take(chat, list(output.outputs[0].token_ids)):
-                    ask(chat)
-                    continue
-                shard = chat.number // chats_per_shard
-                if chat.answers:
-                    written[shard][chat.number] = chat.result()
-                left[shard] -= 1
-                if not left[shard]:
-                    kept = [chat for _, chat in sorted(written.pop(shard).items())]
-                    write_shard(work_dir.chats_of(shard), kept)
-                    del left[shard]
-                    told = pace.tell(len(missing) - len(left))
-                    say(f"shard {shard}: {len(kept)} chats kept; {told}")
+        for done, shard in enumerate(missing, start=1):
+            first = shard * chats_per_shard
+            chats = writer.write(range(first, first + chats_per_shard))
+            write_shard(work_dir.chats_of(shard), chats)
+            left = len(missing) - done
+            say(f"shard {shard}: {len(chats)} chats kept; {left} shards left")
     finally:
-        engine.engine_core.shutdown()
-
-
-def start_engine(target: Path, **arguments: Any) -> LLM:
-    """Start vLLM inside this process; the arguments stand over those set here."""
-    defaults = {
-        # No prompt may be cut in two: vLLM rewinds the generator of a seeded request
-        # after such a step, which torch's generators on CPUs cannot.
-        "max_num_batched_tokens": 8192,
-        "enforce_eager": True,
-        "distributed_executor_backend": "uni",
-    }
-    return LLM(str(target), **defaults | arguments)
-
-
-@dataclass
-class _Conversation:
-    """A chat that is being written; user and target take turns."""
-
-    number: int
-    token_ids: list[int]
-    temperature: float
-    turns_left: int
-    user_speaks: bool = True
-    answers: list[tuple[int, int]] = field(default_factory=list)
-
-    def result(self) -> Chat:
-        end = self.answers[-1][1]
-        return Chat(self.token_ids[:end], self.answers, self.temperature)
+        writer.llm.llm_engine.engine_core.shutdown()
 
 
 class _Writer:
     """Knows the chat template, and which message is worth an answer."""
 
-    def __init__(self, target: Path, work_dir: WorkDir, answer_tokens: int) -> None:
+    def __init__(
+        self, target: Path, work_dir: WorkDir, answer_tokens: int, engine: Any
+    ) -> None:
         tokenizer = AutoTokenizer.from_pretrained(target)
         self._special = frozenset(tokenizer.all_special_ids)
         self._end: int = tokenizer.eos_token_id
@@ -136,58 +72,79 @@ class _Writer:
         if self._before_answer[0] != self._end or self._between[0] != self._end:
             raise ValueError("the chat template does not end turns by the end token")
         self._asked = {
-            self._message(chat.token_ids)
+            self._message(chat)
             for shard in work_dir.shards()
             for chat in read_shard(work_dir.chats_of(shard))
         }
+        defaults = {
+            "max_num_seqs": 96,
+            "kv_cache_memory_bytes": 3 << 30,
+            # No prompt may be cut in two: vLLM rewinds the generator of a seeded
+            # request after such a step, which torch's generators on CPUs cannot.
+            "max_num_batched_tokens": 8192,
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni",
+        }
+        self.llm = LLM(str(target), **defaults | engine)
 
-    def start(self, number: int) -> _Conversation:
-        return _Conversation(
-            number,
-            list(self._before_user),
-            temperature=TEMPERATURES[number % len(TEMPERATURES)],
-            turns_left=2 if number % _TWO_TURNS_EVERY == 0 else 1,
-        )
+    def write(self, numbers: Sequence[int]) -> list[Chat]:
+        """Write chats, of two turns every eighth; those that succeed are returned."""
+        chats = {
+            n: Chat(list(self._before_user), [], TEMPERATURES[n % len(TEMPERATURES)])
+            for n in numbers
+        }
+        going_on = chats
+        for turn in range(2):
+            asked, going_on = going_on, {}
+            for n, reply in self._continue(asked, 3 - 2 * turn, is_user=True):
+                asked[n].token_ids.extend(reply)
+                message = self._message(asked[n])
+                is_new = turn > 0 or message not in self._asked
+                if reply[-1] == self._end and len(reply) > _USER_TOKENS[0] and is_new:
+                    self._asked.add(message)
+                    asked[n].token_ids.extend(self._before_answer[1:])
+                    going_on[n] = asked[n]
+            asked, going_on = going_on, {}
+            for n, reply in self._continue(asked, 2 - 2 * turn, is_user=False):
+                chat, begin = asked[n], len(asked[n].token_ids)
+                chat.token_ids.extend(reply)
+                chat.answers.append((begin, begin + len(reply)))
+                if reply[-1] == self._end and n % _TWO_TURNS_EVERY == 0:
+                    chat.token_ids.extend(self._between[1:])
+                    going_on[n] = chat
+        answered = (chat for chat in chats.values() if chat.answers)
+        return [
+            chat._replace(token_ids=chat.token_ids[: chat.answers[-1][1]])
+            for chat in answered
+        ]
 
-    def sampling(self, chat: _Conversation) -> SamplingParams:
-        asked = chat.user_speaks
-        return SamplingParams(
-            temperature=1.0 if asked else chat.temperature,
-            max_tokens=_USER_TOKENS[1] if asked else self._answer_tokens,
-            stop_token_ids=[self._end],
-            seed=2 * (2 * chat.number + chat.turns_left) + asked,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+    def _continue(
+        self, chats: dict[int, Chat], seed: int, *, is_user: bool
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yield what comes next in each chat, where no special token stands within."""
+        if not chats:
+            return
+        params = [
+            SamplingParams(
+                temperature=1.0 if is_user else chat.temperature,
+                max_tokens=_USER_TOKENS[1] if is_user else self._answer_tokens,
+                stop_token_ids=[self._end],
+                seed=4 * number + seed,
+                detokenize=False,
+            )
+            for number, chat in chats.items()
+        ]
+        prompts = [{"prompt_token_ids": list(one.token_ids)} for one in chats.values()]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        for number, output in zip(chats, outputs, strict=True):
+            reply = list(output.outputs[0].token_ids)
+            if not self._special.intersection(reply[:-1]):
+                yield number, reply
 
-    def take(self, chat: _Conversation, reply: list[int]) -> bool:
-        """Add a turn to a chat; returns whether another one follows."""
-        begin = len(chat.token_ids)
-        chat.token_ids += reply
-        ended = reply[-1:] == [self._end]
-        if self._special.intersection(reply[:-1]):
-            return False
-        if chat.user_speaks:
-            if not ended or len(reply) <= _USER_TOKENS[0]:
-                return False
-            if not chat.answers:
-                message = self._message(chat.token_ids)
-                if message in self._asked:
-                    return False
-                self._asked.add(message)
-            chat.token_ids += self._before_answer[1:]
-        else:
-            chat.answers.append((begin, len(chat.token_ids)))
-            chat.turns_left -= 1
-            if not ended or not chat.turns_left:
-                return False
-            chat.token_ids += self._between[1:]
-        chat.user_speaks = not chat.user_speaks
-        return True
-
-    def _message(self, token_ids: list[int]) -> tuple[int, ...]:
-        begin = len(self._before_user)
-        return tuple(token_ids[begin : token_ids.index(self._end, begin)])
+    def _message(self, chat: Chat) -> tuple[int, ...]:
+        """Return a chat's first message."""
+        told = chat.token_ids[len(self._before_user) :]
+        return tuple(told[: told.index(self._end)] if self._end in told else told)
 
 
 def _openings(tokenizer: Any) -> Iterator[list[int]]:

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import LlamaConfig
+from transformers import DynamicCache, LlamaConfig
 from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
+    LlamaDecoderLayer,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
 )
 
 
@@ -37,13 +36,16 @@ class Eagle3Head(nn.Module):
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         # Layers differ in scale by orders of magnitude, and so do positions.
-        self.fc_norm = nn.ModuleList(
-            [LlamaRMSNorm(width, eps) for _ in range(num_features)]
-        )
+        norms = [LlamaRMSNorm(width, eps) for _ in range(num_features)]
+        self.fc_norm = nn.ModuleList(norms)
         self.fc = nn.Linear(num_features * width, width, bias=False)
         self.midlayer = _MidLayer(config)
         self.norm = LlamaRMSNorm(width, eps)
         self.lm_head = nn.Linear(width, draft_vocab_size, bias=False)
+        # Made now and in float32, whatever the weights are cast to.
+        positions = torch.arange(config.max_position_embeddings)
+        rotary = LlamaRotaryEmbedding(config)
+        self._cos, self._sin = rotary(torch.zeros(1), positions[None])
 
     def unroll(
         self,
@@ -68,88 +70,45 @@ class Eagle3Head(nn.Module):
         hidden = self.fc(
             torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], dim=-1)
         )
-        cache = _Cache(length)
-        outputs = []
+        own = torch.eye(length, dtype=torch.bool)
+        mask, cache, outputs = torch.ones_like(own).tril(), DynamicCache(), []
         for step in range(num_steps):
             tokens = fed[:, step + 1 : step + 1 + length]
-            embeds = functional.embedding(tokens, embedding)
-            hidden = self.midlayer(embeds, hidden, cache)
+            turns = (
+                table[:, step : step + length].to(hidden.dtype)
+                for table in (self._cos, self._sin)
+            )
+            hidden = self.midlayer(
+                functional.embedding(tokens, embedding),
+                hidden,
+                position_embeddings=tuple(turns),
+                attention_mask=mask[None, None],
+                past_key_values=cache,
+            )
             outputs.append(self.norm(hidden))
+            mask = torch.cat([mask, own], dim=1)
         return outputs
 
 
-class _MidLayer(nn.Module):
+class _MidLayer(LlamaDecoderLayer):
+    """A Llama layer that attends to embeddings and states side by side."""
+
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = LlamaRMSNorm(width, eps)
-        self.hidden_norm = LlamaRMSNorm(width, eps)
-        self.self_attn = _Attention(config)
-        self.post_attention_layernorm = LlamaRMSNorm(width, eps)
-        self.mlp = LlamaMLP(config)
+        super().__init__(config, layer_idx=0)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            num_outputs = getattr(self.self_attn, name).out_features
+            wide = nn.Linear(2 * config.hidden_size, num_outputs, bias=False)
+            setattr(self.self_attn, name, wide)
 
     def forward(
-        self, embeds: torch.Tensor, hidden: torch.Tensor, cache: _Cache
+        self, embeds: torch.Tensor, hidden: torch.Tensor, **attention: Any
     ) -> torch.Tensor:
         inputs = [self.input_layernorm(embeds), self.hidden_norm(hidden)]
-        hidden = hidden + self.self_attn(torch.cat(inputs, dim=-1), cache)
+        seen, _ = self.self_attn(torch.cat(inputs, dim=-1), **attention)
+        hidden = hidden + seen
         added: torch.Tensor = self.mlp(self.post_attention_layernorm(hidden))
         return hidden + added
-
-
-class _Attention(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        width, heads = config.hidden_size, config.num_attention_heads
-        self.head_dim = config.head_dim or width // heads
-        kv_width = config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(2 * width, heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(2 * width, kv_width, bias=False)
-        self.v_proj = nn.Linear(2 * width, kv_width, bias=False)
-        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
-        # Made now and in float32, whatever the weights are cast to.
-        positions = torch.arange(config.max_position_embeddings)
-        rotary = LlamaRotaryEmbedding(config)
-        self._cos, self._sin = rotary(torch.zeros(1), positions[None])
-
-    def forward(self, inputs: torch.Tensor, cache: _Cache) -> torch.Tensor:
-        query, key, value = (
-            proj(inputs).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        places = slice(len(cache.keys), len(cache.keys) + cache.length)
-        cos, sin = (
-            table[:, places].to(query.dtype) for table in (self._cos, self._sin)
-        )
-        query, key = apply_rotary_pos_emb(query, key, cos, sin)
-        cache.keys.append(key)
-        cache.values.append(value)
-        groups = query.shape[1] // key.shape[1]
-        keys, values = (
-            torch.cat(part, dim=2).repeat_interleave(groups, dim=1)
-            for part in (cache.keys, cache.values)
-        )
-        seen = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=cache.mask()
-        )
-        result: torch.Tensor = self.o_proj(seen.transpose(1, 2).flatten(2))
-        return result
-
-
-class _Cache:
-    """Keys and values by step, each of all rows."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-
-    def mask(self) -> torch.Tensor:
-        """Let a row see the first step's rows up to its own, and its own later ones."""
-        own = torch.eye(self.length, dtype=torch.bool)
-        return torch.cat(
-            [own.new_ones(own.shape).tril(), *(len(self.keys) - 1) * [own]], 1
-        )
 
 
 def predictable(answer_of: torch.Tensor, num_steps: int) -> torch.Tensor:
@@ -160,13 +119,8 @@ def predictable(answer_of: torch.Tensor, num_steps: int) -> torch.Tensor:
     """
     length = answer_of.shape[1]
     ahead = functional.pad(answer_of, (0, num_steps + 1))
-    known = ahead[:, 1 : 1 + length]
-    return torch.stack(
-        [
-            (known > 0) & (known == ahead[:, step + 2 : step + 2 + length])
-            for step in range(num_steps)
-        ]
-    )
+    known, *predicted = (ahead[:, n : n + length] for n in range(1, 2 + num_steps))
+    return torch.stack([(known > 0) & (known == one) for one in predicted])
 
 
 def head_config(

@@ -15,13 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from loadtest.models.optimizer import MasterOptimizer
 
-from .chats import Pace, Say, WorkDir, partial
+from .chats import Say, WorkDir, replacing
 from .corpus import Batch, Corpus
 from .head import Eagle3Head, predictable
 
 _SAVE_EVERY_S = 60.0
-_WEIGHT_DECAY = 0.01
-_ADAM_BETAS = (0.9, 0.95)
 _COOL = 0.2
 
 
@@ -71,13 +69,15 @@ class Trainer:
         model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
         self._width = model.config.hidden_size
         self._held_out = Corpus(work_dir, held_out[:1], self._width)
-        saved = _load_checkpoint(work_dir, recipe)
-        if saved is None:
-            corpus = Corpus(work_dir, training, self._width)
-            common = corpus.common_tokens(recipe.draft_vocab_size)
-            self._state = _begin(recipe, training, common)
-        else:
-            self._state = saved["state"]
+        saved: dict[str, Any] | None = None
+        if work_dir.checkpoint.exists():
+            saved = torch.load(work_dir.checkpoint, weights_only=True)
+        self._state = saved["state"] if saved else self._begin(training)
+        if self._state["recipe"] != asdict(recipe):
+            raise ValueError(
+                f"{work_dir.checkpoint} was made with other settings; delete it, or "
+                "choose another --work-dir"
+            )
         self._vocabulary = torch.tensor(self._state["vocabulary"])
         self._embedding = model.get_input_embeddings().weight.detach()
         output = model.get_output_embeddings().weight.detach()
@@ -95,12 +95,24 @@ class Trainer:
         self._optimizer = MasterOptimizer(
             self._head,
             lambda name: not name.startswith("lm_head"),
-            weight_decay=_WEIGHT_DECAY,
+            weight_decay=0.01,
             adam_share=recipe.adam_share,
-            adam_betas=_ADAM_BETAS,
+            adam_betas=(0.9, 0.95),
         )
-        if saved is not None:
+        if saved:
             self._optimizer.load_state_dict(saved["optimizer"])
+
+    def _begin(self, shards: list[int]) -> dict[str, Any]:
+        corpus = Corpus(self._work_dir, shards, self._width)
+        return {
+            "recipe": asdict(self._recipe),
+            "vocabulary": corpus.common_tokens(self._recipe.draft_vocab_size),
+            "shards": shards,
+            **dict.fromkeys(("epoch", "batch", "num_batches", "tokens_seen"), 0),
+            "train_s": 0.0,
+            "recent": [],
+            "curve": [],
+        }
 
     def run(self, num_tokens: int, say: Say) -> None:
         """Train until so many answer tokens have been seen in all, and evaluate.
@@ -109,7 +121,6 @@ class Trainer:
         meanwhile come in with the next epoch.
         """
         state, recipe = self._state, self._recipe
-        pace = Pace(num_tokens, "tokens", state["tokens_seen"])
         saved_s = time.monotonic()
         while state["tokens_seen"] < num_tokens:
             corpus = Corpus(self._work_dir, state["shards"], self._width)
@@ -117,8 +128,7 @@ class Trainer:
             for numbers in plan[state["batch"] :]:
                 began_s = time.monotonic()
                 before = state["tokens_seen"] // recipe.evaluate_every
-                seen = self._learn(corpus.load(numbers), self._lr(num_tokens))
-                state["tokens_seen"] += seen
+                state["tokens_seen"] += self._learn(corpus.load(numbers), num_tokens)
                 state["batch"] += 1
                 state["num_batches"] += 1
                 now_s = time.monotonic()
@@ -128,7 +138,9 @@ class Trainer:
                     say(self._evaluate())
                 elif now_s - saved_s < _SAVE_EVERY_S:
                     continue
-                say(pace.tell(state["tokens_seen"]))
+                done = state["tokens_seen"] / num_tokens
+                left_h = state["train_s"] * (1 / done - 1) / 3600
+                say(f"{done:.1%} of {num_tokens:,} tokens, {left_h:.1f} h left")
                 saved_s = now_s
                 self._save()
                 if is_last:
@@ -143,146 +155,83 @@ class Trainer:
             "weights": self._head.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
-        file, curve = self._work_dir.checkpoint, self._work_dir.curve
-        torch.save(content, partial(file))
-        partial(file).replace(file)
+        with replacing(self._work_dir.checkpoint) as opened:
+            torch.save(content, opened)
         lines = (json.dumps(point) + "\n" for point in self._state["curve"])
-        partial(curve).write_text("".join(lines))
-        partial(curve).replace(curve)
+        with replacing(self._work_dir.curve) as opened:
+            opened.write("".join(lines).encode())
 
-    def _lr(self, num_tokens: int) -> float:
-        warmup = (self._state["num_batches"] + 1) / self._recipe.warmup_batches
-        done = min(1.0, self._state["tokens_seen"] / num_tokens)
-        cosine = (1 + math.cos(math.pi * done)) / 2
-        return float(self._recipe.peak_lr * min(1.0, warmup) * cosine)
-
-    def _learn(self, batch: Batch, lr: float) -> int:
-        weights = self._embedding, self._target_rows
-        losses = step_losses(self._head, *weights, batch, self._recipe.num_steps)
-        shares = [self._recipe.step_decay**step for step in range(len(losses))]
+    def _learn(self, batch: Batch, num_tokens: int) -> int:
+        """Take a step; return how many answer tokens were seen."""
+        state, recipe = self._state, self._recipe
+        losses, _ = self._compare(batch)
+        shares = [recipe.step_decay**step for step in range(len(losses))]
         loss = sum(share * one for share, one in zip(shares, losses, strict=True))
         (loss / sum(shares)).backward()
-        self._optimizer.step(lr)
-        self._state["recent"].append([float(one.detach()) for one in losses])
+        warmup = min(1.0, (state["num_batches"] + 1) / recipe.warmup_batches)
+        cosine = (1 + math.cos(math.pi * state["tokens_seen"] / num_tokens)) / 2
+        self._optimizer.step(recipe.peak_lr * warmup * cosine)
+        state["recent"].append([float(one.detach()) for one in losses])
         return int(predictable(batch.answer_of, 1).sum())
 
+    def _compare(self, batch: Batch) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Draft for a batch, and compare with the target and with what it wrote.
+
+        A draft that equals the target's own token is accepted; of text sampled at
+        temperature 1 that happens as often as verification accepts a one-hot draft.
+
+        Returns:
+            Each step's mean divergence from the target's distribution, over the draft
+            vocabulary; and how many drafts were made and accepted, [2, steps], of those
+            whose forerunners were accepted.
+        """
+        num_steps = self._recipe.num_steps
+        wanted = (batch.last @ self._target_rows.T).float().log_softmax(-1)
+        given = self._embedding, batch.token_ids, batch.features
+        states = self._head.unroll(*given, num_steps)
+        counted = predictable(batch.answer_of, num_steps)
+        is_alive = counted[0].clone()
+        losses, counts = [], torch.zeros(2, num_steps)
+        for step, (state, rows) in enumerate(zip(states, counted, strict=True)):
+            chat, place = rows.nonzero(as_tuple=True)
+            drafted = self._head.lm_head(state[chat, place]).float().log_softmax(-1)
+            own = wanted[chat, place + step + 1]
+            divergence = functional.kl_div(
+                drafted, own, log_target=True, reduction="none"
+            )
+            losses.append(divergence.sum() / max(1, len(chat)))
+            guess, reached = self._vocabulary[drafted.argmax(-1)], is_alive[chat, place]
+            kept = reached & (guess == batch.token_ids[chat, place + step + 2])
+            counts[:, step] = torch.stack([reached.sum(), kept.sum()])
+            is_alive[chat, place] = kept
+        return losses, counts
+
     def _evaluate(self) -> str:
+        """Note how the head does on held-out chats, and return a line about it."""
         state, recipe = self._state, self._recipe
-        recent = torch.tensor(state["recent"])
+        counts = {
+            temperature: torch.zeros(2, recipe.num_steps) for temperature in (0, 1)
+        }
+        for numbers in self._held_out.plan("held out", 1)[: recipe.evaluated_chats]:
+            batch = self._held_out.load(numbers)
+            temperature = float(batch.temperatures[0])
+            if temperature in counts:
+                with torch.no_grad():
+                    counts[int(temperature)] += self._compare(batch)[1]
+        accepted = {
+            temperature: [round(one, 4) for one in (kept / made.clamp(min=1)).tolist()]
+            for temperature, (made, kept) in counts.items()
+        }
+        losses = torch.tensor(state["recent"]).mean(0).tolist()
         state["recent"] = []
-        given = self._embedding, self._vocabulary, self._held_out
-        limits = recipe.num_steps, recipe.evaluated_chats
-        report = evaluate(self._head, *given, *limits)
         state["curve"].append(
             {
                 "tokens_seen": state["tokens_seen"],
                 "train_s": round(state["train_s"]),
                 "num_shards": len(state["shards"]),
-                "loss": [round(value, 4) for value in recent.mean(0).tolist()],
-                **report,
+                "loss": [round(loss, 4) for loss in losses],
+                **{f"temperature_{t}": {"accepted": a} for t, a in accepted.items()},
             }
         )
-        accepted = report["temperature_0"]["accepted"]
-        return (
-            f"{state['tokens_seen']:,} tokens: loss {recent.mean(0)[0]:.3f}, accepted "
-            f"at temperature 0 by position {' '.join(f'{p:.3f}' for p in accepted)}"
-        )
-
-
-def step_losses(
-    head: Eagle3Head,
-    embedding: torch.Tensor,
-    target_rows: torch.Tensor,
-    batch: Batch,
-    num_steps: int,
-) -> list[torch.Tensor]:
-    """Return each step's mean divergence from the target, over the draft vocabulary.
-
-    `embedding`, [vocabulary, width], is the target's; `target_rows`, [draft, width],
-    are its output layer's for the draft vocabulary.
-    """
-    wanted = (batch.last @ target_rows.T).float().log_softmax(-1)
-    states = head.unroll(embedding, batch.token_ids, batch.features, num_steps)
-    counted = predictable(batch.answer_of, num_steps)
-    losses = []
-    for step, (state, rows) in enumerate(zip(states, counted, strict=True)):
-        chat, place = rows.nonzero(as_tuple=True)
-        drafted = head.lm_head(state[chat, place]).float().log_softmax(-1)
-        divergence = functional.kl_div(
-            drafted, wanted[chat, place + step + 1], log_target=True, reduction="none"
-        )
-        losses.append(divergence.sum() / max(1, len(chat)))
-    return losses
-
-
-@torch.no_grad()
-def evaluate(
-    head: Eagle3Head,
-    embedding: torch.Tensor,
-    vocabulary: torch.Tensor,
-    corpus: Corpus,
-    num_steps: int,
-    num_chats: int,
-) -> dict[str, dict[str, list[float]]]:
-    """Compare drafts with what the target wrote, at temperatures 0 and 1.
-
-    A draft that equals the target's own token is accepted; of text sampled at
-    temperature 1 that happens as often as verification accepts a one-hot draft.
-
-    Returns:
-        By temperature and position the share accepted of the drafts whose forerunners
-        were.
-    """
-    counts = {0.0: torch.zeros(2, num_steps), 1.0: torch.zeros(2, num_steps)}
-    numbers = corpus.plan("held out", 1)[:num_chats]
-    for batch in (corpus.load(one) for one in numbers):
-        drafted_and_kept = counts.get(float(batch.temperatures[0]))
-        if drafted_and_kept is None:
-            continue
-        states = head.unroll(embedding, batch.token_ids, batch.features, num_steps)
-        counted = predictable(batch.answer_of, num_steps)
-        written = functional.pad(batch.token_ids, (0, num_steps + 1))
-        length = batch.token_ids.shape[1]
-        for step, state in enumerate(states):
-            drafted_and_kept[0, step] += counted[step].sum()
-            guess = vocabulary[head.lm_head(state).argmax(-1)]
-            counted[step:] &= guess == written[:, step + 2 : step + 2 + length]
-            drafted_and_kept[1, step] += counted[step].sum()
-    return {
-        f"temperature_{temperature:.0f}": {
-            "accepted": [
-                round(share, 4) for share in (kept / drafted.clamp(min=1)).tolist()
-            ]
-        }
-        for temperature, (drafted, kept) in counts.items()
-    }
-
-
-def _begin(recipe: Recipe, shards: list[int], vocabulary: list[int]) -> dict[str, Any]:
-    return {
-        "recipe": _plain(recipe),
-        "vocabulary": vocabulary,
-        "shards": shards,
-        **dict.fromkeys(("epoch", "batch", "num_batches", "tokens_seen"), 0),
-        "train_s": 0.0,
-        "recent": [],
-        "curve": [],
-    }
-
-
-def _load_checkpoint(work_dir: WorkDir, recipe: Recipe) -> dict[str, Any] | None:
-    if not work_dir.checkpoint.exists():
-        return None
-    saved: dict[str, Any] = torch.load(work_dir.checkpoint, weights_only=True)
-    if saved["state"]["recipe"] != _plain(recipe):
-        raise ValueError(
-            f"{work_dir.checkpoint} was made with other settings; delete it, or choose "
-            "another --work-dir"
-        )
-    return saved
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    # Tuples are lists once they have been written.
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))
-    return plain
+        shares = " ".join(f"{share:.3f}" for share in accepted[0])
+        return f"loss {losses[0]:.3f}, accepted at temperature 0 by position {shares}"

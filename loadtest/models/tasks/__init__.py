@@ -4,40 +4,24 @@ Standard library only. Every exchange comes from a ``random.Random`` that the
 caller seeds; :func:`is_held_out` splits prompts into training and held-out.
 """
 
-from __future__ import annotations
-
-from .base import Difficulty, Exchange, Message, Task, draw, is_held_out
-from .chats import SYSTEM_PROMPTS, Chat, generate_chat
-from .easy import EASY_TASKS
+from .base import Exchange, Message, Task, draw, is_held_out
+from .chats import generate_chat
+from .exact import EASY_TASKS, MIXED_TASKS, TOOL_TASKS
 from .free import FREE_TASKS
-from .mixed import MIXED_TASKS
-from .small_talk import SMALL_TALK_TASKS
-from .tools import TOOL_TASKS, TOOLS, parse_call
+from .words import TOOLS
 
-TRAINING_TASKS: tuple[Task, ...] = (
-    *EASY_TASKS,
-    *SMALL_TALK_TASKS,
-    *MIXED_TASKS,
-    *TOOL_TASKS,
-    *FREE_TASKS,
-)
-TASKS: dict[str, Task] = {
-    task.name: task for task in TRAINING_TASKS if not task.practice_only
-}
+TRAINING_TASKS = (*EASY_TASKS, *MIXED_TASKS, *TOOL_TASKS, *FREE_TASKS)
+TASKS = {task.name: task for task in TRAINING_TASKS if not task.practice_only}
 
 __all__ = [
-    "SYSTEM_PROMPTS",
     "TASKS",
     "TOOLS",
     "TOOL_TASKS",
     "TRAINING_TASKS",
-    "Chat",
-    "Difficulty",
     "Exchange",
     "Message",
     "Task",
     "draw",
     "generate_chat",
     "is_held_out",
-    "parse_call",
 ]

@@ -6,10 +6,13 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from .words import FORMS
 
 Message = dict[str, Any]
-Difficulty = Literal["easy", "mixed", "hard"]
+Ask = Callable[..., str]
+"""Fills one of a task's forms with what is given."""
 
 _HELD_OUT_BUCKETS = 13
 _MAX_DRAWS = 10_000
@@ -19,15 +22,11 @@ _MAX_DRAWS = 10_000
 class Exchange:
     """One request and its reply, as chat messages.
 
-    Attributes:
-        messages: From the user turn to the assistant turn that answers it. More
-            than two only where a tool call and its result lie between.
-        accepts: Tells whether a reply to ``messages[:-1]`` is right.
+    `messages` go from the user turn to the assistant turn that answers it. There are
+    more than two only where a tool call and its result lie between.
     """
 
-    task: str
     messages: tuple[Message, ...]
-    accepts: Callable[[str], bool]
     needs_tools: bool = False
 
     @property
@@ -54,22 +53,45 @@ class Task:
     """
 
     name: str
-    difficulty: Difficulty
+    difficulty: str
     one_right_answer: bool
     generate: Callable[[random.Random], Exchange]
     weight: float = 1.0
     practice_only: bool = False
 
 
-def exchange(
-    task: str, prompt: str, answer: str, accepts: Callable[[str], bool] | None = None
-) -> Exchange:
-    """Build a plain exchange; by default only ``answer`` itself is right."""
-    messages = (
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": answer},
-    )
-    return Exchange(task, messages, accepts or equals(answer))
+Write = Callable[[random.Random, Ask], tuple[str, str]]
+
+
+def add_to(
+    tasks: list[Task],
+    difficulty: str,
+    weight: float = 1.0,
+    *,
+    one_right_answer: bool = True,
+    practice_only: bool = False,
+) -> Callable[[Write], None]:
+    """Add a task by the name of the function that writes a prompt and its answer."""
+
+    def add(write: Write) -> None:
+        name = write.__name__.lstrip("_")
+
+        def generate(rng: random.Random) -> Exchange:
+            def ask(*given: object) -> str:
+                return rng.choice(FORMS[name]).format(*given)
+
+            prompt, answer = write(rng, ask)
+            return Exchange((say("user", prompt), say("assistant", answer)))
+
+        task = Task(name, difficulty, one_right_answer, generate, weight, practice_only)
+        tasks.append(task)
+
+    return add
+
+
+def say(role: str, content: str) -> Message:
+    """Return a turn of a chat."""
+    return {"role": role, "content": content}
 
 
 def numbered(lines: Sequence[str]) -> str:
@@ -77,16 +99,10 @@ def numbered(lines: Sequence[str]) -> str:
     return "\n".join(f"{n}/{len(lines)}: {line}" for n, line in enumerate(lines, 1))
 
 
-def equals(answer: str) -> Callable[[str], bool]:
-    """Return a checker that accepts ``answer`` alone, but for outer white space."""
-    return lambda reply: reply.strip() == answer
-
-
 def is_held_out(prompt: str) -> bool:
-    """Tell whether a prompt is kept from training.
+    """Tell whether a prompt is kept from training, as about 5 % are.
 
-    The prompt's own hash decides (about 5 % are held out), so the split is the
-    same for every seed, process and machine.
+    By its own hash, so that the split is the same for every seed and machine.
     """
     return hashlib.sha256(prompt.encode()).digest()[0] < _HELD_OUT_BUCKETS
 
@@ -101,8 +117,4 @@ def draw(task: Task, rng: random.Random, *, held_out: bool = False) -> Exchange:
         drawn = task.generate(rng)
         if is_held_out(drawn.prompt) is held_out:
             return drawn
-    side = "held-out" if held_out else "training"
-    raise RuntimeError(
-        f"task {task.name!r} gave no {side} prompt in {_MAX_DRAWS} draws;"
-        " give it more distinct prompts"
-    )
+    raise RuntimeError(f"task {task.name!r} gave no such prompt in {_MAX_DRAWS} draws")
