@@ -188,7 +188,7 @@ class Environment:
     port: int | None
     ray_auth_mode: str | None
     has_hf_token: bool
-    redis: "RedisForRay | None"
+    redis: RedisForRay | None
 
     @classmethod
     def read(cls) -> Self:
