@@ -146,6 +146,9 @@ class Front(PageRoutes):
             gguf_files: The folder that must be here, converted, by GGUF file: the
                 tokenizer is in it.
         """
+        # Where no log can be written Python says so on stderr, which Serve makes a log
+        # as well, until that recurs too deep. Nobody's answer may end of it.
+        logging.raiseExceptions = False
         self._engines = engines
         created = int(time.time())  # noqa: TID251 - a date
         self._model_card = {**model_card, "created": created}

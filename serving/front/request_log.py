@@ -6,7 +6,6 @@ too, beside the `request_id` that Serve puts into every line.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time
@@ -46,16 +45,10 @@ def log_end(one: InFlight, end: str, drafts: Any = None) -> None:
     if drafts is not None:
         accepted = sum(count * times for count, times in enumerate(drafts.histogram))
         told |= {"drafted_tokens": drafts.num_draft_tokens, "accepted_tokens": accepted}
-    # Where no log can be written Python says so on stderr, which Serve makes a log as
-    # well, until that recurs too deep. Nobody's answer may end of it.
-    with contextlib.suppress(OSError, RecursionError):
-        # Of the request's own context, which has its id; it may be the present one.
-        one.context.copy().run(
-            logger.info,
-            "Request ended: %s",
-            json.dumps(told),
-            extra={"request": told},
-        )
+    # Of the request's own context, which has its id; it may be the present one.
+    one.context.copy().run(
+        logger.info, "Request ended: %s", json.dumps(told), extra={"request": told}
+    )
 
 
 def _since(one: InFlight, time_s: float) -> float:

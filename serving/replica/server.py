@@ -70,6 +70,8 @@ class EngineServer(LLMServer):
             options: What of the settings is not in it.
             num_slots: Fronts that may be connected at a time, plus one.
         """
+        # As in a front: no stream may end because a log cannot be written.
+        logging.raiseExceptions = False
         self._options = self._started_with = options
         self._background: list[asyncio.Task[None]] = []
         self._watch = EngineWatch(options.hang_timeout_s, options.load_timeout_s)

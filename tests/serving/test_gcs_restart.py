@@ -74,7 +74,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRedis]:
     try:
         wait_until(lambda: running.answers() or server.process.poll(), 30)
         if server.process.poll():
-            pytest.skip(f"redis-server does not start: {server.output}")
+            pytest.fail(f"redis-server does not start: {server.output}")
         running.client.set(NOBODYS_KEY, 1)
         yield running
     finally:

@@ -33,7 +33,8 @@ def bench(output: Path) -> subprocess.Popen[str]:
         "--workloads": "mixed,hard",
         "--temperatures": "0",
         "--concurrency": "2",
-        "--rounds": "1",
+        # So long that an interrupt at the first result is never too late.
+        "--rounds": "2",
         "--max-tokens": "16",
     }
     arguments = [part for option in options.items() for part in option]
