@@ -11,14 +11,19 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import time
 from typing import Any, Final
 
 import numpy as np
+
+from serving.engine.shared.heap import HeapTrimmer
 
 DIE_WITH_PARENT: Final = "TETRIS_DIE_WITH_PARENT"
 """Set where an engine core must not outlive the process that started it."""
 
 _PR_SET_PDEATHSIG: Final = 1
+
+_heap = HeapTrimmer()
 
 
 def register() -> None:
@@ -97,7 +102,11 @@ def to_plain(value: Any) -> Any:
 
 
 def _snapshot(engine_core: Any) -> dict[str, Any]:
-    """Return the scheduler's counters; {} under a scheduler that keeps none."""
+    """Return the scheduler's counters; {} under a scheduler that keeps none.
+
+    Replicas ask about once a second, whatever the policy: a heartbeat of the process.
+    """
+    _heap.trim(time.monotonic())
     take = getattr(engine_core.scheduler, "snapshot", None)
     return to_plain(take()) if callable(take) else {}
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from tests.serving.conftest import start_up_command
 from tests.serving.fuzz.rounds import fuzz
 
-KV_CACHE = "32Mi"
-
 
 def main() -> None:
     """Run it, and write what was done into a file."""
@@ -25,14 +23,8 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tetris-fuzz-"))
     sys.stderr.write(f"Logs and failing cases: {folder}\n")
-    settings = {
-        # One replica, so that memory before and after is that of the same processes.
-        "replicas.max": 1,
-        # So small that the first round fills it: a page of the KV cache takes memory
-        # once something has been written to it, which would look like a leak.
-        "engine.kv_cache_memory_bytes": KV_CACHE,
-    }
-    server = start_up_command(folder / "up.log", settings)
+    # One replica, so that memory before and after is that of the same processes.
+    server = start_up_command(folder / "up.log", {"replicas.max": 1})
     try:
         record = fuzz(server, arguments.cases, arguments.seed, folder)
     finally:
