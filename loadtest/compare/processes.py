@@ -14,6 +14,7 @@ _ROLES = (
     ("ServeController", "controller"),
     ("ProxyActor", "proxy"),
     ("TetrisFront", "front"),
+    ("grammar_trial", "grammars"),
     ("ServeReplica", "replica"),
     ("ray::IDLE", "idle Ray worker"),
     ("raylet/raylet", "raylet"),

@@ -36,6 +36,12 @@ SERVER: Final[Table] = {
 """In a replica, around the engine."""
 
 FRONT: Final[Table] = {
+    "vllm.tokenizers": {
+        "cached_tokenizer_from_config": "what grammars are tried for beforehand",
+    },
+    "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest": {
+        "extract_structured_outputs()": "likewise; completions have it too",
+    },
     "vllm.v1.engine.async_llm:AsyncLLM": {
         "engine_core output_processor errored": "below it stands our client",
     },

@@ -1,6 +1,7 @@
 """One front: the OpenAI API over HTTP, answered by vLLM's own handlers."""
 
 import asyncio
+import functools
 import logging
 import time
 import uuid
@@ -26,6 +27,7 @@ from serving.front.errors import (
     answer_http_exception,
 )
 from serving.front.fleet_client import FleetClient
+from serving.front.grammar_time import GrammarTime
 from serving.front.metrics import FrontMetrics
 from serving.front.pages import PageRoutes
 from serving.front.refusal import retry_after_as_noted
@@ -48,7 +50,7 @@ from serving.front.request_class import (
 )
 from serving.front.running_replicas import running_ids
 from serving.front.stream_pacing import pace_streams
-from serving.front.vllm_app import build_app_state
+from serving.front.vllm_app import build_app_state, describe_tokenizer
 from serving.reloading import take_over
 from serving.settings.gguf_models import convert_alike
 from serving.settings.live import LiveSettings
@@ -183,6 +185,7 @@ class Front(PageRoutes):
         self._client.routing.on_choice = self._metrics.count_choice
         self._client.admission.on_refusal = self._metrics.count_refusal
         self._state = await build_app_state(hello, self._client)
+        self._grammars = GrammarTime(functools.partial(describe_tokenizer, self._state))
         self._ticking = asyncio.create_task(self._tick())
 
     async def reconfigure(self, user_config: Any) -> None:
@@ -248,6 +251,7 @@ class Front(PageRoutes):
     ) -> Response:
         self._check_model(body.model)
         self._prepare(body)
+        await self._grammars.check(body)
         with retry_after_as_noted():
             answer = await ask(body, request, create)
             if isinstance(answer, AsyncGenerator):

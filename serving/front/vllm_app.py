@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import xgrammar
 from ray import cloudpickle
 from starlette.datastructures import State
+from vllm.tokenizers import cached_tokenizer_from_config
 
 from serving.engine.compat import (
     AsyncLLM,
@@ -68,6 +70,23 @@ async def build_app_state(hello: Mapping[str, Any], client: FleetClient) -> Stat
         supported_tasks=hello["supported_tasks"],
     )
     return state
+
+
+def describe_tokenizer(state: State) -> str:
+    """Return what engines compile grammars for, as xgrammar serialises it.
+
+    Args:
+        state: From `build_app_state`.
+
+    Raises:
+        Exception: xgrammar does not know such a tokenizer.
+    """
+    model_config = state.engine_client.model_config
+    tokenizer = xgrammar.TokenizerInfo.from_huggingface(
+        cached_tokenizer_from_config(model_config),
+        vocab_size=model_config.get_vocab_size(),
+    )
+    return str(tokenizer.serialize_json())
 
 
 @contextlib.contextmanager

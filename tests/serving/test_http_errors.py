@@ -30,6 +30,7 @@ def prompt(**fields: Any) -> Asked:
 
 
 LONG = "a b " * 4000
+MINUTES = "".join(f"[a-z]{{1,{900 + number}}}x" for number in range(250))
 NO_SCHEMA = {"name": "x", "schema": {"type": "wibble"}}
 BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
     "an unknown model": (chat(model="gpt-9"), "model"),
@@ -50,6 +51,10 @@ BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
     "a schema that is none": (
         chat(response_format={"type": "json_schema", "json_schema": NO_SCHEMA}),
         "response_format",
+    ),
+    "a grammar that takes minutes to compile": (
+        chat(structured_outputs={"regex": MINUTES}),
+        "structured_outputs",
     ),
     "min_p, which speculation rules out": (chat(min_p=0.2), "min_p"),
     "tools that are a number": (chat(tools=5), "tools"),
