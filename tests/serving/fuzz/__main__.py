@@ -23,8 +23,13 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tetris-fuzz-"))
     sys.stderr.write(f"Logs and failing cases: {folder}\n")
-    # One replica, so that memory before and after is that of the same processes.
-    server = start_up_command(folder / "up.log", {"replicas.max": 1})
+    settings = {
+        # One replica, so that memory before and after is that of the same processes.
+        "replicas.max": 1,
+        # Full after the first round; vLLM keeps compiled grammars up to 512 MB.
+        "engine.env.VLLM_XGRAMMAR_CACHE_MB": "8",
+    }
+    server = start_up_command(folder / "up.log", settings)
     try:
         record = fuzz(server, arguments.cases, arguments.seed, folder)
     finally:
