@@ -27,7 +27,7 @@ MAX_PROBES = 4
 MAX_ROUND = 12
 """Steps of a round that comes to no end, for there is nothing to try it on."""
 
-RECOVERED, STILL_BAD = 3.0, -1.0
+RECOVERED, STILL_BAD = 3.0, -1.5
 """Log-likelihood ratios, of half the usual acceptance over that of a collapse, that end
 a round: about three drafts accepted, or as many rejected as the first drafts."""
 

@@ -50,8 +50,8 @@ class SpeculationCounters:
             the scheduler: selecting, choosing depth and batch, learning, and putting
             together what that takes.
         num_aged_requests: Requests that became as urgent as any by waiting (`ageing`).
-        num_quarantined: Requests of which drafts are left out now (`watchdog`).
-        num_quarantines: Times that drafting collapsed, by `Quarantine.reason`.
+        num_quarantines: Times that drafting collapsed (`watchdog`), by reason.
+        num_quarantined: Requests of which drafts are left out now, likewise.
     """
 
     policy: str
@@ -72,10 +72,10 @@ class SpeculationCounters:
     selection_seconds_total: float = 0.0
     planning_seconds_total: float = 0.0
     num_aged_requests: int = 0
-    num_quarantined: int = 0
     num_fallbacks: Counter[str] = field(default_factory=Counter)
     num_cut_tokens: Counter[CutReason] = field(default_factory=Counter)
     num_quarantines: Counter[str] = field(default_factory=Counter)
+    num_quarantined: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         """Size the per-position counts."""
@@ -112,8 +112,9 @@ class SpeculationCounters:
     def snapshot(self) -> dict[str, Any]:
         """Return plain values that any serialiser takes."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("num_fallbacks", "num_cut_tokens", "num_quarantines"):
-            values[name] = dict(values[name])
+        for name, value in values.items():
+            if isinstance(value, Counter):
+                values[name] = dict(value)
         for name in ("num_verified_tokens_per_pos", "num_accepted_tokens_per_pos"):
             values[name] = list(values[name])
         return values

@@ -101,8 +101,10 @@ class SpeculationWatchdog:
                 covered.setdefault(id(one), []).append(request.request_id)
         probes: list[str] = []
         self._least_depth = 0
+        self._counters.num_quarantined.clear()
         for one in self._quarantines.active:
             own = covered.get(id(one), [])
+            self._counters.num_quarantined[one.reason] += len(own)
             was_probing = one.is_probing
             one.note_step()
             if not (one.is_probing and own):
@@ -115,7 +117,6 @@ class SpeculationWatchdog:
             if one.rebuilds and not was_probing:
                 self._rebuilds += picked
         self.probes = frozenset(probes)
-        self._counters.num_quarantined = len(self.limits)
         self._cut(running)
 
     def _cut(self, running: Sequence[Request]) -> None:
@@ -251,7 +252,7 @@ class SpeculationWatchdog:
         if one.rebuilds:
             self._rebuilds += released
         self.limits, self.probes, self._least_depth = {}, frozenset(), 0
-        self._counters.num_quarantined = 0
+        self._counters.num_quarantined.clear()
         logger.warning(
             "Speculation: drafts of %s are accepted again; they were left out for %d "
             "steps",
