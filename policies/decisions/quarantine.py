@@ -6,15 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from policies.estimators.acceptance_watch import ALARM, COLLAPSE, bucket_of
+from policies.estimators.acceptance_watch import ALARM, COLLAPSE, RECENT, bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from policies.estimators.acceptance_watch import AcceptanceWatch, Collapse
-
-RECENT = 256
-"""Steps for which what did well counts as good."""
 
 FIRST_WAIT, MAX_WAIT = 8, 32
 """Steps before the first try, and at most between two. A round of tries takes a step
@@ -164,22 +161,24 @@ class Quarantines:
         """Answer an alarm as narrowly as what else is known allows.
 
         All contexts are meant, unless drafts of shorter ones are accepted since it
-        began, or were of late if none were judged since. All classes are, unless those
-        of another one are accepted at such contexts.
+        began; or, if none were judged since, they were accepted of late and those of
+        this length were not. All classes are, unless drafts of another one are
+        accepted at such contexts.
         """
         bucket, class_index, position = cause.cell
-        good, seen = (
-            watch.last_good[:, :, position],
-            watch.last_seen[:, :, position],
-        )
+        good, seen = watch.last_good[:, :, position], watch.last_seen[:, :, position]
         is_good = (watch.suspicion[:, :, position] < ALARM / 4) & (good >= cause.since)
-        from_context = 0
-        shorter = slice(0, bucket), class_index
-        if is_good[shorter].any() or (
-            not (seen[shorter] >= cause.since).any()
-            and (good[shorter] >= step - RECENT).any()
-        ):
-            from_context = cause.from_context
+        shorter, recent = (slice(0, bucket), class_index), step - RECENT
+        was_good_here = (
+            good[bucket, class_index] >= recent
+            and watch.longest_good[cause.cell] >= cause.from_context
+        )
+        is_longer = is_good[shorter].any() or not (
+            was_good_here
+            or (seen[shorter] >= cause.since).any()
+            or (good[: bucket + 1, class_index] < recent).all()
+        )
+        from_context = cause.from_context if is_longer else 0
         others = is_good[bucket if from_context else 0 :].copy()
         others[:, class_index] = False
         has_class = bool(others.any())

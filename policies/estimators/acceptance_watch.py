@@ -44,6 +44,10 @@ MIN_EXPECTED = 0.15
 MOST_EXPECTED = 0.9
 """No draft is surer than that, or a few rejections would be an alarm."""
 
+UNSURE = 0.75
+"""Part of what is usual that is expected of drafts without confidence: of those it is
+known less well."""
+
 MEMORY = 2000.0
 """Outcomes, of a position and bin or of a cell, that are remembered: at twice as many,
 all weigh half. So what changes over thousands of drafts becomes the usual."""
@@ -52,6 +56,9 @@ CELL_PRIOR, REQUEST_PRIOR, REQUEST_MEMORY = 64.0, 8.0, 128.0
 """Accepted drafts, expected and happened alike, that cell and request start from, for
 what a new request does may be its own; and how many that are expected it remembers."""
 
+
+RECENT = 256
+"""Steps for which it counts that drafts were accepted."""
 
 ROUNDING = 1e-6
 """By which a softmax in float32 may exceed 1."""
@@ -117,6 +124,7 @@ class AcceptanceWatch:
     excursions: NDArray[np.float64] = field(init=False)
     last_good: NDArray[np.int64] = field(init=False)
     last_seen: NDArray[np.int64] = field(init=False)
+    longest_good: NDArray[np.int64] = field(init=False)
     suspicion_of_all: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +140,8 @@ class AcceptanceWatch:
         self.excursions = np.zeros((5, *shape))
         self.last_good = np.full(shape, NEVER, dtype=np.int64)
         self.last_seen = np.full(shape, NEVER, dtype=np.int64)
+        # The longest context of late, in tokens, of which a draft was accepted.
+        self.longest_good = np.zeros(shape, dtype=np.int64)
         self.suspicion_of_all = np.zeros(NUM_POSITIONS)
 
     def reset_request(self, slot: int) -> None:
@@ -169,6 +179,7 @@ class AcceptanceWatch:
             self.excursions,
             self.last_good,
             self.last_seen,
+            self.longest_good,
         )
         if position < 0:
             return None
@@ -226,6 +237,7 @@ def _take_in(
     excursions: NDArray[np.float64],
     last_good: NDArray[np.int64],
     last_seen: NDArray[np.int64],
+    longest_good: NDArray[np.int64],
 ) -> int:
     """Change all that is learnt in place; return an alarm's position, -1 for none."""
     alarm = -1
@@ -261,6 +273,8 @@ def _take_in(
             keep = 0.5 if due >= REQUEST_MEMORY else 1.0
             requests[0, slot] = keep * (requests[0, slot] + is_accepted)
             requests[1, slot] = keep * (due + by_cell)
+            if depth >= confidence.shape[1]:
+                p *= UNSURE
             p = min(max(p, 0.02), MOST_EXPECTED)
             gain = -math.log(COLLAPSE)
             if is_accepted == 0.0:
@@ -275,6 +289,10 @@ def _take_in(
             suspicion[bucket, class_, position] = now
             if now == 0.0:
                 if is_accepted == 1.0:
+                    longest = longest_good[bucket, class_, position]
+                    if last_good[bucket, class_, position] < step - RECENT:
+                        longest = 0
+                    longest_good[bucket, class_, position] = max(longest, context)
                     last_good[bucket, class_, position] = step
                 continue
             if before == 0.0:

@@ -249,7 +249,7 @@ class SpeculationMetrics:
         }
         self._quarantined = metrics.Gauge(
             "tetris_quarantined_requests",
-            "Running requests whose drafts are left out, by where acceptance collapsed.",
+            "Requests whose drafts are left out now, by where acceptance collapsed.",
             ("policy", "reason"),
         )
         self._quarantined_for: set[str] = set()

@@ -45,7 +45,7 @@ class MadeUpTraffic:
         self.step = self.num_requests = 0
         self.hardness = 0.0
         self.collapsed = lambda request: False
-        self.events = []
+        self.learns = []
         self._spread, self._reply, self._prompts = spread, reply, prompts
         self._reports_confidence = reports_confidence
         self.running = [self._arrive() for _ in range(num_reqs)]
@@ -67,6 +67,7 @@ class MadeUpTraffic:
             topic=self.rng.normal(1.0, 1.0),
             spec_token_ids=[],
             num_verified=0,
+            num_new=0,
         )
 
     def run(self, num_steps):
@@ -102,7 +103,9 @@ class MadeUpTraffic:
             if not self._reports_confidence:
                 drafts = Drafts.without_confidence(len(rows), is_due=False)
             requests = {one.request_id: one for one in running}
-            watchdog.observe(requests, req_ids, verified, accepted, drafts)
+            learns = watchdog.observe(requests, req_ids, verified, accepted, drafts)
+            learns = [True] * len(rows) if learns is None else learns
+            self.learns = list(zip(req_ids, learns, strict=True))
         for row, one in enumerate(running):
             one.num_tokens += one.num_new
             one.num_left -= one.num_new
