@@ -3,12 +3,6 @@
 import pytest
 
 from tests.engine.made_up import Instead
-from tests.engine.stand_in_worker import (
-    StandInWorker,
-    add_requests,
-    make_config,
-    make_scheduler,
-)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.faults]
 
@@ -20,6 +14,11 @@ class Run:
 
     def __init__(self, pair, **section):
         from serving.engine.cpu.scheduler import TetrisScheduler
+        from tests.engine.stand_in_worker import (
+            StandInWorker,
+            make_config,
+            make_scheduler,
+        )
 
         section = {"policy": "goodput", "max_draft_tokens": DEPTH, **section}
         sizes = {"max_num_seqs": NUM_REQS, "max_num_batched_tokens": 1024}
@@ -39,6 +38,8 @@ class Run:
 
     def step(self):
         """Take a step; return the depths drafted to, and how many were verified."""
+        from tests.engine.stand_in_worker import add_requests
+
         scheduler = self.scheduler
         for _ in range(NUM_REQS - len(scheduler.running) - len(scheduler.waiting)):
             self._number += 1
