@@ -138,7 +138,8 @@ class Quarantine:
 
     def release(self, watch: AcceptanceWatch) -> None:
         """Have all that it was about watched again, by what the tries have shown."""
-        watch.relearn(*self.cells, self._num_accepted, self._num_expected)
+        if self.position == 0:
+            watch.relearn(*self.cells, self._num_accepted, self._num_expected)
 
 
 @dataclass(slots=True)

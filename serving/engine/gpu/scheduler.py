@@ -279,7 +279,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             return None
         return self._watchdog.observe(
             self.requests,
-            outcome.req_ids,
+            [str(req_id) for req_id in outcome.req_ids],
             outcome.num_verified.tolist(),
             outcome.num_accepted.tolist(),
             Drafts(np.ascontiguousarray(confidence), range(num_reqs)),

@@ -16,7 +16,7 @@ from policies.estimators.acceptance_watch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -55,8 +55,8 @@ class SpeculationWatchdog:
     Requests where acceptance collapses are put under quarantine: their drafts are cut,
     and where that is true of all that run, nothing is drafted. A few of them are tried
     again at growing intervals, whatever a planner thinks of their drafts, with the
-    drafter's KV filled anew where the engine can. Planners learn nothing of requests
-    under quarantine, so that what they know of a drafter that works is kept.
+    drafter's KV filled anew where the engine can. Planners learn nothing of what is
+    tried, so that what they know of a drafter that works is kept.
 
     Only outcomes of earlier steps decide, and the length of the context: output stays
     lossless.
@@ -135,8 +135,8 @@ class SpeculationWatchdog:
 
     def observe(
         self,
-        requests: Mapping[Hashable, Request],
-        req_ids: Sequence[Hashable],
+        requests: Mapping[str, Request],
+        req_ids: Sequence[str],
         num_verified: Sequence[int],
         num_accepted: Sequence[int],
         drafts: Drafts,
@@ -156,7 +156,8 @@ class SpeculationWatchdog:
         num_reqs, rows, first = len(req_ids), drafts.rows, 0
         learns = None
         if self.limits:
-            learns = [req_id not in self.limits for req_id in req_ids]
+            limits, probes = self.limits, self.probes
+            learns = [r not in probes and limits.get(r, 1) > 0 for r in req_ids]
             self._judge(requests, req_ids, num_verified, num_accepted, drafts)
             # The watch is told nothing of them either.
             rows = [row if own else -1 for row, own in zip(rows, learns, strict=True)]
@@ -217,8 +218,8 @@ class SpeculationWatchdog:
 
     def _judge(
         self,
-        requests: Mapping[Hashable, Request],
-        req_ids: Sequence[Hashable],
+        requests: Mapping[str, Request],
+        req_ids: Sequence[str],
         num_verified: Sequence[int],
         num_accepted: Sequence[int],
         drafts: Drafts,
