@@ -5,6 +5,8 @@ import pytest
 
 from policies.estimators.acceptance_watch import AcceptanceWatch, bucket_of
 
+pytestmark = pytest.mark.faults
+
 DEPTH = 4
 
 STEPS_OF_AN_HOUR = 90_000

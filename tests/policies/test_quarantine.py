@@ -12,6 +12,8 @@ from policies.decisions.quarantine import (
 )
 from policies.estimators.acceptance_watch import AcceptanceWatch, Cell, Collapse
 
+pytestmark = pytest.mark.faults
+
 CAUSE = Collapse(
     Cell(bucket=4, class_index=1, position=0),
     num_drafts=20,
