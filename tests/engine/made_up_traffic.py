@@ -99,11 +99,15 @@ class MadeUpTraffic:
                 accepted.append(num_accepted)
         if rows:
             req_ids = [running[row].request_id for row in rows]
-            drafts = Drafts(confidence, rows)
-            if not self._reports_confidence:
-                drafts = Drafts.without_confidence(len(rows), is_due=False)
+            row_of = dict(zip(req_ids, rows, strict=True))
+
+            def locate(some):
+                if self._reports_confidence:
+                    return Drafts(confidence, [row_of[req_id] for req_id in some])
+                return Drafts.without_confidence(len(some), is_due=False)
+
             requests = {one.request_id: one for one in running}
-            learns = watchdog.observe(requests, req_ids, verified, accepted, drafts)
+            learns = watchdog.observe(requests, req_ids, verified, accepted, locate)
             learns = [True] * len(rows) if learns is None else learns
             self.learns = list(zip(req_ids, learns, strict=True))
         for row, one in enumerate(running):

@@ -144,7 +144,10 @@ def test_collapse_past_a_position_is_told_and_left_alone(alone, engine, caplog):
 def test_collapse_in_a_class_ends_with_its_cause(alone, engine, caplog):
     arrivals = [
         *make_arrivals(
-            "chat", 4, prompt_len=40, max_tokens=500, request_class="interactive"
+            "chat", 2, prompt_len=40, max_tokens=500, request_class="interactive"
+        ),
+        *make_arrivals(
+            "chatty", 2, prompt_len=250, max_tokens=500, request_class="interactive"
         ),
         *make_arrivals("bulk", 4, prompt_len=40, max_tokens=600),
     ]

@@ -11,7 +11,7 @@ from serving.engine.shared.faults import screen_confidence
 from serving.engine.shared.watchdog import Drafts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -155,7 +155,7 @@ class PendingDrafts:
         )
         return confidence if all(is_usable) else None
 
-    def locate(self, req_ids: list[str]) -> Drafts:
+    def locate(self, req_ids: Sequence[str]) -> Drafts:
         """Return where the confidences of requests are that were drafted together.
 
         Those of an earlier draft are left out.

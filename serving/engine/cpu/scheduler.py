@@ -301,9 +301,8 @@ class TetrisScheduler(PlannerHost, Scheduler):
         """Show the watchdog a step's outcome; return of whom the planner may learn."""
         if self._watchdog is None:
             return None
-        drafts = self._drafts.locate(req_ids)
         return self._watchdog.observe(
-            self.requests, req_ids, num_verified, num_accepted, drafts
+            self.requests, req_ids, num_verified, num_accepted, self._drafts.locate
         )
 
     def _forget(self, request: Request) -> None:

@@ -274,15 +274,17 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
 
     def _watch(self, outcome: VerificationOutcome) -> list[bool] | None:
         """Show the watchdog a step's outcome; return of whom the planner may learn."""
-        confidence, num_reqs = outcome.confidence, len(outcome.req_ids)
-        if self._watchdog is None or confidence is None or num_reqs == 0:
+        confidence = outcome.confidence
+        if self._watchdog is None or confidence is None:
             return None
+        confidence = np.ascontiguousarray(confidence)
+        rows = {str(req_id): row for row, req_id in enumerate(outcome.req_ids)}
         return self._watchdog.observe(
             self.requests,
-            [str(req_id) for req_id in outcome.req_ids],
+            list(rows),
             outcome.num_verified.tolist(),
             outcome.num_accepted.tolist(),
-            Drafts(np.ascontiguousarray(confidence), range(num_reqs)),
+            lambda req_ids: Drafts(confidence, [rows[req_id] for req_id in req_ids]),
         )
 
     def _show_drafts(

@@ -16,7 +16,7 @@ from policies.estimators.acceptance_watch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-MAX_WATCHED = 16
+MAX_WATCHED = 8
 """Requests of a step that are looked at, in turn: with all of a large batch an alarm
-would come a step or two sooner, and every request has its price."""
+would come some steps sooner, and every request has its price."""
+
+READ_EVERY = 4
+"""Steps whose outcomes are taken in together, which costs much less than one by one."""
 
 
 class Drafts(NamedTuple):
@@ -78,9 +81,14 @@ class SpeculationWatchdog:
         self._least_depth = 0
         self._rebuilds: list[str] = []
         self._recovered: list[str] = []
-        # Of each request: its place in the watch's arrays, and its class.
+        self._unread: list[tuple[int, NDArray[np.float64], tuple[Sequence[int], ...]]]
+        self._unread = []
+        # Of each request: its slot in the watch's arrays, and its class.
         self._places: dict[str, tuple[int, int]] = {}
+        self._num_slots = 0
+        # Of requests that have ended, the latter with outcomes that may be unread.
         self._free: list[int] = []
+        self._left: list[int] = []
 
     @property
     def is_active(self) -> bool:
@@ -139,7 +147,7 @@ class SpeculationWatchdog:
         req_ids: Sequence[str],
         num_verified: Sequence[int],
         num_accepted: Sequence[int],
-        drafts: Drafts,
+        locate: Callable[[Sequence[str]], Drafts],
     ) -> list[bool] | None:
         """Take in what became of a step's drafts, before their requests have grown.
 
@@ -148,38 +156,54 @@ class SpeculationWatchdog:
             req_ids: `[num_reqs]`.
             num_verified: `[num_reqs]`.
             num_accepted: `[num_reqs]`.
-            drafts: Of the same requests.
+            locate: Finds the drafts of some of these requests.
 
         Returns:
             `[num_reqs]`, of whom planners may learn; None for all.
         """
-        num_reqs, rows, first = len(req_ids), drafts.rows, 0
+        num_reqs, first = len(req_ids), 0
         learns = None
+        if num_reqs == 0:
+            return None
         if self.limits:
             limits, probes = self.limits, self.probes
             learns = [r not in probes and limits.get(r, 1) > 0 for r in req_ids]
+            drafts = locate(req_ids)
             self._judge(requests, req_ids, num_verified, num_accepted, drafts)
-            # The watch is told nothing of them either.
-            rows = [row if own else -1 for row, own in zip(rows, learns, strict=True)]
         if num_reqs > MAX_WATCHED:
             first = self._step * MAX_WATCHED % num_reqs
         some = slice(first, first + MAX_WATCHED)
+        drafts = locate(req_ids[some])
+        rows = drafts.rows
+        if learns is not None:
+            # The watch is told nothing of them either.
+            rows = [r if own else -1 for r, own in zip(rows, learns[some], strict=True)]
+        find = self._places.get
         looked_at = [requests[req_id] for req_id in req_ids[some]]
-        places = [self._place_of(request) for request in looked_at]
-        outcomes = (
-            rows[some],
-            [slot for slot, _ in places],
-            [class_index for _, class_index in places],
-            [request.num_tokens for request in looked_at],
-            num_verified[some],
-            num_accepted[some],
+        slots, classes = zip(
+            *[find(one.request_id) or self._place_of(one) for one in looked_at],
+            strict=True,
         )
-        collapse = self._watch.observe(
-            drafts.confidence, np.array(outcomes, dtype=np.int64), self._step
-        )
-        if collapse is not None:
-            self._raise(self._quarantines.add(collapse, self._watch, self._step))
+        context = [request.num_tokens for request in looked_at]
+        verified, accepted = num_verified[some], num_accepted[some]
+        outcomes = rows, slots, classes, context, verified, accepted
+        self._unread.append((self._step, drafts.confidence, outcomes))
+        if len(self._unread) >= READ_EVERY:
+            self._read()
         return learns
+
+    def _read(self) -> None:
+        """Show the watch what steps were kept, and answer its alarm."""
+        unread, self._unread = self._unread, []
+        for step, confidence, outcomes in unread:
+            columns = np.array(outcomes, dtype=np.int64)
+            collapse = self._watch.observe(confidence, columns, step)
+            if collapse is not None:
+                self._raise(self._quarantines.add(collapse, self._watch, step))
+                # The rest is more of the same.
+                break
+        self._free += self._left
+        self._left = []
 
     def take_rebuilds(self) -> tuple[str, ...]:
         """Hand over, once, for whom the drafter should fill its KV anew."""
@@ -200,7 +224,7 @@ class SpeculationWatchdog:
         self.limits.pop(req_id, None)
         place = self._places.pop(req_id, None)
         if place is not None:
-            self._free.append(place[0])
+            self._left.append(place[0])
 
     def _find(self, request: Request) -> Quarantine | None:
         _, class_index = self._place_of(request)
@@ -209,7 +233,10 @@ class SpeculationWatchdog:
     def _place_of(self, request: Request) -> tuple[int, int]:
         place = self._places.get(request.request_id)
         if place is None:
-            slot = self._free.pop() if self._free else len(self._places)
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot, self._num_slots = self._num_slots, self._num_slots + 1
             self._watch.reset_request(slot)
             class_index = self._classes.index_of(request)
             place = slot, min(class_index, NUM_CLASSES - 1)
