@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-MAX_WATCHED = 8
-"""Requests of a step that are looked at, in turn: with all of a large batch an alarm
-would come some steps sooner, and every request has its price."""
+MAX_WATCHED, FEW = 16, 4
+"""Requests that are looked at together, in turn, and in every second step, unless they
+are few. With all of them an alarm would come some steps sooner; but between two forward
+passes every look has its price, and every request."""
 
 READ_EVERY = 4
-"""Steps whose outcomes are taken in together, which costs much less than one by one."""
+"""Looks whose outcomes are taken in together, which costs less than one by one."""
 
 
 class Drafts(NamedTuple):
@@ -170,8 +171,10 @@ class SpeculationWatchdog:
             learns = [r not in probes and limits.get(r, 1) > 0 for r in req_ids]
             drafts = locate(req_ids)
             self._judge(requests, req_ids, num_verified, num_accepted, drafts)
+        if num_reqs > FEW and self._step % 2:
+            return learns
         if num_reqs > MAX_WATCHED:
-            first = self._step * MAX_WATCHED % num_reqs
+            first = self._step // 2 * MAX_WATCHED % num_reqs
         some = slice(first, first + MAX_WATCHED)
         drafts = locate(req_ids[some])
         rows = drafts.rows
@@ -188,7 +191,7 @@ class SpeculationWatchdog:
         verified, accepted = num_verified[some], num_accepted[some]
         outcomes = rows, slots, classes, context, verified, accepted
         self._unread.append((self._step, drafts.confidence, outcomes))
-        if len(self._unread) >= READ_EVERY:
+        if num_reqs > FEW or len(self._unread) >= READ_EVERY:
             self._read()
         return learns
 
