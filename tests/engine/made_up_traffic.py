@@ -46,6 +46,7 @@ class MadeUpTraffic:
         self.hardness = 0.0
         self.collapsed = lambda request: False
         self.learns = []
+        self.recovered, self.rebuilt = set(), set()
         self._spread, self._reply, self._prompts = spread, reply, prompts
         self._reports_confidence = reports_confidence
         self.running = [self._arrive() for _ in range(num_reqs)]
@@ -78,7 +79,8 @@ class MadeUpTraffic:
     def _take_step(self):
         self.step += 1
         watchdog, running, rng = self.watchdog, self.running, self.rng
-        watchdog.take_recovered(), watchdog.take_rebuilds()
+        self.recovered |= set(watchdog.take_recovered())
+        self.rebuilt |= set(watchdog.take_rebuilds())
         watchdog.begin_step(running)
         log_odds = np.array([one.topic for one in running])[:, None] - self.hardness
         log_odds = log_odds + rng.normal(0.0, 1.2, (len(running), DEPTH))

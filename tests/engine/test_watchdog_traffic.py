@@ -91,6 +91,20 @@ def test_planners_learn_nothing_of_requests_under_quarantine():
     assert not any(is_learnt for req_id, is_learnt in learnt if req_id in limited)
 
 
+def test_whoever_is_released_has_the_past_forgotten_and_its_cache_filled():
+    """By the first try, which four of the requests are enough for."""
+    traffic = MadeUpTraffic(NUM_REQS, seed=4, reply=5000)
+    traffic.run(2000)
+    collapse(traffic, "all")
+    traffic.run(4)
+    limited = set(traffic.watchdog.limits)
+    assert len(limited) > 8
+    traffic.collapsed = lambda _: False
+    traffic.run(20)
+    assert limited <= traffic.recovered
+    assert limited <= traffic.rebuilt
+
+
 def test_what_ends_is_forgotten():
     traffic = MadeUpTraffic(NUM_REQS, seed=3)
     traffic.run(500)

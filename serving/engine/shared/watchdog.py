@@ -80,7 +80,7 @@ class SpeculationWatchdog:
         self._quarantines = Quarantines()
         self._step = 0
         self._least_depth = 0
-        self._rebuilds: list[str] = []
+        self._rebuilds: dict[str, None] = {}
         self._recovered: list[str] = []
         self._unread: list[tuple[int, NDArray[np.float64], tuple[Sequence[int], ...]]]
         self._unread = []
@@ -124,7 +124,7 @@ class SpeculationWatchdog:
                 self.limits.update(dict.fromkeys(picked, one.position + 1))
                 probes += picked
             if one.rebuilds and not was_probing:
-                self._rebuilds += picked
+                self._rebuilds.update(dict.fromkeys(picked))
         self.probes = frozenset(probes)
         self._cut(running)
 
@@ -210,7 +210,7 @@ class SpeculationWatchdog:
 
     def take_rebuilds(self) -> tuple[str, ...]:
         """Hand over, once, for whom the drafter should fill its KV anew."""
-        rebuilds, self._rebuilds = tuple(self._rebuilds), []
+        rebuilds, self._rebuilds = tuple(self._rebuilds), {}
         return rebuilds
 
     def take_recovered(self) -> list[str]:
@@ -225,6 +225,7 @@ class SpeculationWatchdog:
     def forget(self, req_id: str) -> None:
         """Drop a request that has ended."""
         self.limits.pop(req_id, None)
+        self._rebuilds.pop(req_id, None)
         place = self._places.pop(req_id, None)
         if place is not None:
             self._left.append(place[0])
@@ -273,15 +274,15 @@ class SpeculationWatchdog:
             expected = self._watch.expect(cell, confidence)
             is_accepted = num_accepted[index] > one.position
             if one.judge(is_accepted=is_accepted, expected=expected):
-                self._release(one, [requests[r] for r in req_ids])
+                self._release(one, requests)
 
-    def _release(self, one: Quarantine, requests: list[Request]) -> None:
-        released = [r.request_id for r in requests if self._find(r) is one]
+    def _release(self, one: Quarantine, requests: Mapping[str, Request]) -> None:
+        released = [r for r in self.limits if self._find(requests[r]) is one]
         one.release(self._watch)
         self._quarantines.active.remove(one)
         self._recovered += released
         if one.rebuilds:
-            self._rebuilds += released
+            self._rebuilds.update(dict.fromkeys(released))
         self.limits, self.probes, self._least_depth = {}, frozenset(), 0
         self._counters.num_quarantined.clear()
         logger.warning(
