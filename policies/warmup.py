@@ -9,6 +9,7 @@ import numpy as np
 
 from policies.decisions.batching import EngineLoad
 from policies.decisions.select import blank_past, select_drafts
+from policies.estimators.acceptance_watch import AcceptanceWatch
 from policies.registry import build_planner
 from policies.types import CostProfile, DraftBatch, StepTiming, VerificationOutcome
 
@@ -40,6 +41,9 @@ def warm_up(spec: PolicySpec, limits: EngineLimits) -> None:
     # Engines trim drafts to the room there is, whatever their policy.
     select_drafts(np.full((2, 2), 0.5), np.array([2, 2]), 1)
     blank_past(np.full((2, 2), 0.5), np.array([2, 1]))
+    # And watch what is accepted.
+    outcomes = np.zeros((6, 1), dtype=np.int64)
+    AcceptanceWatch().observe(np.full((1, 1), 0.5), outcomes, 0)
     targets_ms = np.array([TARGET_MS, np.inf])
     urgent = replace(plain, weights=np.array([2.0, 1.0]), latency_targets_ms=targets_ms)
     for batch in (plain, urgent, replace(urgent, drafts_are_sampled=True)):

@@ -92,6 +92,10 @@ _COUNTERS_BY_REASON: Final = {
         "tetris_draft_tokens_cut_total",
         "Draft tokens not verified, by reason; those of `depth` were not proposed.",
     ),
+    "num_quarantines": (
+        "tetris_quarantines_total",
+        "Times that acceptance collapsed so that drafts were left out, by where.",
+    ),
 }
 _GAUGES: Final = {
     "last_draft_budget": ("tetris_draft_budget", "Budget of the latest step, tokens."),
@@ -243,6 +247,12 @@ class SpeculationMetrics:
             name: metrics.Gauge(metric, description, ("policy",))
             for name, (metric, description) in _GAUGES.items()
         }
+        self._quarantined = metrics.Gauge(
+            "tetris_quarantined_requests",
+            "Requests whose drafts are left out now, by where acceptance collapsed.",
+            ("policy", "reason"),
+        )
+        self._quarantined_for: set[str] = set()
         self._planner_gauges = {
             name: (metrics.Gauge(metric, description, ("policy",)), factor)
             for name, (metric, description, factor) in _PLANNER_GAUGES.items()
@@ -255,6 +265,8 @@ class SpeculationMetrics:
             *(g for g, _ in self._planner_gauges.values()),
         ]:
             gauge.set(0.0, self._labels)
+        for reason in self._quarantined_for:
+            self._quarantined.set(0.0, {**self._labels, "reason": reason})
         self._labels = {"policy": policy}
 
     def record(self, snapshot: Mapping[str, Any]) -> None:
@@ -271,6 +283,12 @@ class SpeculationMetrics:
         for name, gauge in self._gauges.items():
             if name in snapshot:
                 gauge.set(snapshot[name], self._labels)
+        quarantined = snapshot.get("num_quarantined", {})
+        # Once there was one, none is worth saying.
+        self._quarantined_for |= quarantined.keys()
+        for reason in self._quarantined_for:
+            labels = {**self._labels, "reason": reason}
+            self._quarantined.set(quarantined.get(reason, 0), labels)
         report = snapshot.get("planner", {})
         for name, (gauge, factor) in self._planner_gauges.items():
             if name in report:

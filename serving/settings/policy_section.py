@@ -131,6 +131,13 @@ class PolicySettings(Section):
         dict[str, RequestClassSettings],
         Field(description="classes of requests by name; goodput weighs by them"),
     ] = {}
+    watchdog: Annotated[
+        bool,
+        Field(
+            description="leave drafts out where acceptance has collapsed, until they "
+            "are accepted again"
+        ),
+    ] = True
     extra: Annotated[
         dict[str, Any], Field(description="more fields of vLLM's speculative_config")
     ] = {}

@@ -27,6 +27,14 @@ def test_what_was_skipped_is_missing_until_somebody_fills_it():
     assert fill_one(cache, "c", 12, 1, BLOCKS) is None
 
 
+def test_what_is_in_doubt_is_filled_once_from_the_first_position():
+    cache = DrafterCache(block_size=4)
+    cache.skip("a", 5, 1, BLOCKS)
+    cache.doubt("a")
+    assert fill_one(cache, "a", 9, 1, BLOCKS) == 0
+    assert fill_one(cache, "a", 10, 1, BLOCKS) is None
+
+
 def test_a_resumed_request_forgets_what_it_missed_and_one_that_ended_is_pruned():
     cache = DrafterCache(block_size=4)
     for index in range(100):

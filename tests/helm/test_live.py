@@ -39,6 +39,7 @@ DASHBOARDS = sorted((chart.FOLDER / "dashboards").glob("*.json"))
 # What a healthy deployment has no data of: these show the zero they fall back to.
 NEEDS_TROUBLE = {
     "Fallbacks",
+    "Requests without drafts",
     "Engine steps and failed snapshots",
     "Preemptions",
     "Requests that went on elsewhere",

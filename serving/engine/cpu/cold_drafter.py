@@ -15,6 +15,7 @@ from serving.engine.compat_cpu import (
     set_forward_context,
 )
 from serving.engine.cpu.drafter_cache import DrafterCache, MissingSpan, split_spans
+from serving.engine.cpu.step_messages import REBUILD_ATTRIBUTE
 from serving.engine.cpu.target_states import TargetStates
 
 if TYPE_CHECKING:
@@ -119,10 +120,15 @@ class ColdDrafter:
     def fill_backlog(
         self, output: SchedulerOutput, metadata: CommonAttentionMetadata
     ) -> None:
-        """Fill what earlier skips left out, in as few passes as fit the buffers."""
+        """Fill what earlier skips left out, in as few passes as fit the buffers.
+
+        And all of requests whose KV is in doubt.
+        """
         self.num_backlog = 0
         self.backlog_ms = 0.0
         cache = self._prepare(output)
+        for req_id in getattr(output, REBUILD_ATTRIBUTE, ()):
+            cache.doubt(req_id)
         if cache.is_complete:
             return
         req_ids = self._runner.input_batch.req_ids

@@ -71,6 +71,10 @@ class DrafterCache:
         self._missing_from.setdefault(req_id, start)
         self._incomplete_blocks.update(self._touched(start, num_tokens, blocks))
 
+    def doubt(self, req_id: str) -> None:
+        """Take all of a request's positions for missing."""
+        self._missing_from[req_id] = 0
+
     def fill(
         self,
         req_ids: Sequence[str],

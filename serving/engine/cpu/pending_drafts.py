@@ -8,9 +8,10 @@ import numpy as np
 
 from serving.engine.cpu.draft_room import DraftRooms
 from serving.engine.shared.faults import screen_confidence
+from serving.engine.shared.watchdog import Drafts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -153,6 +154,18 @@ class PendingDrafts:
             gathered, num_draft_tokens, self._guard
         )
         return confidence if all(is_usable) else None
+
+    def locate(self, req_ids: Sequence[str]) -> Drafts:
+        """Return where the confidences of requests are that were drafted together.
+
+        Those of an earlier draft are left out.
+        """
+        pending = [self._pending[req_id] for req_id in req_ids]
+        latest = pending[0][0] if pending else None
+        if latest is None or not latest.flags.c_contiguous:
+            is_due = self._traits.reports_confidence
+            return Drafts.without_confidence(len(req_ids), is_due=is_due)
+        return Drafts(latest, [row if one is latest else -1 for one, row in pending])
 
     def find_drafting(self, requests: Iterable[Request]) -> list[Request]:
         """Return those that a draft can be made for."""

@@ -15,9 +15,13 @@ from serving.engine.cpu.pending_drafts import PendingDrafts
 from serving.engine.cpu.selection import DraftSelector
 from serving.engine.cpu.skipped_planning import SkippedPlanning
 from serving.engine.cpu.step_clock import StepClock
-from serving.engine.cpu.step_messages import QUIET_ATTRIBUTE, STOP_ATTRIBUTE
+from serving.engine.cpu.step_messages import (
+    QUIET_ATTRIBUTE,
+    REBUILD_ATTRIBUTE,
+    STOP_ATTRIBUTE,
+)
 from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
-from serving.engine.shared.outcomes import read_outcomes
+from serving.engine.shared.outcomes import keep_rows, read_outcomes
 from serving.engine.shared.planner_host import PlannerHost
 
 if TYPE_CHECKING:
@@ -116,8 +120,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if self._skipping.num_skipped:
             attempt("skip_error", self._tell_skipped)
         attempt("timing_error", self._learn_timing, now_s)
+        attempt("watchdog_error", self._begin_watching)
         try:
-            self._selector.select(self._planner)
+            self._selector.select(self._planner, self._probes)
         except Exception:
             self._guard.note("selection_error", exc_info=True)
             self._selector.admit_unselected()
@@ -139,9 +144,10 @@ class TetrisScheduler(PlannerHost, Scheduler):
 
     def _skips_planning(self) -> bool:
         """Whether the coming step has nothing to plan."""
-        return not self.board.is_watched and self._skipping.is_due(
-            *self.get_request_counts()
+        is_watched = self.board.is_watched or (
+            self._watchdog is not None and self._watchdog.is_active
         )
+        return not is_watched and self._skipping.is_due(*self.get_request_counts())
 
     def _schedule_unplanned(
         self, now_s: float, *args: Any, **kwargs: Any
@@ -242,12 +248,18 @@ class TetrisScheduler(PlannerHost, Scheduler):
         if depth is None:
             return
         output.num_spec_tokens_to_schedule = depth
-        if depth > 1:
+        if depth > 0 and self._watchdog is not None:
+            # Who is tried is drafted for to the end.
+            setattr(output, REBUILD_ATTRIBUTE, self._watchdog.take_rebuilds())
+        if depth > 1 and not self._probes:
             scheduled = [self.requests[r] for r in output.num_scheduled_tokens]
             setattr(output, STOP_ATTRIBUTE, self._ask_stop(scheduled))
 
     def _ask_stop(self, scheduled: list[Request]) -> EarlyExitRule | None:
         drafting = self._drafts.find_drafting(scheduled)
+        if self._watchdog is not None and self._watchdog.limits:
+            limits = self._watchdog.limits
+            drafting = [r for r in drafting if limits.get(r.request_id, 1) > 0]
         req_ids = tuple([request.request_id for request in drafting])
         weights = self._classes.weigh(drafting)
         stop: EarlyExitRule | None = self._guard.ask(
@@ -271,12 +283,26 @@ class TetrisScheduler(PlannerHost, Scheduler):
             scheduler_output, model_runner_output
         )
         self.counters.count_verification(num_verified, num_accepted)
+        learns = self._guard.attempt(
+            "watchdog_error", self._watch, req_ids, num_verified, num_accepted
+        )
         if not self._selector.is_planned:
             return None
-        return VerificationOutcome(
+        outcome = VerificationOutcome(
             num_verified=np.array(num_verified, dtype=np.int64),
             num_accepted=np.array(num_accepted, dtype=np.int64),
             req_ids=tuple(req_ids),
+        )
+        return outcome if learns is None else keep_rows(outcome, learns)
+
+    def _watch(
+        self, req_ids: list[str], num_verified: list[int], num_accepted: list[int]
+    ) -> list[bool] | None:
+        """Show the watchdog a step's outcome; return of whom the planner may learn."""
+        if self._watchdog is None:
+            return None
+        return self._watchdog.observe(
+            self.requests, req_ids, num_verified, num_accepted, self._drafts.locate
         )
 
     def _forget(self, request: Request) -> None:

@@ -14,6 +14,8 @@ from serving.engine.shared.draft_batch import describe_drafts
 from serving.engine.shared.faults import select_checked
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from policies.planner import Planner
     from policies.types import DraftBatch
     from serving.engine.compat import Request, Scheduler, SchedulerOutput
@@ -54,12 +56,23 @@ class DraftSelector:
         self._board = board
         self._offered: list[tuple[Request, int]] = []
 
-    def select(self, planner: Planner) -> None:
-        """Ask for a selection and apply it; without one everything is verified."""
+    def select(self, planner: Planner, probes: Set[str]) -> None:
+        """Ask for a selection and apply it; without one everything is verified.
+
+        Drafts of `probes` are verified in any case; the planner is not told of them.
+        """
         self.is_planned = False
         counters = self._counters
         counters.last_draft_budget = 0
         requests = [r for r in self._scheduler.running if r.spec_token_ids]
+        num_probes = 0
+        if probes:
+            num_probes = sum(
+                [len(r.spec_token_ids) for r in requests if r.request_id in probes]
+            )
+            counters.last_draft_budget = num_probes
+            counters.draft_budget_total += num_probes
+            requests = [r for r in requests if r.request_id not in probes]
         if not requests:
             return
         started = time.perf_counter()
@@ -80,6 +93,7 @@ class DraftSelector:
                 selection.num_admitted.tolist(),
             )
         self._admit(requests, selection)
+        counters.last_draft_budget += num_probes
         self.is_planned = is_planned
         counters.num_selections += 1
         counters.selection_seconds_total += time.perf_counter() - started

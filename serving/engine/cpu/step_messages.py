@@ -6,3 +6,6 @@ its own, which vLLM does not look at."""
 
 QUIET_ATTRIBUTE = "tetris_quiet"
 """Where a `SchedulerOutput` says that nobody asks what the step took, likewise."""
+
+REBUILD_ATTRIBUTE = "tetris_rebuild"
+"""Where it names the requests for which the drafter fills its KV anew, likewise."""

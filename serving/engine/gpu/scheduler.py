@@ -25,7 +25,9 @@ from serving.engine.gpu.step_sizes import find_captured_sizes
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
 from serving.engine.shared.draft_batch import describe_drafts
 from serving.engine.shared.faults import select_checked
+from serving.engine.shared.outcomes import keep_rows
 from serving.engine.shared.planner_host import PlannerHost
+from serving.engine.shared.watchdog import Drafts
 
 if TYPE_CHECKING:
     from serving.engine.compat import (
@@ -97,6 +99,7 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
         """Size the budget, then schedule as vLLM does."""
         started_s = time.perf_counter()
         self._guard.attempt("drafts_error", self._offers.drop_useless)
+        self._guard.attempt("watchdog_error", self._begin_watching)
         self._orders.begin(len(self.running))
         self._selection = self._guard.attempt("selection_error", self._select)
         self._batch.plan(self._planner)
@@ -152,6 +155,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             return None
         if self._plain_reason is not None:
             self._guard.note(f"plain_{self._plain_reason}")
+            return None
+        if self._probes:
+            # The device would choose among them.
             return None
         started = time.perf_counter()
         selection = self._consult(requests)
@@ -256,12 +262,29 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
     ) -> VerificationOutcome:
         """Count what became of a step's drafts, and return what can be learnt."""
         self.counters.num_steps += 1
-        return self._outcomes.read(
+        outcome = self._outcomes.read(
             scheduler_output,
             model_runner_output,
             None if report is None else report.verification,
             self._orders.take_selection(scheduler_output),
             self.requests,
+        )
+        learns = self._guard.attempt("watchdog_error", self._watch, outcome)
+        return outcome if learns is None else keep_rows(outcome, learns)
+
+    def _watch(self, outcome: VerificationOutcome) -> list[bool] | None:
+        """Show the watchdog a step's outcome; return of whom the planner may learn."""
+        confidence = outcome.confidence
+        if self._watchdog is None or confidence is None:
+            return None
+        confidence = np.ascontiguousarray(confidence)
+        rows = {str(req_id): row for row, req_id in enumerate(outcome.req_ids)}
+        return self._watchdog.observe(
+            self.requests,
+            list(rows),
+            outcome.num_verified.tolist(),
+            outcome.num_accepted.tolist(),
+            lambda req_ids: Drafts(confidence, [rows[req_id] for req_id in req_ids]),
         )
 
     def _show_drafts(

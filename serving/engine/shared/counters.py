@@ -24,6 +24,7 @@ CutReason = str
     `min_tokens`  stop tokens become possible inside the block
     `length`      the request or the drafter's context ends before it
     `opt_out`     the request wants no speculation
+    `quarantine`  the drafter has collapsed for such requests (`watchdog`)
     `skipped`     the drafter did not run, what it proposed is a placeholder
     `scheduler`   vLLM's limit of tokens per step left no room
 """
@@ -49,6 +50,8 @@ class SpeculationCounters:
             the scheduler: selecting, choosing depth and batch, learning, and putting
             together what that takes.
         num_aged_requests: Requests that became as urgent as any by waiting (`ageing`).
+        num_quarantines: Times that drafting collapsed (`watchdog`), by reason.
+        num_quarantined: Requests of which drafts are left out now, likewise.
     """
 
     policy: str
@@ -71,6 +74,8 @@ class SpeculationCounters:
     num_aged_requests: int = 0
     num_fallbacks: Counter[str] = field(default_factory=Counter)
     num_cut_tokens: Counter[CutReason] = field(default_factory=Counter)
+    num_quarantines: Counter[str] = field(default_factory=Counter)
+    num_quarantined: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         """Size the per-position counts."""
@@ -107,8 +112,9 @@ class SpeculationCounters:
     def snapshot(self) -> dict[str, Any]:
         """Return plain values that any serialiser takes."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("num_fallbacks", "num_cut_tokens"):
-            values[name] = dict(values[name])
+        for name, value in values.items():
+            if isinstance(value, Counter):
+                values[name] = dict(value)
         for name in ("num_verified_tokens_per_pos", "num_accepted_tokens_per_pos"):
             values[name] = list(values[name])
         return values

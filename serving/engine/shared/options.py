@@ -91,6 +91,11 @@ def _check_engine(spec: PolicySpec, vllm_config: VllmConfig) -> None:
         )
 
 
+def wants_watchdog(section: Mapping[str, Any]) -> bool:
+    """Tell whether our section of a configuration wants acceptance watched."""
+    return bool(section.get("watchdog", True))
+
+
 def opts_out(extra_args: Mapping[str, Any] | None) -> bool:
     """Tell whether a request switched speculation off for itself."""
     if not extra_args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,3 +41,19 @@ def read_outcomes(
             num_drafts.append(len(drafts))
             num_accepted.append(num_sampled - 1)
     return req_ids, num_drafts, num_accepted
+
+
+def keep_rows(outcome: VerificationOutcome, is_kept: list[bool]) -> VerificationOutcome:
+    """Return an outcome of some of its requests.
+
+    Args:
+        outcome: Of named requests.
+        is_kept: `[num_reqs]`.
+    """
+    confidence = outcome.confidence
+    return VerificationOutcome(
+        num_verified=outcome.num_verified[is_kept],
+        num_accepted=outcome.num_accepted[is_kept],
+        req_ids=tuple(compress(outcome.req_ids, is_kept)),
+        confidence=None if confidence is None else confidence[is_kept],
+    )

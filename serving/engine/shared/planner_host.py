@@ -18,9 +18,14 @@ from serving.engine.shared.batch_planning import BatchPlanning
 from serving.engine.shared.board import BoardRecorder
 from serving.engine.shared.counters import SpeculationCounters
 from serving.engine.shared.faults import FaultGuard
-from serving.engine.shared.options import read_policy
+from serving.engine.shared.options import (
+    ADDITIONAL_CONFIG_KEY,
+    read_policy,
+    wants_watchdog,
+)
 from serving.engine.shared.outcomes import NOTHING_VERIFIED
 from serving.engine.shared.request_classes import RequestClasses
+from serving.engine.shared.watchdog import SpeculationWatchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,6 +52,7 @@ class PlannerHost:
     _classes: RequestClasses
     _batch: BatchPlanning
     _guard: FaultGuard
+    _watchdog: SpeculationWatchdog | None
     # vLLM's scheduler brings these.
     vllm_config: Any
     scheduler_config: Any
@@ -101,7 +107,14 @@ class PlannerHost:
         )
         self._batch = BatchPlanning(self, self._classes, self.counters, self._guard)
         self.board = BoardRecorder()
+        self._set_watchdog(self.vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
         return spec
+
+    def _set_watchdog(self, section: Mapping[str, Any]) -> None:
+        """Have a new watchdog, or none."""
+        self._watchdog = None
+        if wants_watchdog(section):
+            self._watchdog = SpeculationWatchdog(self._classes, self.counters)
 
     def snapshot(self) -> dict[str, Any]:
         """Return counters, the queue and the planner's gauges as plain values."""
@@ -156,6 +169,7 @@ class PlannerHost:
         self._guard.ask(warm_up, spec, self._limits)
         self._planner = planner
         self._classes.become(classes)
+        self._set_watchdog(section)
         self.counters.policy = spec.name
         logger.info("Policy %s is in charge now", spec.name)
 
@@ -171,7 +185,13 @@ class PlannerHost:
         """Ask for the next depth, within the engine's; None if the planner fails."""
         target_ms = self._classes.tightest_target_ms(self.running)
         depth: int | None = self._guard.ask(self._ask_depth, num_reqs, target_ms)
-        return None if depth is None else max(0, min(depth, self.num_spec_tokens))
+        if depth is None:
+            return None
+        depth = max(0, min(depth, self.num_spec_tokens))
+        if self._watchdog is not None and self._watchdog.is_active:
+            limit = self._watchdog.limit_depth
+            depth = self._guard.attempt("watchdog_error", limit, depth, self.running)
+        return depth
 
     def _ask_depth(self, num_reqs: int, target_ms: float | None) -> int:
         return int(self._planner.choose_depth(num_reqs, target_ms))
@@ -179,6 +199,19 @@ class PlannerHost:
     def _learn(self, outcome: VerificationOutcome | None) -> None:
         """Teach the planner a step's outcome; None if there is none to rely on."""
         self._guard.ask(self._planner.observe, outcome or NOTHING_VERIFIED)
+
+    @property
+    def _probes(self) -> frozenset[str]:
+        """Requests whose drafts the watchdog has verified; no planner is asked."""
+        return frozenset() if self._watchdog is None else self._watchdog.probes
+
+    def _begin_watching(self) -> None:
+        """Take from requests under quarantine the drafts that they may not have."""
+        watchdog = self._watchdog
+        if watchdog is not None:
+            for req_id in watchdog.take_recovered():
+                self._guard.ask(self._planner.forget, req_id)
+            watchdog.begin_step(self.running)
 
     def _count_planning(self, started_s: float) -> None:
         """Count the time since then as time spent on planning."""
@@ -216,6 +249,8 @@ class PlannerHost:
         """Drop what is kept about a request that has ended."""
         self._guard.ask(self._planner.forget, request.request_id)
         self._classes.forget(request.request_id)
+        if self._watchdog is not None:
+            self._watchdog.forget(request.request_id)
         self._batch.limits.note_finished(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:

@@ -89,6 +89,19 @@ class RequestClasses:
             found = self._found[request.request_id] = self._find(request)
         return found
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all classes; the last is that of requests in none."""
+        return [*self.by_name, DEFAULT_CLASS]
+
+    def index_of(self, request: Request) -> int:
+        """Return the place of a request's class among the names."""
+        own = self.of(request)
+        for index, one in enumerate(self.by_name.values()):
+            if one is own:
+                return index
+        return len(self.by_name)
+
     def forget(self, req_id: str) -> None:
         """Drop what is kept about a request that has ended."""
         self._found.pop(req_id, None)

@@ -1,0 +1,92 @@
+"""The watchdog beside a real planner and a real scheduler, with a made-up worker."""
+
+import pytest
+
+from tests.engine.made_up import Instead
+
+pytestmark = [pytest.mark.vllm, pytest.mark.faults]
+
+NUM_REQS, DEPTH = 4, 8
+
+
+class Run:
+    """Steps of a scheduler whose requests are replaced as they end."""
+
+    def __init__(self, pair, **section):
+        from serving.engine.cpu.scheduler import TetrisScheduler
+        from tests.engine.stand_in_worker import (
+            StandInWorker,
+            make_config,
+            make_scheduler,
+        )
+
+        section = {"policy": "goodput", "max_draft_tokens": DEPTH, **section}
+        sizes = {"max_num_seqs": NUM_REQS, "max_num_batched_tokens": 1024}
+        config = make_config(*pair, section, depth=DEPTH, enforce_eager=True, **sizes)
+        self.scheduler = make_scheduler(TetrisScheduler, config)
+        self.counters = self.scheduler.counters
+        self.is_broken = False
+        self.learnt = []
+        self._worker, self._number = StandInWorker(), 0
+        planner = self.scheduler._planner
+        self.scheduler._planner = Instead(planner, observe=self._learn)
+        self._observe = planner.observe
+
+    def _learn(self, outcome):
+        self.learnt.append(len(outcome.req_ids))
+        self._observe(outcome)
+
+    def step(self):
+        """Take a step; return the depths drafted to, and how many were verified."""
+        from tests.engine.stand_in_worker import add_requests
+
+        scheduler = self.scheduler
+        for _ in range(NUM_REQS - len(scheduler.running) - len(scheduler.waiting)):
+            self._number += 1
+            prefix = f"{self._number}-"
+            add_requests(scheduler, 1, prompt_len=10, max_tokens=200, prefix=prefix)
+        output = scheduler.schedule()
+        sampled, drafts = self._worker.execute(output)
+        verified = output.scheduled_spec_decode_tokens
+        if self.is_broken:
+            for req_id in verified:
+                sampled.sampled_token_ids[sampled.req_id_to_index[req_id]] = [7]
+        scheduler.update_from_output(output, sampled)
+        scheduler.update_draft_token_ids(drafts)
+        return output.num_spec_tokens_to_schedule, sum(map(len, verified.values()))
+
+
+def test_goodput_drafts_as_before_within_fifty_steps_of_the_end(tiny_pair):
+    run = Run(tiny_pair)
+    steps = [run.step() for _ in range(200)]
+    usual = sum(verified for _, verified in steps[-50:]) / 50
+    assert usual > NUM_REQS
+    run.is_broken = True
+    steps = [run.step() for _ in range(100)]
+    assert run.counters.num_quarantines.total() == 1
+    late = steps[40:]
+    # Nothing is drafted but what is tried, and that teaches the planner nothing.
+    assert sum(verified for _, verified in late) <= 2 * 4 * NUM_REQS
+    assert sum(depth == 0 for depth, _ in late) > 0.8 * len(late)
+    assert sum(run.learnt[-60:]) == 0
+    run.is_broken = False
+    for _ in range(50):
+        run.step()
+    steps = [run.step() for _ in range(50)]
+    assert sum(verified for _, verified in steps) / 50 > 0.7 * usual
+    assert not run.counters.num_fallbacks
+    assert not run.scheduler._watchdog.is_active
+
+
+def test_without_an_alarm_nothing_is_decided_otherwise(tiny_pair):
+    """The same steps, in the same order, as without a watchdog."""
+    runs = Run(tiny_pair), Run(tiny_pair, watchdog=False)
+    assert runs[1].scheduler._watchdog is None
+    steps = [[run.step() for _ in range(120)] for run in runs]
+    assert steps[0] == steps[1]
+    assert sum(verified for _, verified in steps[0]) > 0
+    watched, unwatched = (run.counters.snapshot() for run in runs)
+    for counters in (watched, unwatched):
+        for name in ("planning_seconds_total", "selection_seconds_total"):
+            del counters[name]
+    assert watched == unwatched

@@ -1,0 +1,127 @@
+"""When a drafter is tried again, and about whom a quarantine is."""
+
+from itertools import pairwise
+
+import pytest
+
+from policies.decisions.quarantine import (
+    FIRST_WAIT,
+    MAX_WAIT,
+    Quarantine,
+    Quarantines,
+)
+from policies.estimators.acceptance_watch import AcceptanceWatch, Cell, Collapse
+
+pytestmark = pytest.mark.faults
+
+CAUSE = Collapse(
+    Cell(bucket=4, class_index=1, position=0),
+    num_drafts=20,
+    num_accepted=0,
+    num_expected=14.0,
+    from_context=530,
+    since=1000,
+)
+
+
+def make_quarantine(class_index=1, from_context=512, position=0):
+    return Quarantine("context", class_index, from_context, position, CAUSE)
+
+
+def run_rounds(quarantine, num_steps, *, is_accepted):
+    """Try a draft whenever one is due; return at which steps, until it recovers."""
+    tried = []
+    for step in range(1, num_steps + 1):
+        quarantine.note_step()
+        if quarantine.verifies:
+            tried.append(step)
+            if quarantine.judge(is_accepted=is_accepted(step), expected=0.7):
+                break
+    return tried
+
+
+def test_tries_become_rarer_up_to_a_limit():
+    one = make_quarantine()
+    tried = run_rounds(one, 600, is_accepted=lambda _: False)
+    waits = [later - step - 1 for step, later in pairwise(tried)]
+    waits = [wait for wait in waits if wait > 0]
+    assert tried[0] == FIRST_WAIT + 1
+    assert waits == sorted(waits)
+    assert waits[-1] == MAX_WAIT
+    # What it costs: steps that verify one draft.
+    assert len(tried) / 600 < 0.2
+
+
+@pytest.mark.parametrize("end", range(100, 160, 3))
+def test_a_drafter_that_works_again_is_taken_back_within_fifty_steps(end):
+    one = make_quarantine()
+    assert run_rounds(one, 400, is_accepted=lambda step: step > end)[-1] <= end + 50
+
+
+def test_a_round_without_anybody_to_try_ends_and_costs_no_patience():
+    one = make_quarantine()
+    for _ in range(200):
+        one.note_step()
+    assert one.num_rounds == 0
+    assert one.wait == FIRST_WAIT
+
+
+@pytest.mark.parametrize(("longest_good", "reason"), [(520, "context"), (540, "all")])
+def test_a_request_alone_that_grows_past_a_limit_is_told_from_one_that_breaks(
+    longest_good, reason
+):
+    """Nothing else was judged since; the alarm is about 530 tokens and more."""
+    watch = AcceptanceWatch()
+    watch.last_good[CAUSE.cell] = CAUSE.since - 10
+    watch.longest_good[CAUSE.cell] = longest_good
+    assert Quarantines().add(CAUSE, watch, 1010).reason == reason
+
+
+def test_the_strictest_quarantine_of_a_request_counts():
+    deep, shallow = make_quarantine(None, 0, 2), make_quarantine(1, 512, 0)
+    quarantines = Quarantines([deep, shallow])
+    assert quarantines.find(1, 600) is shallow
+    assert quarantines.find(1, 100) is deep
+    assert quarantines.find(0, 600) is deep
+    assert Quarantines([shallow]).find(0, 600) is None
+    assert not deep.contains(shallow)
+    assert make_quarantine(None, 0, 0).contains(shallow)
+
+
+def see(watch, cell, *, good=None):
+    """Let drafts of a cell have been judged since the alarm began, or be accepted."""
+    watch.last_seen[cell] = 1001
+    watch.last_good[cell] = 1001 if good else 900
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "class_index", "from_context"),
+    [
+        pytest.param({}, "all", None, 0, id="nothing known"),
+        pytest.param({(2, 1, 0): True}, "context", None, 530, id="shorter ones good"),
+        pytest.param({(2, 1, 0): False}, "all", None, 0, id="shorter ones bad"),
+        pytest.param({(2, 0, 0): True}, "class", 1, 0, id="another class good"),
+        pytest.param(
+            {(2, 1, 0): True, (5, 0, 0): True}, "context", 1, 530, id="both good"
+        ),
+        pytest.param(
+            {(2, 1, 0): True, (2, 0, 0): True},
+            "context",
+            None,
+            530,
+            id="of another class only shorter ones are known",
+        ),
+    ],
+)
+def test_a_quarantine_is_as_narrow_as_what_is_known_allows(
+    seen, reason, class_index, from_context
+):
+    watch = AcceptanceWatch()
+    watch.suspicion[CAUSE.cell] = 25.0
+    for cell, good in seen.items():
+        see(watch, cell, good=good)
+    one = Quarantines().add(CAUSE, watch, 1010)
+    assert one.reason == reason
+    assert one.class_index == class_index
+    assert one.from_context == from_context
+    assert watch.suspicion[CAUSE.cell] == 0.0
