@@ -1,6 +1,7 @@
 """What is compared: classes of requests, arms, loads; and what each arm is sent."""
 
 import argparse
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -54,16 +55,16 @@ class RequestKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """What `none` does, measured before all else: the units of targets and loads.
+class Units:
+    """What targets and loads are multiples of: what `none` does, measured first.
 
     Attributes:
         tpot_ms: Median time per token of requests that are alone.
         capacity_per_s: Requests answered per second when all come at once.
     """
 
-    tpot_ms: float
-    capacity_per_s: float
+    tpot_ms: float = math.nan
+    capacity_per_s: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,6 @@ class ClassArm(Arm):
         """As in `parse_class_arm`."""
         plain = Arm(self.policy, self.draft_tokens, self.extra_draft_tokens).name
         return f"{plain}@{self.told}" if self.told else plain
-
-    @property
-    def file_name(self) -> str:
-        """The name, fit for a file."""
-        return self.name.replace(":", "-").replace("+", "-")
 
 
 def parse_class_arm(text: str) -> ClassArm:
@@ -101,7 +97,7 @@ class Plan:
         loads: Arrivals per second, as shares of the capacity.
         blocks: Of a load in a round, each with arrivals of its own.
         engine: The section `engine` of the deployment.
-        calibration: None until it is measured.
+        units: As measured; who only measures these needs none.
     """
 
     kinds: Mapping[str, RequestKind]
@@ -114,29 +110,26 @@ class Plan:
     engine: dict[str, Any]
     target: Path
     draft: Path
-    calibration: Calibration | None = None
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Requests that fit into an engine."""
-        return int(self.engine["max_num_seqs"])
+    units: Units = field(default_factory=Units)
 
     def deployment(self, arm: ClassArm, /) -> dict[str, Any]:
         """Return the settings with which a server would run an arm's engine."""
         policy = arm.settings()
-        if arm.told:
+        if arm.told == PRIORITY:
             policy["classes"] = {
-                name: self._describe(kind, arm.told)
+                name: {"priority": kind.priority} for name, kind in self.kinds.items()
+            }
+        elif arm.told:
+            policy["classes"] = {
+                name: {
+                    "weight": kind.weight,
+                    "priority": kind.priority,
+                    "latency_target_ms": kind.target * self.units.tpot_ms,
+                }
                 for name, kind in self.kinds.items()
             }
         draft = None if arm.policy == "none" else self.draft
         return deploy(self.target, draft, policy, self.engine)
-
-    def targets_ms(self) -> dict[str, float]:
-        """Return the longest time per token of each class."""
-        assert self.calibration is not None
-        unit_ms = self.calibration.tpot_ms
-        return {name: kind.target * unit_ms for name, kind in self.kinds.items()}
 
     def conditions(self) -> dict[str, Any]:
         """Return what results depend on, but for models, code, requests and machine.
@@ -151,14 +144,6 @@ class Plan:
             "block_s": self.block_s,
             **self.engine,
         }
-
-    def _describe(self, kind: RequestKind, told: str) -> dict[str, Any]:
-        if told == PRIORITY:
-            return {"priority": kind.priority}
-        assert self.calibration is not None
-        target_ms = kind.target * self.calibration.tpot_ms
-        own = {"weight": kind.weight, "latency_target_ms": target_ms}
-        return own | {"priority": kind.priority}
 
 
 def make_plan(options: argparse.Namespace) -> Plan:
@@ -199,8 +184,7 @@ def make_stream(
 
     The same for all arms; whom an arm's engine is to prefer is left out.
     """
-    assert plan.calibration is not None
-    rate = load * plan.calibration.capacity_per_s
+    rate = load * plan.units.capacity_per_s
     poisson = Load("", "poisson", "constant", rate, rate, 1.0)
     due_s = arrival_times(poisson, plan.block_s, f"{requests.seed} {key}")
     if not due_s:
@@ -210,7 +194,7 @@ def make_stream(
 
 def make_crowd(plan: Plan, requests: RequestMaker) -> Stream:
     """Return requests of all classes that come at once, to measure the capacity."""
-    due_s = [0.0] * (_PER_SLOT * plan.max_num_seqs)
+    due_s = [0.0] * (_PER_SLOT * plan.engine["max_num_seqs"])
     return _draw(plan, requests, due_s, "capacity")[0]
 
 

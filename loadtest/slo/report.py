@@ -1,26 +1,28 @@
 """Writes results.json, runs.csv, results.md and results.png from a folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from loadtest.page import make_environment, to_table
-from loadtest.report.figures import draw_by_level
 
 from .run import Store
-from .summary import OF_A_CLASS, compare_with_best, summarise, tabulate
+from .summary import TIMES, compare_with_best, summarise, tabulate
 
 Row = Mapping[str, Any]
 
 
 def write_report(store: Store) -> None:
     """Write everything there is to see."""
-    calibration, groups = store.calibration(), store.groups()
+    units, groups = store.units(), store.groups()
     conditions, environment = store.conditions() or {}, store.environment()
-    if calibration is None or not groups:
+    if units is None or not groups:
         return
     kinds = conditions["classes"]
-    targets_ms = {k: one["target"] * calibration.tpot_ms for k, one in kinds.items()}
+    targets_ms = {k: one["target"] * units.tpot_ms for k, one in kinds.items()}
     blocks = tabulate([one for group in groups for one in group], targets_ms)
     store.write("runs.csv", blocks.to_csv(index=False, float_format="%.6g"))
     arms = conditions["arms"]
@@ -28,11 +30,8 @@ def write_report(store: Store) -> None:
         {
             "environment": environment,
             "settings": conditions,
-            "calibration": {
-                "tpot_ms": calibration.tpot_ms,
-                "capacity_per_s": calibration.capacity_per_s,
-                "targets_ms": targets_ms,
-            },
+            "units": asdict(units),
+            "targets_ms": targets_ms,
             "rows": summarise(blocks, arms),
             "over_best": compare_with_best(blocks, arms[-1]),
         }
@@ -69,14 +68,15 @@ def _by_load(results: Row, figure: str) -> list[list[str]]:
     return lines
 
 
-def _list_times(results: Row, kinds: Sequence[str] | Row) -> list[list[str]]:
-    times = [one.removesuffix("_ms") for one in OF_A_CLASS if one.endswith("_ms")]
-    heads = [f"{kind} {time.replace('_', ' ')}" for kind in kinds for time in times]
-    lines = [["load", "arm", *heads]]
+def _list_times(results: Row, kinds: Row) -> list[list[str]]:
+    columns = [f"{kind}.{time}" for kind in kinds for time in TIMES]
+    heads = [name.removesuffix("_ms").replace(".", " ") for name in columns]
+    lines = [["load", "arm", *(head.replace("_", " ") for head in heads)]]
     for row in results["rows"]:
-        own = [row[f"{kind}.{time}_ms"]["mean"] for kind in kinds for time in times]
-        told = ["" if one is None else f"{one:.0f}" for one in own]
-        lines.append([f"{row['load']:g}", f"`{row['arm']}`", *told])
+        times = (
+            "" if t is None else f"{t:.0f}" for t in (row[c]["mean"] for c in columns)
+        )
+        lines.append([f"{row['load']:g}", f"`{row['arm']}`", *times])
     return lines
 
 
@@ -103,14 +103,16 @@ def _draw(results: Row, path: Path) -> None:
     kinds = results["settings"]["classes"]
     panels = {"goodput_per_s": "requests/s within their target"}
     panels |= {f"{k}.kept": f"{k}: share within its target" for k in kinds}
-    rows = [
-        {"arm": row["arm"], "level": row["load"], **row["spreads"]}
-        for row in results["rows"]
-    ]
     figure = Figure(figsize=(6 * len(panels), 4.5), layout="constrained")
     axes = figure.subplots(1, len(panels))
     for panel, (key, title) in zip(axes, panels.items(), strict=True):
-        draw_by_level(panel, rows, key)
+        for arm in results["settings"]["arms"]:
+            rows = [row for row in results["rows"] if row["arm"] == arm]
+            means = pd.DataFrame([row[key] for row in rows], dtype=float)
+            loads, halves = [row["load"] for row in rows], means["half_width"].fillna(0)
+            panel.errorbar(
+                loads, means["mean"], halves, marker="o", capsize=2, label=arm
+            )
         panel.set(title=title, xlabel="arrivals, as a share of the capacity")
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.25)

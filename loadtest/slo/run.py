@@ -15,7 +15,7 @@ from loadtest.engine.workloads import RequestMaker
 from loadtest.experiment import Experiment, Turn, describe_origin
 from loadtest.result_folder import ResultFolder
 
-from .plan import Calibration, ClassArm, Plan, make_crowd, make_single, make_stream
+from .plan import ClassArm, Plan, Units, make_crowd, make_single, make_stream
 
 _WARM_UP_AT = (1, 4)
 """Requests in flight while warming up, beside as many as fit."""
@@ -24,7 +24,7 @@ Engines = Mapping[ClassArm, EngineProcess]
 
 
 class Store(ResultFolder):
-    """An output folder: first the calibration, then a record for each group.
+    """An output folder: first the units, then a record for each group.
 
     A group is one load in one round on all arms, kept as a whole.
     """
@@ -34,10 +34,10 @@ class Store(ResultFolder):
     folders = ("traces", "logs")
     error = LoadTestError
 
-    def calibration(self) -> Calibration | None:
+    def units(self) -> Units | None:
         """Return what was measured before all else, if it was."""
         first = next(iter(self.records()), None)
-        return None if first is None else Calibration(**first)
+        return None if first is None else Units(**first)
 
     def groups(self) -> list[list[dict[str, Any]]]:
         """Return all groups."""
@@ -74,10 +74,10 @@ class Bench(Experiment[ClassArm, float, Engines]):
     @contextmanager
     def start(self, turn: Turn[ClassArm, float]) -> Iterator[Engines]:
         """Start engines anew; before the first ones, measure what targets go by."""
-        if (known := self._store.calibration()) is None:
-            known = self._calibrate()
+        if (known := self._store.units()) is None:
+            known = self._measure_units()
             self._store.append_record(asdict(known))
-        self._plan = replace(self._plan, calibration=known)
+        self._plan = replace(self._plan, units=known)
         with self._start(turn.arms) as engines:
             yield engines
 
@@ -112,7 +112,7 @@ class Bench(Experiment[ClassArm, float, Engines]):
         kinds = self._plan.kinds
         return replace(stream, priorities=tuple(kinds[name].priority for name in names))
 
-    def _calibrate(self) -> Calibration:
+    def _measure_units(self) -> Units:
         with self._start([ClassArm("none")]) as engines:
             (engine,) = engines.values()
             self.progress.show("measuring what targets and loads go by")
@@ -126,13 +126,15 @@ class Bench(Experiment[ClassArm, float, Engines]):
             for one in alone
             if one["num_tokens"][0] > 1
         ]
-        return Calibration(median(times_ms), len(crowd["due_s"]) / crowd["seconds"])
+        return Units(median(times_ms), len(crowd["due_s"]) / crowd["seconds"])
 
     @contextmanager
     def _start(self, arms: Any) -> Iterator[Engines]:
         logs, say = self._store.folder / "logs", self.progress.say
         with start_engines(self._plan, arms, logs, say) as engines:
-            for concurrency in sorted({*_WARM_UP_AT, self._plan.max_num_seqs}):
+            for concurrency in sorted(
+                {*_WARM_UP_AT, self._plan.engine["max_num_seqs"]}
+            ):
                 requests = self._requests.make_warm_up(concurrency)
                 for arm, engine in engines.items():
                     self.progress.show(

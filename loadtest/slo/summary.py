@@ -6,15 +6,15 @@ from typing import Any
 import pandas as pd
 
 from loadtest.engine.summary import choose_rivals
-from loadtest.intervals import compare, estimate_mean, spread
+from loadtest.intervals import compare, estimate_mean
 
 Row = dict[str, Any]
 Table = Any
 """A data frame: pandas has no types here."""
 
 BLOCK = ["load", "round", "block"]
-FIGURES = ("goodput_per_s", "tokens_per_s", "kept")
-OF_A_CLASS = ("kept", "tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms", "ttft_p95_ms")
+TIMES = ("tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms", "ttft_p95_ms")
+"""Of each class."""
 
 
 def judge(result: Mapping[str, Any], targets_ms: Mapping[str, float]) -> Table:
@@ -55,19 +55,17 @@ def measure_block(result: Mapping[str, Any], targets_ms: Mapping[str, float]) ->
     }
     for name, own in requests.groupby("class"):
         figures[f"{name}.kept"] = own["kept"].mean()
-        for time in ("tpot", "ttft"):
-            for share in (50, 95):
-                quantile = own[f"{time}_ms"].quantile(share / 100)
-                figures[f"{name}.{time}_p{share}_ms"] = quantile
+        for time in TIMES:
+            what, share = time.removesuffix("_ms").split("_p")
+            figures[f"{name}.{time}"] = own[f"{what}_ms"].quantile(int(share) / 100)
     return figures
 
 
 def tabulate(results: Sequence[Mapping[str, Any]], targets_ms: Any) -> Table:
     """Return a row for each block and arm: its place and its figures."""
-    places = [{key: one[key] for key in (*BLOCK, "arm")} for one in results]
     rows = [
-        place | measure_block(one, targets_ms)
-        for place, one in zip(places, results, strict=True)
+        {key: one[key] for key in (*BLOCK, "arm")} | measure_block(one, targets_ms)
+        for one in results
     ]
     return pd.DataFrame(rows).sort_values(BLOCK, kind="stable")
 
@@ -75,18 +73,15 @@ def tabulate(results: Sequence[Mapping[str, Any]], targets_ms: Any) -> Table:
 def summarise(blocks: Table, arms: Sequence[str]) -> list[Row]:
     """Return a row for each load and arm, in the order of `arms`.
 
-    Means over blocks with half-widths of 95 % intervals; `spreads` are what plots show.
+    Means over blocks with half-widths of 95 % intervals.
     """
     figures = [name for name in blocks if name not in (*BLOCK, "arm")]
-    rows = []
-    for load, own in blocks.groupby("load"):
-        for arm in arms:
-            mine = own[own["arm"] == arm]
-            means = {name: estimate_mean(mine[name]) for name in figures}
-            drawn = [n for n in figures if n.endswith("kept") or n == "goodput_per_s"]
-            spreads = {name: spread(mine[name].dropna()) for name in drawn}
-            rows.append({"load": load, "arm": arm, **means, "spreads": spreads})
-    return rows
+    return [
+        {"load": load, "arm": arm}
+        | {name: estimate_mean(own.loc[own["arm"] == arm, name]) for name in figures}
+        for load, own in blocks.groupby("load")
+        for arm in arms
+    ]
 
 
 def compare_with_best(blocks: Table, ours: str) -> list[Row]:
