@@ -1,7 +1,7 @@
 """The controller: rounds, loads and arms in turn, until all is measured."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from statistics import median
@@ -129,7 +129,7 @@ class Bench(Experiment[ClassArm, float, Engines]):
         return Units(median(times_ms), len(crowd["due_s"]) / crowd["seconds"])
 
     @contextmanager
-    def _start(self, arms: Any) -> Iterator[Engines]:
+    def _start(self, arms: Sequence[ClassArm]) -> Iterator[Engines]:
         logs, say = self._store.folder / "logs", self.progress.say
         with start_engines(self._plan, arms, logs, say) as engines:
             for concurrency in sorted(
