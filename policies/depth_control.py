@@ -167,6 +167,10 @@ class DepthControl:
         self.recent.remember(acceptance, num_draft_tokens, weights)
         self._has_drafted = True
 
+    def tokens_by_depth(self) -> NDArray[np.float64]:
+        """Return what `RecentDrafts.tokens_by_depth` does."""
+        return self.recent.tokens_by_depth(self.acceptance.typical())
+
     def note_timing(self, timing: StepTiming) -> None:
         """Take in how deep a finished step drafted."""
         self.exploration.note_passes(timing.depth)
@@ -228,7 +232,7 @@ class DepthControl:
         limit_ms = np.inf if self.latency_target_ms is None else self.latency_target_ms
         if latency_target_ms is None:
             return limit_ms
-        tokens = self.recent.tokens_by_depth(self.acceptance.typical())
+        tokens = self.tokens_by_depth()
         both_ms = np.minimum(latency_target_ms * tokens[:, None], limit_ms)
         # A target that no depth can meet must not cost the others theirs.
         return both_ms if (step_ms <= both_ms).any() else limit_ms

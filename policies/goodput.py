@@ -156,7 +156,12 @@ class GoodputPlanner(Planner):
     def plan_batch(self, load: EngineLoad) -> BatchPlan:
         """Choose how many requests run and how much prompt joins the step."""
         num_steps = self.depth.cadence.num_steps
-        return self.batching.plan(load, num_steps=num_steps, depth=self.plan.depth)
+        return self.batching.plan(
+            load,
+            num_steps=num_steps,
+            depth=self.plan.depth,
+            tokens_by_depth=self.depth.tokens_by_depth,
+        )
 
     def observe(self, outcome: VerificationOutcome) -> None:
         """Learn, every few steps, the costs of the steps before, and acceptance."""

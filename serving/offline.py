@@ -86,11 +86,15 @@ class OfflineEngine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**own))
 
     def add(
-        self, req_id: str, prompt_token_ids: Sequence[int], params: "SamplingParams"
+        self,
+        req_id: str,
+        prompt_token_ids: Sequence[int],
+        params: "SamplingParams",
+        priority: int = 0,
     ) -> None:
-        """Queue a request."""
+        """Queue a request; the smallest priority goes first, where there are any."""
         prompt = {"prompt_token_ids": list(prompt_token_ids)}
-        self._engine.add_request(req_id, prompt, params)
+        self._engine.add_request(req_id, prompt, params, priority=priority)
 
     def step(self) -> "list[RequestOutput]":
         """Run one step, and return what it brought."""

@@ -1,7 +1,7 @@
 """From a loop's record, and what was counted beside it, to figures."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -65,11 +65,23 @@ def measure(record: LoopRecord) -> dict[str, Any]:
         "phases": phases,
         "num_requests": len(replies),
         "num_output_tokens": int(frame["tokens"].sum()),
-        "digests": [
-            hashlib.blake2b(repr(reply).encode(), digest_size=6).hexdigest()
-            for reply in replies
-        ],
+        "digests": digest_replies(replies),
     }
+
+
+def digest_replies(replies: Iterable[list[int]]) -> list[str]:
+    """Return a short digest of each reply's tokens."""
+    return [
+        hashlib.blake2b(repr(reply).encode(), digest_size=6).hexdigest()
+        for reply in replies
+    ]
+
+
+def pick_counters(grown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what results tell of a scheduler's counters, once subtracted."""
+    counters = {name: grown[name] for name in _COUNTED if name in grown}
+    reasons = counters["num_fallbacks"].items()
+    return counters | {"num_fallbacks": {why: count for why, count in reasons if count}}
 
 
 class Counters:
@@ -98,10 +110,7 @@ class Counters:
         planner = (last or {}).get("planner", {})
         counters = None
         if first and last:
-            grown = subtract(last, first)
-            counters = {name: grown[name] for name in _COUNTED if name in grown}
-            reasons = counters["num_fallbacks"].items()
-            counters["num_fallbacks"] = {why: count for why, count in reasons if count}
+            counters = pick_counters(subtract(last, first))
         return {
             "counters": counters,
             "other_cpu_share": self._others,

@@ -5,19 +5,31 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from loadtest.arms import Arm
 from loadtest.client.errors import LoadTestError
 from loadtest.result_folder import read_tail
 from serving.offline import start_arguments
 
-from .plan import COLD, Block, Plan
+from .open_loop import Stream
+from .plan import COLD, Block
 from .worker import serve
 
 _START_TIMEOUT_S = 600.0
 _RUN_TIMEOUT_S = 3600.0
 _ENV = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
+
+A = TypeVar("A", bound=Arm)
+A_contra = TypeVar("A_contra", bound=Arm, contravariant=True)
+
+
+class Deploys(Protocol[A_contra]):
+    """A plan, as far as engines are concerned."""
+
+    def deployment(self, arm: A_contra, /) -> dict[str, Any]:
+        """Return the settings with which a server would run an arm's engine."""
+        ...
 
 
 class EngineProcess:
@@ -67,6 +79,12 @@ class EngineProcess:
         """Run requests, as `ArmEngine.answer_all` does."""
         return self._ask("answer_all", block)
 
+    def answer_stream(
+        self, stream: Stream, trace: Path | None = None
+    ) -> dict[str, Any]:
+        """Run requests, as `ArmEngine.answer_stream` does."""
+        return self._ask("answer_stream", stream, trace)
+
     def end(self) -> None:
         """End it: whatever it is at, there is nothing to keep."""
         self._process.kill()
@@ -101,13 +119,13 @@ class EngineProcess:
 
 @contextmanager
 def start_engines(
-    plan: Plan, arms: Sequence[Arm], log_folder: Path, say: Callable[[str], None]
-) -> Iterator[dict[Arm, EngineProcess]]:
+    plan: Deploys[A], arms: Sequence[A], log_folder: Path, say: Callable[[str], None]
+) -> Iterator[dict[A, EngineProcess]]:
     """Yield engines by arm, ready; end them all.
 
     As many start at once as this machine has cores.
     """
-    engines: dict[Arm, EngineProcess] = {}
+    engines: dict[A, EngineProcess] = {}
     try:
         say(f"starting {len(arms)} engines")
         width = len(os.sched_getaffinity(0))

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from loadtest.arms import Arm
 from loadtest.client.errors import LoadTestError
@@ -29,6 +29,7 @@ _CODE_OF_REPORTS = {
     f"loadtest/engine/{name}.py" for name in ("cli", "report", "summary")
 }
 
+T = TypeVar("T")
 Engines = Mapping[Arm, EngineProcess]
 
 
@@ -161,7 +162,7 @@ class Bench(Experiment[Arm, Cell, Engines]):
         return group
 
 
-def shuffle(arms: Sequence[Arm], key: str) -> list[Arm]:
+def shuffle(arms: Sequence[T], key: str) -> list[T]:
     """Return the arms in an order of the key's, so that what drifts falls on all alike.
 
     With other keys every arm comes first and last, and after every other one.

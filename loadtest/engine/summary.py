@@ -80,13 +80,18 @@ def compare_with_others(measurements: Rows, ours: str) -> tuple[Rows, Rows]:
         others = whole.drop(columns=ours)
         if others.empty:
             continue
-        rivals = []
-        for number, speed in others.iterrows():
-            rest = others.drop(index=number) if len(others) > 1 else others
-            rivals.append(speed[rest.median().idxmax()])
         place = {"policy": ours, "against": others.median().idxmax()} | cell
-        over_best.append(place | compare(whole[ours], rivals))
+        over_best.append(place | compare(whole[ours], choose_rivals(others)))
     return over_each, over_best
+
+
+def choose_rivals(others: Table) -> list[float]:
+    """Return of each row the value in the column that is best in the other rows."""
+    rivals = []
+    for number, values in others.iterrows():
+        rest = others.drop(index=number) if len(others) > 1 else others
+        rivals.append(float(values[rest.median().idxmax()]))
+    return rivals
 
 
 def find_ceilings(rows: Rows) -> Rows:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -15,7 +16,15 @@ from typing import Any
 from serving.offline import OfflineEngine
 
 from .closed_loop import Delivery, LoopRecord, run_closed_loop
-from .measurement import Counters, list_deliveries, measure, subtract
+from .measurement import (
+    Counters,
+    digest_replies,
+    list_deliveries,
+    measure,
+    pick_counters,
+    subtract,
+)
+from .open_loop import Stream, run_open_loop
 from .plan import Block
 from .watch import Watch
 
@@ -126,18 +135,53 @@ class ArmEngine:
             "stages_ms": stages,
         }
 
-    def _answer(self, block: Block, on_mark: Callable[[str], None]) -> LoopRecord:
-        # Takes seconds and reads the environment: not where the controller imports.
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+    def answer_stream(
+        self, stream: Stream, trace: Path | None = None
+    ) -> dict[str, Any]:
+        """Answer requests that come when they come; steps go into the trace.
 
-        sampling = SamplingParams(
-            temperature=block.temperature,
-            max_tokens=block.max_tokens,
-            stop_token_ids=[block.eos_token_id],
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
+        Returns:
+            Plain values: seconds from the first moment to the last token, and steps;
+            of each request when it was due, was handed to the engine, and brought its
+            first and its last token, s from that moment on, its tokens and a digest of
+            its reply; what was counted.
+        """
+        sampling = _make_sampling(stream)
+        added_s: list[float] = []
+
+        def add(index: int) -> None:
+            added_s.append(time.perf_counter())
+            params = sampling.clone()
+            params.max_tokens = stream.max_tokens[index]
+            priority = stream.priorities[index]
+            self._engine.add(str(index), stream.prompts[index], params, priority)
+
+        before = self._engine.snapshot()
+        if self._watch is not None:
+            self._watch.start_over()
+        gc.collect()
+        record = run_open_loop(add, self._step, stream.due_s)
+        if self._watch is not None and trace is not None:
+            self._watch.save(trace)
+        counted = before and subtract(self._engine.snapshot(), before)
+        # Groups are in the order of requests.
+        by_request = list_deliveries(record).groupby("request")
+        times = by_request["end_s"].agg(["first", "last"]) - record.began_s
+        return {
+            "seconds": record.steps[-1][0] - record.began_s,
+            "num_steps": len(record.steps),
+            "due_s": list(stream.due_s),
+            "added_s": [round(one - record.began_s, 6) for one in added_s],
+            "first_s": times["first"].round(6).tolist(),
+            "last_s": times["last"].round(6).tolist(),
+            "num_tokens": by_request["tokens"].sum().tolist(),
+            "digests": digest_replies(by_request["token_ids"].sum()),
+            "counters": counted and pick_counters(counted),
+        }
+
+    def _answer(self, block: Block, on_mark: Callable[[str], None]) -> LoopRecord:
+        sampling = _make_sampling(block)
+        sampling.max_tokens = block.max_tokens
 
         def add(index: int) -> None:
             self._engine.add(str(index), block.prompts[index], sampling.clone())
@@ -155,3 +199,16 @@ class ArmEngine:
             Delivery(int(one.request_id), one.outputs[0].token_ids, one.finished)
             for one in self._engine.step()
         ]
+
+
+def _make_sampling(asked: Block | Stream) -> Any:
+    # Takes seconds and reads the environment: not where the controller imports.
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=asked.temperature,
+        stop_token_ids=[asked.eos_token_id],
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )

@@ -64,19 +64,20 @@ class RequestMaker:
         num_before = REQUESTS_PER_SLOT * cell.concurrency
         num_after = max(MIN_REQUESTS, num_before)
         if cell.workload not in DRIFTS:
-            return Block(self._draw(cell.workload, key, num_after), *place)
+            return Block(self.draw(cell.workload, key, num_after), *place)
         before, after = DRIFTS[cell.workload]
-        prompts = self._draw(before, f"{key} before", num_before)
-        prompts += self._draw(after, f"{key} after", num_after)
+        prompts = self.draw(before, f"{key} before", num_before)
+        prompts += self.draw(after, f"{key} after", num_after)
         return Block(prompts, *place, num_before)
 
     def make_warm_up(self, concurrency: int) -> Block:
         """Make mixed requests that are thrown away."""
         count = REQUESTS_TO_BE_STEADY * concurrency
-        prompts = self._draw("mixed", f"{self.seed} warm-up {concurrency}", count)
+        prompts = self.draw("mixed", f"{self.seed} warm-up {concurrency}", count)
         return Block(prompts, concurrency, 0.0, _WARM_UP_TOKENS, self.eos_token_id)
 
-    def _draw(self, workload: str, key: str, count: int) -> tuple[tuple[int, ...], ...]:
+    def draw(self, workload: str, key: str, count: int) -> tuple[tuple[int, ...], ...]:
+        """Return the first prompts of a workload that are short enough, as tokens."""
         return tuple(itertools.islice(self._prompts(workload, key), count))
 
     def _prompts(self, workload: str, key: str) -> Iterator[tuple[int, ...]]:

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from policies.decisions.batch_value import value_batches
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from policies.decisions.batch_value import ClassLoad
     from policies.estimators.step_cost import StepCost
     from policies.types import EngineLimits
 
@@ -47,6 +52,7 @@ class EngineLoad:
         block_size: Positions per KV block.
         latency_target_ms: Longest step that the most latency-bound running request
             bears, or None.
+        classes: Of the running requests; empty where none has a target.
     """
 
     num_running: int
@@ -55,6 +61,7 @@ class EngineLoad:
     tokens_to_grow: NDArray[np.int64]
     block_size: int
     latency_target_ms: float | None = None
+    classes: tuple[ClassLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +95,25 @@ class BatchControl:
     _next_choice: int = field(init=False, default=0)
     _max_running: int = field(init=False, default=0)
 
-    def plan(self, load: EngineLoad, *, num_steps: int, depth: int) -> BatchPlan:
+    def plan(
+        self,
+        load: EngineLoad,
+        *,
+        num_steps: int,
+        depth: int,
+        tokens_by_depth: Callable[[], NDArray[np.float64]] | None = None,
+    ) -> BatchPlan:
         """Plan a step.
 
         Args:
             load: What the engine is doing.
             num_steps: Steps so far.
             depth: To which is drafted; at 0 some engines run no drafter.
+            tokens_by_depth: As in `value_batches`, asked where there are classes.
         """
         if num_steps >= self._next_choice:
             self._next_choice = num_steps + REBATCH_EVERY
-            self._max_running = choose_max_running(
-                self.cost,
-                self.cost.context_per_req,
-                self.limits.max_reqs,
-                self.latency_target_ms,
-                runs_drafter=not self.limits.skips_drafter,
-            )
+            self._max_running = self._choose_max_running(load, tokens_by_depth)
         is_cold = self.limits.skips_drafter and depth == 0
         return BatchPlan(
             max_running=self._max_running,
@@ -117,6 +126,26 @@ class BatchControl:
             ),
             reserved_blocks=reserve_blocks(load),
         )
+
+    def _choose_max_running(
+        self,
+        load: EngineLoad,
+        tokens_by_depth: Callable[[], NDArray[np.float64]] | None,
+    ) -> int:
+        max_reqs, runs_drafter = self.limits.max_reqs, not self.limits.skips_drafter
+        batch = self.cost, self.cost.context_per_req, max_reqs
+        most = choose_max_running(
+            *batch, self.latency_target_ms, runs_drafter=runs_drafter
+        )
+        if not load.classes or tokens_by_depth is None:
+            return most
+        value = value_batches(
+            *batch, load.classes, tokens_by_depth(), runs_drafter=runs_drafter
+        )
+        if not value.any():
+            return most
+        enough = np.flatnonzero(value >= GOODPUT_TOLERANCE * value.max())
+        return min(most, 1 + int(enough[-1]))
 
 
 def choose_max_running(

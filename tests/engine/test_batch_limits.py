@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from policies.decisions.batch_value import ClassLoad
 from policies.decisions.batching import BatchPlan
 from serving.engine.shared.batch_limits import (
     PRIOR_OUTPUT_TOKENS,
@@ -89,11 +90,14 @@ def test_the_load_counts_prompts_and_outputs_still_to_come():
         make_request(320, num_computed=128, max_tokens=10),
         make_request(50, 30, max_tokens=100),
     ]
-    load = BatchLimits(make_scheduler(running, [], num_free=9)).measure_load(40.0)
+    classes = (ClassLoad(30.0, 4.0, 2),)
+    limits = BatchLimits(make_scheduler(running, [], num_free=9))
+    load = limits.measure_load(40.0, classes)
     np.testing.assert_array_equal(load.tokens_to_grow, [192 + 10, 70])
     assert load.num_decode_tokens == 1
     assert load.num_context_tokens == 128 + 79
     assert load.latency_target_ms == 40.0
+    assert load.classes == classes
 
 
 def test_a_long_default_of_max_tokens_throttles_nobody_and_lengths_are_learnt():

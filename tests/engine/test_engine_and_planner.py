@@ -86,6 +86,8 @@ def test_weights_and_latency_targets_leave_the_output_alone(engine, plain):
     targets_ms = {load.latency_target_ms for load in loads} - {None}
     assert min(targets_ms) >= 30.0
     assert max(targets_ms) > 31.0
+    mixes = {one[:2] for load in loads for one in load.classes}
+    assert mixes == {(30.0, 4.0), (np.inf, 0.5), (np.inf, 2.0)}
 
 
 class EveryOther(Planner):

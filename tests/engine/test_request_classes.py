@@ -41,11 +41,17 @@ def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
     np.testing.assert_array_equal(classes.weigh(requests), [4.0, 0.5, 2.0, 2.0])
     np.testing.assert_array_equal(classes.targets_ms(requests), [30.0, *[np.inf] * 3])
     assert classes.tightest_target_ms(requests) == 30.0
+    assert sorted(classes.count(requests)) == [
+        (30.0, 4.0, 1),
+        (np.inf, 0.5, 1),
+        (np.inf, 2.0, 2),
+    ]
     # Left out where they make no difference.
     plain = requests[2:]
     assert classes.weigh(plain) is None
     assert classes.targets_ms(plain) is None
     assert classes.tightest_target_ms([]) is None
+    assert classes.count(plain) == read({}).count(requests) == ()
     assert read({}).weigh(requests) is None
     assert read({"batch": {"weight": 0.5, "priority": 10}}).of(plain[0]).weight == 1.0
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from policies.decisions.batch_value import ClassLoad
     from policies.decisions.batching import BatchPlan
     from serving.engine.compat import Request, Scheduler
 
@@ -106,10 +107,14 @@ class BatchLimits:
         self._num_outputs = PRIOR_WEIGHT
         self._running = _Batch([], [], [])
 
-    def measure_load(self, latency_target_ms: float | None = None) -> EngineLoad:
+    def measure_load(
+        self,
+        latency_target_ms: float | None = None,
+        classes: tuple[ClassLoad, ...] = (),
+    ) -> EngineLoad:
         """Describe what is running as the coming step will find it.
 
-        `latency_target_ms` is the longest step that the running requests bear.
+        Targets and classes are as `EngineLoad` has them.
         """
         running = self._scheduler.running
         num_decode_tokens = num_computed = 0
@@ -138,6 +143,7 @@ class BatchLimits:
             tokens_to_grow=np.array(to_grow, dtype=np.int64),
             block_size=self._scheduler.block_size,
             latency_target_ms=latency_target_ms,
+            classes=classes,
         )
 
     def lift(self) -> None:

@@ -66,7 +66,8 @@ class BatchPlanning:
         if target_ms is not None:
             # A target is per token; a step brings a request more than one.
             target_ms *= max(1.0, self.pace.tokens_per_step)
-        load = self.limits.measure_load(target_ms)
+        classes = self._classes.count(scheduler.running)
+        load = self.limits.measure_load(target_ms, classes)
         plan = self._guard.ask(planner.plan_batch, load)
         if plan is None:
             return False

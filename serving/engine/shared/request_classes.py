@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from policies.decisions.batch_value import ClassLoad
 from serving.engine.shared.options import ADDITIONAL_CONFIG_KEY
 
 if TYPE_CHECKING:
@@ -136,6 +138,18 @@ class RequestClasses:
             return None
         targets = [self.of(request).latency_target_ms for request in requests]
         return min([target for target in targets if target], default=None)
+
+    def count(self, requests: Sequence[Request]) -> tuple[ClassLoad, ...]:
+        """Count some requests by class; empty where none has a latency target."""
+        if not self.by_name:
+            return ()
+        counts = Counter([self.of(request) for request in requests])
+        if not any(one.latency_target_ms for one in counts):
+            return ()
+        return tuple(
+            ClassLoad(one.latency_target_ms or np.inf, one.weight, num_running)
+            for one, num_running in counts.items()
+        )
 
 
 _PLAIN = RequestClass()

@@ -1,0 +1,218 @@
+"""What is compared: classes of requests, arms, loads; and what each arm is sent."""
+
+import argparse
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadtest.arms import Arm, parse_arm
+from loadtest.client.errors import LoadTestError
+from loadtest.engine.models import pad, size_kv_cache
+from loadtest.engine.open_loop import Stream
+from loadtest.engine.plan import deploy, longest_prompt, set_up_cpu
+from loadtest.engine.workloads import RequestMaker
+from loadtest.load.arrivals import Load, arrival_times
+
+PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("presets.yaml").read_text()
+)
+DEFAULTS = PRESETS.pop("defaults")
+
+PRIORITY, CLASSES = "priority", "classes"
+"""What an arm is told of classes: vLLM's priorities alone, or weights and targets too.
+Others take all requests for alike."""
+
+KV_TOKENS = 512
+"""Positions for which each request that fits has room, on average; ten engines share
+this machine's memory."""
+
+_NUM_CALIBRATED = 12
+_PER_SLOT = 8
+"""Requests that measure the time per token, and, for each that fits, the capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKind:
+    """One of the classes, as it is asked for.
+
+    Attributes:
+        share: Of all requests.
+        max_tokens: Of a reply.
+        target: Longest time per token, in times of one request without speculation.
+        weight: As in `policy.classes`; so is `priority`.
+    """
+
+    share: float
+    max_tokens: int
+    target: float
+    weight: float
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What targets and loads are multiples of: what `none` does, measured first.
+
+    Attributes:
+        tpot_ms: Median time per token of requests that are alone.
+        capacity_per_s: Requests answered per second when all come at once.
+    """
+
+    tpot_ms: float = math.nan
+    capacity_per_s: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class ClassArm(Arm):
+    """A policy, and what its engine is told of classes; "" for nothing."""
+
+    told: str = field(default="", kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """As in `parse_class_arm`."""
+        plain = Arm(self.policy, self.draft_tokens, self.extra_draft_tokens).name
+        return f"{plain}@{self.told}" if self.told else plain
+
+
+def parse_class_arm(text: str) -> ClassArm:
+    """Read an arm, e.g. `none`, `fixed:3@priority` or `goodput:6@classes`."""
+    name, _, told = text.partition("@")
+    if told not in ("", PRIORITY, CLASSES):
+        raise ValueError(f"{text!r}: after @ comes {PRIORITY} or {CLASSES}")
+    return ClassArm(**asdict(parse_arm(name)), told=told)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole run.
+
+    Attributes:
+        kinds: Classes by name.
+        loads: Arrivals per second, as shares of the capacity.
+        blocks: Of a load in a round, each with arrivals of its own.
+        engine: The section `engine` of the deployment.
+        units: As measured; who only measures these needs none.
+    """
+
+    kinds: Mapping[str, RequestKind]
+    arms: tuple[ClassArm, ...]
+    loads: tuple[float, ...]
+    workload: str
+    rounds: int
+    blocks: int
+    block_s: float
+    engine: dict[str, Any]
+    target: Path
+    draft: Path
+    units: Units = field(default_factory=Units)
+
+    def deployment(self, arm: ClassArm, /) -> dict[str, Any]:
+        """Return the settings with which a server would run an arm's engine."""
+        policy = arm.settings()
+        if arm.told == PRIORITY:
+            policy["classes"] = {
+                name: {"priority": kind.priority} for name, kind in self.kinds.items()
+            }
+        elif arm.told:
+            policy["classes"] = {
+                name: {
+                    "weight": kind.weight,
+                    "priority": kind.priority,
+                    "latency_target_ms": kind.target * self.units.tpot_ms,
+                }
+                for name, kind in self.kinds.items()
+            }
+        draft = None if arm.policy == "none" else self.draft
+        return deploy(self.target, draft, policy, self.engine)
+
+    def conditions(self) -> dict[str, Any]:
+        """Return what results depend on, but for models, code, requests and machine.
+
+        More rounds and loads may be added later.
+        """
+        return {
+            "arms": [arm.name for arm in self.arms],
+            "workload": self.workload,
+            "classes": {name: asdict(kind) for name, kind in self.kinds.items()},
+            "blocks": self.blocks,
+            "block_s": self.block_s,
+            **self.engine,
+        }
+
+
+def make_plan(options: argparse.Namespace) -> Plan:
+    """Return what the command line asks for."""
+    try:
+        arms = tuple(parse_class_arm(one.strip()) for one in options.arms.split(","))
+        loads = tuple(float(one) for one in options.loads.split(","))
+    except ValueError as error:
+        raise LoadTestError(f"--arms, --loads: {error}") from None
+    if min(loads) <= 0:
+        raise LoadTestError("--loads are shares of the capacity, above 0")
+    kinds = {name: RequestKind(**own) for name, own in options.classes.items()}
+    target, draft, most = options.target, options.draft, options.max_num_seqs
+    if float(options.target_parameters):
+        target = pad(target, int(float(options.target_parameters)))
+    reply = max(kind.max_tokens for kind in kinds.values())
+    length = longest_prompt(options.workload) + reply
+    length += max(arm.max_depth for arm in arms)
+    room = min(length, KV_TOKENS)
+    kv_bytes = size_kv_cache(target, draft, options.dtype, most, room, len(arms))
+    engine = {
+        "device": "cpu",
+        "dtype": options.dtype,
+        "max_model_len": length,
+        "max_num_seqs": most,
+        "max_num_batched_tokens": 2048,
+        "enable_prefix_caching": False,
+        **set_up_cpu(kv_bytes),
+    }
+    times = options.rounds, options.blocks, options.block_s
+    return Plan(kinds, arms, loads, options.workload, *times, engine, target, draft)
+
+
+def make_stream(
+    plan: Plan, requests: RequestMaker, load: float, key: str
+) -> tuple[Stream, list[str]]:
+    """Return requests that come as a Poisson process, and the class of each.
+
+    The same for all arms; whom an arm's engine is to prefer is left out.
+    """
+    rate = load * plan.units.capacity_per_s
+    poisson = Load("", "poisson", "constant", rate, rate, 1.0)
+    due_s = arrival_times(poisson, plan.block_s, f"{requests.seed} {key}")
+    if not due_s:
+        raise LoadTestError(f"nobody comes at {rate:.2f} a second: raise --block-s")
+    return _draw(plan, requests, due_s, key)
+
+
+def make_crowd(plan: Plan, requests: RequestMaker) -> Stream:
+    """Return requests of all classes that come at once, to measure the capacity."""
+    due_s = [0.0] * (_PER_SLOT * plan.engine["max_num_seqs"])
+    return _draw(plan, requests, due_s, "capacity")[0]
+
+
+def make_single(plan: Plan, requests: RequestMaker) -> list[Stream]:
+    """Return requests that come one by one, to measure the time per token."""
+    longest = max(kind.max_tokens for kind in plan.kinds.values())
+    prompts = requests.draw(plan.workload, f"{requests.seed} alone", _NUM_CALIBRATED)
+    place = 0.0, requests.eos_token_id
+    return [Stream((one,), (0.0,), (longest,), (0,), *place) for one in prompts]
+
+
+def _draw(
+    plan: Plan, requests: RequestMaker, due_s: list[float], key: str
+) -> tuple[Stream, list[str]]:
+    draw = random.Random(f"{requests.seed} {key} classes")
+    shares = [kind.share for kind in plan.kinds.values()]
+    names = draw.choices([*plan.kinds], weights=shares, k=len(due_s))
+    prompts = requests.draw(plan.workload, f"{requests.seed} {key}", len(due_s))
+    limits = tuple(plan.kinds[name].max_tokens for name in names)
+    place = 0.0, requests.eos_token_id
+    return Stream(prompts, tuple(due_s), limits, (0,) * len(names), *place), names

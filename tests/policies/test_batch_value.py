@@ -1,0 +1,78 @@
+"""How many requests run where classes have latency targets of their own."""
+
+import numpy as np
+import pytest
+
+from policies.decisions.batch_value import ClassLoad
+from policies.decisions.batching import BatchControl, EngineLoad
+from policies.estimators.step_cost import StepCost
+from policies.types import CostProfile, EngineLimits
+from tests.policies.made_up import MadeUpEngine, make_goodput
+
+TOKENS = np.array([1.0, 1.8, 2.4])
+LIMITS = EngineLimits(max_tokens=1024, max_reqs=64, skips_drafter=True)
+
+
+@pytest.fixture
+def cost() -> StepCost:
+    """A step of 11 ms, and one more for each token; the drafter takes no time."""
+    cost = StepCost(max_tokens=1024, max_reqs=64)
+    counts = (1, 64, 1024)
+    cost.fit_profile(CostProfile(counts, tuple(10.0 + n for n in counts), (0.0,) * 3))
+    cost.draft_next.fit_profile((1, 64), (0.0, 0.0))
+    cost.host.fit_profile((1, 64), (1.0, 1.0))
+    return cost
+
+
+def count_running(cost: StepCost, *classes: ClassLoad, **limits: float) -> int:
+    load = EngineLoad(16, 16, 0, np.full(16, 8), 16, classes=classes)
+    control = BatchControl(cost, LIMITS, **limits)
+    plan = control.plan(load, num_steps=0, depth=0, tokens_by_depth=lambda: TOKENS)
+    return plan.max_running
+
+
+def test_as_many_run_as_keep_the_target_of_those_who_are_worth_most(cost: StepCost):
+    tight, loose = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
+    # With two drafts for half of them, 11 + 2 n ms are within 2.4 times 30.
+    assert count_running(cost, tight, loose) == 30
+    # Both alike: the tight ones, and with them the loose ones too.
+    assert count_running(cost, tight, loose._replace(target_ms=80.0)) == 30
+    # A limit for all steps counts besides.
+    assert count_running(cost, tight, loose, latency_target_ms=21.0) == 10
+
+
+@pytest.mark.parametrize(
+    "tight",
+    [
+        # Worth less, or too few, for what the others would lose: 30 of them emit half
+        # of what 64 do.
+        ClassLoad(30.0, 0.01, 8),
+        # Not even one alone gets its tokens in time.
+        ClassLoad(2.0, 4.0, 8),
+    ],
+)
+def test_a_target_that_does_not_pay_empties_nothing(cost: StepCost, tight: ClassLoad):
+    loose = ClassLoad(np.inf, 0.5, 8)
+    assert count_running(cost, loose) == 64
+    assert count_running(cost, tight, loose) == 64
+
+
+def test_where_every_target_is_out_of_reach_throughput_decides(cost: StepCost):
+    assert count_running(cost, ClassLoad(2.0, 4.0, 8), ClassLoad(3.0, 0.5, 8)) == 64
+
+
+def test_prompts_that_steps_carry_take_their_part(cost: StepCost):
+    tight, loose = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
+    # One prompt token with each of the 16 that run: 11 + 3 n ms.
+    cost.usual_prefill_tokens = 16.0
+    assert count_running(cost, tight, loose) == 20
+
+
+def test_the_planner_counts_on_drafts_as_it_has_seen_them():
+    planner, engine = make_goodput(), MadeUpEngine(16)
+    engine.run(planner, 300)
+    classes = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
+    load = EngineLoad(16, 16, 1600, np.full(16, 8), 16, classes=classes)
+    most = planner.plan_batch(load).max_running
+    # Without drafts 18 are within 30 ms: 14 ms, and .85 for each.
+    assert 20 <= most < planner.depth.limits.max_reqs
