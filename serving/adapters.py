@@ -106,6 +106,7 @@ def policy_config_of(policy: PolicySettings) -> dict[str, Any]:
         "max_draft_tokens": policy.num_speculative_tokens,
         "latency_target_ms": policy.latency_target_ms,
         "params": policy.params,
+        "audit": policy.audit,
         # Deadlines are the fronts' business.
         "classes": {
             name: one.model_dump(exclude={"deadline_ms"})
