@@ -47,6 +47,7 @@ def _run(options: argparse.Namespace) -> bool:
         max_tokens=options.max_tokens,
         ways=options.ways,
         rounds=options.rounds,
+        blocks=options.blocks,
         warm_up_rounds=options.warm_up_rounds,
         most=max(options.concurrency),
         logs=options.output / "logs",
@@ -90,8 +91,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     add("--temperature", type=float, default=0.0)
     add("--ways", nargs="+", choices=WAYS, default=[*WAYS], help="some twice or more")
-    add("--rounds", type=int, default=5, help="blocks of requests in each way")
-    add("--warm-up-rounds", type=int, default=1, help="blocks before, audited")
+    add("--rounds", type=int, default=5, help="of all ways, in turn")
+    add("--blocks", type=int, default=4, help="of requests, answered in one go")
+    add("--warm-up-rounds", type=int, default=1, help="before, audited")
     add("--max-tokens", type=int, default=128)
     add("--target", type=Path, default=TARGET_DIR)
     add("--draft", type=Path, default=DRAFT_DIR)

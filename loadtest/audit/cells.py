@@ -2,13 +2,13 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from loadtest.arms import Arm
 from loadtest.engine.models import size_kv_cache
-from loadtest.engine.plan import Cell, deploy, longest_prompt, set_up_cpu
+from loadtest.engine.plan import Block, Cell, deploy, longest_prompt, set_up_cpu
 from loadtest.engine.pool import EngineProcess
 from loadtest.engine.workloads import RequestMaker
 
@@ -27,7 +27,9 @@ class Bench:
     Attributes:
         audit: Share of steps that are audited.
         ways: In which every block of requests is answered; some more often than once.
-        rounds: Blocks of requests.
+        rounds: How often.
+        blocks: Of requests, answered in one go: with short replies one is over in a few
+            dozen steps, most of which are its beginning or end.
         warm_up_rounds: Blocks before, under the audited policy alone: what it finds out
             in them, and a trial that it loses, is not measured.
         most: Requests in flight in any cell.
@@ -40,6 +42,7 @@ class Bench:
     max_tokens: int
     ways: Sequence[str]
     rounds: int
+    blocks: int
     warm_up_rounds: int
     most: int
     logs: Path
@@ -87,12 +90,12 @@ class Bench:
         for way in (AUDITED, POLICY, HELD):
             ours.ask("run_as", way, warm_up)
         for number in range(self.warm_up_rounds):
-            found = ours.ask("run_as", AUDITED, requests.make(cell, 0, number))
+            ours.ask("run_as", AUDITED, self._make(requests, cell, 0, number))
         ours.ask("forget")
         report: dict[str, float] = {}
         speeds: dict[str, list[float]] = {way: [] for way in WAYS}
         for number in range(self.rounds):
-            block = requests.make(cell, 1, number)
+            block = self._make(requests, cell, 1, number)
             for way in random.Random(f"{cell.name} {number}").sample(
                 self.ways, len(self.ways)
             ):
@@ -109,6 +112,15 @@ class Bench:
             )
             say(f"{cell.name} {number + 1}: {told}; {_describe(report)}")
         return {"rounds": self.rounds, "tokens_per_s": speeds, "report": report}
+
+    def _make(
+        self, requests: RequestMaker, cell: Cell, kind: int, number: int
+    ) -> Block:
+        """Put blocks together; `kind` is 0 while warming up."""
+        first = self.blocks * number
+        parts = [requests.make(cell, kind, first + n) for n in range(self.blocks)]
+        prompts = tuple(prompt for part in parts for prompt in part.prompts)
+        return replace(parts[0], prompts=prompts)
 
     def _deploy(self, draft: Path | None, policy: dict[str, Any]) -> dict[str, Any]:
         length = self._longest + self.max_tokens + self.arm.max_depth

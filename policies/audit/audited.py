@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.audit.block import Block, Neighbours, PureStep
+from policies.audit.block import Block, Neighbours, SeenStep
 from policies.audit.gain import estimate_cost, estimate_gain
 from policies.audit.holding import Holding
-from policies.audit.ledger import Ledger
+from policies.audit.ledger import Ledger, target_ms_of
 from policies.audit.schedule import BLOCK_STEPS, AuditSchedule
 from policies.planner import Planner
 from policies.types import DraftSelection, VerificationOutcome
@@ -228,7 +228,7 @@ class AuditedPlanner(Planner):
         for arm in ARMS:
             own = [block for block in self.ledger.blocks if block.arm == arm]
             found[f"num_audited_{arm}"] = float(len(own))
-            gain = estimate_gain(loads, own, rest_counts=arm == "none")
+            gain = estimate_gain(loads, own, drafts=arm != "none")
             if gain is not None:
                 name = f"speculation_gain_{arm}"
                 found[name] = gain.ratio
@@ -264,7 +264,8 @@ class AuditedPlanner(Planner):
         self.ledger.blocks.append(result)
         self._has_news = True
         if result.arm == "none":
-            self.holding.at(result.num_reqs).note_block(result)
+            slopes = self.ledger.slopes(result.num_reqs)
+            self.holding.at(result.num_reqs).note_block(result, *slopes)
 
     def _close_untimed(self) -> None:
         """Enter a step of the policy's that the engine slept after."""
@@ -277,26 +278,28 @@ class AuditedPlanner(Planner):
         num_skipped, self._num_skipped = self._num_skipped, 0
         if step is None or not (timing.is_possible and timing.num_reqs):
             return
-        ms = timing.total_ms + timing.backlog_ms
-        target_ms = timing.target_ms + timing.sample_ms + timing.host_ms
         if step.block is not None:
-            self.ledger.add_audited(timing.num_reqs, ms, step.tokens)
-            if step.is_measured and not timing.num_prefill_tokens:
-                own_ms = target_ms if step.block.arm == "none" else ms
-                own = PureStep(timing.num_reqs, own_ms, step.tokens)
-                step.block.measured.append(own)
+            self._enter_audited(step, step.block, timing)
         elif step.is_held or not (timing.depth or timing.num_drafts):
             self._run = 0
-            self.ledger.add_rest(timing, ms, 1 + num_skipped)
+            self.ledger.add_rest(timing, 1 + num_skipped)
         else:
             self._run += 1
-            self._enter_own(timing, ms, target_ms, step.tokens)
+            self.ledger.add_policy(timing, step.tokens)
+            self.holding.at(timing.num_reqs).note_step()
+            seen = _see(timing, step.tokens)
+            self._settle(self._neighbours.add(seen))
 
-    def _enter_own(
-        self, timing: StepTiming, ms: float, target_ms: float, tokens: float
-    ) -> None:
-        self.ledger.add_policy(timing, ms, target_ms, tokens)
-        self.holding.at(timing.num_reqs).note_step()
-        if not timing.num_prefill_tokens:
-            own = PureStep(timing.num_reqs, ms, tokens)
-            self._settle(self._neighbours.add(own))
+    def _enter_audited(self, step: _Step, block: Block, timing: StepTiming) -> None:
+        seen = _see(timing, step.tokens)
+        self.ledger.add_audited(timing.num_reqs, seen.ms, step.tokens)
+        if step.is_measured:
+            if block.arm == "none":
+                # Where a drafter runs along at depth 0, that is not what none takes.
+                seen = seen._replace(ms=target_ms_of(timing))
+            block.measured.append(seen)
+
+
+def _see(timing: StepTiming, tokens: float) -> SeenStep:
+    ms = timing.total_ms + timing.backlog_ms
+    return SeenStep(timing.num_reqs, ms, tokens, timing.num_prefill_tokens)

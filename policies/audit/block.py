@@ -6,28 +6,32 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 Arm = Literal["none", "best_fixed"]
 """What a block does instead: draft nothing, or the best fixed length."""
 
 NUM_NEIGHBOURS = 16
 """Steps on either side that a block is compared with: near enough for what drifts."""
 
-MIN_NEIGHBOURS = 4
+MIN_NEIGHBOURS = 3
 """On either side; with fewer of the same load a block tells nothing."""
 
 
-class PureStep(NamedTuple):
-    """A step that carried no prompt.
+class SeenStep(NamedTuple):
+    """A step that was timed.
 
     Attributes:
         num_reqs: Requests in it.
         ms: What it took.
         tokens: Emitted per request.
+        num_prompt: Prompt tokens in it.
     """
 
     num_reqs: int
     ms: float
     tokens: float
+    num_prompt: int
 
 
 class BlockResult(NamedTuple):
@@ -40,8 +44,10 @@ class BlockResult(NamedTuple):
         num_steps: Measured.
         ms: All of them together.
         tokens: All of them together, per request.
+        num_prompt: Prompt tokens in all of them.
         near_ms: A step of the policy's at the same load, before and after.
         near_tokens: Likewise, per request.
+        near_prompt: Likewise, prompt tokens.
     """
 
     at_s: float
@@ -50,8 +56,10 @@ class BlockResult(NamedTuple):
     num_steps: int
     ms: float
     tokens: float
+    num_prompt: int
     near_ms: float
     near_tokens: float
+    near_prompt: float
 
 
 def is_same_load(num_reqs: int, other: int) -> bool:
@@ -72,10 +80,10 @@ class Block:
 
     arm: Arm
     draft_tokens: int
-    before: tuple[PureStep, ...]
+    before: tuple[SeenStep, ...]
     num_begun: int = 0
-    measured: list[PureStep] = field(default_factory=list)
-    after: list[PureStep] = field(default_factory=list)
+    measured: list[SeenStep] = field(default_factory=list)
+    after: list[SeenStep] = field(default_factory=list)
 
     def settle(self, at_s: float) -> BlockResult | None:
         """Compare with the steps on both sides; None if they are too few.
@@ -92,6 +100,8 @@ class Block:
         )
         if min(len(before), len(after)) < MIN_NEIGHBOURS:
             return None
+        sides = np.array(before).mean(axis=0), np.array(after).mean(axis=0)
+        _, near_ms, near_tokens, near_prompt = (0.5 * sum(sides)).tolist()
         return BlockResult(
             at_s=at_s,
             arm=self.arm,
@@ -99,29 +109,23 @@ class Block:
             num_steps=len(own),
             ms=sum(step.ms for step in own),
             tokens=sum(step.tokens for step in own),
-            near_ms=0.5 * sum(_mean_ms(side) for side in (before, after)),
-            near_tokens=0.5 * sum(_mean_tokens(side) for side in (before, after)),
+            num_prompt=sum(step.num_prompt for step in own),
+            near_ms=near_ms,
+            near_tokens=near_tokens,
+            near_prompt=near_prompt,
         )
-
-
-def _mean_ms(steps: list[PureStep]) -> float:
-    return sum(step.ms for step in steps) / len(steps)
-
-
-def _mean_tokens(steps: list[PureStep]) -> float:
-    return sum(step.tokens for step in steps) / len(steps)
 
 
 @dataclass(slots=True)
 class Neighbours:
     """Keeps the policy's latest steps for the block that they stand beside."""
 
-    _latest: deque[PureStep] = field(
+    _latest: deque[SeenStep] = field(
         default_factory=lambda: deque(maxlen=NUM_NEIGHBOURS)
     )
     _waiting: Block | None = None
 
-    def before(self) -> tuple[PureStep, ...]:
+    def before(self) -> tuple[SeenStep, ...]:
         """Return the steps before a block that begins now, after the one before it."""
         return tuple(self._latest)
 
@@ -130,7 +134,7 @@ class Neighbours:
         self._latest.clear()
         self._waiting = block
 
-    def add(self, step: PureStep) -> Block | None:
+    def add(self, step: SeenStep) -> Block | None:
         """Take in a step of the policy's; return a block that needs no further one."""
         self._latest.append(step)
         block = self._waiting

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from policies.audit.block import BlockResult
     from policies.audit.ledger import LoadSums
 
-MIN_BLOCKS = 32
+MIN_BLOCKS = 16
 """Fewer tell nothing: neither the gain nor how wrong it may be."""
 
 MIN_COVER = 0.8
 """Share of the time that must be at loads of which there are blocks."""
+
+MIN_BATCHES, MAX_BATCHES = 5, 16
+"""Of blocks, about as many as blocks in each."""
 
 _NORMAL = 1.959964
 """Of a normal distribution 95 % lies within so many standard deviations."""
@@ -47,7 +50,7 @@ def estimate_gain(
     loads: Mapping[int, LoadSums],
     blocks: Sequence[BlockResult],
     *,
-    rest_counts: bool,
+    drafts: bool = False,
 ) -> Gain | None:
     """Divide the time that the same work would have taken by the time that it took.
 
@@ -58,17 +61,19 @@ def estimate_gain(
             * (block's ms / neighbours' ms) / (block's tokens per step)
 
     which cancels what drifts for both: a ratio of sums, not a mean of ratios. Prompts
-    take what they took, but for the drafter's pass over them.
+    are left out of all three, at what a token more takes, and added again: the target's
+    pass over them is made by every arm, the drafter's by those that draft.
 
-    The variance is that of the linearised ratio, block by block in the order of time,
-    with Bartlett weights for what neighbouring blocks have in common (Newey and West
-    1987); the quantile is Student's.
+    The variance is that of the linearised ratio, from sums over batches of blocks in
+    the order of time: what blocks have in common with those next to them stays within a
+    batch, and nothing need be known of it. Few batches cost some width, which Student's
+    quantile tells (batch means: Schmeiser 1982).
 
     Args:
         loads: Sums by class of load.
         blocks: Of one arm, in the order of time.
-        rest_counts: Whether a step in which the policy rests is a step of the arm, as
-            is so for `none`. Else such steps are left out.
+        drafts: Whether the arm drafts. If not, a step in which the policy rests is a
+            step of the arm as well; else such steps are left out.
 
     Returns:
         The gain; None where it cannot be told yet.
@@ -76,74 +81,68 @@ def estimate_gain(
     if len(blocks) < MIN_BLOCKS:
         return None
     buckets = np.array([bucket_of(one.num_reqs) for one in blocks])
-    columns = np.array(
-        [(b.ms, b.num_steps * b.near_ms, b.num_steps, b.tokens) for b in blocks]
-    ).T
-    influence = np.zeros(len(blocks))
+    influence, rest_counts = np.zeros(len(blocks)), not drafts
     needed_ms = spent_ms = left_out_ms = 0.0
     for bucket, sums in loads.items():
+        target_slope, first_slope = sums.slopes()
+        slope = target_slope + first_slope
+        decode_ms = sums.ms - slope * sums.num_prompt
         rest_ms = sums.rest_ms if rest_counts else 0.0
-        own = buckets == bucket
-        decode_ms, prompt_ms = _split(sums)
-        if decode_ms is None:
-            left_out_ms += sums.speculating_ms
-        elif own.any():
-            parts = [one[own] / one[own].sum() for one in columns]
-            ms, near_ms, num_steps, tokens = columns[:, own].sum(axis=1).tolist()
-            tokens_per_step = sums.tokens / (sums.num_pure + sums.num_mixed)
-            arm_ms = decode_ms * tokens_per_step * ms / near_ms * num_steps / tokens
-            influence[own] = arm_ms * (parts[0] - parts[1] + parts[2] - parts[3])
-            needed_ms += arm_ms + prompt_ms
-            spent_ms += sums.speculating_ms
-        elif rest_counts and sums.num_rest_pure:
+        own = np.flatnonzero(buckets == bucket)
+        if own.size and sums.num:
+            own_slope = slope if drafts else target_slope
+            columns = np.array([_columns(blocks[n], own_slope, slope) for n in own]).T
+            ms, near_ms, num_steps, tokens = columns.sum(axis=1).tolist()
+            shares = columns / columns.sum(axis=1, keepdims=True)
+            arm_ms = decode_ms * sums.tokens / sums.num * ms / near_ms
+            arm_ms *= num_steps / tokens
+            influence[own] = arm_ms * (shares[0] - shares[1] + shares[2] - shares[3])
+        elif rest_counts and sums.num_rest:
             # The policy rests, and tries drafting now and then.
-            arm_ms = sums.tokens * sums.rest_pure_ms / sums.num_rest_pure
-            needed_ms += arm_ms + prompt_ms
-            spent_ms += sums.speculating_ms
+            plain_ms = sums.rest_ms - target_slope * sums.num_rest_prompt
+            arm_ms = sums.tokens * plain_ms / sums.num_rest
         else:
-            left_out_ms += sums.speculating_ms
+            left_out_ms += sums.ms
+            continue
+        needed_ms += arm_ms + (slope if drafts else target_slope) * sums.num_prompt
         needed_ms += rest_ms
-        spent_ms += rest_ms
+        spent_ms += sums.ms + rest_ms
     if spent_ms < MIN_COVER * (spent_ms + left_out_ms) or spent_ms <= 0.0:
         return None
     ratio = needed_ms / spent_ms
-    freedom = len(blocks) - len(set(buckets.tolist()))
-    half = _student(freedom) * math.sqrt(_variance_of_sum(influence)) / spent_ms
+    half = _half_width(influence) / spent_ms
     return Gain(ratio, ratio - half, ratio + half)
+
+
+def _columns(
+    block: BlockResult, own_slope: float, slope: float
+) -> tuple[float, float, float, float]:
+    """Return a block's ms, its neighbours', its steps and its tokens, prompts apart."""
+    return (
+        block.ms - own_slope * block.num_prompt,
+        block.num_steps * (block.near_ms - slope * block.near_prompt),
+        block.num_steps,
+        block.tokens,
+    )
 
 
 def estimate_cost(loads: Mapping[int, LoadSums]) -> float:
     """Return the share of all time that the policy would have saved in audits."""
     lost_ms = total_ms = 0.0
     for sums in loads.values():
-        total_ms += sums.speculating_ms + sums.rest_ms + sums.audited_ms
+        total_ms += sums.ms + sums.rest_ms + sums.audited_ms
         if sums.tokens:
-            own_ms = sums.audited_tokens * sums.speculating_ms / sums.tokens
+            own_ms = sums.audited_tokens * sums.ms / sums.tokens
             lost_ms += sums.audited_ms - own_ms
     return lost_ms / total_ms if total_ms else 0.0
 
 
-def _split(sums: LoadSums) -> tuple[float | None, float]:
-    """Return the time of decoding, and what prompts would take without a drafter.
-
-    None where no pure step tells them apart.
-    """
-    if not sums.num_pure:
-        return None, 0.0
-    decode_ms = sums.pure_ms * (1.0 + sums.num_mixed / sums.num_pure)
-    decode_target_ms = sums.pure_target_ms * sums.num_mixed / sums.num_pure
-    return decode_ms, sums.mixed_target_ms - decode_target_ms
-
-
-def _variance_of_sum(influence: NDArray[np.float64]) -> float:
-    """Return the variance of a sum whose terms depend on those before them."""
-    num = influence.size
-    own = float(influence @ influence)
-    variance, num_lags = own, int(num ** (1.0 / 3.0))
-    for lag in range(1, num_lags + 1):
-        weight = 1.0 - lag / (num_lags + 1.0)
-        variance += 2.0 * weight * float(influence[:-lag] @ influence[lag:])
-    return max(variance, 0.5 * own) * num / (num - 1.0)
+def _half_width(influence: NDArray[np.float64]) -> float:
+    """Return half a 95 % interval of a sum whose terms depend on their neighbours."""
+    num_batches = min(max(MIN_BATCHES, round(math.sqrt(influence.size))), MAX_BATCHES)
+    sums = np.array([part.sum() for part in np.array_split(influence, num_batches)])
+    variance = float(sums @ sums) * num_batches / (num_batches - 1)
+    return _student(num_batches - 1) * math.sqrt(variance)
 
 
 def _student(freedom: int) -> float:

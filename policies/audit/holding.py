@@ -13,8 +13,8 @@ MIN_EVIDENCE = 5
 """Blocks before speculation can be found to lose. On trial (`schedule.TRIAL_GAP`) they
 take about 250 steps."""
 
-TRIAL_BLOCKS = 12
-"""Blocks without such a finding that end a trial, after about 600 steps."""
+TRIAL_BLOCKS = 16
+"""Blocks without such a finding that end a trial, after about 800 steps."""
 
 DOUBT = 3.0
 """Standard errors by which it must lose: it is looked at after every block, and a wrong
@@ -56,10 +56,15 @@ class Trial:
         """Count a step of the policy's that speculates."""
         self._num_steps += 1
 
-    def note_block(self, block: BlockResult) -> None:
-        """Weigh a block that drafted nothing."""
-        plain_ms = block.ms / block.num_steps
-        gained = (block.near_tokens * plain_ms - block.near_ms) / block.near_ms
+    def note_block(
+        self, block: BlockResult, target_slope: float, first_slope: float
+    ) -> None:
+        """Weigh a block that drafted nothing; slopes as `LoadSums.slopes`."""
+        plain_ms = (block.ms - target_slope * block.num_prompt) / block.num_steps
+        own_ms = block.near_ms - target_slope * block.near_prompt
+        # The drafter's pass over prompts is part of what speculation costs.
+        prompt_ms = first_slope * block.near_prompt
+        gained = (block.near_tokens * plain_ms - own_ms) / (own_ms + prompt_ms)
         fade = 1.0 - 1.0 / MEMORY
         self._num = fade * self._num + 1.0
         self._sum = fade * self._sum + gained

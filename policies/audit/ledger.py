@@ -30,31 +30,34 @@ class LoadSums:
     """Sums over steps of one load.
 
     A step of the policy's *speculates* if it drafts or verifies; else it *rests*, as
-    all do without speculation. A *pure* step carries no prompt, a *mixed* one does. Of
-    times there are two: whole, and without the drafter's passes.
+    all do without speculation.
 
     Attributes:
-        tokens: Emitted per request in steps that speculate.
-        num_rest: Steps that rest.
-        num_rest_pure: Those of them that are pure and were timed.
-        num_audited: Steps that an audited block touched.
-        audited_tokens: Emitted per request in these.
+        num: Steps that speculate, and what they took, emitted per request, and carried.
+        num_rest: Steps that rest, likewise.
+        num_audited: Steps that an audited block touched, likewise.
+        extra, extra_squares: Tokens of the target's pass beyond one per request, in
+            steps that speculate: drafts and prompts; for the slopes.
+        target_ms, extra_target: Without the drafter's passes, and times `extra`.
+        first_ms, extra_first: The drafter's first pass, likewise.
     """
 
-    num_pure: float = 0.0
-    pure_ms: float = 0.0
-    pure_target_ms: float = 0.0
-    num_mixed: float = 0.0
-    mixed_ms: float = 0.0
-    mixed_target_ms: float = 0.0
+    num: float = 0.0
+    ms: float = 0.0
     tokens: float = 0.0
+    num_prompt: float = 0.0
     num_rest: float = 0.0
     rest_ms: float = 0.0
-    num_rest_pure: float = 0.0
-    rest_pure_ms: float = 0.0
+    num_rest_prompt: float = 0.0
     num_audited: float = 0.0
     audited_ms: float = 0.0
     audited_tokens: float = 0.0
+    extra: float = 0.0
+    extra_squares: float = 0.0
+    target_ms: float = 0.0
+    extra_target: float = 0.0
+    first_ms: float = 0.0
+    extra_first: float = 0.0
 
     def add(self, other: Self, sign: float = 1.0) -> None:
         """Add other sums, or take them off."""
@@ -64,15 +67,31 @@ class LoadSums:
     @property
     def num_steps(self) -> float:
         """All steps."""
-        return self.num_pure + self.num_mixed + self.num_rest + self.num_audited
+        return self.num + self.num_rest + self.num_audited
 
-    @property
-    def speculating_ms(self) -> float:
-        """Time of steps that speculate."""
-        return self.pure_ms + self.mixed_ms
+    def slopes(self) -> tuple[float, float]:
+        """Return the ms of one more token in the target's pass, and in the drafter's.
+
+        By least squares. Drafts and prompts are taken together: where few requests run,
+        a step has either one or the other.
+        """
+        if not self.num:
+            return 0.0, 0.0
+        spread = self.extra_squares - self.extra**2 / self.num
+        if spread < 1e-6 * self.extra_squares or spread <= 0.0:
+            return 0.0, 0.0
+        target = self.extra_target - self.extra * self.target_ms / self.num
+        first = self.extra_first - self.extra * self.first_ms / self.num
+        return max(0.0, target / spread), max(0.0, first / spread)
 
 
 _FIELDS = tuple(one.name for one in fields(LoadSums))
+_FITTED = _FIELDS[_FIELDS.index("extra") :]
+
+
+def target_ms_of(timing: StepTiming) -> float:
+    """Return what a step took without the drafter's passes."""
+    return timing.target_ms + timing.sample_ms + timing.host_ms
 
 
 @dataclass(slots=True)
@@ -91,50 +110,47 @@ class Ledger:
     _current: dict[int, LoadSums] = field(default_factory=dict)
     _began_s: float = 0.0
 
-    def add_policy(
-        self, timing: StepTiming, ms: float, target_ms: float, tokens: float
-    ) -> None:
-        """Add a step of the policy's that speculates.
-
-        Args:
-            timing: The step's.
-            ms: All of it.
-            target_ms: Without the drafter's passes.
-            tokens: Emitted per request.
-        """
+    def add_policy(self, timing: StepTiming, tokens: float) -> None:
+        """Add a step of the policy's that speculates; `tokens` a request emitted."""
+        ms = timing.total_ms + timing.backlog_ms
+        target_ms = target_ms_of(timing)
         sums = self._sums(timing.num_reqs, ms)
+        sums.num += 1
+        sums.ms += ms
         sums.tokens += tokens
-        if timing.num_prefill_tokens:
-            sums.num_mixed += 1
-            sums.mixed_ms += ms
-            sums.mixed_target_ms += target_ms
-        else:
-            sums.num_pure += 1
-            sums.pure_ms += ms
-            sums.pure_target_ms += target_ms
+        sums.num_prompt += timing.num_prefill_tokens
+        extra = timing.num_drafts + timing.num_prefill_tokens
+        sums.extra += extra
+        sums.extra_squares += extra * extra
+        sums.target_ms += target_ms
+        sums.extra_target += extra * target_ms
+        sums.first_ms += timing.draft_first_ms
+        sums.extra_first += extra * timing.draft_first_ms
 
     def add_untimed(self, num_reqs: int, tokens: float) -> None:
         """Add a step of the policy's that nobody timed, as dear as those before it.
 
         The engine fell asleep after it: with few requests that happens often.
         """
-        usual = self._sums(num_reqs, 0.0)
-        if usual.num_pure:
-            ms = usual.pure_ms / usual.num_pure
+        sums = self._sums(num_reqs, 0.0)
+        if sums.num:
+            ms = (sums.ms - sum(sums.slopes()) * sums.num_prompt) / sums.num
+            # Steps that were fitted are one in `num`: their mean stays.
+            for name in _FITTED:
+                value = getattr(sums, name)
+                setattr(sums, name, value + value / sums.num)
             self.now_s += 1e-3 * ms
-            usual.pure_target_ms *= 1.0 + 1.0 / usual.num_pure
-            usual.pure_ms += ms
-            usual.num_pure += 1
-            usual.tokens += tokens
+            sums.num += 1
+            sums.ms += ms
+            sums.tokens += tokens
 
-    def add_rest(self, timing: StepTiming, ms: float, count: int) -> None:
+    def add_rest(self, timing: StepTiming, count: int) -> None:
         """Add `count` steps that rest, one of which was timed."""
+        ms = timing.total_ms + timing.backlog_ms
         sums = self._sums(timing.num_reqs, count * ms)
         sums.num_rest += count
         sums.rest_ms += count * ms
-        if not timing.num_prefill_tokens:
-            sums.num_rest_pure += count
-            sums.rest_pure_ms += count * ms
+        sums.num_rest_prompt += timing.num_prefill_tokens
 
     def add_audited(self, num_reqs: int, ms: float, tokens: float) -> None:
         """Add a step that a block touched."""
@@ -142,6 +158,14 @@ class Ledger:
         sums.num_audited += 1
         sums.audited_ms += ms
         sums.audited_tokens += tokens
+
+    def slopes(self, num_reqs: int) -> tuple[float, float]:
+        """Return those of a load, as `LoadSums.slopes`."""
+        bucket, sums = bucket_of(num_reqs), LoadSums()
+        for loads in (self._closed, self._current):
+            if bucket in loads:
+                sums.add(loads[bucket])
+        return sums.slopes()
 
     def total(self) -> dict[int, LoadSums]:
         """Return the sums of the last hour by class of load."""

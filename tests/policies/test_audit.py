@@ -231,79 +231,85 @@ def test_what_only_the_policy_has_is_found_behind_the_audit():
 # The interval.
 
 NUM_SIMULATIONS = 1500
-NUM_SIMULATED_BLOCKS = 120
 TRUE_RATIO = 1.4
+TOKENS = 2.0
 
 
-def simulate(rng: np.random.Generator) -> tuple[list[BlockResult], dict[int, LoadSums]]:
+def simulate(
+    rng: np.random.Generator, num_simulations: int = 1, num_blocks: int = 120
+) -> list[list[BlockResult]]:
     """Blocks of three steps in a series that wanders and drifts, and their neighbours.
 
-    Times of a step are lognormal, with a first-order autoregression of .9 from step to
-    step, another of .6 from block to block that meets block and neighbours unlike each
-    other, and a drift over the hour by which the engine gets slower by a half.
+    Times of a step are lognormal, with an autoregression of .9 from step to step,
+    another of .6 from block to block that meets a block but not its neighbours, and a
+    drift by which the engine gets slower by a half.
     """
-    blocks = []
-    between = 0.0
-    for number in range(NUM_SIMULATED_BLOCKS):
-        near = np.zeros(35)
-        value = 0.2 * rng.normal()
-        for step in range(35):
-            value = 0.9 * value + 0.087 * rng.normal()
-            near[step] = value
-        between = 0.6 * between + 0.05 * rng.normal()
-        level = math.exp(0.4 * number / NUM_SIMULATED_BLOCKS)
-        times = level * np.exp(near)
-        own = times[16:19] * TRUE_RATIO / 2.0 * math.exp(between)
-        around = 0.5 * (times[:16].mean() + times[19:].mean())
-        blocks.append(
-            BlockResult(
-                number, "none", NUM_REQS, 3, float(own.sum()), 3.0, float(around), 2.0
-            )
-        )
-    sums = LoadSums(
-        num_pure=1000.0, pure_ms=1000.0, pure_target_ms=800.0, tokens=2000.0
-    )
-    return blocks, {NUM_REQS: sums}
+    shape = num_simulations, num_blocks
+    value, between = 0.2 * rng.normal(size=shape), np.zeros(num_simulations)
+    steps = np.zeros((35, *shape))
+    for step in range(35):
+        value = 0.9 * value + 0.087 * rng.normal(size=shape)
+        steps[step] = value
+    level = np.exp(0.4 * np.arange(num_blocks) / num_blocks)
+    times = level * np.exp(steps)
+    around = 0.5 * (times[:16].mean(axis=0) + times[19:].mean(axis=0))
+    own = TRUE_RATIO / TOKENS * times[16:19].sum(axis=0)
+    for number in range(num_blocks):
+        between = 0.6 * between + 0.05 * rng.normal(size=num_simulations)
+        own[:, number] *= np.exp(between)
+    return [
+        [
+            BlockResult(at_s, "none", NUM_REQS, 3, ms, 3.0, 0, near_ms, TOKENS, 0.0)
+            for at_s, (ms, near_ms) in enumerate(zip(*one, strict=True))
+        ]
+        for one in zip(own.tolist(), around.tolist(), strict=True)
+    ]
+
+
+def make_loads() -> dict[int, LoadSums]:
+    """A thousand steps that decode alone."""
+    sums = LoadSums(num=1e3, ms=1e3, tokens=TOKENS * 1e3)
+    return {NUM_REQS: sums}
 
 
 def naive_interval(blocks: list[BlockResult]) -> tuple[float, float]:
     """The control: every measured step is taken for one drawn by itself."""
-    ratios = np.repeat([b.ms / 3.0 / b.near_ms for b in blocks], 3)
+    ratios = np.repeat([b.ms / b.num_steps / b.near_ms for b in blocks], 3)
     half = 1.96 * ratios.std() / math.sqrt(ratios.size)
-    return 2.0 * (ratios.mean() - half), 2.0 * (ratios.mean() + half)
+    return TOKENS * (ratios.mean() - half), TOKENS * (ratios.mean() + half)
 
 
-def test_95_of_100_intervals_hold_the_gain_and_naive_ones_do_not():
+@pytest.mark.parametrize("num_blocks", [MIN_BLOCKS, 40, 150])
+def test_95_of_100_intervals_hold_the_gain_and_naive_ones_do_not(num_blocks: int):
     """Of 1,500 simulations, so that chance moves the share by .6 % either way."""
-    rng = np.random.default_rng(11)
-    simulated = [simulate(rng) for _ in range(NUM_SIMULATIONS)]
-    # The expectation of what was simulated, by the same ratio of sums without end.
-    own = sum(block.ms for blocks, _ in simulated for block in blocks)
-    near = sum(3.0 * block.near_ms for blocks, _ in simulated for block in blocks)
-    truth = 2.0 * own / near
+    rng = np.random.default_rng(num_blocks)
+    simulated = simulate(rng, NUM_SIMULATIONS, num_blocks)
+    every = [block for blocks in simulated for block in blocks]
+    # The expectation of what was simulated: the same ratio of sums, of all of them.
+    truth = sum(one.ms for one in every) / sum(3.0 * one.near_ms for one in every)
     held = naive = 0
-    for blocks, loads in simulated:
-        gain = estimate_gain(loads, blocks, rest_counts=True)
+    for blocks in simulated:
+        gain = estimate_gain(make_loads(), blocks)
         assert gain is not None
-        held += gain.lower <= truth <= gain.upper
+        held += gain.lower <= TOKENS * truth <= gain.upper
         lower, upper = naive_interval(blocks)
-        naive += lower <= truth <= upper
+        naive += lower <= TOKENS * truth <= upper
     assert 0.92 <= held / NUM_SIMULATIONS <= 0.98
     assert naive / NUM_SIMULATIONS < 0.85
 
 
 def test_too_few_blocks_or_loads_without_any_tell_nothing():
-    blocks, loads = simulate(np.random.default_rng(0))
-    assert estimate_gain(loads, blocks[: MIN_BLOCKS - 1], rest_counts=True) is None
-    elsewhere = {1: LoadSums(num_pure=500.0, pure_ms=500.0, tokens=900.0)}
-    assert estimate_gain(loads | elsewhere, blocks, rest_counts=True) is None
+    (blocks,), loads = simulate(np.random.default_rng(0)), make_loads()
+    assert estimate_gain(loads, blocks[: MIN_BLOCKS - 1]) is None
+    elsewhere = {1: LoadSums(num=500.0, ms=500.0, tokens=900.0)}
+    assert estimate_gain(loads | elsewhere, blocks) is None
 
 
 def test_steps_that_rest_count_as_no_speculation():
-    blocks, loads = simulate(np.random.default_rng(0))
-    working = estimate_gain(loads, blocks, rest_counts=True)
+    (blocks,), loads = simulate(np.random.default_rng(0)), make_loads()
+    working = estimate_gain(loads, blocks)
     loads[NUM_REQS].rest_ms = 3000.0
-    resting = estimate_gain(loads, blocks, rest_counts=True)
+    resting = estimate_gain(loads, blocks)
     assert working is not None
     assert resting is not None
     # A quarter of the time is spent as before.

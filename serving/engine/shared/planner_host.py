@@ -146,6 +146,20 @@ class PlannerHost:
             report = report | {"warm_depth0_ms": first_ms}
         return report
 
+    def watch_board(self, after: int, *, with_ids: bool) -> dict[str, Any]:
+        """Return what `BoardRecorder.watch` does, and what the policy gains.
+
+        `gain` holds the ratio over no speculation and the ends of its interval, or is
+        empty where that cannot be told; `held` says whether speculation is held back.
+        """
+        report = self._guard.ask(self._planner.report) or {}
+        names = (f"speculation_gain_none{end}" for end in ("", "_lower", "_upper"))
+        return {
+            **self.board.watch(after, with_ids=with_ids),
+            "gain": [report[name] for name in names if name in report],
+            "held": bool(report.get("speculation_held")),
+        }
+
     def export_state(self) -> dict[str, Any]:
         """Return what the planner learnt, for a new replica to start from."""
         return self._planner.export_state()
