@@ -3,6 +3,8 @@
 In bf16: `test_real_model`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -125,3 +127,44 @@ def test_float32_token_ids_equal_those_without_speculation(
     scheduler.import_state(scheduler.export_state())
     if policy in ("dynamic", "goodput"):
         assert scheduler.snapshot()["planner"]["warm_depth0_ms"] > 0
+
+
+def pay_for_drafts(engine, monkeypatch):
+    """Let every step take what one of a large target with a small drafter does."""
+    scheduler = engine.scheduler
+    finish = scheduler._clock.finish
+
+    def make_up(now_s):
+        timing = finish(now_s)
+        if timing is None:
+            return None
+        next_ms = 0.4 * max(0, timing.depth - 1)
+        return replace(
+            timing,
+            target_ms=60.0 + 0.3 * timing.num_tokens,
+            sample_ms=0.0,
+            draft_first_ms=0.4 * (timing.depth > 0),
+            draft_next_ms=next_ms,
+            host_ms=1.0,
+        )
+
+    monkeypatch.setattr(scheduler._clock, "finish", make_up)
+
+
+@pytest.mark.parametrize(("policy", "pays"), [("goodput", True), ("fixed", False)])
+def test_audited_and_held_steps_change_no_token_id(
+    policy, pays, engine, expected, monkeypatch
+):
+    engine.set_policy(policy, draft_tokens=4, max_draft_tokens=4, audit=0.2)
+    scheduler, counters = engine.scheduler, engine.scheduler.counters
+    engine.scheduler.vllm_config.additional_config["tetris"]["audit"] = 0.0
+    if pays:
+        pay_for_drafts(engine, monkeypatch)
+    outputs = find_tokens(engine)
+    assert outputs == expected
+    assert not counters.num_fallbacks
+    report = scheduler.snapshot()["planner"]
+    assert report["num_audited_none"] >= 5
+    assert report["audited_step_share"] > 0.05
+    # Drafts for a target as tiny as this one cost more than they bring.
+    assert (report["speculation_held"] == 1.0) != pays
