@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from policies.audit.block import Block, Neighbours, SeenStep
 from policies.audit.gain import estimate_cost, estimate_gain
 from policies.audit.holding import Holding
-from policies.audit.ledger import Ledger, target_ms_of
+from policies.audit.ledger import Ledger
 from policies.audit.schedule import BLOCK_STEPS, AuditSchedule
 from policies.planner import Planner
 from policies.types import DraftSelection, VerificationOutcome
@@ -241,7 +242,6 @@ class AuditedPlanner(Planner):
             return
         self._is_held, self._run = is_held, 0
         self._settle(self._neighbours.stop_waiting())
-        self.schedule.draw(is_trial=True)
 
     def _begin_block(self, num_reqs: int, *, is_trial: bool) -> None:
         # A trial asks one question only.
@@ -276,30 +276,26 @@ class AuditedPlanner(Planner):
     def _close(self, timing: StepTiming) -> None:
         step, self._step = self._step, None
         num_skipped, self._num_skipped = self._num_skipped, 0
-        if step is None or not (timing.is_possible and timing.num_reqs):
+        target_ms = timing.target_ms + timing.sample_ms + timing.host_ms
+        drafter_ms = timing.draft_first_ms + timing.draft_next_ms + timing.backlog_ms
+        ms = target_ms + drafter_ms
+        if step is None or not (0.0 < ms < math.inf and timing.num_reqs):
             return
+        seen = SeenStep(timing.num_reqs, ms, step.tokens, timing.num_prefill_tokens)
         if step.block is not None:
-            self._enter_audited(step, step.block, timing)
+            self.ledger.add_audited(seen)
+            if step.is_measured:
+                # Where a drafter runs along at depth 0, that is not what none takes.
+                is_plain = step.block.arm == "none"
+                own = seen._replace(ms=target_ms) if is_plain else seen
+                step.block.measured.append(own)
         elif step.is_held or not (timing.depth or timing.num_drafts):
             self._run = 0
-            self.ledger.add_rest(timing, 1 + num_skipped)
+            self.ledger.add_rest(seen, 1 + num_skipped)
         else:
-            self._run += 1
-            self.ledger.add_policy(timing, step.tokens)
+            self.ledger.add_policy(seen, target_ms, timing)
             self.holding.at(timing.num_reqs).note_step()
-            seen = _see(timing, step.tokens)
-            self._settle(self._neighbours.add(seen))
-
-    def _enter_audited(self, step: _Step, block: Block, timing: StepTiming) -> None:
-        seen = _see(timing, step.tokens)
-        self.ledger.add_audited(timing.num_reqs, seen.ms, step.tokens)
-        if step.is_measured:
-            if block.arm == "none":
-                # Where a drafter runs along at depth 0, that is not what none takes.
-                seen = seen._replace(ms=target_ms_of(timing))
-            block.measured.append(seen)
-
-
-def _see(timing: StepTiming, tokens: float) -> SeenStep:
-    ms = timing.total_ms + timing.backlog_ms
-    return SeenStep(timing.num_reqs, ms, tokens, timing.num_prefill_tokens)
+            # The first of a run catches up with what the drafter missed in the rest.
+            if self._run:
+                self._settle(self._neighbours.add(seen))
+            self._run += 1

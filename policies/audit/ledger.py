@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from policies.audit.block import BlockResult
+    from policies.audit.block import BlockResult, SeenStep
     from policies.types import StepTiming
 
 WINDOW_S = 3600.0
@@ -89,11 +89,6 @@ _FIELDS = tuple(one.name for one in fields(LoadSums))
 _FITTED = _FIELDS[_FIELDS.index("extra") :]
 
 
-def target_ms_of(timing: StepTiming) -> float:
-    """Return what a step took without the drafter's passes."""
-    return timing.target_ms + timing.sample_ms + timing.host_ms
-
-
 @dataclass(slots=True)
 class Ledger:
     """Sums by load, and results of blocks, of the last hour of the engine's time.
@@ -110,16 +105,20 @@ class Ledger:
     _current: dict[int, LoadSums] = field(default_factory=dict)
     _began_s: float = 0.0
 
-    def add_policy(self, timing: StepTiming, tokens: float) -> None:
-        """Add a step of the policy's that speculates; `tokens` a request emitted."""
-        ms = timing.total_ms + timing.backlog_ms
-        target_ms = target_ms_of(timing)
-        sums = self._sums(timing.num_reqs, ms)
+    def add_policy(self, step: SeenStep, target_ms: float, timing: StepTiming) -> None:
+        """Add a step of the policy's that speculates.
+
+        Args:
+            step: What it took and brought.
+            target_ms: Of that without the drafter's passes.
+            timing: Its parts.
+        """
+        sums = self._sums(step.num_reqs, step.ms)
         sums.num += 1
-        sums.ms += ms
-        sums.tokens += tokens
-        sums.num_prompt += timing.num_prefill_tokens
-        extra = timing.num_drafts + timing.num_prefill_tokens
+        sums.ms += step.ms
+        sums.tokens += step.tokens
+        sums.num_prompt += step.num_prompt
+        extra = timing.num_drafts + step.num_prompt
         sums.extra += extra
         sums.extra_squares += extra * extra
         sums.target_ms += target_ms
@@ -144,20 +143,20 @@ class Ledger:
             sums.ms += ms
             sums.tokens += tokens
 
-    def add_rest(self, timing: StepTiming, count: int) -> None:
+    def add_rest(self, step: SeenStep, count: int) -> None:
         """Add `count` steps that rest, one of which was timed."""
-        ms = timing.total_ms + timing.backlog_ms
-        sums = self._sums(timing.num_reqs, count * ms)
+        ms = count * step.ms
+        sums = self._sums(step.num_reqs, ms)
         sums.num_rest += count
-        sums.rest_ms += count * ms
-        sums.num_rest_prompt += timing.num_prefill_tokens
+        sums.rest_ms += ms
+        sums.num_rest_prompt += step.num_prompt
 
-    def add_audited(self, num_reqs: int, ms: float, tokens: float) -> None:
+    def add_audited(self, step: SeenStep) -> None:
         """Add a step that a block touched."""
-        sums = self._sums(num_reqs, ms)
+        sums = self._sums(step.num_reqs, step.ms)
         sums.num_audited += 1
-        sums.audited_ms += ms
-        sums.audited_tokens += tokens
+        sums.audited_ms += step.ms
+        sums.audited_tokens += step.tokens
 
     def slopes(self, num_reqs: int) -> tuple[float, float]:
         """Return those of a load, as `LoadSums.slopes`."""
