@@ -26,7 +26,7 @@ def _line(row: dict[str, Any]) -> str:
 def _cells(row: dict[str, Any]) -> Iterator[str]:
     speeds, report = row["tokens_per_s"], row["report"]
     means = {way: _by_round(own, row) for way, own in speeds.items()}
-    offline = compare(means[POLICY], means[HELD])
+    offline = compare(means[POLICY] or means[AUDITED], means[HELD])
     says = report.get("speculation_gain_none")
     yield row["cell"]
     yield f"{row['policy']}, {row['draft']}"

@@ -281,7 +281,9 @@ class AuditedPlanner(Planner):
         ms = target_ms + drafter_ms
         if step is None or not (0.0 < ms < math.inf and timing.num_reqs):
             return
-        seen = SeenStep(timing.num_reqs, ms, step.tokens, timing.num_prefill_tokens)
+        num_prompt = timing.num_prefill_tokens
+        extra = timing.num_drafts + num_prompt
+        seen = SeenStep(timing.num_reqs, ms, step.tokens, num_prompt, target_ms, extra)
         if step.block is not None:
             self.ledger.add_audited(seen)
             if step.is_measured:
@@ -293,7 +295,7 @@ class AuditedPlanner(Planner):
             self._run = 0
             self.ledger.add_rest(seen, 1 + num_skipped)
         else:
-            self.ledger.add_policy(seen, target_ms, timing)
+            self.ledger.add_policy(seen, timing.draft_first_ms)
             self.holding.at(timing.num_reqs).note_step()
             # The first of a run catches up with what the drafter missed in the rest.
             if self._run:

@@ -26,12 +26,16 @@ class SeenStep(NamedTuple):
         ms: What it took.
         tokens: Emitted per request.
         num_prompt: Prompt tokens in it.
+        target_ms: What it took without the drafter's passes.
+        extra: Tokens of the target's pass beyond one per request: drafts and prompts.
     """
 
     num_reqs: int
     ms: float
     tokens: float
     num_prompt: int
+    target_ms: float
+    extra: int
 
 
 class BlockResult(NamedTuple):
@@ -48,6 +52,8 @@ class BlockResult(NamedTuple):
         near_ms: A step of the policy's at the same load, before and after.
         near_tokens: Likewise, per request.
         near_prompt: Likewise, prompt tokens.
+        near_target_ms: Likewise, without the drafter's passes.
+        near_extra: Likewise, tokens beyond one per request.
     """
 
     at_s: float
@@ -60,6 +66,8 @@ class BlockResult(NamedTuple):
     near_ms: float
     near_tokens: float
     near_prompt: float
+    near_target_ms: float
+    near_extra: float
 
 
 def is_same_load(num_reqs: int, other: int) -> bool:
@@ -101,18 +109,16 @@ class Block:
         if min(len(before), len(after)) < MIN_NEIGHBOURS:
             return None
         sides = np.array(before).mean(axis=0), np.array(after).mean(axis=0)
-        _, near_ms, near_tokens, near_prompt = (0.5 * sum(sides)).tolist()
+        _, *near = (0.5 * sum(sides)).tolist()
         return BlockResult(
-            at_s=at_s,
-            arm=self.arm,
-            num_reqs=num_reqs,
-            num_steps=len(own),
-            ms=sum(step.ms for step in own),
-            tokens=sum(step.tokens for step in own),
-            num_prompt=sum(step.num_prompt for step in own),
-            near_ms=near_ms,
-            near_tokens=near_tokens,
-            near_prompt=near_prompt,
+            at_s,
+            self.arm,
+            num_reqs,
+            len(own),
+            sum(step.ms for step in own),
+            sum(step.tokens for step in own),
+            sum(step.num_prompt for step in own),
+            *near,
         )
 
 

@@ -55,14 +55,16 @@ def estimate_gain(
     """Divide the time that the same work would have taken by the time that it took.
 
     The work is what the policy's steps did: tokens of decoding requests, and prompts.
-    At each load, with sums over blocks and over the policy's steps around them,
+    At each load,
 
-        time per token of the arm = time of the policy's steps
-            * (block's ms / neighbours' ms) / (block's tokens per step)
+        time of the arm = tokens emitted * (ms of blocks / tokens of blocks) / pace
 
-    which cancels what drifts for both: a ratio of sums, not a mean of ratios. Prompts
-    are left out of all three, at what a token more takes, and added again: the target's
-    pass over them is made by every arm, the drafter's by those that draft.
+    with sums over blocks, and the pace of the engine around them: what the target's
+    passes of the policy's steps on both sides took, over what steps with so many tokens
+    took on the average of the hour. So what drifts cancels, and how deep the policy drafts
+    makes no noise. Prompts are taken out of a block at what a token more takes, and
+    those of the policy's steps added: the target's pass over them is made by every
+    arm, the drafter's by those that draft.
 
     The variance is that of the linearised ratio, from sums over batches of blocks in
     the order of time: what blocks have in common with those next to them stays within a
@@ -86,16 +88,14 @@ def estimate_gain(
     for bucket, sums in loads.items():
         target_slope, first_slope = sums.slopes()
         slope = target_slope + first_slope
-        decode_ms = sums.ms - slope * sums.num_prompt
         rest_ms = sums.rest_ms if rest_counts else 0.0
         own = np.flatnonzero(buckets == bucket)
         if own.size and sums.num:
-            own_slope = slope if drafts else target_slope
-            columns = np.array([_columns(blocks[n], own_slope, slope) for n in own]).T
-            ms, near_ms, num_steps, tokens = columns.sum(axis=1).tolist()
+            prompt_slope = slope if drafts else target_slope
+            columns = np.array([_columns(blocks[n], sums, prompt_slope) for n in own]).T
+            ms, pace, num_steps, tokens = columns.sum(axis=1).tolist()
             shares = columns / columns.sum(axis=1, keepdims=True)
-            arm_ms = decode_ms * sums.tokens / sums.num * ms / near_ms
-            arm_ms *= num_steps / tokens
+            arm_ms = sums.tokens * (ms / tokens) / (pace / num_steps)
             influence[own] = arm_ms * (shares[0] - shares[1] + shares[2] - shares[3])
         elif rest_counts and sums.num_rest:
             # The policy rests, and tries drafting now and then.
@@ -115,15 +115,12 @@ def estimate_gain(
 
 
 def _columns(
-    block: BlockResult, own_slope: float, slope: float
+    block: BlockResult, sums: LoadSums, prompt_slope: float
 ) -> tuple[float, float, float, float]:
-    """Return a block's ms, its neighbours', its steps and its tokens, prompts apart."""
-    return (
-        block.ms - own_slope * block.num_prompt,
-        block.num_steps * (block.near_ms - slope * block.near_prompt),
-        block.num_steps,
-        block.tokens,
-    )
+    """Return a block's ms without prompts, its pace by steps, its steps and tokens."""
+    pace = block.near_target_ms / sums.expect_target_ms(block.near_extra)
+    ms = block.ms - prompt_slope * block.num_prompt
+    return ms, block.num_steps * pace, block.num_steps, block.tokens
 
 
 def estimate_cost(loads: Mapping[int, LoadSums]) -> float:

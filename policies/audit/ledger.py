@@ -69,6 +69,11 @@ class LoadSums:
         """All steps."""
         return self.num + self.num_rest + self.num_audited
 
+    def expect_target_ms(self, extra: float) -> float:
+        """Return what a step with so many tokens more took on the average of all."""
+        slope, _ = self.slopes()
+        return (self.target_ms + slope * (self.num * extra - self.extra)) / self.num
+
     def slopes(self) -> tuple[float, float]:
         """Return the ms of one more token in the target's pass, and in the drafter's.
 
@@ -105,26 +110,25 @@ class Ledger:
     _current: dict[int, LoadSums] = field(default_factory=dict)
     _began_s: float = 0.0
 
-    def add_policy(self, step: SeenStep, target_ms: float, timing: StepTiming) -> None:
+    def add_policy(self, step: SeenStep, first_ms: float) -> None:
         """Add a step of the policy's that speculates.
 
         Args:
             step: What it took and brought.
-            target_ms: Of that without the drafter's passes.
-            timing: Its parts.
+            first_ms: The drafter's first pass.
         """
         sums = self._sums(step.num_reqs, step.ms)
+        extra = step.extra
         sums.num += 1
         sums.ms += step.ms
         sums.tokens += step.tokens
         sums.num_prompt += step.num_prompt
-        extra = timing.num_drafts + step.num_prompt
         sums.extra += extra
         sums.extra_squares += extra * extra
-        sums.target_ms += target_ms
-        sums.extra_target += extra * target_ms
-        sums.first_ms += timing.draft_first_ms
-        sums.extra_first += extra * timing.draft_first_ms
+        sums.target_ms += step.target_ms
+        sums.extra_target += extra * step.target_ms
+        sums.first_ms += first_ms
+        sums.extra_first += extra * first_ms
 
     def add_untimed(self, num_reqs: int, tokens: float) -> None:
         """Add a step of the policy's that nobody timed, as dear as those before it.

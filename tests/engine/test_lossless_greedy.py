@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from serving.engine.cpu.step_clock import StepClock
 from tests.engine.checks import Arrival, drive, greedy
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs
@@ -129,13 +130,12 @@ def test_float32_token_ids_equal_those_without_speculation(
         assert scheduler.snapshot()["planner"]["warm_depth0_ms"] > 0
 
 
-def pay_for_drafts(engine, monkeypatch):
+def pay_for_drafts(monkeypatch):
     """Let every step take what one of a large target with a small drafter does."""
-    scheduler = engine.scheduler
-    finish = scheduler._clock.finish
+    finish = StepClock.finish
 
-    def make_up(now_s):
-        timing = finish(now_s)
+    def make_up(clock, now_s):
+        timing = finish(clock, now_s)
         if timing is None:
             return None
         next_ms = 0.4 * max(0, timing.depth - 1)
@@ -148,7 +148,7 @@ def pay_for_drafts(engine, monkeypatch):
             host_ms=1.0,
         )
 
-    monkeypatch.setattr(scheduler._clock, "finish", make_up)
+    monkeypatch.setattr(StepClock, "finish", make_up)
 
 
 @pytest.mark.parametrize(("policy", "pays"), [("goodput", True), ("fixed", False)])
@@ -159,7 +159,7 @@ def test_audited_and_held_steps_change_no_token_id(
     scheduler, counters = engine.scheduler, engine.scheduler.counters
     engine.scheduler.vllm_config.additional_config["tetris"]["audit"] = 0.0
     if pays:
-        pay_for_drafts(engine, monkeypatch)
+        pay_for_drafts(monkeypatch)
     outputs = find_tokens(engine)
     assert outputs == expected
     assert not counters.num_fallbacks

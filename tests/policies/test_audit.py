@@ -259,7 +259,20 @@ def simulate(
         own[:, number] *= np.exp(between)
     return [
         [
-            BlockResult(at_s, "none", NUM_REQS, 3, ms, 3.0, 0, near_ms, TOKENS, 0.0)
+            BlockResult(
+                at_s,
+                "none",
+                NUM_REQS,
+                3,
+                ms,
+                3.0,
+                0,
+                near_ms,
+                TOKENS,
+                0.0,
+                near_ms,
+                0.0,
+            )
             for at_s, (ms, near_ms) in enumerate(zip(*one, strict=True))
         ]
         for one in zip(own.tolist(), around.tolist(), strict=True)
@@ -268,7 +281,7 @@ def simulate(
 
 def make_loads() -> dict[int, LoadSums]:
     """A thousand steps that decode alone."""
-    sums = LoadSums(num=1e3, ms=1e3, tokens=TOKENS * 1e3)
+    sums = LoadSums(num=1e3, ms=1e3, tokens=TOKENS * 1e3, target_ms=1e3)
     return {NUM_REQS: sums}
 
 
@@ -301,7 +314,7 @@ def test_95_of_100_intervals_hold_the_gain_and_naive_ones_do_not(num_blocks: int
 def test_too_few_blocks_or_loads_without_any_tell_nothing():
     (blocks,), loads = simulate(np.random.default_rng(0)), make_loads()
     assert estimate_gain(loads, blocks[: MIN_BLOCKS - 1]) is None
-    elsewhere = {1: LoadSums(num=500.0, ms=500.0, tokens=900.0)}
+    elsewhere = {1: LoadSums(num=500.0, ms=500.0, tokens=900.0, target_ms=500.0)}
     assert estimate_gain(loads | elsewhere, blocks) is None
 
 
