@@ -264,8 +264,8 @@ class AuditedPlanner(Planner):
         self.ledger.blocks.append(result)
         self._has_news = True
         if result.arm == "none":
-            slopes = self.ledger.slopes(result.num_reqs)
-            self.holding.at(result.num_reqs).note_block(result, *slopes)
+            prompt_slope = self.ledger.prompt_slope(result.num_reqs)
+            self.holding.at(result.num_reqs).note_block(result, prompt_slope)
 
     def _close_untimed(self) -> None:
         """Enter a step of the policy's that the engine slept after."""

@@ -61,9 +61,9 @@ def estimate_gain(
 
     with sums over blocks, and the pace of the engine around them: what the target's
     passes of the policy's steps on both sides took, over what steps with so many tokens
-    took on the average of the hour. So what drifts cancels, and how deep the policy drafts
-    makes no noise. Prompts are taken out of a block at what a token more takes, and
-    those of the policy's steps added: the target's pass over them is made by every
+    took on the average of the hour. So what drifts cancels, and how deep the policy
+    drafts makes no noise. Prompts are taken out of a block at what a token more takes,
+    and those of the policy's steps added: the target's pass over them is made by every
     arm, the drafter's by those that draft.
 
     The variance is that of the linearised ratio, from sums over batches of blocks in
@@ -83,29 +83,27 @@ def estimate_gain(
     if len(blocks) < MIN_BLOCKS:
         return None
     buckets = np.array([bucket_of(one.num_reqs) for one in blocks])
-    influence, rest_counts = np.zeros(len(blocks)), not drafts
+    influence = np.zeros(len(blocks))
     needed_ms = spent_ms = left_out_ms = 0.0
     for bucket, sums in loads.items():
         target_slope, first_slope = sums.slopes()
-        slope = target_slope + first_slope
-        rest_ms = sums.rest_ms if rest_counts else 0.0
+        prompt_slope = target_slope + (first_slope if drafts else 0.0)
+        rest_ms = 0.0 if drafts else sums.rest_ms
         own = np.flatnonzero(buckets == bucket)
         if own.size and sums.num:
-            prompt_slope = slope if drafts else target_slope
             columns = np.array([_columns(blocks[n], sums, prompt_slope) for n in own]).T
             ms, pace, num_steps, tokens = columns.sum(axis=1).tolist()
             shares = columns / columns.sum(axis=1, keepdims=True)
             arm_ms = sums.tokens * (ms / tokens) / (pace / num_steps)
             influence[own] = arm_ms * (shares[0] - shares[1] + shares[2] - shares[3])
-        elif rest_counts and sums.num_rest:
+        elif sums.num_rest and not drafts:
             # The policy rests, and tries drafting now and then.
             plain_ms = sums.rest_ms - target_slope * sums.num_rest_prompt
             arm_ms = sums.tokens * plain_ms / sums.num_rest
         else:
             left_out_ms += sums.ms
             continue
-        needed_ms += arm_ms + (slope if drafts else target_slope) * sums.num_prompt
-        needed_ms += rest_ms
+        needed_ms += arm_ms + prompt_slope * sums.num_prompt + rest_ms
         spent_ms += sums.ms + rest_ms
     if spent_ms < MIN_COVER * (spent_ms + left_out_ms) or spent_ms <= 0.0:
         return None

@@ -18,7 +18,8 @@ TRIAL_BLOCKS = 16
 
 DOUBT = 3.0
 """Standard errors by which it must lose: it is looked at after every block, and a wrong
-finding costs what speculation gains for a while."""
+finding costs what speculation gains for a while, which is little where it is easily
+found."""
 
 MEMORY = 32.0
 """Blocks over which older ones fade: a neighbour may come, or a drafter go stale."""
@@ -56,15 +57,17 @@ class Trial:
         """Count a step of the policy's that speculates."""
         self._num_steps += 1
 
-    def note_block(
-        self, block: BlockResult, target_slope: float, first_slope: float
-    ) -> None:
-        """Weigh a block that drafted nothing; slopes as `LoadSums.slopes`."""
-        plain_ms = (block.ms - target_slope * block.num_prompt) / block.num_steps
-        own_ms = block.near_ms - target_slope * block.near_prompt
-        # The drafter's pass over prompts is part of what speculation costs.
-        prompt_ms = first_slope * block.near_prompt
-        gained = (block.near_tokens * plain_ms - own_ms) / (own_ms + prompt_ms)
+    def note_block(self, block: BlockResult, prompt_slope: float) -> None:
+        """Weigh a block that drafted nothing.
+
+        Args:
+            block: What it has shown.
+            prompt_slope: What a prompt's token takes in the target's pass, ms. In the
+                drafter's it is part of what speculation costs.
+        """
+        plain_ms = (block.ms - prompt_slope * block.num_prompt) / block.num_steps
+        own_ms = block.near_ms - prompt_slope * block.near_prompt
+        gained = (block.near_tokens * plain_ms - own_ms) / own_ms
         fade = 1.0 - 1.0 / MEMORY
         self._num = fade * self._num + 1.0
         self._sum = fade * self._sum + gained

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from policies.audit.block import BlockResult, SeenStep
-    from policies.types import StepTiming
 
 WINDOW_S = 3600.0
 """Of the engine's own time: while it sleeps nothing grows old."""
@@ -162,13 +161,13 @@ class Ledger:
         sums.audited_ms += step.ms
         sums.audited_tokens += step.tokens
 
-    def slopes(self, num_reqs: int) -> tuple[float, float]:
-        """Return those of a load, as `LoadSums.slopes`."""
+    def prompt_slope(self, num_reqs: int) -> float:
+        """Return the ms of a prompt's token in the target's pass at a load."""
         bucket, sums = bucket_of(num_reqs), LoadSums()
         for loads in (self._closed, self._current):
             if bucket in loads:
                 sums.add(loads[bucket])
-        return sums.slopes()
+        return sums.slopes()[0]
 
     def total(self) -> dict[int, LoadSums]:
         """Return the sums of the last hour by class of load."""

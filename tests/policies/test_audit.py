@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from policies.audit.audited import AuditedPlanner
-from policies.audit.block import BlockResult
+from policies.audit.block import BlockResult, SeenStep
 from policies.audit.gain import MIN_BLOCKS, estimate_gain
-from policies.audit.ledger import LoadSums
+from policies.audit.ledger import Ledger, LoadSums
 from policies.audit.schedule import BLOCK_STEPS, STEPS_TOUCHED, AuditSchedule
 from policies.planner import Planner
 from policies.registry import build_planner
@@ -226,6 +226,20 @@ def test_what_only_the_policy_has_is_found_behind_the_audit():
     assert audited.plan is audited.inner.plan  # type: ignore[attr-defined]
     with pytest.raises(AttributeError):
         audited.nobody_has_this  # noqa: B018 - asked for, to be refused
+
+
+def test_a_ledger_forgets_what_is_older_than_an_hour_of_work():
+    ledger = Ledger()
+    for step in range(1000):
+        ledger.add_policy(SeenStep(NUM_REQS, 10_000.0, 2.0, 0, 9_000.0, 4), 100.0)
+        if step % 10 == 0:
+            (block,) = simulate(np.random.default_rng(step), 1, 1)[0]
+            ledger.blocks.append(block._replace(at_s=ledger.now_s))
+    # Ten seconds each; a minute or so more or less.
+    sums = ledger.total()[NUM_REQS]
+    assert 350 <= sums.num <= 375
+    assert sums.ms == pytest.approx(10_000.0 * sums.num)
+    assert 35 <= len(ledger.blocks) <= 38
 
 
 # The interval.
