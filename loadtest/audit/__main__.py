@@ -12,7 +12,7 @@ from loadtest.engine.cli import find_pair
 from loadtest.engine.models import pad
 from loadtest.engine.plan import Cell, parse_bench_arm
 from loadtest.engine.workloads import RequestMaker
-from loadtest.environment import describe_run
+from loadtest.environment import REPO, describe_run
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 
 from .cells import WAYS, Bench, write_untrained
@@ -29,14 +29,11 @@ def _run(options: argparse.Namespace) -> bool:
     find_pair(options)
     file = options.output / "measurements.jsonl"
     options.output.mkdir(parents=True, exist_ok=True)
-    rows = (
-        [json.loads(line) for line in file.read_text().splitlines()]
-        if (file.exists())
-        else []
-    )
+    lines = file.read_text().splitlines() if file.exists() else []
+    rows = [json.loads(line) for line in lines]
     draft = options.draft
     if options.untrained:
-        draft = write_untrained(options.draft, options.output / "untrained")
+        draft = write_untrained(options.draft, REPO / ".cache" / "untrained")
     bench = Bench(
         target=pad(options.target, int(options.target_parameters))
         if options.target_parameters
@@ -53,21 +50,20 @@ def _run(options: argparse.Namespace) -> bool:
         logs=options.output / "logs",
     )
     requests = RequestMaker.load(options.target, options.seed, options.max_tokens)
-    done = {row["cell"] for row in rows}
+    done = {(row["cell"], row["policy"], row["draft"]) for row in rows}
     for workload, concurrency in itertools.product(
         options.workloads, options.concurrency
     ):
         cell = Cell(workload, options.temperature, concurrency)
-        if cell.name in done and not options.report_only:
-            continue
-        if not options.report_only:
+        is_done = (cell.name, options.policy, draft.name) in done
+        if not (is_done or options.report_only):
             say(f"{cell.name}: engines start")
             row = {"cell": cell.name, "policy": options.policy, "draft": draft.name}
             row |= {"audit": options.audit, **describe_run()}
             row |= bench.measure(cell, requests, say)
             rows.append(row)
-            with file.open("a") as lines:
-                lines.write(json.dumps(row) + "\n")
+            with file.open("a") as kept:
+                kept.write(json.dumps(row) + "\n")
     text = render(rows)
     (options.output / "results.md").write_text(text)
     say(text)
