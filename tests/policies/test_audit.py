@@ -223,7 +223,7 @@ def test_an_audited_policy_keeps_the_contract(spec: PolicySpec):
 def test_what_only_the_policy_has_is_found_behind_the_audit():
     audited = make_audited(build_planner(PolicySpec("goodput", max_draft_tokens=4)))
     assert 1 <= audited.best_fixed(3) <= 4
-    assert audited.plan is audited.inner.plan  # type: ignore[attr-defined]
+    assert audited.plan is audited.inner.plan
     with pytest.raises(AttributeError):
         audited.nobody_has_this  # noqa: B018 - asked for, to be refused
 
