@@ -264,8 +264,8 @@ class AuditedPlanner(Planner):
         self.ledger.blocks.append(result)
         self._has_news = True
         if result.arm == "none":
-            prompt_slope = self.ledger.prompt_slope(result.num_reqs)
-            self.holding.at(result.num_reqs).note_block(result, prompt_slope)
+            loads = self.ledger.since_start(result.num_reqs)
+            self.holding.at(result.num_reqs).note_block(result, loads)
 
     def _close_untimed(self) -> None:
         """Enter a step of the policy's that the engine slept after."""
@@ -296,7 +296,6 @@ class AuditedPlanner(Planner):
             self.ledger.add_rest(seen, 1 + num_skipped)
         else:
             self.ledger.add_policy(seen, timing.draft_first_ms)
-            self.holding.at(timing.num_reqs).note_step()
             # The first of a run catches up with what the drafter missed in the rest.
             if self._run:
                 self._settle(self._neighbours.add(seen))

@@ -51,6 +51,7 @@ def estimate_gain(
     blocks: Sequence[BlockResult],
     *,
     drafts: bool = False,
+    min_blocks: int = MIN_BLOCKS,
 ) -> Gain | None:
     """Divide the time that the same work would have taken by the time that it took.
 
@@ -76,11 +77,12 @@ def estimate_gain(
         blocks: Of one arm, in the order of time.
         drafts: Whether the arm drafts. If not, a step in which the policy rests is a
             step of the arm as well; else such steps are left out.
+        min_blocks: Fewer tell nothing; at least as many as batches.
 
     Returns:
         The gain; None where it cannot be told yet.
     """
-    if len(blocks) < MIN_BLOCKS:
+    if len(blocks) < min_blocks:
         return None
     buckets = np.array([bucket_of(one.num_reqs) for one in blocks])
     influence = np.zeros(len(blocks))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from policies.audit.gain import estimate_gain
+from policies.audit.ledger import LoadSums
+
 if TYPE_CHECKING:
     from policies.audit.block import BlockResult
+    from policies.audit.gain import Gain
 
 MIN_EVIDENCE = 5
-"""Blocks before speculation can be found to lose. On trial (`schedule.TRIAL_GAP`) they
-take about 250 steps."""
+"""Blocks before anything is found. On trial (`schedule.TRIAL_GAP`) they take about 300
+steps, with the one that only marks the beginning."""
 
-TRIAL_BLOCKS = 16
-"""Blocks without such a finding that end a trial, after about 800 steps."""
+WINDOWS = (12, 96)
+"""Blocks that are looked at: few for what is sudden, as a neighbour or a drafter that
+goes stale, many for what is small. A trial that finds nothing in so many ends."""
 
-DOUBT = 3.0
-"""Standard errors by which it must lose: it is looked at after every block, and a wrong
-finding costs what speculation gains for a while, which is little where it is easily
-found."""
-
-MEMORY = 32.0
-"""Blocks over which older ones fade: a neighbour may come, or a drafter go stale."""
+DOUBT = 1.5
+"""Half widths of the 95 % interval by which speculation must lose or gain, for it is
+looked at after every block."""
 
 PAY_BACK = 128.0
 """Steps held for each that was lost: a trial that loses costs less than one per cent of
@@ -31,13 +32,12 @@ the time until the next, and half of that each time that it is repeated."""
 MIN_HOLD, MAX_HOLD = 1024, 131_072
 """Steps held, at least and at most."""
 
+Loads = dict[int, LoadSums]
+
 
 @dataclass(slots=True)
 class Trial:
     """Whether speculation pays at loads of one octave.
-
-    Evidence is what a block's neighbours would have taken without speculation, for the
-    tokens that they emitted, less what they took, in steps of the policy's.
 
     Attributes:
         is_open: Whether this is still open, so that blocks come more often.
@@ -46,56 +46,54 @@ class Trial:
 
     is_open: bool = True
     hold_steps: int = 0
-    _num: float = 0.0
-    _num_blocks: int = 0
-    _sum: float = 0.0
-    _sum_squares: float = 0.0
-    _num_steps: int = 0
+    _seen: deque[tuple[BlockResult, Loads]] = field(
+        default_factory=lambda: deque(maxlen=WINDOWS[-1] + 1)
+    )
     _num_failed: int = 0
 
-    def note_step(self) -> None:
-        """Count a step of the policy's that speculates."""
-        self._num_steps += 1
-
-    def note_block(self, block: BlockResult, prompt_slope: float) -> None:
+    def note_block(self, block: BlockResult, loads: Loads) -> None:
         """Weigh a block that drafted nothing.
 
         Args:
             block: What it has shown.
-            prompt_slope: What a prompt's token takes in the target's pass, ms. In the
-                drafter's it is part of what speculation costs.
+            loads: Sums since the engine's start, of loads of the octave.
         """
-        plain_ms = (block.ms - prompt_slope * block.num_prompt) / block.num_steps
-        own_ms = block.near_ms - prompt_slope * block.near_prompt
-        gained = (block.near_tokens * plain_ms - own_ms) / own_ms
-        fade = 1.0 - 1.0 / MEMORY
-        self._num = fade * self._num + 1.0
-        self._sum = fade * self._sum + gained
-        self._sum_squares = fade * self._sum_squares + gained * gained
-        self._num_blocks += 1
-        mean = self._sum / self._num
-        if self._num_blocks >= MIN_EVIDENCE and mean + DOUBT * self._error() < 0.0:
-            self._hold(-mean)
-        elif self._num_blocks >= TRIAL_BLOCKS:
-            self.is_open, self._num_failed, self._num_steps = False, 0, 0
+        self._seen.append((block, loads))
+        for num_blocks in WINDOWS:
+            gain, num_steps = self._judge(num_blocks)
+            if gain is None:
+                continue
+            doubt = DOUBT * (gain.upper - gain.ratio)
+            if gain.ratio + doubt < 1.0:
+                self._hold((1.0 - gain.ratio) * min(num_steps, MIN_HOLD))
+                return
+            if gain.ratio - doubt > 1.0 or len(self._seen) > WINDOWS[-1]:
+                self.is_open, self._num_failed = False, 0
 
     def spend(self, num_steps: int) -> None:
-        """Count steps held; the next trial begins with nothing but its own evidence."""
+        """Count steps held."""
         self.hold_steps = max(0, self.hold_steps - num_steps)
 
-    def _error(self) -> float:
-        mean = self._sum / self._num
-        spread = max(0.0, self._sum_squares / self._num - mean * mean)
-        return math.sqrt(spread / (self._num - 1.0))
+    def _judge(self, num_blocks: int) -> tuple[Gain | None, float]:
+        """Return the gain over the latest blocks, and the steps between them."""
+        seen = list(self._seen)[-num_blocks - 1 :]
+        (_, before), (_, now) = seen[0], seen[-1]
+        loads: Loads = {}
+        for bucket, sums in now.items():
+            loads[bucket] = grown = LoadSums()
+            grown.add(sums)
+            if bucket in before:
+                grown.add(before[bucket], -1.0)
+        blocks = [block for block, _ in seen[1:]]
+        gain = estimate_gain(loads, blocks, min_blocks=MIN_EVIDENCE)
+        return gain, sum(sums.num for sums in loads.values())
 
-    def _hold(self, lost_share: float) -> None:
-        num_lost = lost_share * min(self._num_steps, MIN_HOLD)
+    def _hold(self, num_lost: float) -> None:
         steps = max(MIN_HOLD, PAY_BACK * num_lost) * 2.0**self._num_failed
         self.hold_steps = int(min(steps, MAX_HOLD))
         self.is_open = True
         self._num_failed = min(self._num_failed + 1, 16)
-        self._num = self._sum = self._sum_squares = 0.0
-        self._num_blocks = self._num_steps = 0
+        self._seen.clear()
 
 
 @dataclass(slots=True)

@@ -106,6 +106,7 @@ class Ledger:
     blocks: deque[BlockResult] = field(default_factory=lambda: deque(maxlen=MAX_BLOCKS))
     _slices: deque[tuple[float, dict[int, LoadSums]]] = field(default_factory=deque)
     _closed: dict[int, LoadSums] = field(default_factory=dict)
+    _ever: dict[int, LoadSums] = field(default_factory=dict)
     _current: dict[int, LoadSums] = field(default_factory=dict)
     _began_s: float = 0.0
 
@@ -161,13 +162,14 @@ class Ledger:
         sums.audited_ms += step.ms
         sums.audited_tokens += step.tokens
 
-    def prompt_slope(self, num_reqs: int) -> float:
-        """Return the ms of a prompt's token in the target's pass at a load."""
-        bucket, sums = bucket_of(num_reqs), LoadSums()
-        for loads in (self._closed, self._current):
-            if bucket in loads:
-                sums.add(loads[bucket])
-        return sums.slopes()[0]
+    def since_start(self, num_reqs: int) -> dict[int, LoadSums]:
+        """Return sums of all steps since the start, at loads of an octave."""
+        first = 1 << (num_reqs.bit_length() - 1)
+        buckets = range(bucket_of(first), bucket_of(2 * first - 1) + 1)
+        sums: dict[int, LoadSums] = {}
+        for loads in (self._ever, self._current):
+            _add_all(sums, {n: loads[n] for n in buckets if n in loads})
+        return sums
 
     def total(self) -> dict[int, LoadSums]:
         """Return the sums of the last hour by class of load."""
@@ -189,6 +191,7 @@ class Ledger:
         if self.now_s - self._began_s > SLICE_S:
             self._slices.append((self.now_s, self._current))
             _add_all(self._closed, self._current)
+            _add_all(self._ever, self._current)
             self._current, self._began_s = {}, self.now_s
             self.forget_old()
         bucket = bucket_of(num_reqs)
