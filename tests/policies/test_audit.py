@@ -160,8 +160,8 @@ def test_which_steps_are_audited_hangs_on_no_clock_nor_content():
     assert depths[0] == depths[1]
 
 
-# A gap of 20 and more on either side, and 12 blocks, a few of which tell nothing.
-TRIAL_STEPS = 1000
+# Six blocks, 50 steps apart by the mean.
+TRIAL_STEPS = 800
 
 
 def test_a_drafter_that_never_hits_is_held_back_within_a_trial_and_tried_again():
@@ -190,6 +190,20 @@ def test_a_drafter_that_comes_back_is_drafted_with_again():
     engine = Clockwork(acceptance=0.7, seed=3)
     engine.run(audited, 20_000)
     assert np.mean(engine.depths[-2000:]) > 0.9 * DEPTH
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "draft_ms"), [(0.3, 2.0), (0.36, 1.5), (0.38, 1.4)]
+)
+def test_whatever_drafts_lose_hardly_any_of_it_is_lost(
+    acceptance: float, draft_ms: float
+):
+    """By 17, 5 and 1 %; the last is too little to be found for sure."""
+    engine = Clockwork(acceptance=acceptance, draft_ms=draft_ms)
+    assert engine.gain(0) < 1.0
+    engine.run(make_audited(Everything()), 30_000)
+    share = float(np.mean(np.array(engine.depths[TRIAL_STEPS:]) > 0))
+    assert share * (1.0 / engine.gain(0) - 1.0) < 0.01
 
 
 @pytest.mark.parametrize("seed", range(4))
