@@ -177,6 +177,16 @@ class DepthControl:
         if self.limits.skips_drafter:
             self.backlog.note(timing)
 
+    def best_fixed(self, num_reqs: int) -> int:
+        """Return the depth of most goodput where everything drafted is verified."""
+        estimate = self.recent.estimate_depths(self.acceptance.typical())
+        step_ms = self.costs.estimate_ms(
+            estimate, num_reqs, skips_drafter=self.limits.skips_drafter
+        )
+        # The last threshold lets everything through.
+        goodput = (1.0 + estimate.gained[1:, -1]) / step_ms[1:, -1]
+        return 1 + int(np.argmax(goodput))
+
     def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps at depth 0 that nobody asked about."""
         self.cadence.num_steps += num_steps

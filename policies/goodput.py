@@ -185,6 +185,10 @@ class GoodputPlanner(Planner):
         """Return the calibration as numbers for these requests."""
         return self.acceptance.calibration.scale(req_ids)
 
+    def best_fixed(self, num_reqs: int) -> int:
+        """Return the length with the best goodput, were all drafts of it verified."""
+        return self.depth.best_fixed(num_reqs)
+
     def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps at depth 0 that nobody asked about."""
         self.depth.note_skipped_steps(num_steps)

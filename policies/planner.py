@@ -127,6 +127,19 @@ class Planner(ABC):
         """Choose limits for the coming step; None leaves the engine's own."""
         return None
 
+    def best_fixed(self, num_reqs: int) -> int | None:  # noqa: ARG002
+        """Return the fixed draft length that promises most; None without an opinion.
+
+        An audit compares the policy with it (`policies.audit`).
+
+        Args:
+            num_reqs: Requests that decode, >= 1.
+
+        Returns:
+            From 1 to the policy's largest depth.
+        """
+        return None
+
     def report(self) -> dict[str, float]:
         """Return gauges for telemetry, by name. Default: none."""
         return {}

@@ -144,6 +144,8 @@ class PolicySpec:
             a request, or None.
         params: For a planner of somebody's own: what its class takes beside the depth
             and the limits, by name.
+        audit: Share of steps in which an engine finds out what the policy gains; 0 for
+            none.
     """
 
     name: str
@@ -151,6 +153,7 @@ class PolicySpec:
     max_draft_tokens: int = field(default=0, kw_only=True)
     latency_target_ms: float | None = field(default=None, kw_only=True)
     params: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    audit: float = field(default=0.0, kw_only=True)
 
     @property
     def max_depth(self) -> int:

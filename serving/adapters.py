@@ -107,6 +107,7 @@ def policy_config_of(policy: PolicySettings) -> dict[str, Any]:
         "latency_target_ms": policy.latency_target_ms,
         "params": policy.params,
         "watchdog": policy.watchdog,
+        "audit": policy.audit,
         # Deadlines are the fronts' business.
         "classes": {
             name: one.model_dump(exclude={"deadline_ms"})

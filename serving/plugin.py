@@ -143,5 +143,5 @@ def _change_policy(engine_core: Any, section: dict[str, Any]) -> str:
 
 def _watch_board(engine_core: Any, after: int, with_ids: bool) -> dict[str, Any]:
     """Return the newest steps and keep recording; {} where nothing can be shown."""
-    board = getattr(engine_core.scheduler, "board", None)
-    return {} if board is None else to_plain(board.watch(after, with_ids=with_ids))
+    watch = getattr(engine_core.scheduler, "watch_board", None)
+    return to_plain(watch(after, with_ids=with_ids)) if callable(watch) else {}

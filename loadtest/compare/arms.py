@@ -29,7 +29,8 @@ class Arm:
     def up_arguments(self) -> list[str]:
         """Return the options of `tetris-serve up` or `vllm` that make it this arm."""
         assert self.policy is not None  # It is served by us or by vLLM alone.
-        numbers = self.policy.settings()
+        # An audit would hold back what loses, and cost what is compared.
+        numbers = self.policy.settings() | {"audit": 0}
         arguments = ["--policy", numbers.pop("name")]
         for name, number in numbers.items():
             arguments += ["--set", f"policy.{name}={number}"]

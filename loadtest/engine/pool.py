@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +15,7 @@ from serving.offline import start_arguments
 
 from .open_loop import Stream
 from .plan import COLD, Block
-from .worker import serve
+from .worker import ArmEngine, serve
 
 _START_TIMEOUT_S = 600.0
 _RUN_TIMEOUT_S = 3600.0
@@ -44,10 +45,12 @@ class EngineProcess:
         name: str,
         deployment: Mapping[str, Any],
         log_file: Path,
-        *,
-        hold_at_zero: bool = False,
+        make: Callable[[Mapping[str, Any]], Any] = ArmEngine,
     ) -> None:
-        """Start the process, whose standard error goes into the file."""
+        """Start the process, whose standard error goes into the file.
+
+        What `make` makes of an engine's arguments answers there.
+        """
         try:
             arguments, env = start_arguments(deployment)
         except ValueError as error:
@@ -56,7 +59,7 @@ class EngineProcess:
         self._name, self._log_file = name, log_file
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        engine = theirs, log_file, arguments, hold_at_zero
+        engine = theirs, log_file, partial(make, arguments)
         self._process = context.Process(target=serve, args=engine)
         ours = dict(os.environ)
         os.environ.update(env | _ENV)
@@ -73,17 +76,17 @@ class EngineProcess:
 
     def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
         """Run requests, as `ArmEngine.run` does; an error if it fails or is silent."""
-        return self._ask("run", block, trace)
+        return self.ask("run", block, trace)
 
     def answer_all(self, block: Block) -> dict[str, Any]:
         """Run requests, as `ArmEngine.answer_all` does."""
-        return self._ask("answer_all", block)
+        return self.ask("answer_all", block)
 
     def answer_stream(
         self, stream: Stream, trace: Path | None = None
     ) -> dict[str, Any]:
         """Run requests, as `ArmEngine.answer_stream` does."""
-        return self._ask("answer_stream", stream, trace)
+        return self.ask("answer_stream", stream, trace)
 
     def end(self) -> None:
         """End it: whatever it is at, there is nothing to keep."""
@@ -91,7 +94,8 @@ class EngineProcess:
         self._process.join()
         self._connection.close()
 
-    def _ask(self, *message: Any) -> dict[str, Any]:
+    def ask(self, *message: Any) -> dict[str, Any]:
+        """Call a method, by its name and arguments, and return what it does."""
         try:
             self._connection.send(message)
         except BrokenPipeError:
@@ -136,7 +140,7 @@ def start_engines(
                     arm.name,
                     plan.deployment(arm),
                     log_folder / f"{arm.file_name}.log",
-                    hold_at_zero=arm.policy == COLD,
+                    partial(ArmEngine, hold_at_zero=arm.policy == COLD),
                 )
             for arm in batch:
                 engines[arm].wait_until_ready()

@@ -38,21 +38,20 @@ _PR_SET_PDEATHSIG = 1
 def serve(
     connection: Connection,
     log_file: Path,
-    arguments: Mapping[str, Any],
-    hold_at_zero: bool,
+    start: Callable[[], Any],
 ) -> None:
     """Start an engine, and answer messages until the controller ends this process.
 
-    They are the name of a method of `ArmEngine` and its arguments, answered by what it
-    returns; None tells that the engine has started, and a text that it has failed. What
-    this process prints goes into the log.
+    They are the name of a method of what `start` returns, and its arguments, answered
+    by what it returns; None tells that the engine has started, and a text that it has
+    failed. What this process prints goes into the log.
     """
     _end_with_parent()
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        own = ArmEngine(arguments, hold_at_zero)
+        own = start()
         connection.send(None)
         while True:
             name, *told = connection.recv()
@@ -75,10 +74,16 @@ def _end_with_parent() -> None:
 class ArmEngine:
     """Runs blocks of requests on one engine."""
 
-    def __init__(self, arguments: Mapping[str, Any], hold_at_zero: bool) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], *, hold_at_zero: bool = False
+    ) -> None:
         """Start the engine as `serving.offline` says; held, it drafts nothing."""
         self._engine = OfflineEngine(arguments)
         self._watch: Watch | None = None
+        self._put_between(hold_at_zero=hold_at_zero)
+
+    def _put_between(self, *, hold_at_zero: bool) -> None:
+        """Put a watch between engine and planner."""
 
         def watch(planner: Any) -> Watch:
             self._watch = Watch(planner, hold_at_zero=hold_at_zero)

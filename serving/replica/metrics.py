@@ -14,6 +14,7 @@ Useful ratios (PromQL, over any window):
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
@@ -130,6 +131,21 @@ _PLANNER_GAUGES: Final = {
         "Measured time of the latest step.",
         1e-3,
     ),
+    "audited_step_share": (
+        "tetris_audited_steps_ratio",
+        "Share of the last hour's steps that audits took.",
+        1.0,
+    ),
+    "audit_cost_share": (
+        "tetris_audit_cost_ratio",
+        "Share of the last hour's time that audits cost.",
+        1.0,
+    ),
+    "speculation_held": (
+        "tetris_speculation_held",
+        "Whether speculation is held back because it lost: 1 or 0.",
+        1.0,
+    ),
     "warm_depth0_ms": (
         "tetris_warm_depth0_cost_seconds",
         "Predicted cost per step of a drafter that drafts nothing but runs along.",
@@ -137,6 +153,21 @@ _PLANNER_GAUGES: Final = {
     ),
 }
 """What policies that learn report about themselves, and the factor to base units."""
+
+_GAINS: Final = {
+    "": ("tetris_speculation_gain_ratio", "Times the tokens per second of `over`."),
+    "_lower": (
+        "tetris_speculation_gain_lower_ratio",
+        "Lower end of its 95 % interval.",
+    ),
+    "_upper": (
+        "tetris_speculation_gain_upper_ratio",
+        "Upper end of its 95 % interval.",
+    ),
+}
+"""What an audit finds out, by the end of its name in the report; none where it cannot
+tell yet."""
+_OVER: Final = ("none", "best_fixed")
 
 CAPACITY_PERIOD_S: Final = 5.0
 
@@ -258,6 +289,11 @@ class SpeculationMetrics:
             for name, (metric, description, factor) in _PLANNER_GAUGES.items()
         }
 
+        self._gains = {
+            end: metrics.Gauge(metric, description, ("policy", "over"))
+            for end, (metric, description) in _GAINS.items()
+        }
+
     def note_policy(self, policy: str) -> None:
         """Label all that follows with another policy's name."""
         for gauge in [
@@ -293,6 +329,9 @@ class SpeculationMetrics:
         for name, (gauge, factor) in self._planner_gauges.items():
             if name in report:
                 gauge.set(factor * report[name], self._labels)
+        for (end, gauge), over in itertools.product(self._gains.items(), _OVER):
+            if (name := f"speculation_gain_{over}{end}") in report:
+                gauge.set(report[name], {**self._labels, "over": over})
         self._before = snapshot
 
     def record_failure(self) -> None:

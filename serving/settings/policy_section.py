@@ -123,6 +123,16 @@ class PolicySettings(Section):
         dict[str, Any],
         Field(description="what a policy of your own (module:Class) is built with"),
     ] = {}
+    audit: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=0.2,
+            description="share of steps in which the engine does without speculation, "
+            "or with a fixed length, to find out what the policy gains, and to switch "
+            "it off where it loses; 0: never. On the CPU",
+        ),
+    ] = 0.015
     draft_sampling: Annotated[
         Literal["greedy", "probabilistic"],
         Field(description="how the draft model picks its tokens"),

@@ -3,9 +3,12 @@
 In bf16: `test_real_model`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from serving.engine.cpu.step_clock import StepClock
 from tests.engine.checks import Arrival, drive, greedy
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs
@@ -125,3 +128,45 @@ def test_float32_token_ids_equal_those_without_speculation(
     scheduler.import_state(scheduler.export_state())
     if policy in ("dynamic", "goodput"):
         assert scheduler.snapshot()["planner"]["warm_depth0_ms"] > 0
+
+
+def pay_for_drafts(monkeypatch):
+    """Let every step take what one of a large target with a small drafter does."""
+    finish = StepClock.finish
+
+    def make_up(clock, now_s):
+        timing = finish(clock, now_s)
+        if timing is None:
+            return None
+        next_ms = 0.4 * max(0, timing.depth - 1)
+        return replace(
+            timing,
+            target_ms=60.0 + 0.3 * timing.num_tokens,
+            sample_ms=0.0,
+            draft_first_ms=0.4 * (timing.depth > 0),
+            draft_next_ms=next_ms,
+            host_ms=1.0,
+        )
+
+    monkeypatch.setattr(StepClock, "finish", make_up)
+
+
+@pytest.mark.parametrize(("policy", "num_held"), [("goodput", 0), ("fixed", 60)])
+def test_audited_and_held_steps_change_no_token_id(
+    policy, num_held, engine, expected, monkeypatch
+):
+    engine.set_policy(policy, draft_tokens=4, max_draft_tokens=4, audit=0.2)
+    scheduler = engine.scheduler
+    scheduler.vllm_config.additional_config["tetris"]["audit"] = 0.0
+    pay_for_drafts(monkeypatch)
+    trials = [scheduler._planner.holding.at(num_reqs) for num_reqs in (1, 2, 4, 8, 16)]
+    for trial in trials:
+        trial.hold_steps = num_held
+    assert find_tokens(engine) == expected
+    assert not scheduler.counters.num_fallbacks
+    report = scheduler.snapshot()["planner"]
+    assert report["num_audited_none"] > 0
+    assert report["audited_step_share"] > 0.02
+    # Held first, and then let go, in the middle of requests.
+    assert min(trial.hold_steps for trial in trials) == 0
+    assert scheduler.counters.num_verified_tokens > NUM_REQUESTS

@@ -363,6 +363,8 @@ def server(
             "policy.name": "tetris",
             "policy.draft_tokens": 2,
             "policy.max_draft_tokens": 4,
+            # Drafts hardly pay for models as small as these, and are looked at.
+            "policy.audit": 0,
             "engine.max_num_seqs": 8,
             "replicas.max": 2,
             "replicas.target_ongoing_requests": 4,

@@ -46,6 +46,12 @@ def test_tetris_drafts_deeper_than_it_verifies():
     assert kwargs["worker_cls"] == "serving.engine.cpu.worker.TetrisCPUWorker"
 
 
+@pytest.mark.parametrize(("setting", "share"), [("", 0.015), ("policy.audit=0", 0.0)])
+def test_a_server_audits_its_policy_unless_told_not_to(setting, share):
+    kwargs = engine_kwargs(f"policy.name=goodput {setting}")
+    assert kwargs["additional_config"]["tetris"]["audit"] == share
+
+
 def test_classes_reach_the_engine_and_their_priorities_its_queue():
     kwargs = engine_kwargs(
         "policy.classes.chat.weight=4 policy.classes.chat.latency_target_ms=50 "

@@ -67,6 +67,7 @@ class TetrisScheduler(PlannerHost, Scheduler):
             padded_sizes=CPU_STEP_SIZES,
             skips_drafter=traits.can_be_skipped,
             exits_early=traits.exits_early,
+            steps_overlap=False,
         )
         self._clock = StepClock()
         self._skipping = SkippedPlanning(traits.can_be_skipped)

@@ -41,7 +41,8 @@ class FaultGuard:
     `selection_error` (describing and trimming them), `order_error` (the same towards
     the device), `limits_error` (running requests and prompts), `ageing_error`,
     `kv_error`, `depth_error`, `skip_error`, `timing_error`, `outcome_error` (what there
-    is to learn), `count_error`, `board_error`, `forget_error` (requests that ended); in
+    is to learn), `count_error`, `board_error`, `audit_error` (saying what is gained),
+    `forget_error` (requests that ended); in
     the worker `report_error` (what it tells the scheduler), `stop_error` (ending a
     draft early), `drafter_error` (leaving the drafter out and catching up).
     """

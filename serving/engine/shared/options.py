@@ -55,6 +55,7 @@ def read_policy(
             max_draft_tokens=0 if name == "fixed" else int(section["max_draft_tokens"]),
             latency_target_ms=section.get("latency_target_ms"),
             params=section.get("params") or {},
+            audit=float(section.get("audit") or 0.0),
         )
     except KeyError as error:
         raise ValueError(

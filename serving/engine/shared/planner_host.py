@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from vllm.logger import init_logger
 
+from policies.audit.audited import AuditedPlanner
+from policies.audit.schedule import AuditSchedule
 from policies.estimators.step_cost import StepCost
 from policies.registry import build_planner
 from policies.types import EngineLimits
 from policies.warmup import warm_up
 from serving.engine.compat import check
 from serving.engine.compat_names import SCHEDULER
+from serving.engine.shared.audit_log import AuditLog
 from serving.engine.shared.batch_planning import BatchPlanning
 from serving.engine.shared.board import BoardRecorder
 from serving.engine.shared.counters import SpeculationCounters
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+_AUDIT_SEED: Final = 0
+"""Of the luck that chooses audited steps; nothing else draws from it."""
+
 
 class PlannerHost:
     """Mixin in front of one of vLLM's schedulers.
@@ -49,6 +56,8 @@ class PlannerHost:
     board: BoardRecorder
     _planner: Planner
     _limits: EngineLimits
+    _steps_overlap: bool
+    _audit_log: AuditLog
     _classes: RequestClasses
     _batch: BatchPlanning
     _guard: FaultGuard
@@ -69,6 +78,7 @@ class PlannerHost:
         padded_sizes: tuple[int, ...],
         skips_drafter: bool,
         exits_early: bool = False,
+        steps_overlap: bool = True,
     ) -> PolicySpec:
         """Build the planner the engine's configuration names, and what it needs.
 
@@ -76,6 +86,8 @@ class PlannerHost:
             padded_sizes: As `EngineLimits.padded_sizes`.
             skips_drafter: Whether depth 0 leaves the drafter out altogether.
             exits_early: Whether a draft can end between two of the drafter's passes.
+            steps_overlap: Whether a step is planned before all is known of the one
+                before it: then nothing is audited.
 
         Raises:
             ValueError: If the configuration cannot work.
@@ -92,7 +104,8 @@ class PlannerHost:
             method=speculative.method,
             padded_sizes=padded_sizes,
         )
-        self._planner = build_planner(spec, limits)
+        self._steps_overlap = steps_overlap
+        self._planner = self._build_planner(spec)
         self._classes = RequestClasses.read(self.vllm_config)
         self.counters = SpeculationCounters(
             policy=spec.name,
@@ -108,6 +121,7 @@ class PlannerHost:
         self._batch = BatchPlanning(self, self._classes, self.counters, self._guard)
         self.board = BoardRecorder()
         self._set_watchdog(self.vllm_config.additional_config[ADDITIONAL_CONFIG_KEY])
+        self._audit_log = AuditLog()
         return spec
 
     def _set_watchdog(self, section: Mapping[str, Any]) -> None:
@@ -116,10 +130,18 @@ class PlannerHost:
         if wants_watchdog(section):
             self._watchdog = SpeculationWatchdog(self._classes, self.counters)
 
+    def _build_planner(self, spec: PolicySpec) -> Planner:
+        planner = build_planner(spec, self._limits)
+        if self._steps_overlap or not spec.audit:
+            return planner
+        schedule = AuditSchedule(spec.audit, np.random.default_rng(_AUDIT_SEED))
+        return AuditedPlanner(planner, schedule)
+
     def snapshot(self) -> dict[str, Any]:
         """Return counters, the queue and the planner's gauges as plain values."""
         num_running, num_waiting = self.get_request_counts()
         report = self._guard.ask(self._report, num_running) or {}
+        self._guard.attempt("audit_error", self._audit_log.say, report)
         return {
             **self.counters.snapshot(),
             "num_running": num_running,
@@ -136,6 +158,20 @@ class PlannerHost:
             first_ms = cost.draft_first.at(max(1, num_running))
             report = report | {"warm_depth0_ms": first_ms}
         return report
+
+    def watch_board(self, after: int, *, with_ids: bool) -> dict[str, Any]:
+        """Return what `BoardRecorder.watch` does, and what the policy gains.
+
+        `gain` holds the ratio over no speculation and the ends of its interval, or is
+        empty where that cannot be told; `held` says whether speculation is held back.
+        """
+        report = self._guard.ask(self._planner.report) or {}
+        names = (f"speculation_gain_none{end}" for end in ("", "_lower", "_upper"))
+        return {
+            **self.board.watch(after, with_ids=with_ids),
+            "gain": [report[name] for name in names if name in report],
+            "held": bool(report.get("speculation_held")),
+        }
 
     def export_state(self) -> dict[str, Any]:
         """Return what the planner learnt, for a new replica to start from."""
@@ -165,7 +201,7 @@ class PlannerHost:
         """
         spec = read_policy(self.vllm_config, section)
         classes = RequestClasses.from_section(section)
-        planner = build_planner(spec, self._limits)
+        planner = self._build_planner(spec)
         self._guard.ask(warm_up, spec, self._limits)
         self._planner = planner
         self._classes.become(classes)

@@ -1,0 +1,1 @@
+"""Is what an engine says of its own gain true, and is it never worse than without?"""

@@ -1,0 +1,1 @@
+"""What a policy gains over others, found out while it serves."""

@@ -1,0 +1,115 @@
+"""Never worse than no speculation: hold it back where it loses, and try again."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from policies.audit.gain import estimate_gain
+from policies.audit.ledger import LoadSums
+
+if TYPE_CHECKING:
+    from policies.audit.block import BlockResult
+    from policies.audit.gain import Gain
+
+MIN_EVIDENCE = 5
+"""Blocks before anything is found. On trial (`schedule.TRIAL_GAP`) they take about 300
+steps, with the one that only marks the beginning."""
+
+WINDOWS = (12, 96)
+"""Blocks that are looked at: few for what is sudden, as a neighbour or a drafter that
+goes stale, many for what is small. A trial that finds nothing in so many ends."""
+
+DOUBT = 1.5
+"""Half widths of the 95 % interval by which speculation must lose or gain, for it is
+looked at after every block."""
+
+PAY_BACK = 128.0
+"""Steps held for each that was lost: a trial that loses costs less than one per cent of
+the time until the next, and half of that each time that it is repeated."""
+
+MIN_HOLD, MAX_HOLD = 1024, 131_072
+"""Steps held, at least and at most."""
+
+Loads = dict[int, LoadSums]
+
+
+@dataclass(slots=True)
+class Trial:
+    """Whether speculation pays at loads of one octave.
+
+    Attributes:
+        is_open: Whether this is still open, so that blocks come more often.
+        hold_steps: Steps for which depth is held at 0 from now on.
+    """
+
+    is_open: bool = True
+    hold_steps: int = 0
+    _seen: deque[tuple[BlockResult, Loads]] = field(
+        default_factory=lambda: deque(maxlen=WINDOWS[-1] + 1)
+    )
+    _num_failed: int = 0
+
+    def note_block(self, block: BlockResult, loads: Loads) -> None:
+        """Weigh a block that drafted nothing.
+
+        Args:
+            block: What it has shown.
+            loads: Sums since the engine's start, of loads of the octave.
+        """
+        self._seen.append((block, loads))
+        for num_blocks in WINDOWS:
+            gain, num_steps = self._judge(num_blocks)
+            if gain is None:
+                continue
+            doubt = DOUBT * (gain.upper - gain.ratio)
+            if gain.ratio + doubt < 1.0:
+                self._hold((1.0 - gain.ratio) * min(num_steps, MIN_HOLD))
+                return
+            if gain.ratio - doubt > 1.0 or len(self._seen) > WINDOWS[-1]:
+                self.is_open, self._num_failed = False, 0
+
+    def spend(self, num_steps: int) -> None:
+        """Count steps held."""
+        self.hold_steps = max(0, self.hold_steps - num_steps)
+
+    def _judge(self, num_blocks: int) -> tuple[Gain | None, float]:
+        """Return the gain over the latest blocks, and the steps between them."""
+        seen = list(self._seen)[-num_blocks - 1 :]
+        (_, before), (_, now) = seen[0], seen[-1]
+        loads: Loads = {}
+        for bucket, sums in now.items():
+            loads[bucket] = grown = LoadSums()
+            grown.add(sums)
+            if bucket in before:
+                grown.add(before[bucket], -1.0)
+        blocks = [block for block, _ in seen[1:]]
+        gain = estimate_gain(loads, blocks, min_blocks=MIN_EVIDENCE)
+        return gain, sum(sums.num for sums in loads.values())
+
+    def _hold(self, num_lost: float) -> None:
+        steps = max(MIN_HOLD, PAY_BACK * num_lost) * 2.0**self._num_failed
+        self.hold_steps = int(min(steps, MAX_HOLD))
+        self.is_open = True
+        self._num_failed = min(self._num_failed + 1, 16)
+        self._seen.clear()
+
+
+@dataclass(slots=True)
+class Holding:
+    """A trial for each octave of load: a drafter may pay for few requests alone.
+
+    What it says changes with blocks and counts of steps, once a step and before depth
+    is chosen, never by the drafts or the clock of the step that drew them.
+    """
+
+    _trials: dict[int, Trial] = field(default_factory=dict)
+
+    def at(self, num_reqs: int) -> Trial:
+        """Return the trial of a load."""
+        octave = num_reqs.bit_length()
+        trial = self._trials.get(octave)
+        if trial is None:
+            trial = self._trials[octave] = Trial()
+        return trial

@@ -1,0 +1,70 @@
+"""What an audit finds out from the real scheduler, whose worker's costs are known."""
+
+from dataclasses import replace
+
+import pytest
+
+from serving.engine.cpu.step_clock import StepClock
+
+pytestmark = pytest.mark.vllm
+
+NUM_REQS, DEPTH = 8, 4
+NUM_WAVES = 24
+"""Of requests that come and go together: each takes about 85 steps."""
+
+
+def run_waves(policy, tiny_pair, num_waves=NUM_WAVES, **section):
+    """Return the scheduler after waves of requests."""
+    from serving.engine.cpu.scheduler import TetrisScheduler
+    from tests.engine.stand_in_worker import (
+        StandInWorker,
+        add_requests,
+        make_config,
+        make_scheduler,
+    )
+
+    tetris = {"policy": policy, "draft_tokens": DEPTH, "max_draft_tokens": DEPTH}
+    sizes = {"max_num_seqs": NUM_REQS, "max_num_batched_tokens": 1024}
+    config = make_config(
+        *tiny_pair, tetris | section, depth=DEPTH, enforce_eager=True, **sizes
+    )
+    scheduler, worker = make_scheduler(TetrisScheduler, config), StandInWorker()
+    for wave in range(num_waves):
+        add_requests(
+            scheduler, NUM_REQS, prompt_len=10, max_tokens=240, prefix=f"{wave}-"
+        )
+        while scheduler.has_unfinished_requests():
+            output = scheduler.schedule()
+            sampled, drafts = worker.execute(output)
+            scheduler.update_from_output(output, sampled)
+            scheduler.update_draft_token_ids(drafts)
+    return scheduler
+
+
+def test_the_gain_is_what_the_workers_costs_make_it(tiny_pair, monkeypatch):
+    # On a busy machine a step takes longer than its worker says.
+    finish = StepClock.finish
+    monkeypatch.setattr(
+        StepClock,
+        "finish",
+        lambda *args: (timing := finish(*args)) and replace(timing, host_ms=0.0),
+    )
+    scheduler = run_waves("fixed", tiny_pair, audit=0.2)
+    assert not scheduler.counters.num_fallbacks
+    report = scheduler.snapshot()["planner"]
+    # Seven of ten drafts are accepted. A step takes 20 ms and 0.1 per token, one to
+    # sample, and one for each pass of the drafter.
+    tokens = sum(0.7**position for position in range(DEPTH + 1))
+    gain = tokens * (21.0 + 0.1 * NUM_REQS) / (21.0 + 0.1 * NUM_REQS * 5 + DEPTH)
+    assert report["num_audited_none"] > 40
+    # A little less: few run at the end of a wave, and the last drafts are cut short.
+    assert 0.97 * gain < report["speculation_gain_none"] < gain
+    seen = scheduler.watch_board(0, with_ids=False)
+    ratio, lower, upper = seen["gain"]
+    assert lower < ratio == report["speculation_gain_none"] < upper
+    assert not seen["held"]
+
+
+def test_nothing_is_audited_that_nobody_asked_for(tiny_pair):
+    report = run_waves("fixed", tiny_pair, num_waves=1).snapshot()["planner"]
+    assert "audited_step_share" not in report
