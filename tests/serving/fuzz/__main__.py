@@ -27,7 +27,7 @@ def main() -> None:
         # One replica, so that memory before and after is that of the same processes.
         "replicas.max": 1,
         # Full after the first round; vLLM keeps compiled grammars up to 512 MB.
-        "engine.env.VLLM_XGRAMMAR_CACHE_MB": "8",
+        "engine.env.VLLM_XGRAMMAR_CACHE_MB": '"8"',
     }
     server = start_up_command(folder / "up.log", settings)
     try:
