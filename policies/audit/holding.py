@@ -17,6 +17,10 @@ MIN_EVIDENCE = 5
 """Blocks before anything is found. On trial (`schedule.TRIAL_GAP`) they take about 300
 steps, with the one that only marks the beginning."""
 
+MIN_TRIAL = 16
+"""Blocks before a trial ends well: the first steps of a young engine compile what they
+need, those without drafts as well, and look dearer than they are."""
+
 WINDOWS = (12, 96)
 """Blocks that are looked at: few for what is sudden, as a neighbour or a drafter that
 goes stale, many for what is small. A trial that finds nothing in so many ends."""
@@ -67,7 +71,8 @@ class Trial:
             if gain.ratio + doubt < 1.0:
                 self._hold((1.0 - gain.ratio) * min(num_steps, MIN_HOLD))
                 return
-            if gain.ratio - doubt > 1.0 or len(self._seen) > WINDOWS[-1]:
+            is_found = gain.ratio - doubt > 1.0 and len(self._seen) > MIN_TRIAL
+            if is_found or len(self._seen) > WINDOWS[-1]:
                 self.is_open, self._num_failed = False, 0
 
     def spend(self, num_steps: int) -> None:
