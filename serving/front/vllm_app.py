@@ -72,16 +72,16 @@ async def build_app_state(hello: Mapping[str, Any], client: FleetClient) -> Stat
     return state
 
 
-def describe_tokenizer(state: State) -> str:
+def describe_tokenizer(app_state: State) -> str:
     """Return what engines compile grammars for, as xgrammar serialises it.
 
     Args:
-        state: From `build_app_state`.
+        app_state: From `build_app_state`.
 
     Raises:
         Exception: xgrammar does not know such a tokenizer.
     """
-    model_config = state.engine_client.model_config
+    model_config = app_state.engine_client.model_config
     tokenizer = xgrammar.TokenizerInfo.from_huggingface(
         cached_tokenizer_from_config(model_config),
         vocab_size=model_config.get_vocab_size(),

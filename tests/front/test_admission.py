@@ -17,6 +17,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import (
 
 from serving.engine.compat import GracefulHTTPError
 from serving.front.app import Front, build_api
+from serving.front.grammar_time import GrammarTime
 from serving.front.request_class import ClassShare
 from tests.front.fake_fleet import Scene, make_request, until
 
@@ -216,6 +217,7 @@ async def http(busy: Busy) -> AsyncIterator[httpx.AsyncClient]:
     """The front's own web application over the busy client."""
     front = Front.__new__(Front)
     front._model_card, front._policy_name, front._classes = {"id": "m"}, "none", {}
+    front._grammars = GrammarTime(str)
     front._state = SimpleNamespace(openai_serving_completion=Handlers(busy))
     api = build_api(max_body_bytes=1 << 20)
     api.post("/v1/completions")(front.completions)

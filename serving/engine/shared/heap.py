@@ -13,8 +13,9 @@ class HeapTrimmer:
     """Lets go, once a minute, of freed memory that is not at the heap's end.
 
     Requests leave long-lived bits, of compiled grammars for example, behind what was
-    freed. glibc (Linux) gives nothing back before these, so that an engine grew by 200
-    MiB within 20,000 short requests. Elsewhere this does nothing.
+    freed. glibc (Linux) gives nothing back before these, so that an engine grew by 270
+    MiB within 20,000 short requests, and by 80 with this. Elsewhere it does nothing.
+    What stays on a CPU is what oneDNN compiles for each size of a pass.
     """
 
     def __init__(self) -> None:
