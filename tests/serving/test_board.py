@@ -138,7 +138,7 @@ def test_a_browser_shows_the_drafts_of_running_requests(server, tmp_path):
             "[...document.querySelector('.column').closest('section')"
             ".querySelectorAll('dd')].map(d => d.textContent)"
         )
-        assert len(figures) == 7
+        assert len(figures) == 8
         assert int(figures[5]) >= 1
         picture = picture_path("board.png", tmp_path)
         assert page.screenshot(path=picture).startswith(b"\x89PNG")
