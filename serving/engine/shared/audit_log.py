@@ -12,7 +12,8 @@ from policies.audit.gain import MIN_BLOCKS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-logger = init_logger(__name__)
+# What is below `vllm` is written from INFO on; all else from WARNING on.
+logger = init_logger(f"vllm.{__name__}")
 
 PERIOD_S: Final = 60.0
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from policies.types import PolicySpec, VerificationOutcome
     from serving.engine.compat import ModelRunnerOutput, Request, SchedulerOutput
 
-logger = init_logger(__name__)
+# What is below `vllm` is written from INFO on; all else from WARNING on.
+logger = init_logger(f"vllm.{__name__}")
 
 _AUDIT_SEED: Final = 0
 """Of the luck that chooses audited steps; nothing else draws from it."""
