@@ -1,5 +1,6 @@
 """Grammars are compiled once beforehand, within a limit, in a process of their own."""
 
+import asyncio
 import json
 import logging
 import time
@@ -16,6 +17,9 @@ from serving.front.grammar_time import GrammarTime, find_grammars
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}
 TOOL_GRAMMAR = ("json", '{"a": 1}')
+
+
+SLOW = "".join(f"[a-z]{{1,{900 + number}}}x" for number in range(250))
 
 
 def describe_tokenizer():
@@ -74,6 +78,23 @@ async def test_what_takes_too_long_is_refused_and_remembered(grammar_time):
     started_s = time.monotonic()
     with pytest.raises(ApiError):
         await grammar_time.check(slow)
+    assert time.monotonic() - started_s < 1.0
+
+
+@pytest.mark.anyio
+async def test_a_slow_one_whose_client_leaves_is_in_nobodys_way(grammar_time):
+    """What is known is answered meanwhile, and what is new gets its own answer."""
+    known, new = with_regex("a+"), with_regex("b+")
+    await grammar_time.check(known)
+    slow = asyncio.ensure_future(grammar_time.check(with_regex(SLOW)))
+    await asyncio.sleep(0.5)
+    async with asyncio.timeout(0.5):
+        await grammar_time.check(known)
+    slow.cancel()
+    await grammar_time.check(new)
+    started_s = time.monotonic()
+    with pytest.raises(ApiError):
+        await grammar_time.check(with_regex(SLOW))
     assert time.monotonic() - started_s < 1.0
 
 
