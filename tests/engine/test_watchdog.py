@@ -216,3 +216,11 @@ def test_a_stale_cache_after_a_skip_is_filled_anew(
     num_drafts = find_drafting(steps, "one")
     late = num_drafts[num_before + num_skipped + 52 :][:20]
     assert (min(late) >= 4 * DEPTH) == rebuilds
+
+
+def test_under_a_new_policy_nothing_is_under_quarantine_any_more(engine):
+    scheduler = engine.scheduler
+    scheduler.counters.num_quarantined["all"] = 3
+    section = {"policy": "fixed", "draft_tokens": DEPTH, "max_draft_tokens": DEPTH}
+    scheduler.change_policy(section)
+    assert scheduler.snapshot()["num_quarantined"] == {}

@@ -126,8 +126,9 @@ class PlannerHost:
         return spec
 
     def _set_watchdog(self, section: Mapping[str, Any]) -> None:
-        """Have a new watchdog, or none."""
+        """Have a new watchdog, or none; nothing is under quarantine."""
         self._watchdog = None
+        self.counters.num_quarantined.clear()
         if wants_watchdog(section):
             self._watchdog = SpeculationWatchdog(self._classes, self.counters)
 
