@@ -112,7 +112,13 @@ async def test_what_is_usual_or_makes_no_sense_passes(grammar_time):
 
 
 @pytest.mark.anyio
-async def test_nobody_waits_for_a_trial_that_cannot_be_had(grammar_time, caplog):
+async def test_nobody_waits_for_a_trial_that_cannot_be_had(
+    grammar_time, monkeypatch, caplog
+):
+    # Ray's own logger, once it is set up, hands nothing on.
+    monkeypatch.setattr(
+        "serving.front.grammar_time.logger", logging.getLogger(__name__)
+    )
     with caplog.at_level(logging.WARNING):
         await GrammarTime(lambda: json.dumps({"no": "tokenizer"})).check(
             with_regex("a")
