@@ -190,8 +190,9 @@ def test_what_loses_at_one_load_is_soon_held_at_loads_that_come_and_go():
         engine.run(audited, 60)
         engine.run(audited, 20, num_reqs=1)
         passing += engine.depths[-20:]
-    assert np.mean(np.array(passing[:200]) > 0) > 0.5
-    assert np.mean(np.array(passing[600:]) > 0) < 0.1
+    # By what is seen at such loads alone twice as many would draft.
+    assert np.mean(np.array(passing[:1000]) > 0) < 0.3
+    assert not any(passing[1000:])
 
 
 def test_a_drafter_that_comes_back_is_drafted_with_again():
