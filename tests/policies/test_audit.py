@@ -62,11 +62,13 @@ class Clockwork:
     times_ms: list[float] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
 
-    def run(self, planner: Planner, num_steps: int, num_reqs: int = NUM_REQS) -> None:
+    def run(self, planner: Planner, num_steps: int, *loads: int) -> None:
+        """Run steps of `NUM_REQS` requests, or of as many as `loads` say in turn."""
         rng = np.random.default_rng(self.seed + len(self.depths))
         num_drafts = num_missed = 0
         wander = 0.0
         for step in range(num_steps):
+            num_reqs = loads[step % len(loads)] if loads else NUM_REQS
             wander = 0.95 * wander + 0.1 * self.noise * rng.normal()
             speed = math.exp(wander + self.noise * math.sin(step / 3000))
             offered = np.full(num_reqs, num_drafts)
@@ -137,6 +139,21 @@ def test_the_gain_is_found_although_speed_drifts_prompts_join_and_the_drafter_la
     assert audited.num_unmatched < 0.01 * len(audited.ledger.blocks)
 
 
+def test_blocks_find_steps_to_compare_with_while_requests_come_and_go():
+    engine, audited = Clockwork(), make_audited(Everything(), share=0.1)
+    # Every other step has a request more or less; each load as often as the others.
+    wandering = [*range(12, 20), *range(20, 12, -1)]
+    engine.run(audited, 20_000, *wandering)
+    report = audited.report()
+    assert audited.num_unmatched < 0.02 * len(audited.ledger.blocks)
+    fixed_ms, per_req_ms = 20.5 + DEPTH * engine.draft_ms, 0.5 * (1 + DEPTH)
+    loads = np.array(wandering, dtype=float)
+    own_ms = float((fixed_ms + per_req_ms * loads).mean()) + 1.2
+    plain_ms = float((20.5 + 0.5 * loads).mean())
+    gain = (plain_ms * engine.tokens(DEPTH) + 1.0) / own_ms
+    assert report["speculation_gain_none"] == pytest.approx(gain, rel=0.015)
+
+
 def test_blocks_take_the_share_that_was_asked_for_and_are_not_the_policys_to_learn():
     inner = Everything()
     engine, audited = Clockwork(), make_audited(inner, share=0.02)
@@ -188,7 +205,7 @@ def test_what_loses_at_one_load_is_soon_held_at_loads_that_come_and_go():
     passing: list[int] = []
     for _ in range(150):
         engine.run(audited, 60)
-        engine.run(audited, 20, num_reqs=1)
+        engine.run(audited, 20, 1)
         passing += engine.depths[-20:]
     # By what is seen at such loads alone twice as many would draft.
     assert np.mean(np.array(passing[:1000]) > 0) < 0.3
@@ -308,9 +325,6 @@ def simulate(
                 3.0,
                 0,
                 near_ms,
-                TOKENS,
-                0.0,
-                near_ms,
                 0.0,
             )
             for at_s, (ms, near_ms) in enumerate(zip(*one, strict=True))
@@ -327,7 +341,7 @@ def make_loads() -> dict[int, LoadSums]:
 
 def naive_interval(blocks: list[BlockResult]) -> tuple[float, float]:
     """The control: every measured step is taken for one drawn by itself."""
-    ratios = np.repeat([b.ms / b.num_steps / b.near_ms for b in blocks], 3)
+    ratios = np.repeat([b.ms / b.num_steps / b.near_target_ms for b in blocks], 3)
     half = 1.96 * ratios.std() / math.sqrt(ratios.size)
     return TOKENS * (ratios.mean() - half), TOKENS * (ratios.mean() + half)
 
@@ -339,7 +353,9 @@ def test_95_of_100_intervals_hold_the_gain_and_naive_ones_do_not(num_blocks: int
     simulated = simulate(rng, NUM_SIMULATIONS, num_blocks)
     every = [block for blocks in simulated for block in blocks]
     # The expectation of what was simulated: the same ratio of sums, of all of them.
-    truth = sum(one.ms for one in every) / sum(3.0 * one.near_ms for one in every)
+    truth = sum(one.ms for one in every) / sum(
+        3.0 * one.near_target_ms for one in every
+    )
     held = naive = 0
     for blocks in simulated:
         gain = estimate_gain(make_loads(), blocks)
