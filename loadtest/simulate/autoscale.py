@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import math
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy as np
 from policies.decisions.scaling import ReplicaPace, Scaling
 
 from . import kernel, state
+from .drawn import Drawn
 from .engine import Engine
 from .fleet import PIECES, ROUTERS, Metrics, Targets, make_requests, measure
-from .load import Drawn
+from .readers import number
 from .routers import find_costs
 
 PERIOD_S: Final = 5.0
@@ -59,15 +61,13 @@ def parse_scaler(text: str) -> str:
     """Check an autoscaler and its target, as `NAME:TARGET`.
 
     Raises:
-        ValueError: If it is none.
+        ArgumentTypeError: If it is none.
     """
-    name, _, target = text.partition(":")
-    try:
-        is_good = name in SCALERS and 0.0 < float(target) < math.inf
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise ValueError(f"{text!r} is no NAME:TARGET; names are {', '.join(SCALERS)}")
+    name, has_target, target = text.partition(":")
+    if name not in SCALERS or not has_target:
+        names = ", ".join(SCALERS)
+        raise ArgumentTypeError(f"{text!r} is no NAME:TARGET; names are {names}")
+    number(1e-6)(target)
     return text
 
 
@@ -87,21 +87,13 @@ def make_scaler(name: str, target: float, engine: Engine, hard_share: float) -> 
     if name == "ours":
         return scaling.decide
     tokens = float(np.dot((1.0 - hard_share, hard_share), engine.tokens_per_step))
-
-    def decide(
-        now_s: float,
-        load: float,
-        paces: Sequence[ReplicaPace],
-        num_running: int,
-        num_wanted: int,
-    ) -> int:
-        known = [
-            ReplicaPace(one.base_ms, one.request_ms, tokens, one.num_seats)
-            for one in paces
-        ]
-        return scaling.decide(now_s, load, known, num_running, num_wanted)
-
-    return decide
+    return lambda now_s, load, paces, running, wanted: scaling.decide(
+        now_s,
+        load,
+        [replace(one, tokens_per_step=tokens) for one in paces],
+        running,
+        wanted,
+    )
 
 
 def run_growing(
@@ -198,10 +190,11 @@ class _Size:
 def _read_paces(fleet: state.Fleet, engine: Engine, count: int) -> list[ReplicaPace]:
     """Return what replicas would report; those that have done nothing know no pace."""
     known, costs = fleet.telemetry, engine.costs
-    paces = []
-    for replica in range(count):
-        if known.num_running[replica]:
-            base_ms, request_ms, _ = find_costs(fleet, costs, replica)
-            tokens = float(known.tokens_per_step[replica])
-            paces.append(ReplicaPace(base_ms, request_ms, tokens, costs.max_num_seqs))
-    return paces
+    return [
+        ReplicaPace(
+            *find_costs(fleet, costs, replica)[:2],
+            float(known.tokens_per_step[replica]),
+            costs.max_num_seqs,
+        )
+        for replica in np.flatnonzero(known.num_running[:count]).tolist()
+    ]

@@ -13,18 +13,20 @@ from loadtest.interrupts import stop_if_asked
 from loadtest.progress import Progress
 
 from .autoscale import PERIOD_S, Growth, make_scaler, run_growing
+from .drawn import Drawn
 from .engine import Engine
 from .fleet import Metrics, Targets, latencies, measure, run_fleet
-from .load import Drawn, Load, draw_requests
-from .state import Requests
+from .load import Load, draw_requests
 
-CONFIDENCE = 0.95
+_CONFIDENCE = 0.95
 
 LEVELS = tuple(np.linspace(0.0, 1.0, 101).round(2))
 """Of the quantiles that are kept of each run."""
 
 _MOST_TIMES = 240
 """Points of replicas over time that are kept."""
+
+_LATENCIES = ("ttft_ms", "tpot_ms")
 
 Curves = dict[str, list[float]]
 
@@ -108,20 +110,31 @@ def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
     for seed in plan.seeds:
         drawn = draw_requests(plan.load, plan.num_requests, plan.rate_per_s, seed)
         for arm in plan.arms:
-            advance = make_ticker(progress, arm)
-            metrics, found = _run(plan, arm, drawn, seed, advance)
+            metrics, found = _run(plan, arm, drawn, seed, make_ticker(progress, arm))
             runs[arm].append(metrics)
             curves[arm].append(found)
     first = runs[plan.arms[0]]
     return {
         arm: ArmResult(
             own,
-            {name: _mean([run[name] for run in own]) for name in own[0]},
+            {name: _estimate([run[name] for run in own]) for name in own[0]},
             _ratios(own, first) if own is not first else {},
-            curves[arm][0] | _mean_quantiles(curves[arm]),
+            curves[arm][0]
+            | {
+                name: np.mean([one[name] for one in curves[arm]], axis=0).tolist()
+                for name in _LATENCIES
+            },
         )
         for arm, own in runs.items()
     }
+
+
+def expect(pieces: Mapping[str, int]) -> Progress:
+    """Return the progress of so many pieces of runs of each arm."""
+    progress = Progress(sum(pieces.values()))
+    for arm, count in pieces.items():
+        progress.expect(arm, count)
+    return progress
 
 
 def make_ticker(progress: Progress, arm: str) -> Callable[[], None]:
@@ -140,36 +153,26 @@ def _run(
     plan: Plan, arm: str, drawn: Drawn, seed: int, advance: Callable[[], None]
 ) -> tuple[Metrics, Curves]:
     scaler, _, target = arm.partition(":")
-    if not target:
-        run = run_fleet(
+    sizes: Curves = {}
+    if target:
+        decide = make_scaler(scaler, float(target), plan.engine, plan.load.hard_before)
+        metrics, requests, paid = run_growing(
+            *(plan.engine, drawn, decide, plan.growth or Growth(plan.num_replicas)),
+            *(plan.targets, seed, advance),
+        )
+        kept = slice(None, None, -(-len(paid) // _MOST_TIMES))
+        sizes["time_s"] = [PERIOD_S * (1 + place) for place in range(len(paid))[kept]]
+        sizes["replicas"] = [float(count) for count in paid[kept]]
+    else:
+        requests = run_fleet(
             *(plan.engine, drawn, plan.num_replicas, arm),
             *(plan.staleness_s, seed, plan.slow, advance),
-        )
-        return measure(run.requests, plan.targets), _quantiles(run.requests)
-    decide = make_scaler(scaler, float(target), plan.engine, plan.load.hard_before)
-    metrics, requests, paid = run_growing(
-        *(plan.engine, drawn, decide, plan.growth or Growth(plan.num_replicas)),
-        *(plan.targets, seed, advance),
-    )
-    kept = slice(None, None, -(-len(paid) // _MOST_TIMES))
-    replicas = [float(count) for count in paid[kept]]
-    times = [PERIOD_S * (1 + place) for place in range(len(paid))[kept]]
-    return metrics, _quantiles(requests) | {"time_s": times, "replicas": replicas}
-
-
-def _quantiles(requests: Requests) -> Curves:
-    names = ("ttft_ms", "tpot_ms")
-    return {
-        name: np.quantile(values, LEVELS).tolist()
-        for name, values in zip(names, latencies(requests), strict=True)
-    }
-
-
-def _mean_quantiles(curves: Sequence[Curves]) -> Curves:
-    return {
-        name: np.mean([one[name] for one in curves], axis=0).tolist()
-        for name in ("ttft_ms", "tpot_ms")
-    }
+        ).requests
+        metrics = measure(requests, plan.targets)
+    pairs = zip(_LATENCIES, latencies(requests), strict=True)
+    return metrics, {
+        name: np.quantile(values, LEVELS).tolist() for name, values in pairs
+    } | sizes
 
 
 def _compile(plan: Plan) -> None:
@@ -184,7 +187,7 @@ def _ratios(own: Sequence[Metrics], first: Sequence[Metrics]) -> dict[str, Inter
     for name in own[0]:
         pairs = np.array([[a[name], b[name]] for a, b in zip(own, first, strict=True)])
         if (pairs > 0).all():
-            logs = _mean(list(np.log(pairs[:, 0] / pairs[:, 1])))
+            logs = _estimate(list(np.log(pairs[:, 0] / pairs[:, 1])))
             ends = (
                 None if x is None else float(np.exp(x)) for x in (logs.low, logs.high)
             )
@@ -192,11 +195,16 @@ def _ratios(own: Sequence[Metrics], first: Sequence[Metrics]) -> dict[str, Inter
     return found
 
 
-def _mean(samples: Sequence[float]) -> Interval:
+def _estimate(samples: Sequence[float]) -> Interval:
     """Return the mean with its t-interval."""
     mean = float(np.mean(samples))
     if len(samples) < 2:
         return Interval(mean)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(samples) - 1)
-    half = float(quantile * stats.sem(samples))
+    half = find_half_width(samples)
     return Interval(mean, mean - half, mean + half)
+
+
+def find_half_width(samples: Sequence[float]) -> float:
+    """Return that of the 95 % t-interval of a mean, of two samples or more."""
+    quantile = stats.t.ppf((1 + _CONFIDENCE) / 2, len(samples) - 1)
+    return float(quantile * stats.sem(samples))

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .load import KINDS, Load
+from .drawn import KINDS
+from .load import Load
 from .state import ALL, Costs, Drafts
 
-MODELS = Path(__file__).parent / "models"
+MODELS = {
+    path.stem: path for path in sorted(Path(__file__).parent.glob("models/*.json"))
+}
 """Data files that come with the simulator, by name."""
 
 
@@ -66,21 +69,8 @@ class Engine:
         return 1000.0 * costs.max_num_seqs / (num_steps * step_ms)
 
 
-def find_model(name: str) -> Path:
-    """Return the file of a model that is given by name or by path.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    known = {path.stem: path for path in sorted(MODELS.glob("*.json"))}
-    path = known.get(name, Path(name))
-    if not path.is_file():
-        raise ValueError(f"{name!r} is no engine model: {', '.join(known)}, or a file")
-    return path
-
-
 def load_engine(
-    path: Path,
+    model: str | Path,
     num_drafts: int,
     max_num_seqs: int | None = None,
     rule: int = ALL,
@@ -89,7 +79,7 @@ def load_engine(
     """Read an engine.
 
     Args:
-        path: Its data file.
+        model: Name of one of `MODELS`, or a data file like theirs.
         num_drafts: Drafts of a request in a step, at most; 0 for none.
         max_num_seqs: Requests in a step at most; by default what the file says.
         rule: Which drafts are verified.
@@ -98,6 +88,10 @@ def load_engine(
     Raises:
         ValueError: If the file is no model, naming what is wrong with it.
     """
+    path = MODELS.get(str(model), Path(model))
+    if not path.is_file():
+        names = ", ".join(MODELS)
+        raise ValueError(f"{model!r} is no engine model: {names}, or a file")
     try:
         data = json.loads(path.read_text("utf-8"))
         terms = _roofline(data) if data["form"] == "roofline" else _linear(data)

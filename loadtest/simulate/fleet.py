@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import kernel, routers, state
+from .drawn import Drawn
 from .engine import Engine
-from .load import Drawn
 
 ROUTERS: Final = {
     "round-robin": routers.ROUND_ROBIN,
@@ -52,21 +52,11 @@ class Targets:
     tpot_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A finished run.
-
-    Attributes:
-        requests: With what became of each.
-        num_steps: Of all replicas.
-        num_request_steps: Requests in them, summed.
-        events: What happened, in order.
-    """
+class Run(NamedTuple):
+    """A finished run: requests, with what became of each, and the fleet."""
 
     requests: state.Requests
-    num_steps: int
-    num_request_steps: int
-    events: state.Events
+    fleet: state.Fleet
 
 
 def run_fleet(
@@ -99,22 +89,16 @@ def run_fleet(
         *(num_replicas, engine.costs.max_num_seqs, count, seed),
         *(int(drawn.chain.max(initial=-1)) + 1, drawn.block_tokens),
     )
-    number = (ROUTERS | PREFIX_ROUTERS)[router]
     share, times = slow
     fleet.slowness[: round(share * num_replicas)] = times
+    fixed = fleet, requests, engine.drafts, engine.costs
+    how = (ROUTERS | PREFIX_ROUTERS)[router], float(staleness_s), seed
     for piece in range(1, PIECES + 1):
         until = count * piece // PIECES
-        fixed = fleet, requests, engine.drafts, engine.costs, number
-        while (
-            asked := kernel.advance(*fixed, float(staleness_s), seed, until, np.inf)
-        ) >= 0:
+        while (asked := kernel.advance(*fixed, *how, until, np.inf)) >= 0:
             decide(fleet, asked)
         on_piece()
-    steps, request_steps = (
-        fleet.counts[state.STEPS],
-        fleet.counts[state.REQUEST_STEPS],
-    )
-    return Run(requests, int(steps), int(request_steps), fleet.events)
+    return Run(requests, fleet)
 
 
 def make_requests(drawn: Drawn) -> state.Requests:

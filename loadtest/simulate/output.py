@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from loadtest.environment import describe_versions
 
 from .compare import LEVELS, ArmResult, Interval, Plan
 from .fleet import WARM_UP_SHARE
+
+FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
+"""Of what is committed."""
 
 Results = Mapping[str, ArmResult]
 """Of a plan, by arm."""
@@ -114,3 +119,13 @@ def describe(
             for plan, results in found
         ],
     }
+
+
+def join_parts(*parts: str) -> str:
+    """Return paragraphs and tables as they stand between two marks of a README."""
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def write_json(path: Path, found: Any) -> None:
+    """Write what was found."""
+    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", "utf-8")

@@ -109,9 +109,7 @@ def read_deployment(path: Path) -> dict[str, Any]:
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{kind} {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{kind} {path}: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{kind} {path}: options with their values are expected")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from loadtest.environment import REPO
 from loadtest.simulate import page
 from loadtest.simulate.cli import main
 from loadtest.simulate.compare import Plan
@@ -22,13 +23,14 @@ from loadtest.simulate.load import (
     parse_arrivals,
     read_load,
 )
+from loadtest.simulate.output import FOLDER
 from loadtest.simulate.traces import read_trace
 from serving.settings.sections import ReplicaSettings
 
-SAMPLES = MODELS.parent / "samples"
-SCENARIOS = MODELS.parents[2] / "configs" / "scenarios"
-HELM = MODELS.parents[2] / "helm" / "tetris-serve"
-DRAFTS = MODELS.parents[1] / "results" / "ablations" / "drafts"
+SAMPLES = REPO / "loadtest" / "simulate" / "samples"
+SCENARIOS = REPO / "configs" / "scenarios"
+HELM = REPO / "helm" / "tetris-serve"
+DRAFTS = FOLDER.parent / "ablations" / "drafts"
 SMALL = ["--replicas", "4", "--requests", "400", "--seeds", "3"]
 
 
@@ -245,7 +247,7 @@ def test_scenario_files_are_options_and_flags_count_more(
 def test_what_makes_no_sense_is_explained_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = json.loads((MODELS / "cpu-demo-100m.json").read_text("utf-8"))
+    data = json.loads(MODELS["cpu-demo-100m"].read_text("utf-8"))
     del data["terms"]["token_ms"]
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps(data), "utf-8")
@@ -261,7 +263,7 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         "leave out --router": "--autoscaler ours:4 --router ours",
         "there are 4 --replicas at most": "--autoscaler ours:4 --min-replicas 9",
         "has 120 requests: take": f"--trace {SAMPLES}/azure.csv",
-        "is of no form of Azure": f"--trace {MODELS}/../README.md",
+        "is of no form of Azure": f"--trace {REPO}/README.md",
         "take 100 or more": "--requests 99",
         "take a smaller --batch": "--batch 9000",
         "no recorded drafts": f"--recorded {SAMPLES}",

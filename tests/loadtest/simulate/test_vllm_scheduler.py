@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from loadtest.simulate import kernel, routers, state
-from loadtest.simulate.engine import MODELS, Engine, load_engine
+from loadtest.simulate.drawn import Drawn
+from loadtest.simulate.engine import Engine, load_engine
 from loadtest.simulate.fleet import make_requests
-from loadtest.simulate.load import Drawn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 pytestmark += [pytest.mark.filterwarnings("ignore", r"error:::(loadtest|tests)\.")]
@@ -103,7 +103,7 @@ def test_every_step_hands_out_what_vllm_s_hands_out(
         num_accepted=accepted,
         first=np.arange(COUNT + 1),
     )
-    made = load_engine(MODELS / "cpu-demo-100m.json", DEPTH, SEATS, state.ALL)
+    made = load_engine("cpu-demo-100m", DEPTH, SEATS, state.ALL)
     costs = made.costs._replace(max_num_batched_tokens=TOKENS, request_ms=0.1)
     engine = Engine("", costs, drafts)
     drawn = Drawn(
