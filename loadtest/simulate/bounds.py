@@ -68,4 +68,4 @@ def play(engine: Engine, tokens_per_ms: float = 0.0) -> float:
         last_arrival=size,
         until_s=_RUN_S,
     )
-    return float((_ENDLESS - fleet.slot_output).sum() / _RUN_S)
+    return float((_ENDLESS - fleet.slots.output).sum() / _RUN_S)

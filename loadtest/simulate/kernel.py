@@ -70,25 +70,16 @@ def _push(fleet: Fleet, end_s: float, replica: int) -> None:
 @compiled
 def vacate(fleet: Fleet, requests: Requests, replica: int, slot: int) -> int:
     """Let a request leave its slot, which the last one takes, and return it."""
-    request, output = (
-        fleet.slot_request[replica, slot],
-        fleet.slot_output[replica, slot],
-    )
+    slots = fleet.slots
+    request = slots.request[replica, slot]
+    output = slots.output[replica, slot]
     requests.num_emitted[request] = requests.num_output_tokens[request] - output
     held = requests.num_prompt_tokens[request] + requests.num_emitted[request]
     fleet.num_kv_held[replica] -= held
-    fleet.num_kv_tokens[replica] -= held - fleet.slot_prompt[replica, slot]
+    fleet.num_kv_tokens[replica] -= held - slots.prompt[replica, slot]
     fleet.num_running[replica] -= 1
     last = fleet.num_running[replica]
-    for column in (
-        fleet.slot_request,
-        fleet.slot_prompt,
-        fleet.slot_output,
-        fleet.slot_chunk,
-        fleet.slot_drafts,
-        fleet.slot_block,
-        fleet.slot_joined,
-    ):
+    for column in slots:
         column[replica, slot] = column[replica, last]
     fleet.slot_draw[replica, slot] = fleet.slot_draw[replica, last]
     return int(request)
@@ -115,11 +106,11 @@ def _make_room(fleet: Fleet, requests: Requests, costs: Costs, replica: int) -> 
         running = fleet.num_running[replica]
         num_tokens = fleet.num_kv_held[replica]
         for slot in range(running):
-            if fleet.slot_prompt[replica, slot] == 0:
+            if fleet.slots.prompt[replica, slot] == 0:
                 num_tokens += 1 + costs.num_drafts
         if num_tokens <= costs.max_kv_tokens:
             break
-        last = int(np.argmax(fleet.slot_joined[replica, :running]))
+        last = int(np.argmax(fleet.slots.joined[replica, :running]))
         request = vacate(fleet, requests, replica, last)
         fleet.counts[PREEMPTED] += 1
         fleet.next_waiting[request] = fleet.first_waiting[replica]
@@ -147,7 +138,7 @@ def _fill(
     held = fleet.num_kv_held[replica]
     if held + costs.max_num_seqs * (1 + costs.num_drafts) > costs.max_kv_tokens:
         gave_way = _make_room(fleet, requests, costs, replica)
-    prompts, chunks = fleet.slot_prompt[replica], fleet.slot_chunk[replica]
+    prompts, chunks = fleet.slots.prompt[replica], fleet.slots.chunk[replica]
     num_decoding, left = 0, costs.max_num_batched_tokens
     for slot in range(fleet.num_running[replica]):
         if prompts[slot] == 0:
@@ -180,12 +171,12 @@ def _fill(
         fleet.first_waiting[replica] = fleet.next_waiting[request]
         slot = fleet.num_running[replica]
         fleet.num_running[replica] += 1
-        fleet.slot_request[replica, slot] = request
-        fleet.slot_joined[replica, slot] = fleet.counts[JOINED]
+        fleet.slots.request[replica, slot] = request
+        fleet.slots.joined[replica, slot] = fleet.counts[JOINED]
         fleet.counts[JOINED] += 1
         prompts[slot] = held - cached
         output = requests.num_output_tokens[request] - requests.num_emitted[request]
-        fleet.slot_output[replica, slot] = output
+        fleet.slots.output[replica, slot] = output
         # Of the request alone: it is as lucky wherever it runs, so arms are paired.
         fleet.slot_draw[replica, slot] = np.uint64(seed) ^ (
             np.uint64(request + 1) * np.uint64(0xD1342543DE82EF95)
@@ -195,7 +186,7 @@ def _fill(
         if end - first > 1:
             luck = draw(fleet.slot_draw[replica, slot : slot + 1])
             first += int(luck * (end - first))
-        fleet.slot_block[replica, slot] = first
+        fleet.slots.block[replica, slot] = first
         chunks[slot] = min(prompts[slot], left - costs.draft_slots)
         left -= chunks[slot] + costs.draft_slots
     return num_decoding
@@ -221,10 +212,10 @@ def _start(fleet: Fleet, costs: Costs, replica: int) -> float:
     """Return how long the step takes whose batch and drafts are chosen, s."""
     num_decoding, num_tokens, num_prompt_tokens = 0, 0, 0
     for slot in range(fleet.num_running[replica]):
-        num_prompt_tokens += fleet.slot_chunk[replica, slot]
-        if fleet.slot_prompt[replica, slot] == 0:
+        num_prompt_tokens += fleet.slots.chunk[replica, slot]
+        if fleet.slots.prompt[replica, slot] == 0:
             num_decoding += 1
-            num_tokens += 1 + fleet.slot_drafts[replica, slot]
+            num_tokens += 1 + fleet.slots.drafts[replica, slot]
     fleet.counts[STEPS] += 1
     fleet.counts[REQUEST_STEPS] += fleet.num_running[replica]
     fleet.num_kv_tokens[replica] += num_prompt_tokens
@@ -250,10 +241,10 @@ def _end_step(
 ) -> None:
     """Hand out what the step has computed, and let go who is done."""
     slot = 0
-    prompts, outputs = fleet.slot_prompt[replica], fleet.slot_output[replica]
-    chunks, draws = fleet.slot_chunk[replica], fleet.slot_draw[replica]
-    members, verified = fleet.slot_request[replica], fleet.slot_drafts[replica]
-    blocks = fleet.slot_block[replica]
+    prompts, outputs = fleet.slots.prompt[replica], fleet.slots.output[replica]
+    chunks, draws = fleet.slots.chunk[replica], fleet.slot_draw[replica]
+    members, verified = fleet.slots.request[replica], fleet.slots.drafts[replica]
+    blocks = fleet.slots.block[replica]
     num_emitting, num_accepted = 0, 0
     while slot < fleet.num_running[replica]:
         request = members[slot]
@@ -329,7 +320,7 @@ def advance(
         until_s: Stop before what comes later.
 
     Returns:
-        -1; where drafts are `ASKED` for, the replica whose `depth` and `slot_drafts`
+        -1; where drafts are `ASKED` for, the replica whose `depth` and `slots.drafts`
         must be set before it is called again.
     """
     counts = fleet.counts

@@ -77,12 +77,15 @@ class _Pilot:
     def decide(self, fleet: Fleet, replica: int) -> None:
         """Say how deep the batch has drafted and what it verifies, and learn."""
         running = slice(int(fleet.num_running[replica]))
-        rows = np.flatnonzero(fleet.slot_prompt[replica, running] == 0)
-        ids = tuple(fleet.slot_request[replica, rows].tolist())
-        blocks, left = fleet.slot_block[replica, rows], fleet.slot_output[replica, rows]
+        rows = np.flatnonzero(fleet.slots.prompt[replica, running] == 0)
+        ids = tuple(fleet.slots.request[replica, rows].tolist())
+        blocks, left = (
+            fleet.slots.block[replica, rows],
+            fleet.slots.output[replica, rows],
+        )
         depth = self._draft(ids, blocks)
         self._learn(dict(zip(ids, left.tolist(), strict=True)))
-        num_prompt_tokens = int(fleet.slot_chunk[replica, running].sum())
+        num_prompt_tokens = int(fleet.slots.chunk[replica, running].sum())
         num_context_tokens = int(fleet.num_kv_tokens[replica]) + num_prompt_tokens
         # The last token of a reply is no draft's.
         offered = np.minimum(self._drafts.num_offered[blocks], left - 1)
@@ -104,8 +107,8 @@ class _Pilot:
             admitted[some] = self._planner.select(batch).num_admitted
         self._depth = self._planner.choose_depth(rows.size)
         fleet.depth[replica] = depth
-        fleet.slot_drafts[replica, running] = 0
-        fleet.slot_drafts[replica, rows] = admitted
+        fleet.slots.drafts[replica, running] = 0
+        fleet.slots.drafts[replica, rows] = admitted
         self._asked = ids, admitted, left
         self._limit(fleet, replica, rows.size + int(admitted.sum()), left)
         self._timing = self._time(

@@ -71,9 +71,9 @@ def keep(
 
     Ends go before beginnings, without which they are of no use.
     """
+    before, after, end = prefixes.before[row], prefixes.after[row], prefixes.holder.size
     for place in range(chain.size - 1, -1, -1):
-        block, end = chain[place], prefixes.holder.size
-        before, after = prefixes.before[row], prefixes.after[row]
+        block = chain[place]
         if after[block] == _ABSENT:
             prefixes.size[row] += 1
         else:
@@ -81,16 +81,9 @@ def keep(
         before[block], after[block] = before[end], end
         after[before[end]] = block
         before[end] = block
-    trim(prefixes, row, num_tokens)
-
-
-@compiled
-def trim(prefixes: Prefixes, row: int, num_tokens: int) -> None:
-    """Drop the blocks met longest ago until so many tokens hold the rest."""
-    before, after, end = prefixes.before[row], prefixes.after[row], prefixes.holder.size
     while prefixes.size[row] > max(0, num_tokens // prefixes.block_tokens):
-        block = after[end]
-        after[end] = after[block]
-        before[after[block]] = end
-        before[block] = after[block] = _ABSENT
+        oldest = after[end]
+        after[end] = after[oldest]
+        before[after[oldest]] = end
+        before[oldest] = after[oldest] = _ABSENT
         prefixes.size[row] -= 1

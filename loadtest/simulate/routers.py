@@ -24,13 +24,7 @@ from policies.decisions.routing import (
 )
 from policies.estimators.reply_length import follow_length
 
-from .prefixes import (
-    HOLDER_TOKENS,
-    LOOKED_AT,
-    Prefixes,
-    count_known,
-    keep,
-)
+from .prefixes import HOLDER_TOKENS, LOOKED_AT, Prefixes, count_known, keep
 from .state import (
     BEGUN,
     CAME,

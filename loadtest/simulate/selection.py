@@ -45,17 +45,17 @@ def select(fleet: Fleet, drafts: Drafts, costs: Costs, replica: int) -> None:
     """Choose how deep a filled batch has drafted, and what of it is verified.
 
     Args:
-        fleet: Its `slot_drafts` and `depth` are set.
+        fleet: Its `slots.drafts` and `depth` are set.
         drafts: What requests draft.
         costs: Of a step.
         replica: Which.
     """
-    prompts, chosen = fleet.slot_prompt[replica], fleet.slot_drafts[replica]
+    prompts, chosen = fleet.slots.prompt[replica], fleet.slots.drafts[replica]
     rows = np.empty(fleet.num_running[replica], np.int64)
     count, num_others, most = 0, 0, drafts.survival.shape[1]
     for slot in range(rows.size):
         chosen[slot] = 0
-        num_others += fleet.slot_chunk[replica, slot]
+        num_others += fleet.slots.chunk[replica, slot]
         if prompts[slot] == 0:
             rows[count] = slot
             count += 1
@@ -64,17 +64,17 @@ def select(fleet: Fleet, drafts: Drafts, costs: Costs, replica: int) -> None:
         # After a step of prompts alone, too.
         fleet.depth[replica] = most
         for row in range(count):
-            block = fleet.slot_block[replica, rows[row]]
+            block = fleet.slots.block[replica, rows[row]]
             chosen[rows[row]] = drafts.num_offered[block]
         return
     if count == 0 or most == 0:
         return
     scores, offered = np.empty((count, most)), np.empty(count, np.int64)
     for row in range(count):
-        block = fleet.slot_block[replica, rows[row]]
+        block = fleet.slots.block[replica, rows[row]]
         scores[row] = drafts.survival[block]
         # The last token of a reply is no draft's.
-        left = fleet.slot_output[replica, rows[row]] - 1
+        left = fleet.slots.output[replica, rows[row]] - 1
         offered[row] = min(left, drafts.num_offered[block])
     price = fleet.plan[replica, 1]
     if costs.rule == FORESEEN:
@@ -150,7 +150,7 @@ def _remember(fleet: Fleet, replica: int, rows: NDArray[np.int64]) -> None:
     """Keep what was drafted."""
     for slot in rows:
         place = fleet.num_steps[replica, 1] % NUM_REMEMBERED_DRAFTS
-        fleet.recent[replica, place] = fleet.slot_block[replica, slot]
+        fleet.recent[replica, place] = fleet.slots.block[replica, slot]
         fleet.num_steps[replica, 1] += 1
 
 

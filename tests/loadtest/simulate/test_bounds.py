@@ -97,11 +97,11 @@ def test_both_worlds_draft_and_verify_the_same(seed: int) -> None:
     costs = engine.costs._replace(token_ms=(0.02, 0.3, 1.0)[seed % 3])
     fleet = state.make_fleet(1, NUM_REQS, NUM_REQS, 0)
     fleet.num_running[0] = NUM_REQS
-    fleet.slot_output[:] = 1000
+    fleet.slots.output[:] = 1000
     recent, plan, sample = RecentDrafts(DEPTH), None, np.empty(0)
     for step in range(2 * PLAN_EVERY + 1):
         blocks = rng.integers(0, 40, NUM_REQS)
-        fleet.slot_block[0] = blocks
+        fleet.slots.block[0] = blocks
         survival = drafts.survival[blocks]
         select(fleet, drafts, costs, 0)
         depth = int(fleet.depth[0])
@@ -117,7 +117,7 @@ def test_both_worlds_draft_and_verify_the_same(seed: int) -> None:
             )
             budget, _ = find_budget(ranked, step_ms, plan.tokens_per_ms, np.inf)
             admitted = select_drafts(survival, lengths, budget)
-            assert fleet.slot_drafts[0].tolist() == admitted.tolist()
+            assert fleet.slots.drafts[0].tolist() == admitted.tolist()
         recent.remember(drafts.confidence[blocks], np.full(NUM_REQS, DEPTH), None)
         if step % PLAN_EVERY == 0:
             sample = recent.sample_acceptance()

@@ -10,15 +10,7 @@ from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import MODELS, Engine, load_engine, make_drafts
 from loadtest.simulate.fleet import ROUTERS, Run, run_fleet
 from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
-from loadtest.simulate.state import (
-    ALL,
-    CAME,
-    LEFT,
-    REQUEST_STEPS,
-    STEPS,
-    WORTH,
-    Costs,
-)
+from loadtest.simulate.state import ALL, CAME, LEFT, REQUEST_STEPS, STEPS, WORTH, Costs
 
 STEP_S = 0.01
 

@@ -135,8 +135,8 @@ def test_every_step_hands_out_what_vllm_s_hands_out(
             requests.num_finishes > 0
         ]
         for slot in range(fleet.num_running[0]):
-            one = fleet.slot_request[0, slot]
-            emitted[one] = drawn.num_output_tokens[one] - fleet.slot_output[0, slot]
+            one = fleet.slots.request[0, slot]
+            emitted[one] = drawn.num_output_tokens[one] - fleet.slots.output[0, slot]
         live = [request.num_output_tokens for request in executor.requests]
         assert emitted[:came].tolist() == live, f"step {num_steps}"
     assert fleet.counts[state.STEPS] == num_steps
