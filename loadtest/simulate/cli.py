@@ -21,7 +21,7 @@ from .load import Lengths, Load, find_own_rate, parse_arrivals, read_load
 from .output import describe, render, write_json
 from .readers import number, read_depth, read_shares, read_slow
 from .recorded import read_folder
-from .scenario import read_words
+from .scenario import parse_options
 from .sessions import parse_sessions
 from .state import ALL, WORTH
 
@@ -102,15 +102,9 @@ def main(
         Exit status: 0 when all is simulated, 1 after an error that is explained, 130
         after Ctrl-C; 2, by `SystemExit`, for options that cannot be read.
     """
-    parser = _make_parser(prog)
-    options = parser.parse_args(arguments)
     try:
-        if options.scenario or options.deployment:
-            given = list(sys.argv[1:] if arguments is None else arguments)
-            known = {name.replace("_", "-") for name in vars(options)}
-            files = options.scenario, options.deployment
-            words = read_words(*files, given, known)
-            options = parser.parse_args([*words, *given])
+        given = sys.argv[1:] if arguments is None else arguments
+        options = parse_options(_make_parser(prog), given)
         with interruptible():
             plans = _make_plans(options)
             _check_outputs(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -30,20 +31,9 @@ _LATENCIES = ("ttft_ms", "tpot_ms")
 
 Curves = dict[str, list[float]]
 
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate over seeds; without ends where there is one seed.
-
-    Attributes:
-        value: The mean, or of ratios the geometric mean.
-        low: Of the 95 % t-interval.
-        high: Likewise.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
+Interval = dict[str, float | None]
+"""An estimate over seeds as `value`, the mean, of ratios the geometric one; and the
+ends `low` and `high` of its 95 % t-interval, None where there is one seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +67,18 @@ class Plan:
     growth: Growth | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ArmResult:
-    """What an arm did, by metric.
-
-    Attributes:
-        runs: Metrics of each seed.
-        means: Over seeds.
-        ratios: Over the first arm, paired by seed; empty for the first arm.
-        curves: `ttft_ms` and `tpot_ms` at `LEVELS`, means over seeds; under
-            autoscalers `replicas` of the first seed at `time_s`.
-    """
-
-    runs: Sequence[Metrics]
-    means: Mapping[str, Interval]
-    ratios: Mapping[str, Interval]
-    curves: Curves
-
-
-def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
+def compare(plan: Plan, progress: Progress) -> dict[str, dict[str, Any]]:
     """Run all arms on the requests of each seed, in turn.
 
     Args:
         plan: What is compared.
         progress: Told of the pieces of each run; it expects them already.
+
+    Returns:
+        By arm, as JSON holds it: `runs`, the metrics of each seed; `means`, intervals
+        over seeds, by metric; `ratios` over the first arm, paired by seed, none for the
+        first; `curves`, `ttft_ms` and `tpot_ms` at `LEVELS`, means over seeds, and
+        under autoscalers `replicas` of the first seed at `time_s`.
     """
     runs: dict[str, list[Metrics]] = {arm: [] for arm in plan.arms}
     curves: dict[str, list[Curves]] = {arm: [] for arm in plan.arms}
@@ -115,16 +93,16 @@ def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
             curves[arm].append(found)
     first = runs[plan.arms[0]]
     return {
-        arm: ArmResult(
-            own,
-            {name: _estimate([run[name] for run in own]) for name in own[0]},
-            _ratios(own, first) if own is not first else {},
-            curves[arm][0]
+        arm: {
+            "runs": own,
+            "means": {name: _estimate([run[name] for run in own]) for name in own[0]},
+            "ratios": _ratios(own, first) if own is not first else {},
+            "curves": curves[arm][0]
             | {
                 name: np.mean([one[name] for one in curves[arm]], axis=0).tolist()
                 for name in _LATENCIES
             },
-        )
+        }
         for arm, own in runs.items()
     }
 
@@ -188,10 +166,10 @@ def _ratios(own: Sequence[Metrics], first: Sequence[Metrics]) -> dict[str, Inter
         pairs = np.array([[a[name], b[name]] for a, b in zip(own, first, strict=True)])
         if (pairs > 0).all():
             logs = _estimate(list(np.log(pairs[:, 0] / pairs[:, 1])))
-            ends = (
-                None if x is None else float(np.exp(x)) for x in (logs.low, logs.high)
-            )
-            found[name] = Interval(float(np.exp(logs.value)), *ends)
+            found[name] = {
+                end: None if log is None else float(np.exp(log))
+                for end, log in logs.items()
+            }
     return found
 
 
@@ -199,9 +177,9 @@ def _estimate(samples: Sequence[float]) -> Interval:
     """Return the mean with its t-interval."""
     mean = float(np.mean(samples))
     if len(samples) < 2:
-        return Interval(mean)
+        return {"value": mean, "low": None, "high": None}
     half = find_half_width(samples)
-    return Interval(mean, mean - half, mean + half)
+    return {"value": mean, "low": mean - half, "high": mean + half}
 
 
 def find_half_width(samples: Sequence[float]) -> float:

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from loadtest.environment import describe_versions
 
-from .compare import LEVELS, ArmResult, Interval, Plan
+from .compare import LEVELS, Interval, Plan
 from .fleet import WARM_UP_SHARE
 
 FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
 """Of what is committed."""
 
-Results = Mapping[str, ArmResult]
+Results = Mapping[str, Mapping[str, Any]]
 """Of a plan, by arm."""
 
 HEADERS = {
@@ -45,9 +45,9 @@ def render(plan: Plan, results: Results) -> str:
         f"telemetry {plan.staleness_s:g} s old, {len(plan.seeds)} seeds; "
         "95 % intervals",
         "",
-        *_table({arm: result.means for arm, result in results.items()}),
+        *_table({arm: result["means"] for arm, result in results.items()}),
     ]
-    others = {arm: result.ratios for arm, result in results.items() if arm != first}
+    others = {arm: result["ratios"] for arm, result in results.items() if arm != first}
     if others:
         lines += ["", f"over {first}, paired by seed:", *_table(others)]
     return "\n".join(lines) + "\n"
@@ -68,12 +68,15 @@ def _table(rows: Mapping[str, Mapping[str, Interval]]) -> list[str]:
     ]
 
 
-def _format(value: Interval | None) -> str:
-    if value is None:
+def _format(one: Interval | None) -> str:
+    if one is None:
         return "-"
-    if value.low is None or value.high is None:
-        return f"{value.value:.4g}"
-    return f"{value.value:.4g} ({value.low:.4g}, {value.high:.4g})"
+    value = f"{one['value']:.4g}"
+    return (
+        value
+        if one["low"] is None
+        else f"{value} ({one['low']:.4g}, {one['high']:.4g})"
+    )
 
 
 def find_utilisation(plan: Plan) -> float:
@@ -114,7 +117,7 @@ def describe(
                 "rate_per_s": plan.rate_per_s,
                 "utilisation": find_utilisation(plan),
                 "staleness_s": plan.staleness_s,
-                "arms": {arm: dataclasses.asdict(one) for arm, one in results.items()},
+                "arms": results,
             }
             for plan, results in found
         ],

@@ -76,7 +76,7 @@ class _Pilot:
 
     def decide(self, fleet: Fleet, replica: int) -> None:
         """Say how deep the batch has drafted and what it verifies, and learn."""
-        running = slice(int(fleet.num_running[replica]))
+        running, costs = slice(int(fleet.num_running[replica])), self._costs
         rows = np.flatnonzero(fleet.slots.prompt[replica, running] == 0)
         ids = tuple(fleet.slots.request[replica, rows].tolist())
         blocks, left = (
@@ -110,30 +110,31 @@ class _Pilot:
         fleet.slots.drafts[replica, running] = 0
         fleet.slots.drafts[replica, rows] = admitted
         self._asked = ids, admitted, left
-        self._limit(fleet, replica, rows.size + int(admitted.sum()), left)
-        self._timing = self._time(
-            admitted, num_prompt_tokens, num_context_tokens, depth
+        num_tokens = rows.size + int(admitted.sum())
+        pass_ms = drafter_ms(costs, 1, rows.size)
+        self._timing = StepTiming(
+            num_reqs=rows.size,
+            num_decode_tokens=num_tokens,
+            num_prefill_tokens=num_prompt_tokens,
+            num_context_tokens=num_context_tokens,
+            depth=depth,
+            target_ms=target_ms(costs, num_tokens + num_prompt_tokens)
+            + costs.kv_token_ms * num_context_tokens,
+            draft_first_ms=pass_ms if depth else 0.0,
+            draft_next_ms=max(0, depth - 1) * pass_ms,
+            host_ms=costs.base_ms + costs.request_ms * rows.size,
         )
-
-    def _limit(
-        self,
-        fleet: Fleet,
-        replica: int,
-        num_decode_tokens: int,
-        left: NDArray[np.int64],
-    ) -> None:
-        """Say what the step after this one may hold: about as much as this one."""
+        # What the step after this one may hold: about as much as this one.
         plan = self._planner.plan_batch(
             EngineLoad(
                 num_running=int(fleet.num_running[replica]),
-                num_decode_tokens=num_decode_tokens,
+                num_decode_tokens=num_tokens,
                 num_context_tokens=int(fleet.num_kv_tokens[replica]),
                 tokens_to_grow=left,
                 block_size=_BLOCK_TOKENS,
             )
         )
-        if plan is not None:
-            fleet.limits[replica] = plan.max_running, plan.max_prefill_tokens
+        fleet.limits[replica] = plan.max_running, plan.max_prefill_tokens
 
     def _draft(self, ids: tuple[int, ...], blocks: NDArray[np.int64]) -> int:
         """Return after how many passes the drafts of a step end."""
@@ -167,26 +168,3 @@ class _Pilot:
             if one not in left_now:
                 self._planner.forget(one)
         self._planner.observe_timing(self._timing)
-
-    def _time(
-        self,
-        admitted: NDArray[np.int64],
-        num_prompt_tokens: int,
-        num_context_tokens: int,
-        depth: int,
-    ) -> StepTiming:
-        costs, count = self._costs, admitted.size
-        num_tokens = count + int(admitted.sum())
-        pass_ms = drafter_ms(costs, 1, count)
-        return StepTiming(
-            num_reqs=count,
-            num_decode_tokens=num_tokens,
-            num_prefill_tokens=num_prompt_tokens,
-            num_context_tokens=num_context_tokens,
-            depth=depth,
-            target_ms=target_ms(costs, num_tokens + num_prompt_tokens)
-            + costs.kv_token_ms * num_context_tokens,
-            draft_first_ms=pass_ms if depth else 0.0,
-            draft_next_ms=max(0, depth - 1) * pass_ms,
-            host_ms=costs.base_ms + costs.request_ms * count,
-        )

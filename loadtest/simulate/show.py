@@ -12,7 +12,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -125,7 +124,7 @@ def _run(fleet: str, num_replicas: int, age_s: float, progress: Progress) -> Any
         "age_s": age_s,
         "rate_per_s": plan.rate_per_s,
         "arms": {
-            arm: {name: asdict(one.means[name]) for name in _ROUTER_METRICS}
+            arm: {name: one["means"][name] for name in _ROUTER_METRICS}
             for arm, one in compare(plan, progress).items()
         },
     }
@@ -184,7 +183,7 @@ def _scale(load: Load, targets: Mapping[str, Sequence[float]]) -> list[dict[str,
     )
     found = compare(plan, expect(dict.fromkeys(arms, _SEEDS * PIECES)))
     return [
-        {"scaler": scaler, "target": float(target), "runs": found[arm].runs}
+        {"scaler": scaler, "target": float(target), "runs": found[arm]["runs"]}
         for arm in arms
         for scaler, target in [arm.split(":")]
     ]
