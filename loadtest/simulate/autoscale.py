@@ -19,7 +19,7 @@ from policies.decisions.scaling import ReplicaPace, Scaling
 from . import kernel, state
 from .drawn import Drawn
 from .engine import Engine
-from .fleet import PIECES, ROUTERS, Metrics, Targets, make_requests, measure
+from .fleet import PIECES, ROUTERS, Metrics, Targets, make_fleet, measure
 from .readers import number
 from .routers import find_costs
 
@@ -115,31 +115,29 @@ def run_growing(
         share of time for which there were as many `at_limit` as there can be; the
         requests; and replicas at the end of each `PERIOD_S`.
     """
-    count, requests = drawn.arrival_s.size, make_requests(drawn)
-    fleet = state.make_fleet(growth.most, engine.costs.max_num_seqs, count, seed)
+    fleet = make_fleet(engine, drawn, growth.most, seed)
     size = _Size(growth)
     paid: list[int] = []
-    now_s, router = 0.0, ROUTERS["power-of-two-sent"]
-    fixed = fleet, requests, engine.drafts, engine.costs
+    now_s, how = 0.0, (ROUTERS["power-of-two-sent"], AGE_S, drawn.arrival_s.size)
     fleet.counts[state.OPEN] = size.open_at(now_s)
     for piece in range(1, PIECES + 1):
         while now_s < drawn.arrival_s[-1] * piece / PIECES:
             now_s += PERIOD_S
-            kernel.advance(*fixed, router, AGE_S, seed, count, now_s)
+            kernel.advance(fleet, *how, now_s)
             fleet.counts[state.OPEN] = num_open = size.open_at(now_s)
             load = float(fleet.telemetry.num_sent.sum())
-            paces = _read_paces(fleet, engine, num_open)
+            paces = _read_paces(fleet, num_open)
             size.follow(now_s, decide(now_s, load, paces, num_open, size.num_wanted))
             draining = np.count_nonzero(fleet.num_running[size.num_paid :])
             paid.append(size.num_paid + int(draining))
         on_piece()
-    kernel.advance(*fixed, router, AGE_S, seed, count, np.inf)
-    found = measure(requests, targets) | {
+    kernel.advance(fleet, *how, np.inf)
+    found = measure(fleet.requests, targets) | {
         "replicas": float(np.mean(paid)),
         "at_limit": float(np.mean([count >= growth.most for count in paid])),
         "replica_hours": PERIOD_S * sum(paid) / 3600.0,
     }
-    return found, requests, paid
+    return found, fleet.requests, paid
 
 
 class _Size:
@@ -187,14 +185,14 @@ class _Size:
             self._open = max(1, self._open + more + given_up)
 
 
-def _read_paces(fleet: state.Fleet, engine: Engine, count: int) -> list[ReplicaPace]:
+def _read_paces(fleet: state.Fleet, count: int) -> list[ReplicaPace]:
     """Return what replicas would report; those that have done nothing know no pace."""
-    known, costs = fleet.telemetry, engine.costs
+    known = fleet.telemetry
     return [
         ReplicaPace(
-            *find_costs(fleet, costs, replica)[:2],
+            *find_costs(fleet, replica)[:2],
             float(known.tokens_per_step[replica]),
-            costs.max_num_seqs,
+            fleet.costs.max_num_seqs,
         )
         for replica in np.flatnonzero(known.num_running[:count]).tolist()
     ]

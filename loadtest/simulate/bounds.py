@@ -14,7 +14,7 @@ import numpy as np
 from . import kernel, state
 from .drawn import Drawn
 from .engine import Engine, load_engine
-from .fleet import ROUTERS, make_requests
+from .fleet import ROUTERS, make_fleet
 from .recorded import read_drafts
 
 DEPTH = 8
@@ -58,14 +58,8 @@ def play(engine: Engine, tokens_per_ms: float = 0.0) -> float:
     """
     size = engine.costs.max_num_seqs
     ones = np.ones(size, np.int64)
-    requests = make_requests(Drawn(np.zeros(size), ones, _ENDLESS * ones, 0 * ones))
-    fleet = state.make_fleet(1, size, size, 0)
+    drawn = Drawn(np.zeros(size), ones, _ENDLESS * ones, 0 * ones)
+    fleet = make_fleet(engine, drawn, 1, 0)
     fleet.plan[:, 1] = tokens_per_ms
-    kernel.advance(
-        *(fleet, requests, engine.drafts, engine.costs, ROUTERS["round-robin"]),
-        age_s=0.0,
-        seed=0,
-        last_arrival=size,
-        until_s=_RUN_S,
-    )
+    kernel.advance(fleet, ROUTERS["round-robin"], 0.0, size, _RUN_S)
     return float((_ENDLESS - fleet.slots.output).sum() / _RUN_S)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernel, routers, state
+from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
+from policies.decisions.routing import NUM_DRAWS, USUAL_BASE_SHARE
+from policies.estimators.reply_length import USUAL_TOKENS
+
+from . import kernel, routers
 from .drawn import Drawn
 from .engine import Engine
+from .prefixes import make_prefixes
+from .state import NO_REQUEST, Events, Fleet, Requests, Slots, Telemetry
 
 ROUTERS: Final = {
     "round-robin": routers.ROUND_ROBIN,
@@ -36,6 +42,8 @@ WARM_UP_SHARE: Final = 0.1
 LEAST_REQUESTS: Final = 100
 """In a run, for a 99th percentile to mean anything."""
 
+_NO_LIMIT = 1 << 40
+
 Metrics = dict[str, float]
 
 
@@ -52,13 +60,6 @@ class Targets:
     tpot_ms: float
 
 
-class Run(NamedTuple):
-    """A finished run: requests, with what became of each, and the fleet."""
-
-    requests: state.Requests
-    fleet: state.Fleet
-
-
 def run_fleet(
     engine: Engine,
     drawn: Drawn,
@@ -68,8 +69,8 @@ def run_fleet(
     seed: int,
     slow: tuple[float, float] = (0.0, 1.0),
     on_piece: Callable[[], None] = lambda: None,
-    decide: Callable[[state.Fleet, int], None] = lambda _fleet, _replica: None,
-) -> Run:
+    decide: Callable[[Fleet, int], None] = lambda _fleet, _replica: None,
+) -> Fleet:
     """Run a fleet until all requests are answered.
 
     Args:
@@ -84,44 +85,88 @@ def run_fleet(
         on_piece: Called `PIECES` times on the way.
         decide: Sets depth and drafts of a replica's step where they are `ASKED` for.
     """
-    count, requests = drawn.arrival_s.size, make_requests(drawn)
-    fleet = state.make_fleet(
-        *(num_replicas, engine.costs.max_num_seqs, count, seed),
-        *(int(drawn.chain.max(initial=-1)) + 1, drawn.block_tokens),
-    )
+    fleet = make_fleet(engine, drawn, num_replicas, seed)
     share, times = slow
     fleet.slowness[: round(share * num_replicas)] = times
-    fixed = fleet, requests, engine.drafts, engine.costs
-    how = (ROUTERS | PREFIX_ROUTERS)[router], float(staleness_s), seed
+    number, age_s = (ROUTERS | PREFIX_ROUTERS)[router], float(staleness_s)
     for piece in range(1, PIECES + 1):
-        until = count * piece // PIECES
-        while (asked := kernel.advance(*fixed, *how, until, np.inf)) >= 0:
+        until = drawn.arrival_s.size * piece // PIECES
+        while (asked := kernel.advance(fleet, number, age_s, until, np.inf)) >= 0:
             decide(fleet, asked)
         on_piece()
-    return Run(requests, fleet)
+    return fleet
 
 
-def make_requests(drawn: Drawn) -> state.Requests:
-    """Return requests of which nothing has come yet."""
-    count = drawn.arrival_s.size
-    has_chains = drawn.chain_first.size > 0
-    return state.Requests(
-        *(drawn.arrival_s, drawn.num_prompt_tokens, drawn.num_output_tokens),
-        kind=drawn.kind,
-        replica=np.zeros(count, np.int64),
-        seen=np.zeros(count, np.int64),
-        first_token_s=np.full(count, np.nan),
-        finish_s=np.full(count, np.nan),
-        num_finishes=np.zeros(count, np.int64),
-        num_emitted=np.zeros(count, np.int64),
-        resumed_s=np.full(count, np.nan),
-        num_cached=np.zeros(count, np.int64),
-        chain=drawn.chain,
-        chain_first=drawn.chain_first if has_chains else np.zeros(count + 1, np.int64),
+def make_fleet(engine: Engine, drawn: Drawn, num_replicas: int, seed: int) -> Fleet:
+    """Return an idle fleet, before anything comes."""
+    size, count = engine.costs.max_num_seqs, drawn.arrival_s.size
+    names = drawn.chain_first if drawn.chain_first.size else np.zeros(count + 1, int)
+    return Fleet(
+        costs=engine.costs,
+        drafts=engine.drafts,
+        requests=Requests(
+            *(drawn.arrival_s, drawn.num_prompt_tokens, drawn.num_output_tokens),
+            kind=drawn.kind,
+            replica=np.zeros(count, np.int64),
+            seen=np.zeros(count, np.int64),
+            first_token_s=np.full(count, np.nan),
+            finish_s=np.full(count, np.nan),
+            num_finishes=np.zeros(count, np.int64),
+            num_emitted=np.zeros(count, np.int64),
+            resumed_s=np.full(count, np.nan),
+            num_cached=np.zeros(count, np.int64),
+            chain=drawn.chain,
+            chain_first=names,
+        ),
+        seed=seed,
+        slots=Slots(*(np.zeros((num_replicas, size), np.int64) for _ in Slots._fields)),
+        slot_draw=np.zeros((num_replicas, size), np.uint64),
+        num_running=np.zeros(num_replicas, np.int64),
+        num_kv_tokens=np.zeros(num_replicas, np.int64),
+        num_kv_held=np.zeros(num_replicas, np.int64),
+        first_waiting=np.full(num_replicas, NO_REQUEST, np.int64),
+        last_waiting=np.full(num_replicas, NO_REQUEST, np.int64),
+        next_waiting=np.full(count, NO_REQUEST, np.int64),
+        heap_s=np.zeros(num_replicas),
+        heap_replica=np.zeros(num_replicas, np.int64),
+        tokens_per_step=np.ones(num_replicas),
+        limits=np.full((num_replicas, 2), _NO_LIMIT, np.int64),
+        slowness=np.ones(num_replicas),
+        step_ms=np.zeros(num_replicas),
+        depth=np.zeros(num_replicas, np.int64),
+        recent=np.zeros((num_replicas, NUM_REMEMBERED_DRAFTS), np.int64),
+        num_steps=np.zeros((num_replicas, 2), np.int64),
+        # As `GoodputPlanner` begins: one deep.
+        plan=np.tile([1.0, 0.0, 0.0], (num_replicas, 1)),
+        next_acceptance=np.ones((num_replicas, NUM_SAMPLES)),
+        events=Events(
+            when_s=np.zeros(3 * count),
+            kind=np.zeros(3 * count, np.int64),
+            request=np.zeros(3 * count, np.int64),
+            tokens_per_step=np.zeros(3 * count),
+            num_running=np.zeros(3 * count, np.int64),
+            num_kv_tokens=np.zeros(3 * count, np.int64),
+        ),
+        telemetry=Telemetry(
+            num_there=np.zeros(num_replicas, np.int64),
+            num_sent=np.zeros(num_replicas, np.int64),
+            num_prompt_tokens=np.zeros(num_replicas, np.int64),
+            tokens_per_step=np.ones(num_replicas),
+            num_running=np.zeros(num_replicas, np.int64),
+            num_kv_tokens=np.zeros(num_replicas, np.int64),
+            can_take=np.ones(num_replicas, np.bool_),
+            learnt=np.array([USUAL_BASE_SHARE, USUAL_TOKENS]),
+            draws=np.zeros(NUM_DRAWS),
+        ),
+        prefixes=make_prefixes(
+            num_replicas, int(drawn.chain.max(initial=-1)) + 1, drawn.block_tokens
+        ),
+        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas, 0, 0, 0]),
+        draw=np.array([seed], np.uint64),
     )
 
 
-def latencies(requests: state.Requests) -> tuple[NDArray[np.float64], ...]:
+def latencies(requests: Requests) -> tuple[NDArray[np.float64], ...]:
     """Return times to the first token and per token after it, ms, of those measured."""
     kept = slice(int(WARM_UP_SHARE * requests.arrival_s.size), None)
     first_s, num_tokens = requests.first_token_s[kept], requests.num_output_tokens[kept]
@@ -130,7 +175,7 @@ def latencies(requests: state.Requests) -> tuple[NDArray[np.float64], ...]:
     return ttft_ms, 1e3 * tpot_s
 
 
-def measure(requests: state.Requests, targets: Targets) -> Metrics:
+def measure(requests: Requests, targets: Targets) -> Metrics:
     """Summarise the requests that did not meet an empty fleet.
 
     Goodput is requests that kept to both targets, over the time in which those that

@@ -23,7 +23,7 @@ from policies.estimators.reply_length import ReplyLength
 from . import kernel, state
 from .drawn import Drawn
 from .engine import Engine
-from .fleet import ROUTERS, make_requests
+from .fleet import ROUTERS, make_fleet
 from .routers import SPARE_SHARE, find_costs
 
 MAX_WAIT_S: Final = 30.0
@@ -82,10 +82,10 @@ class Front:
             seed: Of acceptance and of the router.
         """
         count = drawn.arrival_s.size
-        self._engine, self._drawn = engine, drawn
+        self._drawn = drawn
         self._flows = np.array([*callers])[caller_of].tolist()
         self._deadlines_ms = callers
-        self._num_replicas, self._seed = num_replicas, seed
+        self._num_replicas = num_replicas
         self._is_fair, self._refuses = is_fair, refuses
         self._keeps_seats, self._kept = keeps_seats, KeptSeats()
         self._never_refused = never_refused
@@ -99,11 +99,10 @@ class Front:
         self._places = Places(len(callers))
         self._replies = ReplyLength()
         # In the order in which the front sends them, not in that of their arrival.
-        self._sent = make_requests(
-            Drawn(np.full(count, np.inf), *np.ones((3, count), np.int64))
-        )
+        nobody = Drawn(np.full(count, np.inf), *np.ones((3, count), np.int64))
+        self._fleet = make_fleet(engine, nobody, num_replicas, seed)
+        self._sent = self._fleet.requests
         self._order: list[int] = []
-        self._fleet = state.make_fleet(num_replicas, self._seats, count, seed)
         self._num_ended = self._num_seen = 0
         self._outcome = np.full(count, SERVED)
 
@@ -132,9 +131,7 @@ class Front:
         return found
 
     def _advance(self, until_s: float) -> None:
-        fixed = self._fleet, self._sent, self._engine.drafts, self._engine.costs
-        router, count = ROUTERS["ours"], len(self._order)
-        kernel.advance(*fixed, router, 0.0, self._seed, count, until_s)
+        kernel.advance(self._fleet, ROUTERS["ours"], 0.0, len(self._order), until_s)
         events, happened = self._fleet.events, self._fleet.counts[state.HAPPENED]
         for place in range(self._num_seen, happened):
             if events.kind[place] == state.LEFT:
@@ -215,10 +212,9 @@ class Front:
 
     def _look(self) -> ReplicaLoad:
         """Return the mean load of a replica."""
-        fleet, costs = self._fleet, self._engine.costs
-        known = [find_costs(fleet, costs, one) for one in range(self._num_replicas)]
+        known = [find_costs(self._fleet, one) for one in range(self._num_replicas)]
         base_ms, request_ms, token_ms = np.mean(known, axis=0)
-        telemetry = fleet.telemetry
+        telemetry = self._fleet.telemetry
         return ReplicaLoad(
             float(base_ms),
             float(request_ms),

@@ -45,8 +45,8 @@ def run_growth() -> list[dict[str, Any]]:
         run = run_fleet(engine, drawn, replicas, router, 0.1, 0, on_piece=ticker)
         row = {"arm": arm, "num_replicas": replicas, "num_requests": count}
         row["cpu_s"] = round(time.process_time() - began_s, 3)
-        row["num_steps"] = int(run.fleet.counts[STEPS])
-        row["num_request_steps"] = int(run.fleet.counts[REQUEST_STEPS])
+        row["num_steps"] = int(run.counts[STEPS])
+        row["num_request_steps"] = int(run.counts[REQUEST_STEPS])
         rows.append(row)
     return rows
 

@@ -28,10 +28,7 @@ from .state import (
     REQUEST_STEPS,
     STEPS,
     WAITS,
-    Costs,
-    Drafts,
     Fleet,
-    Requests,
 )
 
 
@@ -68,9 +65,9 @@ def _push(fleet: Fleet, end_s: float, replica: int) -> None:
 
 
 @compiled
-def vacate(fleet: Fleet, requests: Requests, replica: int, slot: int) -> int:
+def vacate(fleet: Fleet, replica: int, slot: int) -> int:
     """Let a request leave its slot, which the last one takes, and return it."""
-    slots = fleet.slots
+    requests, slots = fleet.requests, fleet.slots
     request = slots.request[replica, slot]
     output = slots.output[replica, slot]
     requests.num_emitted[request] = requests.num_output_tokens[request] - output
@@ -99,9 +96,9 @@ def enqueue(fleet: Fleet, now_s: float, replica: int, request: int) -> None:
 
 
 @compiled
-def _make_room(fleet: Fleet, requests: Requests, costs: Costs, replica: int) -> bool:
+def _make_room(fleet: Fleet, replica: int) -> bool:
     """Let who joined last give way while a step has no room; return whether one did."""
-    gave_way = False
+    costs, gave_way = fleet.costs, False
     while fleet.num_running[replica] > 1:
         running = fleet.num_running[replica]
         num_tokens = fleet.num_kv_held[replica]
@@ -111,7 +108,7 @@ def _make_room(fleet: Fleet, requests: Requests, costs: Costs, replica: int) -> 
         if num_tokens <= costs.max_kv_tokens:
             break
         last = int(np.argmax(fleet.slots.joined[replica, :running]))
-        request = vacate(fleet, requests, replica, last)
+        request = vacate(fleet, replica, last)
         fleet.counts[PREEMPTED] += 1
         fleet.next_waiting[request] = fleet.first_waiting[replica]
         if fleet.first_waiting[replica] == NO_REQUEST:
@@ -122,22 +119,16 @@ def _make_room(fleet: Fleet, requests: Requests, costs: Costs, replica: int) -> 
 
 
 @compiled
-def _fill(
-    fleet: Fleet,
-    requests: Requests,
-    drafts: Drafts,
-    costs: Costs,
-    replica: int,
-    seed: int,
-) -> int:
+def _fill(fleet: Fleet, replica: int) -> int:
     """Fill the batch and return how many of it decode.
 
     As vLLM does: those that run come first, prompts get what is left of the tokens.
     """
+    requests, drafts, costs = fleet.requests, fleet.drafts, fleet.costs
     gave_way = False
     held = fleet.num_kv_held[replica]
     if held + costs.max_num_seqs * (1 + costs.num_drafts) > costs.max_kv_tokens:
-        gave_way = _make_room(fleet, requests, costs, replica)
+        gave_way = _make_room(fleet, replica)
     prompts, chunks = fleet.slots.prompt[replica], fleet.slots.chunk[replica]
     num_decoding, left = 0, costs.max_num_batched_tokens
     for slot in range(fleet.num_running[replica]):
@@ -163,7 +154,7 @@ def _fill(
             and fleet.num_kv_held[replica] + held > costs.max_kv_tokens
         ):
             break
-        cached = _find_cached(fleet, requests, costs, replica, request)
+        cached = _find_cached(fleet, replica, request)
         if requests.num_emitted[request] == 0:
             requests.num_cached[request] = cached
         fleet.num_kv_held[replica] += held
@@ -178,7 +169,7 @@ def _fill(
         output = requests.num_output_tokens[request] - requests.num_emitted[request]
         fleet.slots.output[replica, slot] = output
         # Of the request alone: it is as lucky wherever it runs, so arms are paired.
-        fleet.slot_draw[replica, slot] = np.uint64(seed) ^ (
+        fleet.slot_draw[replica, slot] = np.uint64(fleet.seed) ^ (
             np.uint64(request + 1) * np.uint64(0xD1342543DE82EF95)
         )
         kind = requests.kind[request]
@@ -193,23 +184,23 @@ def _fill(
 
 
 @compiled
-def _find_cached(
-    fleet: Fleet, requests: Requests, costs: Costs, replica: int, request: int
-) -> int:
+def _find_cached(fleet: Fleet, replica: int, request: int) -> int:
     """Return how much of a request that joins is there, one token being computed."""
-    chain, size = chain_of(requests, request), fleet.prefixes.block_tokens
+    requests, size = fleet.requests, fleet.prefixes.block_tokens
+    chain = chain_of(requests, request)
     if chain.size == 0:
         return 0
     held = requests.num_prompt_tokens[request] + requests.num_emitted[request]
     known = count_known(fleet.prefixes, replica, chain[: (held - 1) // size])
-    room = costs.max_kv_tokens - fleet.num_kv_held[replica] - held
+    room = fleet.costs.max_kv_tokens - fleet.num_kv_held[replica] - held
     keep(fleet.prefixes, replica, chain[:known], room)
     return int(known * size)
 
 
 @compiled
-def _start(fleet: Fleet, costs: Costs, replica: int) -> float:
+def _start(fleet: Fleet, replica: int) -> float:
     """Return how long the step takes whose batch and drafts are chosen, s."""
+    costs = fleet.costs
     num_decoding, num_tokens, num_prompt_tokens = 0, 0, 0
     for slot in range(fleet.num_running[replica]):
         num_prompt_tokens += fleet.slots.chunk[replica, slot]
@@ -231,16 +222,9 @@ def _start(fleet: Fleet, costs: Costs, replica: int) -> float:
 
 
 @compiled
-def _end_step(
-    fleet: Fleet,
-    requests: Requests,
-    drafts: Drafts,
-    costs: Costs,
-    replica: int,
-    now_s: float,
-) -> None:
+def _end_step(fleet: Fleet, replica: int, now_s: float) -> None:
     """Hand out what the step has computed, and let go who is done."""
-    slot = 0
+    requests, drafts, slot = fleet.requests, fleet.drafts, 0
     prompts, outputs = fleet.slots.prompt[replica], fleet.slots.output[replica]
     chunks, draws = fleet.slots.chunk[replica], fleet.slot_draw[replica]
     members, verified = fleet.slots.request[replica], fleet.slots.drafts[replica]
@@ -282,11 +266,11 @@ def _end_step(
             continue
         requests.finish_s[request] = now_s
         requests.num_finishes[request] += 1
-        vacate(fleet, requests, replica, slot)
+        vacate(fleet, replica, slot)
         note_event(fleet, now_s, LEFT, request, replica)
         chain = chain_of(requests, request)
         if chain.size:
-            room = costs.max_kv_tokens - fleet.num_kv_held[replica]
+            room = fleet.costs.max_kv_tokens - fleet.num_kv_held[replica]
             keep(fleet.prefixes, replica, chain, room)
     if num_emitting > 0:
         fleet.tokens_per_step[replica] = follow_tokens(
@@ -296,26 +280,14 @@ def _end_step(
 
 @compiled
 def advance(
-    fleet: Fleet,
-    requests: Requests,
-    drafts: Drafts,
-    costs: Costs,
-    router: int,
-    age_s: float,
-    seed: int,
-    last_arrival: int,
-    until_s: float,
+    fleet: Fleet, router: int, age_s: float, last_arrival: int, until_s: float
 ) -> int:
     """Go on until `last_arrival` requests have arrived; to the end if that is all.
 
     Args:
         fleet: Changed in place.
-        requests: Likewise.
-        drafts: What they draft.
-        costs: Of a step.
         router: One of the constants of `routers`.
         age_s: How old what the router knows of a replica is, >= 0.
-        seed: Of acceptance.
         last_arrival: 1 to the number of requests.
         until_s: Stop before what comes later.
 
@@ -323,37 +295,37 @@ def advance(
         -1; where drafts are `ASKED` for, the replica whose `depth` and `slots.drafts`
         must be set before it is called again.
     """
-    counts = fleet.counts
-    num_requests = requests.arrival_s.size
+    counts, arrivals_s = fleet.counts, fleet.requests.arrival_s
+    num_requests = arrivals_s.size
     while True:
         arrival_s = np.inf
         if counts[ARRIVED] < num_requests:
-            arrival_s = requests.arrival_s[counts[ARRIVED]]
+            arrival_s = arrivals_s[counts[ARRIVED]]
         next_s = fleet.heap_s[0] if counts[HEAPED] > 0 else np.inf
         if counts[WAITS] == 0:
             if min(arrival_s, next_s) > until_s:
                 return -1
             if next_s <= arrival_s and counts[HEAPED] > 0:
                 replica = fleet.heap_replica[0]
-                _end_step(fleet, requests, drafts, costs, replica, next_s)
+                _end_step(fleet, replica, next_s)
             else:
                 if counts[ARRIVED] == min(num_requests, last_arrival):
                     return -1
                 request = counts[ARRIVED]
                 counts[ARRIVED] += 1
-                replica = route(fleet, requests, costs, request, age_s, router)
+                replica = route(fleet, request, age_s, router)
                 enqueue(fleet, arrival_s, replica, request)
                 continue
-            num_decoding = _fill(fleet, requests, drafts, costs, replica, seed)
-            if costs.rule == ASKED and num_decoding > 0:
+            num_decoding = _fill(fleet, replica)
+            if fleet.costs.rule == ASKED and num_decoding > 0:
                 counts[WAITS] = 1
                 return int(replica)
             if fleet.num_running[replica] > 0:
-                select(fleet, drafts, costs, replica)
+                select(fleet, replica)
         counts[WAITS] = 0
         replica = fleet.heap_replica[0]
         if fleet.num_running[replica] > 0:
-            fleet.heap_s[0] += _start(fleet, costs, replica)
+            fleet.heap_s[0] += _start(fleet, replica)
         else:
             counts[HEAPED] -= 1
             fleet.heap_s[0] = fleet.heap_s[counts[HEAPED]]

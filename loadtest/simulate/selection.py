@@ -18,7 +18,7 @@ from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
 from policies.decisions.select import admit_from, gather_scores
 from policies.depth_control import KEEP_DEPTH_GAIN
 
-from .state import ALL, FORESEEN, Costs, Drafts, Fleet
+from .state import ALL, FORESEEN, Costs, Fleet
 
 PLAN_EVERY = 20
 """Steps between two choices of the depth. Engines take 8, and plan anew at another
@@ -41,15 +41,14 @@ def drafter_ms(costs: Costs, depth: int, num_reqs: int) -> float:
 
 
 @compiled
-def select(fleet: Fleet, drafts: Drafts, costs: Costs, replica: int) -> None:
+def select(fleet: Fleet, replica: int) -> None:
     """Choose how deep a filled batch has drafted, and what of it is verified.
 
     Args:
         fleet: Its `slots.drafts` and `depth` are set.
-        drafts: What requests draft.
-        costs: Of a step.
         replica: Which.
     """
+    drafts, costs = fleet.drafts, fleet.costs
     prompts, chosen = fleet.slots.prompt[replica], fleet.slots.drafts[replica]
     rows = np.empty(fleet.num_running[replica], np.int64)
     count, num_others, most = 0, 0, drafts.survival.shape[1]
@@ -85,7 +84,7 @@ def select(fleet: Fleet, drafts: Drafts, costs: Costs, replica: int) -> None:
             if surplus > best:
                 depth, best = passes, surplus
     else:
-        depth = _draft(fleet, costs, replica, scores, offered, num_others)
+        depth = _draft(fleet, replica, scores, offered, num_others)
     admitted, _ = _admit(scores, offered, depth, costs, num_others, price)
     for row in range(count):
         chosen[rows[row]] = admitted[row]
@@ -94,7 +93,7 @@ def select(fleet: Fleet, drafts: Drafts, costs: Costs, replica: int) -> None:
         return
     _remember(fleet, replica, rows[:count])
     if fleet.num_steps[replica, 0] % PLAN_EVERY == 0:
-        plan_depth(fleet, drafts, costs, replica, count, num_others)
+        plan_depth(fleet, replica, count, num_others)
     fleet.num_steps[replica, 0] += 1
 
 
@@ -123,7 +122,6 @@ def _admit(
 @compiled
 def _draft(
     fleet: Fleet,
-    costs: Costs,
     replica: int,
     survival: NDArray[np.float64],
     offered: NDArray[np.int64],
@@ -132,7 +130,7 @@ def _draft(
     """Return after how many passes a draft ends, as `early_exit` ends it."""
     if fleet.plan[replica, 0] == 0.0:
         return 0
-    count, price = offered.size, fleet.plan[replica, 1]
+    costs, count, price = fleet.costs, offered.size, fleet.plan[replica, 1]
     width = max(1, round(2.0 * fleet.plan[replica, 2] * count))
     token_ms = target_ms(costs, num_others + width) - target_ms(costs, num_others)
     for depth in range(1, survival.shape[1]):
@@ -155,15 +153,9 @@ def _remember(fleet: Fleet, replica: int, rows: NDArray[np.int64]) -> None:
 
 
 @compiled
-def plan_depth(
-    fleet: Fleet,
-    drafts: Drafts,
-    costs: Costs,
-    replica: int,
-    num_reqs: int,
-    num_others: int,
-) -> None:
+def plan_depth(fleet: Fleet, replica: int, num_reqs: int, num_others: int) -> None:
     """Plan the next steps by recent drafts, and note how likely these were accepted."""
+    drafts, costs = fleet.drafts, fleet.costs
     count = min(fleet.num_steps[replica, 1], NUM_REMEMBERED_DRAFTS)
     most = drafts.survival.shape[1]
     survival, acceptance = np.empty(count * most), np.empty(count * most)

@@ -258,13 +258,13 @@ def run_shortcut() -> list[dict[str, Any]]:
         row = {"model": model, "drafts": drafts, "utilisation": utilisation}
         for arm, rule in arms.items():
             engine = load_engine(model, 8, None, rule, own)
-            requests, fleet = run_fleet(
+            fleet = run_fleet(
                 *(engine, drawn, 64, "power-of-two-sent", 0.1, 0),
                 on_piece=make_ticker(progress, arm),
                 decide=make_planners(engine, 64),
             )
-            row[arm] = measure(requests, Targets(25 * tpot_ms, tpot_ms)) | {
-                "duration_s": float(requests.finish_s.max()),
+            row[arm] = measure(fleet.requests, Targets(25 * tpot_ms, tpot_ms)) | {
+                "duration_s": float(fleet.requests.finish_s.max()),
                 "steps": float(fleet.counts[STEPS]),
             }
         rows.append(row)

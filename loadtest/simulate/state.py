@@ -7,14 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
-from policies.decisions.routing import NUM_DRAWS, USUAL_BASE_SHARE
-from policies.estimators.reply_length import USUAL_TOKENS
-
-from .prefixes import BLOCK_TOKENS, Prefixes, make_prefixes
+from .prefixes import Prefixes
 
 NO_REQUEST = -1
-NO_LIMIT = 1 << 40
 
 CAME, BEGUN, LEFT = range(3)
 """Kinds of events: a request came to a replica, had its first token there, was done."""
@@ -138,8 +133,12 @@ class Slots(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """State between two calls; all `[num_replicas]` where nothing else is said."""
+    """What is simulated; all `[num_replicas]` where nothing else is said."""
 
+    costs: Costs  # of the steps of every replica
+    drafts: Drafts
+    requests: Requests
+    seed: int  # of acceptance
     slots: Slots
     slot_draw: NDArray[np.uint64]  # of slots, random state of the request's acceptance
     num_running: Ints
@@ -176,59 +175,3 @@ WAITS, JOINED, PREEMPTED = range(8, 11)
 done, request-steps done, next of round robin, replicas that take requests: the first
 ones; whether the replica on top of the heap waits for its drafts; requests that have
 joined a batch, and that lost their place."""
-
-
-def make_fleet(
-    num_replicas: int,
-    max_num_seqs: int,
-    num_requests: int,
-    seed: int,
-    num_blocks: int = 0,
-    block_tokens: int = BLOCK_TOKENS,
-) -> Fleet:
-    """Return an idle fleet; `num_blocks` names of blocks are used."""
-    slots = (num_replicas, max_num_seqs)
-    return Fleet(
-        slots=Slots(*(np.zeros(slots, np.int64) for _ in Slots._fields)),
-        slot_draw=np.zeros(slots, np.uint64),
-        num_running=np.zeros(num_replicas, np.int64),
-        num_kv_tokens=np.zeros(num_replicas, np.int64),
-        num_kv_held=np.zeros(num_replicas, np.int64),
-        first_waiting=np.full(num_replicas, NO_REQUEST, np.int64),
-        last_waiting=np.full(num_replicas, NO_REQUEST, np.int64),
-        next_waiting=np.full(num_requests, NO_REQUEST, np.int64),
-        heap_s=np.zeros(num_replicas),
-        heap_replica=np.zeros(num_replicas, np.int64),
-        tokens_per_step=np.ones(num_replicas),
-        limits=np.full((num_replicas, 2), NO_LIMIT, np.int64),
-        slowness=np.ones(num_replicas),
-        step_ms=np.zeros(num_replicas),
-        depth=np.zeros(num_replicas, np.int64),
-        recent=np.zeros((num_replicas, NUM_REMEMBERED_DRAFTS), np.int64),
-        num_steps=np.zeros((num_replicas, 2), np.int64),
-        # As `GoodputPlanner` begins: one deep.
-        plan=np.tile([1.0, 0.0, 0.0], (num_replicas, 1)),
-        next_acceptance=np.ones((num_replicas, NUM_SAMPLES)),
-        events=Events(
-            when_s=np.zeros(3 * num_requests),
-            kind=np.zeros(3 * num_requests, np.int64),
-            request=np.zeros(3 * num_requests, np.int64),
-            tokens_per_step=np.zeros(3 * num_requests),
-            num_running=np.zeros(3 * num_requests, np.int64),
-            num_kv_tokens=np.zeros(3 * num_requests, np.int64),
-        ),
-        telemetry=Telemetry(
-            num_there=np.zeros(num_replicas, np.int64),
-            num_sent=np.zeros(num_replicas, np.int64),
-            num_prompt_tokens=np.zeros(num_replicas, np.int64),
-            tokens_per_step=np.ones(num_replicas),
-            num_running=np.zeros(num_replicas, np.int64),
-            num_kv_tokens=np.zeros(num_replicas, np.int64),
-            can_take=np.ones(num_replicas, np.bool_),
-            learnt=np.array([USUAL_BASE_SHARE, USUAL_TOKENS]),
-            draws=np.zeros(NUM_DRAWS),
-        ),
-        prefixes=make_prefixes(num_replicas, num_blocks, block_tokens),
-        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas, 0, 0, 0]),
-        draw=np.array([seed], np.uint64),
-    )

@@ -29,7 +29,7 @@ from policies.decisions.routing import (
 from . import kernel, state
 from .compare import expect, make_ticker
 from .engine import Engine, load_engine
-from .fleet import ROUTERS, make_requests
+from .fleet import ROUTERS, make_fleet
 from .load import Lengths, Load, draw_requests
 from .output import FOLDER, write_json
 from .routers import find_costs
@@ -95,15 +95,13 @@ class Storm:
             arm: One of `ARMS`.
             seed: Of requests, choices and acceptance.
         """
-        self._costs, self._drafts = engine.costs, engine.drafts
-        self._arm, self._seed = arm, seed
+        self._arm, self._costs = arm, engine.costs
         self._seats = self._costs.max_num_seqs * 9 // 8
         rate_per_s = _RATE_PER_S * num_replicas
         count = int(rate_per_s * (_END_S + 2.0))
-        self._requests = make_requests(draw_requests(_LOAD, count, rate_per_s, seed))
-        self._fleet = state.make_fleet(
-            num_replicas, self._costs.max_num_seqs, count, seed
-        )
+        drawn = draw_requests(_LOAD, count, rate_per_s, seed)
+        self._fleet = make_fleet(engine, drawn, num_replicas, seed)
+        self._requests = self._fleet.requests
         # The front says what goes where.
         self._fleet.counts[state.ARRIVED] = count
         self._queue: FairQueue[int] = FairQueue(30.0)
@@ -121,14 +119,7 @@ class Storm:
         requests, arrived, now_s, before = self._requests, 0, 0.0, 0
         while not requests.num_finishes.all():
             now_s += _TICK_S
-            kernel.advance(
-                *(self._fleet, requests, self._drafts, self._costs),
-                router=ROUTERS["round-robin"],
-                age_s=0.0,
-                seed=self._seed,
-                last_arrival=1,
-                until_s=now_s,
-            )
+            kernel.advance(self._fleet, ROUTERS["round-robin"], 0.0, 1, now_s)
             self._listen()
             if now_s - _TICK_S < _DEATH_S <= now_s:
                 before = int(self._fleet.counts[state.PREEMPTED])
@@ -224,7 +215,7 @@ class Storm:
         has_room = there == 0 or num_tokens <= self._free(number)
         if not has_room or there >= self._seats:
             return None
-        base_ms, request_ms, prompt_ms = find_costs(self._fleet, self._costs, number)
+        base_ms, request_ms, prompt_ms = find_costs(self._fleet, number)
         self._shape.learn(base_ms, request_ms)
         running = int(self._fleet.num_running[number])
         return Candidate(
@@ -241,7 +232,7 @@ class Storm:
         self._alive.remove(number)
         lost = []
         while fleet.num_running[number]:
-            lost.append(kernel.vacate(fleet, self._requests, number, 0))
+            lost.append(kernel.vacate(fleet, number, 0))
         while (waiting := int(fleet.first_waiting[number])) != state.NO_REQUEST:
             lost.append(waiting)
             fleet.first_waiting[number] = fleet.next_waiting[waiting]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from loadtest.simulate import state
 from loadtest.simulate.bounds import find_bounds, play
 from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import load_engine
-from loadtest.simulate.fleet import run_fleet
+from loadtest.simulate.fleet import make_fleet, run_fleet
 from loadtest.simulate.planned import make_planners
 from loadtest.simulate.recorded import Array, calibrate, split_by_ease
 from loadtest.simulate.selection import PLAN_EVERY, drafter_ms, select, target_ms
@@ -95,7 +96,8 @@ def test_both_worlds_draft_and_verify_the_same(seed: int) -> None:
     model = "h100-qwen3-1.7b" if seed % 2 else "cpu-demo-100m"
     engine = load_engine(model, DEPTH, NUM_REQS, state.WORTH, drafts)
     costs = engine.costs._replace(token_ms=(0.02, 0.3, 1.0)[seed % 3])
-    fleet = state.make_fleet(1, NUM_REQS, NUM_REQS, 0)
+    nobody = Drawn(np.zeros(0), *np.zeros((3, 0), np.int64))
+    fleet = make_fleet(replace(engine, costs=costs), nobody, 1, 0)
     fleet.num_running[0] = NUM_REQS
     fleet.slots.output[:] = 1000
     recent, plan, sample = RecentDrafts(DEPTH), None, np.empty(0)
@@ -103,7 +105,7 @@ def test_both_worlds_draft_and_verify_the_same(seed: int) -> None:
         blocks = rng.integers(0, 40, NUM_REQS)
         fleet.slots.block[0] = blocks
         survival = drafts.survival[blocks]
-        select(fleet, drafts, costs, 0)
+        select(fleet, 0)
         depth = int(fleet.depth[0])
         if plan is not None:
             expected = 0

@@ -19,7 +19,7 @@ import pytest
 from loadtest.simulate import kernel, routers, state
 from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import Engine, load_engine
-from loadtest.simulate.fleet import make_requests
+from loadtest.simulate.fleet import make_fleet
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 pytestmark += [pytest.mark.filterwarnings("ignore", r"error:::(loadtest|tests)\.")]
@@ -112,7 +112,8 @@ def test_every_step_hands_out_what_vllm_s_hands_out(
         rng.integers(1, 60, COUNT),
         np.arange(COUNT),
     )
-    fleet, requests = state.make_fleet(1, SEATS, COUNT, 0), make_requests(drawn)
+    fleet = make_fleet(engine, drawn, 1, 0)
+    requests = fleet.requests
     executor, came, now_s, num_steps = Executor(tmp_path, engine), 0, 0.0, 0
     while came < COUNT or executor.scheduler.has_unfinished_requests():
         if not executor.scheduler.has_unfinished_requests():
@@ -126,10 +127,7 @@ def test_every_step_hands_out_what_vllm_s_hands_out(
         now_s += step_s
         executor.finish(output)
         num_steps += 1
-        kernel.advance(
-            *(fleet, requests, drafts, costs, routers.ROUND_ROBIN),
-            *(0.0, 0, COUNT, now_s + 1e-9),
-        )
+        kernel.advance(fleet, routers.ROUND_ROBIN, 0.0, COUNT, now_s + 1e-9)
         emitted = np.zeros(COUNT, np.int64)
         emitted[requests.num_finishes > 0] = drawn.num_output_tokens[
             requests.num_finishes > 0
