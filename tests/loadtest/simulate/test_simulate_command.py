@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,14 @@ DRAFTS = FOLDER.parent / "ablations" / "drafts"
 SMALL = ["--replicas", "4", "--requests", "400", "--seeds", "3"]
 
 
+def run(folder: Path, flags: str) -> dict[str, Any]:
+    """Return what a command writes as JSON."""
+    path = folder / "result.json"
+    assert main([*SMALL, *flags.split(), "--json", str(path)]) == 0
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
 @pytest.mark.parametrize("text", ["poisson", "gamma=3", "diurnal=9"])
 def test_loads_keep_their_rate_and_their_shape(text: str) -> None:
     when = parse_arrivals(text).draw(100_000, 50.0, np.random.default_rng(0))
@@ -49,7 +58,8 @@ def test_loads_keep_their_rate_and_their_shape(text: str) -> None:
 
 
 def test_lengths_have_heavy_tails_and_kinds_shift_in_mid_run() -> None:
-    load = Load(parse_arrivals("poisson"), Lengths(300, 2), Lengths(200, 0), 0.1, 0.7)
+    shares = {"hard_before": 0.1, "hard_after": 0.7}
+    load = Load(prompt=Lengths(300, 2), output=Lengths(200, 0), **shares)
     found = draw_requests(load, 200_000, 10.0, 1)
     prompts = found.num_prompt_tokens
     assert [prompts.mean(), prompts.std()] == pytest.approx([300, 600], rel=0.1)
@@ -86,15 +96,13 @@ def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
 def test_autoscalers_are_arms_that_cost_replica_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "result.json"
-    arms = ["--autoscaler", "target-ongoing:4", "--autoscaler", "target-ongoing:60"]
+    arms = "target-ongoing:4", "target-ongoing:60"
     # 160 s and more, of which the delays leave some to shrink in.
-    flags = ["--utilisation", "0.01", "--start-s", "5", "--json", str(path)]
-    long = ["--replicas", "4", "--requests", "2000", "--seeds", "2"]
-    assert main([*long, *arms, *flags]) == 0
+    flags = "--utilisation 0.01 --start-s 5 --requests 2000 --seeds 2 --autoscaler "
+    (point,) = run(tmp_path, flags + " --autoscaler ".join(arms))["points"]
     assert "replica-hours" in capsys.readouterr().out
-    found = json.loads(path.read_text("utf-8"))["points"][0]["arms"]
-    many, few = (found[arm]["means"]["replica_hours"]["value"] for arm in arms[1::2])
+    means = (point["arms"][arm]["means"] for arm in arms)
+    many, few = (one["replica_hours"]["value"] for one in means)
     assert 0 < few < many
 
 
@@ -104,10 +112,8 @@ def test_a_deployment_s_settings_are_its_replicas_and_their_autoscaler(
     files = sorted((SCENARIOS.parent).glob("*.yaml"))
     assert files
     for path in files:
-        json_file, settings = tmp_path / path.stem, yaml.safe_load(path.read_text())
-        flags = ["--deployment", str(path), "--seeds", "1", "--json", str(json_file)]
-        assert main([*SMALL, *flags]) == 0
-        found = json.loads(json_file.read_text("utf-8"))
+        settings = yaml.safe_load(path.read_text())
+        found = run(tmp_path, f"--deployment {path} --seeds 1")
         batch = settings["engine"]["max_num_seqs"]
         assert found["engine"]["costs"]["max_num_seqs"] == batch
         (point,) = found["points"]
@@ -124,8 +130,7 @@ def test_a_deployment_s_settings_are_its_replicas_and_their_autoscaler(
     # Whoever asks for routers gets no autoscaler, and a scenario can name the file.
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(f"deployment: {files[0]}\nrouter: ours\nselect: false", "utf-8")
-    assert main([str(scenario), *SMALL, "--json", str(json_file)]) == 0
-    found = json.loads(json_file.read_text("utf-8"))
+    found = run(tmp_path, str(scenario))
     (point,) = found["points"]
     assert (list(point["arms"]), found["engine"]["costs"]["rule"]) == (["ours"], 0)
 
@@ -133,10 +138,10 @@ def test_a_deployment_s_settings_are_its_replicas_and_their_autoscaler(
 def test_a_chart_s_deployment_costs_more_with_ten_times_the_traffic(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, chart = tmp_path / "result.json", HELM / "examples" / "production.yaml"
-    flags = ["--requests", "2000", "--rate", "100", "--seeds", "1", "--json", str(path)]
-    scales = ["--scale-load", "1", "--scale-load", "10", "--start-s", "1"]
-    assert main(["--deployment", str(chart), *flags, *scales]) == 0
+    chart, path = HELM / "examples" / "production.yaml", tmp_path / "result.json"
+    flags = f"--deployment {chart} --requests 2000 --rate 100 --seeds 1 --json {path}"
+    scales = "--scale-load 1 --scale-load 10 --start-s 1"
+    assert main([*flags.split(), *scales.split()]) == 0
     assert "downscale-delay-s 600; take more" in capsys.readouterr().err
     once, ten = json.loads(path.read_text("utf-8"))["points"]
     assert (once["num_replicas"], ten["num_replicas"]) == (8, 80)
@@ -158,11 +163,10 @@ def test_a_chart_s_deployment_costs_more_with_ten_times_the_traffic(
 
 
 def test_the_page_has_every_plot_there_are_figures_for(tmp_path: Path) -> None:
-    files = [str(tmp_path / name) for name in ("r.json", "p.html", "again.html")]
-    write = ["--json", files[0], "--html", files[1]]
-    sweep = ["--scale-load", "0.5", "--scale-load", "1"]
-    ages = ["--staleness-ms", "0", "--staleness-ms", "100"]
-    grow = ["--autoscaler", "target-ongoing:4", "--utilisation", "0.05"]
+    files = [tmp_path / name for name in ("result.json", "p.html", "again.html")]
+    sweep = "--scale-load 0.5 --scale-load 1"
+    ages = "--staleness-ms 0 --staleness-ms 100"
+    grow = "--autoscaler target-ongoing:4 --utilisation 0.05"
     plots = {
         "Attainment against load": [True, True, False],
         "Goodput against staleness": [True, False, False],
@@ -170,25 +174,25 @@ def test_the_page_has_every_plot_there_are_figures_for(tmp_path: Path) -> None:
         "TTFT: distribution": [True, True, True],
         "TPOT: distribution": [True, True, True],
     }
-    for place, flags in enumerate(([*sweep, *ages], [*sweep, *grow], [])):
-        assert main([*SMALL, *flags, *write]) == 0
-        text = Path(files[1]).read_text("utf-8")
+    for place, flags in enumerate((f"{sweep} {ages}", f"{sweep} {grow}", "")):
+        run(tmp_path, f"{flags} --html {files[1]}")
+        text = files[1].read_text("utf-8")
         for title, there in plots.items():
             assert (f'<img alt="{title}' in text) == there[place]
         assert "h100-qwen3-1.7b, " in text
         assert "3 seeds (0 to 2)" in text
         assert "numpy 2" in text
-        assert page.main([files[0], files[2]]) == 0
-        assert text == Path(files[2]).read_text("utf-8")
+        assert page.main([str(files[0]), str(files[2])]) == 0
+        assert text == files[2].read_text("utf-8")
 
 
 def test_recorded_drafts_stand_in_for_chances(tmp_path: Path) -> None:
-    path, tokens = tmp_path / "result.json", []
-    for flags in ([], ["--recorded", str(DRAFTS), "--select"]):
-        assert main([*SMALL, "--router", "ours", *flags, "--json", str(path)]) == 0
-        tokens.append(json.loads(path.read_text("utf-8"))["engine"]["tokens_per_step"])
-    easy, hard = tokens[1]
-    assert tokens[0] != tokens[1]
+    chances, recorded = (
+        run(tmp_path, f"--router ours {flags}")["engine"]["tokens_per_step"]
+        for flags in ("", f"--recorded {DRAFTS} --select")
+    )
+    easy, hard = recorded
+    assert chances != recorded
     assert 2.0 < hard < easy < 4.0  # Of three drafts and the target's own token.
 
 
@@ -214,28 +218,12 @@ def test_scenario_files_are_options_and_flags_count_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in sorted(SCENARIOS.iterdir()):
-        json_file = tmp_path / f"{path.stem}.json"
-        flags = [
-            *SMALL,
-            "--router",
-            "ours",
-            "--rate",
-            "90",
-            "--scale-load",
-            "1",
-            "--json",
-            str(json_file),
-        ]
-        assert main([str(path), *flags]) == 0, capsys.readouterr().err
-        found = json.loads(json_file.read_text("utf-8"))
+        found = run(tmp_path, f"{path} --router ours --rate 90 --scale-load 1")
         point = found["points"][0]
         assert (point["num_replicas"], point["rate_per_s"]) == (4, 90.0)
         assert list(point["arms"]) == ["ours"]
-        assert found["load"]["hard_before"] == {
-            "sessions": 0.5,
-            "slow-replicas": 0.5,
-            "stale-telemetry": 0.5,
-        }.get(path.stem, 0.2)
+        shifts = path.stem in ("diurnal-autoscalers", "shifting-bursts")
+        assert found["load"]["hard_before"] == (0.2 if shifts else 0.5)
     bad = tmp_path / "bad.yaml"
     bad.write_text("replicants: 3", "utf-8")
     assert main([str(bad)]) == 1
