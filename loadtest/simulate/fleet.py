@@ -42,8 +42,6 @@ WARM_UP_SHARE: Final = 0.1
 LEAST_REQUESTS: Final = 100
 """In a run, for a 99th percentile to mean anything."""
 
-_NO_LIMIT = 1 << 40
-
 Metrics = dict[str, float]
 
 
@@ -130,9 +128,8 @@ def make_fleet(engine: Engine, drawn: Drawn, num_replicas: int, seed: int) -> Fl
         heap_s=np.zeros(num_replicas),
         heap_replica=np.zeros(num_replicas, np.int64),
         tokens_per_step=np.ones(num_replicas),
-        limits=np.full((num_replicas, 2), _NO_LIMIT, np.int64),
+        max_running=np.full(num_replicas, size, np.int64),
         slowness=np.ones(num_replicas),
-        step_ms=np.zeros(num_replicas),
         depth=np.zeros(num_replicas, np.int64),
         recent=np.zeros((num_replicas, NUM_REMEMBERED_DRAFTS), np.int64),
         num_steps=np.zeros((num_replicas, 2), np.int64),

@@ -135,8 +135,6 @@ def _fill(fleet: Fleet, replica: int) -> int:
         if prompts[slot] == 0:
             num_decoding += 1
     left -= num_decoding * (1 + costs.num_drafts + costs.draft_slots)
-    max_running = min(costs.max_num_seqs, fleet.limits[replica, 0])
-    left = min(left, fleet.limits[replica, 1])
     for slot in range(fleet.num_running[replica]):
         chunks[slot] = min(prompts[slot], max(left - costs.draft_slots, 0))
         if chunks[slot] > 0:
@@ -144,7 +142,7 @@ def _fill(fleet: Fleet, replica: int) -> int:
     while (
         not gave_way
         and left > costs.draft_slots
-        and fleet.num_running[replica] < max_running
+        and fleet.num_running[replica] < fleet.max_running[replica]
         and fleet.first_waiting[replica] != NO_REQUEST
     ):
         request = fleet.first_waiting[replica]
@@ -217,8 +215,7 @@ def _start(fleet: Fleet, replica: int) -> float:
     others = fleet.num_running.size - 1
     if others > 0:
         step_ms *= 1.0 + costs.contention * (fleet.counts[HEAPED] - 1) / others
-    fleet.step_ms[replica] = step_ms * fleet.slowness[replica]
-    return float(fleet.step_ms[replica]) / 1000.0
+    return float(step_ms * fleet.slowness[replica]) / 1000.0
 
 
 @compiled

@@ -1,8 +1,8 @@
 """The planner itself in every simulated step: what the compiled short cut leaves out.
 
 It learns what drafts and steps cost as in an engine, explores, plans anew when the load
-changes, and says how many requests run and how much prompt joins a step. Costs it is
-shown are exact; a drafter that was skipped catches up for nothing.
+changes, and says how many requests run. Costs it is shown are exact; a drafter that was
+skipped catches up for nothing.
 """
 
 from __future__ import annotations
@@ -33,24 +33,16 @@ _Asked = tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64]]
 """Requests that decoded, drafts verified of each, tokens each had still to emit."""
 
 
-def make_planners(
-    engine: Engine, num_replicas: int, step_target_ms: float | None = None
-) -> Callable[[Fleet, int], None]:
-    """Return what answers for every replica when drafts are `ASKED` for.
-
-    Args:
-        engine: Of every replica.
-        num_replicas: >= 1.
-        step_target_ms: Longest step wanted, `policy.latency_target_ms`; None for any.
-    """
-    pilots = [_Pilot(engine, step_target_ms) for _ in range(num_replicas)]
+def make_planners(engine: Engine, num_replicas: int) -> Callable[[Fleet, int], None]:
+    """Return what answers for every replica when drafts are `ASKED` for."""
+    pilots = [_Pilot(engine) for _ in range(num_replicas)]
     return lambda fleet, replica: pilots[replica].decide(fleet, replica)
 
 
 class _Pilot:
     """One replica's planner, and the step it has not been told the end of."""
 
-    def __init__(self, engine: Engine, step_target_ms: float | None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._costs, self._drafts = engine.costs, engine.drafts
         costs = engine.costs
         sizes = range(costs.pad_multiple, costs.pad_limit + 1, costs.pad_multiple)
@@ -61,7 +53,7 @@ class _Pilot:
             exits_early=True,
             padded_sizes=tuple(sizes),
         )
-        self._planner = GoodputPlanner.build(costs.num_drafts, limits, step_target_ms)
+        self._planner = GoodputPlanner.build(costs.num_drafts, limits)
         counts = tuple(2**power for power in range(10))
         self._planner.fit_profile(
             CostProfile(
@@ -124,7 +116,7 @@ class _Pilot:
             draft_next_ms=max(0, depth - 1) * pass_ms,
             host_ms=costs.base_ms + costs.request_ms * rows.size,
         )
-        # What the step after this one may hold: about as much as this one.
+        # Of the step after this one, which holds about as much.
         plan = self._planner.plan_batch(
             EngineLoad(
                 num_running=int(fleet.num_running[replica]),
@@ -134,7 +126,7 @@ class _Pilot:
                 block_size=_BLOCK_TOKENS,
             )
         )
-        fleet.limits[replica] = plan.max_running, plan.max_prefill_tokens
+        fleet.max_running[replica] = plan.max_running
 
     def _draft(self, ids: tuple[int, ...], blocks: NDArray[np.int64]) -> int:
         """Return after how many passes the drafts of a step end."""

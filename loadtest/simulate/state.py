@@ -150,11 +150,8 @@ class Fleet(NamedTuple):
     heap_s: Floats  # when steps end; a binary heap
     heap_replica: Ints  # whose step it is
     tokens_per_step: Floats  # as its engine follows it
-    # `[num_replicas, 2]`, requests that may be in the coming step, and prompt tokens
-    # that may join it, if these are fewer than its engine takes.
-    limits: Ints
+    max_running: Ints  # requests that may be in the coming step
     slowness: Floats  # its steps take so many times what they should
-    step_ms: Floats  # of the step that runs
     depth: Ints  # drafter passes of the step that runs
     recent: Ints  # `[num_replicas, NUM_REMEMBERED_DRAFTS]`, blocks drafted, a ring
     num_steps: Ints  # `[num_replicas, 2]`, that drafted, and blocks in the ring ever

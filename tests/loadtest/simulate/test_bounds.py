@@ -178,23 +178,3 @@ def test_the_planner_itself_decides_where_it_is_asked() -> None:
         assert (run.requests.num_finishes == 1).all()
         finished.append(run.requests.finish_s.max())
     assert finished[1] < 0.9 * finished[0]
-
-
-@pytest.mark.parametrize(("wanted_ms", "is_kept"), [(None, False), (40.0, True)])
-def test_the_planner_keeps_a_target_by_batch_and_prompts(
-    wanted_ms: float | None, is_kept: bool
-) -> None:
-    """As an engine's does: fewer run at a time, and long prompts join in pieces."""
-    ones = np.ones(60, np.int64)
-    drawn = Drawn(np.linspace(0.0, 1.0, 60), 600 * ones, 60 * ones, 0 * ones)
-    engine = load_engine(*("cpu-demo-100m", DEPTH, NUM_REQS, state.ASKED, made_up(200)))
-    asked = make_planners(engine, 1, wanted_ms)
-    step_ms: list[float] = []
-
-    def spy(fleet: state.Fleet, replica: int) -> None:
-        step_ms.append(float(fleet.step_ms[replica]))
-        asked(fleet, replica)
-
-    run = run_fleet(engine, drawn, 1, "round-robin", 0.0, 0, decide=spy)
-    assert (run.requests.num_finishes == 1).all()
-    assert (np.quantile(step_ms[20:], 0.9) < 1.3 * 40.0) == is_kept
