@@ -124,12 +124,19 @@ def load_engine(
             f"of {costs.max_num_batched_tokens} tokens a step for prompts; take a "
             "smaller --batch or --drafts"
         )
-    longest = num_drafts if recorded is None else recorded.survival.shape[1]
+    if recorded is None:
+        positions = np.arange(1, num_drafts + 1)
+        survival = [chance**positions for chance in chances]
+        return Engine(path.stem, costs, make_drafts(np.array(survival, np.float64)))
+    longest = recorded.survival.shape[1]
     if longest < num_drafts:
         raise ValueError(f"--drafts {num_drafts}: recorded ones are {longest} long")
-    positions = np.arange(1, num_drafts + 1)
-    survival = np.array([chance**positions for chance in chances], dtype=np.float64)
-    drafts = make_drafts(survival) if recorded is None else cut(recorded, num_drafts)
+    drafts = recorded._replace(
+        survival=recorded.survival[:, :num_drafts].copy(),
+        confidence=recorded.confidence[:, :num_drafts].copy(),
+        num_offered=np.minimum(recorded.num_offered, num_drafts),
+        num_accepted=np.minimum(recorded.num_accepted, num_drafts),
+    )
     return Engine(path.stem, costs, drafts)
 
 
@@ -144,16 +151,6 @@ def make_drafts(survival: NDArray[np.float64]) -> Drafts:
         num_offered=np.full(num_kinds, num_drafts),
         num_accepted=np.full(num_kinds, -1),
         first=np.arange(num_kinds + 1),
-    )
-
-
-def cut(drafts: Drafts, num_drafts: int) -> Drafts:
-    """Return drafts no longer than that."""
-    return drafts._replace(
-        survival=drafts.survival[:, :num_drafts].copy(),
-        confidence=drafts.confidence[:, :num_drafts].copy(),
-        num_offered=np.minimum(drafts.num_offered, num_drafts),
-        num_accepted=np.minimum(drafts.num_accepted, num_drafts),
     )
 
 

@@ -92,17 +92,13 @@ def _draw(found: Mapping[str, Any], caption: str) -> Iterator[tuple[str, bytes]]
             panel.axvline(found["targets"][f"{metric}_ms"], color="gray", ls="--")
             panel.set_xscale("log")
             panel.set(title=_title(point), xlabel="ms", ylabel="share of requests")
-        yield (
-            f"{metric.upper()}: distribution, dashed the target",
-            to_png(figure, caption),
-        )
+        title = f"{metric.upper()}: distribution, dashed the target"
+        yield title, to_png(figure, caption)
 
 
 def _title(point: Point) -> str:
-    return (
-        f"{point['rate_per_s']:.4g} requests/s, telemetry {point['staleness_s']:g} s "
-        "old"
-    )
+    rate_per_s, age_s = point["rate_per_s"], point["staleness_s"]
+    return f"{rate_per_s:.4g} requests/s, telemetry {age_s:g} s old"
 
 
 def _vary(

@@ -192,13 +192,11 @@ def choose_ours(
 @compiled
 def _find_least(there: NDArray[np.int64], count: int, start: int) -> int:
     """Look at all, from a random one on: the first of equals would get everything."""
-    best = start
-    for offset in range(1, count):
-        replica = start + offset
-        if replica >= count:
-            replica -= count
-        if there[replica] < there[best]:
-            best = replica
+    best = start + int(np.argmin(there[start:count]))
+    if start > 0:
+        before = int(np.argmin(there[:start]))
+        if there[before] < there[best]:
+            return before
     return best
 
 

@@ -91,7 +91,10 @@ def select(fleet: Fleet, replica: int) -> None:
     fleet.depth[replica] = depth
     if costs.rule == FORESEEN:
         return
-    _remember(fleet, replica, rows[:count])
+    for row in range(count):
+        place = fleet.num_steps[replica, 1] % NUM_REMEMBERED_DRAFTS
+        fleet.recent[replica, place] = fleet.slots.block[replica, rows[row]]
+        fleet.num_steps[replica, 1] += 1
     if fleet.num_steps[replica, 0] % PLAN_EVERY == 0:
         plan_depth(fleet, replica, count, num_others)
     fleet.num_steps[replica, 0] += 1
@@ -141,15 +144,6 @@ def _draft(
         if gained <= price * drafter_ms(costs, 1, count):
             return depth
     return int(survival.shape[1])
-
-
-@compiled
-def _remember(fleet: Fleet, replica: int, rows: NDArray[np.int64]) -> None:
-    """Keep what was drafted."""
-    for slot in rows:
-        place = fleet.num_steps[replica, 1] % NUM_REMEMBERED_DRAFTS
-        fleet.recent[replica, place] = fleet.slots.block[replica, slot]
-        fleet.num_steps[replica, 1] += 1
 
 
 @compiled

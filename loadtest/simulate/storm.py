@@ -253,12 +253,10 @@ class Storm:
         came = (arrival_s >= _DEATH_S) & (arrival_s < end_s)
         there = (arrival_s < end_s) & (finish_s > _DEATH_S) & ~lost
         good = ttft_ms <= TTFT_MS
-        windows = np.arange(_DEATH_S, _END_S, _WINDOW_S)
-        shares = [good[(arrival_s >= t) & (arrival_s < t + _WINDOW_S)] for t in windows]
         bad = [
             t
-            for t, share in zip(windows, shares, strict=True)
-            if share.mean() < _NORMAL
+            for t in np.arange(_DEATH_S, _END_S, _WINDOW_S)
+            if good[(arrival_s >= t) & (arrival_s < t + _WINDOW_S)].mean() < _NORMAL
         ]
         found = {
             "ttft_attainment": good[came].mean(),
