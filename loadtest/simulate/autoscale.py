@@ -38,23 +38,14 @@ SCALERS: Final = ("target-ongoing", "latency", "ours")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a fleet may change.
+    """How a fleet may change."""
 
-    Attributes:
-        most: Replicas there can be.
-        start_s: From the decision until a replica takes requests.
-        up_delay_s: A wish for more must have lasted so long.
-        down_delay_s: And one for fewer.
-        least: Replicas there always are.
-        first: With which it begins; None for the most.
-    """
-
-    most: int
-    start_s: float = 60.0
-    up_delay_s: float = 10.0
-    down_delay_s: float = 300.0
-    least: int = 1
-    first: int | None = None
+    most: int  # replicas there can be
+    start_s: float = 60.0  # from the decision until a replica takes requests
+    up_delay_s: float = 10.0  # a wish for more must have lasted so long
+    down_delay_s: float = 300.0  # and one for fewer
+    least: int = 1  # replicas there always are
+    first: int | None = None  # with which it begins; None for the most
 
 
 def parse_scaler(text: str) -> str:

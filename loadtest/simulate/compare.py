@@ -38,33 +38,20 @@ ends `low` and `high` of its 95 % t-interval, None where there is one seed."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared.
+    """What is compared."""
 
-    Attributes:
-        engine: Of every replica.
-        load: What arrives.
-        num_replicas: In the fleet, at most where it grows and shrinks.
-        num_requests: Of each seed.
-        rate_per_s: Mean rate of arrivals.
-        staleness_s: Age of what routers know.
-        targets: Of goodput.
-        arms: Routers, or autoscalers as `NAME:TARGET`; ratios are over the first.
-        seeds: One run of each arm for each.
-        slow: Share of slow replicas, and how many times longer their steps take.
-        growth: Of the fleet, under autoscalers.
-    """
-
-    engine: Engine
-    load: Load
-    num_replicas: int
-    num_requests: int
-    rate_per_s: float
-    staleness_s: float
-    targets: Targets
-    arms: Sequence[str]
-    seeds: Sequence[int]
+    engine: Engine  # of every replica
+    load: Load  # what arrives
+    num_replicas: int  # in the fleet, at most where it grows and shrinks
+    num_requests: int  # of each seed
+    rate_per_s: float  # of arrivals on average
+    staleness_s: float  # age of what routers know
+    targets: Targets  # of goodput
+    arms: Sequence[str]  # routers, or autoscalers as `NAME:TARGET`, the base first
+    seeds: Sequence[int]  # one run of each arm for each
+    # Share of slow replicas, and how many times longer their steps take.
     slow: tuple[float, float] = (0.0, 1.0)
-    growth: Growth | None = None
+    growth: Growth | None = None  # of the fleet, under autoscalers
 
 
 def compare(plan: Plan, progress: Progress) -> dict[str, dict[str, Any]]:

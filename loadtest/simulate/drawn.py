@@ -19,25 +19,17 @@ def _none() -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Requests of one seed, trace or run; all `[num_requests]`.
+    """Requests of one seed, trace or run; all `[num_requests]`."""
 
-    Attributes:
-        arrival_s: float64, rising.
-        num_prompt_tokens: int64, >= 1.
-        num_output_tokens: int64, >= 1.
-        kind: int64, index into `KINDS`.
-        chain: `[num_named]`, blocks of prompts and replies, one request after another.
-        chain_first: `[num_requests + 1]`, where each request's begin; empty for none.
-        block_tokens: Of each block.
-    """
-
-    arrival_s: NDArray[np.float64]
-    num_prompt_tokens: NDArray[np.int64]
-    num_output_tokens: NDArray[np.int64]
-    kind: NDArray[np.int64]
+    arrival_s: NDArray[np.float64]  # rising
+    num_prompt_tokens: NDArray[np.int64]  # >= 1
+    num_output_tokens: NDArray[np.int64]  # >= 1
+    kind: NDArray[np.int64]  # index into `KINDS`
+    # `[num_named]`, blocks of prompts and replies, one request after another.
     chain: NDArray[np.int64] = field(default_factory=_none)
+    # `[num_requests + 1]`, where each request's begin; empty for none.
     chain_first: NDArray[np.int64] = field(default_factory=_none)
-    block_tokens: int = BLOCK_TOKENS
+    block_tokens: int = BLOCK_TOKENS  # of each block
 
     def first(self, count: int) -> Drawn:
         """Return the first requests of those whose blocks have names."""

@@ -23,17 +23,11 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine and what it drafts.
+    """An engine and what it drafts."""
 
-    Attributes:
-        name: Of the data file.
-        costs: Of a step.
-        drafts: By kind of request.
-    """
-
-    name: str
-    costs: Costs
-    drafts: Drafts
+    name: str  # of the data file
+    costs: Costs  # of a step
+    drafts: Drafts  # by kind of request
 
     @property
     def tokens_per_step(self) -> NDArray[np.float64]:

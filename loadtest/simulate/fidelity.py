@@ -63,29 +63,17 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run, as it was measured or simulated.
+    """A run, as it was measured or simulated; arrays are `[num_requests]`."""
 
-    Attributes:
-        arm: `none` or `fixed:K`.
-        load: Its load.
-        num_replicas: That served it.
-        num_drafts: K.
-        drawn: What arrived; prompt tokens are those that no cache held.
-        ttft_ms: `[num_requests]`.
-        tpot_ms: Same shape; NaN for replies of one token.
-        finish_s: Same shape.
-        tokens_per_draft: Accepted on average, of K.
-    """
-
-    arm: str
+    arm: str  # `none` or `fixed:K`
     load: str
-    num_replicas: int
-    num_drafts: int
-    drawn: Drawn
+    num_replicas: int  # that served it
+    num_drafts: int  # K
+    drawn: Drawn  # what arrived; prompt tokens are those that no cache held
     ttft_ms: Array
-    tpot_ms: Array
+    tpot_ms: Array  # NaN for replies of one token
     finish_s: Array
-    tokens_per_draft: float
+    tokens_per_draft: float  # accepted on average, of K
 
 
 def read_run(folder: Path, run: Mapping[str, Any]) -> Recorded:

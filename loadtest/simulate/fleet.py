@@ -47,15 +47,10 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a good request keeps to.
+    """What a good request keeps to."""
 
-    Attributes:
-        ttft_ms: Longest time to its first token.
-        tpot_ms: Longest mean time of each token after that.
-    """
-
-    ttft_ms: float
-    tpot_ms: float
+    ttft_ms: float  # longest time to its first token
+    tpot_ms: float  # longest mean time of each token after that
 
 
 def run_fleet(

@@ -34,17 +34,11 @@ SERVED, NO_PLACE, TOO_LATE, EXPIRED = range(4)
 
 
 class Served(NamedTuple):
-    """What a front's requests met; all `[num_requests]`.
+    """What a front's requests met; all `[num_requests]`."""
 
-    Attributes:
-        outcome: `SERVED`, `NO_PLACE`, `TOO_LATE` or `EXPIRED`.
-        ttft_ms: From arrival at the front; NaN if not served.
-        finish_ms: To the last token, likewise.
-    """
-
-    outcome: NDArray[np.int64]
-    ttft_ms: NDArray[np.float64]
-    finish_ms: NDArray[np.float64]
+    outcome: NDArray[np.int64]  # `SERVED`, `NO_PLACE`, `TOO_LATE` or `EXPIRED`
+    ttft_ms: NDArray[np.float64]  # from arrival at the front; NaN if not served
+    finish_ms: NDArray[np.float64]  # to the last token, likewise
 
 
 class Front:

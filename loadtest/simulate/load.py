@@ -24,15 +24,11 @@ _LEAD = 5
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """An arrival process.
+    """An arrival process."""
 
-    Attributes:
-        cv: Coefficient of variation of the times between arrivals; 1 for Poisson.
-        swing: Rate at the peak over that at night, in one sine wave over the run; 1
-            for a constant rate.
-    """
-
-    cv: float = 1.0
+    cv: float = 1.0  # coefficient of variation of the times between; 1 for Poisson
+    # Rate at the peak over that at night, in one sine wave over the run; 1 for a
+    # constant rate.
     swing: float = 1.0
 
     def draw(
@@ -78,15 +74,10 @@ def parse_arrivals(text: str) -> Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lognormal numbers of tokens: the mean, and how heavy the tail is.
+    """Lognormal numbers of tokens: the mean, and how heavy the tail is."""
 
-    Attributes:
-        mean: Tokens, >= 1.
-        cv: Coefficient of variation; 0 gives all the same length.
-    """
-
-    mean: float
-    cv: float
+    mean: float  # tokens, >= 1
+    cv: float  # coefficient of variation; 0 gives all the same length
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw lengths, `[count]`, >= 1; rounded, which keeps the mean."""
@@ -99,25 +90,15 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a fleet is to serve.
-
-    Attributes:
-        arrivals: When.
-        prompt: Tokens of prompts.
-        output: Tokens of replies.
-        hard_before: Share of hard requests in the first half, 0 to 1.
-        hard_after: In the second half.
-        trace: File that says when and how long instead, "" for none.
-        sessions: To which requests belong; None for no two.
-    """
+    """What a fleet is to serve."""
 
     arrivals: Arrivals = Arrivals()
-    prompt: Lengths = Lengths(300, 1)
-    output: Lengths = Lengths(200, 1)
-    hard_before: float = 0.5
-    hard_after: float = 0.5
-    trace: str = ""
-    sessions: Sessions | None = None
+    prompt: Lengths = Lengths(300, 1)  # tokens of prompts
+    output: Lengths = Lengths(200, 1)  # tokens of replies
+    hard_before: float = 0.5  # share of hard requests in the first half, 0 to 1
+    hard_after: float = 0.5  # in the second half
+    trace: str = ""  # file that says when and how long instead
+    sessions: Sessions | None = None  # to which requests belong; None for no two
 
     @property
     def kind_shares(self) -> tuple[float, float]:

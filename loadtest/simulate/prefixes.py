@@ -28,21 +28,14 @@ _ABSENT = -1
 
 
 class Prefixes(NamedTuple):
-    """Rings through the blocks that are there; the last column is where each begins.
+    """Rings through the blocks that are there; the last column is where each begins."""
 
-    Attributes:
-        before: `[num_replicas + 1, num_blocks + 1]`, -1 for a block that is not there.
-        after: Same shape.
-        size: `[num_replicas + 1]`, blocks there.
-        holder: `[num_blocks]`, replica that last got a prompt with it.
-        block_tokens: Of each block.
-    """
-
+    # `[num_replicas + 1, num_blocks + 1]`, -1 for a block that is not there.
     before: NDArray[np.int32]
-    after: NDArray[np.int32]
-    size: NDArray[np.int64]
-    holder: NDArray[np.int64]
-    block_tokens: int
+    after: NDArray[np.int32]  # same shape
+    size: NDArray[np.int64]  # `[num_replicas + 1]`, blocks there
+    holder: NDArray[np.int64]  # `[num_blocks]`, replica that last got a prompt with it
+    block_tokens: int  # of each block
 
 
 def make_prefixes(num_replicas: int, num_blocks: int, block_tokens: int) -> Prefixes:

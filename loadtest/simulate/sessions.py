@@ -14,18 +14,13 @@ from .readers import number
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """How requests belong together.
+    """How requests belong together."""
 
-    Attributes:
-        turns: Of a session, the mean of a geometric distribution, >= 1.
-        think_s: Mean time between two of its requests, exponential. A turn comes
-            whether or not the reply before it is there.
-        system_tokens: At the beginning of all prompts of a kind.
-    """
-
-    turns: float
+    turns: float  # of a session, the mean of a geometric distribution, >= 1
+    # Mean time between two of its requests, exponential. A turn comes whether or not
+    # the reply before it is there.
     think_s: float
-    system_tokens: int
+    system_tokens: int  # at the beginning of all prompts of a kind
 
 
 def parse_sessions(text: str) -> Sessions:
