@@ -114,9 +114,7 @@ class Front:
             self._send(float(next_s))
         self._advance(np.inf)
         order = np.array(self._order, np.int64)
-        found = Served(
-            self._outcome, *(np.full(arrivals.size, np.nan) for _ in range(2))
-        )
+        found = Served(self._outcome, *np.full((2, arrivals.size), np.nan))
         for own, times in (
             (found.ttft_ms, self._sent.first_token_s),
             (found.finish_ms, self._sent.finish_s),

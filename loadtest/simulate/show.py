@@ -19,7 +19,6 @@ from typing import Any, Final
 import numpy as np
 
 from loadtest.page import to_table
-from loadtest.progress import Progress
 
 from .autoscale import SCALERS
 from .bounds import find_bounds
@@ -97,37 +96,30 @@ def run_routers() -> list[dict[str, Any]]:
         for age_s in _REQUESTS[count]
     ]
     progress = expect(dict.fromkeys(ROUTERS, len(cells) * _SEEDS * PIECES))
-    return [_run(*cell, progress) for cell in cells]
-
-
-def _run(fleet: str, num_replicas: int, age_s: float, progress: Progress) -> Any:
-    engine, load = load_engine("h100-qwen3-1.7b", 3), Load()
-    share, times = _SLOW[fleet]
-    speed = num_replicas * (1 - round(share * num_replicas) / num_replicas) + (
-        round(share * num_replicas) / times
-    )
-    plan = Plan(
-        engine=engine,
-        load=load,
-        num_replicas=num_replicas,
-        num_requests=_REQUESTS[num_replicas][age_s],
-        rate_per_s=_UTILISATION * speed * engine.capacity_per_s(load),
-        staleness_s=age_s,
-        targets=Targets(ttft_ms=100, tpot_ms=5),
-        arms=list(ROUTERS),
-        seeds=range(_SEEDS),
-        slow=_SLOW[fleet],
-    )
-    return {
-        "fleet": fleet,
-        "num_replicas": num_replicas,
-        "age_s": age_s,
-        "rate_per_s": plan.rate_per_s,
-        "arms": {
+    engine, load, rows = load_engine("h100-qwen3-1.7b", 3), Load(), []
+    for fleet, count, age_s in cells:
+        share, times = _SLOW[fleet]
+        num_slow = round(share * count)
+        speed = count * (1 - num_slow / count) + num_slow / times
+        plan = Plan(
+            engine=engine,
+            load=load,
+            num_replicas=count,
+            num_requests=_REQUESTS[count][age_s],
+            rate_per_s=_UTILISATION * speed * engine.capacity_per_s(load),
+            staleness_s=age_s,
+            targets=Targets(ttft_ms=100, tpot_ms=5),
+            arms=list(ROUTERS),
+            seeds=range(_SEEDS),
+            slow=_SLOW[fleet],
+        )
+        arms = {
             arm: {name: one["means"][name] for name in _ROUTER_METRICS}
             for arm, one in compare(plan, progress).items()
-        },
-    }
+        }
+        row = {"fleet": fleet, "num_replicas": count, "age_s": age_s}
+        rows.append(row | {"rate_per_s": plan.rate_per_s, "arms": arms})
+    return rows
 
 
 def render_routers(cells: Sequence[Mapping[str, Any]]) -> str:

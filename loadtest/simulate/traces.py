@@ -54,13 +54,13 @@ _BY_COLUMN: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
 }
 
 
-def write_azure(path: Path, num_requests: int, seed: int = 0) -> None:
+def write_azure(path: Path, num_requests: int) -> None:
     """Write a made-up trace in Azure's form: bursts, and prompts longer than replies.
 
     The rate is redrawn every 10 s, half of its logarithm staying: a sixth of the time
     it is half again its mean or more. Lengths are lognormal, of means 1,150 and 210.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     logs = [0.0]
     while len(logs) < 121:
         logs.append(0.5 * logs[-1] + rng.normal(0.0, 0.5))
