@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import math
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy as np
 from policies.decisions.scaling import ReplicaPace, Scaling
 
 from . import kernel, state
+from .drawn import Drawn
 from .engine import Engine
-from .fleet import PIECES, ROUTERS, Metrics, Targets, make_requests, measure
-from .load import Drawn
+from .fleet import PIECES, ROUTERS, Metrics, Targets, make_fleet, measure
+from .readers import number
 from .routers import find_costs
 
 PERIOD_S: Final = 5.0
@@ -36,38 +38,27 @@ SCALERS: Final = ("target-ongoing", "latency", "ours")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a fleet may change.
+    """How a fleet may change."""
 
-    Attributes:
-        most: Replicas there can be.
-        start_s: From the decision until a replica takes requests.
-        up_delay_s: A wish for more must have lasted so long.
-        down_delay_s: And one for fewer.
-        least: Replicas there always are.
-        first: With which it begins; None for the most.
-    """
-
-    most: int
-    start_s: float = 60.0
-    up_delay_s: float = 10.0
-    down_delay_s: float = 300.0
-    least: int = 1
-    first: int | None = None
+    most: int  # replicas there can be
+    start_s: float = 60.0  # from the decision until a replica takes requests
+    up_delay_s: float = 10.0  # a wish for more must have lasted so long
+    down_delay_s: float = 300.0  # and one for fewer
+    least: int = 1  # replicas there always are
+    first: int | None = None  # with which it begins; None for the most
 
 
 def parse_scaler(text: str) -> str:
     """Check an autoscaler and its target, as `NAME:TARGET`.
 
     Raises:
-        ValueError: If it is none.
+        ArgumentTypeError: If it is none.
     """
-    name, _, target = text.partition(":")
-    try:
-        is_good = name in SCALERS and 0.0 < float(target) < math.inf
-    except ValueError:
-        is_good = False
-    if not is_good:
-        raise ValueError(f"{text!r} is no NAME:TARGET; names are {', '.join(SCALERS)}")
+    name, has_target, target = text.partition(":")
+    if name not in SCALERS or not has_target:
+        names = ", ".join(SCALERS)
+        raise ArgumentTypeError(f"{text!r} is no NAME:TARGET; names are {names}")
+    number(1e-6)(target)
     return text
 
 
@@ -87,21 +78,13 @@ def make_scaler(name: str, target: float, engine: Engine, hard_share: float) -> 
     if name == "ours":
         return scaling.decide
     tokens = float(np.dot((1.0 - hard_share, hard_share), engine.tokens_per_step))
-
-    def decide(
-        now_s: float,
-        load: float,
-        paces: Sequence[ReplicaPace],
-        num_running: int,
-        num_wanted: int,
-    ) -> int:
-        known = [
-            ReplicaPace(one.base_ms, one.request_ms, tokens, one.num_seats)
-            for one in paces
-        ]
-        return scaling.decide(now_s, load, known, num_running, num_wanted)
-
-    return decide
+    return lambda now_s, load, paces, running, wanted: scaling.decide(
+        now_s,
+        load,
+        [replace(one, tokens_per_step=tokens) for one in paces],
+        running,
+        wanted,
+    )
 
 
 def run_growing(
@@ -123,31 +106,29 @@ def run_growing(
         share of time for which there were as many `at_limit` as there can be; the
         requests; and replicas at the end of each `PERIOD_S`.
     """
-    count, requests = drawn.arrival_s.size, make_requests(drawn)
-    fleet = state.make_fleet(growth.most, engine.costs.max_num_seqs, count, seed)
+    fleet = make_fleet(engine, drawn, growth.most, seed)
     size = _Size(growth)
     paid: list[int] = []
-    now_s, router = 0.0, ROUTERS["power-of-two-sent"]
-    fixed = fleet, requests, engine.drafts, engine.costs
+    now_s, how = 0.0, (ROUTERS["power-of-two-sent"], AGE_S, drawn.arrival_s.size)
     fleet.counts[state.OPEN] = size.open_at(now_s)
     for piece in range(1, PIECES + 1):
         while now_s < drawn.arrival_s[-1] * piece / PIECES:
             now_s += PERIOD_S
-            kernel.advance(*fixed, router, AGE_S, seed, count, now_s)
+            kernel.advance(fleet, *how, now_s)
             fleet.counts[state.OPEN] = num_open = size.open_at(now_s)
             load = float(fleet.telemetry.num_sent.sum())
-            paces = _read_paces(fleet, engine, num_open)
+            paces = _read_paces(fleet, num_open)
             size.follow(now_s, decide(now_s, load, paces, num_open, size.num_wanted))
             draining = np.count_nonzero(fleet.num_running[size.num_paid :])
             paid.append(size.num_paid + int(draining))
         on_piece()
-    kernel.advance(*fixed, router, AGE_S, seed, count, np.inf)
-    found = measure(requests, targets) | {
+    kernel.advance(fleet, *how, np.inf)
+    found = measure(fleet.requests, targets) | {
         "replicas": float(np.mean(paid)),
         "at_limit": float(np.mean([count >= growth.most for count in paid])),
         "replica_hours": PERIOD_S * sum(paid) / 3600.0,
     }
-    return found, requests, paid
+    return found, fleet.requests, paid
 
 
 class _Size:
@@ -195,13 +176,14 @@ class _Size:
             self._open = max(1, self._open + more + given_up)
 
 
-def _read_paces(fleet: state.Fleet, engine: Engine, count: int) -> list[ReplicaPace]:
+def _read_paces(fleet: state.Fleet, count: int) -> list[ReplicaPace]:
     """Return what replicas would report; those that have done nothing know no pace."""
-    known, costs = fleet.telemetry, engine.costs
-    paces = []
-    for replica in range(count):
-        if known.num_running[replica]:
-            base_ms, request_ms, _ = find_costs(fleet, costs, replica)
-            tokens = float(known.tokens_per_step[replica])
-            paces.append(ReplicaPace(base_ms, request_ms, tokens, costs.max_num_seqs))
-    return paces
+    known = fleet.telemetry
+    return [
+        ReplicaPace(
+            *find_costs(fleet, replica)[:2],
+            float(known.tokens_per_step[replica]),
+            fleet.costs.max_num_seqs,
+        )
+        for replica in np.flatnonzero(known.num_running[:count]).tolist()
+    ]

@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from . import kernel, state
-from .engine import Engine, cut, find_model, load_engine
-from .fleet import ROUTERS, make_requests
-from .load import Drawn
+from .drawn import Drawn
+from .engine import Engine, load_engine
+from .fleet import ROUTERS, make_fleet
 from .recorded import read_drafts
 
 DEPTH = 8
 """Of the drafts that are played."""
 
+_MODEL = "cpu-demo-100m"
 _RUN_S = 100.0
 _ENDLESS = 10**9
 _LEAST_GAIN = 1e-4
@@ -33,16 +34,14 @@ def find_bounds(path: Path, num_reqs: int) -> dict[str, float]:
         path: Of a trace whose drafts are `DEPTH` long.
         num_reqs: In flight.
     """
-    model, found = find_model("cpu-demo-100m"), {}
-    drafts = read_drafts(path)
+    found, drafts = {}, read_drafts(path)
     for depth in range(DEPTH + 1):
-        engine = load_engine(model, depth, num_reqs, state.ALL, drafts)
+        engine = load_engine(_MODEL, depth, num_reqs, state.ALL, drafts)
         found[f"fixed:{depth}" if depth else "none"] = play(engine)
-    engine = load_engine(model, DEPTH, num_reqs, state.WORTH, drafts)
+    engine = load_engine(_MODEL, DEPTH, num_reqs, state.WORTH, drafts)
     found["hindsight"] = play(engine)
-    outcomes = cut(read_drafts(path, knows_outcomes=True), DEPTH)
-    costs = engine.costs._replace(rule=state.FORESEEN)
-    engine = Engine(engine.name, costs, outcomes)
+    outcomes = read_drafts(path, knows_outcomes=True)
+    engine = load_engine(_MODEL, DEPTH, num_reqs, state.FORESEEN, outcomes)
     # The best ratio is found by pricing time at it (Dinkelbach).
     speed, before = max(found.values()), 0.0
     while speed > (1 + _LEAST_GAIN) * before:
@@ -59,14 +58,8 @@ def play(engine: Engine, tokens_per_ms: float = 0.0) -> float:
     """
     size = engine.costs.max_num_seqs
     ones = np.ones(size, np.int64)
-    requests = make_requests(Drawn(np.zeros(size), ones, _ENDLESS * ones, 0 * ones))
-    fleet = state.make_fleet(1, size, size, 0)
+    drawn = Drawn(np.zeros(size), ones, _ENDLESS * ones, 0 * ones)
+    fleet = make_fleet(engine, drawn, 1, 0)
     fleet.plan[:, 1] = tokens_per_ms
-    kernel.advance(
-        *(fleet, requests, engine.drafts, engine.costs, ROUTERS["round-robin"]),
-        age_s=0.0,
-        seed=0,
-        last_arrival=size,
-        until_s=_RUN_S,
-    )
-    return float((_ENDLESS - fleet.slot_output).sum() / _RUN_S)
+    kernel.advance(fleet, ROUTERS["round-robin"], 0.0, size, _RUN_S)
+    return float((_ENDLESS - fleet.slots.output).sum() / _RUN_S)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from loadtest.argument_types import read_positive
 from loadtest.interrupts import interruptible
-from loadtest.progress import Progress
 
 from .autoscale import AGE_S, SCALERS, Growth, parse_scaler
-from .compare import Plan, compare
-from .engine import MODELS, find_model, load_engine
+from .compare import Plan, compare, expect
+from .engine import MODELS, load_engine
 from .fleet import LEAST_REQUESTS, PIECES, PREFIX_ROUTERS, ROUTERS, Targets
 from .load import Lengths, Load, find_own_rate, parse_arrivals, read_load
-from .output import Results, describe, render
-from .readers import explained, number, read_depth, read_shares, read_slow
+from .output import describe, render, write_json
+from .readers import number, read_depth, read_shares, read_slow
 from .recorded import read_folder
-from .scenario import read_words
+from .scenario import parse_options
 from .sessions import parse_sessions
 from .state import ALL, WORTH
 
@@ -38,6 +37,53 @@ examples:
     tetris-serve simulate --deployment configs/llama-3.1-8b.yaml --rate 40 \\
         --requests 100000 --scale-load 1 --scale-load 10
 """
+
+_HELP = {
+    "deployment": "settings as `tetris-serve up` takes them, or a chart's values, in "
+    "place of --batch, --drafts, --select, --autoscaler and its limits",
+    "engine": f"{', '.join(MODELS)}, or a file like theirs (%(default)s)",
+    "replicas": "in the fleet, or up to which it grows (%(default)s)",
+    "requests": "a seed (%(default)s)",
+    "router": "an arm; repeat it to compare with the first (default: all but "
+    "prefix-affinity, which without shared prefixes is power-of-two-sent)",
+    "autoscaler": "an arm that grows and shrinks up to --replicas, in place of "
+    f"routers: {', '.join(SCALERS)}; the target is requests of a replica for the "
+    "first, ms between two tokens for the others",
+    "min-replicas": "down to which it shrinks (%(default)s)",
+    "start-s": "seconds that a replica takes to start (%(default)g)",
+    "upscale-delay-s": "seconds of high load before an autoscaler adds replicas "
+    "(%(default)g)",
+    "downscale-delay-s": "seconds of low load before it takes some away (%(default)g)",
+    "load": "poisson, gamma=CV (bursts), diurnal=SWING (peak over night); %(default)s",
+    "trace": "Azure's or BurstGPT's .csv, or Mooncake's .jsonl, in place of --load and "
+    "lengths, at the rate that is asked for",
+    "sessions": "requests belong to sessions of TURNS on average, THINK_S (10) apart: "
+    "prompts carry all before, behind SYSTEM (0) tokens that their kind has in common; "
+    "lengths are what a turn adds",
+    "rate": "of requests",
+    "utilisation": "rate over what the fleet finishes with all batches full "
+    f"({_USUAL_UTILISATION:g}; of a --trace its own rate)",
+    "scale-load": "so many times the traffic: rate, requests, and --replicas that "
+    "autoscalers may take. Repeat it for the cost or attainment of each (1)",
+    "staleness-ms": f"age of telemetry; repeat it to compare ages ({_USUAL_AGE_MS:g})",
+    "seeds": "runs of an arm (%(default)s)",
+    "slow-replicas": "whose steps take TIMES (2) as long, as beside a neighbour "
+    "(%(default)s)",
+    "prompt-tokens": "mean (%(default)g)",
+    "output-tokens": "mean (%(default)g)",
+    "length-cv": "coefficient of variation of both, lognormal (%(default)g)",
+    "hard-share": "of hard requests; LATER holds for the second half (%(default)s)",
+    "drafts": "of a request in a step, at most (%(default)s)",
+    "select": "draft as deep and verify as many as is worth its time, as goodput does; "
+    "else all",
+    "recorded": "drafts of fixed length that bench engine has traced (*.npz), in place "
+    "of chances: traces in which less is accepted are of hard requests",
+    "batch": "requests in a step (the engine's own)",
+    "ttft-target-ms": "of goodput (%(default)g)",
+    "tpot-target-ms": "of goodput (%(default)g)",
+    "json": "write settings and results to it",
+    "html": "and a page with plots to this one",
+}
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -56,19 +102,15 @@ def main(
         Exit status: 0 when all is simulated, 1 after an error that is explained, 130
         after Ctrl-C; 2, by `SystemExit`, for options that cannot be read.
     """
-    parser = _make_parser(prog)
-    options = parser.parse_args(arguments)
     try:
-        if options.scenario or options.deployment:
-            given = list(sys.argv[1:] if arguments is None else arguments)
-            known = {name.replace("_", "-") for name in vars(options)}
-            files = options.scenario, options.deployment
-            words = read_words(*files, given, known)
-            options = parser.parse_args([*words, *given])
+        given = sys.argv[1:] if arguments is None else arguments
+        options = parse_options(_make_parser(prog), given)
         with interruptible():
             plans = _make_plans(options)
             _check_outputs(options)
-            found = _compare(plans)
+            pieces = PIECES * len(plans) * len(plans[0].seeds)
+            progress = expect(dict.fromkeys(plans[0].arms, pieces))
+            found = [(plan, compare(plan, progress)) for plan in plans]
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; nothing was written\n")
         return EXIT_INTERRUPTED
@@ -83,8 +125,7 @@ def main(
     named = {"scenario": options.scenario, "deployment": options.deployment}
     described = describe(found, {k: str(v) for k, v in named.items() if v})
     if options.json:
-        text = json.dumps(described, indent=1, allow_nan=False)
-        options.json.write_text(text + "\n", "utf-8")
+        write_json(options.json, described)
         sys.stderr.write(f"results are in {options.json}\n")
     if options.html:
         from .page import render_page
@@ -94,20 +135,11 @@ def main(
     return 0
 
 
-def _compare(plans: Sequence[Plan]) -> list[tuple[Plan, Results]]:
-    runs = {arm: PIECES * len(plans) * len(plans[0].seeds) for arm in plans[0].arms}
-    progress = Progress(sum(runs.values()))
-    for arm, count in runs.items():
-        progress.expect(arm, count)
-    return [(plan, compare(plan, progress)) for plan in plans]
-
-
 def _make_plans(options: argparse.Namespace) -> list[Plan]:
-    scales = options.scale_load or [1.0]
     counts = {
         # A trace ends, whatever its rate.
         times: round(options.requests * (1.0 if options.trace else times))
-        for times in scales
+        for times in options.scale_load or [1.0]
     }
     if min(counts.values()) < LEAST_REQUESTS:
         raise ValueError(
@@ -115,7 +147,7 @@ def _make_plans(options: argparse.Namespace) -> list[Plan]:
             f"take {LEAST_REQUESTS} or more"
         )
     engine = load_engine(
-        *(find_model(options.engine), options.drafts, options.batch),
+        *(options.engine, options.drafts, options.batch),
         WORTH if options.select else ALL,
         read_folder(options.recorded) if options.recorded else None,
     )
@@ -187,15 +219,15 @@ def _grow(plan: Plan, times: float, options: argparse.Namespace) -> Plan:
             f"{options.downscale_delay_s:g}; take more --requests\n"
         )
     served_per_s = _USUAL_UTILISATION * plan.engine.capacity_per_s(plan.load)
+    first = max(options.min_replicas, math.ceil(plan.rate_per_s / served_per_s))
     growth = Growth(
         most=most,
         least=options.min_replicas,
-        first=max(options.min_replicas, math.ceil(plan.rate_per_s / served_per_s)),
+        first=min(first, most),
         start_s=options.start_s,
         up_delay_s=options.upscale_delay_s,
         down_delay_s=options.downscale_delay_s,
     )
-    growth = replace(growth, first=min(growth.first or most, most))
     return replace(plan, num_replicas=most, growth=growth)
 
 
@@ -214,184 +246,57 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_EXAMPLES,
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "scenario",
         nargs="?",
         type=Path,
         help="YAML file of options, without dashes; those given beside it count more",
     )
-    add(
-        "--deployment",
-        type=Path,
-        metavar="FILE",
-        help="settings as `tetris-serve up` takes them, or a chart's values, in place "
-        "of --batch, --drafts, --select, --autoscaler and its limits",
-    )
-    small = 1e-6
-    names = ", ".join(path.stem for path in sorted(MODELS.glob("*.json")))
-    add(
-        "--engine",
-        default="h100-qwen3-1.7b",
-        help=f"{names}, or a file like theirs (%(default)s)",
-    )
-    add(
-        "--replicas",
-        type=read_positive,
-        default=64,
-        metavar="N",
-        help="in the fleet, or up to which it grows (%(default)s)",
-    )
-    add(
-        "--requests",
-        type=read_positive,
-        default=20_000,
-        metavar="M",
-        help="a seed (%(default)s)",
-    )
-    add(
-        "--router",
-        action="append",
-        choices=ROUTERS | PREFIX_ROUTERS,
-        help="an arm; repeat it to compare with the first (default: all but "
-        "prefix-affinity, which without shared prefixes is power-of-two-sent)",
-    )
-    add(
-        "--autoscaler",
-        action="append",
-        type=explained(parse_scaler),
-        metavar="NAME:TARGET",
-        help=f"an arm that grows and shrinks up to --replicas, in place of routers: "
-        f"{', '.join(SCALERS)}; the target is requests of a replica for the first, ms "
-        "between two tokens for the others",
-    )
-    add(
-        "--min-replicas",
-        type=read_positive,
-        default=1,
-        metavar="N",
-        help="down to which it shrinks (%(default)s)",
-    )
-    delays = {
-        "start": (60.0, "that a replica takes to start"),
-        "upscale-delay": (10.0, "of high load before an autoscaler adds replicas"),
-        "downscale-delay": (300.0, "of low load before it takes some away"),
-    }
-    for name, (seconds, what) in delays.items():
-        add(
-            *(f"--{name}-s",),
-            type=number(0),
-            default=seconds,
-            metavar="S",
-            help=f"seconds {what} (%(default)g)",
-        )
-    add(
-        "--load",
-        type=explained(parse_arrivals),
-        default="poisson",
-        help="poisson, gamma=CV (bursts), diurnal=SWING (peak over night); %(default)s",
-    )
-    add(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="Azure's or BurstGPT's .csv, or Mooncake's .jsonl, in place of --load and "
-        "lengths, at the rate that is asked for",
-    )
-    add(
-        "--sessions",
-        type=explained(parse_sessions),
-        metavar="TURNS[:THINK_S[:SYSTEM]]",
-        help="requests belong to sessions of TURNS on average, THINK_S (10) apart: "
-        "prompts carry all before, behind SYSTEM (0) tokens that their kind has in "
-        "common; lengths are what a turn adds",
-    )
+
+    def add(
+        name: str,
+        read: Callable[[str], Any],
+        default: Any = None,
+        metavar: str | None = None,
+        to: Any = parser,
+        **more: Any,
+    ) -> None:
+        more |= {"type": read, "default": default, "metavar": metavar}
+        to.add_argument(f"--{name}", help=_HELP[name], **more)
+
+    above_0 = number(1e-6)
+    add("deployment", Path, metavar="FILE")
+    add("engine", str, "h100-qwen3-1.7b")
+    add("replicas", read_positive, 64, "N")
+    add("requests", read_positive, 20_000, "M")
+    add("router", str, action="append", choices=ROUTERS | PREFIX_ROUTERS)
+    add("autoscaler", parse_scaler, metavar="NAME:TARGET", action="append")
+    add("min-replicas", read_positive, 1, "N")
+    add("start-s", number(0), 60.0, "S")
+    add("upscale-delay-s", number(0), 10.0, "S")
+    add("downscale-delay-s", number(0), 300.0, "S")
+    add("load", parse_arrivals, "poisson")
+    add("trace", Path, metavar="FILE")
+    add("sessions", parse_sessions, metavar="TURNS[:THINK_S[:SYSTEM]]")
     rate = parser.add_mutually_exclusive_group()
-    rate.add_argument("--rate", type=number(small), metavar="PER_S", help="of requests")
-    rate.add_argument(
-        "--utilisation",
-        type=number(small, 10),
-        metavar="SHARE",
-        help="rate over what the fleet finishes with all batches full "
-        f"({_USUAL_UTILISATION:g}; of a --trace its own rate)",
+    add("rate", above_0, metavar="PER_S", to=rate)
+    add("utilisation", number(1e-6, 10), metavar="SHARE", to=rate)
+    add("scale-load", above_0, metavar="TIMES", action="append")
+    add("staleness-ms", number(0), metavar="MS", action="append")
+    add("seeds", read_positive, 5, "N")
+    add("slow-replicas", read_slow, "0", "SHARE[:TIMES]")
+    add("prompt-tokens", number(1), 300.0)
+    add("output-tokens", number(1), 200.0)
+    add("length-cv", number(0, 10), 1.0)
+    add("hard-share", read_shares, "0.5", "SHARE[:LATER]")
+    add("drafts", read_depth, 3)
+    parser.add_argument(
+        *("--select",), action=argparse.BooleanOptionalAction, help=_HELP["select"]
     )
-    add(
-        "--scale-load",
-        type=number(small),
-        action="append",
-        metavar="TIMES",
-        help="so many times the traffic: rate, requests, and --replicas that "
-        "autoscalers may take. Repeat it for the cost or attainment of each (1)",
-    )
-    add(
-        "--staleness-ms",
-        type=number(0),
-        action="append",
-        metavar="MS",
-        help=f"age of telemetry; repeat it to compare ages ({_USUAL_AGE_MS:g})",
-    )
-    add(
-        "--seeds",
-        type=read_positive,
-        default=5,
-        metavar="N",
-        help="runs of an arm (%(default)s)",
-    )
-    add(
-        "--slow-replicas",
-        type=read_slow,
-        default="0",
-        metavar="SHARE[:TIMES]",
-        help="whose steps take TIMES (2) as long, as beside a neighbour (%(default)s)",
-    )
-    add("--prompt-tokens", type=number(1), default=300.0, help="mean (%(default)g)")
-    add("--output-tokens", type=number(1), default=200.0, help="mean (%(default)g)")
-    add(
-        "--length-cv",
-        type=number(0, 10),
-        default=1.0,
-        help="coefficient of variation of both, lognormal (%(default)g)",
-    )
-    add(
-        "--hard-share",
-        type=read_shares,
-        default="0.5",
-        metavar="SHARE[:LATER]",
-        help="of hard requests; LATER holds for the second half (%(default)s)",
-    )
-    add(
-        "--drafts",
-        type=read_depth,
-        default=3,
-        help="of a request in a step, at most (%(default)s)",
-    )
-    add(
-        "--select",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="draft as deep and verify as many as is worth its time, as goodput does; "
-        "else all",
-    )
-    add(
-        "--recorded",
-        type=Path,
-        metavar="DIR",
-        help="drafts of fixed length that bench engine has traced (*.npz), in place of "
-        "chances: traces in which less is accepted are of hard requests",
-    )
-    add("--batch", type=read_positive, help="requests in a step (the engine's own)")
-    add(
-        "--ttft-target-ms",
-        type=number(small),
-        default=500.0,
-        help="of goodput (%(default)g)",
-    )
-    add(
-        "--tpot-target-ms",
-        type=number(small),
-        default=10.0,
-        help="of goodput (%(default)g)",
-    )
-    add("--json", type=Path, metavar="FILE", help="write settings and results to it")
-    add("--html", type=Path, metavar="FILE", help="and a page with plots to this one")
+    add("recorded", Path, metavar="DIR")
+    add("batch", read_positive)
+    add("ttft-target-ms", above_0, 500.0)
+    add("tpot-target-ms", above_0, 10.0)
+    add("json", Path, metavar="FILE")
+    add("html", Path, metavar="FILE")
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -13,12 +14,12 @@ from loadtest.interrupts import stop_if_asked
 from loadtest.progress import Progress
 
 from .autoscale import PERIOD_S, Growth, make_scaler, run_growing
+from .drawn import Drawn
 from .engine import Engine
 from .fleet import Metrics, Targets, latencies, measure, run_fleet
-from .load import Drawn, Load, draw_requests
-from .state import Requests
+from .load import Load, draw_requests
 
-CONFIDENCE = 0.95
+_CONFIDENCE = 0.95
 
 LEVELS = tuple(np.linspace(0.0, 1.0, 101).round(2))
 """Of the quantiles that are kept of each run."""
@@ -26,79 +27,45 @@ LEVELS = tuple(np.linspace(0.0, 1.0, 101).round(2))
 _MOST_TIMES = 240
 """Points of replicas over time that are kept."""
 
+_LATENCIES = ("ttft_ms", "tpot_ms")
+
 Curves = dict[str, list[float]]
 
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An estimate over seeds; without ends where there is one seed.
-
-    Attributes:
-        value: The mean, or of ratios the geometric mean.
-        low: Of the 95 % t-interval.
-        high: Likewise.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
+Interval = dict[str, float | None]
+"""An estimate over seeds as `value`, the mean, of ratios the geometric one; and the
+ends `low` and `high` of its 95 % t-interval, None where there is one seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is compared.
+    """What is compared."""
 
-    Attributes:
-        engine: Of every replica.
-        load: What arrives.
-        num_replicas: In the fleet, at most where it grows and shrinks.
-        num_requests: Of each seed.
-        rate_per_s: Mean rate of arrivals.
-        staleness_s: Age of what routers know.
-        targets: Of goodput.
-        arms: Routers, or autoscalers as `NAME:TARGET`; ratios are over the first.
-        seeds: One run of each arm for each.
-        slow: Share of slow replicas, and how many times longer their steps take.
-        growth: Of the fleet, under autoscalers.
-    """
-
-    engine: Engine
-    load: Load
-    num_replicas: int
-    num_requests: int
-    rate_per_s: float
-    staleness_s: float
-    targets: Targets
-    arms: Sequence[str]
-    seeds: Sequence[int]
+    engine: Engine  # of every replica
+    load: Load  # what arrives
+    num_replicas: int  # in the fleet, at most where it grows and shrinks
+    num_requests: int  # of each seed
+    rate_per_s: float  # of arrivals on average
+    staleness_s: float  # age of what routers know
+    targets: Targets  # of goodput
+    arms: Sequence[str]  # routers, or autoscalers as `NAME:TARGET`, the base first
+    seeds: Sequence[int]  # one run of each arm for each
+    # Share of slow replicas, and how many times longer their steps take.
     slow: tuple[float, float] = (0.0, 1.0)
-    growth: Growth | None = None
+    growth: Growth | None = None  # of the fleet, under autoscalers
 
 
-@dataclass(frozen=True, slots=True)
-class ArmResult:
-    """What an arm did, by metric.
-
-    Attributes:
-        runs: Metrics of each seed.
-        means: Over seeds.
-        ratios: Over the first arm, paired by seed; empty for the first arm.
-        curves: `ttft_ms` and `tpot_ms` at `LEVELS`, means over seeds; under
-            autoscalers `replicas` of the first seed at `time_s`.
-    """
-
-    runs: Sequence[Metrics]
-    means: Mapping[str, Interval]
-    ratios: Mapping[str, Interval]
-    curves: Curves
-
-
-def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
+def compare(plan: Plan, progress: Progress) -> dict[str, dict[str, Any]]:
     """Run all arms on the requests of each seed, in turn.
 
     Args:
         plan: What is compared.
         progress: Told of the pieces of each run; it expects them already.
+
+    Returns:
+        By arm, as JSON holds it: `runs`, the metrics of each seed; `means`, intervals
+        over seeds, by metric; `ratios` over the first arm, paired by seed, none for the
+        first; `curves`, `ttft_ms` and `tpot_ms` at `LEVELS`, means over seeds, and
+        under autoscalers `replicas` of the first seed at `time_s`.
     """
     runs: dict[str, list[Metrics]] = {arm: [] for arm in plan.arms}
     curves: dict[str, list[Curves]] = {arm: [] for arm in plan.arms}
@@ -108,20 +75,31 @@ def compare(plan: Plan, progress: Progress) -> dict[str, ArmResult]:
     for seed in plan.seeds:
         drawn = draw_requests(plan.load, plan.num_requests, plan.rate_per_s, seed)
         for arm in plan.arms:
-            advance = make_ticker(progress, arm)
-            metrics, found = _run(plan, arm, drawn, seed, advance)
+            metrics, found = _run(plan, arm, drawn, seed, make_ticker(progress, arm))
             runs[arm].append(metrics)
             curves[arm].append(found)
     first = runs[plan.arms[0]]
     return {
-        arm: ArmResult(
-            own,
-            {name: _mean([run[name] for run in own]) for name in own[0]},
-            _ratios(own, first) if own is not first else {},
-            curves[arm][0] | _mean_quantiles(curves[arm]),
-        )
+        arm: {
+            "runs": own,
+            "means": {name: _estimate([run[name] for run in own]) for name in own[0]},
+            "ratios": _ratios(own, first) if own is not first else {},
+            "curves": curves[arm][0]
+            | {
+                name: np.mean([one[name] for one in curves[arm]], axis=0).tolist()
+                for name in _LATENCIES
+            },
+        }
         for arm, own in runs.items()
     }
+
+
+def expect(pieces: Mapping[str, int]) -> Progress:
+    """Return the progress of so many pieces of runs of each arm."""
+    progress = Progress(sum(pieces.values()))
+    for arm, count in pieces.items():
+        progress.expect(arm, count)
+    return progress
 
 
 def make_ticker(progress: Progress, arm: str) -> Callable[[], None]:
@@ -140,36 +118,26 @@ def _run(
     plan: Plan, arm: str, drawn: Drawn, seed: int, advance: Callable[[], None]
 ) -> tuple[Metrics, Curves]:
     scaler, _, target = arm.partition(":")
-    if not target:
-        run = run_fleet(
+    sizes: Curves = {}
+    if target:
+        decide = make_scaler(scaler, float(target), plan.engine, plan.load.hard_before)
+        metrics, requests, paid = run_growing(
+            *(plan.engine, drawn, decide, plan.growth or Growth(plan.num_replicas)),
+            *(plan.targets, seed, advance),
+        )
+        kept = slice(None, None, -(-len(paid) // _MOST_TIMES))
+        sizes["time_s"] = [PERIOD_S * (1 + place) for place in range(len(paid))[kept]]
+        sizes["replicas"] = [float(count) for count in paid[kept]]
+    else:
+        requests = run_fleet(
             *(plan.engine, drawn, plan.num_replicas, arm),
             *(plan.staleness_s, seed, plan.slow, advance),
-        )
-        return measure(run.requests, plan.targets), _quantiles(run.requests)
-    decide = make_scaler(scaler, float(target), plan.engine, plan.load.hard_before)
-    metrics, requests, paid = run_growing(
-        *(plan.engine, drawn, decide, plan.growth or Growth(plan.num_replicas)),
-        *(plan.targets, seed, advance),
-    )
-    kept = slice(None, None, -(-len(paid) // _MOST_TIMES))
-    replicas = [float(count) for count in paid[kept]]
-    times = [PERIOD_S * (1 + place) for place in range(len(paid))[kept]]
-    return metrics, _quantiles(requests) | {"time_s": times, "replicas": replicas}
-
-
-def _quantiles(requests: Requests) -> Curves:
-    names = ("ttft_ms", "tpot_ms")
-    return {
-        name: np.quantile(values, LEVELS).tolist()
-        for name, values in zip(names, latencies(requests), strict=True)
-    }
-
-
-def _mean_quantiles(curves: Sequence[Curves]) -> Curves:
-    return {
-        name: np.mean([one[name] for one in curves], axis=0).tolist()
-        for name in ("ttft_ms", "tpot_ms")
-    }
+        ).requests
+        metrics = measure(requests, plan.targets)
+    pairs = zip(_LATENCIES, latencies(requests), strict=True)
+    return metrics, {
+        name: np.quantile(values, LEVELS).tolist() for name, values in pairs
+    } | sizes
 
 
 def _compile(plan: Plan) -> None:
@@ -184,19 +152,24 @@ def _ratios(own: Sequence[Metrics], first: Sequence[Metrics]) -> dict[str, Inter
     for name in own[0]:
         pairs = np.array([[a[name], b[name]] for a, b in zip(own, first, strict=True)])
         if (pairs > 0).all():
-            logs = _mean(list(np.log(pairs[:, 0] / pairs[:, 1])))
-            ends = (
-                None if x is None else float(np.exp(x)) for x in (logs.low, logs.high)
-            )
-            found[name] = Interval(float(np.exp(logs.value)), *ends)
+            logs = _estimate(list(np.log(pairs[:, 0] / pairs[:, 1])))
+            found[name] = {
+                end: None if log is None else float(np.exp(log))
+                for end, log in logs.items()
+            }
     return found
 
 
-def _mean(samples: Sequence[float]) -> Interval:
+def _estimate(samples: Sequence[float]) -> Interval:
     """Return the mean with its t-interval."""
     mean = float(np.mean(samples))
     if len(samples) < 2:
-        return Interval(mean)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(samples) - 1)
-    half = float(quantile * stats.sem(samples))
-    return Interval(mean, mean - half, mean + half)
+        return {"value": mean, "low": None, "high": None}
+    half = find_half_width(samples)
+    return {"value": mean, "low": mean - half, "high": mean + half}
+
+
+def find_half_width(samples: Sequence[float]) -> float:
+    """Return that of the 95 % t-interval of a mean, of two samples or more."""
+    quantile = stats.t.ppf((1 + _CONFIDENCE) / 2, len(samples) - 1)
+    return float(quantile * stats.sem(samples))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-import time
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.progress import Progress
+from loadtest.page import to_table
 
-from .engine import Engine, find_model, load_engine
-from .front import SERVED, TOO_LATE, Caller, Front, Served
-from .load import Drawn, Lengths, Load, draw_requests, parse_arrivals
+from .compare import expect, make_ticker
+from .drawn import Drawn
+from .engine import Engine, load_engine
+from .front import SERVED, TOO_LATE, Front
+from .load import Load, draw_requests
+from .output import join_parts
 
 _MODEL, _DRAFTS, _BATCH, _REPLICAS, _QUEUED = "h100-qwen3-1.7b", 3, 32, 4, 64
-_LOAD: Final = Load(
-    parse_arrivals("poisson"), Lengths(300, 1.0), Lengths(200, 1.0), 0.5, 0.5
-)
+_LOAD: Final = Load()
 _QUIET, _FLOOD, _TWICE = 0.2, 1.8, 2.0
 """Over what the fleet can do: the quiet caller, the other, and one with deadlines."""
 
@@ -56,7 +55,6 @@ def compare_callers(engine: Engine, seed: int) -> dict[str, float]:
     num_quiet = round(_REQUESTS * _QUIET / (_QUIET + _FLOOD))
     quiet = _QUIET * rate_per_s, num_quiet
     both = [quiet, (_FLOOD * rate_per_s, _REQUESTS - num_quiet)]
-    callers = [Caller("quiet"), Caller("flood")]
     found = {}
     for name, parts, is_fair, keeps_seats in (
         ("alone", [quiet], True, True),
@@ -65,21 +63,21 @@ def compare_callers(engine: Engine, seed: int) -> dict[str, float]:
         ("first come, first served", both, False, False),
     ):
         drawn, whose = draw(parts, seed)
-        front = Front(
-            *(engine, drawn, callers[: len(parts)], whose, _REPLICAS),
+        callers = dict.fromkeys(("quiet", "flood")[: len(parts)], math.inf)
+        served = Front(
+            *(engine, drawn, callers, whose, _REPLICAS),
             max_queued=_QUEUED,
             is_fair=is_fair,
             keeps_seats=keeps_seats,
             seed=seed,
-        )
-        served = front.run()
+        ).run()
         found[name] = float(np.nanquantile(served.ttft_ms[whose == 0], 0.95))
         found[f"{name}{_SERVED}"] = float((served.outcome == SERVED).sum())
     return found
 
 
 def compare_deadlines(
-    engine: Engine, deadline_ms: float, seed: int, num_replayed: int = _REPLAYED
+    engine: Engine, deadline_ms: float, seed: int
 ) -> dict[str, float]:
     """Return what becomes of requests with a deadline, refused early and not.
 
@@ -88,22 +86,12 @@ def compare_deadlines(
     """
     rate_per_s = engine.capacity_per_s(_LOAD) * _REPLICAS
     drawn, whose = draw([(_TWICE * rate_per_s, _REQUESTS)], seed)
-    caller = Caller("all", deadline_ms)
+    fixed = engine, drawn, {"all": deadline_ms}, whose, _REPLICAS
     span_s = drawn.arrival_s[-1]
-
-    def run(*, refuses: bool, never_refused: int = -1) -> Served:
-        front = Front(
-            *(engine, drawn, [caller], whose, _REPLICAS),
-            max_queued=_QUEUED,
-            refuses=refuses,
-            never_refused=never_refused,
-            seed=seed,
-        )
-        return front.run()
-
     found = {}
     for name, refuses in (("refused early", True), ("not refused", False)):
-        served = run(refuses=refuses)
+        front = Front(*fixed, max_queued=_QUEUED, refuses=refuses, seed=seed)
+        served = front.run()
         is_in_time = served.finish_ms <= deadline_ms
         found[f"{name}, in time a second"] = float(is_in_time.sum() / span_s)
         taken = served.outcome == SERVED
@@ -111,32 +99,29 @@ def compare_deadlines(
         if refuses:
             late = np.flatnonzero(served.outcome == TOO_LATE)
             found["refused"] = float(late.size / whose.size)
-    some = np.random.default_rng(seed).permutation(late)[:num_replayed]
+    some = np.random.default_rng(seed).permutation(late)[:_REPLAYED]
     missed = 0
-    for number in some:
-        alone = run(refuses=True, never_refused=int(number))
-        missed += not alone.finish_ms[number] <= deadline_ms
+    for number in some.tolist():
+        front = Front(*fixed, max_queued=_QUEUED, never_refused=number, seed=seed)
+        missed += not front.run().finish_ms[number] <= deadline_ms
     found["precision"] = missed / max(1, some.size)
     return found
 
 
 def run_crowd() -> dict[str, list[dict[str, float]]]:
     """Compute both for every seed."""
-    engine = load_engine(find_model(_MODEL), _DRAFTS, _BATCH)
-    progress = Progress(_SEEDS * (1 + len(_DEADLINES_MS)))
-    parts: dict[str, Callable[[int], dict[str, float]]] = {
-        "callers": functools.partial(compare_callers, engine)
-    }
-    for deadline_ms in _DEADLINES_MS:
-        found = functools.partial(compare_deadlines, engine, deadline_ms)
-        parts[f"{deadline_ms:g}"] = found
-    for name in parts:
-        progress.expect(name, _SEEDS)
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in parts}
-    for seed, (name, part) in itertools.product(range(_SEEDS), parts.items()):
-        began_s = time.monotonic()
-        rows[name].append(part(seed))
-        progress.advance(name, time.monotonic() - began_s, f"{name}, seed {seed}")
+    engine = load_engine(_MODEL, _DRAFTS, _BATCH)
+    names = ["callers", *(f"{deadline_ms:g}" for deadline_ms in _DEADLINES_MS)]
+    progress = expect(dict.fromkeys(names, _SEEDS))
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for seed in range(_SEEDS):
+        for name, found in rows.items():
+            tick = make_ticker(progress, name)
+            if name == "callers":
+                found.append(compare_callers(engine, seed))
+            else:
+                found.append(compare_deadlines(engine, float(name), seed))
+            tick()
     return rows
 
 
@@ -147,31 +132,21 @@ def render_crowd(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
         for name, runs in rows.items()
     }
     callers = means.pop("callers")
-    alone = callers["alone"]
-    lines = [
-        "",
-        "| the quiet caller | p95 of times to first token, ms | times alone | requests "
-        "served, of both |",
-        "|---|---|---|---|",
-        *(
-            f"| {name} | {value:,.0f} | {value / alone:.1f} | "
-            f"{callers[name + _SERVED]:,.0f} |"
-            for name, value in callers.items()
-            if not name.endswith(_SERVED)
-        ),
-        "",
-        "| deadline, ms | refused early, % | of those served in time, % | in time a "
-        "second | would have missed, % of refused | in time a second, none refused |",
-        "|---|---|---|---|---|---|",
-    ]
+    quiet = [["the quiet caller", "p95 of times to first token, ms", "times alone"]]
+    quiet[0].append("requests served, of both")
+    for name, value in callers.items():
+        if not name.endswith(_SERVED):
+            cells = f"{value:,.0f}", f"{value / callers['alone']:.1f}"
+            quiet.append([name, *cells, f"{callers[name + _SERVED]:,.0f}"])
+    columns = {
+        "refused early, %": ("refused", 100),
+        "of those served in time, %": ("refused early, of those served in time", 100),
+        "in time a second": ("refused early, in time a second", 1),
+        "would have missed, % of refused": ("precision", 100),
+        "in time a second, none refused": ("not refused, in time a second", 1),
+    }
+    deadlines = [["deadline, ms", *columns]]
     for deadline_ms, row in means.items():
-        cells = [
-            f"{float(deadline_ms):,.0f}",
-            f"{100 * row['refused']:.0f}",
-            f"{100 * row['refused early, of those served in time']:.0f}",
-            f"{row['refused early, in time a second']:.0f}",
-            f"{100 * row['precision']:.0f}",
-            f"{row['not refused, in time a second']:.0f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", ""])
+        cells = (f"{times * row[name]:.0f}" for name, times in columns.values())
+        deadlines.append([f"{float(deadline_ms):,.0f}", *cells])
+    return join_parts(to_table(quiet), to_table(deadlines))

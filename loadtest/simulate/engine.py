@@ -11,26 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .load import KINDS, Load
+from .drawn import KINDS
+from .load import Load
 from .state import ALL, Costs, Drafts
 
-MODELS = Path(__file__).parent / "models"
+MODELS = {
+    path.stem: path for path in sorted(Path(__file__).parent.glob("models/*.json"))
+}
 """Data files that come with the simulator, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine and what it drafts.
+    """An engine and what it drafts."""
 
-    Attributes:
-        name: Of the data file.
-        costs: Of a step.
-        drafts: By kind of request.
-    """
-
-    name: str
-    costs: Costs
-    drafts: Drafts
+    name: str  # of the data file
+    costs: Costs  # of a step
+    drafts: Drafts  # by kind of request
 
     @property
     def tokens_per_step(self) -> NDArray[np.float64]:
@@ -66,21 +63,8 @@ class Engine:
         return 1000.0 * costs.max_num_seqs / (num_steps * step_ms)
 
 
-def find_model(name: str) -> Path:
-    """Return the file of a model that is given by name or by path.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    known = {path.stem: path for path in sorted(MODELS.glob("*.json"))}
-    path = known.get(name, Path(name))
-    if not path.is_file():
-        raise ValueError(f"{name!r} is no engine model: {', '.join(known)}, or a file")
-    return path
-
-
 def load_engine(
-    path: Path,
+    model: str | Path,
     num_drafts: int,
     max_num_seqs: int | None = None,
     rule: int = ALL,
@@ -89,7 +73,7 @@ def load_engine(
     """Read an engine.
 
     Args:
-        path: Its data file.
+        model: Name of one of `MODELS`, or a data file like theirs.
         num_drafts: Drafts of a request in a step, at most; 0 for none.
         max_num_seqs: Requests in a step at most; by default what the file says.
         rule: Which drafts are verified.
@@ -98,6 +82,10 @@ def load_engine(
     Raises:
         ValueError: If the file is no model, naming what is wrong with it.
     """
+    path = MODELS.get(str(model), Path(model))
+    if not path.is_file():
+        names = ", ".join(MODELS)
+        raise ValueError(f"{model!r} is no engine model: {names}, or a file")
     try:
         data = json.loads(path.read_text("utf-8"))
         terms = _roofline(data) if data["form"] == "roofline" else _linear(data)
@@ -130,12 +118,19 @@ def load_engine(
             f"of {costs.max_num_batched_tokens} tokens a step for prompts; take a "
             "smaller --batch or --drafts"
         )
-    longest = num_drafts if recorded is None else recorded.survival.shape[1]
+    if recorded is None:
+        positions = np.arange(1, num_drafts + 1)
+        survival = [chance**positions for chance in chances]
+        return Engine(path.stem, costs, make_drafts(np.array(survival, np.float64)))
+    longest = recorded.survival.shape[1]
     if longest < num_drafts:
         raise ValueError(f"--drafts {num_drafts}: recorded ones are {longest} long")
-    positions = np.arange(1, num_drafts + 1)
-    survival = np.array([chance**positions for chance in chances], dtype=np.float64)
-    drafts = make_drafts(survival) if recorded is None else cut(recorded, num_drafts)
+    drafts = recorded._replace(
+        survival=recorded.survival[:, :num_drafts].copy(),
+        confidence=recorded.confidence[:, :num_drafts].copy(),
+        num_offered=np.minimum(recorded.num_offered, num_drafts),
+        num_accepted=np.minimum(recorded.num_accepted, num_drafts),
+    )
     return Engine(path.stem, costs, drafts)
 
 
@@ -150,16 +145,6 @@ def make_drafts(survival: NDArray[np.float64]) -> Drafts:
         num_offered=np.full(num_kinds, num_drafts),
         num_accepted=np.full(num_kinds, -1),
         first=np.arange(num_kinds + 1),
-    )
-
-
-def cut(drafts: Drafts, num_drafts: int) -> Drafts:
-    """Return drafts no longer than that."""
-    return drafts._replace(
-        survival=drafts.survival[:, :num_drafts].copy(),
-        confidence=drafts.confidence[:, :num_drafts].copy(),
-        num_offered=np.minimum(drafts.num_offered, num_drafts),
-        num_accepted=np.minimum(drafts.num_accepted, num_drafts),
     )
 
 

@@ -9,23 +9,25 @@ reply lengths and number of replicas.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize
 
 from loadtest.client.records import read_records
+from loadtest.page import to_table
 from loadtest.result_folder import ResultFolder
 
+from .compare import find_half_width
+from .drawn import KINDS, Drawn
 from .engine import Engine, make_drafts
 from .fleet import run_fleet
-from .load import KINDS, Drawn
+from .output import join_parts, write_json
 from .state import Costs
 
 TERMS = (
@@ -61,42 +63,26 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run that was measured.
+    """A run, as it was measured or simulated; arrays are `[num_requests]`."""
 
-    Attributes:
-        arm: `none` or `fixed:K`.
-        load: Its load.
-        num_replicas: That served it.
-        num_drafts: K.
-        drawn: What arrived; prompt tokens are those that no cache held.
-        ttft_ms: `[num_requests]`.
-        tpot_ms: Same shape; NaN for replies of one token.
-        finish_s: Same shape.
-        tokens_per_draft: Accepted on average, of K.
-    """
-
-    arm: str
+    arm: str  # `none` or `fixed:K`
     load: str
-    num_replicas: int
-    num_drafts: int
-    drawn: Drawn
+    num_replicas: int  # that served it
+    num_drafts: int  # K
+    drawn: Drawn  # what arrived; prompt tokens are those that no cache held
     ttft_ms: Array
-    tpot_ms: Array
+    tpot_ms: Array  # NaN for replies of one token
     finish_s: Array
-    tokens_per_draft: float
+    tokens_per_draft: float  # accepted on average, of K
 
 
-def read_runs(folder: Path) -> list[Recorded]:
-    """Read the runs of a folder.
+def read_run(folder: Path, run: Mapping[str, Any]) -> Recorded:
+    """Read one of the runs of a folder.
 
     Raises:
-        ValueError: If one of them is no run in open loop of `none` or `fixed:K`, or
-            lost requests.
+        ValueError: If it is no run in open loop of `none` or `fixed:K`, or lost
+            requests.
     """
-    return [_read_run(folder, run) for run in _Folder(folder).records()]
-
-
-def _read_run(folder: Path, run: dict[str, Any]) -> Recorded:
     name, _, depth = str(run["arm"]).partition(":")
     place = f"{run['arm']} {run['load']}"
     if name not in ("none", "fixed") or not run["is_open"]:
@@ -105,7 +91,6 @@ def _read_run(folder: Path, run: dict[str, Any]) -> Recorded:
     if not outcomes or not all(one.is_ok for one in outcomes):
         raise ValueError(f"{place}: requests were lost")
     outcomes = sorted(outcomes, key=lambda one: one.scheduled_s)
-    output = np.array([one.output_tokens for one in outcomes])
     prompt = [(one.prompt_tokens or 1) - (one.cached_tokens or 0) for one in outcomes]
     tpot = [np.nan if one.tpot_ms is None else one.tpot_ms for one in outcomes]
     length = run["server"]["acceptance_length"]
@@ -117,7 +102,7 @@ def _read_run(folder: Path, run: dict[str, Any]) -> Recorded:
         drawn=Drawn(
             np.array([one.scheduled_s for one in outcomes]),
             np.maximum(np.array(prompt), 1),
-            output,
+            np.array([one.output_tokens for one in outcomes]),
             np.zeros(len(outcomes), np.int64),
         ),
         ttft_ms=np.array([one.ttft_ms for one in outcomes], dtype=np.float64),
@@ -135,14 +120,10 @@ def simulate(run: Recorded, terms: Sequence[float], chance: float) -> Recorded:
         terms: As `TERMS`, ms.
         chance: Of a draft to be accepted where the one before was.
     """
-    *step, http_ms, contention = terms
-    base_ms, request_ms, token_ms, draft_pass_ms, draft_token_ms = map(float, step)
+    named: dict[str, Any] = dict(zip(TERMS, map(float, terms), strict=True))
+    http_ms = named.pop("http_ms")
     costs = Costs(
-        base_ms=base_ms,
-        request_ms=request_ms,
-        token_ms=token_ms,
-        draft_pass_ms=draft_pass_ms,
-        draft_token_ms=draft_token_ms,
+        **named,
         floor_ms=0.0,
         kv_token_ms=0.0,
         pad_multiple=1,
@@ -150,25 +131,20 @@ def simulate(run: Recorded, terms: Sequence[float], chance: float) -> Recorded:
         num_drafts=run.num_drafts,
         max_num_seqs=_MAX_NUM_SEQS,
         max_num_batched_tokens=2048,
-        contention=float(contention),
         draft_slots=min(run.num_drafts, 1),
     )
     positions = np.arange(1, run.num_drafts + 1)
     drafts = make_drafts(np.tile(chance**positions, (len(KINDS), 1)))
     engine = Engine("fitted", costs, drafts)
-    fleet = run_fleet(engine, run.drawn, run.num_replicas, "ours", _STALENESS_S, 0)
-    done = fleet.requests
-    first_s = done.first_token_s
-    further = done.num_output_tokens - 1.0
+    fixed = run.num_replicas, "ours", _STALENESS_S, 0
+    done = run_fleet(engine, run.drawn, *fixed).requests
+    first_s, further = done.first_token_s, done.num_output_tokens - 1.0
     further[further == 0] = np.nan
-    return Recorded(
-        **{name: getattr(run, name) for name in ("arm", "load", "num_replicas")},
-        num_drafts=run.num_drafts,
-        drawn=run.drawn,
+    return replace(
+        run,
         ttft_ms=1e3 * (first_s - done.arrival_s) + http_ms,
         tpot_ms=1e3 * (done.finish_s - first_s) / further,
         finish_s=done.finish_s,
-        tokens_per_draft=run.tokens_per_draft,
     )
 
 
@@ -178,11 +154,11 @@ def fit(runs: Sequence[Recorded]) -> tuple[list[float], float]:
     Returns:
         Values of `TERMS`, and the chance of a draft.
     """
-    depth = {run.num_drafts for run in runs} - {0}
-    accepted = [run.tokens_per_draft for run in runs if run.num_drafts]
+    drafting = [run for run in runs if run.num_drafts]
     chance = 0.0
-    if accepted:
-        positions, mean = np.arange(1, depth.pop() + 1), float(np.mean(accepted))
+    if drafting:
+        mean = float(np.mean([run.tokens_per_draft for run in drafting]))
+        positions = np.arange(1, drafting[0].num_drafts + 1)
         chance = float(optimize.brentq(lambda p: (p**positions).sum() - mean, 0.0, 1.0))
 
     def error(logs: Array) -> float:
@@ -198,14 +174,10 @@ def fit(runs: Sequence[Recorded]) -> tuple[list[float], float]:
 
 
 def _errors(run: Recorded, terms: Array, chance: float) -> Array:
-    simulated = simulate(run, [*terms], chance)
-    pairs = (
-        (simulated.ttft_ms, run.ttft_ms),
-        (simulated.tpot_ms, run.tpot_ms),
-    )
+    ours = simulate(run, [*terms], chance)
     ratios = [
-        np.nanquantile(ours, _QUANTILES) / np.nanquantile(real, _QUANTILES)
-        for ours, real in pairs
+        np.nanquantile(computed, _QUANTILES) / np.nanquantile(real, _QUANTILES)
+        for computed, real in ((ours.ttft_ms, run.ttft_ms), (ours.tpot_ms, run.tpot_ms))
     ]
     return np.asarray(np.log(np.concatenate(ratios)))
 
@@ -217,7 +189,7 @@ def figures(run: Recorded) -> dict[str, float]:
     for name, values in (("ttft", run.ttft_ms), ("tpot", run.tpot_ms)):
         for percent in (50, 99):
             found[f"{name}_p{percent}_ms"] = np.nanquantile(values, percent / 100)
-    return {name: float(found[name]) for name in _FIGURES}
+    return {name: float(value) for name, value in found.items()}
 
 
 def compare(
@@ -238,28 +210,25 @@ def compare(
         real = [figures(one) for one in own]
         ours = [figures(simulate(one, terms, chance)) for one in own]
         for name in _FIGURES:
-            measured = np.array([one[name] for one in real])
-            computed = float(np.mean([one[name] for one in ours]))
-            mean = float(measured.mean())
-            half = 0.0
-            if len(own) > 1:
-                half = float(stats.t.ppf(0.975, len(own) - 1) * stats.sem(measured))
-            allowed = max(_TOLERANCE * mean, half)
+            measured = [one[name] for one in real]
+            mean, computed = (
+                float(np.mean([one[name] for one in some])) for some in (real, ours)
+            )
+            half = find_half_width(measured) if len(own) > 1 else 0.0
             row[name] = {
                 "real": mean,
                 "half_width": half,
                 "simulated": computed,
                 "error": computed / mean - 1.0,
-                "agrees": abs(computed - mean) <= allowed,
+                "agrees": abs(computed - mean) <= max(_TOLERANCE * mean, half),
             }
         rows.append(row)
     return rows
 
 
-def to_table(rows: Sequence[dict[str, Any]]) -> str:
+def render_rows(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a Markdown table: real, simulated and the relative error."""
-    heads = ["arm", "load", "requests", *_FIGURES]
-    lines = [heads, ["---"] * len(heads)]
+    lines = [["arm", "load", "requests", *_FIGURES]]
     for row in rows:
         cells = [row["arm"], row["load"], f"{row['requests']:,}"]
         for name in _FIGURES:
@@ -269,16 +238,17 @@ def to_table(rows: Sequence[dict[str, Any]]) -> str:
             is_off = name in _HELD and not cell["agrees"]
             cells.append(f"**{text}**" if is_off else text)
         lines.append(cells)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return to_table(lines)
 
 
 def render(result: Mapping[str, Any]) -> str:
     """Return what was fitted and both tables as Markdown."""
     terms = ", ".join(f"{name} {value:.2f}" for name, value in result["terms"].items())
-    return (
-        f"\nFitted: {terms}; acceptance of a draft {result['acceptance']:.2f}.\n\n"
-        f"{to_table(result['fitted'])}\n\nNot fitted:\n\n"
-        f"{to_table(result['held_out'])}\n\n"
+    return join_parts(
+        f"Fitted: {terms}; acceptance of a draft {result['acceptance']:.2f}.",
+        render_rows(result["fitted"]),
+        "Not fitted:",
+        render_rows(result["held_out"]),
     )
 
 
@@ -291,7 +261,8 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, help="write all figures there")
     options = parser.parse_args(words)
-    runs, wanted = read_runs(options.folder), set(options.fit.split(","))
+    folder, wanted = _Folder(options.folder), set(options.fit.split(","))
+    runs = [read_run(options.folder, run) for run in folder.records()]
     fitted = [run for run in runs if run.load in wanted]
     held_out = [run for run in runs if run.load not in wanted]
     if not fitted or not held_out:
@@ -299,7 +270,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"--fit must name some, not all, of the loads {names}")
     terms, chance = fit(fitted)
     result: dict[str, Any] = {
-        "environment": _Folder(options.folder).environment(),
+        "environment": folder.environment(),
         "fitted_to": sorted(wanted),
         "terms": dict(zip(TERMS, (round(term, 4) for term in terms), strict=True)),
         "acceptance": round(chance, 4),
@@ -307,7 +278,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "held_out": compare(held_out, terms, chance),
     }
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(options.json, result)
     sys.stdout.write(render(result))
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,14 @@ TERMS = ("base_ms", "request_ms", "token_ms", "draft_pass_ms", "draft_token_ms")
 Windows = list[Mapping[str, Any]]
 
 
-def read_windows(workloads: Iterable[str]) -> Windows:
+def read_windows(*workloads: str) -> Windows:
     """Return what was measured without or at a fixed depth, at temperature 0."""
-    wanted = set(workloads)
     lines = (RESULTS / SOURCE).read_text("utf-8").split("\n")
     windows = [window for line in lines if line.strip() for window in json.loads(line)]
     return [
         window
         for window in windows
-        if window["workload"] in wanted
+        if window["workload"] in workloads
         and window["temperature"] == 0
         and window["policy"].partition(":")[0] in {"none", "fixed"}
     ]
@@ -47,19 +46,19 @@ def mean_prompt_tokens() -> float:
     return float(joined[joined > 0].mean())
 
 
-def fit_terms(windows: Windows, prompt: float) -> dict[str, float]:
-    """Fit terms >= 0 by least squares of relative errors."""
-    shares, step_ms = _shares(windows, prompt), _step_ms(windows)
-    terms, _ = nnls(shares / step_ms[:, None], np.ones(len(windows)))
-    return dict(zip(TERMS, map(float, terms), strict=True))
+def weigh(windows: Windows, prompt: float) -> NDArray[np.float64]:
+    """Return what each term is multiplied by in the measured time of a mean step.
 
-
-def relative_errors(
-    terms: Mapping[str, float], windows: Windows, prompt: float
-) -> NDArray[np.float64]:
-    """Return predicted over measured step times, less 1, `[num_windows]`."""
-    predicted = _shares(windows, prompt) @ np.array([terms[name] for name in TERMS])
-    return np.asarray(predicted / _step_ms(windows) - 1.0)
+    `[num_windows, len(TERMS)]`, over that time: predictions are products with terms.
+    """
+    rows = []
+    for w in windows:
+        depth, num_reqs = _depth(w), w["concurrency"]
+        verified = (w["counters"] or {}).get("num_verified_tokens", 0)
+        computed = (verified + prompt * w["num_requests"]) / w["num_steps"]
+        rows.append([1.0, num_reqs, num_reqs + computed, depth, depth * num_reqs])
+    step_ms = np.array([1e3 * w["window_s"] / w["num_steps"] for w in windows])
+    return np.array(rows, dtype=np.float64) / step_ms[:, None]
 
 
 def fit_acceptance(windows: Windows) -> float:
@@ -82,44 +81,32 @@ def _depth(window: Mapping[str, Any]) -> int:
     return int(window["policy"].partition(":")[2] or 0)
 
 
-def _step_ms(windows: Windows) -> NDArray[np.float64]:
-    return np.array([1e3 * w["window_s"] / w["num_steps"] for w in windows])
-
-
-def _shares(windows: Windows, prompt: float) -> NDArray[np.float64]:
-    """Return what each term is multiplied by, `[num_windows, len(TERMS)]`."""
-    rows = []
-    for w in windows:
-        depth, num_reqs = _depth(w), w["concurrency"]
-        verified = (w["counters"] or {}).get("num_verified_tokens", 0)
-        computed = (verified + prompt * w["num_requests"]) / w["num_steps"]
-        rows.append([1.0, num_reqs, num_reqs + computed, depth, depth * num_reqs])
-    return np.array(rows, dtype=np.float64)
-
-
 def main() -> int:
-    """Print the data file."""
-    fitted, held_out = read_windows(["mixed"]), read_windows(["easy", "hard"])
+    """Print the data file: terms >= 0 by least squares of relative errors."""
     prompt = mean_prompt_tokens()
-    terms = fit_terms(fitted, prompt)
-    rms = {
-        name: round(float(np.sqrt(np.mean(relative_errors(terms, w, prompt) ** 2))), 3)
-        for name, w in (
-            ("mixed, fitted", fitted),
-            ("easy and hard, not fitted", held_out),
-        )
+    shares = {
+        "mixed, fitted": weigh(read_windows("mixed"), prompt),
+        "easy and hard, not fitted": weigh(read_windows("easy", "hard"), prompt),
     }
+    fitted = shares["mixed, fitted"]
+    terms, _ = nnls(fitted, np.ones(len(fitted)))
     model = {
         "name": "The demo pair padded to 100 M parameters on two CPU cores",
         "form": "linear",
         "source": f"python -m loadtest.simulate.fit, from loadtest/results/{SOURCE}: "
         "mean step times of none and fixed:1 to fixed:6, temperature 0, 1 to 32 in "
         f"flight, prompts of {prompt:.0f} tokens (loadtest/results/{PROMPTS})",
-        "relative_rms_error_of_step_time": rms,
+        "relative_rms_error_of_step_time": {
+            name: round(float(np.sqrt(np.mean((own @ terms - 1.0) ** 2))), 3)
+            for name, own in shares.items()
+        },
         "not_known": "kv_token_ms: contexts were about 60 tokens, too short to tell",
-        "terms": {k: round(v, 4) for k, v in terms.items()} | {"kv_token_ms": 0.0},
+        "terms": {
+            **dict(zip(TERMS, (round(float(term), 4) for term in terms), strict=True)),
+            "kv_token_ms": 0.0,
+        },
         "acceptance": {
-            kind: round(fit_acceptance(read_windows([kind])), 3)
+            kind: round(fit_acceptance(read_windows(kind)), 3)
             for kind in ("easy", "hard")
         },
         "limits": {"max_num_seqs": 64, "max_num_batched_tokens": 2048},

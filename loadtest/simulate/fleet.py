@@ -9,9 +9,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernel, routers, state
+from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
+from policies.decisions.routing import NUM_DRAWS, USUAL_BASE_SHARE
+from policies.estimators.reply_length import USUAL_TOKENS
+
+from . import kernel, routers
+from .drawn import Drawn
 from .engine import Engine
-from .load import Drawn
+from .prefixes import make_prefixes
+from .state import NO_REQUEST, Events, Fleet, Requests, Slots, Telemetry
 
 ROUTERS: Final = {
     "round-robin": routers.ROUND_ROBIN,
@@ -41,32 +47,10 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a good request keeps to.
+    """What a good request keeps to."""
 
-    Attributes:
-        ttft_ms: Longest time to its first token.
-        tpot_ms: Longest mean time of each token after that.
-    """
-
-    ttft_ms: float
-    tpot_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A finished run.
-
-    Attributes:
-        requests: With what became of each.
-        num_steps: Of all replicas.
-        num_request_steps: Requests in them, summed.
-        events: What happened, in order.
-    """
-
-    requests: state.Requests
-    num_steps: int
-    num_request_steps: int
-    events: state.Events
+    ttft_ms: float  # longest time to its first token
+    tpot_ms: float  # longest mean time of each token after that
 
 
 def run_fleet(
@@ -78,8 +62,8 @@ def run_fleet(
     seed: int,
     slow: tuple[float, float] = (0.0, 1.0),
     on_piece: Callable[[], None] = lambda: None,
-    decide: Callable[[state.Fleet, int], None] = lambda _fleet, _replica: None,
-) -> Run:
+    decide: Callable[[Fleet, int], None] = lambda _fleet, _replica: None,
+) -> Fleet:
     """Run a fleet until all requests are answered.
 
     Args:
@@ -94,50 +78,87 @@ def run_fleet(
         on_piece: Called `PIECES` times on the way.
         decide: Sets depth and drafts of a replica's step where they are `ASKED` for.
     """
-    count, requests = drawn.arrival_s.size, make_requests(drawn)
-    fleet = state.make_fleet(
-        *(num_replicas, engine.costs.max_num_seqs, count, seed),
-        *(int(drawn.chain.max(initial=-1)) + 1, drawn.block_tokens),
-    )
-    number = (ROUTERS | PREFIX_ROUTERS)[router]
+    fleet = make_fleet(engine, drawn, num_replicas, seed)
     share, times = slow
     fleet.slowness[: round(share * num_replicas)] = times
+    number, age_s = (ROUTERS | PREFIX_ROUTERS)[router], float(staleness_s)
     for piece in range(1, PIECES + 1):
-        until = count * piece // PIECES
-        fixed = fleet, requests, engine.drafts, engine.costs, number
-        while (
-            asked := kernel.advance(*fixed, float(staleness_s), seed, until, np.inf)
-        ) >= 0:
+        until = drawn.arrival_s.size * piece // PIECES
+        while (asked := kernel.advance(fleet, number, age_s, until, np.inf)) >= 0:
             decide(fleet, asked)
         on_piece()
-    steps, request_steps = (
-        fleet.counts[state.STEPS],
-        fleet.counts[state.REQUEST_STEPS],
+    return fleet
+
+
+def make_fleet(engine: Engine, drawn: Drawn, num_replicas: int, seed: int) -> Fleet:
+    """Return an idle fleet, before anything comes."""
+    size, count = engine.costs.max_num_seqs, drawn.arrival_s.size
+    names = drawn.chain_first if drawn.chain_first.size else np.zeros(count + 1, int)
+    return Fleet(
+        costs=engine.costs,
+        drafts=engine.drafts,
+        requests=Requests(
+            *(drawn.arrival_s, drawn.num_prompt_tokens, drawn.num_output_tokens),
+            kind=drawn.kind,
+            replica=np.zeros(count, np.int64),
+            seen=np.zeros(count, np.int64),
+            first_token_s=np.full(count, np.nan),
+            finish_s=np.full(count, np.nan),
+            num_finishes=np.zeros(count, np.int64),
+            num_emitted=np.zeros(count, np.int64),
+            resumed_s=np.full(count, np.nan),
+            num_cached=np.zeros(count, np.int64),
+            chain=drawn.chain,
+            chain_first=names,
+        ),
+        seed=seed,
+        slots=Slots(*(np.zeros((num_replicas, size), np.int64) for _ in Slots._fields)),
+        slot_draw=np.zeros((num_replicas, size), np.uint64),
+        num_running=np.zeros(num_replicas, np.int64),
+        num_kv_tokens=np.zeros(num_replicas, np.int64),
+        num_kv_held=np.zeros(num_replicas, np.int64),
+        first_waiting=np.full(num_replicas, NO_REQUEST, np.int64),
+        last_waiting=np.full(num_replicas, NO_REQUEST, np.int64),
+        next_waiting=np.full(count, NO_REQUEST, np.int64),
+        heap_s=np.zeros(num_replicas),
+        heap_replica=np.zeros(num_replicas, np.int64),
+        tokens_per_step=np.ones(num_replicas),
+        max_running=np.full(num_replicas, size, np.int64),
+        slowness=np.ones(num_replicas),
+        depth=np.zeros(num_replicas, np.int64),
+        recent=np.zeros((num_replicas, NUM_REMEMBERED_DRAFTS), np.int64),
+        num_steps=np.zeros((num_replicas, 2), np.int64),
+        # As `GoodputPlanner` begins: one deep.
+        plan=np.tile([1.0, 0.0, 0.0], (num_replicas, 1)),
+        next_acceptance=np.ones((num_replicas, NUM_SAMPLES)),
+        events=Events(
+            when_s=np.zeros(3 * count),
+            kind=np.zeros(3 * count, np.int64),
+            request=np.zeros(3 * count, np.int64),
+            tokens_per_step=np.zeros(3 * count),
+            num_running=np.zeros(3 * count, np.int64),
+            num_kv_tokens=np.zeros(3 * count, np.int64),
+        ),
+        telemetry=Telemetry(
+            num_there=np.zeros(num_replicas, np.int64),
+            num_sent=np.zeros(num_replicas, np.int64),
+            num_prompt_tokens=np.zeros(num_replicas, np.int64),
+            tokens_per_step=np.ones(num_replicas),
+            num_running=np.zeros(num_replicas, np.int64),
+            num_kv_tokens=np.zeros(num_replicas, np.int64),
+            can_take=np.ones(num_replicas, np.bool_),
+            learnt=np.array([USUAL_BASE_SHARE, USUAL_TOKENS]),
+            draws=np.zeros(NUM_DRAWS),
+        ),
+        prefixes=make_prefixes(
+            num_replicas, int(drawn.chain.max(initial=-1)) + 1, drawn.block_tokens
+        ),
+        counts=np.array([0, 0, 0, 0, 0, 0, 0, num_replicas, 0, 0, 0]),
+        draw=np.array([seed], np.uint64),
     )
-    return Run(requests, int(steps), int(request_steps), fleet.events)
 
 
-def make_requests(drawn: Drawn) -> state.Requests:
-    """Return requests of which nothing has come yet."""
-    count = drawn.arrival_s.size
-    has_chains = drawn.chain_first.size > 0
-    return state.Requests(
-        *(drawn.arrival_s, drawn.num_prompt_tokens, drawn.num_output_tokens),
-        kind=drawn.kind,
-        replica=np.zeros(count, np.int64),
-        seen=np.zeros(count, np.int64),
-        first_token_s=np.full(count, np.nan),
-        finish_s=np.full(count, np.nan),
-        num_finishes=np.zeros(count, np.int64),
-        num_emitted=np.zeros(count, np.int64),
-        resumed_s=np.full(count, np.nan),
-        num_cached=np.zeros(count, np.int64),
-        chain=drawn.chain,
-        chain_first=drawn.chain_first if has_chains else np.zeros(count + 1, np.int64),
-    )
-
-
-def latencies(requests: state.Requests) -> tuple[NDArray[np.float64], ...]:
+def latencies(requests: Requests) -> tuple[NDArray[np.float64], ...]:
     """Return times to the first token and per token after it, ms, of those measured."""
     kept = slice(int(WARM_UP_SHARE * requests.arrival_s.size), None)
     first_s, num_tokens = requests.first_token_s[kept], requests.num_output_tokens[kept]
@@ -146,7 +167,7 @@ def latencies(requests: state.Requests) -> tuple[NDArray[np.float64], ...]:
     return ttft_ms, 1e3 * tpot_s
 
 
-def measure(requests: state.Requests, targets: Targets) -> Metrics:
+def measure(requests: Requests, targets: Targets) -> Metrics:
     """Summarise the requests that did not meet an empty fleet.
 
     Goodput is requests that kept to both targets, over the time in which those that

@@ -7,9 +7,9 @@ The queue, the places and the predictions are those of production
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,9 @@ from policies.decisions.routing import ReplicaLoad
 from policies.estimators.reply_length import ReplyLength
 
 from . import kernel, state
+from .drawn import Drawn
 from .engine import Engine
-from .fleet import ROUTERS, make_requests
-from .load import Drawn
+from .fleet import ROUTERS, make_fleet
 from .routers import SPARE_SHARE, find_costs
 
 MAX_WAIT_S: Final = 30.0
@@ -32,39 +32,13 @@ MAX_WAIT_S: Final = 30.0
 SERVED, NO_PLACE, TOO_LATE, EXPIRED = range(4)
 """What became of a request."""
 
-_AGE_S: Final = 0.0
 
+class Served(NamedTuple):
+    """What a front's requests met; all `[num_requests]`."""
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks.
-
-    Attributes:
-        name: Its key's.
-        deadline_ms: Of each of its requests, to the last token; inf for none.
-        weight: Of its share.
-        tier: Smaller ones go before.
-    """
-
-    name: str
-    deadline_ms: float = math.inf
-    weight: float = 1.0
-    tier: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What a front's requests met; all `[num_requests]`.
-
-    Attributes:
-        outcome: `SERVED`, `NO_PLACE`, `TOO_LATE` or `EXPIRED`.
-        ttft_ms: From arrival at the front; NaN if not served.
-        finish_ms: To the last token, likewise.
-    """
-
-    outcome: NDArray[np.int64]
-    ttft_ms: NDArray[np.float64]
-    finish_ms: NDArray[np.float64]
+    outcome: NDArray[np.int64]  # `SERVED`, `NO_PLACE`, `TOO_LATE` or `EXPIRED`
+    ttft_ms: NDArray[np.float64]  # from arrival at the front; NaN if not served
+    finish_ms: NDArray[np.float64]  # to the last token, likewise
 
 
 class Front:
@@ -74,7 +48,7 @@ class Front:
         self,
         engine: Engine,
         drawn: Drawn,
-        callers: Sequence[Caller],
+        callers: Mapping[str, float],
         caller_of: NDArray[np.int64],
         num_replicas: int,
         *,
@@ -90,7 +64,8 @@ class Front:
         Args:
             engine: Of every replica.
             drawn: What arrives.
-            callers: Who asks.
+            callers: Who asks, and the deadline of each request's last token, ms; inf
+                for none.
             caller_of: `[num_requests]`, index of the one that sent it.
             num_replicas: >= 1.
             max_queued: Requests of each replica that may wait.
@@ -101,9 +76,10 @@ class Front:
             seed: Of acceptance and of the router.
         """
         count = drawn.arrival_s.size
-        self._engine, self._drawn = engine, drawn
-        self._callers, self._caller_of = callers, caller_of
-        self._num_replicas, self._seed = num_replicas, seed
+        self._drawn = drawn
+        self._flows = np.array([*callers])[caller_of].tolist()
+        self._deadlines_ms = callers
+        self._num_replicas = num_replicas
         self._is_fair, self._refuses = is_fair, refuses
         self._keeps_seats, self._kept = keeps_seats, KeptSeats()
         self._never_refused = never_refused
@@ -117,16 +93,10 @@ class Front:
         self._places = Places(len(callers))
         self._replies = ReplyLength()
         # In the order in which the front sends them, not in that of their arrival.
-        self._sent = make_requests(
-            Drawn(
-                np.full(count, np.inf),
-                np.ones(count, np.int64),
-                np.ones(count, np.int64),
-                np.ones(count, np.int64),
-            )
-        )
+        nobody = Drawn(np.full(count, np.inf), *np.ones((3, count), np.int64))
+        self._fleet = make_fleet(engine, nobody, num_replicas, seed)
+        self._sent = self._fleet.requests
         self._order: list[int] = []
-        self._fleet = state.make_fleet(num_replicas, self._seats, count, seed)
         self._num_ended = self._num_seen = 0
         self._outcome = np.full(count, SERVED)
 
@@ -144,25 +114,20 @@ class Front:
             self._send(float(next_s))
         self._advance(np.inf)
         order = np.array(self._order, np.int64)
-        count = order.size
-        found = Served(
-            self._outcome, *(np.full(arrivals.size, np.nan) for _ in range(2))
-        )
+        found = Served(self._outcome, *np.full((2, arrivals.size), np.nan))
         for own, times in (
             (found.ttft_ms, self._sent.first_token_s),
             (found.finish_ms, self._sent.finish_s),
         ):
-            own[order] = 1e3 * (times[:count] - arrivals[order])
+            own[order] = 1e3 * (times[: order.size] - arrivals[order])
         return found
 
     def _advance(self, until_s: float) -> None:
-        fixed = self._fleet, self._sent, self._engine.drafts, self._engine.costs
-        router, count = ROUTERS["ours"], len(self._order)
-        kernel.advance(*fixed, router, _AGE_S, self._seed, count, until_s)
+        kernel.advance(self._fleet, ROUTERS["ours"], 0.0, len(self._order), until_s)
         events, happened = self._fleet.events, self._fleet.counts[state.HAPPENED]
         for place in range(self._num_seen, happened):
             if events.kind[place] == state.LEFT:
-                flow = self._flow(self._order[events.request[place]])
+                flow = self._flows[self._order[events.request[place]]]
                 tokens = self._sent.num_output_tokens[events.request[place]]
                 self._replies.note(flow, int(tokens))
                 self._places.free(flow)
@@ -170,22 +135,14 @@ class Front:
                 self._num_ended += 1
         self._num_seen = int(happened)
 
-    def _flow(self, number: int) -> str:
-        return self._callers[int(self._caller_of[number])].name
-
     def _admit(self, number: int, now_s: float) -> None:
         """As `serving.front.admission` does."""
-        caller, flow = self._callers[self._caller_of[number]], self._flow(number)
-        load = self._look()
+        flow, load = self._flows[number], self._look()
         full = replace(load, num_requests=self._seats)
         num_prompt = int(self._drawn.num_prompt_tokens[number])
         expected = self._replies.expect(flow)
-        turn = Turn(
-            flow if self._is_fair else "all",
-            request_cost_ms(full, num_prompt, expected),
-            caller.weight,
-            caller.tier,
-        )
+        cost_ms = request_cost_ms(full, num_prompt, expected)
+        turn = Turn(flow if self._is_fair else "all", cost_ms)
         if not self._places.has_room(flow, self._limit):
             self._outcome[number] = NO_PLACE
             return
@@ -201,13 +158,13 @@ class Front:
             expected,
             has_seat=has_seat,
         )
-        is_late = self._refuses and predicted.late_ms(caller.deadline_ms) > 0.0
+        is_late = self._refuses and predicted.late_ms(self._deadlines_ms[flow]) > 0.0
         if is_late and number != self._never_refused:
             self._outcome[number] = TOO_LATE
             return
         self._places.take(flow)
         if hurries:
-            self._kept.take(flow, caller.weight, now_s)
+            self._kept.take(flow, 1.0, now_s)
         self._queue.add(number, turn, now_s, first=hurries)
 
     def _may_hurry(self, turn: Turn, now_s: float) -> bool:
@@ -225,21 +182,20 @@ class Front:
 
     def _send(self, now_s: float) -> None:
         """Send what has its turn to the replicas that have a seat."""
+        sent, drawn = self._sent, self._drawn
         while self._queue and self._count_free(self._queue.peek(now_s)) > 0:
             number = self._queue.pop(now_s)
-            caller, flow = self._callers[self._caller_of[number]], self._flow(number)
-            waited_ms = 1e3 * (now_s - self._drawn.arrival_s[number])
-            if waited_ms > caller.deadline_ms:
+            flow = self._flows[number]
+            if 1e3 * (now_s - drawn.arrival_s[number]) > self._deadlines_ms[flow]:
                 self._outcome[number] = EXPIRED
                 self._places.free(flow)
                 if self._hurries[number]:
                     self._kept.free(flow)
                 continue
             if not self._hurries[number]:
-                self._kept.take(flow, caller.weight, now_s)
+                self._kept.take(flow, 1.0, now_s)
             place = len(self._order)
             self._order.append(number)
-            sent, drawn = self._sent, self._drawn
             sent.arrival_s[place] = now_s
             sent.num_prompt_tokens[place] = drawn.num_prompt_tokens[number]
             sent.num_output_tokens[place] = drawn.num_output_tokens[number]
@@ -248,10 +204,9 @@ class Front:
 
     def _look(self) -> ReplicaLoad:
         """Return the mean load of a replica."""
-        fleet, costs = self._fleet, self._engine.costs
-        known = [find_costs(fleet, costs, one) for one in range(self._num_replicas)]
+        known = [find_costs(self._fleet, one) for one in range(self._num_replicas)]
         base_ms, request_ms, token_ms = np.mean(known, axis=0)
-        telemetry = fleet.telemetry
+        telemetry = self._fleet.telemetry
         return ReplicaLoad(
             float(base_ms),
             float(request_ms),

@@ -8,18 +8,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from loadtest.page import to_png
-from loadtest.progress import Progress
 
-from .compare import make_ticker
-from .engine import find_model, load_engine
+from .compare import expect, make_ticker
+from .engine import load_engine
 from .fleet import PIECES, run_fleet
-from .load import Lengths, Load, draw_requests, parse_arrivals
-from .state import ALL, WORTH
+from .load import Load, draw_requests
+from .output import join_parts
+from .page import make_panels
+from .state import ALL, REQUEST_STEPS, STEPS, WORTH
 
 ARMS: Final = {
     "power-of-two, all drafts": ("power-of-two", 3, ALL),
@@ -34,24 +31,23 @@ _UTILISATION: Final = 0.8
 
 def run_growth() -> list[dict[str, Any]]:
     """Time each arm, processor seconds of this process, compiled before."""
-    load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
+    load, rows = Load(), []
     cells = list(product(ARMS, _REQUESTS, _REPLICAS))
-    progress, rows = Progress(PIECES * len(cells)), []
-    for arm, count, _ in cells:
-        progress.expect(f"{arm}, {count}", PIECES)
-    for arm, count, replicas in cells:
+    kinds = [f"{arm}, {count}" for arm, count, _ in cells]
+    progress = expect({kind: PIECES * kinds.count(kind) for kind in kinds})
+    for kind, (arm, count, replicas) in zip(kinds, cells, strict=True):
         router, num_drafts, rule = ARMS[arm]
-        engine = load_engine(find_model("h100-qwen3-1.7b"), num_drafts, rule=rule)
+        engine = load_engine("h100-qwen3-1.7b", num_drafts, rule=rule)
         rate_per_s = _UTILISATION * replicas * engine.capacity_per_s(load)
-        fixed = engine, draw_requests(load, count, rate_per_s, 0)
+        drawn = draw_requests(load, count, rate_per_s, 0)
         run_fleet(engine, draw_requests(load, 10, rate_per_s, 0), 1, router, 0.1, 0)
-        began_s = time.process_time()
-        ticker = make_ticker(progress, f"{arm}, {count}")
-        run = run_fleet(*fixed, replicas, router, 0.1, 0, on_piece=ticker)
+        began_s, ticker = time.process_time(), make_ticker(progress, kind)
+        run = run_fleet(engine, drawn, replicas, router, 0.1, 0, on_piece=ticker)
         row = {"arm": arm, "num_replicas": replicas, "num_requests": count}
         row["cpu_s"] = round(time.process_time() - began_s, 3)
-        row["num_steps"] = run.num_steps
-        rows.append(row | {"num_request_steps": run.num_request_steps})
+        row["num_steps"] = int(run.counts[STEPS])
+        row["num_request_steps"] = int(run.counts[REQUEST_STEPS])
+        rows.append(row)
     return rows
 
 
@@ -70,24 +66,21 @@ def render_growth(rows: Sequence[Mapping[str, Any]]) -> str:
             f"at one replica, and {most_s / found[arm, _REQUESTS[-2], replicas]:.2g} "
             f"times as long as {_REQUESTS[-2]:,} requests."
         )
-    return "\n".join(["", *lines, "", "![Run time](growth.png)", "", ""])
+    return join_parts("\n".join(lines), "![Run time](growth.png)")
 
 
 def draw_growth(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw time against replicas, a line for each number of requests."""
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(ARMS), sharey=True)
+    figure, panels = make_panels(len(ARMS))
+    panels[1].sharey(panels[0])
     for panel, arm in zip(panels, ARMS, strict=True):
-        for place, count in enumerate(_REQUESTS):
+        for count in _REQUESTS:
             own = [r for r in rows if (r["arm"], r["num_requests"]) == (arm, count)]
             replicas, seconds = (
                 [row[name] for row in own] for name in ("num_replicas", "cpu_s")
             )
-            colour = colormaps["tab10"](place)
-            panel.loglog(replicas, seconds, "o-", color=colour, label=f"{count:,}")
+            panel.loglog(replicas, seconds, marker="o", label=f"{count:,}")
         panel.set(title=arm, xlabel="replicas", ylabel="processor time, s")
-        panel.grid(alpha=0.25)
     caption = (
         "h100-qwen3-1.7b, 300 prompt and 200 reply tokens on average, "
         f"{_UTILISATION:.0%} utilisation; lines are numbers of requests; one run each"

@@ -28,10 +28,7 @@ from .state import (
     REQUEST_STEPS,
     STEPS,
     WAITS,
-    Costs,
-    Drafts,
     Fleet,
-    Requests,
 )
 
 
@@ -68,27 +65,18 @@ def _push(fleet: Fleet, end_s: float, replica: int) -> None:
 
 
 @compiled
-def vacate(fleet: Fleet, requests: Requests, replica: int, slot: int) -> int:
+def vacate(fleet: Fleet, replica: int, slot: int) -> int:
     """Let a request leave its slot, which the last one takes, and return it."""
-    request, output = (
-        fleet.slot_request[replica, slot],
-        fleet.slot_output[replica, slot],
-    )
+    requests, slots = fleet.requests, fleet.slots
+    request = slots.request[replica, slot]
+    output = slots.output[replica, slot]
     requests.num_emitted[request] = requests.num_output_tokens[request] - output
     held = requests.num_prompt_tokens[request] + requests.num_emitted[request]
     fleet.num_kv_held[replica] -= held
-    fleet.num_kv_tokens[replica] -= held - fleet.slot_prompt[replica, slot]
+    fleet.num_kv_tokens[replica] -= held - slots.prompt[replica, slot]
     fleet.num_running[replica] -= 1
     last = fleet.num_running[replica]
-    for column in (
-        fleet.slot_request,
-        fleet.slot_prompt,
-        fleet.slot_output,
-        fleet.slot_chunk,
-        fleet.slot_drafts,
-        fleet.slot_block,
-        fleet.slot_joined,
-    ):
+    for column in slots:
         column[replica, slot] = column[replica, last]
     fleet.slot_draw[replica, slot] = fleet.slot_draw[replica, last]
     return int(request)
@@ -108,19 +96,19 @@ def enqueue(fleet: Fleet, now_s: float, replica: int, request: int) -> None:
 
 
 @compiled
-def _make_room(fleet: Fleet, requests: Requests, costs: Costs, replica: int) -> bool:
+def _make_room(fleet: Fleet, replica: int) -> bool:
     """Let who joined last give way while a step has no room; return whether one did."""
-    gave_way = False
+    costs, gave_way = fleet.costs, False
     while fleet.num_running[replica] > 1:
         running = fleet.num_running[replica]
         num_tokens = fleet.num_kv_held[replica]
         for slot in range(running):
-            if fleet.slot_prompt[replica, slot] == 0:
+            if fleet.slots.prompt[replica, slot] == 0:
                 num_tokens += 1 + costs.num_drafts
         if num_tokens <= costs.max_kv_tokens:
             break
-        last = int(np.argmax(fleet.slot_joined[replica, :running]))
-        request = vacate(fleet, requests, replica, last)
+        last = int(np.argmax(fleet.slots.joined[replica, :running]))
+        request = vacate(fleet, replica, last)
         fleet.counts[PREEMPTED] += 1
         fleet.next_waiting[request] = fleet.first_waiting[replica]
         if fleet.first_waiting[replica] == NO_REQUEST:
@@ -131,30 +119,22 @@ def _make_room(fleet: Fleet, requests: Requests, costs: Costs, replica: int) -> 
 
 
 @compiled
-def _fill(
-    fleet: Fleet,
-    requests: Requests,
-    drafts: Drafts,
-    costs: Costs,
-    replica: int,
-    seed: int,
-) -> int:
+def _fill(fleet: Fleet, replica: int) -> int:
     """Fill the batch and return how many of it decode.
 
     As vLLM does: those that run come first, prompts get what is left of the tokens.
     """
+    requests, drafts, costs = fleet.requests, fleet.drafts, fleet.costs
     gave_way = False
     held = fleet.num_kv_held[replica]
     if held + costs.max_num_seqs * (1 + costs.num_drafts) > costs.max_kv_tokens:
-        gave_way = _make_room(fleet, requests, costs, replica)
-    prompts, chunks = fleet.slot_prompt[replica], fleet.slot_chunk[replica]
+        gave_way = _make_room(fleet, replica)
+    prompts, chunks = fleet.slots.prompt[replica], fleet.slots.chunk[replica]
     num_decoding, left = 0, costs.max_num_batched_tokens
     for slot in range(fleet.num_running[replica]):
         if prompts[slot] == 0:
             num_decoding += 1
     left -= num_decoding * (1 + costs.num_drafts + costs.draft_slots)
-    max_running = min(costs.max_num_seqs, fleet.limits[replica, 0])
-    left = min(left, fleet.limits[replica, 1])
     for slot in range(fleet.num_running[replica]):
         chunks[slot] = min(prompts[slot], max(left - costs.draft_slots, 0))
         if chunks[slot] > 0:
@@ -162,7 +142,7 @@ def _fill(
     while (
         not gave_way
         and left > costs.draft_slots
-        and fleet.num_running[replica] < max_running
+        and fleet.num_running[replica] < fleet.max_running[replica]
         and fleet.first_waiting[replica] != NO_REQUEST
     ):
         request = fleet.first_waiting[replica]
@@ -172,7 +152,7 @@ def _fill(
             and fleet.num_kv_held[replica] + held > costs.max_kv_tokens
         ):
             break
-        cached = _find_cached(fleet, requests, costs, replica, request)
+        cached = _find_cached(fleet, replica, request)
         if requests.num_emitted[request] == 0:
             requests.num_cached[request] = cached
         fleet.num_kv_held[replica] += held
@@ -180,14 +160,14 @@ def _fill(
         fleet.first_waiting[replica] = fleet.next_waiting[request]
         slot = fleet.num_running[replica]
         fleet.num_running[replica] += 1
-        fleet.slot_request[replica, slot] = request
-        fleet.slot_joined[replica, slot] = fleet.counts[JOINED]
+        fleet.slots.request[replica, slot] = request
+        fleet.slots.joined[replica, slot] = fleet.counts[JOINED]
         fleet.counts[JOINED] += 1
         prompts[slot] = held - cached
         output = requests.num_output_tokens[request] - requests.num_emitted[request]
-        fleet.slot_output[replica, slot] = output
+        fleet.slots.output[replica, slot] = output
         # Of the request alone: it is as lucky wherever it runs, so arms are paired.
-        fleet.slot_draw[replica, slot] = np.uint64(seed) ^ (
+        fleet.slot_draw[replica, slot] = np.uint64(fleet.seed) ^ (
             np.uint64(request + 1) * np.uint64(0xD1342543DE82EF95)
         )
         kind = requests.kind[request]
@@ -195,36 +175,36 @@ def _fill(
         if end - first > 1:
             luck = draw(fleet.slot_draw[replica, slot : slot + 1])
             first += int(luck * (end - first))
-        fleet.slot_block[replica, slot] = first
+        fleet.slots.block[replica, slot] = first
         chunks[slot] = min(prompts[slot], left - costs.draft_slots)
         left -= chunks[slot] + costs.draft_slots
     return num_decoding
 
 
 @compiled
-def _find_cached(
-    fleet: Fleet, requests: Requests, costs: Costs, replica: int, request: int
-) -> int:
+def _find_cached(fleet: Fleet, replica: int, request: int) -> int:
     """Return how much of a request that joins is there, one token being computed."""
-    chain, size = chain_of(requests, request), fleet.prefixes.block_tokens
+    requests, size = fleet.requests, fleet.prefixes.block_tokens
+    chain = chain_of(requests, request)
     if chain.size == 0:
         return 0
     held = requests.num_prompt_tokens[request] + requests.num_emitted[request]
     known = count_known(fleet.prefixes, replica, chain[: (held - 1) // size])
-    room = costs.max_kv_tokens - fleet.num_kv_held[replica] - held
+    room = fleet.costs.max_kv_tokens - fleet.num_kv_held[replica] - held
     keep(fleet.prefixes, replica, chain[:known], room)
     return int(known * size)
 
 
 @compiled
-def _start(fleet: Fleet, costs: Costs, replica: int) -> float:
+def _start(fleet: Fleet, replica: int) -> float:
     """Return how long the step takes whose batch and drafts are chosen, s."""
+    costs = fleet.costs
     num_decoding, num_tokens, num_prompt_tokens = 0, 0, 0
     for slot in range(fleet.num_running[replica]):
-        num_prompt_tokens += fleet.slot_chunk[replica, slot]
-        if fleet.slot_prompt[replica, slot] == 0:
+        num_prompt_tokens += fleet.slots.chunk[replica, slot]
+        if fleet.slots.prompt[replica, slot] == 0:
             num_decoding += 1
-            num_tokens += 1 + fleet.slot_drafts[replica, slot]
+            num_tokens += 1 + fleet.slots.drafts[replica, slot]
     fleet.counts[STEPS] += 1
     fleet.counts[REQUEST_STEPS] += fleet.num_running[replica]
     fleet.num_kv_tokens[replica] += num_prompt_tokens
@@ -235,25 +215,17 @@ def _start(fleet: Fleet, costs: Costs, replica: int) -> float:
     others = fleet.num_running.size - 1
     if others > 0:
         step_ms *= 1.0 + costs.contention * (fleet.counts[HEAPED] - 1) / others
-    fleet.step_ms[replica] = step_ms * fleet.slowness[replica]
-    return float(fleet.step_ms[replica]) / 1000.0
+    return float(step_ms * fleet.slowness[replica]) / 1000.0
 
 
 @compiled
-def _end_step(
-    fleet: Fleet,
-    requests: Requests,
-    drafts: Drafts,
-    costs: Costs,
-    replica: int,
-    now_s: float,
-) -> None:
+def _end_step(fleet: Fleet, replica: int, now_s: float) -> None:
     """Hand out what the step has computed, and let go who is done."""
-    slot = 0
-    prompts, outputs = fleet.slot_prompt[replica], fleet.slot_output[replica]
-    chunks, draws = fleet.slot_chunk[replica], fleet.slot_draw[replica]
-    members, verified = fleet.slot_request[replica], fleet.slot_drafts[replica]
-    blocks = fleet.slot_block[replica]
+    requests, drafts, slot = fleet.requests, fleet.drafts, 0
+    prompts, outputs = fleet.slots.prompt[replica], fleet.slots.output[replica]
+    chunks, draws = fleet.slots.chunk[replica], fleet.slot_draw[replica]
+    members, verified = fleet.slots.request[replica], fleet.slots.drafts[replica]
+    blocks = fleet.slots.block[replica]
     num_emitting, num_accepted = 0, 0
     while slot < fleet.num_running[replica]:
         request = members[slot]
@@ -291,11 +263,11 @@ def _end_step(
             continue
         requests.finish_s[request] = now_s
         requests.num_finishes[request] += 1
-        vacate(fleet, requests, replica, slot)
+        vacate(fleet, replica, slot)
         note_event(fleet, now_s, LEFT, request, replica)
         chain = chain_of(requests, request)
         if chain.size:
-            room = costs.max_kv_tokens - fleet.num_kv_held[replica]
+            room = fleet.costs.max_kv_tokens - fleet.num_kv_held[replica]
             keep(fleet.prefixes, replica, chain, room)
     if num_emitting > 0:
         fleet.tokens_per_step[replica] = follow_tokens(
@@ -305,64 +277,52 @@ def _end_step(
 
 @compiled
 def advance(
-    fleet: Fleet,
-    requests: Requests,
-    drafts: Drafts,
-    costs: Costs,
-    router: int,
-    age_s: float,
-    seed: int,
-    last_arrival: int,
-    until_s: float,
+    fleet: Fleet, router: int, age_s: float, last_arrival: int, until_s: float
 ) -> int:
     """Go on until `last_arrival` requests have arrived; to the end if that is all.
 
     Args:
         fleet: Changed in place.
-        requests: Likewise.
-        drafts: What they draft.
-        costs: Of a step.
         router: One of the constants of `routers`.
         age_s: How old what the router knows of a replica is, >= 0.
-        seed: Of acceptance.
         last_arrival: 1 to the number of requests.
         until_s: Stop before what comes later.
 
     Returns:
-        -1; where drafts are `ASKED` for, the replica whose `depth` and `slot_drafts`
+        -1; where drafts are `ASKED` for, the replica whose `depth` and `slots.drafts`
         must be set before it is called again.
     """
-    counts = fleet.counts
-    num_requests = requests.arrival_s.size
+    counts, arrivals_s = fleet.counts, fleet.requests.arrival_s
+    num_requests = arrivals_s.size
     while True:
         arrival_s = np.inf
         if counts[ARRIVED] < num_requests:
-            arrival_s = requests.arrival_s[counts[ARRIVED]]
+            arrival_s = arrivals_s[counts[ARRIVED]]
         next_s = fleet.heap_s[0] if counts[HEAPED] > 0 else np.inf
         if counts[WAITS] == 0:
             if min(arrival_s, next_s) > until_s:
                 return -1
             if next_s <= arrival_s and counts[HEAPED] > 0:
                 replica = fleet.heap_replica[0]
-                _end_step(fleet, requests, drafts, costs, replica, next_s)
+                _end_step(fleet, replica, next_s)
             else:
                 if counts[ARRIVED] == min(num_requests, last_arrival):
                     return -1
                 request = counts[ARRIVED]
                 counts[ARRIVED] += 1
-                replica = route(fleet, requests, costs, request, age_s, router)
+                replica = route(fleet, request, age_s, router)
                 enqueue(fleet, arrival_s, replica, request)
                 continue
-            num_decoding = _fill(fleet, requests, drafts, costs, replica, seed)
-            if costs.rule == ASKED and num_decoding > 0:
+            num_decoding = _fill(fleet, replica)
+            if fleet.costs.rule == ASKED and num_decoding > 0:
                 counts[WAITS] = 1
                 return int(replica)
             if fleet.num_running[replica] > 0:
-                select(fleet, drafts, costs, replica)
+                select(fleet, replica)
         counts[WAITS] = 0
         replica = fleet.heap_replica[0]
         if fleet.num_running[replica] > 0:
-            fleet.heap_s[0] += _start(fleet, costs, replica)
+            fleet.heap_s[0] += _start(fleet, replica)
         else:
             counts[HEAPED] -= 1
             fleet.heap_s[0] = fleet.heap_s[counts[HEAPED]]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from argparse import ArgumentTypeError
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .prefixes import BLOCK_TOKENS
+from .drawn import Drawn
+from .readers import number
 from .sessions import Sessions, lay_out
-from .traces import MOONCAKE_TOKENS, read_trace
-
-KINDS = ("easy", "hard")
-"""Rows of the acceptance table of an engine."""
+from .traces import read_trace
 
 SHIFT_AT = 0.5
 """Part of the requests after which the share of hard ones is another."""
@@ -23,22 +21,14 @@ _CURVE_POINTS = 2001
 _LEAD = 5
 """Mean lengths of a session by which sessions begin before the first request."""
 
-_DEFAULT_CV = 2.0
-_DEFAULT_SWING = 4.0
-_FORM = re.compile(r"(?P<process>poisson|gamma|diurnal)(?:=(?P<value>\d+(?:\.\d+)?))?")
-
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """An arrival process.
+    """An arrival process."""
 
-    Attributes:
-        cv: Coefficient of variation of the times between arrivals; 1 for Poisson.
-        swing: Rate at the peak over that at night, in one sine wave over the run; 1
-            for a constant rate.
-    """
-
-    cv: float = 1.0
+    cv: float = 1.0  # coefficient of variation of the times between; 1 for Poisson
+    # Rate at the peak over that at night, in one sine wave over the run; 1 for a
+    # constant rate.
     swing: float = 1.0
 
     def draw(
@@ -51,8 +41,7 @@ class Arrivals:
         the run is `rate_per_s`.
         """
         shape = self.cv**-2
-        gaps = rng.gamma(shape, 1.0 / shape, num_requests)
-        due = np.cumsum(gaps)
+        due = np.cumsum(rng.gamma(shape, 1.0 / shape, num_requests))
         duration_s = num_requests / rate_per_s
         if self.swing == 1.0:
             return np.asarray(due / rate_per_s, dtype=np.float64)
@@ -68,38 +57,27 @@ def parse_arrivals(text: str) -> Arrivals:
     """Read an arrival process, e.g. `poisson`, `gamma=3` (bursts), `diurnal=4`.
 
     Raises:
-        ValueError: If it is none.
+        ArgumentTypeError: If it is none.
     """
-    match = _FORM.fullmatch(text)
-    if match is None or (match["process"] == "poisson" and match["value"]):
-        raise ValueError(
-            f"{text!r} is no load; write poisson, gamma=CV (bursts; CV {_DEFAULT_CV:g} "
-            f"by default) or diurnal=SWING (peak over night; {_DEFAULT_SWING:g})"
+    process, _, value = text.partition("=")
+    if process == "gamma":
+        return Arrivals(cv=number(0.1, 10)(value or "2"))
+    if process == "diurnal":
+        return Arrivals(swing=number(1, 1000)(value or "4"))
+    if text != "poisson":
+        raise ArgumentTypeError(
+            f"{text!r} is no load; write poisson, gamma=CV (bursts; CV 2 by default) "
+            "or diurnal=SWING (peak over night; 4)"
         )
-    if match["process"] == "gamma":
-        cv = float(match["value"] or _DEFAULT_CV)
-        if not 0.1 <= cv <= 10:
-            raise ValueError(f"{text!r}: the coefficient of variation must be .1 to 10")
-        return Arrivals(cv=cv)
-    if match["process"] == "diurnal":
-        swing = float(match["value"] or _DEFAULT_SWING)
-        if not 1 <= swing <= 1000:
-            raise ValueError(f"{text!r}: the peak must be 1 to 1,000 times the night")
-        return Arrivals(swing=swing)
     return Arrivals()
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lognormal numbers of tokens: the mean, and how heavy the tail is.
+    """Lognormal numbers of tokens: the mean, and how heavy the tail is."""
 
-    Attributes:
-        mean: Tokens, >= 1.
-        cv: Coefficient of variation; 0 gives all the same length.
-    """
-
-    mean: float
-    cv: float
+    mean: float  # tokens, >= 1
+    cv: float  # coefficient of variation; 0 gives all the same length
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw lengths, `[count]`, >= 1; rounded, which keeps the mean."""
@@ -112,56 +90,21 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a fleet is to serve.
+    """What a fleet is to serve."""
 
-    Attributes:
-        arrivals: When.
-        prompt: Tokens of prompts.
-        output: Tokens of replies.
-        hard_before: Share of hard requests in the first half, 0 to 1.
-        hard_after: In the second half.
-        trace: File that says when and how long instead, "" for none.
-        sessions: To which requests belong; None for no two.
-    """
-
-    arrivals: Arrivals
-    prompt: Lengths
-    output: Lengths
-    hard_before: float
-    hard_after: float
-    trace: str = ""
-    sessions: Sessions | None = None
+    arrivals: Arrivals = Arrivals()
+    prompt: Lengths = Lengths(300, 1)  # tokens of prompts
+    output: Lengths = Lengths(200, 1)  # tokens of replies
+    hard_before: float = 0.5  # share of hard requests in the first half, 0 to 1
+    hard_after: float = 0.5  # in the second half
+    trace: str = ""  # file that says when and how long instead
+    sessions: Sessions | None = None  # to which requests belong; None for no two
 
     @property
     def kind_shares(self) -> tuple[float, float]:
         """Share of each of `KINDS` over the run."""
         hard = SHIFT_AT * self.hard_before + (1 - SHIFT_AT) * self.hard_after
         return 1.0 - hard, hard
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Requests of one seed; all `[num_requests]`.
-
-    Attributes:
-        arrival_s: float64, rising.
-        num_prompt_tokens: int64.
-        num_output_tokens: int64.
-        kind: int64, index into `KINDS`.
-        chain: `[num_named]`, blocks of prompts and replies, one request after another.
-        chain_first: `[num_requests + 1]`, where each request's begin; empty for none.
-        block_tokens: Of each block.
-    """
-
-    arrival_s: NDArray[np.float64]
-    num_prompt_tokens: NDArray[np.int64]
-    num_output_tokens: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    chain: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    chain_first: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )
-    block_tokens: int = BLOCK_TOKENS
 
 
 def read_load(path: Path, hard_before: float, hard_after: float) -> Load:
@@ -194,65 +137,38 @@ def draw_requests(load: Load, num_requests: int, rate_per_s: float, seed: int) -
     """Draw requests; equal seeds give equal ones.
 
     The parts have generators of their own: another arrival process or rate keeps the
-    lengths and kinds.
+    lengths and kinds. Prompts of sessions are what each turn adds.
     """
-    if load.sessions:
-        return _draw_sessions(load, load.sessions, num_requests, rate_per_s, seed)
-    when, prompt, output, hard = (
-        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)
+    when, prompt, output, hard, number_of, gap = (
+        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6)
     )
-    share = np.where(
-        np.arange(num_requests) < SHIFT_AT * num_requests,
-        load.hard_before,
-        load.hard_after,
-    )
-    kind = (hard.random(num_requests) < share).astype(np.int64)
+    sessions, count = load.sessions, num_requests
+    if sessions:
+        # They begin as requests would.
+        duration_s = num_requests / rate_per_s
+        lead_s = _LEAD * sessions.turns * sessions.think_s
+        starts_per_s = rate_per_s / sessions.turns
+        count = int(1.2 * starts_per_s * (duration_s + lead_s)) + 100
+        begin_s = load.arrivals.draw(count, starts_per_s, when) - lead_s
+        is_late = begin_s >= SHIFT_AT * duration_s
+    else:
+        is_late = np.arange(count) >= SHIFT_AT * count
+    share = np.where(is_late, load.hard_after, load.hard_before)
+    kind = (hard.random(count) < share).astype(np.int64)
+    if sessions:
+        num_turns = number_of.geometric(1.0 / sessions.turns, count)
+        total = int(num_turns.sum())
+        lengths = load.prompt.draw(total, prompt), load.output.draw(total, output)
+        found = lay_out(sessions, begin_s, kind, num_turns, *lengths, gap)
+        return found.first(num_requests)
     if load.trace:
-        found = read_trace(Path(load.trace))
         # As Splitwise rescales it: the same bursts at another rate.
         stretch = find_own_rate(load, num_requests) / rate_per_s
-        return Drawn(
-            stretch * found.arrival_s[:num_requests],
-            found.num_prompt_tokens[:num_requests],
-            found.num_output_tokens[:num_requests],
-            kind,
-            found.chain,
-            found.chain_first[: num_requests + 1],
-            MOONCAKE_TOKENS,
-        )
+        found = read_trace(Path(load.trace)).first(num_requests)
+        return replace(found, arrival_s=stretch * found.arrival_s, kind=kind)
     return Drawn(
         load.arrivals.draw(num_requests, rate_per_s, when),
         load.prompt.draw(num_requests, prompt),
         load.output.draw(num_requests, output),
         kind,
-    )
-
-
-def _draw_sessions(
-    load: Load, sessions: Sessions, num_requests: int, rate_per_s: float, seed: int
-) -> Drawn:
-    """Draw sessions that begin as requests would; prompts are what each turn adds."""
-    when, prompt, output, hard, number, gap = (
-        np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(6)
-    )
-    duration_s = num_requests / rate_per_s
-    lead_s = _LEAD * sessions.turns * sessions.think_s
-    starts_per_s = rate_per_s / sessions.turns
-    count = int(1.2 * starts_per_s * (duration_s + lead_s)) + 100
-    begin_s = load.arrivals.draw(count, starts_per_s, when) - lead_s
-    is_late = begin_s >= SHIFT_AT * duration_s
-    share = np.where(is_late, load.hard_after, load.hard_before)
-    kind = (hard.random(count) < share).astype(np.int64)
-    num_turns = number.geometric(1.0 / sessions.turns, count)
-    total = int(num_turns.sum())
-    turns = lay_out(
-        *(sessions, begin_s, kind, num_turns),
-        *(load.prompt.draw(total, prompt), load.output.draw(total, output), gap),
-    )
-    kept = slice(num_requests)
-    return Drawn(
-        *(turns.arrival_s[kept], turns.num_prompt_tokens[kept]),
-        *(turns.num_output_tokens[kept], kind[turns.session[kept]]),
-        turns.chain[: turns.chain_first[num_requests]],
-        turns.chain_first[: num_requests + 1],
     )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from loadtest.environment import describe_versions
 
-from .compare import LEVELS, ArmResult, Interval, Plan
+from .compare import LEVELS, Interval, Plan
 from .fleet import WARM_UP_SHARE
 
-Results = Mapping[str, ArmResult]
+FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
+"""Of what is committed."""
+
+Results = Mapping[str, Mapping[str, Any]]
 """Of a plan, by arm."""
 
 HEADERS = {
@@ -40,9 +45,9 @@ def render(plan: Plan, results: Results) -> str:
         f"telemetry {plan.staleness_s:g} s old, {len(plan.seeds)} seeds; "
         "95 % intervals",
         "",
-        *_table({arm: result.means for arm, result in results.items()}),
+        *_table({arm: result["means"] for arm, result in results.items()}),
     ]
-    others = {arm: result.ratios for arm, result in results.items() if arm != first}
+    others = {arm: result["ratios"] for arm, result in results.items() if arm != first}
     if others:
         lines += ["", f"over {first}, paired by seed:", *_table(others)]
     return "\n".join(lines) + "\n"
@@ -63,12 +68,15 @@ def _table(rows: Mapping[str, Mapping[str, Interval]]) -> list[str]:
     ]
 
 
-def _format(value: Interval | None) -> str:
-    if value is None:
+def _format(one: Interval | None) -> str:
+    if one is None:
         return "-"
-    if value.low is None or value.high is None:
-        return f"{value.value:.4g}"
-    return f"{value.value:.4g} ({value.low:.4g}, {value.high:.4g})"
+    value = f"{one['value']:.4g}"
+    return (
+        value
+        if one["low"] is None
+        else f"{value} ({one['low']:.4g}, {one['high']:.4g})"
+    )
 
 
 def find_utilisation(plan: Plan) -> float:
@@ -109,8 +117,18 @@ def describe(
                 "rate_per_s": plan.rate_per_s,
                 "utilisation": find_utilisation(plan),
                 "staleness_s": plan.staleness_s,
-                "arms": {arm: dataclasses.asdict(one) for arm, one in results.items()},
+                "arms": results,
             }
             for plan, results in found
         ],
     }
+
+
+def join_parts(*parts: str) -> str:
+    """Return paragraphs and tables as they stand between two marks of a README."""
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def write_json(path: Path, found: Any) -> None:
+    """Write what was found."""
+    path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", "utf-8")

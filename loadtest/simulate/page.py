@@ -59,7 +59,7 @@ def _draw(found: Mapping[str, Any], caption: str) -> Iterator[tuple[str, bytes]]
     points = found["points"]
     loads = _vary(points, "rate_per_s", "staleness_s")
     if loads:
-        figure, panels = _make_panels(len(loads))
+        figure, panels = make_panels(len(loads))
         for panel, (age_s, own) in zip(panels, loads, strict=True):
             _draw_metric(panel, own, "rate_per_s", "attainment")
             panel.set(title=f"telemetry {age_s:g} s old", ylim=(0, 1.03))
@@ -67,7 +67,7 @@ def _draw(found: Mapping[str, Any], caption: str) -> Iterator[tuple[str, bytes]]
         yield "Attainment against load", to_png(figure, caption)
     ages = _vary(points, "staleness_s", "rate_per_s")
     if ages:
-        figure, panels = _make_panels(len(ages))
+        figure, panels = make_panels(len(ages))
         for panel, (rate_per_s, own) in zip(panels, ages, strict=True):
             panel.set_xscale("symlog", linthresh=0.01)
             _draw_metric(panel, own, "staleness_s", "goodput_per_s")
@@ -76,7 +76,7 @@ def _draw(found: Mapping[str, Any], caption: str) -> Iterator[tuple[str, bytes]]
         yield "Goodput against staleness of telemetry", to_png(figure, caption)
     growing = [point for point in points if point["growth"]]
     if growing:
-        figure, panels = _make_panels(len(growing))
+        figure, panels = make_panels(len(growing))
         for panel, point in zip(panels, growing, strict=True):
             for arm, result in point["arms"].items():
                 curves = result["curves"]
@@ -85,24 +85,20 @@ def _draw(found: Mapping[str, Any], caption: str) -> Iterator[tuple[str, bytes]]
             panel.set_ylim(bottom=0)
         yield "Replicas over time, first seed", to_png(figure, caption)
     for metric in ("ttft", "tpot"):
-        figure, panels = _make_panels(len(points))
+        figure, panels = make_panels(len(points))
         for panel, point in zip(panels, points, strict=True):
             for arm, result in point["arms"].items():
                 panel.plot(result["curves"][f"{metric}_ms"], found["levels"], label=arm)
             panel.axvline(found["targets"][f"{metric}_ms"], color="gray", ls="--")
             panel.set_xscale("log")
             panel.set(title=_title(point), xlabel="ms", ylabel="share of requests")
-        yield (
-            f"{metric.upper()}: distribution, dashed the target",
-            to_png(figure, caption),
-        )
+        title = f"{metric.upper()}: distribution, dashed the target"
+        yield title, to_png(figure, caption)
 
 
 def _title(point: Point) -> str:
-    return (
-        f"{point['rate_per_s']:.4g} requests/s, telemetry {point['staleness_s']:g} s "
-        "old"
-    )
+    rate_per_s, age_s = point["rate_per_s"], point["staleness_s"]
+    return f"{rate_per_s:.4g} requests/s, telemetry {age_s:g} s old"
 
 
 def _vary(
@@ -127,7 +123,8 @@ def _draw_metric(panel: Axes, points: Sequence[Point], x: str, metric: str) -> N
         panel.errorbar(places, values, spread, label=arm, marker=".", capsize=2)
 
 
-def _make_panels(count: int) -> tuple[Figure, list[Axes]]:
+def make_panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure, and its panels in lines of three."""
     columns = min(count, _MOST_COLUMNS)
     lines = -(-count // columns)
     figure = Figure(figsize=(1.6 + 4.6 * columns, 3.6 * lines), layout="constrained")

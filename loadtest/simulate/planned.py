@@ -1,8 +1,8 @@
 """The planner itself in every simulated step: what the compiled short cut leaves out.
 
 It learns what drafts and steps cost as in an engine, explores, plans anew when the load
-changes, and says how many requests run and how much prompt joins a step. Costs it is
-shown are exact; a drafter that was skipped catches up for nothing.
+changes, and says how many requests run. Costs it is shown are exact; a drafter that was
+skipped catches up for nothing.
 """
 
 from __future__ import annotations
@@ -33,24 +33,16 @@ _Asked = tuple[tuple[int, ...], NDArray[np.int64], NDArray[np.int64]]
 """Requests that decoded, drafts verified of each, tokens each had still to emit."""
 
 
-def make_planners(
-    engine: Engine, num_replicas: int, step_target_ms: float | None = None
-) -> Callable[[Fleet, int], None]:
-    """Return what answers for every replica when drafts are `ASKED` for.
-
-    Args:
-        engine: Of every replica.
-        num_replicas: >= 1.
-        step_target_ms: Longest step wanted, `policy.latency_target_ms`; None for any.
-    """
-    pilots = [_Pilot(engine, step_target_ms) for _ in range(num_replicas)]
+def make_planners(engine: Engine, num_replicas: int) -> Callable[[Fleet, int], None]:
+    """Return what answers for every replica when drafts are `ASKED` for."""
+    pilots = [_Pilot(engine) for _ in range(num_replicas)]
     return lambda fleet, replica: pilots[replica].decide(fleet, replica)
 
 
 class _Pilot:
     """One replica's planner, and the step it has not been told the end of."""
 
-    def __init__(self, engine: Engine, step_target_ms: float | None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._costs, self._drafts = engine.costs, engine.drafts
         costs = engine.costs
         sizes = range(costs.pad_multiple, costs.pad_limit + 1, costs.pad_multiple)
@@ -61,7 +53,7 @@ class _Pilot:
             exits_early=True,
             padded_sizes=tuple(sizes),
         )
-        self._planner = GoodputPlanner.build(costs.num_drafts, limits, step_target_ms)
+        self._planner = GoodputPlanner.build(costs.num_drafts, limits)
         counts = tuple(2**power for power in range(10))
         self._planner.fit_profile(
             CostProfile(
@@ -76,13 +68,16 @@ class _Pilot:
 
     def decide(self, fleet: Fleet, replica: int) -> None:
         """Say how deep the batch has drafted and what it verifies, and learn."""
-        running = slice(int(fleet.num_running[replica]))
-        rows = np.flatnonzero(fleet.slot_prompt[replica, running] == 0)
-        ids = tuple(fleet.slot_request[replica, rows].tolist())
-        blocks, left = fleet.slot_block[replica, rows], fleet.slot_output[replica, rows]
+        running, costs = slice(int(fleet.num_running[replica])), self._costs
+        rows = np.flatnonzero(fleet.slots.prompt[replica, running] == 0)
+        ids = tuple(fleet.slots.request[replica, rows].tolist())
+        blocks, left = (
+            fleet.slots.block[replica, rows],
+            fleet.slots.output[replica, rows],
+        )
         depth = self._draft(ids, blocks)
         self._learn(dict(zip(ids, left.tolist(), strict=True)))
-        num_prompt_tokens = int(fleet.slot_chunk[replica, running].sum())
+        num_prompt_tokens = int(fleet.slots.chunk[replica, running].sum())
         num_context_tokens = int(fleet.num_kv_tokens[replica]) + num_prompt_tokens
         # The last token of a reply is no draft's.
         offered = np.minimum(self._drafts.num_offered[blocks], left - 1)
@@ -104,33 +99,34 @@ class _Pilot:
             admitted[some] = self._planner.select(batch).num_admitted
         self._depth = self._planner.choose_depth(rows.size)
         fleet.depth[replica] = depth
-        fleet.slot_drafts[replica, running] = 0
-        fleet.slot_drafts[replica, rows] = admitted
+        fleet.slots.drafts[replica, running] = 0
+        fleet.slots.drafts[replica, rows] = admitted
         self._asked = ids, admitted, left
-        self._limit(fleet, replica, rows.size + int(admitted.sum()), left)
-        self._timing = self._time(
-            admitted, num_prompt_tokens, num_context_tokens, depth
+        num_tokens = rows.size + int(admitted.sum())
+        pass_ms = drafter_ms(costs, 1, rows.size)
+        self._timing = StepTiming(
+            num_reqs=rows.size,
+            num_decode_tokens=num_tokens,
+            num_prefill_tokens=num_prompt_tokens,
+            num_context_tokens=num_context_tokens,
+            depth=depth,
+            target_ms=target_ms(costs, num_tokens + num_prompt_tokens)
+            + costs.kv_token_ms * num_context_tokens,
+            draft_first_ms=pass_ms if depth else 0.0,
+            draft_next_ms=max(0, depth - 1) * pass_ms,
+            host_ms=costs.base_ms + costs.request_ms * rows.size,
         )
-
-    def _limit(
-        self,
-        fleet: Fleet,
-        replica: int,
-        num_decode_tokens: int,
-        left: NDArray[np.int64],
-    ) -> None:
-        """Say what the step after this one may hold: about as much as this one."""
+        # Of the step after this one, which holds about as much.
         plan = self._planner.plan_batch(
             EngineLoad(
                 num_running=int(fleet.num_running[replica]),
-                num_decode_tokens=num_decode_tokens,
+                num_decode_tokens=num_tokens,
                 num_context_tokens=int(fleet.num_kv_tokens[replica]),
                 tokens_to_grow=left,
                 block_size=_BLOCK_TOKENS,
             )
         )
-        if plan is not None:
-            fleet.limits[replica] = plan.max_running, plan.max_prefill_tokens
+        fleet.max_running[replica] = plan.max_running
 
     def _draft(self, ids: tuple[int, ...], blocks: NDArray[np.int64]) -> int:
         """Return after how many passes the drafts of a step end."""
@@ -164,26 +160,3 @@ class _Pilot:
             if one not in left_now:
                 self._planner.forget(one)
         self._planner.observe_timing(self._timing)
-
-    def _time(
-        self,
-        admitted: NDArray[np.int64],
-        num_prompt_tokens: int,
-        num_context_tokens: int,
-        depth: int,
-    ) -> StepTiming:
-        costs, count = self._costs, admitted.size
-        num_tokens = count + int(admitted.sum())
-        pass_ms = drafter_ms(costs, 1, count)
-        return StepTiming(
-            num_reqs=count,
-            num_decode_tokens=num_tokens,
-            num_prefill_tokens=num_prompt_tokens,
-            num_context_tokens=num_context_tokens,
-            depth=depth,
-            target_ms=target_ms(costs, num_tokens + num_prompt_tokens)
-            + costs.kv_token_ms * num_context_tokens,
-            draft_first_ms=pass_ms if depth else 0.0,
-            draft_next_ms=max(0, depth - 1) * pass_ms,
-            host_ms=costs.base_ms + costs.request_ms * count,
-        )

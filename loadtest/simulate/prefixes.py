@@ -28,21 +28,14 @@ _ABSENT = -1
 
 
 class Prefixes(NamedTuple):
-    """Rings through the blocks that are there; the last column is where each begins.
+    """Rings through the blocks that are there; the last column is where each begins."""
 
-    Attributes:
-        before: `[num_replicas + 1, num_blocks + 1]`, -1 for a block that is not there.
-        after: Same shape.
-        size: `[num_replicas + 1]`, blocks there.
-        holder: `[num_blocks]`, replica that last got a prompt with it.
-        block_tokens: Of each block.
-    """
-
+    # `[num_replicas + 1, num_blocks + 1]`, -1 for a block that is not there.
     before: NDArray[np.int32]
-    after: NDArray[np.int32]
-    size: NDArray[np.int64]
-    holder: NDArray[np.int64]
-    block_tokens: int
+    after: NDArray[np.int32]  # same shape
+    size: NDArray[np.int64]  # `[num_replicas + 1]`, blocks there
+    holder: NDArray[np.int64]  # `[num_blocks]`, replica that last got a prompt with it
+    block_tokens: int  # of each block
 
 
 def make_prefixes(num_replicas: int, num_blocks: int, block_tokens: int) -> Prefixes:
@@ -71,9 +64,9 @@ def keep(
 
     Ends go before beginnings, without which they are of no use.
     """
+    before, after, end = prefixes.before[row], prefixes.after[row], prefixes.holder.size
     for place in range(chain.size - 1, -1, -1):
-        block, end = chain[place], prefixes.holder.size
-        before, after = prefixes.before[row], prefixes.after[row]
+        block = chain[place]
         if after[block] == _ABSENT:
             prefixes.size[row] += 1
         else:
@@ -81,16 +74,9 @@ def keep(
         before[block], after[block] = before[end], end
         after[before[end]] = block
         before[end] = block
-    trim(prefixes, row, num_tokens)
-
-
-@compiled
-def trim(prefixes: Prefixes, row: int, num_tokens: int) -> None:
-    """Drop the blocks met longest ago until so many tokens hold the rest."""
-    before, after, end = prefixes.before[row], prefixes.after[row], prefixes.holder.size
     while prefixes.size[row] > max(0, num_tokens // prefixes.block_tokens):
-        block = after[end]
-        after[end] = after[block]
-        before[after[block]] = end
-        before[block] = after[block] = _ABSENT
+        oldest = after[end]
+        after[end] = after[oldest]
+        before[after[oldest]] = end
+        before[oldest] = after[oldest] = _ABSENT
         prefixes.size[row] -= 1

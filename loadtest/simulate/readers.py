@@ -5,19 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from typing import Any
-
-
-def explained(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Make argparse show what a ValueError says."""
-
-    def wrapped(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return wrapped
 
 
 def number(least: float, most: float = math.inf) -> Callable[[str], float]:

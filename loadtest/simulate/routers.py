@@ -24,25 +24,8 @@ from policies.decisions.routing import (
 )
 from policies.estimators.reply_length import follow_length
 
-from .prefixes import (
-    HOLDER_TOKENS,
-    LOOKED_AT,
-    Prefixes,
-    count_known,
-    keep,
-)
-from .state import (
-    BEGUN,
-    CAME,
-    HAPPENED,
-    OPEN,
-    TOLD,
-    TURN,
-    Costs,
-    Fleet,
-    Requests,
-    Telemetry,
-)
+from .prefixes import HOLDER_TOKENS, LOOKED_AT, Prefixes, count_known, keep
+from .state import BEGUN, CAME, HAPPENED, OPEN, TOLD, TURN, Fleet, Requests
 
 ROUND_ROBIN, LEAST_REQUESTS, POWER_OF_TWO, LEAST_SENT, TWO_SENT, OURS, PREFIX = range(7)
 
@@ -83,12 +66,13 @@ def note_event(
 
 
 @compiled
-def _listen(fleet: Fleet, requests: Requests, costs: Costs, until_s: float) -> None:
+def _listen(fleet: Fleet, until_s: float) -> None:
     """Let the router know what happened until then.
 
     What a replica was like is told with each event there, and holds until the next.
     """
     events, known, counts = fleet.events, fleet.telemetry, fleet.counts
+    requests = fleet.requests
     while counts[TOLD] < counts[HAPPENED] and events.when_s[counts[TOLD]] <= until_s:
         event = counts[TOLD]
         counts[TOLD] += 1
@@ -107,23 +91,23 @@ def _listen(fleet: Fleet, requests: Requests, costs: Costs, until_s: float) -> N
             known.learnt[1] = follow_length(
                 known.learnt[1], requests.num_output_tokens[request]
             )
-            _look_for_seats(known, costs, replica)
+            _look_for_seats(fleet, replica)
 
 
 @compiled
-def _look_for_seats(known: Telemetry, costs: Costs, replica: int) -> None:
-    seats = costs.max_num_seqs
+def _look_for_seats(fleet: Fleet, replica: int) -> None:
+    known, seats = fleet.telemetry, fleet.costs.max_num_seqs
     seats += (seats + SPARE_SHARE - 1) // SPARE_SHARE
     known.can_take[replica] = known.num_sent[replica] < seats
 
 
 @compiled
-def find_costs(fleet: Fleet, costs: Costs, replica: int) -> tuple[float, float, float]:
+def find_costs(fleet: Fleet, replica: int) -> tuple[float, float, float]:
     """Return a replica's base and its costs a request and a prompt token, ms.
 
     What its engine's are about its load as it is known: estimated without error.
     """
-    known, slowness = fleet.telemetry, fleet.slowness[replica]
+    known, costs, slowness = fleet.telemetry, fleet.costs, fleet.slowness[replica]
     running, depth = known.num_running[replica], fleet.depth[replica]
     tokens_ms = costs.token_ms * (1 + depth)
     base_ms = costs.base_ms + depth * costs.draft_pass_ms
@@ -137,12 +121,10 @@ def find_costs(fleet: Fleet, costs: Costs, replica: int) -> tuple[float, float, 
 
 
 @compiled
-def _describe(
-    fleet: Fleet, costs: Costs, replica: int, load: NDArray[np.float64]
-) -> None:
+def _describe(fleet: Fleet, replica: int, load: NDArray[np.float64]) -> None:
     """Fill in what a request would meet, `[NUM_COLUMNS]`, as a front reckons."""
     known = fleet.telemetry
-    base_ms, request_ms, prompt_token_ms = find_costs(fleet, costs, replica)
+    base_ms, request_ms, prompt_token_ms = find_costs(fleet, replica)
     known.learnt[0] = learn_share(known.learnt[0], base_ms, request_ms)
     load[0], load[1] = fit_share(
         known.learnt[0], base_ms, request_ms, known.num_running[replica]
@@ -179,11 +161,7 @@ def note_holder(
 
 @compiled
 def choose_ours(
-    fleet: Fleet,
-    costs: Costs,
-    num_prompt_tokens: int,
-    holder: int = -1,
-    num_cached: int = 0,
+    fleet: Fleet, num_prompt_tokens: int, holder: int = -1, num_cached: int = 0
 ) -> int:
     """Decide as a front does; -1 where no replica has a seat, as far as it knows.
 
@@ -202,7 +180,7 @@ def choose_ours(
     for replica in (first, second, third):
         if replica < 0:
             continue
-        _describe(fleet, costs, replica, loads[looks])
+        _describe(fleet, replica, loads[looks])
         if replica == third and loads[looks, 4] - loads[:looks, 4].min() > MAX_AHEAD:
             continue
         found[looks], cached[looks] = replica, num_cached * (replica == holder)
@@ -214,13 +192,11 @@ def choose_ours(
 @compiled
 def _find_least(there: NDArray[np.int64], count: int, start: int) -> int:
     """Look at all, from a random one on: the first of equals would get everything."""
-    best = start
-    for offset in range(1, count):
-        replica = start + offset
-        if replica >= count:
-            replica -= count
-        if there[replica] < there[best]:
-            best = replica
+    best = start + int(np.argmin(there[start:count]))
+    if start > 0:
+        before = int(np.argmin(there[:start]))
+        if there[before] < there[best]:
+            return before
     return best
 
 
@@ -232,28 +208,21 @@ def chain_of(requests: Requests, request: int) -> NDArray[np.int64]:
 
 
 @compiled
-def route(
-    fleet: Fleet,
-    requests: Requests,
-    costs: Costs,
-    request: int,
-    age_s: float,
-    router: int,
-) -> int:
+def route(fleet: Fleet, request: int, age_s: float, router: int) -> int:
     """Choose a replica for a request that arrives, by what was true `age_s` ago."""
-    known = fleet.telemetry
+    known, requests = fleet.telemetry, fleet.requests
     now_s = requests.arrival_s[request]
-    _listen(fleet, requests, costs, now_s - age_s)
+    _listen(fleet, now_s - age_s)
     num_tokens = requests.num_prompt_tokens[request]
     chain = chain_of(requests, request)
     holder, num_cached = find_holder(fleet.prefixes, chain, num_tokens)
-    replica = _choose(fleet, costs, router, age_s, num_tokens, holder, num_cached)
+    replica = _choose(fleet, router, age_s, num_tokens, holder, num_cached)
     note_holder(fleet.prefixes, chain, num_tokens, replica)
     requests.replica[request] = replica
     requests.seen[request] = known.num_there[replica]
     known.num_sent[replica] += 1
     known.num_prompt_tokens[replica] += num_tokens
-    _look_for_seats(known, costs, replica)
+    _look_for_seats(fleet, replica)
     note_event(fleet, now_s, CAME, request, replica)
     return replica
 
@@ -261,7 +230,6 @@ def route(
 @compiled
 def _choose(
     fleet: Fleet,
-    costs: Costs,
     router: int,
     age_s: float,
     num_prompt_tokens: int,
@@ -276,7 +244,7 @@ def _choose(
     if router == OURS and age_s <= MAX_STATE_AGE_S:
         for place in range(NUM_DRAWS):
             known.draws[place] = draw(fleet.draw)
-        best = choose_ours(fleet, costs, num_prompt_tokens, holder, num_cached)
+        best = choose_ours(fleet, num_prompt_tokens, holder, num_cached)
         if best >= 0:
             return best
     if router == PREFIX and num_cached >= _LEAST_MATCH * num_prompt_tokens:

@@ -1,8 +1,9 @@
-"""Options from files: a scenario's, and what a deployment's settings say."""
+"""Options from a command line and from files: a scenario's, a deployment's settings."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -11,53 +12,47 @@ import yaml
 
 from serving.settings.model import parse_settings
 
-_RIVALS = (
-    ("router", "router"),
-    ("autoscaler", "autoscaler"),
-    ("router", "autoscaler"),
-    ("rate", "utilisation"),
-    ("staleness-ms", "staleness-ms"),
-    ("scale-load", "scale-load"),
-)
-"""What cannot be given twice, or with the other."""
+_RIVALS = (("router", "autoscaler"), ("rate", "utilisation"))
+"""What counts more takes the other away."""
 
 
-def read_words(
-    scenario: Path | None,
-    deployment: Path | None,
-    given: Sequence[str],
-    known: Collection[str],
-) -> list[str]:
-    """Return the words of a command line for which files stand.
+def parse_options(parser: ArgumentParser, given: Sequence[str]) -> Namespace:
+    """Read a command line, and the files it names: it counts most, a deployment least.
 
     Args:
-        scenario: Options with their values, or None.
-        deployment: Settings as `tetris-serve up` takes them, or None; a scenario can
-            name it, and counts more.
-        given: Words of the command line itself, which count most: options that must
-            not stand beside one of theirs are left out.
-        known: Names that options have.
+        parser: Its `scenario` is options with their values; `deployment`, which a
+            scenario can name too, settings as `tetris-serve up` takes them.
+        given: Words.
 
     Raises:
         ValueError: If a file cannot be read, or is no such file.
     """
-    data = {} if scenario is None else _read(scenario, "scenario")
-    for name in data.keys() - known:
-        (near, *_) = [*get_close_matches(name, known, 1), "--help for all of them"]
-        raise ValueError(f"scenario {scenario}: no option {name!r}; see {near}")
-    named = data.pop("deployment", None)
-    if deployment is None and named is not None:
-        deployment = Path(named)
-    if deployment is not None:
-        found = read_deployment(deployment)
-        for one, other in _RIVALS:
-            if one in data:
-                found.pop(other, None)
-        data = found | data
-    for pair in _RIVALS:
-        for one, other in (pair, pair[::-1]):
-            if any(word.split("=")[0] == f"--{one}" for word in given):
-                data.pop(other, None)
+    options = vars(parser.parse_args([]))
+
+    def parse(words: Sequence[str]) -> dict[str, Any]:
+        unset = Namespace(**dict.fromkeys(options))
+        found = vars(parser.parse_args(words, unset))
+        return {name: value for name, value in found.items() if value is not None}
+
+    layers = [parse(given)]
+    if scenario := layers[0].get("scenario"):
+        data = _read(scenario, "scenario")
+        known = [name.replace("_", "-") for name in options]
+        for name in data.keys() - set(known):
+            (near, *_) = [*get_close_matches(name, known, 1), "--help for all of them"]
+            raise ValueError(f"scenario {scenario}: no option {name!r}; see {near}")
+        layers.append(parse(_to_words(data)))
+    if found := [one["deployment"] for one in layers if "deployment" in one]:
+        layers.append(parse(_to_words(read_deployment(found[0]))))
+    for layer in reversed(layers):
+        for pair in _RIVALS:
+            if layer.keys() & pair:
+                options |= dict.fromkeys(pair)
+        options |= layer
+    return Namespace(**options)
+
+
+def _to_words(data: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in data.items():
         if isinstance(value, bool):
@@ -109,9 +104,7 @@ def read_deployment(path: Path) -> dict[str, Any]:
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{kind} {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{kind} {path}: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{kind} {path}: options with their values are expected")

@@ -18,7 +18,7 @@ from policies.decisions.recent_drafts import NUM_REMEMBERED_DRAFTS, NUM_SAMPLES
 from policies.decisions.select import admit_from, gather_scores
 from policies.depth_control import KEEP_DEPTH_GAIN
 
-from .state import ALL, FORESEEN, Costs, Drafts, Fleet
+from .state import ALL, FORESEEN, Costs, Fleet
 
 PLAN_EVERY = 20
 """Steps between two choices of the depth. Engines take 8, and plan anew at another
@@ -41,21 +41,20 @@ def drafter_ms(costs: Costs, depth: int, num_reqs: int) -> float:
 
 
 @compiled
-def select(fleet: Fleet, drafts: Drafts, costs: Costs, replica: int) -> None:
+def select(fleet: Fleet, replica: int) -> None:
     """Choose how deep a filled batch has drafted, and what of it is verified.
 
     Args:
-        fleet: Its `slot_drafts` and `depth` are set.
-        drafts: What requests draft.
-        costs: Of a step.
+        fleet: Its `slots.drafts` and `depth` are set.
         replica: Which.
     """
-    prompts, chosen = fleet.slot_prompt[replica], fleet.slot_drafts[replica]
+    drafts, costs = fleet.drafts, fleet.costs
+    prompts, chosen = fleet.slots.prompt[replica], fleet.slots.drafts[replica]
     rows = np.empty(fleet.num_running[replica], np.int64)
     count, num_others, most = 0, 0, drafts.survival.shape[1]
     for slot in range(rows.size):
         chosen[slot] = 0
-        num_others += fleet.slot_chunk[replica, slot]
+        num_others += fleet.slots.chunk[replica, slot]
         if prompts[slot] == 0:
             rows[count] = slot
             count += 1
@@ -64,17 +63,17 @@ def select(fleet: Fleet, drafts: Drafts, costs: Costs, replica: int) -> None:
         # After a step of prompts alone, too.
         fleet.depth[replica] = most
         for row in range(count):
-            block = fleet.slot_block[replica, rows[row]]
+            block = fleet.slots.block[replica, rows[row]]
             chosen[rows[row]] = drafts.num_offered[block]
         return
     if count == 0 or most == 0:
         return
     scores, offered = np.empty((count, most)), np.empty(count, np.int64)
     for row in range(count):
-        block = fleet.slot_block[replica, rows[row]]
+        block = fleet.slots.block[replica, rows[row]]
         scores[row] = drafts.survival[block]
         # The last token of a reply is no draft's.
-        left = fleet.slot_output[replica, rows[row]] - 1
+        left = fleet.slots.output[replica, rows[row]] - 1
         offered[row] = min(left, drafts.num_offered[block])
     price = fleet.plan[replica, 1]
     if costs.rule == FORESEEN:
@@ -85,16 +84,19 @@ def select(fleet: Fleet, drafts: Drafts, costs: Costs, replica: int) -> None:
             if surplus > best:
                 depth, best = passes, surplus
     else:
-        depth = _draft(fleet, costs, replica, scores, offered, num_others)
+        depth = _draft(fleet, replica, scores, offered, num_others)
     admitted, _ = _admit(scores, offered, depth, costs, num_others, price)
     for row in range(count):
         chosen[rows[row]] = admitted[row]
     fleet.depth[replica] = depth
     if costs.rule == FORESEEN:
         return
-    _remember(fleet, replica, rows[:count])
+    for row in range(count):
+        place = fleet.num_steps[replica, 1] % NUM_REMEMBERED_DRAFTS
+        fleet.recent[replica, place] = fleet.slots.block[replica, rows[row]]
+        fleet.num_steps[replica, 1] += 1
     if fleet.num_steps[replica, 0] % PLAN_EVERY == 0:
-        plan_depth(fleet, drafts, costs, replica, count, num_others)
+        plan_depth(fleet, replica, count, num_others)
     fleet.num_steps[replica, 0] += 1
 
 
@@ -123,7 +125,6 @@ def _admit(
 @compiled
 def _draft(
     fleet: Fleet,
-    costs: Costs,
     replica: int,
     survival: NDArray[np.float64],
     offered: NDArray[np.int64],
@@ -132,7 +133,7 @@ def _draft(
     """Return after how many passes a draft ends, as `early_exit` ends it."""
     if fleet.plan[replica, 0] == 0.0:
         return 0
-    count, price = offered.size, fleet.plan[replica, 1]
+    costs, count, price = fleet.costs, offered.size, fleet.plan[replica, 1]
     width = max(1, round(2.0 * fleet.plan[replica, 2] * count))
     token_ms = target_ms(costs, num_others + width) - target_ms(costs, num_others)
     for depth in range(1, survival.shape[1]):
@@ -146,24 +147,9 @@ def _draft(
 
 
 @compiled
-def _remember(fleet: Fleet, replica: int, rows: NDArray[np.int64]) -> None:
-    """Keep what was drafted."""
-    for slot in rows:
-        place = fleet.num_steps[replica, 1] % NUM_REMEMBERED_DRAFTS
-        fleet.recent[replica, place] = fleet.slot_block[replica, slot]
-        fleet.num_steps[replica, 1] += 1
-
-
-@compiled
-def plan_depth(
-    fleet: Fleet,
-    drafts: Drafts,
-    costs: Costs,
-    replica: int,
-    num_reqs: int,
-    num_others: int,
-) -> None:
+def plan_depth(fleet: Fleet, replica: int, num_reqs: int, num_others: int) -> None:
     """Plan the next steps by recent drafts, and note how likely these were accepted."""
+    drafts, costs = fleet.drafts, fleet.costs
     count = min(fleet.num_steps[replica, 1], NUM_REMEMBERED_DRAFTS)
     most = drafts.survival.shape[1]
     survival, acceptance = np.empty(count * most), np.empty(count * most)

@@ -3,65 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .drawn import Drawn
 from .prefixes import BLOCK_TOKENS
+from .readers import number
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """How requests belong together.
+    """How requests belong together."""
 
-    Attributes:
-        turns: Of a session, the mean of a geometric distribution, >= 1.
-        think_s: Mean time between two of its requests, exponential. A turn comes
-            whether or not the reply before it is there.
-        system_tokens: At the beginning of all prompts of a kind.
-    """
-
-    turns: float
+    turns: float  # of a session, the mean of a geometric distribution, >= 1
+    # Mean time between two of its requests, exponential. A turn comes whether or not
+    # the reply before it is there.
     think_s: float
-    system_tokens: int
-
-
-class Turns(NamedTuple):
-    """Requests of sessions by time; `[num_turns]` but for `chain`.
-
-    Attributes:
-        arrival_s: float64, rising, from 0 on.
-        session: Which each belongs to.
-        num_prompt_tokens: Of all that was said before, too.
-        num_output_tokens: Of the reply.
-        chain: `[num_named]`, blocks of prompts and replies, one after another.
-        chain_first: `[num_turns + 1]`, where each one's begin in it.
-    """
-
-    arrival_s: NDArray[np.float64]
-    session: NDArray[np.int64]
-    num_prompt_tokens: NDArray[np.int64]
-    num_output_tokens: NDArray[np.int64]
-    chain: NDArray[np.int64]
-    chain_first: NDArray[np.int64]
+    system_tokens: int  # at the beginning of all prompts of a kind
 
 
 def parse_sessions(text: str) -> Sessions:
     """Read `TURNS[:THINK_S[:SYSTEM_TOKENS]]`.
 
     Raises:
-        ValueError: If it is none.
+        ArgumentTypeError: If it is none.
     """
-    parts, limits = text.split(":"), ((1, 100), (1e-3, 1e4), (0, 1e5))
-    try:
-        values = [*map(float, parts), 10.0, 0.0][:3]
-    except ValueError:
-        values = [np.nan] * 3
-    pairs = zip(values, limits, strict=True)
-    if len(parts) > 3 or not all(low <= value <= high for value, (low, high) in pairs):
-        raise ValueError(f"{text!r} is no TURNS[:THINK_S[:SYSTEM_TOKENS]]")
-    return Sessions(values[0], values[1], int(values[2]))
+    turns, think_s, system, *_ = [*text.split(":", 2), "", ""]
+    return Sessions(
+        number(1, 100)(turns),
+        number(1e-3, 1e4)(think_s or "10"),
+        int(number(0, 1e5)(system or "0")),
+    )
 
 
 def lay_out(
@@ -72,7 +45,7 @@ def lay_out(
     num_added: NDArray[np.int64],
     num_output: NDArray[np.int64],
     rng: np.random.Generator,
-) -> Turns:
+) -> Drawn:
     """Return the turns of sessions that come from time 0 on.
 
     Args:
@@ -105,8 +78,9 @@ def lay_out(
     own, shared = (
         np.repeat(row[session], num_blocks) for row in (names, num_shared * kind)
     )
-    return Turns(
-        *(arrival_s[kept], session, end[kept] - num_output[kept], num_output[kept]),
+    return Drawn(
+        *(arrival_s[kept], end[kept] - num_output[kept], num_output[kept]),
+        kind[session],
         chain=place + np.where(place < num_shared, shared, own),
         chain_first=chain_first,
     )

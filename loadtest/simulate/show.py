@@ -11,31 +11,29 @@ import itertools
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from loadtest.progress import Progress
+from loadtest.page import to_table
 
 from .autoscale import SCALERS
 from .bounds import find_bounds
-from .compare import Plan, compare, make_ticker
+from .compare import Plan, compare, expect, make_ticker
 from .crowd import render_crowd, run_crowd
-from .engine import find_model, load_engine
+from .engine import load_engine
 from .fleet import PIECES, ROUTERS, Targets, measure, run_fleet
 from .growth import draw_growth, render_growth, run_growth
-from .load import Lengths, Load, draw_requests, parse_arrivals, read_load
+from .load import Load, draw_requests, parse_arrivals, read_load
+from .output import FOLDER, join_parts, write_json
 from .planned import make_planners
 from .recorded import read_folder
-from .state import ASKED, WORTH
+from .state import ASKED, STEPS, WORTH
 from .traces import write_azure
 
-FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
 _REQUESTS: Final = {
     1: {0.1: 20_000, 1.0: 20_000, 10.0: 20_000},
     8: {0.1: 50_000, 1.0: 50_000, 10.0: 60_000},
@@ -53,12 +51,14 @@ _SLOW: Final = {
 }
 _UTILISATION: Final = 0.8
 _SEEDS: Final = 3
+_ROUTER_METRICS: Final = ("goodput_per_s", "attainment", "ttft_p99_ms", "tpot_p99_ms")
 
 _SHIFT: Final = (0.2, 0.8)
 """Share of hard requests before the middle of the day, and after it."""
 
 BOUNDS: Final = ("hindsight", "clairvoyant")
 
+_DRAFTS: Final = FOLDER.parent / "ablations" / "drafts"
 _SHORTCUT: Final = (
     ("h100-qwen3-1.7b", "recorded", 0.8, 4.0),
     ("h100-qwen3-1.7b", "recorded", 1.2, 4.0),
@@ -66,6 +66,13 @@ _SHORTCUT: Final = (
     ("cpu-demo-100m", "recorded", 0.8, 40.0),
 )
 """Engine, what it drafts, utilisation, and the longest time of a token, ms."""
+
+_SHORTCUT_METRICS: Final = {
+    "ttft_p50_ms": "TTFT p50, ms",
+    "tpot_p50_ms": "TPOT p50, ms",
+    "tpot_p99_ms": "TPOT p99, ms",
+    "duration_s": "all done, s",
+}
 
 _TPOT_MS: Final = 4.0
 _TARGETS_OF_BURSTS: Final = {
@@ -88,57 +95,38 @@ def run_routers() -> list[dict[str, Any]]:
         for fleet, count in itertools.product(_SLOW, _REQUESTS)
         for age_s in _REQUESTS[count]
     ]
-    progress = Progress(len(cells) * len(ROUTERS) * _SEEDS * PIECES)
-    for router in ROUTERS:
-        progress.expect(router, len(cells) * _SEEDS * PIECES)
-    return [_run(*cell, progress) for cell in cells]
-
-
-def _run(fleet: str, num_replicas: int, age_s: float, progress: Progress) -> Any:
-    engine = load_engine(find_model("h100-qwen3-1.7b"), 3)
-    lengths = Lengths(300, 1), Lengths(200, 1)
-    load = Load(parse_arrivals("poisson"), *lengths, 0.5, 0.5)
-    share, times = _SLOW[fleet]
-    speed = num_replicas * (1 - round(share * num_replicas) / num_replicas) + (
-        round(share * num_replicas) / times
-    )
-    plan = Plan(
-        engine=engine,
-        load=load,
-        num_replicas=num_replicas,
-        num_requests=_REQUESTS[num_replicas][age_s],
-        rate_per_s=_UTILISATION * speed * engine.capacity_per_s(load),
-        staleness_s=age_s,
-        targets=Targets(ttft_ms=100, tpot_ms=5),
-        arms=list(ROUTERS),
-        seeds=range(_SEEDS),
-        slow=_SLOW[fleet],
-    )
-    arms = compare(plan, progress)
-    return {
-        "fleet": fleet,
-        "num_replicas": num_replicas,
-        "age_s": age_s,
-        "rate_per_s": plan.rate_per_s,
-        "arms": {
-            arm: {
-                "goodput_per_s": asdict(one.means["goodput_per_s"]),
-                "attainment": asdict(one.means["attainment"]),
-                "ttft_p99_ms": asdict(one.means["ttft_p99_ms"]),
-                "tpot_p99_ms": asdict(one.means["tpot_p99_ms"]),
-            }
-            for arm, one in arms.items()
-        },
-    }
+    progress = expect(dict.fromkeys(ROUTERS, len(cells) * _SEEDS * PIECES))
+    engine, load, rows = load_engine("h100-qwen3-1.7b", 3), Load(), []
+    for fleet, count, age_s in cells:
+        share, times = _SLOW[fleet]
+        num_slow = round(share * count)
+        speed = count * (1 - num_slow / count) + num_slow / times
+        plan = Plan(
+            engine=engine,
+            load=load,
+            num_replicas=count,
+            num_requests=_REQUESTS[count][age_s],
+            rate_per_s=_UTILISATION * speed * engine.capacity_per_s(load),
+            staleness_s=age_s,
+            targets=Targets(ttft_ms=100, tpot_ms=5),
+            arms=list(ROUTERS),
+            seeds=range(_SEEDS),
+            slow=_SLOW[fleet],
+        )
+        arms = {
+            arm: {name: one["means"][name] for name in _ROUTER_METRICS}
+            for arm, one in compare(plan, progress).items()
+        }
+        row = {"fleet": fleet, "num_replicas": count, "age_s": age_s}
+        rows.append(row | {"rate_per_s": plan.rate_per_s, "arms": arms})
+    return rows
 
 
 def render_routers(cells: Sequence[Mapping[str, Any]]) -> str:
     """Return the tables: goodput over the rate of arrivals, in per cent."""
-    lines = []
+    parts = []
     for fleet in _SLOW:
-        lines += ["", f"{fleet[0].upper()}{fleet[1:]}:", ""]
-        lines.append("| replicas | telemetry, s old | " + " | ".join(ROUTERS) + " |")
-        lines.append("|---" * (2 + len(ROUTERS)) + "|")
+        rows = [["replicas", "telemetry, s old", *ROUTERS]]
         for cell in cells:
             if cell["fleet"] != fleet:
                 continue
@@ -147,8 +135,9 @@ def render_routers(cells: Sequence[Mapping[str, Any]]) -> str:
                 good = cell["arms"][router]["attainment"]
                 half = 100 * (good["high"] - good["low"]) / 2
                 row.append(f"{100 * good['value']:.1f} ± {half:.1f}")
-            lines.append("| " + " | ".join(row) + " |")
-    return "\n".join([*lines, "", ""])
+            rows.append(row)
+        parts += [f"{fleet[0].upper()}{fleet[1:]}:", to_table(rows)]
+    return join_parts(*parts)
 
 
 def run_scaling() -> list[dict[str, Any]]:
@@ -156,8 +145,9 @@ def run_scaling() -> list[dict[str, Any]]:
 
     A day this short is 65 times too fast; start-up takes 60 s of it all the same.
     """
-    lengths = Lengths(300, 1), Lengths(200, 1)
-    return _scale(Load(parse_arrivals("diurnal=4"), *lengths, *_SHIFT))
+    before, after = _SHIFT
+    load = Load(parse_arrivals("diurnal=4"), hard_before=before, hard_after=after)
+    return _scale(load, _TARGETS)
 
 
 def run_trace_scaling() -> list[dict[str, Any]]:
@@ -168,10 +158,8 @@ def run_trace_scaling() -> list[dict[str, Any]]:
         return _scale(read_load(trace, *_SHIFT), _TARGETS_OF_BURSTS)
 
 
-def _scale(
-    load: Load, targets: Mapping[str, Sequence[float]] = _TARGETS
-) -> list[dict[str, Any]]:
-    engine = load_engine(find_model("h100-qwen3-1.7b"), 3)
+def _scale(load: Load, targets: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    engine = load_engine("h100-qwen3-1.7b", 3)
     arms = [f"{name}:{target}" for name in SCALERS for target in targets[name]]
     plan = Plan(
         engine=engine,
@@ -185,12 +173,9 @@ def _scale(
         arms=arms,
         seeds=range(_SEEDS),
     )
-    progress = Progress(len(arms) * _SEEDS * PIECES)
-    for arm in arms:
-        progress.expect(arm, _SEEDS * PIECES)
-    found = compare(plan, progress)
+    found = compare(plan, expect(dict.fromkeys(arms, _SEEDS * PIECES)))
     return [
-        {"scaler": scaler, "target": float(target), "runs": found[arm].runs}
+        {"scaler": scaler, "target": float(target), "runs": found[arm]["runs"]}
         for arm in arms
         for scaler, target in [arm.split(":")]
     ]
@@ -200,11 +185,7 @@ def render_scaling(
     rows: Sequence[Mapping[str, Any]], levels: Sequence[float] = (0.95, 0.98, 0.99)
 ) -> str:
     """Return attainment and cost by target, and the least cost of an attainment."""
-    lines = [
-        "",
-        "| autoscaler | target | attainment, % | replica-hours |",
-        "|---" * 4 + "|",
-    ]
+    runs = [["autoscaler", "target", "attainment, %", "replica-hours"]]
     points: dict[str, list[tuple[float, float]]] = {name: [] for name in SCALERS}
     for row in rows:
         good, hours = (
@@ -212,42 +193,39 @@ def render_scaling(
             for name in ("attainment", "replica_hours")
         )
         points[row["scaler"]].append((good, hours))
-        cells = f"{row['target']:g} | {100 * good:.2f} | {hours:.2f}"
-        lines.append(f"| {row['scaler']} | {cells} |")
-    heads = " | ".join(f"{100 * level:g} % or more" for level in levels)
-    lines += ["", f"| replica-hours | {heads} |", "|---" * (1 + len(levels)) + "|"]
+        cells = f"{row['target']:g}", f"{100 * good:.2f}", f"{hours:.2f}"
+        runs.append([row["scaler"], *cells])
+    least = [["replica-hours", *(f"{100 * level:g} % or more" for level in levels)]]
     for name, found in points.items():
         by_cost = sorted(found, key=itemgetter(1))
         cheapest = [
             next((f"{c:.2f}" for good, c in by_cost if good >= level), "-")
             for level in levels
         ]
-        lines.append(f"| {name} | " + " | ".join(cheapest) + " |")
-    return "\n".join([*lines, "", ""])
+        least.append([name, *cheapest])
+    return join_parts(to_table(runs), to_table(least))
 
 
 def run_bounds() -> list[dict[str, Any]]:
     """Find the bounds of every recorded trace, over the best fixed length there."""
-    rows = json.loads((FOLDER / "bounds-replay.json").read_text("utf-8"))
-    progress = Progress(len(rows))
-    progress.expect("bounds", len(rows))
+    rows: list[dict[str, Any]] = json.loads(
+        (FOLDER / "bounds-replay.json").read_text("utf-8")
+    )
+    tick = make_ticker(expect({"bounds": len(rows)}), "bounds")
     for row in rows:
-        path = FOLDER.parent / "ablations" / "drafts" / row["list"] / row["cell"]
-        num_reqs = int(row["cell"].rpartition("-c")[2])
-        began_s = time.perf_counter()
-        found = find_bounds(path / "fixed-8.npz", num_reqs)
+        path = _DRAFTS / row["list"] / row["cell"] / "fixed-8.npz"
+        found = find_bounds(path, int(row["cell"].rpartition("-c")[2]))
         best = max(v for name, v in found.items() if name.startswith("fixed"))
         row["replayed"] = {name: row[name] for name in BOUNDS}
         row |= {name: found[name] / best for name in BOUNDS}
-        progress.advance("bounds", time.perf_counter() - began_s, row["cell"])
-    return list(rows)
+        tick()
+    return rows
 
 
 def render_bounds(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return means over the lists of requests, and how far two ways of it differ."""
     heads = [f"{name}{by}" for name in BOUNDS for by in ("", ", replayed")]
-    lines = ["", "| cell | " + " | ".join(heads) + " | largest difference |"]
-    lines.append("|---" * (2 + len(heads)) + "|")
+    lines = [["cell", *heads, "largest difference"]]
     for cell in dict.fromkeys(row["cell"] for row in rows):
         own = [row for row in rows if row["cell"] == cell]
         values = np.array(
@@ -255,34 +233,31 @@ def render_bounds(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         cells = [f"{value:.3f}" for value in values.mean(axis=0).ravel()]
         most = np.abs(values[..., 0] / values[..., 1] - 1.0).max()
-        lines.append(f"| {cell} | " + " | ".join(cells) + f" | {100 * most:.1f} % |")
-    return "\n".join([*lines, "", ""])
+        lines.append([cell, *cells, f"{100 * most:.1f} %"])
+    return join_parts(to_table(lines))
 
 
 def run_shortcut() -> list[dict[str, Any]]:
     """Run the compiled decisions and the planner itself on the same requests."""
-    lengths = Lengths(300, 1), Lengths(200, 1)
-    load = Load(parse_arrivals("poisson"), *lengths, 0.5, 0.5)
-    recorded = read_folder(FOLDER.parent / "ablations" / "drafts")
-    progress, rows = Progress(2 * PIECES * len(_SHORTCUT)), []
-    for arm in ("short cut", "planner"):
-        progress.expect(arm, PIECES * len(_SHORTCUT))
+    load, recorded, rows = Load(), read_folder(_DRAFTS), []
+    arms = {"short cut": WORTH, "planner": ASKED}
+    progress = expect(dict.fromkeys(arms, PIECES * len(_SHORTCUT)))
     for model, drafts, utilisation, tpot_ms in _SHORTCUT:
         own = recorded if drafts == "recorded" else None
-        usual = load_engine(find_model(model), 3, recorded=own)
+        usual = load_engine(model, 3, recorded=own)
         rate_per_s = utilisation * 64 * usual.capacity_per_s(load)
         drawn = draw_requests(load, 50_000, rate_per_s, 0)
         row = {"model": model, "drafts": drafts, "utilisation": utilisation}
-        for arm, rule in (("short cut", WORTH), ("planner", ASKED)):
-            engine = load_engine(find_model(model), 8, None, rule, own)
-            run = run_fleet(
+        for arm, rule in arms.items():
+            engine = load_engine(model, 8, None, rule, own)
+            fleet = run_fleet(
                 *(engine, drawn, 64, "power-of-two-sent", 0.1, 0),
                 on_piece=make_ticker(progress, arm),
                 decide=make_planners(engine, 64),
             )
-            row[arm] = measure(run.requests, Targets(25 * tpot_ms, tpot_ms)) | {
-                "duration_s": float(run.requests.finish_s.max()),
-                "steps": float(run.num_steps),
+            row[arm] = measure(fleet.requests, Targets(25 * tpot_ms, tpot_ms)) | {
+                "duration_s": float(fleet.requests.finish_s.max()),
+                "steps": float(fleet.counts[STEPS]),
             }
         rows.append(row)
     return rows
@@ -290,24 +265,18 @@ def run_shortcut() -> list[dict[str, Any]]:
 
 def render_shortcut(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return what the short cut says, and by how much it is off."""
-    names = {
-        "ttft_p50_ms": "TTFT p50, ms",
-        "tpot_p50_ms": "TPOT p50, ms",
-        "tpot_p99_ms": "TPOT p99, ms",
-        "duration_s": "all done, s",
-    }
-    heads = ["engine, drafts", "utilisation", "attainment, %", *names.values()]
-    lines = ["", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    heads = ["engine, drafts", "utilisation", "attainment, %"]
+    lines = [[*heads, *_SHORTCUT_METRICS.values()]]
     for row in rows:
         quick, whole = row["short cut"], row["planner"]
-        cells = [f"{row['model']}, {row['drafts']}", f"{row['utilisation']:g}"]
         shares = (f"{100 * one['attainment']:.2f}" for one in (quick, whole))
+        cells = [f"{row['model']}, {row['drafts']}", f"{row['utilisation']:g}"]
         cells.append(" for ".join(shares))
-        for name in names:
+        for name in _SHORTCUT_METRICS:
             off = 100 * (quick[name] / whole[name] - 1)
             cells.append(f"{quick[name]:.4g} ({off:+.1f} %)")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", ""])
+        lines.append(cells)
+    return join_parts(to_table(lines))
 
 
 SHOWN: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], str]]]] = {
@@ -335,8 +304,7 @@ def main(names: Sequence[str]) -> int:
     for name in names:
         run, render = SHOWN[name]
         found = run()
-        text = json.dumps(found, indent=1, allow_nan=False)
-        (FOLDER / f"{name}.json").write_text(text + "\n", "utf-8")
+        write_json(FOLDER / f"{name}.json", found)
         if name == "growth":
             draw_growth(found, FOLDER / "growth.png")
         readme, (begin, end) = FOLDER / "README.md", marks(name)

@@ -7,17 +7,14 @@ tick; replicas are the simulator's.
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from loadtest.progress import Progress
+from loadtest.page import to_table
 from policies.decisions.fairness import FairQueue, Turn
 from policies.decisions.refill import Refills
 from policies.decisions.routing import (
@@ -30,16 +27,17 @@ from policies.decisions.routing import (
 )
 
 from . import kernel, state
-from .engine import Engine, find_model, load_engine
-from .fleet import ROUTERS, make_requests
-from .load import Lengths, Load, draw_requests, parse_arrivals
+from .compare import expect, make_ticker
+from .engine import Engine, load_engine
+from .fleet import ROUTERS, make_fleet
+from .load import Lengths, Load, draw_requests
+from .output import FOLDER, write_json
 from .routers import find_costs
 
 ARMS: Final = ("nobody dies", "paced", "by seats", "at once")
 """Replays go as far as there is KV room, as fronts do; as any request does, where there
 are seats; without waiting for anything."""
 
-FOLDER: Final = Path(__file__).parents[1] / "results" / "simulate"
 TTFT_MS: Final = 500.0
 TPOT_MS: Final = 30.0
 
@@ -59,9 +57,10 @@ _NORMAL: Final = 0.95
 _BASE_MS: Final = 20.0
 """Of a step: a larger model's, for a small one's would be overloaded by 256 streams."""
 
+_LOAD: Final = Load(prompt=Lengths(300, 0.5), output=Lengths(400, 0.5))
 _STREAMS: Final = 256
 _CONTEXT: Final = 550
-"""Tokens of a stream on average, as lengths below have it."""
+"""Tokens of a stream on average, as these lengths have it."""
 
 _RATE_PER_S: Final = 32.0
 """Of requests, for each replica."""
@@ -71,14 +70,17 @@ _CELLS: Final = ((8, 0.7), (8, 0.85), (3, 0.6), (3, 0.7))
 
 _SEEDS: Final = 3
 
-
-@dataclass(slots=True)
-class _Replica:
-    """What the front knows of one."""
-
-    num_requests: int = 0
-    num_prompt_tokens: int = 0
-    num_held: int = 0
+_COLUMNS: Final = {
+    "lost": "streams lost",
+    "stall_p50_ms": "stall p50, ms",
+    "stall_p99_ms": "stall p99, ms",
+    "ttft_attainment": f"TTFT <= {TTFT_MS:g} ms, %",
+    "ttft_p99_ms": "TTFT p99, ms",
+    "tpot_attainment": f"TPOT <= {TPOT_MS:g} ms, %",
+    "tpot_p99_ms": "TPOT p99, ms",
+    "preemptions": "preemptions",
+    "normal_s": "normal after, s",
+}
 
 
 class Storm:
@@ -93,23 +95,20 @@ class Storm:
             arm: One of `ARMS`.
             seed: Of requests, choices and acceptance.
         """
-        self._costs, self._drafts = engine.costs, engine.drafts
-        self._arm, self._seed = arm, seed
-        load = Load(
-            *(parse_arrivals("poisson"), Lengths(300, 0.5), Lengths(400, 0.5), 0.5, 0.5)
-        )
+        self._arm, self._costs = arm, engine.costs
+        self._seats = self._costs.max_num_seqs * 9 // 8
         rate_per_s = _RATE_PER_S * num_replicas
-        drawn = draw_requests(load, int(rate_per_s * (_END_S + 2.0)), rate_per_s, seed)
-        self._requests = make_requests(drawn)
-        count = drawn.arrival_s.size
-        self._fleet = state.make_fleet(
-            num_replicas, self._costs.max_num_seqs, count, seed
-        )
+        count = int(rate_per_s * (_END_S + 2.0))
+        drawn = draw_requests(_LOAD, count, rate_per_s, seed)
+        self._fleet = make_fleet(engine, drawn, num_replicas, seed)
+        self._requests = self._fleet.requests
         # The front says what goes where.
         self._fleet.counts[state.ARRIVED] = count
         self._queue: FairQueue[int] = FairQueue(30.0)
         self._refills, self._shape = Refills(), CommonShape()
-        self._known = [_Replica() for _ in range(num_replicas)]
+        # Requests that the front believes at each replica, and prompt tokens to come.
+        self._there = np.zeros(num_replicas, np.int64)
+        self._num_prompt_tokens = np.zeros(num_replicas, np.int64)
         self._alive = list(range(num_replicas))
         self._draw = np.random.default_rng(seed).random
         self._unbegun: dict[int, tuple[int, int]] = {}
@@ -120,14 +119,7 @@ class Storm:
         requests, arrived, now_s, before = self._requests, 0, 0.0, 0
         while not requests.num_finishes.all():
             now_s += _TICK_S
-            kernel.advance(
-                *(self._fleet, requests, self._drafts, self._costs),
-                router=ROUTERS["round-robin"],
-                age_s=0.0,
-                seed=self._seed,
-                last_arrival=1,
-                until_s=now_s,
-            )
+            kernel.advance(self._fleet, ROUTERS["round-robin"], 0.0, 1, now_s)
             self._listen()
             if now_s - _TICK_S < _DEATH_S <= now_s:
                 before = int(self._fleet.counts[state.PREEMPTED])
@@ -150,17 +142,14 @@ class Storm:
     def _listen(self) -> None:
         """Take note of what replicas have, and of who has begun."""
         fleet, requests = self._fleet, self._requests
+        fleet.telemetry.num_running[:] = fleet.num_running
+        fleet.telemetry.num_kv_tokens[:] = fleet.num_kv_tokens
         for number in self._alive:
-            one = self._known[number]
             waiting = fleet.first_waiting[number]
-            one.num_requests = int(fleet.num_running[number])
+            self._there[number] = fleet.num_running[number]
             while waiting != state.NO_REQUEST:
-                one.num_requests += 1
+                self._there[number] += 1
                 waiting = fleet.next_waiting[waiting]
-            one.num_held = int(fleet.num_kv_held[number])
-            known = fleet.telemetry
-            known.num_running[number] = fleet.num_running[number]
-            known.num_kv_tokens[number] = fleet.num_kv_tokens[number]
         for request, (number, num_tokens) in list(self._unbegun.items()):
             times = (
                 requests.resumed_s if self._lost[request] else requests.first_token_s
@@ -170,39 +159,35 @@ class Storm:
 
     def _begin(self, request: int, number: int, num_tokens: int) -> None:
         del self._unbegun[request]
-        self._known[number].num_prompt_tokens -= num_tokens
+        self._num_prompt_tokens[number] -= num_tokens
         self._refills.note_begun(request)
 
     def _open(self, now_s: float) -> None:
         """Lease what may be leased now."""
-        seats = self._costs.max_num_seqs * 9 // 8
-        free_seats = sum(
-            max(0, seats - self._known[number].num_requests) for number in self._alive
-        )
+        free_seats = int(np.maximum(0, self._seats - self._there[self._alive]).sum())
         num_opened = 0
         while self._queue:
             request = self._queue.peek(now_s)
-            is_replay = bool(self._requests.num_emitted[request])
-            num_tokens = int(self._requests.num_prompt_tokens[request])
-            num_tokens += int(self._requests.num_emitted[request])
-            if not (is_replay and self._arm == "at once"):
+            emitted = int(self._requests.num_emitted[request])
+            num_tokens = int(self._requests.num_prompt_tokens[request]) + emitted
+            if not (emitted and self._arm == "at once"):
                 if num_opened >= min(free_seats, _UNSETTLED):
                     return
                 free = sum(map(self._free, self._alive))
                 if (
-                    is_replay
+                    emitted
                     and self._arm == "paced"
                     and not self._refills.have_room(num_tokens, free)
                 ):
                     return
                 num_opened += 1
             self._queue.pop(now_s)
-            if is_replay:
+            if emitted:
                 self._refills.note_opened(request, num_tokens)
             self._place(request, num_tokens, now_s)
 
     def _free(self, number: int) -> int:
-        return max(0, self._costs.max_kv_tokens - self._known[number].num_held)
+        return max(0, self._costs.max_kv_tokens - int(self._fleet.num_kv_held[number]))
 
     def _place(self, request: int, num_tokens: int, now_s: float) -> None:
         """Choose a replica as a front does."""
@@ -212,34 +197,32 @@ class Storm:
             num_prompt_tokens=num_tokens,
             num_reply_tokens=400.0,
         )
-        counts = np.array([self._known[number].num_requests for number in self._alive])
-        place = (
-            fewer_of_two(counts, counts.size, self._draw(NUM_SAMPLED))
-            if choice is None
-            else choice.replica
-        )
+        if choice is None:
+            counts = self._there[self._alive]
+            place = fewer_of_two(counts, counts.size, self._draw(NUM_SAMPLED))
+        else:
+            place = choice.replica
         number = self._alive[place]
-        one = self._known[number]
-        one.num_requests += 1
-        one.num_prompt_tokens += num_tokens
+        self._there[number] += 1
+        self._num_prompt_tokens[number] += num_tokens
         self._unbegun[request] = number, num_tokens
         self._requests.replica[request] = number
         kernel.enqueue(self._fleet, now_s, number, request)
 
     def _describe(self, place: int, num_tokens: int) -> Candidate | None:
         number = self._alive[place]
-        one = self._known[number]
-        has_room = one.num_requests == 0 or num_tokens <= self._free(number)
-        if not has_room or one.num_requests >= self._costs.max_num_seqs * 9 // 8:
+        there = int(self._there[number])
+        has_room = there == 0 or num_tokens <= self._free(number)
+        if not has_room or there >= self._seats:
             return None
-        base_ms, request_ms, prompt_ms = find_costs(self._fleet, self._costs, number)
+        base_ms, request_ms, prompt_ms = find_costs(self._fleet, number)
         self._shape.learn(base_ms, request_ms)
         running = int(self._fleet.num_running[number])
         return Candidate(
             ReplicaLoad(
                 *self._shape.fit(base_ms, request_ms, running),
                 *(prompt_ms, float(self._fleet.tokens_per_step[number])),
-                *(one.num_requests, one.num_prompt_tokens),
+                *(there, int(self._num_prompt_tokens[number])),
             )
         )
 
@@ -249,7 +232,7 @@ class Storm:
         self._alive.remove(number)
         lost = []
         while fleet.num_running[number]:
-            lost.append(kernel.vacate(fleet, self._requests, number, 0))
+            lost.append(kernel.vacate(fleet, number, 0))
         while (waiting := int(fleet.first_waiting[number])) != state.NO_REQUEST:
             lost.append(waiting)
             fleet.first_waiting[number] = fleet.next_waiting[waiting]
@@ -270,12 +253,10 @@ class Storm:
         came = (arrival_s >= _DEATH_S) & (arrival_s < end_s)
         there = (arrival_s < end_s) & (finish_s > _DEATH_S) & ~lost
         good = ttft_ms <= TTFT_MS
-        windows = np.arange(_DEATH_S, _END_S, _WINDOW_S)
-        shares = [good[(arrival_s >= t) & (arrival_s < t + _WINDOW_S)] for t in windows]
         bad = [
             t
-            for t, share in zip(windows, shares, strict=True)
-            if share.mean() < _NORMAL
+            for t in np.arange(_DEATH_S, _END_S, _WINDOW_S)
+            if good[(arrival_s >= t) & (arrival_s < t + _WINDOW_S)].mean() < _NORMAL
         ]
         found = {
             "ttft_attainment": good[came].mean(),
@@ -296,64 +277,42 @@ class Storm:
 
 def run_all() -> list[dict[str, Any]]:
     """Run every arm at every share of KV room that is taken before the death."""
-    progress, cells = Progress(len(_CELLS) * len(ARMS) * _SEEDS), []
+    progress, cells = expect(dict.fromkeys(ARMS, len(_CELLS) * _SEEDS)), []
     for num_replicas, fill in _CELLS:
-        engine = load_engine(find_model("h100-qwen3-1.7b"), 1, 512)
+        engine = load_engine("h100-qwen3-1.7b", 1, 512)
         room = int(_STREAMS * _CONTEXT / fill)
-        engine = Engine(
-            "",
-            engine.costs._replace(base_ms=_BASE_MS, max_kv_tokens=room),
-            engine.drafts,
-        )
+        costs = engine.costs._replace(base_ms=_BASE_MS, max_kv_tokens=room)
+        engine = replace(engine, costs=costs)
         for arm in ARMS:
+            cell = {"num_replicas": num_replicas, "kv_taken": fill, "arm": arm}
             runs = []
             for seed in range(_SEEDS):
-                began_s = time.perf_counter()
+                tick = make_ticker(progress, arm)
                 runs.append(Storm(engine, num_replicas, arm, seed).run())
-                progress.advance(arm, time.perf_counter() - began_s, f"{fill} {arm}")
-            cells.append(
-                {
-                    "num_replicas": num_replicas,
-                    "kv_taken": fill,
-                    "arm": arm,
-                    "runs": runs,
-                }
-            )
+                tick()
+            cells.append(cell | {"runs": runs})
     return cells
 
 
 def render(cells: Sequence[Mapping[str, Any]]) -> str:
     """Return means over seeds as a table."""
-    names = {
-        "lost": "streams lost",
-        "stall_p50_ms": "stall p50, ms",
-        "stall_p99_ms": "stall p99, ms",
-        "ttft_attainment": f"TTFT <= {TTFT_MS:g} ms, %",
-        "ttft_p99_ms": "TTFT p99, ms",
-        "tpot_attainment": f"TPOT <= {TPOT_MS:g} ms, %",
-        "tpot_p99_ms": "TPOT p99, ms",
-        "preemptions": "preemptions",
-        "normal_s": "normal after, s",
-    }
-    heads = ["replicas", "KV taken", "replays", *names.values()]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = [["replicas", "KV taken", "replays", *_COLUMNS.values()]]
     for cell in cells:
         row = [f"{cell['num_replicas']}", f"{cell['kv_taken']:.0%}", cell["arm"]]
-        for name in names:
+        for name in _COLUMNS:
             values = [run[name] for run in cell["runs"] if name in run]
             scale = 100 if name.endswith("attainment") else 1
             mean = f"{scale * np.mean(values):.4g}" if values else "-"
             is_never = name == "normal_s" and max(values) >= _END_S - _DEATH_S
             row.append("never" if is_never else mean)
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append(row)
+    return to_table(lines) + "\n"
 
 
 def main() -> int:
     """Run all, write JSON and print the table."""
     cells = run_all()
-    text = json.dumps(cells, indent=1, allow_nan=False)
-    (FOLDER / "storm.json").write_text(text + "\n", "utf-8")
+    write_json(FOLDER / "storm.json", cells)
     sys.stdout.write("\n" + render(cells))
     return 0
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
@@ -20,33 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-LEAST_REQUESTS = 2
+from .drawn import Drawn
 
 MOONCAKE_TOKENS = 512
 """Of the blocks that Mooncake's `hash_ids` name."""
 
 Row = tuple[float, int, int, Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What came; all `[num_requests]`, by time.
-
-    Attributes:
-        arrival_s: From 0 on.
-        num_prompt_tokens: >= 1.
-        num_output_tokens: >= 1.
-        chain: `[num_named]`, whole blocks of prompts, one request after another.
-        chain_first: `[num_requests + 1]`, where each request's begin in it.
-    """
-
-    arrival_s: NDArray[np.float64]
-    num_prompt_tokens: NDArray[np.int64]
-    num_output_tokens: NDArray[np.int64]
-    chain: NDArray[np.int64]
-    chain_first: NDArray[np.int64]
 
 
 def _read_azure(row: Mapping[str, str]) -> Row:
@@ -75,13 +54,13 @@ _BY_COLUMN: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
 }
 
 
-def write_azure(path: Path, num_requests: int, seed: int = 0) -> None:
+def write_azure(path: Path, num_requests: int) -> None:
     """Write a made-up trace in Azure's form: bursts, and prompts longer than replies.
 
     The rate is redrawn every 10 s, half of its logarithm staying: a sixth of the time
     it is half again its mean or more. Lengths are lognormal, of means 1,150 and 210.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     logs = [0.0]
     while len(logs) < 121:
         logs.append(0.5 * logs[-1] + rng.normal(0.0, 0.5))
@@ -104,10 +83,12 @@ def write_azure(path: Path, num_requests: int, seed: int = 0) -> None:
 
 
 @cache
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> Drawn:
     """Read a trace of any of the three forms, told apart by their columns.
 
-    Replies without a token, which BurstGPT has of requests that failed, are left out.
+    Times begin at 0, and all requests are of the first kind. Replies without a token,
+    which BurstGPT has of requests that failed, are left out. Of prompts whole blocks
+    have names.
 
     Raises:
         ValueError: If it is none of them, naming the line.
@@ -130,16 +111,17 @@ def read_trace(path: Path) -> Trace:
             f"{path}: request {number} is of no form of Azure, Mooncake or BurstGPT "
             f"({type(error).__name__}: {error})"
         ) from error
-    if len(rows) < LEAST_REQUESTS:
+    if len(rows) < 2:
         raise ValueError(f"{path}: {len(rows)} requests are no load")
     when, prompt, output, chains = zip(*sorted(rows, key=itemgetter(0)), strict=True)
     arrival_s = np.array(when, dtype=np.float64)
     blocks = np.array([*chain.from_iterable(chains)], np.int64)
-    _, names = np.unique(blocks, return_inverse=True)
-    return Trace(
+    return Drawn(
         arrival_s - arrival_s[0],
         np.maximum(1, np.array(prompt, dtype=np.int64)),
         np.array(output, dtype=np.int64),
-        names,
-        np.cumsum([0, *map(len, chains)]),
+        kind=np.zeros(arrival_s.size, np.int64),
+        chain=np.unique(blocks, return_inverse=True)[1],
+        chain_first=np.cumsum([0, *map(len, chains)]),
+        block_tokens=MOONCAKE_TOKENS,
     )

@@ -7,17 +7,16 @@ import json
 import pytest
 
 from loadtest.simulate.autoscale import SCALERS, Growth, make_scaler, run_growing
-from loadtest.simulate.engine import MODELS, load_engine
+from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import Metrics, Targets
-from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
+from loadtest.simulate.load import Load, draw_requests, parse_arrivals
 from loadtest.simulate.show import FOLDER, SHOWN, marks
 
-ENGINE = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
-LENGTHS = Lengths(300, 1), Lengths(200, 1)
+ENGINE = load_engine("h100-qwen3-1.7b", 3)
 
 
 def grow(scaler: str, target: float, load: str, growth: Growth) -> Metrics:
-    shape = Load(parse_arrivals(load), *LENGTHS, 0.2, 0.8)
+    shape = Load(parse_arrivals(load), hard_before=0.2, hard_after=0.8)
     rate_per_s = 1.2 * ENGINE.capacity_per_s(shape)
     drawn = draw_requests(shape, 40_000, rate_per_s, 1)
     decide = make_scaler(scaler, target, ENGINE, 0.2)

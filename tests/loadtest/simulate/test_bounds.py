@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from loadtest.simulate import state
 from loadtest.simulate.bounds import find_bounds, play
-from loadtest.simulate.engine import MODELS, load_engine
-from loadtest.simulate.fleet import run_fleet
-from loadtest.simulate.load import Drawn
+from loadtest.simulate.drawn import Drawn
+from loadtest.simulate.engine import load_engine
+from loadtest.simulate.fleet import make_fleet, run_fleet
 from loadtest.simulate.planned import make_planners
 from loadtest.simulate.recorded import Array, calibrate, split_by_ease
 from loadtest.simulate.selection import PLAN_EVERY, drafter_ms, select, target_ms
@@ -54,7 +55,7 @@ def test_bounds_are_those_of_recorded_steps_played_one_by_one(cell: str) -> None
 
 def test_replies_go_through_recorded_blocks_in_turn() -> None:
     drafts = made_up(37)
-    engine = load_engine(MODELS / "cpu-demo-100m.json", DEPTH, 1, state.ALL, drafts)
+    engine = load_engine("cpu-demo-100m", DEPTH, 1, state.ALL, drafts)
     costs = engine.costs
     step_ms = costs.base_ms + costs.token_ms * (1 + DEPTH) + drafter_ms(costs, DEPTH, 1)
     tokens = 1.0 + drafts.num_accepted.mean()
@@ -92,18 +93,19 @@ def test_both_worlds_draft_and_verify_the_same(seed: int) -> None:
     """Depth, early end, budget and selection, by the code that engines call."""
     rng = np.random.default_rng(seed)
     drafts = made_up(40, seed)
-    model = MODELS / ("h100-qwen3-1.7b.json" if seed % 2 else "cpu-demo-100m.json")
+    model = "h100-qwen3-1.7b" if seed % 2 else "cpu-demo-100m"
     engine = load_engine(model, DEPTH, NUM_REQS, state.WORTH, drafts)
     costs = engine.costs._replace(token_ms=(0.02, 0.3, 1.0)[seed % 3])
-    fleet = state.make_fleet(1, NUM_REQS, NUM_REQS, 0)
+    nobody = Drawn(np.zeros(0), *np.zeros((3, 0), np.int64))
+    fleet = make_fleet(replace(engine, costs=costs), nobody, 1, 0)
     fleet.num_running[0] = NUM_REQS
-    fleet.slot_output[:] = 1000
+    fleet.slots.output[:] = 1000
     recent, plan, sample = RecentDrafts(DEPTH), None, np.empty(0)
     for step in range(2 * PLAN_EVERY + 1):
         blocks = rng.integers(0, 40, NUM_REQS)
-        fleet.slot_block[0] = blocks
+        fleet.slots.block[0] = blocks
         survival = drafts.survival[blocks]
-        select(fleet, drafts, costs, 0)
+        select(fleet, 0)
         depth = int(fleet.depth[0])
         if plan is not None:
             expected = 0
@@ -117,7 +119,7 @@ def test_both_worlds_draft_and_verify_the_same(seed: int) -> None:
             )
             budget, _ = find_budget(ranked, step_ms, plan.tokens_per_ms, np.inf)
             admitted = select_drafts(survival, lengths, budget)
-            assert fleet.slot_drafts[0].tolist() == admitted.tolist()
+            assert fleet.slots.drafts[0].tolist() == admitted.tolist()
         recent.remember(drafts.confidence[blocks], np.full(NUM_REQS, DEPTH), None)
         if step % PLAN_EVERY == 0:
             sample = recent.sample_acceptance()
@@ -170,31 +172,9 @@ def test_the_planner_itself_decides_where_it_is_asked() -> None:
     drawn = Drawn(np.linspace(0.0, 0.1, 60), 20 * ones, 120 * ones, 0 * ones)
     finished = []
     for rule in (state.ALL, state.ASKED):
-        model = MODELS / "cpu-demo-100m.json"
-        engine = load_engine(model, DEPTH, NUM_REQS, rule, bad)
+        engine = load_engine("cpu-demo-100m", DEPTH, NUM_REQS, rule, bad)
         asked = make_planners(engine, 2)
         run = run_fleet(engine, drawn, 2, "round-robin", 0.0, 0, decide=asked)
         assert (run.requests.num_finishes == 1).all()
         finished.append(run.requests.finish_s.max())
     assert finished[1] < 0.9 * finished[0]
-
-
-@pytest.mark.parametrize(("wanted_ms", "is_kept"), [(None, False), (40.0, True)])
-def test_the_planner_keeps_a_target_by_batch_and_prompts(
-    wanted_ms: float | None, is_kept: bool
-) -> None:
-    """As an engine's does: fewer run at a time, and long prompts join in pieces."""
-    ones = np.ones(60, np.int64)
-    drawn = Drawn(np.linspace(0.0, 1.0, 60), 600 * ones, 60 * ones, 0 * ones)
-    model = MODELS / "cpu-demo-100m.json"
-    engine = load_engine(model, DEPTH, NUM_REQS, state.ASKED, made_up(200))
-    asked = make_planners(engine, 1, wanted_ms)
-    step_ms: list[float] = []
-
-    def spy(fleet: state.Fleet, replica: int) -> None:
-        step_ms.append(float(fleet.step_ms[replica]))
-        asked(fleet, replica)
-
-    run = run_fleet(engine, drawn, 1, "round-robin", 0.0, 0, decide=spy)
-    assert (run.requests.num_finishes == 1).all()
-    assert (np.quantile(step_ms[20:], 0.9) < 1.3 * 40.0) == is_kept

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.fidelity import (
     Recorded,
     compare,
     fit,
     render,
+    render_rows,
     simulate,
-    to_table,
 )
-from loadtest.simulate.load import Drawn
 from loadtest.simulate.show import FOLDER, marks
 
 TERMS = (8.0, 0.8, 0.3, 1.5, 0.1, 6.0, 0.2)
@@ -56,7 +56,7 @@ def test_a_wrong_model_does_not_agree():
     slower = [2 * term for term in TERMS]
     rows = compare(make_runs((3.0,)), slower, CHANCE)
     assert not any(row["tpot_p50_ms"]["agrees"] for row in rows)
-    assert "**" in to_table(rows)
+    assert "**" in render_rows(rows)
 
 
 def test_what_real_runs_differ_by_is_allowed():

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.simulate import fit
+from loadtest.simulate import fit, state
+from loadtest.simulate.drawn import Drawn
 from loadtest.simulate.engine import MODELS, Engine, load_engine, make_drafts
-from loadtest.simulate.fleet import ROUTERS, Run, run_fleet
-from loadtest.simulate.load import Drawn, Lengths, Load, draw_requests, parse_arrivals
-from loadtest.simulate.state import ALL, CAME, LEFT, WORTH, Costs
+from loadtest.simulate.fleet import ROUTERS, run_fleet
+from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
 
 STEP_S = 0.01
 
 
 def engine(chance: float = 0.0, **costs: float) -> Engine:
     """Return an engine of constant steps, or of what is given instead."""
-    terms = {"base_ms": 1e3 * STEP_S} | dict.fromkeys(Costs._fields[1:7], 0.0)
+    terms = {"base_ms": 1e3 * STEP_S} | dict.fromkeys(state.Costs._fields[1:7], 0.0)
     limits = {"pad_multiple": 1, "pad_limit": 0, "num_drafts": 0}
     limits |= {"max_num_seqs": 8, "max_num_batched_tokens": 4096}
-    made = Costs(**{**terms, **limits, **costs})  # type: ignore[arg-type]  # mixed
+    made = state.Costs(**{**terms, **limits, **costs})  # type: ignore[arg-type]  # mixed
     survival = [[chance**j for j in range(1, made.num_drafts + 1)]] * 2
     return Engine(
         "test", made, make_drafts(np.array(survival).reshape(2, made.num_drafts))
@@ -32,13 +32,13 @@ def drawn(arrival_s: object, prompt: object, output: object) -> Drawn:
     return Drawn(when, *ints)
 
 
-def alone(made: Engine, *requests: object) -> Run:
+def alone(made: Engine, *requests: object) -> state.Fleet:
     return run_fleet(made, drawn(*requests), 1, "round-robin", 0, 5)
 
 
-def mixed_run(router: str, staleness_s: float = 0.1, seed: int = 3) -> Run:
+def mixed_run(router: str, staleness_s: float = 0.1, seed: int = 3) -> state.Fleet:
     """Run a bursty load with heavy tails, acceptance shifting, at 90 % of capacity."""
-    made = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
+    made = load_engine("h100-qwen3-1.7b", 3)
     load = Load(parse_arrivals("gamma=3"), Lengths(300, 2), Lengths(200, 2), 0.2, 0.9)
     rate = 8 * 0.9 * made.capacity_per_s(load)
     requests = draw_requests(load, 4000, rate, seed)
@@ -63,7 +63,7 @@ def test_a_step_costs_emits_and_admits_what_arithmetic_says() -> None:
     assert requests.first_token_s * 1e3 == pytest.approx(ends_ms[[1, 1, 4]])
     last = ends_ms[4] + 2 * (10 + 2 + 0.4) + 0.01 * (6 + 10)
     assert requests.finish_s * 1e3 == pytest.approx([ends_ms[3], ends_ms[3], last])
-    assert (run.num_steps, run.num_request_steps) == (7, 1 + 2 * 3 + 3)
+    assert run.counts[[state.STEPS, state.REQUEST_STEPS]].tolist() == [7, 1 + 2 * 3 + 3]
 
 
 def test_weights_are_a_floor_and_graphs_pad() -> None:
@@ -83,7 +83,7 @@ def test_every_request_finishes_once_and_little_s_law_holds(router: str) -> None
     assert set(requests.replica) == set(range(8))
     # Requests there over time, from what routers are told; from no request's own times.
     kind, when_s = run.events.kind, run.events.when_s
-    there = np.cumsum(1 * (kind == CAME) - 1 * (kind == LEFT))
+    there = np.cumsum(1 * (kind == state.CAME) - 1 * (kind == state.LEFT))
     integral = float((there[:-1] * np.diff(when_s)).sum())
     assert there[-1] == 0
     assert integral == pytest.approx((requests.finish_s - requests.arrival_s).sum())
@@ -111,7 +111,7 @@ def test_drafts_are_accepted_as_often_as_their_kind_s_are() -> None:
     made = engine(0.6, num_drafts=3)
     run = alone(made, [0.0], 1, 100_001)
     # A relative standard error of .2 %.
-    tokens_per_step = 100_000 / (run.num_steps - 1)
+    tokens_per_step = 100_000 / (run.counts[state.STEPS] - 1)
     assert tokens_per_step == pytest.approx(1 + 0.6 + 0.6**2 + 0.6**3, rel=0.01)
 
 
@@ -121,7 +121,8 @@ def test_a_step_verifies_what_is_worth_its_time() -> None:
     load = drawn(np.linspace(0, 20, 4000), 10, 60)
     load.kind[::2] = 1
     speeds = []
-    for token_ms, rule in ((0.5, ALL), (0.5, WORTH), (0.0, WORTH), (0.0, ALL)):
+    rules = state.ALL, state.WORTH, state.WORTH, state.ALL
+    for token_ms, rule in zip((0.5, 0.5, 0.0, 0.0), rules, strict=True):
         costs = engine(token_ms=token_ms, num_drafts=2, rule=rule).costs
         made = Engine("", costs, make_drafts(survival))
         run = run_fleet(made, load, 1, "round-robin", 0, 5)
@@ -154,8 +155,8 @@ def test_who_joined_last_gives_way_and_computes_anew() -> None:
 
 
 def test_an_overloaded_fleet_finishes_what_its_capacity_says() -> None:
-    made = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
-    load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
+    made = load_engine("h100-qwen3-1.7b", 3)
+    load = Load()
     capacity = 4 * made.capacity_per_s(load)
     requests = draw_requests(load, 20_000, 3 * capacity, 0)
     finish_s = run_fleet(made, requests, 4, "round-robin", 0, 0).requests.finish_s
@@ -195,16 +196,16 @@ def test_same_seed_same_result_and_arms_meet_the_same_luck() -> None:
     # Chunks of a prompt aside, which request needs how many steps is no router's doing.
     made, requests = engine(0.6, num_drafts=3), drawn(np.linspace(0, 17, 5000), 10, 40)
     runs = [run_fleet(made, requests, 8, router, 0.1, 1) for router in ROUTERS]
-    assert len({run.num_request_steps for run in runs}) == 1
+    assert len({run.counts[state.REQUEST_STEPS] for run in runs}) == 1
 
 
 def test_committed_models_are_what_their_sources_give(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert fit.main() == 0
-    committed = (MODELS / "cpu-demo-100m.json").read_text("utf-8")
+    committed = MODELS["cpu-demo-100m"].read_text("utf-8")
     assert capsys.readouterr().out == committed
-    costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 0).costs
+    costs = load_engine("h100-qwen3-1.7b", 0).costs
     assert 1e3 * costs.kv_token_ms == pytest.approx(0.0356, rel=0.01)
     # Weights outweigh arithmetic up to half of 989 T over .96 of 3.35 T bytes.
     assert costs.floor_ms / costs.token_ms == pytest.approx(153.8, rel=0.01)

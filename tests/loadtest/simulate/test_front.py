@@ -1,17 +1,19 @@
 """The simulated front: turns, places and deadlines, by production's own functions."""
 
+import math
+
 import numpy as np
 import pytest
 
 from loadtest.simulate.crowd import draw
-from loadtest.simulate.engine import find_model, load_engine
+from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import run_fleet
-from loadtest.simulate.front import EXPIRED, NO_PLACE, SERVED, TOO_LATE, Caller, Front
+from loadtest.simulate.front import EXPIRED, NO_PLACE, SERVED, TOO_LATE, Front
 
 
 @pytest.fixture(scope="module")
 def engine():
-    return load_engine(find_model("h100-qwen3-1.7b"), 0, 8)
+    return load_engine("h100-qwen3-1.7b", 0, 8)
 
 
 def serve(engine, parts, callers, **options):
@@ -23,7 +25,7 @@ def serve(engine, parts, callers, **options):
 def test_an_idle_front_changes_nothing(engine):
     """Every request goes on as it comes, so all is as without a front."""
     drawn, whose = draw([(5.0, 300)], 0)
-    front = Front(engine, drawn, [Caller("a")], whose, 2, max_queued=9, seed=0)
+    front = Front(engine, drawn, {"a": math.inf}, whose, 2, max_queued=9, seed=0)
     served = front.run()
     requests = run_fleet(engine, drawn, 2, "ours", 0.0, 0).requests
     assert (served.outcome == SERVED).all()
@@ -33,7 +35,7 @@ def test_an_idle_front_changes_nothing(engine):
 
 
 def test_who_floods_waits_and_the_other_hardly_does(engine):
-    callers = [Caller("quiet"), Caller("flood")]
+    callers = {"quiet": math.inf, "flood": math.inf}
     parts = [(5.0, 100), (200.0, 3000)]
     medians = {}
     for is_fair in (True, False):
@@ -46,8 +48,8 @@ def test_who_floods_waits_and_the_other_hardly_does(engine):
 
 def test_kept_seats_bring_the_quiet_one_close_to_being_alone():
     """And cost the flood little."""
-    engine = load_engine(find_model("h100-qwen3-1.7b"), 3, 32)
-    callers = [Caller("quiet"), Caller("flood")]
+    engine = load_engine("h100-qwen3-1.7b", 3, 32)
+    callers = {"quiet": math.inf, "flood": math.inf}
     parts = [(15.0, 300), (150.0, 3000)]
     p95_ms, served_by = {}, {}
     for keeps in (True, False):
@@ -59,7 +61,7 @@ def test_kept_seats_bring_the_quiet_one_close_to_being_alone():
 
 
 def test_places_run_out_and_nobody_is_lost(engine):
-    _, served = serve(engine, [(500.0, 2000)], [Caller("a")], max_queued=4)
+    _, served = serve(engine, [(500.0, 2000)], {"a": math.inf}, max_queued=4)
     assert set(served.outcome.tolist()) == {SERVED, NO_PLACE}
     np.testing.assert_array_equal(
         np.isfinite(served.finish_ms), served.outcome == SERVED
@@ -67,7 +69,7 @@ def test_places_run_out_and_nobody_is_lost(engine):
 
 
 def test_deadlines_are_refused_early_or_expire(engine):
-    callers, parts = [Caller("a", deadline_ms=2000.0)], [(120.0, 2000)]
+    callers, parts = {"a": 2000.0}, [(120.0, 2000)]
     _, early = serve(engine, parts, callers)
     _, late = serve(engine, parts, callers, refuses=False)
     assert (early.outcome == TOO_LATE).sum() > 100
@@ -78,7 +80,7 @@ def test_deadlines_are_refused_early_or_expire(engine):
 
 
 def test_one_can_be_let_in_to_see_what_it_would_have_met(engine):
-    callers, parts = [Caller("a", deadline_ms=2000.0)], [(120.0, 2000)]
+    callers, parts = {"a": 2000.0}, [(120.0, 2000)]
     _, served = serve(engine, parts, callers)
     refused = int(np.flatnonzero(served.outcome == TOO_LATE)[50])
     _, again = serve(engine, parts, callers, never_refused=refused)

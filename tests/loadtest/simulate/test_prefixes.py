@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentTypeError
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.simulate.engine import MODELS, load_engine
+from loadtest.simulate.drawn import Drawn
+from loadtest.simulate.engine import load_engine
 from loadtest.simulate.fleet import Targets, measure, run_fleet
-from loadtest.simulate.load import (
-    Drawn,
-    Lengths,
-    Load,
-    draw_requests,
-    parse_arrivals,
-    read_load,
-)
+from loadtest.simulate.load import Load, draw_requests, read_load
 from loadtest.simulate.prefixes import count_known, keep, make_prefixes
 from loadtest.simulate.sessions import parse_sessions
 
@@ -41,8 +36,8 @@ def test_a_cache_drops_what_was_met_longest_ago() -> None:
 
 
 def draw(text: str, count: int = 4000, rate: float = 80.0) -> Drawn:
-    load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
-    return draw_requests(replace(load, sessions=parse_sessions(text)), count, rate, 3)
+
+    return draw_requests(Load(sessions=parse_sessions(text)), count, rate, 3)
 
 
 def test_each_turn_carries_those_before_it() -> None:
@@ -75,12 +70,12 @@ def test_each_turn_carries_those_before_it() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "5:0", "5:1:-1", "5:1:1:1", "x", "nan"])
 def test_what_is_no_sessions_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="TURNS"):
+    with pytest.raises(ArgumentTypeError, match="no number"):
         parse_sessions(text)
 
 
 def test_affinity_finds_what_is_cached_and_room_limits_it() -> None:
-    engine = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
+    engine = load_engine("h100-qwen3-1.7b", 3)
     drawn, found = draw("5:2:512"), {}
     for router in ("round-robin", "prefix-affinity", "ours"):
         run = run_fleet(engine, drawn, 4, router, 0.1, 3)
@@ -105,7 +100,7 @@ def test_mooncake_s_hashes_name_the_blocks(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     drawn = draw_requests(read_load(path, 0.5, 0.5), 10, 1.0, 0)
-    engine = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
+    engine = load_engine("h100-qwen3-1.7b", 3)
     found = run_fleet(engine, drawn, 1, "ours", 0.1, 0).requests.num_cached
     # Two whole blocks of 512: the first is common to all, the second to every other.
     assert found.tolist() == [0, 512, *[1024] * 8]

@@ -9,12 +9,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from loadtest.simulate.engine import MODELS, load_engine
-from loadtest.simulate.fleet import Targets, measure, run_fleet
-from loadtest.simulate.load import Lengths, Load, draw_requests, parse_arrivals
+from loadtest.simulate.drawn import Drawn
+from loadtest.simulate.engine import load_engine
+from loadtest.simulate.fleet import Targets, make_fleet, measure, run_fleet
+from loadtest.simulate.load import Load, draw_requests
 from loadtest.simulate.routers import choose_ours, find_costs, find_holder, note_holder
-from loadtest.simulate.state import make_fleet
-from loadtest.simulate.timing import main as time_decisions
 from policies.decisions.fairness import Turn
 from policies.decisions.routing import NUM_DRAWS, NUM_SAMPLED, fewer_of_two
 from policies.estimators.reply_length import ReplyLength
@@ -46,11 +45,11 @@ class Links(list[Link]):
 def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
     """Random states; requests in flight count as they come, up to the last seat."""
     rng = np.random.default_rng(num_replicas)
-    costs = load_engine(MODELS / "h100-qwen3-1.7b.json", 3, 32).costs
+    engine = load_engine("h100-qwen3-1.7b", 3, 32)
+    nobody = Drawn(np.zeros(0), *np.zeros((3, 0), np.int64), chain=np.arange(5 * 20))
     for _ in range(40):
-        fleet = make_fleet(num_replicas, 32, 1, 0, num_blocks=5 * 20)
-        prefixes = fleet.prefixes
-        known = fleet.telemetry
+        fleet = make_fleet(engine, nobody, num_replicas, 0)
+        prefixes, known = fleet.prefixes, fleet.telemetry
         fleet.depth[:] = rng.integers(0, 4, num_replicas)
         fleet.slowness[:] = rng.uniform(1, 3, num_replicas)
         known.num_sent[:] = known.num_running[:] = rng.integers(0, 33, num_replicas)
@@ -59,7 +58,7 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
         known.tokens_per_step[:] = rng.uniform(1, 4, num_replicas)
         links = Links()
         for replica in range(num_replicas):
-            terms = find_costs(fleet, costs, replica)
+            terms = find_costs(fleet, replica)
             running = int(known.num_running[replica])
             state = ReplicaState(
                 num_running=running,
@@ -106,7 +105,7 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
                 turn=Turn("", 0.0),
             )
             held = find_holder(prefixes, chain, num_tokens)
-            chosen = choose_ours(fleet, costs, one.num_tokens, *held)
+            chosen = choose_ours(fleet, one.num_tokens, *held)
             if chosen < 0:
                 chosen = fewer_of_two(known.num_sent, num_replicas, late)
             assert routing.choose(one) == str(chosen)
@@ -119,8 +118,8 @@ def test_both_worlds_choose_the_same_replica(num_replicas: int) -> None:
 @pytest.mark.parametrize("age_s", [0.5, 1.0, 10.0])
 def test_with_late_telemetry_ours_is_no_worse_than_a_count(age_s: float) -> None:
     """Of ended replies it hears late: then every seat seems to be taken."""
-    engine = load_engine(MODELS / "h100-qwen3-1.7b.json", 3)
-    load = Load(parse_arrivals("poisson"), Lengths(300, 1), Lengths(200, 1), 0.5, 0.5)
+    engine = load_engine("h100-qwen3-1.7b", 3)
+    load = Load()
     requests = draw_requests(load, 20_000, 0.8 * 8 * engine.capacity_per_s(load), 0)
     good = [
         measure(
@@ -129,10 +128,3 @@ def test_with_late_telemetry_ours_is_no_worse_than_a_count(age_s: float) -> None
         for router in ("power-of-two-sent", "ours")
     ]
     assert good[1] > good[0] - 0.005
-
-
-def test_the_time_of_a_decision_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert time_decisions(num_decisions=200) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["1", "64", "1000"]
-    assert all(float(cell) > 0 for line in lines[1:] for cell in line.split())

@@ -6,11 +6,13 @@ import contextlib
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
+from loadtest.environment import REPO
 from loadtest.simulate import page
 from loadtest.simulate.cli import main
 from loadtest.simulate.compare import Plan
@@ -22,14 +24,23 @@ from loadtest.simulate.load import (
     parse_arrivals,
     read_load,
 )
+from loadtest.simulate.output import FOLDER
 from loadtest.simulate.traces import read_trace
 from serving.settings.sections import ReplicaSettings
 
-SAMPLES = MODELS.parent / "samples"
-SCENARIOS = MODELS.parents[2] / "configs" / "scenarios"
-HELM = MODELS.parents[2] / "helm" / "tetris-serve"
-DRAFTS = MODELS.parents[1] / "results" / "ablations" / "drafts"
+SAMPLES = REPO / "loadtest" / "simulate" / "samples"
+SCENARIOS = REPO / "configs" / "scenarios"
+HELM = REPO / "helm" / "tetris-serve"
+DRAFTS = FOLDER.parent / "ablations" / "drafts"
 SMALL = ["--replicas", "4", "--requests", "400", "--seeds", "3"]
+
+
+def run(folder: Path, flags: str) -> dict[str, Any]:
+    """Return what a command writes as JSON."""
+    path = folder / "result.json"
+    assert main([*SMALL, *flags.split(), "--json", str(path)]) == 0
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
 
 
 @pytest.mark.parametrize("text", ["poisson", "gamma=3", "diurnal=9"])
@@ -47,7 +58,8 @@ def test_loads_keep_their_rate_and_their_shape(text: str) -> None:
 
 
 def test_lengths_have_heavy_tails_and_kinds_shift_in_mid_run() -> None:
-    load = Load(parse_arrivals("poisson"), Lengths(300, 2), Lengths(200, 0), 0.1, 0.7)
+    shares = {"hard_before": 0.1, "hard_after": 0.7}
+    load = Load(prompt=Lengths(300, 2), output=Lengths(200, 0), **shares)
     found = draw_requests(load, 200_000, 10.0, 1)
     prompts = found.num_prompt_tokens
     assert [prompts.mean(), prompts.std()] == pytest.approx([300, 600], rel=0.1)
@@ -84,15 +96,13 @@ def test_the_table_is_on_stdout_and_equal_runs_write_equal_json(
 def test_autoscalers_are_arms_that_cost_replica_hours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "result.json"
-    arms = ["--autoscaler", "target-ongoing:4", "--autoscaler", "target-ongoing:60"]
+    arms = "target-ongoing:4", "target-ongoing:60"
     # 160 s and more, of which the delays leave some to shrink in.
-    flags = ["--utilisation", "0.01", "--start-s", "5", "--json", str(path)]
-    long = ["--replicas", "4", "--requests", "2000", "--seeds", "2"]
-    assert main([*long, *arms, *flags]) == 0
+    flags = "--utilisation 0.01 --start-s 5 --requests 2000 --seeds 2 --autoscaler "
+    (point,) = run(tmp_path, flags + " --autoscaler ".join(arms))["points"]
     assert "replica-hours" in capsys.readouterr().out
-    found = json.loads(path.read_text("utf-8"))["points"][0]["arms"]
-    many, few = (found[arm]["means"]["replica_hours"]["value"] for arm in arms[1::2])
+    means = (point["arms"][arm]["means"] for arm in arms)
+    many, few = (one["replica_hours"]["value"] for one in means)
     assert 0 < few < many
 
 
@@ -102,10 +112,8 @@ def test_a_deployment_s_settings_are_its_replicas_and_their_autoscaler(
     files = sorted((SCENARIOS.parent).glob("*.yaml"))
     assert files
     for path in files:
-        json_file, settings = tmp_path / path.stem, yaml.safe_load(path.read_text())
-        flags = ["--deployment", str(path), "--seeds", "1", "--json", str(json_file)]
-        assert main([*SMALL, *flags]) == 0
-        found = json.loads(json_file.read_text("utf-8"))
+        settings = yaml.safe_load(path.read_text())
+        found = run(tmp_path, f"--deployment {path} --seeds 1")
         batch = settings["engine"]["max_num_seqs"]
         assert found["engine"]["costs"]["max_num_seqs"] == batch
         (point,) = found["points"]
@@ -122,8 +130,7 @@ def test_a_deployment_s_settings_are_its_replicas_and_their_autoscaler(
     # Whoever asks for routers gets no autoscaler, and a scenario can name the file.
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(f"deployment: {files[0]}\nrouter: ours\nselect: false", "utf-8")
-    assert main([str(scenario), *SMALL, "--json", str(json_file)]) == 0
-    found = json.loads(json_file.read_text("utf-8"))
+    found = run(tmp_path, str(scenario))
     (point,) = found["points"]
     assert (list(point["arms"]), found["engine"]["costs"]["rule"]) == (["ours"], 0)
 
@@ -131,10 +138,10 @@ def test_a_deployment_s_settings_are_its_replicas_and_their_autoscaler(
 def test_a_chart_s_deployment_costs_more_with_ten_times_the_traffic(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, chart = tmp_path / "result.json", HELM / "examples" / "production.yaml"
-    flags = ["--requests", "2000", "--rate", "100", "--seeds", "1", "--json", str(path)]
-    scales = ["--scale-load", "1", "--scale-load", "10", "--start-s", "1"]
-    assert main(["--deployment", str(chart), *flags, *scales]) == 0
+    chart, path = HELM / "examples" / "production.yaml", tmp_path / "result.json"
+    flags = f"--deployment {chart} --requests 2000 --rate 100 --seeds 1 --json {path}"
+    scales = "--scale-load 1 --scale-load 10 --start-s 1"
+    assert main([*flags.split(), *scales.split()]) == 0
     assert "downscale-delay-s 600; take more" in capsys.readouterr().err
     once, ten = json.loads(path.read_text("utf-8"))["points"]
     assert (once["num_replicas"], ten["num_replicas"]) == (8, 80)
@@ -156,11 +163,10 @@ def test_a_chart_s_deployment_costs_more_with_ten_times_the_traffic(
 
 
 def test_the_page_has_every_plot_there_are_figures_for(tmp_path: Path) -> None:
-    files = [str(tmp_path / name) for name in ("r.json", "p.html", "again.html")]
-    write = ["--json", files[0], "--html", files[1]]
-    sweep = ["--scale-load", "0.5", "--scale-load", "1"]
-    ages = ["--staleness-ms", "0", "--staleness-ms", "100"]
-    grow = ["--autoscaler", "target-ongoing:4", "--utilisation", "0.05"]
+    files = [tmp_path / name for name in ("result.json", "p.html", "again.html")]
+    sweep = "--scale-load 0.5 --scale-load 1"
+    ages = "--staleness-ms 0 --staleness-ms 100"
+    grow = "--autoscaler target-ongoing:4 --utilisation 0.05"
     plots = {
         "Attainment against load": [True, True, False],
         "Goodput against staleness": [True, False, False],
@@ -168,25 +174,25 @@ def test_the_page_has_every_plot_there_are_figures_for(tmp_path: Path) -> None:
         "TTFT: distribution": [True, True, True],
         "TPOT: distribution": [True, True, True],
     }
-    for place, flags in enumerate(([*sweep, *ages], [*sweep, *grow], [])):
-        assert main([*SMALL, *flags, *write]) == 0
-        text = Path(files[1]).read_text("utf-8")
+    for place, flags in enumerate((f"{sweep} {ages}", f"{sweep} {grow}", "")):
+        run(tmp_path, f"{flags} --html {files[1]}")
+        text = files[1].read_text("utf-8")
         for title, there in plots.items():
             assert (f'<img alt="{title}' in text) == there[place]
         assert "h100-qwen3-1.7b, " in text
         assert "3 seeds (0 to 2)" in text
         assert "numpy 2" in text
-        assert page.main([files[0], files[2]]) == 0
-        assert text == Path(files[2]).read_text("utf-8")
+        assert page.main([str(files[0]), str(files[2])]) == 0
+        assert text == files[2].read_text("utf-8")
 
 
 def test_recorded_drafts_stand_in_for_chances(tmp_path: Path) -> None:
-    path, tokens = tmp_path / "result.json", []
-    for flags in ([], ["--recorded", str(DRAFTS), "--select"]):
-        assert main([*SMALL, "--router", "ours", *flags, "--json", str(path)]) == 0
-        tokens.append(json.loads(path.read_text("utf-8"))["engine"]["tokens_per_step"])
-    easy, hard = tokens[1]
-    assert tokens[0] != tokens[1]
+    chances, recorded = (
+        run(tmp_path, f"--router ours {flags}")["engine"]["tokens_per_step"]
+        for flags in ("", f"--recorded {DRAFTS} --select")
+    )
+    easy, hard = recorded
+    assert chances != recorded
     assert 2.0 < hard < easy < 4.0  # Of three drafts and the target's own token.
 
 
@@ -212,28 +218,12 @@ def test_scenario_files_are_options_and_flags_count_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in sorted(SCENARIOS.iterdir()):
-        json_file = tmp_path / f"{path.stem}.json"
-        flags = [
-            *SMALL,
-            "--router",
-            "ours",
-            "--rate",
-            "90",
-            "--scale-load",
-            "1",
-            "--json",
-            str(json_file),
-        ]
-        assert main([str(path), *flags]) == 0, capsys.readouterr().err
-        found = json.loads(json_file.read_text("utf-8"))
+        found = run(tmp_path, f"{path} --router ours --rate 90 --scale-load 1")
         point = found["points"][0]
         assert (point["num_replicas"], point["rate_per_s"]) == (4, 90.0)
         assert list(point["arms"]) == ["ours"]
-        assert found["load"]["hard_before"] == {
-            "sessions": 0.5,
-            "slow-replicas": 0.5,
-            "stale-telemetry": 0.5,
-        }.get(path.stem, 0.2)
+        shifts = path.stem in ("diurnal-autoscalers", "shifting-bursts")
+        assert found["load"]["hard_before"] == (0.2 if shifts else 0.5)
     bad = tmp_path / "bad.yaml"
     bad.write_text("replicants: 3", "utf-8")
     assert main([str(bad)]) == 1
@@ -245,7 +235,7 @@ def test_scenario_files_are_options_and_flags_count_more(
 def test_what_makes_no_sense_is_explained_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = json.loads((MODELS / "cpu-demo-100m.json").read_text("utf-8"))
+    data = json.loads(MODELS["cpu-demo-100m"].read_text("utf-8"))
     del data["terms"]["token_ms"]
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps(data), "utf-8")
@@ -261,7 +251,7 @@ def test_what_makes_no_sense_is_explained_before_the_work(
         "leave out --router": "--autoscaler ours:4 --router ours",
         "there are 4 --replicas at most": "--autoscaler ours:4 --min-replicas 9",
         "has 120 requests: take": f"--trace {SAMPLES}/azure.csv",
-        "is of no form of Azure": f"--trace {MODELS}/../README.md",
+        "is of no form of Azure": f"--trace {REPO}/README.md",
         "take 100 or more": "--requests 99",
         "take a smaller --batch": "--batch 9000",
         "no recorded drafts": f"--recorded {SAMPLES}",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from loadtest.simulate.engine import Engine, find_model, load_engine
+from loadtest.simulate.engine import load_engine
 from loadtest.simulate.storm import _DEATH_S, ARMS, Storm, render
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_stream_of_a_dead_replica_goes_on(arm: str) -> None:
-    made = load_engine(find_model("h100-qwen3-1.7b"), 1, 384)
+    made = load_engine("h100-qwen3-1.7b", 1, 384)
     costs = made.costs._replace(base_ms=20.0, max_kv_tokens=220_000)
-    storm = Storm(Engine("", costs, made.drafts), 3, arm, 0)
+    storm = Storm(replace(made, costs=costs), 3, arm, 0)
     found, requests = storm.run(), storm._requests
     assert (requests.num_finishes == 1).all()
     lost = storm._lost

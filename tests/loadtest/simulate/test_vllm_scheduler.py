@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from loadtest.simulate import kernel, routers, state
-from loadtest.simulate.engine import MODELS, Engine, load_engine
-from loadtest.simulate.fleet import make_requests
-from loadtest.simulate.load import Drawn
+from loadtest.simulate.drawn import Drawn
+from loadtest.simulate.engine import Engine, load_engine
+from loadtest.simulate.fleet import make_fleet
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 pytestmark += [pytest.mark.filterwarnings("ignore", r"error:::(loadtest|tests)\.")]
@@ -103,7 +103,7 @@ def test_every_step_hands_out_what_vllm_s_hands_out(
         num_accepted=accepted,
         first=np.arange(COUNT + 1),
     )
-    made = load_engine(MODELS / "cpu-demo-100m.json", DEPTH, SEATS, state.ALL)
+    made = load_engine("cpu-demo-100m", DEPTH, SEATS, state.ALL)
     costs = made.costs._replace(max_num_batched_tokens=TOKENS, request_ms=0.1)
     engine = Engine("", costs, drafts)
     drawn = Drawn(
@@ -112,7 +112,8 @@ def test_every_step_hands_out_what_vllm_s_hands_out(
         rng.integers(1, 60, COUNT),
         np.arange(COUNT),
     )
-    fleet, requests = state.make_fleet(1, SEATS, COUNT, 0), make_requests(drawn)
+    fleet = make_fleet(engine, drawn, 1, 0)
+    requests = fleet.requests
     executor, came, now_s, num_steps = Executor(tmp_path, engine), 0, 0.0, 0
     while came < COUNT or executor.scheduler.has_unfinished_requests():
         if not executor.scheduler.has_unfinished_requests():
@@ -126,17 +127,14 @@ def test_every_step_hands_out_what_vllm_s_hands_out(
         now_s += step_s
         executor.finish(output)
         num_steps += 1
-        kernel.advance(
-            *(fleet, requests, drafts, costs, routers.ROUND_ROBIN),
-            *(0.0, 0, COUNT, now_s + 1e-9),
-        )
+        kernel.advance(fleet, routers.ROUND_ROBIN, 0.0, COUNT, now_s + 1e-9)
         emitted = np.zeros(COUNT, np.int64)
         emitted[requests.num_finishes > 0] = drawn.num_output_tokens[
             requests.num_finishes > 0
         ]
         for slot in range(fleet.num_running[0]):
-            one = fleet.slot_request[0, slot]
-            emitted[one] = drawn.num_output_tokens[one] - fleet.slot_output[0, slot]
+            one = fleet.slots.request[0, slot]
+            emitted[one] = drawn.num_output_tokens[one] - fleet.slots.output[0, slot]
         live = [request.num_output_tokens for request in executor.requests]
         assert emitted[:came].tolist() == live, f"step {num_steps}"
     assert fleet.counts[state.STEPS] == num_steps
