@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import gevent
 import numpy as np
@@ -33,13 +32,6 @@ class ClientSample:
     lag_p99_ms: float
     lag_max_ms: float
     machine_cpu: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in asdict(self).items()
-        }
 
 
 def watch_client(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 # How a request can fail.
 CUT = "cut"  # The stream ended without finish reason or end marker: a part of a reply.
@@ -118,16 +116,3 @@ class Outcome:
         return (ttft_target_ms is None or self.ttft_ms <= ttft_target_ms) and (
             tpot_target_ms is None or tpot_ms <= tpot_target_ms
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values; times are rounded to a microsecond."""
-        values = asdict(self)
-        for name, value in values.items():
-            if isinstance(value, float):
-                values[name] = round(value, 6)
-        return values | {"gaps_ms": [round(gap, 3) for gap in self.gaps_ms]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
-        """Read back what `as_dict` returned; unknown names are ignored."""
-        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})

@@ -8,7 +8,6 @@ own options.
 import json
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +18,7 @@ from locust.runners import MasterRunner, WorkerRunner
 from loadtest.client.errors import LoadTestError
 from loadtest.client.health import ClientSample
 from loadtest.client.outcome import CLIENT_DROPPED, Outcome
+from loadtest.client.records import to_entry
 
 from .options import OPTIONS, LoadOptions
 from .session import Session
@@ -30,10 +30,6 @@ _HEAD_START_S = 1.0
 
 _SPARE_S = 10.0
 """After which a worker that says nothing is given up: several of its reports."""
-
-
-class RequestFailureError(Exception):
-    """A failed request as Locust counts it: by its kind alone."""
 
 
 class LocustRun:
@@ -56,8 +52,6 @@ class LocustRun:
         self._is_worker = isinstance(self._runner, WorkerRunner)
         self._waits_for_drain = not environment.stop_timeout
         self._epoch_s: float | None = None
-        self._workload: Workload | None = None
-        self._head_start_s = 0.0
         self._lines: list[dict[str, Any]] = []
         self._idle: set[str] = set()
         self._file: IO[str] | None = None
@@ -111,7 +105,7 @@ class LocustRun:
                 if not self.workers:
                     raise LoadTestError("no worker is connected: start one first")
             options = self.read_options()
-            self._workload = _load(options)
+            workload = _load(options)
             model = options.model or options.endpoint.find_model()
             if self._file is not None:
                 self._file.close()
@@ -122,12 +116,22 @@ class LocustRun:
         except (LoadTestError, OSError) as error:
             self._fail(str(error))
             return False
-        self.options = replace(options, model=model)
-        if self._is_master:
-            # Workers load the workload themselves, and may be slower.
-            self._head_start_s = _HEAD_START_S + 2 * (time.monotonic() - began_s)
+        self.options = options = replace(options, model=model)
         if self._waits_for_drain:
             self._environment.stop_timeout = options.drain
+        self._epoch_s = time.time()
+        if self._is_master:
+            # Workers load the workload themselves, and may be slower.
+            self._epoch_s += _HEAD_START_S + 2 * (time.monotonic() - began_s)
+            self._idle.clear()
+            run = {"options": asdict(options), "epoch_s": self._epoch_s}
+            run["workers"] = self.workers
+            self._environment.parsed_options.tetris_run = run
+        else:
+            given = options, workload, self._take
+            self.session = Session(*given, epoch_s=self._epoch_s)
+        run = {"epoch_s": self._epoch_s, "load": options.load}
+        self._write({"run": run | {"num_processes": self.num_processes}})
         return True
 
     def read_options(self) -> LoadOptions:
@@ -139,24 +143,10 @@ class LocustRun:
         return options
 
     def _on_start(self, **_: Any) -> None:
-        if self._is_worker:
-            self._join_run(self._environment.parsed_options.tetris_run)
-            return
-        assert self._workload is not None  # The shape has prepared the run.
-        self._idle.clear()
-        self._epoch_s = time.time() + self._head_start_s
-        if self._is_master:
-            run = {"options": asdict(self.options), "epoch_s": self._epoch_s}
-            run["workers"] = self.workers
-            self._environment.parsed_options.tetris_run = run
-        else:
-            given = self.options, self._workload, self._take
-            self.session = Session(*given, epoch_s=self._epoch_s)
-        run = {"epoch_s": self._epoch_s, "load": self.options.load}
-        self._write([{"run": run | {"num_processes": self.num_processes}}])
-
-    def _join_run(self, run: dict[str, Any]) -> None:
         """Take part in a master's run; what hinders is reported."""
+        if not self._is_worker:
+            return  # It has been prepared.
+        run = self._environment.parsed_options.tetris_run
         self.failure, self._epoch_s, workers = "", run["epoch_s"], run["workers"]
         own = self._runner.client_id
         if own not in workers:
@@ -190,7 +180,7 @@ class LocustRun:
     def _on_stop(self, **_: Any) -> None:
         if self.session is not None:
             self.session.close()
-        self.session = self._workload = None
+        self.session = None
         if self._is_worker:
             # All its users have ended, yet it would wait once more for as long as they
             # may take before it is there again. The next start brings the time anew.
@@ -209,24 +199,21 @@ class LocustRun:
         # What is left to tell of the last run must not come after the next has begun.
         if not told or told["epoch_s"] != self._epoch_s:
             return
-        self._write(told["lines"])
+        self._write(*told["lines"])
         if told["failure"] and not self.failure:
             self._fail(f"worker {client_id}: {told['failure']}")
         if told["is_idle"]:
             self._idle.add(client_id)
 
     def _take(self, item: Outcome | ClientSample) -> None:
-        kind = "client"
         if isinstance(item, Outcome):
-            kind = "request"
             _log(self._environment, item, self.options)
-        if self._is_worker:
-            self._lines.append({kind: item.as_dict()})
-        else:
-            self._write([{kind: item.as_dict()}])
+        self._write(to_entry(item))
 
-    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        if self._file is not None:
+    def _write(self, *lines: dict[str, Any]) -> None:
+        if self._is_worker:
+            self._lines += lines
+        elif self._file is not None:
             for line in lines:
                 self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self._file.flush()
@@ -267,6 +254,6 @@ def _log(environment: Environment, outcome: Outcome, options: LoadOptions) -> No
         name=outcome.workload,
         response_time=whole_ms,
         response_length=num_tokens,
-        exception=outcome.failure and RequestFailureError(outcome.failure),
+        exception=outcome.failure,
         context={},
     )
