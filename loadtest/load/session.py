@@ -46,7 +46,7 @@ class Session:
         self._index, self._count = index, count
         self._numbers = itertools.count(index, count)
         self._num_sent = self._num_in_flight = 0
-        self._has_more_arrivals = options.arrivals.is_open
+        self.is_open = self._has_more_arrivals = options.arrivals.is_open
         self._is_stopped = Event()
         endpoint = options.endpoint
         self._client = StreamingClient(endpoint.url, headers=endpoint.headers)
