@@ -29,7 +29,6 @@ from .sse import SseDecoder
 _MAX_CONNECTIONS = 100_000
 _TOTAL_TIMEOUT_S = 600.0
 _ENDED_EARLY = ("Invalid EOF state", "Incomplete response", "connection closed")
-_PORTS = {"http": 80, "https": 443}
 
 
 class _DroppedByUsError(Exception):
@@ -53,14 +52,10 @@ class StreamingClient:
         read_timeout_s: float = 120.0,
     ) -> None:
         """Connect to nothing yet; a path of the host's is put before the endpoint's."""
-        parts = urlsplit(host)
-        self._path = parts.path.rstrip("/") + "/v1/chat/completions"
+        self._path = urlsplit(host).path.rstrip("/") + "/v1/chat/completions"
         self._headers = {"Content-Type": "application/json", **(headers or {})}
-        assert parts.hostname  # Options have been checked.
-        self._http = HTTPClient(
-            parts.hostname,
-            port=parts.port or _PORTS[parts.scheme],
-            ssl=parts.scheme == "https",
+        self._http = HTTPClient.from_url(
+            host,
             concurrency=_MAX_CONNECTIONS,
             connection_timeout=read_timeout_s,
             network_timeout=read_timeout_s,

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.models.tasks import TASKS, TOOLS, Exchange, Message, draw
@@ -62,14 +62,6 @@ class Conversation:
         for end in range(self.num_past + 1, len(roles)):
             if roles[end - 1] != "assistant" and roles[end] == "assistant":
                 yield list(self.messages[:end])
-
-
-class Workload(Protocol):
-    """A source of conversations; equal numbers give equal conversations."""
-
-    def conversation(self, number: int) -> Conversation:
-        """Return the conversation of a number, counted from 0."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +133,10 @@ class FileWorkload:
         lap, position = divmod(number, len(self.conversations))
         order = _shuffle(f"{self.seed} {lap}", len(self.conversations))
         return self.conversations[order[position]]
+
+
+Workload = GeneratedWorkload | FileWorkload
+"""A source of conversations; equal numbers give equal ones."""
 
 
 def make_workload(name: str, seed: str, max_chars: int | None = None) -> Workload:

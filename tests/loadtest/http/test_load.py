@@ -195,6 +195,8 @@ def test_a_file_is_gone_through_whole_before_anything_comes_again(tmp_path):
     ("changes", "message"),
     [
         ({"extra_body": '{"n": 2}'}, r"n must be 1 \(got 2\)"),
+        ({"extra_body": "[]"}, "JSON object"),
+        ({"header": "secret"}, "NAME: VALUE"),
         *(
             ({"host": host}, "must be an address")
             for host in ("127.0.0.1:8000", "ftp://host", "http://")
