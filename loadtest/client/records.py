@@ -54,8 +54,6 @@ def read_records(path: Path) -> Records:
 def compress(path: Path) -> Path:
     """Compress a file of records and remove the original; return the new file."""
     compressed = path.with_name(f"{path.name}.gz")
-    unfinished = path.with_name(f"{path.name}.gz.unfinished")
-    unfinished.write_bytes(gzip.compress(path.read_bytes()))
-    unfinished.replace(compressed)
+    compressed.write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     return compressed

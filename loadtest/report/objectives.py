@@ -12,7 +12,7 @@ from .rows import COMPARED, FIGURES
 Row = Mapping[str, Any]
 
 _CREDENTIALS = ("is_valid", "tokens_counted_by_server")
-UNCOUNTED = "the server did not count tokens: events were counted, a lower bound"
+_UNCOUNTED = "the server did not count tokens: events were counted, a lower bound"
 
 _FORM = re.compile(
     r"(?:(?P<arm>[^@<>]+)@)?(?P<metric>[a-z]\w*)(?P<op><=|>=)(?P<value>\d*\.?\d+)"
@@ -87,7 +87,7 @@ def judge(
 
 def pair_arms(rows: Sequence[Row], ratios: Sequence[Row]) -> list[dict[str, Any]]:
     """Return a row for each two arms of a cell, whose figures are ratios."""
-    known = {}
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
     for one in ratios:
         place = one["workload"], one["load"], one["metric"]
         spread = {"median": one["ratio"], "min": one["low"], "max": one["high"]}
@@ -114,7 +114,7 @@ def _judge(objective: Objective, row: Row) -> Verdict:
     if has_time and not row["is_valid"]:
         note = "the client was the limit"
     elif has_tokens and not row["tokens_counted_by_server"]:
-        note = UNCOUNTED
+        note = _UNCOUNTED
     elif found is None:
         note = "not measured"
     is_met = not note and (

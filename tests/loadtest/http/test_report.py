@@ -1,7 +1,6 @@
 """From records to figures, rows, verdicts and the page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,7 +141,6 @@ def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path):
     assert not path.exists()
 
 
-STOOD_STILL = ClientSample(8.0, "client 0", 0.1, 3900.0, 4000.0, 0.5)
 MANY = [one for n in range(30) for one in samples(f"client {n}")]
 
 
@@ -154,10 +152,8 @@ MANY = [one for n in range(30) for one in samples(f"client {n}")]
         ([], None, "said nothing about itself"),
         # One late process is not hidden by the others.
         ([*MANY, *samples("client 30", lag_p99_ms=60.0)], None, "60 ms late"),
-        # A process that stood still for seconds was late in all of them, also where
-        # its first word comes after the end of sending.
-        ([*samples()[:4], STOOD_STILL, *samples()[8:]], None, "ms late"),
-        ([*samples()[:5], replace(STOOD_STILL, at_s=14.0)], None, "ms late"),
+        # Half of all seconds are more than one hiccup in twenty.
+        ([*samples()[:5], *samples(lag_p99_ms=60.0)[5:]], None, "60 ms late"),
         ([*samples(), *samples("b")[:3]], 2, "b said nothing after 3 s"),
         (samples(), 2, "1 of the client's processes said nothing at all"),
     ],

@@ -279,17 +279,16 @@ def test_a_dropped_stream_is_not_the_servers_failure():
     assert request(pieces(DONE), drop=True).failure == "empty"
 
 
-def test_a_freeze_is_told_by_the_sample_after_it_as_if_every_timer_had_fired():
+def test_a_freeze_is_told_by_a_sample_a_second_as_if_every_timer_had_fired():
     samples: list[ClientSample] = []
     watching = gevent.spawn(
         watch_client, "client 0", time.perf_counter(), samples.append
     )
     gevent.sleep(0.1)
-    time.sleep(1.5)
+    time.sleep(2.5)
     gevent.sleep(0.1)
     watching.kill()
-    [sample] = samples
-    assert sample.at_s >= 1.5
+    assert [round(sample.at_s) for sample in samples] == [1, 2]
     # One late timer among six prompt ones would be no 99th percentile.
-    assert sample.lag_p99_ms == pytest.approx(1480, abs=100)
-    assert sample.lag_max_ms >= sample.lag_p99_ms
+    assert samples[0].lag_p99_ms == pytest.approx(2480, abs=100)
+    assert samples[0].lag_max_ms >= samples[1].lag_p99_ms
