@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 CUT = "cut"  # The stream ended without finish reason or end marker: a part of a reply.
 CORRUPT = "corrupt"  # The stream contradicts itself, e.g. two replies mixed in one.
 STREAM_ERROR = "stream_error"  # The server reported an error within the stream.
-MALFORMED = "malformed"  # An event that is no JSON object, or bytes that are no HTTP.
+MALFORMED = "malformed"  # An event that is no JSON object.
 EMPTY = "empty"  # A stream that ended properly without a single token.
-CONNECTION = "connection"  # There was none, or it closed before the response began.
+CONNECTION = "connection"  # There was none, or what came over it was no response.
 TIMEOUT = "timeout"  # Nothing came for the read timeout, or the whole took too long.
 HTTP_PREFIX = "http_"  # Followed by the status of a response that is no success.
 UNFINISHED = "unfinished"  # Not answered when the run's time to drain was over.

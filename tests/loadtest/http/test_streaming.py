@@ -194,7 +194,7 @@ def test_a_stream_that_breaks_off_is_cut_and_keeps_what_it_had(chunked):
     outcome = request(pieces(chunk("a"), ERROR, CLOSE), chunked=chunked)
     assert outcome.failure == "stream_error"
     outcome = request(pieces(chunk("a"), b"data: \xff\xfe\n\n"), chunked=chunked)
-    assert outcome.failure == "malformed"
+    assert outcome.failure == "cut"
 
 
 def test_a_refusal_is_named_by_its_status_and_words():
@@ -212,14 +212,14 @@ SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"
     [
         (None, "connection"),  # Nobody listens.
         (b"", "connection"),
-        (b"no such thing\r\n\r\n", "malformed"),
-        (CHUNKED + b"xyz\r\n", "malformed"),
+        (b"no such thing\r\n\r\n", "connection"),
         (CHUNKED[:24], "connection"),
+        (CHUNKED + b"xyz\r\n", "cut"),
         (CHUNKED + b"5\r\nda", "cut"),
         (SIZED + b"data: ", "cut"),
     ],
 )
-def test_bytes_that_are_no_http_are_not_taken_for_a_lost_connection(reply, failure):
+def test_a_lost_connection_is_named_by_whether_the_response_had_begun(reply, failure):
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
