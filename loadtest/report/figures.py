@@ -123,12 +123,10 @@ def _draw_clients(
     panels: Panels, outcomes: Sequence[Outcome], duration_s: float, style: Row
 ) -> None:
     edges = np.linspace(0, duration_s, _NUM_BINS + 1)
-    times = {
-        name: np.sort([getattr(o, name) for o in outcomes])
-        for name in ("sent_s", "end_s")
-    }
-    begins, ends = (np.searchsorted(one, edges, "right") for one in times.values())
-    panels["requests_in_flight"].step(edges, begins - ends, **style)
+    sent_s, ended_s = np.array([(o.sent_s, o.end_s) for o in outcomes]).T
+    at_s = edges[:, None]
+    in_flight = ((sent_s <= at_s) & (at_s < ended_s)).sum(axis=1)
+    panels["requests_in_flight"].step(edges, in_flight, **style)
     parts = [
         (time_s, outcome.output_tokens / max(1, outcome.num_deliveries))
         for outcome in outcomes
