@@ -13,6 +13,7 @@ from typing import Any
 import gevent
 from locust import LoadTestShape, User, constant, events, task
 from locust.env import Environment
+from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
 from loadtest.client.errors import LoadTestError
@@ -25,7 +26,6 @@ _PAUSE_AFTER_FAILURE_S = 0.5
 """Of a user in closed loop: a server that refuses at once would otherwise be asked
 again hundreds of times a second, as no real client does."""
 
-_IDLE_S = 0.2
 _runs: dict[Environment, LocustRun] = {}
 
 
@@ -80,12 +80,12 @@ class StreamingUser(User):
 
     @task
     def send(self) -> None:
-        """Send the next turn, and wait for its end; or all arrivals, once."""
+        """Send the next turn, or all arrivals, and wait for the end."""
         session = self._session
         if session is not None and session.is_open:
-            self._session = None
             session.run_arrivals()
-        elif session is None or self._chat is None or session.is_over:
-            gevent.sleep(_IDLE_S)
-        elif not session.send(next(self._chat), session.now_s).is_ok:
+            raise StopUser
+        if session is None or self._chat is None or session.is_over:
+            raise StopUser
+        if not session.send(next(self._chat), session.now_s).is_ok:
             gevent.sleep(_PAUSE_AFTER_FAILURE_S)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_RUNNING, MasterRunner, WorkerRunner
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.health import ClientSample
@@ -53,7 +53,6 @@ class LocustRun:
         self._waits_for_drain = not environment.stop_timeout
         self._epoch_s: float | None = None
         self._lines: list[dict[str, Any]] = []
-        self._idle: set[str] = set()
         self._file: IO[str] | None = None
         self.options = LoadOptions(host="")
         self.session: Session | None = None
@@ -80,7 +79,7 @@ class LocustRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is to be ended: all is sent, and all has been answered.
+        """Whether the run is to be ended: all is sent and answered, and no user left.
 
         Ending it earlier would lose what is in flight in Locust's workers, for whose
         last reports a master does not wait.
@@ -88,9 +87,10 @@ class LocustRun:
         latest_s = self.options.duration + self.options.drain + _SPARE_S
         if self.failure or self.now_s >= latest_s:
             return True
-        if self.session is not None:
-            return self.session.is_idle
-        return bool(self.workers) and self._idle >= set(self.workers)
+        # Before, users may still be on their way.
+        has_spawned = self._runner.state == STATE_RUNNING
+        was_sent = has_spawned and self.now_s >= self.options.duration
+        return was_sent and self._runner.user_count == 0
 
     def prepare(self) -> bool:
         """Get ready for a run with the options as they are; the page may change them.
@@ -123,7 +123,6 @@ class LocustRun:
         if self._is_master:
             # Workers load the workload themselves, and may be slower.
             self._epoch_s += _HEAD_START_S + 2 * (time.monotonic() - began_s)
-            self._idle.clear()
             run = {"options": asdict(options), "epoch_s": self._epoch_s}
             run["workers"] = self.workers
             self._environment.parsed_options.tetris_run = run
@@ -189,8 +188,7 @@ class LocustRun:
             self._epoch_s = None
 
     def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
-        is_idle = self.session is not None and self.session.is_idle
-        told = {"epoch_s": self._epoch_s, "is_idle": is_idle, "failure": self.failure}
+        told = {"epoch_s": self._epoch_s, "failure": self.failure}
         data["tetris"] = told | {"lines": self._lines}
         self._lines = []
 
@@ -202,8 +200,6 @@ class LocustRun:
         self._write(*told["lines"])
         if told["failure"] and not self.failure:
             self._fail(f"worker {client_id}: {told['failure']}")
-        if told["is_idle"]:
-            self._idle.add(client_id)
 
     def _take(self, item: Outcome | ClientSample) -> None:
         if isinstance(item, Outcome):
