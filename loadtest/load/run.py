@@ -8,7 +8,7 @@ own options.
 import json
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,9 +27,6 @@ from .workloads import Workload, make_workload
 EXIT_BAD_OPTIONS = 2
 _HEAD_START_S = 1.0
 """Between a master's start and the begin of the run, so that all workers are there."""
-
-_SPARE_S = 10.0
-"""After which a worker that says nothing is given up: several of its reports."""
 
 
 class LocustRun:
@@ -84,8 +81,7 @@ class LocustRun:
         Ending it earlier would lose what is in flight in Locust's workers, for whose
         last reports a master does not wait.
         """
-        latest_s = self.options.duration + self.options.drain + _SPARE_S
-        if self.failure or self.now_s >= latest_s:
+        if self.failure:
             return True
         # Before, users may still be on their way.
         has_spawned = self._runner.state == STATE_RUNNING
@@ -123,14 +119,14 @@ class LocustRun:
         if self._is_master:
             # Workers load the workload themselves, and may be slower.
             self._epoch_s += _HEAD_START_S + 2 * (time.monotonic() - began_s)
-            run = {"options": asdict(options), "epoch_s": self._epoch_s}
-            run["workers"] = self.workers
-            self._environment.parsed_options.tetris_run = run
+            # Locust hands this on with its own options.
+            told = {"model": model, "epoch_s": self._epoch_s, "workers": self.workers}
+            self._environment.parsed_options.tetris_run = told
         else:
             given = options, workload, self._take
             self.session = Session(*given, epoch_s=self._epoch_s)
-        run = {"epoch_s": self._epoch_s, "load": options.load}
-        self._write({"run": run | {"num_processes": self.num_processes}})
+        run = {"epoch_s": self._epoch_s, "num_processes": self.num_processes}
+        self._write({"run": run | {"load": options.load}})
         return True
 
     def read_options(self) -> LoadOptions:
@@ -154,8 +150,8 @@ class LocustRun:
                 "the master with --expect-workers N\n"
             )
             return
-        self.options = LoadOptions(**run["options"])
         try:
+            self.options = replace(self.read_options(), model=run["model"])
             given = self.options, _load(self.options), self._take
         except (LoadTestError, OSError) as error:
             self._fail(str(error))
