@@ -83,10 +83,10 @@ class LocustRun:
         """
         if self.failure:
             return True
-        # Before, users may still be on their way.
-        has_spawned = self._runner.state == STATE_RUNNING
-        was_sent = has_spawned and self.now_s >= self.options.duration
-        return was_sent and self._runner.user_count == 0
+        # Before it is running, users may be on their way.
+        is_running = self._runner.state == STATE_RUNNING
+        is_sent = is_running and self.now_s >= self.options.duration
+        return bool(is_sent and not self._runner.user_count)
 
     def prepare(self) -> bool:
         """Get ready for a run with the options as they are; the page may change them.
