@@ -13,6 +13,7 @@ from typing import Any
 import gevent
 from locust import LoadTestShape, User, constant, events, task
 from locust.env import Environment
+from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
 from loadtest.client.errors import LoadTestError
@@ -25,7 +26,6 @@ _PAUSE_AFTER_FAILURE_S = 0.5
 """Of a user in closed loop: a server that refuses at once would otherwise be asked
 again hundreds of times a second, as no real client does."""
 
-_IDLE_S = 0.2
 _runs: dict[Environment, LocustRun] = {}
 
 
@@ -53,8 +53,8 @@ def _init(environment: Environment, **_: Any) -> None:
 class LoadShape(LoadTestShape):
     """The number of users over time: those of the load, or one a process."""
 
-    def tick(self) -> tuple[int, float, list[type[User]]] | None:
-        """Return users, spawn rate and class; None at the end."""
+    def tick(self) -> tuple[int, float] | None:
+        """Return users and spawn rate; None at the end."""
         run = _runs[self.runner.environment]
         # A run's first tick comes before Locust announces the test. Its state does not
         # tell: that is the same at the next tick if a test takes long to begin.
@@ -63,13 +63,13 @@ class LoadShape(LoadTestShape):
             return None
         load = run.options.arrivals
         if load.is_open:
-            return run.num_processes, _SPAWN_PER_S, [OpenLoopUser]
-        count = load.users_at(run.now_s / run.options.duration)
-        return count, _SPAWN_PER_S, [ClosedLoopUser]
+            return run.num_processes, _SPAWN_PER_S
+        return load.users_at(run.now_s / run.options.duration), _SPAWN_PER_S
 
 
-class _StreamingUser(User):
-    abstract = True
+class StreamingUser(User):
+    """One of many in a closed loop; in an open one that of its process."""
+
     host = ""
     wait_time = constant(0)
 
@@ -78,27 +78,14 @@ class _StreamingUser(User):
         self._session: Session | None = _runs[self.environment].session
         self._chat = None if self._session is None else self._session.chat()
 
-
-class ClosedLoopUser(_StreamingUser):
-    """Sends a request, waits for its end, sends the next one."""
-
     @task
     def send(self) -> None:
-        """Send the next turn."""
+        """Send the next turn, or all arrivals, and wait for the end."""
         session = self._session
-        if session is None or self._chat is None or session.is_over:
-            gevent.sleep(_IDLE_S)
-        elif not session.send(next(self._chat), session.now_s).is_ok:
-            gevent.sleep(_PAUSE_AFTER_FAILURE_S)
-
-
-class OpenLoopUser(_StreamingUser):
-    """Starts requests when they are due, answered or not; one to a process."""
-
-    @task
-    def run_arrivals(self) -> None:
-        """Go through all arrivals, once."""
-        session, self._session = self._session, None
-        if session is not None:
+        if session is not None and session.is_open:
             session.run_arrivals()
-        gevent.sleep(_IDLE_S)
+            raise StopUser
+        if session is None or self._chat is None or session.is_over:
+            raise StopUser
+        if not session.send(next(self._chat), session.now_s).is_ok:
+            gevent.sleep(_PAUSE_AFTER_FAILURE_S)

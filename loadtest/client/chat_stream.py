@@ -13,11 +13,11 @@ MAX_DETAIL = 300
 
 
 class ChatStream:
-    """Follows one stream of chat or text completion chunks.
+    """Follows one stream of chat completion chunks.
 
     A delivery is what one read from the network brought. It may hold several events,
     and an event several tokens; so gaps are between deliveries, and tokens are counted
-    by the server's usage, in a last chunk or in every one. The chunk that only opens
+    by the server's usage, in the last chunk that has it. The chunk that only opens
     the assistant's turn is no token. The one that only carries a finish reason is: the
     model spent a step on the token that ended the reply.
     """
@@ -50,16 +50,15 @@ class ChatStream:
         if self._response_id not in (None, own):
             self._fail(CORRUPT, f"chunks of {self._response_id} and of {own}")
         self._response_id = self._response_id or own
-        has_more_tokens = self._take_usage(chunk.get("usage") or {})
+        self._take_usage(chunk.get("usage") or {})
         for choice in chunk.get("choices") or ():
-            text, finish_reason = _text_of(choice), choice.get("finish_reason")
+            text = _text_of(choice.get("delta") or {})
+            ended = choice.get("finish_reason")
             if text and self._outcome.finish_reason is not None:
                 self._fail(CORRUPT, "text after the finish reason")
             self._num_text_events += bool(text)
-            if text or finish_reason or has_more_tokens:
-                self._outcome.finish_reason = (
-                    finish_reason or self._outcome.finish_reason
-                )
+            if text or ended:
+                self._outcome.finish_reason = ended or self._outcome.finish_reason
                 self._deliver(read_s)
 
     def end(self, *, is_complete: bool) -> None:
@@ -78,21 +77,14 @@ class ChatStream:
         elif outcome.first_s is None:
             self._fail(EMPTY, "the stream held no token")
 
-    def _take_usage(self, usage: Mapping[str, Any]) -> bool:
-        """Note the counts; tell whether they grew, where every chunk has them."""
-        outcome, details = self._outcome, usage.get("prompt_tokens_details") or {}
-        if usage.get("prompt_tokens") is not None:
-            outcome.prompt_tokens = usage["prompt_tokens"]
-        if details.get("cached_tokens") is not None:
-            outcome.cached_tokens = details["cached_tokens"]
+    def _take_usage(self, usage: Mapping[str, Any]) -> None:
         count = usage.get("completion_tokens")
-        if count is None:
-            return False
-        if outcome.counted_by_server and count < outcome.output_tokens:
-            self._fail(CORRUPT, f"tokens fell from {outcome.output_tokens} to {count}")
-        has_grown = count > outcome.output_tokens
-        outcome.output_tokens, outcome.counted_by_server = count, True
-        return bool(has_grown)
+        if count is not None:
+            details = usage.get("prompt_tokens_details") or {}
+            self._outcome.output_tokens = count
+            self._outcome.counted_by_server = True
+            self._outcome.prompt_tokens = usage.get("prompt_tokens")
+            self._outcome.cached_tokens = details.get("cached_tokens")
 
     def _deliver(self, read_s: float) -> None:
         outcome = self._outcome
@@ -116,11 +108,8 @@ def describe_error(error: Any) -> str:
     return str((isinstance(error, dict) and error.get("message")) or error)
 
 
-def _text_of(choice: Mapping[str, Any]) -> str:
+def _text_of(delta: Mapping[str, Any]) -> str:
     """Return what a chunk adds to the reply, tool calls included."""
-    delta = choice.get("delta")
-    if delta is None:
-        return str(choice.get("text") or "")
     parts = [delta.get(name) for name in _TEXT_FIELDS]
     for call in delta.get("tool_calls") or ():
         function = call.get("function") or {}

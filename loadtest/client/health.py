@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import gevent
 import numpy as np
@@ -34,18 +33,11 @@ class ClientSample:
     lag_max_ms: float
     machine_cpu: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            name: round(value, 4) if isinstance(value, float) else value
-            for name, value in asdict(self).items()
-        }
-
 
 def watch_client(
     process: str, began_s: float, report: Callable[[ClientSample], None]
 ) -> None:
-    """Report once a second of a run, until the greenlet is killed."""
+    """Report on every second of a run, until the greenlet is killed."""
     own, since_s = psutil.Process(), time.perf_counter()
     # Both in percent since they were asked before.
     own.cpu_percent()
@@ -59,8 +51,12 @@ def watch_client(
         if now_s - since_s >= _REPORT_PERIOD_S:
             usual, worst = np.percentile(lags_ms, [99, 100]).tolist()
             cpu, machine = own.cpu_percent() / 100, psutil.cpu_percent() / 100
-            report(ClientSample(now_s - began_s, process, cpu, usual, worst, machine))
-            since_s, lags_ms = now_s, []
+            # A stall counts for as long as it lasted.
+            while now_s - since_s >= _REPORT_PERIOD_S:
+                since_s += _REPORT_PERIOD_S
+                at_s = since_s - began_s
+                report(ClientSample(at_s, process, cpu, usual, worst, machine))
+            lags_ms = []
 
 
 def _held_up(lag_s: float) -> list[float]:

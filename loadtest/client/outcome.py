@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 # How a request can fail.
 CUT = "cut"  # The stream ended without finish reason or end marker: a part of a reply.
 CORRUPT = "corrupt"  # The stream contradicts itself, e.g. two replies mixed in one.
 STREAM_ERROR = "stream_error"  # The server reported an error within the stream.
-MALFORMED = "malformed"  # An event that is no JSON object, or bytes that are no HTTP.
+MALFORMED = "malformed"  # An event that is no JSON object.
 EMPTY = "empty"  # A stream that ended properly without a single token.
-CONNECTION = "connection"  # There was none, or it closed before the response began.
+CONNECTION = "connection"  # There was none, or what came over it was no response.
 TIMEOUT = "timeout"  # Nothing came for the read timeout, or the whole took too long.
 HTTP_PREFIX = "http_"  # Followed by the status of a response that is no success.
 UNFINISHED = "unfinished"  # Not answered when the run's time to drain was over.
@@ -118,16 +116,3 @@ class Outcome:
         return (ttft_target_ms is None or self.ttft_ms <= ttft_target_ms) and (
             tpot_target_ms is None or tpot_ms <= tpot_target_ms
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values; times are rounded to a microsecond."""
-        values = asdict(self)
-        for name, value in values.items():
-            if isinstance(value, float):
-                values[name] = round(value, 6)
-        return values | {"gaps_ms": [round(gap, 3) for gap in self.gaps_ms]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
-        """Read back what `as_dict` returned; unknown names are ignored."""
-        return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})

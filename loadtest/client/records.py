@@ -1,9 +1,10 @@
-"""Reads back what the Locust file wrote: one run's outcomes and client samples."""
+"""What a run leaves, line by line: outcomes of requests, samples of the client."""
 
 import gzip
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .health import ClientSample
 from .outcome import Outcome
@@ -19,6 +20,18 @@ class Records:
     num_processes: int | None = None
 
 
+def to_entry(item: Outcome | ClientSample) -> dict[str, Any]:
+    """Return what a line is to hold; seconds are rounded to a microsecond."""
+    kind = "request" if isinstance(item, Outcome) else "client"
+    return {kind: {name: _shorten(value) for name, value in asdict(item).items()}}
+
+
+def _shorten(value: Any) -> Any:
+    if isinstance(value, list):
+        return [round(gap_ms, 3) for gap_ms in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
 def read_records(path: Path) -> Records:
     """Read a file of records, compressed or not; a line that was cut short is none."""
     records = Records()
@@ -29,7 +42,7 @@ def read_records(path: Path) -> Records:
             except ValueError:
                 continue
             if "request" in entry:
-                records.outcomes.append(Outcome.from_dict(entry["request"]))
+                records.outcomes.append(Outcome(**entry["request"]))
             elif "client" in entry:
                 records.client.append(ClientSample(**entry["client"]))
             else:
@@ -41,8 +54,6 @@ def read_records(path: Path) -> Records:
 def compress(path: Path) -> Path:
     """Compress a file of records and remove the original; return the new file."""
     compressed = path.with_name(f"{path.name}.gz")
-    unfinished = path.with_name(f"{path.name}.gz.unfinished")
-    unfinished.write_bytes(gzip.compress(path.read_bytes()))
-    unfinished.replace(compressed)
+    compressed.write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
     return compressed

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import gevent
 from gevent import Timeout
 from geventhttpclient import HTTPClient
-from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError
+from geventhttpclient.response import HTTPParseError
 
 from .chat_stream import MAX_DETAIL, ChatStream, describe_error
 from .outcome import (
@@ -19,7 +19,6 @@ from .outcome import (
     CONNECTION,
     CUT,
     HTTP_PREFIX,
-    MALFORMED,
     TIMEOUT,
     UNFINISHED,
     Outcome,
@@ -28,8 +27,6 @@ from .sse import SseDecoder
 
 _MAX_CONNECTIONS = 100_000
 _TOTAL_TIMEOUT_S = 600.0
-_ENDED_EARLY = ("Invalid EOF state", "Incomplete response", "connection closed")
-_PORTS = {"http": 80, "https": 443}
 
 
 class _DroppedByUsError(Exception):
@@ -53,14 +50,10 @@ class StreamingClient:
         read_timeout_s: float = 120.0,
     ) -> None:
         """Connect to nothing yet; a path of the host's is put before the endpoint's."""
-        parts = urlsplit(host)
-        self._path = parts.path.rstrip("/") + "/v1/chat/completions"
+        self._path = urlsplit(host).path.rstrip("/") + "/v1/chat/completions"
         self._headers = {"Content-Type": "application/json", **(headers or {})}
-        assert parts.hostname  # Options have been checked.
-        self._http = HTTPClient(
-            parts.hostname,
-            port=parts.port or _PORTS[parts.scheme],
-            ssl=parts.scheme == "https",
+        self._http = HTTPClient.from_url(
+            host,
             concurrency=_MAX_CONNECTIONS,
             connection_timeout=read_timeout_s,
             network_timeout=read_timeout_s,
@@ -110,7 +103,7 @@ class StreamingClient:
             raise
         except (OSError, HTTPParseError, UnicodeDecodeError) as error:
             lost = CONNECTION if outcome.status is None else CUT
-            _fail(outcome, lost if _is_loss(error) else MALFORMED, _why(error))
+            _fail(outcome, lost, _why(error))
         finally:
             deadline.close()
             outcome.end_s = time.perf_counter() - began_s
@@ -153,16 +146,6 @@ class StreamingClient:
             # the garbage collector.
             vars(response).pop("feed", None)
             response.release()
-
-
-def _is_loss(error: Exception) -> bool:
-    """Tell a connection that was lost from one that carries something else than HTTP.
-
-    The parser sees a lost one as a message without its end.
-    """
-    return isinstance(error, OSError | HTTPConnectionClosed) or any(
-        words in str(error) for words in _ENDED_EARLY
-    )
 
 
 def _fail(outcome: Outcome, kind: str, detail: str) -> None:

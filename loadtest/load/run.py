@@ -8,17 +8,17 @@ own options.
 import json
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_RUNNING, MasterRunner, WorkerRunner
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.health import ClientSample
 from loadtest.client.outcome import CLIENT_DROPPED, Outcome
+from loadtest.client.records import to_entry
 
 from .options import OPTIONS, LoadOptions
 from .session import Session
@@ -27,13 +27,6 @@ from .workloads import Workload, make_workload
 EXIT_BAD_OPTIONS = 2
 _HEAD_START_S = 1.0
 """Between a master's start and the begin of the run, so that all workers are there."""
-
-_SPARE_S = 10.0
-"""After which a worker that says nothing is given up: several of its reports."""
-
-
-class RequestFailureError(Exception):
-    """A failed request as Locust counts it: by its kind alone."""
 
 
 class LocustRun:
@@ -56,10 +49,7 @@ class LocustRun:
         self._is_worker = isinstance(self._runner, WorkerRunner)
         self._waits_for_drain = not environment.stop_timeout
         self._epoch_s: float | None = None
-        self._workload: Workload | None = None
-        self._head_start_s = 0.0
         self._lines: list[dict[str, Any]] = []
-        self._idle: set[str] = set()
         self._file: IO[str] | None = None
         self.options = LoadOptions(host="")
         self.session: Session | None = None
@@ -86,17 +76,17 @@ class LocustRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is to be ended: all is sent, and all has been answered.
+        """Whether the run is to be ended: all is sent and answered, and no user left.
 
         Ending it earlier would lose what is in flight in Locust's workers, for whose
         last reports a master does not wait.
         """
-        latest_s = self.options.duration + self.options.drain + _SPARE_S
-        if self.failure or self.now_s >= latest_s:
+        if self.failure:
             return True
-        if self.session is not None:
-            return self.session.is_idle
-        return bool(self.workers) and self._idle >= set(self.workers)
+        # Before it is running, users may be on their way.
+        is_running = self._runner.state == STATE_RUNNING
+        is_sent = is_running and self.now_s >= self.options.duration
+        return bool(is_sent and not self._runner.user_count)
 
     def prepare(self) -> bool:
         """Get ready for a run with the options as they are; the page may change them.
@@ -111,7 +101,7 @@ class LocustRun:
                 if not self.workers:
                     raise LoadTestError("no worker is connected: start one first")
             options = self.read_options()
-            self._workload = _load(options)
+            workload = _load(options)
             model = options.model or options.endpoint.find_model()
             if self._file is not None:
                 self._file.close()
@@ -122,12 +112,21 @@ class LocustRun:
         except (LoadTestError, OSError) as error:
             self._fail(str(error))
             return False
-        self.options = replace(options, model=model)
-        if self._is_master:
-            # Workers load the workload themselves, and may be slower.
-            self._head_start_s = _HEAD_START_S + 2 * (time.monotonic() - began_s)
+        self.options = options = replace(options, model=model)
         if self._waits_for_drain:
             self._environment.stop_timeout = options.drain
+        self._epoch_s = time.time()
+        if self._is_master:
+            # Workers load the workload themselves, and may be slower.
+            self._epoch_s += _HEAD_START_S + 2 * (time.monotonic() - began_s)
+            # Locust hands this on with its own options.
+            told = {"model": model, "epoch_s": self._epoch_s, "workers": self.workers}
+            self._environment.parsed_options.tetris_run = told
+        else:
+            given = options, workload, self._take
+            self.session = Session(*given, epoch_s=self._epoch_s)
+        run = {"epoch_s": self._epoch_s, "num_processes": self.num_processes}
+        self._write({"run": run | {"load": options.load}})
         return True
 
     def read_options(self) -> LoadOptions:
@@ -139,24 +138,10 @@ class LocustRun:
         return options
 
     def _on_start(self, **_: Any) -> None:
-        if self._is_worker:
-            self._join_run(self._environment.parsed_options.tetris_run)
-            return
-        assert self._workload is not None  # The shape has prepared the run.
-        self._idle.clear()
-        self._epoch_s = time.time() + self._head_start_s
-        if self._is_master:
-            run = {"options": asdict(self.options), "epoch_s": self._epoch_s}
-            run["workers"] = self.workers
-            self._environment.parsed_options.tetris_run = run
-        else:
-            given = self.options, self._workload, self._take
-            self.session = Session(*given, epoch_s=self._epoch_s)
-        run = {"epoch_s": self._epoch_s, "load": self.options.load}
-        self._write([{"run": run | {"num_processes": self.num_processes}}])
-
-    def _join_run(self, run: dict[str, Any]) -> None:
         """Take part in a master's run; what hinders is reported."""
+        if not self._is_worker:
+            return  # It has been prepared.
+        run = self._environment.parsed_options.tetris_run
         self.failure, self._epoch_s, workers = "", run["epoch_s"], run["workers"]
         own = self._runner.client_id
         if own not in workers:
@@ -165,8 +150,8 @@ class LocustRun:
                 "the master with --expect-workers N\n"
             )
             return
-        self.options = LoadOptions(**run["options"])
         try:
+            self.options = replace(self.read_options(), model=run["model"])
             given = self.options, _load(self.options), self._take
         except (LoadTestError, OSError) as error:
             self._fail(str(error))
@@ -190,7 +175,7 @@ class LocustRun:
     def _on_stop(self, **_: Any) -> None:
         if self.session is not None:
             self.session.close()
-        self.session = self._workload = None
+        self.session = None
         if self._is_worker:
             # All its users have ended, yet it would wait once more for as long as they
             # may take before it is there again. The next start brings the time anew.
@@ -199,8 +184,7 @@ class LocustRun:
             self._epoch_s = None
 
     def _on_report_to_master(self, data: dict[str, Any], **_: Any) -> None:
-        is_idle = self.session is not None and self.session.is_idle
-        told = {"epoch_s": self._epoch_s, "is_idle": is_idle, "failure": self.failure}
+        told = {"epoch_s": self._epoch_s, "failure": self.failure}
         data["tetris"] = told | {"lines": self._lines}
         self._lines = []
 
@@ -209,24 +193,19 @@ class LocustRun:
         # What is left to tell of the last run must not come after the next has begun.
         if not told or told["epoch_s"] != self._epoch_s:
             return
-        self._write(told["lines"])
+        self._write(*told["lines"])
         if told["failure"] and not self.failure:
             self._fail(f"worker {client_id}: {told['failure']}")
-        if told["is_idle"]:
-            self._idle.add(client_id)
 
     def _take(self, item: Outcome | ClientSample) -> None:
-        kind = "client"
         if isinstance(item, Outcome):
-            kind = "request"
             _log(self._environment, item, self.options)
-        if self._is_worker:
-            self._lines.append({kind: item.as_dict()})
-        else:
-            self._write([{kind: item.as_dict()}])
+        self._write(to_entry(item))
 
-    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        if self._file is not None:
+    def _write(self, *lines: dict[str, Any]) -> None:
+        if self._is_worker:
+            self._lines += lines
+        elif self._file is not None:
             for line in lines:
                 self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self._file.flush()
@@ -267,6 +246,6 @@ def _log(environment: Environment, outcome: Outcome, options: LoadOptions) -> No
         name=outcome.workload,
         response_time=whole_ms,
         response_length=num_tokens,
-        exception=outcome.failure and RequestFailureError(outcome.failure),
+        exception=outcome.failure,
         context={},
     )

@@ -45,8 +45,8 @@ class Session:
         self._options, self._workload, self._on_item = options, workload, on_item
         self._index, self._count = index, count
         self._numbers = itertools.count(index, count)
-        self._num_sent = self._num_in_flight = 0
-        self._has_more_arrivals = options.arrivals.is_open
+        self._num_sent = 0
+        self.is_open = options.arrivals.is_open
         self._is_stopped = Event()
         endpoint = options.endpoint
         self._client = StreamingClient(endpoint.url, headers=endpoint.headers)
@@ -66,11 +66,6 @@ class Session:
     def is_over(self) -> bool:
         """Whether nothing more is to be sent."""
         return self._is_stopped.is_set() or self.now_s >= self._options.duration
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing more is to be sent and nothing is in flight."""
-        return self.is_over and not (self._num_in_flight or self._has_more_arrivals)
 
     def stop_sending(self) -> None:
         """Begin nothing more; what is in flight goes on to its end."""
@@ -101,7 +96,6 @@ class Session:
             body.setdefault("tools", conversation.tools)
         share = options.drop_share
         self._num_sent += 1
-        self._num_in_flight += 1
         try:
             self._client.run(
                 body,
@@ -111,7 +105,6 @@ class Session:
                 give_up_s=options.duration + options.drain,
             )
         finally:
-            self._num_in_flight -= 1
             self._on_item(outcome)
         return outcome
 
@@ -134,7 +127,6 @@ class Session:
         finally:
             # A user that is stopped takes its conversations with it.
             pool.kill()
-            self._has_more_arrivals = False
 
     def _run_conversation(self, number: int, due_s: float) -> None:
         for request in self._turns(number):

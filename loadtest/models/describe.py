@@ -1,14 +1,17 @@
-"""What a model's card is made of beside its log: the machine, and a template."""
+"""What a model's card is made of: its log, with the machine, and a template."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 
 from loadtest.environment import describe_machine
+from loadtest.page import make_environment
+
+LOG, EVALUATION = "training_log.json", "evaluation.json"
 
 
 def describe_hardware() -> dict[str, Any]:
@@ -22,9 +25,13 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
-def load_template(file: Path) -> jinja2.Template:
-    """Return a card's template."""
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(file.read_text())
+def write_json(file: Path, value: Any) -> None:
+    """Write a log or an evaluation."""
+    file.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def write_card(folder: Path, template: Path, **given: Any) -> None:
+    """Write a model's ``README.md``."""
+    templates = make_environment(template.parent)
+    card = templates.get_template(template.name).render(given)
+    (folder / "README.md").write_text(card)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .describe import load_template
+from .describe import EVALUATION, LOG, write_card, write_json
 from .tasks import TASKS, TRAINING_TASKS, Exchange, Message, Task, draw, generate_chat
 from .tokenizer import load_tokenizer, render
 from .train import load_model
@@ -35,8 +35,7 @@ def evaluate(target: Path, draft: Path) -> None:
     for name, task in TASKS.items():
         sys.stderr.write(f"{name}\n")
         reports[name] = _report(task, *pair)
-    report = {"seed": _SEED, "tasks": reports}
-    (target / "evaluation.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_json(target / EVALUATION, {"seed": _SEED, "tasks": reports})
 
 
 def _report(task: Task, tokenizer: Any, target: Any, draft: Any) -> dict[str, Any]:
@@ -133,22 +132,23 @@ def acceptance(matches: Sequence[Sequence[bool]], draft_length: int) -> dict[str
 
 def write_cards(target: Path, draft: Path) -> None:
     """Write ``README.md`` into both model directories."""
-    logs = [_read(path / "training_log.json") for path in (target, draft)]
+    logs = [_read(path / LOG) for path in (target, draft)]
     for log in logs:
         points = list(log["losses"].items())
         places = (n * (len(points) - 1) for n in range(_LOSSES_SHOWN))
         log["shown_losses"] = [points[n // (_LOSSES_SHOWN - 1)] for n in places]
-    card = load_template(Path(__file__).with_name("card.md.jinja")).render(
+    write_card(
+        target,
+        Path(__file__).with_name("card.md.jinja"),
         config=_read(target / "config.json"),
         logs=logs,
         sizes=[(p / "model.safetensors").stat().st_size for p in (target, draft)],
-        evaluation=_read(target / "evaluation.json"),
+        evaluation=_read(target / EVALUATION),
         tasks=TASKS,
         practised=[task.name for task in TRAINING_TASKS if task.practice_only],
         draft_lengths=DRAFT_LENGTHS,
         turns=LONG_CHAT_TURNS,
     )
-    (target / "README.md").write_text(card)
     (draft / "README.md").write_text(
         "# Demo pair: draft\n\nDraft model for `../demo-target`, with the same "
         "tokenizer. Data, training, acceptance\nand limits are in "

@@ -34,20 +34,19 @@ def padded_shape(config: Mapping[str, Any], num_parameters: int) -> tuple[int, i
     Raises:
         ValueError: If the source and one more layer are larger than asked.
     """
-    fewest, width = config["num_hidden_layers"] + 1, config["intermediate_size"]
-    smallest = _count(config, fewest, width)
-    if num_parameters < smallest:
-        raise ValueError(
-            f"num_parameters is {num_parameters:,}, but the source and one more layer"
-            f" make {smallest:,}; ask for at least that many"
-        )
+    fewest, narrowest = config["num_hidden_layers"] + 1, config["intermediate_size"]
     growth = (num_parameters / _REFERENCE_SIZE) ** 0.25
-    num_layers = max(fewest, round(_REFERENCE_DEPTH * growth))
-    while _count(config, num_layers, width) > num_parameters:
-        num_layers -= 1
-    unwidened = _count(config, num_layers, 0)
-    wanted = (num_parameters - unwidened) / (3 * config["hidden_size"] * num_layers)
-    return num_layers, max(width, round(wanted / _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE)
+    most = max(fewest, round(_REFERENCE_DEPTH * growth))
+    for num_layers in range(most, fewest - 1, -1):
+        left = num_parameters - _count(config, num_layers, 0)
+        wanted = left / (3 * config["hidden_size"] * num_layers)
+        width = round(wanted / _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        if width >= narrowest:
+            return num_layers, width
+    raise ValueError(
+        f"num_parameters is {num_parameters:,}, but the source and one more layer make "
+        f"{_count(config, fewest, narrowest):,}; ask for at least that many"
+    )
 
 
 def _count(config: Mapping[str, Any], num_layers: int, width: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import time
@@ -14,7 +13,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from .describe import describe_hardware
+from .describe import LOG, describe_hardware, write_json
 from .induction import add_induction_circuit, relate_spaced_words
 from .optimizer import MasterOptimizer
 from .recipe import TOKENIZER_CHATS, VOCAB_SIZE, Phase, Recipe
@@ -78,7 +77,7 @@ def train(recipe: Recipe, output: Path, *, teacher: Path | None = None) -> None:
         "losses": losses,
         "hardware": describe_hardware(),
     }
-    (output / "training_log.json").write_text(json.dumps(log, indent=1) + "\n")
+    write_json(output / LOG, log)
 
 
 def make_batch(

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from loadtest.client.outcome import Outcome
@@ -26,27 +25,15 @@ _NUM_BINS = 60
 _STYLE = {"style": ["-", "--", ":", "-."] * 3, "legend": False}
 """For roles, which may be more than there are colours."""
 
-_AGAINST_LOAD = {
-    "output_tokens_per_s": "output tokens/s",
-    "goodput_per_s": "goodput, requests/s",
-    "acceptance_length": "acceptance length",
-    "ttft_p95_ms": "TTFT p95, ms",
-    "tpot_p50_ms": "TPOT p50, ms",
-    "itl_p99_ms": "ITL p99, ms",
-}
-_OVER_TIME = {
-    "in_flight": "requests in flight",
-    "tokens": "output tokens/s",
-    "ttft": "TTFT p95, ms",
-    "failed": "requests failed",
-    "replicas": "replicas running",
-    "accepted": "accepted draft tokens/s",
-}
-_SOAK = {
-    "memory_mib": "private memory, MiB",
-    "num_fds": "file descriptors",
-    "num_threads": "threads",
-}
+_AGAINST_LOAD = (
+    *("output_tokens_per_s", "goodput_per_s", "acceptance_length"),
+    *("ttft_p95_ms", "tpot_p50_ms", "itl_p99_ms"),
+)
+_OVER_TIME = (
+    *("requests_in_flight", "output_tokens_per_s", "ttft_p95_ms"),
+    *("requests_failed", "replicas", "accepted_draft_tokens_per_s"),
+)
+_SOAK = ("memory_mib", "num_fds", "num_threads")
 
 
 def draw_against_load(
@@ -113,7 +100,7 @@ def draw_timeline(
         panels["replicas"].step(replicas.index, replicas, where="post", **style)
         # Exporters lag by a second or so: this is for the eye.
         rates = accepted.diff() / accepted.index.to_series().diff()
-        panels["accepted"].plot(rates, ".-", **style)
+        panels["accepted_draft_tokens_per_s"].plot(rates, ".-", **style)
     for panel in panels.values():
         panel.set(xlim=(0, duration_s), ylim=(0, None))
     return to_png(figure, caption)
@@ -136,12 +123,10 @@ def _draw_clients(
     panels: Panels, outcomes: Sequence[Outcome], duration_s: float, style: Row
 ) -> None:
     edges = np.linspace(0, duration_s, _NUM_BINS + 1)
-    times = {
-        name: np.sort([getattr(o, name) for o in outcomes])
-        for name in ("sent_s", "end_s")
-    }
-    begins, ends = (np.searchsorted(one, edges, "right") for one in times.values())
-    panels["in_flight"].step(edges, begins - ends, **style)
+    sent_s, ended_s = np.array([(o.sent_s, o.end_s) for o in outcomes]).T
+    at_s = edges[:, None]
+    in_flight = ((sent_s <= at_s) & (at_s < ended_s)).sum(axis=1)
+    panels["requests_in_flight"].step(edges, in_flight, **style)
     parts = [
         (time_s, outcome.output_tokens / max(1, outcome.num_deliveries))
         for outcome in outcomes
@@ -149,22 +134,21 @@ def _draw_clients(
     ]
     when, weights = np.reshape(parts, (-1, 2)).T
     tokens = np.histogram(when, edges, weights=weights)[0] / np.diff(edges)
-    panels["tokens"].step(edges[1:], tokens, **style)
+    panels["output_tokens_per_s"].step(edges[1:], tokens, **style)
     due = pd.cut([o.scheduled_s for o in outcomes], edges, include_lowest=True)
     ttfts = pd.Series([o.ttft_ms for o in outcomes], dtype=float)
     late = ttfts.groupby(due, observed=False).quantile(0.95)
-    panels["ttft"].plot(edges[1:], late.to_numpy(), marker=".", **style)
+    panels["ttft_p95_ms"].plot(edges[1:], late.to_numpy(), marker=".", **style)
     failed = [o.end_s for o in outcomes if o.is_failed]
-    panels["failed"].step(edges[1:], np.histogram(failed, edges)[0], **style)
+    panels["requests_failed"].step(edges[1:], np.histogram(failed, edges)[0], **style)
 
 
-def _make_panels(titles: Mapping[str, str], unit: str) -> tuple[Figure, Panels]:
-    lines = -(-len(titles) // 3)
+def _make_panels(names: Sequence[str], unit: str) -> tuple[Figure, Panels]:
+    lines = -(-len(names) // 3)
     figure = Figure(figsize=(13.2, 3.1 * lines), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = dict(zip(titles, figure.subplots(lines, 3).flat, strict=True))
-    for key, panel in panels.items():
-        panel.set_title(titles[key], fontsize=9)
+    panels = dict(zip(names, figure.subplots(lines, 3).flat, strict=True))
+    for name, panel in panels.items():
+        panel.set_title(name.replace("_", " "), fontsize=9)
         panel.set_xlabel(unit, fontsize=8)
         panel.grid(alpha=0.25)
     return figure, panels

@@ -12,7 +12,7 @@ from .rows import COMPARED, FIGURES
 Row = Mapping[str, Any]
 
 _CREDENTIALS = ("is_valid", "tokens_counted_by_server")
-UNCOUNTED = "the server did not count tokens: events were counted, a lower bound"
+_UNCOUNTED = "the server did not count tokens: events were counted, a lower bound"
 
 _FORM = re.compile(
     r"(?:(?P<arm>[^@<>]+)@)?(?P<metric>[a-z]\w*)(?P<op><=|>=)(?P<value>\d*\.?\d+)"
@@ -73,7 +73,7 @@ def judge(
     objectives: Sequence[Objective], rows: Sequence[Row], ratios: Sequence[Row]
 ) -> list[Verdict]:
     """Judge every objective in every cell of the results' rows and paired ratios."""
-    pairs, verdicts = _pair(rows, ratios), []
+    pairs, verdicts = pair_arms(rows, ratios), []
     for objective in objectives:
         arm, candidates = objective.arm, pairs if "/" in (objective.arm or "") else rows
         own = [row for row in candidates if arm in (None, row["arm"])]
@@ -85,32 +85,24 @@ def judge(
     return verdicts
 
 
-def _pair(rows: Sequence[Row], ratios: Sequence[Row]) -> list[Row]:
+def pair_arms(rows: Sequence[Row], ratios: Sequence[Row]) -> list[dict[str, Any]]:
     """Return a row for each two arms of a cell, whose figures are ratios."""
-    known = {
-        (one["workload"], one["load"], *arms, one["metric"]): ratio
-        for one in ratios
-        for arms, ratio in (
-            ((one["arm"], one["against"]), one["ratio"]),
-            ((one["against"], one["arm"]), 1 / one["ratio"]),
-        )
-    }
-    return [
-        {
-            "arm": f"{a['arm']}/{b['arm']}",
-            "workload": a["workload"],
-            "load": a["load"],
-            **{name: a[name] and b[name] for name in _CREDENTIALS},
-            **{
-                metric: known.get(
-                    (a["workload"], a["load"], a["arm"], b["arm"], metric)
-                )
-                for metric in COMPARED
-            },
-        }
-        for a, b in permutations(rows, 2)
-        if (a["workload"], a["load"]) == (b["workload"], b["load"])
-    ]
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for one in ratios:
+        place = one["workload"], one["load"], one["metric"]
+        spread = {"median": one["ratio"], "min": one["low"], "max": one["high"]}
+        known[*place, one["arm"], one["against"]] = spread
+        known[*place, one["against"], one["arm"]] = {"median": 1 / one["ratio"]}
+    pairs = []
+    for a, b in permutations(rows, 2):
+        cell = a["workload"], a["load"]
+        if cell == (b["workload"], b["load"]):
+            names = a["arm"], b["arm"]
+            pair = {"arm": "/".join(names), "workload": cell[0], "load": cell[1]}
+            pair |= {name: a[name] and b[name] for name in _CREDENTIALS}
+            pair |= {m: known.get((*cell, m, *names)) for m in COMPARED}
+            pairs.append(pair)
+    return pairs
 
 
 def _judge(objective: Objective, row: Row) -> Verdict:
@@ -122,7 +114,7 @@ def _judge(objective: Objective, row: Row) -> Verdict:
     if has_time and not row["is_valid"]:
         note = "the client was the limit"
     elif has_tokens and not row["tokens_counted_by_server"]:
-        note = UNCOUNTED
+        note = _UNCOUNTED
     elif found is None:
         note = "not measured"
     is_met = not note and (

@@ -13,25 +13,13 @@ from loadtest.page import embed, make_environment
 from loadtest.result_folder import ResultFolder
 
 from . import figures
-from .objectives import UNCOUNTED, Objective, judge, judge_soak
+from .objectives import Objective, judge, judge_soak, pair_arms
 from .rows import COMPARED, make_ratios, make_rows
 from .summary import Limits, Targets
 
 Run = Mapping[str, Any]
 
 _MAX_LISTED = 2000
-_SHOWN = {
-    "output_tokens_per_s": "tokens/s",
-    "requests_per_s": "requests/s",
-    "goodput_per_s": "goodput/s",
-    "ttft_p50_ms": "TTFT p50 ms",
-    "ttft_p95_ms": "TTFT p95",
-    "itl_p50_ms": "ITL p50 ms",
-    "itl_p99_ms": "ITL p99",
-    "tpot_p50_ms": "TPOT p50 ms",
-    "tpot_p95_ms": "TPOT p95",
-    "e2e_p95_ms": "E2E p95 ms",
-}
 _ONLY_IN_RECORDS = ("timeline", "process_samples", "failed_requests")
 
 
@@ -59,24 +47,35 @@ def write_page(
     folder: ResultFolder, runs: Sequence[Run], results: Mapping[str, Any]
 ) -> Path:
     """Write report.html with figures, and return the file."""
-    environment = make_environment(Path(__file__).parent)
-    environment.filters |= {"number": _number, "spread": _spread}
-    failed, rows = results["failed_requests"], results["rows"]
+    environment, rows = make_environment(Path(__file__).parent), results["rows"]
+    environment.filters["show"] = _show
+    ratios = results["ratios"]
+    made = {f"{one['arm']}/{one['against']}" for one in ratios}
+    pairs = [one for one in pair_arms(rows, ratios) if one["arm"] in made]
     page = environment.get_template("page.html.jinja").render(
         results=results,
         caption=_describe_origin(results),
         settings=results["settings"],
         default_limits=asdict(Limits()),
-        uncounted=UNCOUNTED,
-        cells=list(dict.fromkeys((row["workload"], row["load"]) for row in rows)),
-        shown=_SHOWN,
-        compared=COMPARED,
+        cells=[
+            (cell, _of(cell, rows), _of(cell, pairs))
+            for cell in dict.fromkeys(map(_cell, rows))
+        ],
+        compared=[*COMPARED],
         figures=embed(_draw(folder.folder, results, runs)),
-        failed=failed[:_MAX_LISTED],
-        num_failed=len(failed),
+        failed=results["failed_requests"],
+        max_listed=_MAX_LISTED,
     )
     folder.write("report.html", page)
     return folder.folder / "report.html"
+
+
+def _cell(row: Run) -> str:
+    return f"{row['workload']}, {row['load']}"
+
+
+def _of(cell: str, rows: Sequence[Run]) -> list[Run]:
+    return [row for row in rows if _cell(row) == cell]
 
 
 def _describe_origin(results: Mapping[str, Any]) -> str:
@@ -105,7 +104,7 @@ def _draw(
         yield f"{title}: against load", drawn
     by_cell: dict[str, dict[str, Run]] = {}
     for run in runs:
-        by_cell.setdefault(f"{run['workload']}, {run['load']}", {})[run["arm"]] = run
+        by_cell.setdefault(_cell(run), {})[run["arm"]] = run
     for title, last in by_cell.items():
         records = {arm: _read(folder / run["records"]) for arm, run in last.items()}
         sending_s = max(run["sending_s"] for run in last.values())
@@ -120,20 +119,17 @@ def _read(path: Path) -> Records:
     return read_records(path) if path.exists() else Records()
 
 
-def _number(value: Any, digits: int = 3) -> str:
+def _show(value: Any) -> str:
+    """Return a cell's text; of several rounds the median and the range."""
+    if isinstance(value, Mapping):
+        middle, low, high = (_show(value[name]) for name in ("median", "min", "max"))
+        return (
+            middle
+            if low == high
+            else Markup(f"{middle}<br><small>{low}-{high}</small>")
+        )
     if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, int | float):
-        return "-"
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:.0f}"
-    return f"{value:.{digits}g}"
-
-
-def _spread(value: Any) -> str:
-    if not isinstance(value, Mapping):
-        return "-"
-    middle, low, high = (_number(value[name]) for name in ("median", "min", "max"))
-    if value["min"] == value["max"]:
-        return middle
-    return Markup("{}<br><small>{}-{}</small>").format(middle, low, high)
+        return "yes" if value else "NO"
+    if isinstance(value, int | float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return "; ".join(value) if isinstance(value, list) else str(value or "-")

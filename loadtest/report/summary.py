@@ -146,7 +146,7 @@ def _judge_client(
     is_open: bool,
     limits: Limits,
 ) -> dict[str, Any]:
-    seconds = _spread_over_seconds(records.client, *window)
+    seconds = _seconds_within(records.client, *window)
     by_process = seconds.groupby("process")
     busiest = _largest(by_process["cpu"].median())
     # The 99th percentile of every second; of those the 95th, so that one hiccup in
@@ -181,20 +181,14 @@ def _judge_client(
     }
 
 
-def _spread_over_seconds(
+def _seconds_within(
     samples: Sequence[ClientSample], begin_s: float, end_s: float
 ) -> pd.DataFrame:
-    """Return every sample as often as it stands for seconds of a span.
-
-    A process that stood still for ten seconds says so once: that stands for them all.
-    """
+    """Return the samples whose second, the one before them, lies in a span."""
     names = [field.name for field in fields(ClientSample)]
     table = pd.DataFrame(map(asdict, samples), columns=names)
     table = table.astype({name: float for name in names if name != "process"})
-    since_s = table.groupby("process")["at_s"].shift().fillna(0.0).clip(lower=begin_s)
-    inside_s = table["at_s"].clip(upper=end_s) - since_s
-    times = inside_s.round().clip(lower=1).where(inside_s > 0, 0).astype(int)
-    return table.loc[table.index.repeat(times)]
+    return table[(table["at_s"] > begin_s) & (table["at_s"] < end_s + 1)]
 
 
 def _largest(values: pd.Series) -> float | None:

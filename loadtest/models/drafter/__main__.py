@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> None:
 
             export(target, work_dir, options.output)
         case "evaluate":
-            from .evaluate import evaluate
+            from .export import evaluate
 
             limits = options.draft_tokens, options.prompts
             accepted = evaluate(target, work_dir, options.output, *limits)["accepted"]

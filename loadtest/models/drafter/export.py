@@ -1,22 +1,32 @@
-"""Writes the trained head as a model folder, with its card."""
+"""The trained head as a model folder: written, measured in vLLM, and described."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from loadtest.models.describe import describe_hardware, load_template
+from loadtest.models.describe import (
+    EVALUATION,
+    LOG,
+    describe_hardware,
+    write_card,
+    write_json,
+)
+from serving.offline import OfflineEngine, start_arguments
 
-from .chats import WorkDir, read_shard
+from .chats import WorkDir, is_held_out, read_shard
 from .head import head_config
 
-EVALUATION = "evaluation.json"
-_LOG = "training_log.json"
 _POINTS_SHOWN = 12
+_NUM_SEQS = 16
+_ANSWER_TOKENS = 256
 
 
 def export(target: Path, work_dir: WorkDir, output: Path) -> None:
@@ -50,18 +60,90 @@ def export(target: Path, work_dir: WorkDir, output: Path) -> None:
     weights["d2t"] = vocabulary - torch.arange(len(vocabulary))
     save_file(weights, output / "model.safetensors")
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (output / _LOG).write_text(json.dumps(log, indent=1) + "\n")
+    write_json(output / LOG, log)
     (output / EVALUATION).unlink(missing_ok=True)
-    write_card(output)
+    _describe(output)
 
 
-def write_card(folder: Path) -> None:
-    """Write ``README.md`` from the log, and the evaluation if there is one."""
-    log, evaluation = json.loads((folder / _LOG).read_text()), folder / EVALUATION
+def evaluate(
+    target: Path, work_dir: WorkDir, head: Path, draft_tokens: int, num_prompts: int
+) -> dict[str, Any]:
+    """Let the target answer held-out prompts with the head, and renew its card.
+
+    Returns:
+        What is written to the folder's ``evaluation.json``: by temperature and
+        position the share accepted of the drafts whose forerunners were.
+
+    Raises:
+        ValueError: No chats are held out.
+    """
+    held_out = [shard for shard in work_dir.shards() if is_held_out(shard)]
+    chats = [c for shard in held_out for c in read_shard(work_dir.chats_of(shard))]
+    prompts = [chat.token_ids[: chat.answers[0][0]] for chat in chats[:num_prompts]]
+    if not prompts:
+        raise ValueError(f"{work_dir.path} holds no chats; run the command generate")
+    # Not vLLM's own worker, whose tokens at temperature 1 are others than the target's:
+    # ours repairs two of its rejection sampler's CPU kernels.
+    policy = {"name": "fixed", "method": "eagle3", "draft_tokens": draft_tokens}
+    arguments, env = start_arguments(
+        {
+            "model": {"id": "head", "target": str(target), "draft": str(head)},
+            "policy": policy,
+            "engine": {
+                "device": "cpu",
+                "max_model_len": max(map(len, prompts)) + _ANSWER_TOKENS + draft_tokens,
+                "max_num_seqs": _NUM_SEQS,
+                "kv_cache_memory_bytes": 1 << 30,
+                "enforce_eager": True,
+            },
+        }
+    )
+    os.environ.update(env)
+    from vllm import SamplingParams
+
+    engine = OfflineEngine(arguments)
+    end = json.loads((target / "config.json").read_text())["eos_token_id"]
+    accepted, before = {}, _counts(engine)
+    for temperature in (0, 1):
+        sampling = SamplingParams(
+            temperature=temperature,
+            max_tokens=_ANSWER_TOKENS,
+            stop_token_ids=[end],
+            detokenize=False,
+        )
+        for number, prompt in enumerate(prompts):
+            engine.add(f"{temperature}-{number}", prompt, sampling.clone())
+        left = len(prompts)
+        while left:
+            left -= sum(one.finished for one in engine.step())
+        after = _counts(engine)
+        survived = itertools.pairwise(b - a for a, b in zip(before, after, strict=True))
+        before = after
+        accepted[f"temperature_{temperature}"] = [
+            round(one / max(1, earlier), 4) for earlier, one in survived
+        ]
+    engine.shutdown()
+    report = {"num_prompts": len(prompts), "accepted": accepted}
+    write_json(head / EVALUATION, report)
+    _describe(head)
+    return report
+
+
+def _counts(engine: OfflineEngine) -> list[int]:
+    """Return how often was drafted, and accepted at each position."""
+    counted = engine.snapshot()
+    assert counted is not None
+    return [counted["num_drafts"], *counted["num_accepted_tokens_per_pos"]]
+
+
+def _describe(folder: Path) -> None:
+    """Write the card from the log, and the evaluation if there is one."""
+    log, evaluation = json.loads((folder / LOG).read_text()), folder / EVALUATION
     every = max(1, -(-len(log["curve"]) // _POINTS_SHOWN))
-    card = load_template(Path(__file__).with_name("card.md.jinja")).render(
+    write_card(
+        folder,
+        Path(__file__).with_name("card.md.jinja"),
         log=log,
         shown=log["curve"][::-every][::-1],
         evaluation=json.loads(evaluation.read_text()) if evaluation.exists() else None,
     )
-    (folder / "README.md").write_text(card)

@@ -1,23 +1,28 @@
-"""What a head learns from: the target's hidden states for every token of the chats.
+"""What a head learns from, computed once and read in batches.
 
-One array a shard, [tokens, 4 x width]: the states before the layers that the head
-reads, and the last state, of which the output layer makes the target's distribution.
-bfloat16, which NumPy does not know, is kept as int16.
+One array a shard, [tokens, 4 x width]: the target's hidden states before the layers
+that the head reads, and the last state, of which the output layer makes the target's
+distribution. bfloat16, which NumPy does not know, is kept as int16.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from .chats import Chat, Say, WorkDir, cut_by_length, read_shard, replacing
 
 _BATCH_TOKENS = 2048
+_SORTED_TOGETHER = 512
 
 
 def compute_features(
@@ -48,3 +53,84 @@ def _features_of(
         joined = torch.cat(states, dim=-1)
         rows |= {n: joined[row, : len(tokens[row])] for row, n in enumerate(batch)}
     return torch.cat([rows[n] for n in range(len(chats))])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Chats of similar length, padded at the end.
+
+    Attributes:
+        token_ids: [chats, length].
+        answer_of: [chats, length]: number of a token's answer, from 1; else 0.
+        temperatures: [chats], of the answers.
+        features: [chats, length, features x width], bfloat16: what the head reads.
+        last: [chats, length, width], bfloat16: what the target's output layer reads.
+    """
+
+    token_ids: torch.Tensor
+    answer_of: torch.Tensor
+    temperatures: torch.Tensor
+    features: torch.Tensor
+    last: torch.Tensor
+
+
+class Corpus:
+    """Shards of chats whose features have been computed."""
+
+    def __init__(self, work_dir: WorkDir, shards: Sequence[int], width: int) -> None:
+        """Read the chats; features, of the target's width, stay on the disk."""
+        self._width = width
+        self._chats: list[Chat] = []
+        self._states: list[NDArray[np.int16]] = []
+        for shard in shards:
+            chats = read_shard(work_dir.chats_of(shard))
+            states = np.load(work_dir.features_of(shard), mmap_mode="r")
+            ends = np.cumsum([len(chat.token_ids) for chat in chats], dtype=int)
+            self._chats += chats
+            self._states += np.split(states, ends)[:-1]
+
+    def common_tokens(self, num_tokens: int) -> list[int]:
+        """Return the tokens most often answered, in rising order.
+
+        Of those answered equally often, or never, the smallest ids come first, which
+        byte-pair encoding has merged first.
+        """
+        answered = [
+            token
+            for chat in self._chats
+            for begin, end in chat.answers
+            for token in chat.token_ids[begin:end]
+        ]
+        counts = np.bincount(answered, minlength=1 << 16)
+        return sorted(np.argsort(-counts, kind="stable")[:num_tokens].tolist())
+
+    def plan(self, key: str, batch_tokens: int) -> list[list[int]]:
+        """Cut the numbers of all chats into batches, in an order that the key seeds."""
+        rng = random.Random(key)
+        order = list(range(len(self._chats)))
+        rng.shuffle(order)
+        batches: list[list[int]] = []
+        for begin in range(0, len(order), _SORTED_TOGETHER):
+            together = order[begin : begin + _SORTED_TOGETHER]
+            batches += cut_by_length(self._chats, together, batch_tokens)
+        rng.shuffle(batches)
+        return batches
+
+    def load(self, numbers: Sequence[int]) -> Batch:
+        """Read a batch."""
+        chats = [self._chats[n] for n in numbers]
+        rows = [torch.tensor(chat.token_ids) for chat in chats]
+        token_ids = pad_sequence(rows, batch_first=True)
+        answer_of = torch.zeros_like(token_ids)
+        for row, chat in enumerate(chats):
+            for number, (begin, end) in enumerate(chat.answers, start=1):
+                answer_of[row, begin:end] = number
+        read = [torch.from_numpy(np.array(self._states[n])) for n in numbers]
+        states = pad_sequence(read, batch_first=True).view(torch.bfloat16)
+        return Batch(
+            token_ids,
+            answer_of,
+            torch.tensor([chat.temperature for chat in chats]),
+            states[..., : -self._width],
+            states[..., -self._width :],
+        )

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from loadtest.models.optimizer import MasterOptimizer
 
 from .chats import Say, WorkDir, replacing
-from .corpus import Batch, Corpus
+from .features import Batch, Corpus
 from .head import Eagle3Head, predictable
 
 _SAVE_EVERY_S = 60.0

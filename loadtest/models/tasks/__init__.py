@@ -4,8 +4,7 @@ Standard library only. Every exchange comes from a ``random.Random`` that the
 caller seeds; :func:`is_held_out` splits prompts into training and held-out.
 """
 
-from .base import Exchange, Message, Task, draw, is_held_out
-from .chats import generate_chat
+from .base import Exchange, Message, Task, draw, generate_chat, is_held_out
 from .exact import EASY_TASKS, MIXED_TASKS, TOOL_TASKS
 from .free import FREE_TASKS
 from .words import TOOLS

@@ -1,4 +1,4 @@
-"""Value types of the demo tasks, and the split into training and held-out."""
+"""Exchanges and whole chats of the demo tasks, and the split into held-out or not."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from .words import FORMS
+from .words import FORMS, TEXTS
 
 Message = dict[str, Any]
 Ask = Callable[..., str]
@@ -16,6 +16,8 @@ Ask = Callable[..., str]
 
 _HELD_OUT_BUCKETS = 13
 _MAX_DRAWS = 10_000
+_TURN_COUNTS = (1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10)
+_TOOL_CHATS = 0.12
 
 
 @dataclass(frozen=True)
@@ -118,3 +120,32 @@ def draw(task: Task, rng: random.Random, *, held_out: bool = False) -> Exchange:
         if is_held_out(drawn.prompt) is held_out:
             return drawn
     raise RuntimeError(f"task {task.name!r} gave no such prompt in {_MAX_DRAWS} draws")
+
+
+class Chat(NamedTuple):
+    """A conversation, and whether its system turn lists the tools."""
+
+    messages: tuple[Message, ...]
+    with_tools: bool
+
+
+def generate_chat(
+    tasks: Sequence[Task], rng: random.Random, *, num_turns: int | None = None
+) -> Chat:
+    """Generate a conversation of exchanges that are not held out.
+
+    Tasks are drawn as their weights say, and one to ten turns if no number is given.
+    Tool exchanges occur only in chats that list the tools.
+    """
+    num_turns = num_turns or rng.choice(_TURN_COUNTS)
+    plain = [task for task in tasks if not task.name.startswith("tool_")]
+    tool = [task for task in tasks if task not in plain]
+    with_tools = rng.random() < _TOOL_CHATS and bool(tool)
+    messages: list[Message] = []
+    for _ in range(num_turns):
+        pool = tool if with_tools and (not plain or rng.random() < 0.7) else plain
+        task = rng.choices(pool, weights=[task.weight for task in pool])[0]
+        messages += draw(task, rng).messages
+    if rng.random() < 0.4:
+        messages.insert(0, say("system", rng.choice(TEXTS["system_prompts"])))
+    return Chat(tuple(messages), with_tools)

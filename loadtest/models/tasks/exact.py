@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import string
+from calendar import monthrange
+from datetime import date, timedelta
 from functools import partial
 from random import Random
 
@@ -18,13 +20,15 @@ from .words import (
     CITIES,
     COLORS,
     FORMS,
-    MONTH_DAYS,
     MONTHS,
     NAMES,
     NOUNS,
     TEXTS,
     WEEKDAYS,
 )
+
+_YEAR = 2001
+"""Of all dates: no leap year."""
 
 EASY_TASKS: list[Task] = []
 MIXED_TASKS: list[Task] = []
@@ -37,10 +41,8 @@ def _count_up(rng: Random, ask: Ask) -> tuple[str, str]:
     step = rng.choice((1, 1, 1, 2, 10))
     first = rng.randint(0, 70) if step < 10 else rng.randint(0, 3) * step
     last = first + step * rng.randint(4, (99 - first) // step if step > 1 else 25)
-    numbers = map(str, range(first, last + 1, step))
-    return ask(first, last, "" if step == 1 else f" by {step}"), ", ".join(
-        numbers
-    ) + "."
+    numbers = ", ".join(map(str, range(first, last + 1, step)))
+    return ask(first, last, "" if step == 1 else f" by {step}"), f"{numbers}."
 
 
 @_easy()
@@ -151,14 +153,10 @@ def _weekday(rng: Random, ask: Ask) -> tuple[str, str]:
 @_mixed()
 def _dates(rng: Random, ask: Ask) -> tuple[str, str]:
     month = rng.randrange(12)
-    day, length = rng.randint(1, MONTH_DAYS[month]), rng.randint(2, 14)
-    prompt, dates = ask(length, day, MONTHS[month]), []
-    for _ in range(length):
-        dates.append(f"{day} {MONTHS[month]}")
-        day += 1
-        if day > MONTH_DAYS[month]:
-            day, month = 1, (month + 1) % 12
-    return prompt, numbered(dates)
+    day, length = rng.randint(1, monthrange(_YEAR, month + 1)[1]), rng.randint(2, 14)
+    prompt, first = ask(length, day, MONTHS[month]), date(_YEAR, month + 1, day)
+    days = [first + timedelta(n) for n in range(length)]
+    return prompt, numbered([f"{one.day} {MONTHS[one.month - 1]}" for one in days])
 
 
 def _person(rng: Random) -> dict[str, str | int]:

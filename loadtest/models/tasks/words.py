@@ -11,7 +11,7 @@ _WORDS: dict[str, list[str]] = {k: words.split() for k, words in _FILE["words"].
 NOUNS, ANIMALS, NAMES = (_WORDS[kind] for kind in ("nouns", "animals", "names"))
 CITIES, COLORS, PLACES = (_WORDS[kind] for kind in ("cities", "colors", "places"))
 ADJECTIVES, WEEKDAYS = _WORDS["adjectives"], _WORDS["weekdays"]
-MONTHS, MONTH_DAYS = _WORDS["months"], (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+MONTHS = _WORDS["months"]
 
 CAPITALS: dict[str, str] = _FILE["capitals"]
 """By country."""

@@ -210,20 +210,14 @@ NONE = "--policies=none"
     [
         ([], "nothing to measure"),
         (["--policies=eagle"], "no policy"),
-        (["--arm=a"], "no policy"),
         (["--arm=a=cmd:serve"], "must hold {port}"),
         (["--arm=a=vllm:tetris"], "vLLM alone has no policy tetris"),
-        ([NONE, "--loads=often"], "PROCESS:SHAPE"),
         ([NONE, "--objective=fast"], "no objective"),
-        ([NONE, "--objective=failures<=0"], "there is no figure failures"),
-        ([NONE, "--duration=soon"], "invalid float value"),
         (["--arm=a=http://127.0.0.1:9"], "start the server"),
         ([NONE, "--workloads=mixd"], "no workload"),
         (["--policies=none,none"], "same name"),
         ([NONE, "--lead-in=60"], "leaves nothing"),
         (["--arm=a=http://x", "--soak"], "have us start it"),
-        ([NONE, "--header=secret"], "NAME: VALUE"),
-        ([NONE, "--extra-body=[]"], "JSON object"),
     ],
 )
 def test_experiments_that_cannot_work_are_explained(

@@ -64,26 +64,17 @@ def test_what_only_settles_at_first_is_no_growth():
     assert fit_growth("memory_mib", points).is_excluded
 
 
+@pytest.mark.parametrize(("pids", "factor"), [([7, 8], 2.0), ([8], 0.5)])
 @pytest.mark.parametrize(("per_hour", "fails"), [(0, False), (200, True)])
-def test_a_second_replica_is_no_growth_and_hides_none(per_hour, fails):
+def test_a_new_engine_is_no_growth_and_hides_none(pids, factor, per_hour, fails):
+    # A second one, or one in the place of a dead one.
     samples = [
-        row(t, "engine", [7, 8], 2 * v) if t > 2400 else row(t, "engine", [7], v)
+        row(t, "engine", pids, factor * v) if t > 2400 else row(t, "engine", [7], v)
         for t, v in line(per_hour, 1)
     ]
     memory = fit_all(samples)["engine", "memory_mib"]
     assert memory.is_certain is fails
     assert memory.mean == pytest.approx(500, abs=100)
-
-
-def test_an_engine_in_the_place_of_a_dead_one_hides_no_growth():
-    # It leaks 200 MiB an hour and starts anew after 40 minutes, half as large.
-    samples = [
-        row(t, "engine", [7] if t <= 2400 else [8], v if t <= 2400 else v - 250)
-        for t, v in line(200, 1)
-    ]
-    memory = fit_all(samples)["engine", "memory_mib"]
-    assert memory.is_certain
-    assert memory.hours == pytest.approx(0.5, abs=0.01)
 
 
 def test_ever_more_processes_are_a_leak_but_those_that_ray_starts_at_will():

@@ -1,7 +1,6 @@
 """From records to figures, rows, verdicts and the page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,7 +141,6 @@ def test_records_read_back_also_when_the_last_line_was_cut_short(tmp_path):
     assert not path.exists()
 
 
-STOOD_STILL = ClientSample(8.0, "client 0", 0.1, 3900.0, 4000.0, 0.5)
 MANY = [one for n in range(30) for one in samples(f"client {n}")]
 
 
@@ -154,10 +152,8 @@ MANY = [one for n in range(30) for one in samples(f"client {n}")]
         ([], None, "said nothing about itself"),
         # One late process is not hidden by the others.
         ([*MANY, *samples("client 30", lag_p99_ms=60.0)], None, "60 ms late"),
-        # A process that stood still for seconds was late in all of them, also where
-        # its first word comes after the end of sending.
-        ([*samples()[:4], STOOD_STILL, *samples()[8:]], None, "ms late"),
-        ([*samples()[:5], replace(STOOD_STILL, at_s=14.0)], None, "ms late"),
+        # Half of all seconds are more than one hiccup in twenty.
+        ([*samples()[:5], *samples(lag_p99_ms=60.0)[5:]], None, "60 ms late"),
         ([*samples(), *samples("b")[:3]], 2, "b said nothing after 3 s"),
         (samples(), 2, "1 of the client's processes said nothing at all"),
     ],
@@ -285,7 +281,7 @@ def test_what_cannot_be_an_objective_is_refused_with_what_can(text, message):
 
 
 def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path):
-    for spoilt, mark in ((False, ""), (True, ' <span class="bad">invalid</span>')):
+    for spoilt, mark in ((False, 'good">yes'), (True, 'bad">NO')):
         store = Store(tmp_path / str(spoilt))
         told: dict[str, Any] = {"targets": {"ttft_ms": None, "tpot_ms": None}}
         told["limits"] = {"max_client_cpu": 0.8, "max_lag_ms": 25.0}
@@ -300,7 +296,8 @@ def test_what_the_client_spoilt_is_marked_and_the_origin_told(tmp_path):
             store.append_record(run)
         kept = store.runs()
         page = write_page(store, kept, write_results(store, kept, [])).read_text()
-        assert f"<td>tetris / none{mark}</td>" in page
+        [pair] = [line for line in page.splitlines() if ">tetris/none<" in line]
+        assert pair.endswith(f'<td class="{mark}</td></tr>')
         origin = "Abacus, 2 cores, 8 GiB; target demo (0123456789ab); 32 requests"
         assert origin in page
 

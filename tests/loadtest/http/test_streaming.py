@@ -1,7 +1,6 @@
 """What the client reports about streams, against a stand-in that sends scripts."""
 
 import itertools
-import json
 import socket
 import threading
 import time
@@ -53,14 +52,13 @@ def request(
     script: Script,
     *,
     drop: bool = False,
-    late_s: float = 0.0,
     read_timeout_s: float = 10.0,
     **options: Any,
 ) -> Outcome:
     outcome = Outcome(id="request-1")
     with run_stand_in(StandIn(script, **options)) as server:
         client = StreamingClient(server.url, read_timeout_s=read_timeout_s)
-        client.run(BODY, outcome, time.perf_counter() - late_s, drop=drop)
+        client.run(BODY, outcome, time.perf_counter(), drop=drop)
         client.close()
     assert server.ids == ["request-1"]
     return outcome
@@ -123,20 +121,7 @@ def delta(**fields: Any) -> bytes:
     return event({"choices": [{"delta": fields, "finish_reason": None}]})
 
 
-def counted(text: str, count: int, finish: str | None = None) -> bytes:
-    counts = {"prompt_tokens": 4, "completion_tokens": count}
-    return chunk(text, finish=finish, usage=counts)
-
-
-def text(word: str, finish: str | None = None) -> bytes:
-    return event({"choices": [{"text": word, "finish_reason": finish}]})
-
-
 CALL = [{"index": 0, "function": {"name": "add", "arguments": "{}"}}]
-RAW = {"id": "chat-1", "choices": [{"delta": {"content": "ü"}}]}
-LAST = chunk(finish="stop") + usage(1, 1) + DONE
-UMLAUT = f"data: {json.dumps(RAW, ensure_ascii=False)}\n\n".encode() + LAST
-MIDDLE = UMLAUT.index("ü".encode()) + 1
 END, THINK = chunk("d", finish="stop"), delta(reasoning_content="hm")
 
 
@@ -149,22 +134,10 @@ END, THINK = chunk("d", finish="stop"), delta(reasoning_content="hm")
         ([chunk("a"), STEP_S, chunk("b") + chunk("c"), END + usage(1, 4)], 2, 4, True),
         # An event may hold several tokens.
         ([chunk("a b"), STEP_S, chunk("c d", finish="stop"), usage(9, 6)], 2, 6, True),
-        # An event may be cut within a character.
-        ([UMLAUT[:MIDDLE], STEP_S, UMLAUT[MIDDLE:]], 1, 1, True),
-        # A token without text (half a character) counts where every chunk has usage.
-        (
-            [
-                *(counted("", 0), counted("a", 1), STEP_S, counted("", 2), STEP_S),
-                *(counted("ü", 4, "stop"), DONE),
-            ],
-            *(3, 4, True),
-        ),
         # Without usage events with text are counted, and said to be.
         ([chunk("a"), STEP_S, END, DONE], 2, 2, False),
         # Reasoning and tool calls are output.
         ([THINK, STEP_S, delta(tool_calls=CALL) + END, DONE], 2, 3, False),
-        # Text completions are read too.
-        ([text("a"), STEP_S, text("b", "stop"), DONE], 2, 2, False),
         # A clean end after the finish reason needs no marker.
         ([END], 1, 1, False),
         # A first chunk without an id belongs to the reply (Azure).
@@ -180,16 +153,6 @@ def test_a_whole_reply_is_counted(sent, num_deliveries, output_tokens, is_counte
     if output_tokens > 1:
         spent_ms = 1e3 * STEP_S * (num_deliveries - 1)
         assert outcome.tpot_ms == pytest.approx(spent_ms / (output_tokens - 1))
-
-
-def test_a_late_client_does_not_make_the_server_look_faster():
-    prompt = request(plain_reply(STEP_S))
-    late = request(plain_reply(STEP_S), late_s=1.0)
-    assert late.send_lag_ms >= 1000 > prompt.send_lag_ms
-    assert late.ttft_ms >= 1000 + 1e3 * STEP_S
-    assert late.e2e_ms >= 1000 + 3e3 * STEP_S
-    # How fast tokens follow each other has nothing to do with when it was sent.
-    assert late.tpot_ms < 1000
 
 
 ERROR = event({"error": {"message": "engine died", "code": 500}})
@@ -231,7 +194,7 @@ def test_a_stream_that_breaks_off_is_cut_and_keeps_what_it_had(chunked):
     outcome = request(pieces(chunk("a"), ERROR, CLOSE), chunked=chunked)
     assert outcome.failure == "stream_error"
     outcome = request(pieces(chunk("a"), b"data: \xff\xfe\n\n"), chunked=chunked)
-    assert outcome.failure == "malformed"
+    assert outcome.failure == "cut"
 
 
 def test_a_refusal_is_named_by_its_status_and_words():
@@ -249,14 +212,14 @@ SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"
     [
         (None, "connection"),  # Nobody listens.
         (b"", "connection"),
-        (b"no such thing\r\n\r\n", "malformed"),
-        (CHUNKED + b"xyz\r\n", "malformed"),
+        (b"no such thing\r\n\r\n", "connection"),
         (CHUNKED[:24], "connection"),
+        (CHUNKED + b"xyz\r\n", "cut"),
         (CHUNKED + b"5\r\nda", "cut"),
         (SIZED + b"data: ", "cut"),
     ],
 )
-def test_bytes_that_are_no_http_are_not_taken_for_a_lost_connection(reply, failure):
+def test_a_lost_connection_is_named_by_whether_the_response_had_begun(reply, failure):
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -316,17 +279,16 @@ def test_a_dropped_stream_is_not_the_servers_failure():
     assert request(pieces(DONE), drop=True).failure == "empty"
 
 
-def test_a_freeze_is_told_by_the_sample_after_it_as_if_every_timer_had_fired():
+def test_a_freeze_is_told_by_a_sample_a_second_as_if_every_timer_had_fired():
     samples: list[ClientSample] = []
     watching = gevent.spawn(
         watch_client, "client 0", time.perf_counter(), samples.append
     )
     gevent.sleep(0.1)
-    time.sleep(1.5)
+    time.sleep(2.5)
     gevent.sleep(0.1)
     watching.kill()
-    [sample] = samples
-    assert sample.at_s >= 1.5
+    assert [round(sample.at_s) for sample in samples] == [1, 2]
     # One late timer among six prompt ones would be no 99th percentile.
-    assert sample.lag_p99_ms == pytest.approx(1480, abs=100)
-    assert sample.lag_max_ms >= sample.lag_p99_ms
+    assert samples[0].lag_p99_ms == pytest.approx(2480, abs=100)
+    assert samples[0].lag_max_ms >= samples[1].lag_p99_ms
