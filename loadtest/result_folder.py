@@ -102,12 +102,14 @@ class ResultFolder:
         unfinished.write_text(text)
         unfinished.replace(path)
 
-    def write_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
+    def write_results(self, results: dict[str, Any]) -> dict[str, Any]:
         """Write results.json with as many digits as a reader can use.
 
-        Returns what it holds; None where there was no number.
+        Returns what it holds, environment and settings too; None where there was no
+        number.
         """
-        text = json.dumps(results, default=lambda number: number.item())
+        place = {"environment": self.environment(), "settings": self.conditions()}
+        text = json.dumps(place | results, default=lambda number: number.item())
         shown: dict[str, Any] = json.loads(
             text, parse_float=_shorten, parse_constant=lambda _: None
         )

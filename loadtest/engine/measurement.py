@@ -69,6 +69,26 @@ def measure(record: LoopRecord) -> dict[str, Any]:
     }
 
 
+def list_latencies(answers: Mapping[str, Any]) -> pd.DataFrame:
+    """Return `tokens` and latencies of each request; they count from when it was due.
+
+    `ttft_ms` is the time to the first token, `e2e_ms` to the last one. `tpot_ms` is
+    that between first and last token over the tokens after the first; NaN for one.
+    """
+    due_s = answers.get("due_s", 0.0)
+    first_s, last_s, tokens = (
+        pd.Series(answers[name]) for name in ("first_s", "last_s", "num_tokens")
+    )
+    return pd.DataFrame(
+        {
+            "ttft_ms": 1e3 * (first_s - due_s),
+            "tpot_ms": 1e3 * (last_s - first_s) / (tokens - 1).where(tokens > 1),
+            "e2e_ms": 1e3 * (last_s - due_s),
+            "tokens": tokens,
+        }
+    )
+
+
 def digest_replies(replies: Iterable[list[int]]) -> list[str]:
     """Return a short digest of each reply's tokens."""
     return [

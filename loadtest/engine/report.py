@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pandas as pd
 
 from loadtest.client.errors import LoadTestError
-from loadtest.page import make_environment, to_table
+from loadtest.intervals import show_ratio
+from loadtest.page import describe_source, render_results, to_table
 from loadtest.result_folder import ResultFolder
 
 from .summary import ALL_LOADS, compare_with_others, find_ceilings, make_rows
@@ -33,15 +35,14 @@ def write_results(store: ResultFolder) -> dict[str, Any]:
     # Whoever comes last is compared with all others.
     ratios, over_best = compare_with_others(measurements, conditions["policies"][-1])
     rows = make_rows(measurements)
-    results: dict[str, Any] = {
-        "environment": store.environment(),
-        "settings": conditions,
-        "rows": rows,
-        "ratios": ratios,
-        "over_best": over_best,
-        "ceilings": find_ceilings(rows),
-    }
-    results = store.write_results(results)
+    results = store.write_results(
+        {
+            "rows": rows,
+            "ratios": ratios,
+            "over_best": over_best,
+            "ceilings": find_ceilings(rows),
+        }
+    )
     store.write("results.md", render(results))
     return results
 
@@ -56,10 +57,8 @@ def render(results: Mapping[str, Any]) -> str:
     fallbacks = {
         f"{row['policy']}: {why}" for row in results["rows"] for why in row["fallbacks"]
     }
-    template = make_environment(Path(__file__).parent).get_template("results.md.jinja")
-    return template.render(
-        results, source=_describe(results), loads=loads, fallbacks=sorted(fallbacks)
-    )
+    own = {"loads": loads, "fallbacks": sorted(fallbacks)}
+    return render_results(Path(__file__).parent, results, **own)
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
@@ -75,7 +74,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     loads = _by_load(results)
     size = (2 * _PANEL[0], len(loads) * _PANEL[1] + 1.0)
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(fill(_describe(results), 190), fontsize=7)
+    figure.suptitle(fill(describe_source(results["environment"]), 190), fontsize=7)
     grid = figure.subplots(len(loads), 2, squeeze=False)
     for panels, (name, load) in zip(grid, loads.items(), strict=True):
         rows = [
@@ -104,17 +103,6 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
             panel.grid(alpha=0.25)
         panels[0].set_ylabel("tokens/s")
     figure.savefig(path, dpi=110)
-
-
-def _describe(results: Mapping[str, Any]) -> str:
-    """Say on which machine, and of which models."""
-    machine, models = (results["environment"][name] for name in ("machine", "models"))
-    pair = ", ".join(
-        f"{role} {one['name']} ({one['parameters'] / 1e6:.3g} M parameters, "
-        f"{one['digest'][:8]})"
-        for role, one in models.items()
-    )
-    return f"{machine.get('gpu') or machine['cpu']}; {pair}"
 
 
 def _count_samples(rows: Sequence[Row]) -> str:
@@ -157,10 +145,7 @@ def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
             text += f" ({row['acceptance_length']:.2f}, {share})"
         speeds.append((row["policy"], row["concurrency"], text))
 
-    def show(one: Row) -> str:
-        interval = f" ({one['low']:.3f}-{one['high']:.3f})" if one["low"] else ""
-        return f"{one['ratio']:.3f}{interval}"
-
+    show = partial(show_ratio, digits=3, to="-")
     over = [(one["against"], one["concurrency"], show(one)) for one in ratios]
     over += [
         ("the best other", one["concurrency"], f"{show(one)}, {one['against']}")

@@ -66,7 +66,7 @@ def draw_against_load(
     if len({row["level"] for row in rows}) < 2:
         return None
     unit = "requests/s" if rows[0]["is_open"] else "requests in flight"
-    figure, panels = _make_panels(_AGAINST_LOAD, unit)
+    figure, panels = make_panels(_AGAINST_LOAD, unit)
     for key, panel in panels.items():
         draw_by_level(panel, rows, key)
         panel.set_ylim(bottom=0)
@@ -102,7 +102,7 @@ def draw_timeline(
     records = {arm: one for arm, one in records.items() if one.outcomes}
     if not records:
         return None
-    figure, panels = _make_panels(_OVER_TIME, "s")
+    figure, panels = make_panels(_OVER_TIME, "s")
     for number, (arm, one) in enumerate(records.items()):
         style = {"color": COLOURS(number % 20), "label": arm}
         _draw_clients(panels, one.outcomes, duration_s, style)
@@ -123,7 +123,7 @@ def draw_soak(samples: Sequence[Row], caption: str = "") -> bytes | None:
     """Draw memory, file descriptors and threads of every role over time."""
     if not samples:
         return None
-    figure, panels = _make_panels(_SOAK, "minutes")
+    figure, panels = make_panels(_SOAK, "minutes")
     table = pd.DataFrame(samples)
     table["minutes"] = (table["epoch_s"] - table["epoch_s"].iloc[0]) / 60
     for key, panel in panels.items():
@@ -158,7 +158,8 @@ def _draw_clients(
     panels["failed"].step(edges[1:], np.histogram(failed, edges)[0], **style)
 
 
-def _make_panels(titles: Mapping[str, str], unit: str) -> tuple[Figure, Panels]:
+def make_panels(titles: Mapping[str, str], unit: str) -> tuple[Figure, Panels]:
+    """Return a figure with a panel for each title, three in a line, of a unit below."""
     lines = -(-len(titles) // 3)
     figure = Figure(figsize=(13.2, 3.1 * lines), layout="constrained")
     FigureCanvasAgg(figure)

@@ -35,12 +35,12 @@ def test_a_table_holds_what_the_audit_says_against_pairs_of_rounds():
         "\n"
     )
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[2] == "1.530 [1.500, 1.560]"
+    assert cells[2] == "1.530 (1.500 to 1.560)"
     # sqrt(1.5 * 156 / 102) = 1.5147
-    assert cells[3].startswith("1.515 [")
+    assert cells[3].startswith("1.515 (")
     assert cells[4] == "1.010"
-    assert cells[5] == "1.010 [1.010, 1.010]"
-    assert cells[6].startswith("1.485 [")
+    assert cells[5] == "1.010 (1.010 to 1.010)"
+    assert cells[6].startswith("1.485 (")
     assert cells[-1] == "cannot tell: 3 blocks"
 
 

@@ -19,7 +19,7 @@ from loadtest.slo.plan import (
     parse_class_arm,
 )
 from loadtest.slo.run import Store
-from loadtest.slo.summary import compare_with_best, judge, measure_block
+from loadtest.slo.summary import compare_goodput, judge, measure_block
 
 TARGETS_MS = {"interactive": 100.0, "batch": 400.0}
 
@@ -84,7 +84,7 @@ def test_ours_is_compared_with_the_best_other_policy_block_by_block():
         **{"none": [1, 2, 3], "fixed:1": [2, 4, 6], "goodput:6": [9, 9, 9]},
         **{"goodput:6@classes": [3, 6, 9]},
     )
-    (found,) = compare_with_best(blocks, "goodput:6@classes")
+    (found,) = compare_goodput(blocks, "goodput:6@classes")
     assert found["against"] == "fixed:1"
     # Loads differ from block to block, but the ratio does not.
     assert [found[k] for k in ("ratio", "low", "high")] == pytest.approx([1.5] * 3)
@@ -92,7 +92,7 @@ def test_ours_is_compared_with_the_best_other_policy_block_by_block():
 
 def test_a_block_in_which_nobody_kept_a_target_leaves_no_interval():
     blocks = make_blocks(none=[0, 2], **{"goodput:6@classes": [1, 2]})
-    (found,) = compare_with_best(blocks, "goodput:6@classes")
+    (found,) = compare_goodput(blocks, "goodput:6@classes")
     assert found["ratio"] == pytest.approx(1.5)
     assert found["low"] is None
 
