@@ -1,6 +1,7 @@
 """Arms in turn until all is measured, in pieces: what all benchmarks share."""
 
 import math
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from .client.errors import LoadTestError
 from .environment import describe_machine, describe_piece, describe_versions
 from .interrupts import interruptible
 from .model_files import describe_model
@@ -17,6 +19,16 @@ from .result_folder import ResultFolder
 Arm = TypeVar("Arm")
 Cell = TypeVar("Cell")
 Started = TypeVar("Started")
+T = TypeVar("T")
+
+
+class BenchFolder(ResultFolder):
+    """What a benchmark keeps and writes, if it says no other."""
+
+    records_file = "measurements.jsonl"
+    output_files = ("results.json", "runs.csv", "results.md", "results.png")
+    folders = ("traces", "logs")
+    error = LoadTestError
 
 
 class Turn(NamedTuple, Generic[Arm, Cell]):
@@ -36,10 +48,30 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
         progress: Of what is missing when it begins.
     """
 
-    def __init__(self, folder: ResultFolder, environment: Mapping[str, Any]) -> None:
-        """Take what is to be noted of machine, versions and models."""
+    def __init__(
+        self,
+        folder: ResultFolder,
+        conditions: Mapping[str, Any],
+        models: Mapping[str, Path],
+        gpu: str | None = None,
+    ) -> None:
+        """Check that what the folder holds was measured under the same conditions.
+
+        Machine, versions and models, by role, are among them.
+        """
+        machine, versions = describe_machine(gpu), describe_versions()
+        described = {role: describe_model(path) for role, path in models.items()}
+        # One entry each, so that a refusal to go on names what has changed.
+        origin = {role: one["digest"] for role, one in described.items()}
+        origin |= {f"version of {name}": one for name, one in versions.items()}
+        folder.check_conditions({**conditions, **origin, "cpu": machine["cpu"]})
         pieces = folder.environment().get("pieces", [])
-        self._environment = {**environment, "pieces": [*pieces, describe_piece()]}
+        self._environment = {
+            "machine": machine,
+            "models": described,
+            "versions": versions,
+            "pieces": [*pieces, describe_piece()],
+        }
         self.folder, self.piece, self.progress = folder, len(pieces) + 1, Progress(0)
 
     @abstractmethod
@@ -95,16 +127,9 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
         return True
 
 
-def describe_origin(
-    models: Mapping[str, Path], gpu: str | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is noted of machine, models and versions, and what must stay equal.
+def shuffle(arms: Sequence[T], key: str) -> list[T]:
+    """Return the arms in an order of the key's, so that what drifts falls on all alike.
 
-    The latter has one entry each, so that a refusal to go on names what has changed.
+    With other keys every arm comes first and last, and after every other one.
     """
-    machine, versions = describe_machine(gpu), describe_versions()
-    described = {role: describe_model(path) for role, path in models.items()}
-    environment = {"machine": machine, "models": described, "versions": versions}
-    conditions = {role: one["digest"] for role, one in described.items()}
-    conditions |= {f"version of {name}": one for name, one in versions.items()}
-    return environment, conditions | {"cpu": machine["cpu"]}
+    return random.Random(key).sample(arms, len(arms))

@@ -28,9 +28,12 @@ class ResultFolder:
     folders: ClassVar[Sequence[str]]
     error: ClassVar[type[Exception]]
 
-    def __init__(self, folder: Path) -> None:
-        """Open a folder; created if missing."""
-        self.folder = folder
+    def __init__(self, folder: Path, *, restart: bool = False) -> None:
+        """Open a folder; created if missing.
+
+        With `restart` what it holds goes, once `check_conditions` is told what comes.
+        """
+        self.folder, self._restart = folder, restart
         folder.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
@@ -47,6 +50,8 @@ class ResultFolder:
         Raises:
             Exception: `error`, if what is in the folder was measured under others.
         """
+        if self._restart:
+            self.clear()
         now = json.loads(json.dumps(conditions))
         before = self.conditions()
         if before is None or not self.records():

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, compress, read_records
-from loadtest.experiment import Experiment, Turn, describe_origin
+from loadtest.experiment import Experiment, Turn
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
 from loadtest.load.workloads import make_workload
@@ -70,10 +70,9 @@ class Runner(Experiment[Arm, Cell, Deployment]):
         self._cells = list(itertools.product(options.workloads, options.loads))
         headers = read_header(options.header)
         self._launcher = Launcher(self._logs, options.config, options.set, headers)
-        store.check_conditions(describe_conditions(options))
         is_ours = any(arm.policy for arm in options.arms)
         models = find_models(options.config, options.set) if is_ours else {}
-        super().__init__(store, describe_origin(models)[0])
+        super().__init__(store, describe_conditions(options), models)
 
     def find_turns(self) -> list[Turn[Arm, Cell]]:
         """Return rounds, arm by arm."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from loadtest.client.errors import LoadTestError
 from loadtest.intervals import show_ratio
 from loadtest.page import describe_source, render_results, to_table
 from loadtest.result_folder import ResultFolder
@@ -22,6 +21,11 @@ _PANEL = (6.6, 4.2)
 _KINDS = ("rows", "ratios", "over_best", "ceilings")
 
 
+def write_report(store: ResultFolder) -> None:
+    """Write everything there is to see."""
+    draw(write_results(store), store.folder / "results.png")
+
+
 def write_results(store: ResultFolder) -> dict[str, Any]:
     """Write results.json and results.md from what has been measured.
 
@@ -29,11 +33,9 @@ def write_results(store: ResultFolder) -> dict[str, Any]:
         What results.json holds.
     """
     measurements = [one for group in store.records() for one in group]
-    conditions = store.conditions()
-    if not measurements or conditions is None:
-        raise LoadTestError(f"--output {store.folder} holds no measurements to report")
     # Whoever comes last is compared with all others.
-    ratios, over_best = compare_with_others(measurements, conditions["policies"][-1])
+    ours = (store.conditions() or {})["policies"][-1]
+    ratios, over_best = compare_with_others(measurements, ours)
     rows = make_rows(measurements)
     results = store.write_results(
         {

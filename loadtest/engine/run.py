@@ -2,23 +2,20 @@
 
 import itertools
 import operator
-import random
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from loadtest.arms import Arm
-from loadtest.client.errors import LoadTestError
 from loadtest.environment import digest_code
-from loadtest.experiment import Experiment, Turn, describe_origin
-from loadtest.result_folder import ResultFolder
+from loadtest.experiment import BenchFolder, Turn, shuffle
 
 from .plan import Cell, Plan
-from .pool import EngineProcess, start_engines
+from .pool import EngineProcess
 from .report import write_results
+from .side_by_side import SideBySide
 from .workloads import RequestMaker
 
 _CODE = (
@@ -29,22 +26,16 @@ _CODE_OF_REPORTS = {
     f"loadtest/engine/{name}.py" for name in ("cli", "report", "summary")
 }
 
-T = TypeVar("T")
 Engines = Mapping[Arm, EngineProcess]
 
 
-class Store(ResultFolder):
+class Store(BenchFolder):
     """An output folder, with a record for each group.
 
     A group is one cell in one round, measured on all arms. It is kept as a whole: one
     that was interrupted is measured again, because arms are only comparable when they
     were measured side by side.
     """
-
-    records_file = "measurements.jsonl"
-    output_files = ("results.json", "results.md", "results.png")
-    folders = ("traces", "logs")
-    error = LoadTestError
 
     def done(self) -> set[tuple[int, Cell]]:
         """Return the round and cell of all groups."""
@@ -55,8 +46,8 @@ class Store(ResultFolder):
         }
 
 
-class Bench(Experiment[Arm, Cell, Engines]):
-    """Engines side by side, that answer the same requests in turn.
+class Bench(SideBySide[Arm, Cell]):
+    """Rounds of all cells.
 
     A GPU seldom holds two engines, so there each arm goes through all cells of a round
     before the next one starts.
@@ -64,18 +55,12 @@ class Bench(Experiment[Arm, Cell, Engines]):
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
         """Check that what the folder holds was measured under the same conditions."""
-        self._plan, self._store, self._requests = plan, store, requests
+        self._plan, self._store = plan, store
         self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
-        models = {"target": plan.target, "draft": plan.draft}
-        environment, conditions = describe_origin(models, plan.gpu)
         code = digest_code(*_CODE).items()
-        store.check_conditions(
-            plan.conditions()
-            | {"seed": requests.seed}
-            | conditions
-            | {f"code of {k}": v for k, v in code if k not in _CODE_OF_REPORTS}
-        )
-        super().__init__(store, environment)
+        own = {f"code of {k}": v for k, v in code if k not in _CODE_OF_REPORTS}
+        models = {"target": plan.target, "draft": plan.draft}
+        super().__init__(store, requests, plan.conditions() | own, models, plan.gpu)
 
     def find_turns(self) -> list[Turn[Arm, Cell]]:
         """Return rounds, on a GPU arm by arm."""
@@ -97,38 +82,19 @@ class Bench(Experiment[Arm, Cell, Engines]):
         """Return the name."""
         return cell.name
 
-    @contextmanager
-    def start(self, turn: Turn[Arm, Cell]) -> Iterator[Engines]:
+    def start(self, turn: Turn[Arm, Cell]) -> AbstractContextManager[Engines]:
         """Start engines anew."""
-        logs, say = self._store.folder / "logs", self.progress.say
-        with start_engines(self._plan, turn.arms, logs, say) as engines:
-            for concurrency in sorted({cell.concurrency for cell in turn.cells}):
-                requests = self._requests.make_warm_up(concurrency)
-                for arm, engine in engines.items():
-                    label = f"warming up {arm.name}, {concurrency} in flight"
-                    self.progress.show(label)
-                    engine.run(requests)
-            yield engines
+        in_flight = {cell.concurrency for cell in turn.cells}
+        return self.start_warm(turn.arms, self._plan.deployment, in_flight)
 
     def measure_cell(self, turn: Turn[Arm, Cell], cell: Cell, up: Engines) -> None:
-        """Measure a cell block by block, until all had their time.
-
-        Every arm answers the same requests, a few seconds of them at a time: what the
-        machine does from one moment to the next meets all arms alike. The first block
-        is kept step by step.
-        """
+        """Measure a cell block by block, in seconds each, until all had their time."""
         number, found = turn.round, self._found[turn.round, cell]
-        measured_s, spent_s = dict.fromkeys(up, 0.0), dict.fromkeys(up, 0.0)
-        label = f"round {number} {cell.name}"
+        measured_s = dict.fromkeys(up, 0.0)
         for block in itertools.count():
-            requests = self._requests.make(cell, number, block)
-            for arm in shuffle(list(up), f"{number} {cell.name} {block}"):
-                self.progress.show(f"{label} {arm.name}, block {block + 1}")
-                trace = self._store.folder / f"traces/{cell.name}/{arm.file_name}.npz"
-                is_first = (number, block) == (1, 0)
-                began_s = time.monotonic()
-                result = up[arm].run(requests, trace if is_first else None)
-                spent_s[arm] += time.monotonic() - began_s
+            asked = "run", self.requests.make(cell, number, block)
+            messages = dict.fromkeys(up, asked)
+            for arm, result in self.ask_in_turn(turn, cell, block, up, messages):
                 measured_s[arm] += result["window_s"]
                 place = {"policy": arm.name, "round": number, "block": block}
                 # Engines start anew in every round, and where a run goes on within one.
@@ -138,8 +104,9 @@ class Bench(Experiment[Arm, Cell, Engines]):
                 break
         for arm in up:
             tokens = sum(o["num_tokens"] for o in found if o["policy"] == arm.name)
-            told = f"{label} {arm.name}: {tokens / measured_s[arm]:.0f} tokens/s"
-            self.progress.advance(cell.name, spent_s[arm], told)
+            told = f"{tokens / measured_s[arm]:.0f} tokens/s"
+            label = f"round {number} {cell.name} {arm.name}: {told}"
+            self.progress.advance(cell.name, self.spent_s[arm], label)
         if {one["policy"] for one in found} == {arm.name for arm in self._plan.arms}:
             self._store.append_record(self._compare_replies(found))
             write_results(self._store)
@@ -160,11 +127,3 @@ class Bench(Experiment[Arm, Cell, Engines]):
             theirs = first.get(one["block"], own)
             one["num_differing_requests"] = sum(map(operator.ne, own, theirs))
         return group
-
-
-def shuffle(arms: Sequence[T], key: str) -> list[T]:
-    """Return the arms in an order of the key's, so that what drifts falls on all alike.
-
-    With other keys every arm comes first and last, and after every other one.
-    """
-    return random.Random(key).sample(arms, len(arms))

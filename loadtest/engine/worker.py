@@ -120,25 +120,16 @@ class ArmEngine:
         """
         before = self._engine.snapshot()
         record = self._answer(block, lambda _: None)
-        seconds = record.steps[-1][0] - record.began_s
-        by_request = list_deliveries(record).groupby("request", sort=False)
+        found = _list_answers(record)
         counters = stages = None
         if self._watch is not None:
             counters = subtract(self._engine.snapshot(), before)
             spent = self._watch.add_up_stages()
             spent["select"] = 1e3 * counters["planning_seconds_total"]
-            spent["rest"] = 1e3 * seconds - sum(spent.values())
+            spent["rest"] = 1e3 * found["seconds"] - sum(spent.values())
             stages = {name: spent[name] for name in STAGES}
-        times = by_request["end_s"].agg(["first", "last"]) - record.began_s
-        return {
-            "seconds": seconds,
-            "num_steps": len(record.steps),
-            "first_s": times["first"].round(6).tolist(),
-            "last_s": times["last"].round(6).tolist(),
-            "num_tokens": by_request["tokens"].sum().tolist(),
-            "counters": counters,
-            "stages_ms": stages,
-        }
+        del found["digests"]
+        return found | {"counters": counters, "stages_ms": stages}
 
     def answer_stream(
         self, stream: Stream, trace: Path | None = None
@@ -169,18 +160,9 @@ class ArmEngine:
         if self._watch is not None and trace is not None:
             self._watch.save(trace)
         counted = before and subtract(self._engine.snapshot(), before)
-        # Groups are in the order of requests.
-        by_request = list_deliveries(record).groupby("request")
-        times = by_request["end_s"].agg(["first", "last"]) - record.began_s
-        return {
-            "seconds": record.steps[-1][0] - record.began_s,
-            "num_steps": len(record.steps),
+        return _list_answers(record) | {
             "due_s": list(stream.due_s),
             "added_s": [round(one - record.began_s, 6) for one in added_s],
-            "first_s": times["first"].round(6).tolist(),
-            "last_s": times["last"].round(6).tolist(),
-            "num_tokens": by_request["tokens"].sum().tolist(),
-            "digests": digest_replies(by_request["token_ids"].sum()),
             "counters": counted and pick_counters(counted),
         }
 
@@ -204,6 +186,20 @@ class ArmEngine:
             Delivery(int(one.request_id), one.outputs[0].token_ids, one.finished)
             for one in self._engine.step()
         ]
+
+
+def _list_answers(record: LoopRecord) -> dict[str, Any]:
+    """Return seconds and steps of a run; lists are in the order of requests."""
+    by_request = list_deliveries(record).groupby("request")
+    times = by_request["end_s"].agg(["first", "last"]) - record.began_s
+    return {
+        "seconds": record.steps[-1][0] - record.began_s,
+        "num_steps": len(record.steps),
+        "first_s": times["first"].round(6).tolist(),
+        "last_s": times["last"].round(6).tolist(),
+        "num_tokens": by_request["tokens"].sum().tolist(),
+        "digests": digest_replies(by_request["token_ids"].sum()),
+    }
 
 
 def _make_sampling(asked: Block | Stream) -> Any:

@@ -215,7 +215,7 @@ def _read_messages(place: str, entry: Any) -> list[Message]:
         return [{"role": "user", "content": prompt}]
     if not isinstance(entry, dict):
         raise LoadTestError(f"{place}: must be an object or a text")
-    names = ("conversations", "conversation", "messages")
+    names = ("conversations", "conversation", "conversation_a", "messages")
     turns = next((entry[name] for name in names if entry.get(name)), None)
     if not isinstance(turns, list):
         raise LoadTestError(

@@ -3,19 +3,18 @@
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from loadtest.client.errors import LoadTestError
-from loadtest.engine.models import size_kv_cache
-from loadtest.engine.plan import Block, deploy, set_up_cpu
+from loadtest.engine.plan import Block, deploy, describe_engine
 from loadtest.engine.pool import EngineProcess
-from loadtest.experiment import Experiment, Turn, describe_origin
+from loadtest.engine.workloads import RequestMaker
+from loadtest.experiment import BenchFolder, Experiment, Turn
 from loadtest.load.workloads import Conversation
-from loadtest.result_folder import ResultFolder
 
 from .grid import Arm, make_arms
 
@@ -28,13 +27,10 @@ Cell = tuple[str, int]
 """Dataset and batch cap, under which every arm is measured."""
 
 
-class Store(ResultFolder):
+class Store(BenchFolder):
     """An output folder, with a record for each run."""
 
     records_file = "runs.jsonl"
-    output_files = ("results.json", "runs.csv", "results.md", "results.png")
-    folders = ("logs",)
-    error = LoadTestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,36 +62,30 @@ class Paper:
             chances: dict[str, Any] = {"synthetic_acceptance_rates": rates}
             chances |= {"rejection_sample_method": "synthetic"}
             policy = {**policy, "extra": chances}
-        engine: dict[str, Any] = {
-            "device": "cpu" if self.gpu is None else "gpu",
-            "max_model_len": MAX_MODEL_LEN,
-            "max_num_seqs": cap,
-            "max_num_batched_tokens": 2048,
-            "enable_prefix_caching": False,
-        }
-        if self.gpu is None:
-            pair = self.target, self.draft, "bfloat16"
-            engine |= set_up_cpu(size_kv_cache(*pair, cap, MAX_MODEL_LEN // 2, 1))
-        return deploy(self.target, draft, policy, engine)
+        engine = describe_engine(
+            (self.target, self.draft),
+            num_engines=1,
+            length=MAX_MODEL_LEN,
+            most=cap,
+            device="cpu" if self.gpu is None else "gpu",
+            kv_tokens=MAX_MODEL_LEN // 2,
+        )
+        own = {"dtype": "auto", "max_num_batched_tokens": 2048}
+        return deploy(self.target, draft, policy, engine | own)
 
     def tokenize(
         self, prompts: Mapping[str, Sequence[Conversation]]
     ) -> tuple[dict[str, list[tuple[int, ...]]], int]:
         """Return token ids of the prompts that are short enough, and the end's."""
-        # Takes seconds, which only who measures shall wait for.
-        from loadtest.models.tokenizer import load_tokenizer, render
-
-        tokenizer, found = load_tokenizer(self.target), {}
+        maker = RequestMaker.load(self.target, 0, self.grid["max_tokens"])
         longest = MAX_MODEL_LEN - self.grid["max_tokens"] - 16
+        found = {}
         for name, conversations in prompts.items():
-            rendered = (
-                render(tokenizer, [*one.messages], with_tools=False, reply_follows=True)
-                for one in conversations
-            )
+            rendered = map(maker.render, conversations)
             found[name] = [tuple(ids) for ids in rendered if len(ids) <= longest]
             if not found[name]:
                 raise LoadTestError(f"{name}: no prompt has {longest} tokens or fewer")
-        return found, int(tokenizer.eos_token_id)
+        return found, maker.eos_token_id
 
 
 class Runner(Experiment[Arm, Cell, EngineProcess]):
@@ -112,14 +102,11 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         self._tokens: tuple[dict[str, list[tuple[int, ...]]], int] | None = None
         self._began_s = 0.0
         models = {"target": paper.target, "draft": paper.draft}
-        environment, conditions = describe_origin(models, paper.gpu)
         # Runs are left out: more of them may be added later.
-        grid = {name: v for name, v in paper.grid.items() if name != "runs"}
-        grid |= {"temperature": paper.temperature, "acceptance": paper.acceptance}
-        store.check_conditions(
-            grid | conditions | {"gpu": paper.gpu, "datasets": sorted(prompts)}
-        )
-        super().__init__(store, environment)
+        conditions = {name: v for name, v in paper.grid.items() if name != "runs"}
+        conditions |= {"temperature": paper.temperature, "gpu": paper.gpu}
+        conditions |= {"acceptance": paper.acceptance, "datasets": sorted(prompts)}
+        super().__init__(store, conditions, models, paper.gpu)
 
     def find_turns(self) -> list[Turn[Arm, Cell]]:
         """Return runs of single arms: every run starts an engine of its own."""
@@ -155,20 +142,18 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         log = f"logs/{cell[1]}-{arm.name.replace(' ', '-')}.log"
         deployment = self._paper.deployment(arm, cell[1])
         engine = EngineProcess(arm.name, deployment, self._store.folder / log)
-        try:
+        with closing(engine):
             engine.wait_until_ready()
             first = block.prompts[:_WARM_UP_REQUESTS]
             warm_up = replace(block, prompts=first, concurrency=len(first))
-            engine.answer_all(replace(warm_up, max_tokens=_WARM_UP_TOKENS))
+            engine.ask("answer_all", replace(warm_up, max_tokens=_WARM_UP_TOKENS))
             yield engine
-        finally:
-            engine.end()
 
     def measure_cell(
         self, turn: Turn[Arm, Cell], cell: Cell, up: EngineProcess
     ) -> None:
         """Send everything at once, and keep what came of it."""
-        found = up.answer_all(self._make_block(turn.round, cell))
+        found = up.ask("answer_all", self._make_block(turn.round, cell))
         record = {"run": turn.round, "dataset": cell[0], "cap": cell[1]}
         self._store.append_record(record | {"arm": turn.arms[0].name} | found)
         told = f"{_name(turn)}: {sum(found['num_tokens']) / found['seconds']:.0f}"

@@ -8,20 +8,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from loadtest.arms import Arm, parse_arm
+from loadtest.bench_command import load_presets
 from loadtest.client.errors import LoadTestError
-from loadtest.engine.models import pad, size_kv_cache
+from loadtest.engine.models import pad
 from loadtest.engine.open_loop import Stream
-from loadtest.engine.plan import deploy, longest_prompt, set_up_cpu
+from loadtest.engine.plan import deploy, describe_engine, longest_prompt
 from loadtest.engine.workloads import RequestMaker
 from loadtest.load.arrivals import Load, arrival_times
 
-PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("presets.yaml").read_text()
-)
-DEFAULTS = PRESETS.pop("defaults")
+PRESETS = load_presets(Path(__file__).with_name("presets.yaml"))
 
 PRIORITY, CLASSES = "priority", "classes"
 """What an arm is told of classes: vLLM's priorities alone, or weights and targets too.
@@ -148,31 +144,21 @@ class Plan:
 
 def make_plan(options: argparse.Namespace) -> Plan:
     """Return what the command line asks for."""
-    try:
-        arms = tuple(parse_class_arm(one.strip()) for one in options.arms.split(","))
-        loads = tuple(float(one) for one in options.loads.split(","))
-    except ValueError as error:
-        raise LoadTestError(f"--arms, --loads: {error}") from None
+    arms, loads = options.arms, options.loads
     if min(loads) <= 0:
         raise LoadTestError("--loads are shares of the capacity, above 0")
     kinds = {name: RequestKind(**own) for name, own in options.classes.items()}
-    target, draft, most = options.target, options.draft, options.max_num_seqs
-    if float(options.target_parameters):
-        target = pad(target, int(float(options.target_parameters)))
+    target, draft = pad(options.target, options.target_parameters), options.draft
     reply = max(kind.max_tokens for kind in kinds.values())
-    length = longest_prompt(options.workload) + reply
-    length += max(arm.max_depth for arm in arms)
-    room = min(length, KV_TOKENS)
-    kv_bytes = size_kv_cache(target, draft, options.dtype, most, room, len(arms))
-    engine = {
-        "device": "cpu",
-        "dtype": options.dtype,
-        "max_model_len": length,
-        "max_num_seqs": most,
-        "max_num_batched_tokens": 2048,
-        "enable_prefix_caching": False,
-        **set_up_cpu(kv_bytes),
-    }
+    reply += max(arm.max_depth for arm in arms)
+    engine = describe_engine(
+        (target, draft),
+        num_engines=len(arms),
+        length=longest_prompt(options.workload) + reply,
+        most=options.max_num_seqs,
+        dtype=options.dtype,
+        kv_tokens=KV_TOKENS,
+    )
     times = options.rounds, options.blocks, options.block_s
     return Plan(kinds, arms, loads, options.workload, *times, engine, target, draft)
 

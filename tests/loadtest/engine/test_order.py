@@ -17,9 +17,10 @@ import pytest
 from loadtest.arms import Arm, parse_arm
 from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.client.errors import LoadTestError
-from loadtest.engine import cli, run
-from loadtest.engine.plan import Block, Plan
-from loadtest.engine.run import Store, shuffle
+from loadtest.engine import cli, side_by_side
+from loadtest.engine.plan import Block
+from loadtest.engine.run import Store
+from loadtest.experiment import shuffle
 from tests.loadtest.engine.made_up import CELL, measured
 
 GPU = "NVIDIA Stand-in"
@@ -39,17 +40,17 @@ class FakeEngines:
 
     @contextmanager
     def start(
-        self, plan: Plan, arms: Sequence[Arm], log_folder: Path, say: Any
+        self, arms: Sequence[Arm], deploy: Any, log_folder: Path, say: Any
     ) -> Iterator[dict[Arm, Any]]:
         self.num_open += 1
         assert self.num_open == 1
         self.widths.append(len(arms))
         try:
-            yield {arm: SimpleNamespace(run=partial(self.run, arm)) for arm in arms}
+            yield {arm: SimpleNamespace(ask=partial(self.ask, arm)) for arm in arms}
         finally:
             self.num_open -= 1
 
-    def run(self, arm: Arm, block: Block, *trace: Any) -> dict[str, Any]:
+    def ask(self, arm: Arm, name: str, block: Block, *trace: Any) -> dict[str, Any]:
         if not trace:  # It warms up.
             return {}
         if self.fails_after == len(self.notes):
@@ -69,7 +70,7 @@ class FakeEngines:
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
     engines = FakeEngines()
-    monkeypatch.setattr(run, "start_engines", engines.start)
+    monkeypatch.setattr(side_by_side, "start_engines", engines.start)
     return engines
 
 
@@ -168,7 +169,7 @@ def test_what_hinders_is_told_in_its_own_words(tmp_path, engines, monkeypatch, c
     def fail(*_: Any, **__: Any) -> None:
         raise LoadTestError("the engine of none has ended; out of memory")
 
-    monkeypatch.setattr(FakeEngines, "run", fail)
+    monkeypatch.setattr(FakeEngines, "ask", fail)
     assert bench(tmp_path, "--rounds", "1") == 1
     assert "out of memory" in capsys.readouterr().err
     # A machine too small for all engines is told before they start.
