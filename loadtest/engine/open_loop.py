@@ -15,15 +15,15 @@ class Stream:
         prompts: Token ids of each request, in the order in which they come.
         due_s: When each comes, s from the first moment on, rising.
         max_tokens: The longest reply of each.
-        priorities: vLLM's, of each; all 0 where there are none.
+        priorities: vLLM's, of each, if they have any.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     due_s: tuple[float, ...]
     max_tokens: tuple[int, ...]
-    priorities: tuple[int, ...]
-    temperature: float
     eos_token_id: int
+    priorities: tuple[int, ...] = ()
+    temperature: float = 0.0
 
 
 def run_open_loop(

@@ -149,7 +149,7 @@ class ArmEngine:
             added_s.append(time.perf_counter())
             params = sampling.clone()
             params.max_tokens = stream.max_tokens[index]
-            priority = stream.priorities[index]
+            priority = stream.priorities[index] if stream.priorities else 0
             self._engine.add(str(index), stream.prompts[index], params, priority)
 
         before = self._engine.snapshot()

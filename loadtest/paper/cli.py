@@ -14,7 +14,7 @@ from loadtest.engine.plan import PRESETS as ENGINE_PRESETS
 from .datasets import OWN, load_prompts
 from .grid import PRESETS
 from .report import write_report
-from .run import Paper, Runner, Store
+from .run import Runner, Store
 
 _PAIR = ENGINE_PRESETS["smollm2"]
 
@@ -23,8 +23,7 @@ def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench paper"
 ) -> int:
     """Run the experiments; the status is that of `run_benchmark`."""
-    options = _make_parser(prog).parse_args(arguments)
-    return run_benchmark(options, Store, _measure, write_report)
+    return run_benchmark(parse(arguments, prog), Store, _measure, write_report)
 
 
 def _measure(options: argparse.Namespace, store: Store) -> bool:
@@ -34,13 +33,14 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
             "gpu, or leave it out"
         )
     prompts = load_prompts(dict(options.file), options.datasets, options.seed)
-    grid, gpu = PRESETS[options.preset] | {"preset": options.preset}, find_pair(options)
-    own = options.temperature, options.acceptance, options.arms
-    paper = Paper(grid, options.target, options.draft, *own, gpu)
-    return Runner(paper, store, prompts).measure(options.minutes)
+    runner = Runner(options, store, prompts, find_pair(options))
+    return runner.measure(options.minutes)
 
 
-def _make_parser(prog: str) -> argparse.ArgumentParser:
+def parse(
+    arguments: Sequence[str] | None, prog: str = "tetris-serve bench paper"
+) -> argparse.Namespace:
+    """Read the command line."""
     parser = make_parser(
         prog,
         "Run the experiments of the TETRIS paper (arXiv 2502.15197): no speculation, "
@@ -85,7 +85,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         help="on a GPU: accept drafts by chance, whatever they are, e.g. 0.8,0.6,0.5, "
         "of each position and all before it. Replies then mean nothing, costs do",
     )
-    return parser
+    return parser.parse_args(arguments)
 
 
 def _read_file(text: str) -> tuple[str, Path]:

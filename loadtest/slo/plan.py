@@ -188,8 +188,8 @@ def make_single(plan: Plan, requests: RequestMaker) -> list[Stream]:
     """Return requests that come one by one, to measure the time per token."""
     longest = max(kind.max_tokens for kind in plan.kinds.values())
     prompts = requests.draw(plan.workload, f"{requests.seed} alone", _NUM_CALIBRATED)
-    place = 0.0, requests.eos_token_id
-    return [Stream((one,), (0.0,), (longest,), (0,), *place) for one in prompts]
+    end = requests.eos_token_id
+    return [Stream((one,), (0.0,), (longest,), end) for one in prompts]
 
 
 def _draw(
@@ -200,5 +200,4 @@ def _draw(
     names = draw.choices([*plan.kinds], weights=shares, k=len(due_s))
     prompts = requests.draw(plan.workload, f"{requests.seed} {key}", len(due_s))
     limits = tuple(plan.kinds[name].max_tokens for name in names)
-    place = 0.0, requests.eos_token_id
-    return Stream(prompts, tuple(due_s), limits, (0,) * len(names), *place), names
+    return Stream(prompts, tuple(due_s), limits, requests.eos_token_id), names

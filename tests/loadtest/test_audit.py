@@ -3,12 +3,11 @@
 import pytest
 
 from loadtest.audit.cells import PLAIN
-from loadtest.audit.engine import AUDITED, HELD, POLICY, AlternatingEngine, NoDrafts
+from loadtest.audit.engine import AUDITED, HELD, POLICY, AlternatingEngine
 from loadtest.audit.show import render
 from loadtest.engine import worker
 from policies.audit.audited import AuditedPlanner
 from policies.registry import build_planner
-from policies.testing import check_planner
 from policies.types import EngineLimits, PolicySpec
 from serving.engine.shared.planner_host import PlannerHost
 
@@ -42,10 +41,6 @@ def test_a_table_holds_what_the_audit_says_against_pairs_of_rounds():
     assert cells[5] == "1.010 (1.010 to 1.010)"
     assert cells[6].startswith("1.485 (")
     assert cells[-1] == "cannot tell: 3 blocks"
-
-
-def test_nobody_at_depth_0_keeps_the_contract():
-    check_planner(lambda _: NoDrafts(), max_depth=1)
 
 
 class FakeEngine:
