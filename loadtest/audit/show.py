@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from loadtest.intervals import compare, show_ratio
 from loadtest.page import to_table
 
@@ -40,11 +42,10 @@ def _cells(row: dict[str, Any]) -> Iterator[str]:
 
 def _by_round(speeds: list[float], row: dict[str, Any]) -> list[float]:
     """Return a mean for each round, in which a way may have come several times."""
-    each = len(speeds) // row["rounds"]
-    rounds = range(row["rounds"])
-    return (
-        [sum(speeds[each * n : each * (n + 1)]) / each for n in rounds] if each else []
-    )
+    if not speeds:
+        return []
+    means: list[float] = np.reshape(speeds, (row["rounds"], -1)).mean(axis=1).tolist()
+    return means
 
 
 def _gain(report: dict[str, float], arm: str) -> str:

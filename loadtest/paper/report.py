@@ -1,6 +1,7 @@
 """From runs to the paper's tables and figures."""
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,20 +109,13 @@ def write_report(store: ResultFolder) -> None:
     results = store.write_results({"rows": summarise(records)})
     runs = [{k: one[k] for k in RUN} | measure_run(one) for one in records]
     store.write("runs.csv", pd.DataFrame(runs).to_csv(index=False))
-    cells = _by_cell(results["rows"])
+    groups = itertools.groupby(results["rows"], operator.itemgetter(*CELL))
+    cells = {f"{name}, batch cap {cap}": [*own] for (name, cap), own in groups}
     tables = {title: to_table(_tabulate(own)) for title, own in cells.items()}
     page = render_results(Path(__file__).parent, results, tables=tables)
     store.write("results.md", page)
     source = describe_source(results["environment"])
     _draw(cells, source, store.folder / "results.png")
-
-
-def _by_cell(rows: Sequence[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for row in rows:
-        title = f"{row['dataset']}, batch cap {row['cap']}"
-        found.setdefault(title, []).append(row)
-    return found
 
 
 def _tabulate(rows: Sequence[Record]) -> list[list[str]]:

@@ -110,20 +110,14 @@ class Plan:
 
     def deployment(self, arm: ClassArm, /) -> dict[str, Any]:
         """Return the settings with which a server would run an arm's engine."""
-        policy = arm.settings()
-        if arm.told == PRIORITY:
-            policy["classes"] = {
-                name: {"priority": kind.priority} for name, kind in self.kinds.items()
-            }
-        elif arm.told:
-            policy["classes"] = {
-                name: {
-                    "weight": kind.weight,
-                    "priority": kind.priority,
-                    "latency_target_ms": kind.target * self.units.tpot_ms,
-                }
-                for name, kind in self.kinds.items()
-            }
+        policy, classes = arm.settings(), dict[str, dict[str, float]]()
+        for name, kind in self.kinds.items():
+            classes[name] = {"priority": kind.priority}
+            if arm.told == CLASSES:
+                target_ms = kind.target * self.units.tpot_ms
+                classes[name] |= {"weight": kind.weight, "latency_target_ms": target_ms}
+        if arm.told:
+            policy["classes"] = classes
         draft = None if arm.policy == "none" else self.draft
         return deploy(self.target, draft, policy, self.engine)
 
