@@ -45,7 +45,7 @@ class AlternatingEngine(ArmEngine):
         """
         if self._planners:
             self._engine.wrap_planner(lambda _: self._planners[mode])
-        found = self.answer_all(block)
+        found = self.answer(block)
         return {
             "seconds": found["seconds"],
             "num_tokens": sum(found["num_tokens"]),

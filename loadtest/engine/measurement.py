@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import psutil
 
-from .closed_loop import LoopRecord
+from .loop import LoopRecord
 
 _COUNTED = (
     *("num_steps", "num_verified_tokens", "num_accepted_tokens"),

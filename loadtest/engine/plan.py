@@ -47,10 +47,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Requests that an engine answers in one go, so many in flight.
+    """Requests that an engine answers in one go, so many in flight at most.
 
-    Prompts are token ids of each request, in the order of admission; from `switch_at`
-    on they are others, if that is not None.
+    Attributes:
+        prompts: Token ids of each request, in the order in which they come.
+        max_tokens: The longest reply.
+        switch_at: From this one on prompts are of another kind, if they change.
+        due_s: When each comes, s from the first moment on, rising; at once if empty.
+        limits: The longest reply of each, where they differ.
+        priorities: vLLM's, of each, if they have any.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -59,6 +64,9 @@ class Block:
     max_tokens: int
     eos_token_id: int
     switch_at: int | None = None
+    due_s: tuple[float, ...] = ()
+    limits: tuple[int, ...] = ()
+    priorities: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

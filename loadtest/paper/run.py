@@ -96,14 +96,14 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
             engine.wait_until_ready()
             first = block.prompts[:_WARM_UP_REQUESTS]
             warm_up = replace(block, prompts=first, concurrency=len(first))
-            engine.ask("answer_all", replace(warm_up, max_tokens=_WARM_UP_TOKENS))
+            engine.ask("answer", replace(warm_up, max_tokens=_WARM_UP_TOKENS))
             yield engine
 
     def measure_cell(
         self, turn: Turn[Arm, Cell], cell: Cell, up: EngineProcess
     ) -> None:
         """Send everything at once, and keep what came of it."""
-        found = up.ask("answer_all", self._make_block(turn.round, cell))
+        found = up.ask("answer", self._make_block(turn.round, cell))
         record = {"run": turn.round, "dataset": cell[0], "cap": cell[1]}
         self._store.append_record(record | {"arm": turn.arms[0].name} | found)
         told = f"{_name(turn)}: {sum(found['num_tokens']) / found['seconds']:.0f}"

@@ -12,8 +12,7 @@ from loadtest.arms import Arm, parse_arm
 from loadtest.bench_command import load_presets
 from loadtest.client.errors import LoadTestError
 from loadtest.engine.models import pad
-from loadtest.engine.open_loop import Stream
-from loadtest.engine.plan import deploy, describe_engine, longest_prompt
+from loadtest.engine.plan import Block, deploy, describe_engine, longest_prompt
 from loadtest.engine.workloads import RequestMaker
 from loadtest.load.arrivals import Load, arrival_times
 
@@ -159,7 +158,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
 
 def make_stream(
     plan: Plan, requests: RequestMaker, load: float, key: str
-) -> tuple[Stream, list[str]]:
+) -> tuple[Block, list[str]]:
     """Return requests that come as a Poisson process, and the class of each.
 
     The same for all arms; whom an arm's engine is to prefer is left out.
@@ -172,26 +171,25 @@ def make_stream(
     return _draw(plan, requests, due_s, key)
 
 
-def make_crowd(plan: Plan, requests: RequestMaker) -> Stream:
+def make_crowd(plan: Plan, requests: RequestMaker) -> Block:
     """Return requests of all classes that come at once, to measure the capacity."""
     due_s = [0.0] * (_PER_SLOT * plan.engine["max_num_seqs"])
     return _draw(plan, requests, due_s, "capacity")[0]
 
 
-def make_single(plan: Plan, requests: RequestMaker) -> list[Stream]:
+def make_single(plan: Plan, requests: RequestMaker) -> Block:
     """Return requests that come one by one, to measure the time per token."""
-    longest = max(kind.max_tokens for kind in plan.kinds.values())
     prompts = requests.draw(plan.workload, f"{requests.seed} alone", _NUM_CALIBRATED)
-    end = requests.eos_token_id
-    return [Stream((one,), (0.0,), (longest,), end) for one in prompts]
+    return Block(prompts, 1, 0.0, requests.max_tokens, requests.eos_token_id)
 
 
 def _draw(
     plan: Plan, requests: RequestMaker, due_s: list[float], key: str
-) -> tuple[Stream, list[str]]:
+) -> tuple[Block, list[str]]:
     draw = random.Random(f"{requests.seed} {key} classes")
     shares = [kind.share for kind in plan.kinds.values()]
     names = draw.choices([*plan.kinds], weights=shares, k=len(due_s))
     prompts = requests.draw(plan.workload, f"{requests.seed} {key}", len(due_s))
     limits = tuple(plan.kinds[name].max_tokens for name in names)
-    return Stream(prompts, tuple(due_s), limits, requests.eos_token_id), names
+    place = len(names), 0.0, requests.max_tokens, requests.eos_token_id
+    return Block(prompts, *place, due_s=tuple(due_s), limits=limits), names

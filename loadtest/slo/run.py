@@ -5,10 +5,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-import pandas as pd
-
 from loadtest.engine.measurement import list_latencies
-from loadtest.engine.open_loop import Stream
+from loadtest.engine.plan import Block
 from loadtest.engine.pool import EngineProcess
 from loadtest.engine.side_by_side import SideBySide
 from loadtest.engine.workloads import RequestMaker
@@ -83,9 +81,7 @@ class Bench(SideBySide[ClassArm, float]):
         for block in range(self._plan.blocks):
             key = f"{turn.round} {cell:g} {block}"
             stream, names = make_stream(self._plan, self.requests, cell, key)
-            asked = {
-                arm: ("answer_stream", self._tell(arm, stream, names)) for arm in up
-            }
+            asked = {arm: ("answer", self._tell(arm, stream, names)) for arm in up}
             place = {"round": turn.round, "load": cell, "block": block}
             for arm, result in self.ask_in_turn(turn, cell, block, up, asked):
                 found.append(place | {"arm": arm.name, "classes": names} | result)
@@ -94,7 +90,7 @@ class Bench(SideBySide[ClassArm, float]):
             self.progress.advance(self.name_of(cell), self.spent_s[arm], label)
         self._store.append_record(found)
 
-    def _tell(self, arm: ClassArm, stream: Stream, names: list[str]) -> Stream:
+    def _tell(self, arm: ClassArm, stream: Block, names: list[str]) -> Block:
         """Let requests bring the priority of their class, where the arm knows any."""
         if not arm.told:
             return stream
@@ -105,8 +101,9 @@ class Bench(SideBySide[ClassArm, float]):
         none, deploy = ClassArm("none"), self._plan.deployment
         with self.start_warm([none], deploy, self._in_flight) as engines:
             self.progress.show("measuring what targets and loads go by")
-            ask, singles = engines[none].ask, make_single(self._plan, self.requests)
-            alone = [list_latencies(ask("answer_stream", one)) for one in singles]
-            crowd = ask("answer_stream", make_crowd(self._plan, self.requests))
-        tpot_ms = float(pd.concat(alone)["tpot_ms"].median())
+            alone, crowd = (
+                engines[none].ask("answer", make(self._plan, self.requests))
+                for make in (make_single, make_crowd)
+            )
+        tpot_ms = float(list_latencies(alone)["tpot_ms"].median())
         return Units(tpot_ms, len(crowd["due_s"]) / crowd["seconds"])

@@ -61,7 +61,7 @@ class FakeEngine:
 def engine(monkeypatch):
     monkeypatch.setattr(worker, "OfflineEngine", FakeEngine)
     answer = {"seconds": 1.0, "num_tokens": [1, 2]}
-    monkeypatch.setattr(AlternatingEngine, "answer_all", lambda *_: answer)
+    monkeypatch.setattr(AlternatingEngine, "answer", lambda *_: answer)
     return AlternatingEngine({})
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from loadtest.engine.closed_loop import Delivery
-from loadtest.engine.open_loop import run_open_loop
+from loadtest.engine.loop import Delivery, run_loop
 from loadtest.engine.workloads import RequestMaker
 from loadtest.models.recipe import DRAFT_DIR
 from loadtest.slo.cli import main
@@ -36,10 +35,10 @@ def test_requests_are_added_when_they_come_and_the_loop_waits_for_them():
         now_s[0] += 1.0
         return [Delivery(added[-1][0], [7], finished=True)]
 
-    record = run_open_loop(
+    record = run_loop(
         lambda index: added.append((index, now_s[0])),
-        step,
-        [0.0, 0.5, 5.0],
+        *(step, 3, 3),
+        due_s=[0.0, 0.5, 5.0],
         clock=lambda: now_s[0],
         wait=wait,
     )
@@ -117,7 +116,7 @@ def test_arrivals_and_classes_are_the_same_for_all_arms_and_new_in_each_block():
     # Half of four a second, for 200 s; a quarter of them short: within 4 deviations.
     assert len(stream.due_s) == pytest.approx(400, abs=80)
     assert names.count("interactive") == pytest.approx(100, abs=35)
-    assert {*zip(names, stream.max_tokens, strict=True)} == {
+    assert {*zip(names, stream.limits, strict=True)} == {
         ("interactive", 8),
         ("batch", 32),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.engine.closed_loop import Delivery, LoopRecord, run_closed_loop
+from loadtest.engine.loop import Delivery, LoopRecord, run_loop
 from loadtest.engine.measurement import Counters, measure
 
 
@@ -41,7 +41,7 @@ class FakeEngine:
     def run(self, concurrency: int, **options: Any) -> LoopRecord:
         given = self.add, self.step, len(self.lengths), concurrency
         options = {"on_mark": lambda name: None} | options
-        return run_closed_loop(*given, clock=lambda: self.now_s, **options)
+        return run_loop(*given, clock=lambda: self.now_s, **options)
 
 
 def is_steady(record: LoopRecord, step_s: float) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from loadtest.arms import Arm, parse_arm
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli
-from loadtest.engine.closed_loop import REQUESTS_TO_BE_STEADY
+from loadtest.engine.loop import REQUESTS_TO_BE_STEADY
 from loadtest.engine.models import find_method
 from loadtest.engine.plan import (
     PRESETS,
