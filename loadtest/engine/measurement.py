@@ -97,13 +97,6 @@ def digest_replies(replies: Iterable[list[int]]) -> list[str]:
     ]
 
 
-def pick_counters(grown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what results tell of a scheduler's counters, once subtracted."""
-    counters = {name: grown[name] for name in _COUNTED if name in grown}
-    reasons = counters["num_fallbacks"].items()
-    return counters | {"num_fallbacks": {why: count for why, count in reasons if count}}
-
-
 class Counters:
     """What the scheduler counted, and who used the machine, between two marks."""
 
@@ -130,7 +123,10 @@ class Counters:
         planner = (last or {}).get("planner", {})
         counters = None
         if first and last:
-            counters = pick_counters(subtract(last, first))
+            grown = subtract(last, first)
+            counters = {name: grown[name] for name in _COUNTED if name in grown}
+            reasons = counters["num_fallbacks"].items()
+            counters["num_fallbacks"] = {why: count for why, count in reasons if count}
         return {
             "counters": counters,
             "other_cpu_share": self._others,

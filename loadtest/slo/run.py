@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.engine.measurement import list_latencies
 from loadtest.engine.plan import Block
 from loadtest.engine.pool import EngineProcess
-from loadtest.engine.side_by_side import SideBySide
+from loadtest.engine.run import SideBySide
 from loadtest.engine.workloads import RequestMaker
 from loadtest.experiment import BenchFolder, Turn, shuffle
 

@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from loadtest.engine.loop import Delivery, run_loop
 from loadtest.engine.workloads import RequestMaker
 from loadtest.models.recipe import DRAFT_DIR
 from loadtest.slo.cli import main
@@ -21,31 +20,6 @@ from loadtest.slo.run import Store
 from loadtest.slo.summary import compare_goodput, judge, measure_block
 
 TARGETS_MS = {"interactive": 100.0, "batch": 400.0}
-
-
-def test_requests_are_added_when_they_come_and_the_loop_waits_for_them():
-    now_s, added, waited_s = [10.0], [], []
-
-    def wait(seconds: float) -> None:
-        waited_s.append(seconds)
-        now_s[0] += seconds
-
-    def step() -> list[Delivery]:
-        # A second a step; a request takes one.
-        now_s[0] += 1.0
-        return [Delivery(added[-1][0], [7], finished=True)]
-
-    record = run_loop(
-        lambda index: added.append((index, now_s[0])),
-        *(step, 3, 3),
-        due_s=[0.0, 0.5, 5.0],
-        clock=lambda: now_s[0],
-        wait=wait,
-    )
-    # The second came during the first's step; nobody is there from 2 s to 5 s.
-    assert added == [(0, 10.0), (1, 11.0), (2, 15.0)]
-    assert waited_s == [3.0]
-    assert [end_s for end_s, _ in record.steps] == [11.0, 12.0, 16.0]
 
 
 RESULT = {

@@ -17,7 +17,7 @@ import pytest
 from loadtest.arms import Arm, parse_arm
 from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.client.errors import LoadTestError
-from loadtest.engine import cli, side_by_side
+from loadtest.engine import cli, run
 from loadtest.engine.plan import Block
 from loadtest.engine.run import Store
 from loadtest.experiment import shuffle
@@ -70,7 +70,7 @@ class FakeEngines:
 @pytest.fixture(autouse=True)
 def engines(monkeypatch: pytest.MonkeyPatch) -> FakeEngines:
     engines = FakeEngines()
-    monkeypatch.setattr(side_by_side, "start_engines", engines.start)
+    monkeypatch.setattr(run, "start_engines", engines.start)
     return engines
 
 
