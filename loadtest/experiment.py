@@ -23,11 +23,13 @@ T = TypeVar("T")
 
 
 class BenchFolder(ResultFolder):
-    """What a benchmark keeps and writes, if it says no other."""
+    """What benchmarks keep and write, each some of it."""
 
     records_file = "measurements.jsonl"
-    output_files = ("results.json", "runs.csv", "results.md", "results.png")
-    folders = ("traces", "logs")
+    output_files = (
+        *("results.json", "results.md", "results.png", "runs.csv", "report.html"),
+    )
+    folders = ("traces", "records", "logs")
     error = LoadTestError
 
 

@@ -12,13 +12,12 @@ from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, compress, read_records
-from loadtest.experiment import Experiment, Turn
+from loadtest.experiment import BenchFolder, Experiment, Turn
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
 from loadtest.load.workloads import make_workload
 from loadtest.report.page import write_results
 from loadtest.report.summary import Limits, Targets, summarise
-from loadtest.result_folder import ResultFolder
 
 from .arms import Arm
 from .conditions import describe_conditions, find_models
@@ -43,13 +42,10 @@ Cell = tuple[str, Load]
 """Workload and load, under which every arm is measured."""
 
 
-class Store(ResultFolder):
+class Store(BenchFolder):
     """An output folder, with a record for each run."""
 
     records_file = "runs.jsonl"
-    output_files = ("results.json", "report.html")
-    folders = ("records", "logs")
-    error = LoadTestError
 
     def runs(self) -> list[dict[str, Any]]:
         """Return all finished runs, oldest first; of one run again, the last."""
