@@ -26,16 +26,12 @@ class AlternatingEngine(ArmEngine):
         self._planners: dict[str, Any] = {}
         super().__init__(arguments)
 
-    def _put_between(self, *, hold_at_zero: bool) -> None:
-        del hold_at_zero
-
-        def take(planner: Any) -> Any:
-            self._planners = {AUDITED: planner, POLICY: planner, HELD: FixedPlanner(0)}
-            if isinstance(planner, AuditedPlanner):
-                self._planners[POLICY] = planner.inner
-            return planner
-
-        self._engine.wrap_planner(take)
+    def _put_before(self, planner: Any) -> Any:
+        """Keep a planner, and who may stand in its place."""
+        self._planners = {AUDITED: planner, POLICY: planner, HELD: FixedPlanner(0)}
+        if isinstance(planner, AuditedPlanner):
+            self._planners[POLICY] = planner.inner
+        return planner
 
     def run_as(self, mode: str, block: Block) -> dict[str, Any]:
         """Answer requests that come as fast as their places get free.

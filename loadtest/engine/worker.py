@@ -72,16 +72,13 @@ class ArmEngine:
         """Start the engine as `serving.offline` says; held, it drafts nothing."""
         self._engine = OfflineEngine(arguments)
         self._watch: Watch | None = None
-        self._put_between(hold_at_zero=hold_at_zero)
+        self._hold_at_zero = hold_at_zero
+        self._engine.wrap_planner(self._put_before)
 
-    def _put_between(self, *, hold_at_zero: bool) -> None:
-        """Put a watch between engine and planner."""
-
-        def watch(planner: Any) -> Watch:
-            self._watch = Watch(planner, hold_at_zero=hold_at_zero)
-            return self._watch
-
-        self._engine.wrap_planner(watch)
+    def _put_before(self, planner: Any) -> Any:
+        """Return who is asked in a planner's place."""
+        self._watch = Watch(planner, hold_at_zero=self._hold_at_zero)
+        return self._watch
 
     def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
         """Run a block of requests, and return what `measure` and `Counters` found.
