@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from loadtest.intervals import show_ratio
 from loadtest.page import describe_source, render_results, to_table
@@ -69,8 +70,6 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     Throughput, and what the last policy's is over the others', against requests in
     flight.
     """
-    from matplotlib.figure import Figure
-
     from loadtest.report.figures import draw_by_level
 
     loads = _by_load(results)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from loadtest.engine.measurement import list_latencies
 from loadtest.engine.worker import STAGES
@@ -132,8 +133,6 @@ def _tabulate(rows: Sequence[Record]) -> list[list[str]]:
 
 def _draw(cells: Mapping[str, Sequence[Record]], title: str, path: Path) -> None:
     """Draw, for each cell, throughput, accepted lengths and time by stage."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(18, 5 * len(cells)), layout="constrained")
     figure.suptitle(title, fontsize=8)
     grid = figure.subplots(len(cells), 3, squeeze=False)
