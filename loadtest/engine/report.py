@@ -20,6 +20,27 @@ Row = Mapping[str, Any]
 
 _PANEL = (6.6, 4.2)
 _KINDS = ("rows", "ratios", "over_best", "ceilings")
+_DETAILS = {
+    "policy": "{policy}",
+    "requests": "{concurrency}",
+    "tokens/s min-max": "{output_tokens_per_s[min]:.0f}-{output_tokens_per_s[max]:.0f}",
+    "before → after a change": (
+        "{output_tokens_per_s_by_phase[before][median]:.0f} → "
+        "{output_tokens_per_s_by_phase[after][median]:.0f}"
+    ),
+    "measured s": "{window_s:.0f}",
+    "step ms": "{step_ms:.1f}",
+    "step-time error": "{step_time_error:.1%}",
+    "planning µs/step": "{planning_us_per_step:.0f}",
+    "verified/step": "{verified_per_step:.1f}",
+    "calibration error": "{calibration_error:.3f}",
+    "ITL p50 ms": "{itl_p50_ms:.1f}",
+    "ITL p99 ms": "{itl_p99_ms:.1f}",
+    "ms/token p50": "{time_per_token_p50_ms:.1f}",
+    "replies": "{num_requests}",
+    "differing": "{num_differing_requests:n}",
+    "CPU of others": "{max_other_cpu_share:.1%}",
+}
 
 
 def write_report(store: ResultFolder) -> None:
@@ -53,7 +74,7 @@ def write_results(store: ResultFolder) -> dict[str, Any]:
 def render(results: Mapping[str, Any]) -> str:
     """Render `results.md`."""
     loads = [
-        {"name": name, "samples": _count_samples(load["rows"]), "rows": load["rows"]}
+        {"name": name, "samples": _count_samples(load["rows"])}
         | {"tables": [*map(to_table, _tabulate(load))]}
         for name, load in _by_load(results).items()
     ]
@@ -129,7 +150,7 @@ def _by_load(results: Mapping[str, Any]) -> dict[str, dict[str, list[Row]]]:
 
 
 def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
-    """Return the tables of a workload: speeds, ratios, ceilings.
+    """Return the tables of a workload: speeds, ratios, ceilings, details.
 
     Of the best policy of a load the speed is bold; in brackets stand acceptance length
     and verification success rate.
@@ -157,7 +178,7 @@ def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
         for one in load["ceilings"]
     ]
     ours = ratios[0]["policy"] if ratios else ""
-    return [
+    tables = [
         _by_concurrency(corner, cells)
         for corner, cells in (
             ("tokens/s (acceptance length, verification success rate)", speeds),
@@ -166,6 +187,15 @@ def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
         )
         if cells
     ]
+    details = [[_fill(form, row) for form in _DETAILS.values()] for row in rows]
+    return [*tables, [[*_DETAILS], *details]]
+
+
+def _fill(form: str, row: Row) -> str:
+    try:
+        return form.format_map(row)
+    except TypeError:  # Of None: nobody counted.
+        return "-"
 
 
 def _by_concurrency(
