@@ -37,7 +37,6 @@ class Bench(Experiment[Arm, Cell, Engines]):
     def __init__(
         self, options: argparse.Namespace, folder: BenchFolder, requests: RequestMaker
     ) -> None:
-        """Check that what the folder holds was measured under the same conditions."""
         self._options, self._requests, self._arm = options, requests, options.policy
         self._target = pad(options.target, options.target_parameters)
         conditions = {"audit": options.audit, "max_tokens": options.max_tokens}

@@ -52,7 +52,6 @@ class SideBySide(Experiment[A, C, Mapping[A, EngineProcess]], Generic[A, C]):
         models: Mapping[str, Path],
         gpu: str | None = None,
     ) -> None:
-        """Check that what the folder holds was measured under the same conditions."""
         self.requests, self.spent_s = requests, dict[A, float]()
         super().__init__(folder, {**conditions, "seed": requests.seed}, models, gpu)
 
@@ -126,7 +125,6 @@ class Bench(SideBySide[Arm, Cell]):
     """
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
-        """Check that what the folder holds was measured under the same conditions."""
         self._plan, self._store = plan, store
         self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
         code = digest_code(*_CODE).items()

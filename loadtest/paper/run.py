@@ -47,7 +47,6 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         prompts: Mapping[str, Sequence[Conversation]],
         gpu: str | None = None,
     ) -> None:
-        """Check that what the folder holds was measured under the same conditions."""
         self._options, self._store, self._prompts = options, store, prompts
         self._grid, self._gpu, self._began_s = PRESETS[options.preset], gpu, 0.0
         # Runs are left out: more of them may be added later.

@@ -42,7 +42,6 @@ class Bench(SideBySide[ClassArm, float]):
     unit = "load "
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
-        """Check that what the folder holds was measured under the same conditions."""
         self._plan, self._store = plan, store
         self._in_flight = {*_WARM_UP_AT, plan.engine["max_num_seqs"]}
         models = {"target": plan.target, "draft": plan.draft}
