@@ -4,7 +4,7 @@ import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -32,6 +32,12 @@ class BenchFolder(ResultFolder):
     folders = ("traces", "records", "logs")
     error = LoadTestError
 
+    def measurements(self) -> list[dict[str, Any]]:
+        """Return all that was measured, oldest first; a record may be a group of it."""
+        records = self.records()
+        groups = (one if isinstance(one, list) else [one] for one in records)
+        return [one for group in groups for one in group]
+
 
 class Turn(NamedTuple, Generic[Arm, Cell]):
     """Arms that are up at the same time, and the cells that they go through."""
@@ -45,14 +51,17 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
     """One invocation on one output folder.
 
     Attributes:
+        rounds: How often every arm goes through every cell.
         folder: Where results go.
         piece: Which invocation on it this is, from 1.
         progress: Of what is missing when it begins.
     """
 
+    rounds = 1
+
     def __init__(
         self,
-        folder: ResultFolder,
+        folder: BenchFolder,
         conditions: Mapping[str, Any],
         models: Mapping[str, Path],
         gpu: str | None = None,
@@ -77,8 +86,12 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
         self.folder, self.piece, self.progress = folder, len(pieces) + 1, Progress(0)
 
     @abstractmethod
-    def find_turns(self) -> list[Turn[Arm, Cell]]:
-        """Return what is still to be measured, in order."""
+    def plan_round(self, number: int) -> Iterable[tuple[Sequence[Arm], Sequence[Cell]]]:
+        """Return arms that are up together, and their cells, in order."""
+
+    @abstractmethod
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:
+        """Return what in a measurement says which it is."""
 
     @abstractmethod
     def start(self, turn: Turn[Arm, Cell]) -> AbstractContextManager[Started]:
@@ -95,6 +108,25 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
     def may_stop(self, turn: Turn[Arm, Cell]) -> bool:  # noqa: ARG002
         """Tell whether what is kept so far is of use without the rest of a turn."""
         return True
+
+    def find_turns(self) -> list[Turn[Arm, Cell]]:
+        """Return what is still to be measured, in order."""
+        kept, turns = self.folder.measurements(), []
+
+        def is_done(number: int, arm: Arm, cell: Cell) -> bool:
+            place = self.place(number, arm, cell).items()
+            return any(place <= one.items() for one in kept)
+
+        for number in range(1, self.rounds + 1):
+            for arms, cells in self.plan_round(number):
+                missing = [
+                    cell
+                    for cell in cells
+                    if not all(is_done(number, arm, cell) for arm in arms)
+                ]
+                if missing:
+                    turns.append(Turn(number, arms, missing))
+        return turns
 
     def measure(self, minutes: float | None = None) -> bool:
         """Measure what is missing; every finished cell is kept.

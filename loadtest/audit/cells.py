@@ -3,7 +3,7 @@
 import argparse
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,18 +43,20 @@ class Bench(Experiment[Arm, Cell, Engines]):
         conditions["seed"] = options.seed
         super().__init__(folder, conditions, {"target": self._target})
 
-    def find_turns(self) -> list[Turn[Arm, Cell]]:
-        """Return cells."""
+    def plan_round(
+        self,
+        number: int,  # noqa: ARG002 - there is one
+    ) -> Iterator[tuple[Sequence[Arm], Sequence[Cell]]]:
+        """Yield cells one by one."""
         options = self._options
         axes = itertools.product(options.workloads, options.concurrency)
-        cells = [Cell(name, options.temperature, count) for name, count in axes]
-        place = self._arm.name, options.draft.name
-        done = {(o["cell"], o["policy"], o["draft"]) for o in self.folder.records()}
-        return [
-            Turn(1, [self._arm], [cell])
-            for cell in cells
-            if (cell.name, *place) not in done
-        ]
+        for workload, count in axes:
+            yield [self._arm], [Cell(workload, options.temperature, count)]
+
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:  # noqa: ARG002
+        """Return cell, policy and drafter."""
+        draft = self._options.draft.name
+        return {"cell": cell.name, "policy": arm.name, "draft": draft}
 
     def name_of(self, cell: Cell) -> str:
         """Return the name."""
@@ -103,9 +105,8 @@ class Bench(Experiment[Arm, Cell, Engines]):
                 if any(part in name for part in ("gain", "audit", "held"))
             ]
             self.progress.say(f"{cell.name} {number + 1}: {', '.join(told)}")
-        row = {"cell": cell.name, "policy": arm.name, "audit": options.audit}
-        row |= {"draft": options.draft.name, "rounds": options.rounds}
-        row |= {"tokens_per_s": speeds, "report": report}
+        row = self.place(turn.round, arm, cell) | {"audit": options.audit}
+        row |= {"rounds": options.rounds, "tokens_per_s": speeds, "report": report}
         self.folder.append_record(row | describe_run())
         self.progress.advance(cell.name, time.monotonic() - began_s, cell.name)
 

@@ -9,6 +9,7 @@ from loadtest.argument_types import each, read_positive
 from loadtest.bench_command import make_parser, read_options, run_benchmark, say
 from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
+from loadtest.experiment import BenchFolder
 from loadtest.load.workloads import make_workload
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from serving.offline import find_model
@@ -16,7 +17,7 @@ from serving.offline import find_model
 from .models import check_models
 from .plan import PRESETS, find_gpu, make_plan, parse_bench_arm
 from .report import write_report
-from .run import Bench, Store
+from .run import Bench
 from .workloads import DRIFTS, WORKLOADS, RequestMaker
 
 
@@ -24,10 +25,10 @@ def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench engine"
 ) -> int:
     """Run the benchmark; the status is that of `run_benchmark`."""
-    return run_benchmark(parse(arguments, prog), Store, _measure, write_report)
+    return run_benchmark(parse(arguments, prog), BenchFolder, _measure, write_report)
 
 
-def _measure(options: argparse.Namespace, store: Store) -> bool:
+def _measure(options: argparse.Namespace, store: BenchFolder) -> bool:
     plan = make_plan(options, find_pair(options))
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
     for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():

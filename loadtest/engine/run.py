@@ -100,48 +100,35 @@ class SideBySide(Experiment[A, C, Mapping[A, EngineProcess]], Generic[A, C]):
             yield arm, found
 
 
-class Store(BenchFolder):
-    """An output folder, with a record for each group.
+class Bench(SideBySide[Arm, Cell]):
+    """Rounds of all cells, with a record for each group.
 
     A group is one cell in one round, measured on all arms. It is kept as a whole: one
     that was interrupted is measured again, because arms are only comparable when they
     were measured side by side.
-    """
-
-    def done(self) -> set[tuple[int, Cell]]:
-        """Return the round and cell of all groups."""
-        firsts = (group[0] for group in self.records())
-        return {
-            (o["round"], Cell(o["workload"], o["temperature"], o["concurrency"]))
-            for o in firsts
-        }
-
-
-class Bench(SideBySide[Arm, Cell]):
-    """Rounds of all cells.
 
     A GPU seldom holds two engines, so there each arm goes through all cells of a round
     before the next one starts.
     """
 
-    def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
-        self._plan, self._store = plan, store
+    def __init__(self, plan: Plan, store: BenchFolder, requests: RequestMaker) -> None:
+        self._plan, self.rounds = plan, plan.rounds
         self._found: dict[tuple[int, Cell], list[dict[str, Any]]] = defaultdict(list)
         code = digest_code(*_CODE).items()
         own = {f"code of {k}": v for k, v in code if k not in _CODE_OF_REPORTS}
         models = {"target": plan.target, "draft": plan.draft}
         super().__init__(store, requests, plan.conditions() | own, models, plan.gpu)
 
-    def find_turns(self) -> list[Turn[Arm, Cell]]:
-        """Return rounds, on a GPU arm by arm."""
-        done, arms, turns = self._store.done(), self._plan.arms, []
-        for number in range(1, self._plan.rounds + 1):
-            cells = [cell for cell in self._plan.cells if (number, cell) not in done]
-            together = [list(arms)]
-            if self._plan.gpu is not None:
-                together = [[arm] for arm in shuffle(arms, f"{number}")]
-            turns += [Turn(number, own, cells) for own in together if cells]
-        return turns
+    def plan_round(self, number: int) -> list[tuple[Sequence[Arm], Sequence[Cell]]]:
+        """Return all arms, on a GPU one by one."""
+        arms, cells = self._plan.arms, self._plan.cells
+        if self._plan.gpu is None:
+            return [(arms, cells)]
+        return [([arm], cells) for arm in shuffle(arms, f"{number}")]
+
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:
+        """Return policy, round and cell."""
+        return {"policy": arm.name, "round": number, **asdict(cell)}
 
     def may_stop(self, turn: Turn[Arm, Cell]) -> bool:
         """Tell whether a round is not begun, or its cells are measured one by one."""
@@ -166,10 +153,10 @@ class Bench(SideBySide[Arm, Cell]):
             messages = dict.fromkeys(up, asked)
             for arm, result in self.ask_in_turn(turn, cell, block, up, messages):
                 measured_s[arm] += result["window_s"]
-                place = {"policy": arm.name, "round": number, "block": block}
+                place = self.place(number, arm, cell) | {"block": block}
                 # Engines start anew in every round, and where a run goes on within one.
                 place |= {"engine_start": f"{number}.{self.piece}"}
-                found.append(place | asdict(cell) | result)
+                found.append(place | result)
             if min(measured_s.values()) >= self._plan.window_s:
                 break
         for arm in up:
@@ -178,8 +165,8 @@ class Bench(SideBySide[Arm, Cell]):
             label = f"round {number} {cell.name} {arm.name}: {told}"
             self.progress.advance(cell.name, self.spent_s[arm], label)
         if {one["policy"] for one in found} == {arm.name for arm in self._plan.arms}:
-            self._store.append_record(self._compare_replies(found))
-            write_results(self._store)
+            self.folder.append_record(self._compare_replies(found))
+            write_results(self.folder)
 
     def _compare_replies(self, group: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Put, for digests, the number of replies that are not the first arm's.

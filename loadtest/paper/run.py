@@ -47,8 +47,9 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         prompts: Mapping[str, Sequence[Conversation]],
         gpu: str | None = None,
     ) -> None:
-        self._options, self._store, self._prompts = options, store, prompts
-        self._grid, self._gpu, self._began_s = PRESETS[options.preset], gpu, 0.0
+        self._options, self._prompts = options, prompts
+        self._grid, self._began_s = PRESETS[options.preset], 0.0
+        self.rounds = self._grid["runs"]
         # Runs are left out: more of them may be added later.
         conditions = {name: v for name, v in self._grid.items() if name != "runs"}
         conditions |= {"gpu": gpu, "datasets": sorted(prompts)}
@@ -57,25 +58,21 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         models = {"target": options.target, "draft": options.draft}
         super().__init__(store, conditions, models, gpu)
 
-    def find_turns(self) -> list[Turn[Arm, Cell]]:
-        """Return runs of single arms: every run starts an engine of its own."""
-        grid, records = self._grid, self._store.records()
-        done = {(r["run"], r["arm"], (r["dataset"], r["cap"])) for r in records}
+    def plan_round(self, number: int) -> Iterator[tuple[list[Arm], list[Cell]]]:
+        """Yield single arms and cells: every run starts an engine of its own."""
         arms = [
             arm
-            for arm in make_arms(grid)
+            for arm in make_arms(self._grid)
             if any(fnmatchcase(arm.name, pattern) for pattern in self._options.arms)
         ]
-        turns = []
-        for run in range(1, grid["runs"] + 1):
-            start = (run - 1) * len(arms) // grid["runs"]
-            for cell in itertools.product(self._prompts, grid["caps"]):
-                turns += [
-                    Turn(run, [arm], [cell])
-                    for arm in arms[start:] + arms[:start]
-                    if (run, arm.name, cell) not in done
-                ]
-        return turns
+        start = (number - 1) * len(arms) // self.rounds
+        for cell in itertools.product(self._prompts, self._grid["caps"]):
+            for arm in arms[start:] + arms[:start]:
+                yield [arm], [cell]
+
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:
+        """Return run, dataset, batch cap and arm."""
+        return {"run": number, "dataset": cell[0], "cap": cell[1], "arm": arm.name}
 
     def name_of(self, cell: Cell) -> str:
         """Return the batch cap."""
@@ -90,7 +87,7 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         block = self._make_block(turn.round, cell)
         log = f"logs/{cell[1]}-{arm.name.replace(' ', '-')}.log"
         deployment = self._deploy(arm, cell[1])
-        engine = EngineProcess(arm.name, deployment, self._store.folder / log)
+        engine = EngineProcess(arm.name, deployment, self.folder.folder / log)
         with closing(engine):
             engine.wait_until_ready()
             first = block.prompts[:_WARM_UP_REQUESTS]
@@ -103,8 +100,8 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
     ) -> None:
         """Send everything at once, and keep what came of it."""
         found = up.ask("answer", self._make_block(turn.round, cell))
-        record = {"run": turn.round, "dataset": cell[0], "cap": cell[1]}
-        self._store.append_record(record | {"arm": turn.arms[0].name} | found)
+        place = self.place(turn.round, turn.arms[0], cell)
+        self.folder.append_record(place | found)
         told = f"{_name(turn)}: {sum(found['num_tokens']) / found['seconds']:.0f}"
         spent_s = time.monotonic() - self._began_s
         self.progress.advance(self.name_of(cell), spent_s, f"{told} tokens/s")

@@ -16,12 +16,13 @@ Row = Mapping[str, Any]
 
 def write_report(store: Store) -> None:
     """Write everything there is to see."""
-    units, groups, conditions = store.units(), store.groups(), store.conditions()
-    if units is None or not groups or conditions is None:
+    units, conditions = store.units(), store.conditions()
+    measured = store.measurements()[1:]
+    if units is None or not measured or conditions is None:
         return
     kinds, arms = conditions["classes"], conditions["arms"]
     targets_ms = {k: one["target"] * units.tpot_ms for k, one in kinds.items()}
-    blocks = tabulate([one for group in groups for one in group], targets_ms)
+    blocks = tabulate(measured, targets_ms)
     store.write("runs.csv", blocks.to_csv(index=False, float_format="%.6g"))
     results = store.write_results(
         {

@@ -1,6 +1,6 @@
 """The controller: rounds, loads and arms in turn, until all is measured."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -31,10 +31,6 @@ class Store(BenchFolder):
         first = next(iter(self.records()), None)
         return None if first is None else Units(**first)
 
-    def groups(self) -> list[list[dict[str, Any]]]:
-        """Return all groups."""
-        return self.records()[1:]
-
 
 class Bench(SideBySide[ClassArm, float]):
     """Engines to which the same requests come at the same moments."""
@@ -42,21 +38,20 @@ class Bench(SideBySide[ClassArm, float]):
     unit = "load "
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
-        self._plan, self._store = plan, store
+        self._plan, self._store, self.rounds = plan, store, plan.rounds
         self._in_flight = {*_WARM_UP_AT, plan.engine["max_num_seqs"]}
         models = {"target": plan.target, "draft": plan.draft}
         super().__init__(store, requests, plan.conditions(), models)
 
-    def find_turns(self) -> list[Turn[ClassArm, float]]:
-        """Return rounds, each with what is missing of its loads, in any order."""
-        done = {(group[0]["round"], group[0]["load"]) for group in self._store.groups()}
-        turns = []
-        for number in range(1, self._plan.rounds + 1):
-            loads = [load for load in self._plan.loads if (number, load) not in done]
-            if loads:
-                mixed = shuffle(loads, f"{number}")
-                turns.append(Turn(number, self._plan.arms, mixed))
-        return turns
+    def plan_round(
+        self, number: int
+    ) -> list[tuple[Sequence[ClassArm], Sequence[float]]]:
+        """Return all arms and loads, in any order."""
+        return [(self._plan.arms, shuffle(self._plan.loads, f"{number}"))]
+
+    def place(self, number: int, arm: ClassArm, cell: float) -> dict[str, Any]:
+        """Return round, load and arm."""
+        return {"round": number, "load": cell, "arm": arm.name}
 
     def name_of(self, cell: float) -> str:
         """Return the load."""
@@ -81,9 +76,9 @@ class Bench(SideBySide[ClassArm, float]):
             key = f"{turn.round} {cell:g} {block}"
             stream, names = make_stream(self._plan, self.requests, cell, key)
             asked = {arm: ("answer", self._tell(arm, stream, names)) for arm in up}
-            place = {"round": turn.round, "load": cell, "block": block}
             for arm, result in self.ask_in_turn(turn, cell, block, up, asked):
-                found.append(place | {"arm": arm.name, "classes": names} | result)
+                place = self.place(turn.round, arm, cell)
+                found.append(place | {"block": block, "classes": names} | result)
         for arm in up:
             label = f"round {turn.round} load {cell:g}"
             self.progress.advance(self.name_of(cell), self.spent_s[arm], label)

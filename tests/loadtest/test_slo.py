@@ -117,14 +117,14 @@ def test_attainment_comes_from_what_real_engines_did_when_they_did_it(tmp_path):
     assert main([*words, "--minutes", "0.001"]) == 3
     assert main(words) == 0
     store = Store(tmp_path)
-    results = [one for group in store.groups() for one in group]
+    results = store.measurements()[1:]
     assert len(results) == 2 * 2 * 3
     for one in results:
         assert all(a >= b for a, b in zip(one["added_s"], one["due_s"], strict=True))
         assert all(a < b for a, b in zip(one["added_s"], one["first_s"], strict=True))
         assert measure_block(one, dict.fromkeys(TARGETS_MS, 1e-6))["kept"] < 0.1
         assert measure_block(one, dict.fromkeys(TARGETS_MS, 1e6))["kept"] == 1.0
-    for group in store.groups():
+    for group in store.records()[1:]:
         for block in (0, 1):
             none, *others = (one for one in group if one["block"] == block)
             for one in others:

@@ -19,8 +19,7 @@ from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, run
 from loadtest.engine.plan import Block
-from loadtest.engine.run import Store
-from loadtest.experiment import shuffle
+from loadtest.experiment import BenchFolder, shuffle
 from tests.loadtest.engine.made_up import CELL, measured
 
 GPU = "NVIDIA Stand-in"
@@ -106,7 +105,8 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
     engines.fails_after = 4
     assert bench(tmp_path, "--rounds", "1") == EXIT_INTERRUPTED
     assert "goes on from there" in capsys.readouterr().err
-    assert {cell.concurrency for _, cell in Store(tmp_path).done()} == {1}
+    kept = BenchFolder(tmp_path).measurements()
+    assert {one["concurrency"] for one in kept} == {1}
 
     engines.fails_after = None
     engines.notes = []
@@ -130,9 +130,9 @@ def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
     assert "--restart" in told
     assert "dtype" not in told
     assert bench(tmp_path, "--restart", "--workloads", "wrong") == 1
-    assert len(Store(tmp_path).records()) == 2
+    assert len(BenchFolder(tmp_path).records()) == 2
     assert bench(tmp_path, "--rounds", "1", "--max-tokens", "33", "--restart") == 0
-    assert len(Store(tmp_path).records()) == 2
+    assert len(BenchFolder(tmp_path).records()) == 2
     assert mine.exists()
 
 
