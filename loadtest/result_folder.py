@@ -55,7 +55,7 @@ class ResultFolder:
         now = json.loads(json.dumps(conditions))
         before = self.conditions()
         if before is None or not self.records():
-            self._write_json(_SETTINGS_FILE, now)
+            self.write_json(_SETTINGS_FILE, now)
             return
         changed = [
             f"  {key}: was {before.get(key)!r}, is {now.get(key)!r}"
@@ -72,15 +72,15 @@ class ResultFolder:
 
     def conditions(self) -> dict[str, Any] | None:
         """Return the conditions of what the folder holds; None if it holds nothing."""
-        return self._read_json(_SETTINGS_FILE)
+        return self.read_json(_SETTINGS_FILE)
 
     def environment(self) -> dict[str, Any]:
         """Return the record of machine, models and invocations; {} without one."""
-        return self._read_json(_ENVIRONMENT_FILE) or {}
+        return self.read_json(_ENVIRONMENT_FILE) or {}
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep the record of machine, models and invocations."""
-        self._write_json(_ENVIRONMENT_FILE, environment)
+        self.write_json(_ENVIRONMENT_FILE, environment)
 
     def records(self) -> list[Any]:
         """Return all records, oldest first."""
@@ -118,13 +118,15 @@ class ResultFolder:
         shown: dict[str, Any] = json.loads(
             text, parse_float=_shorten, parse_constant=lambda _: None
         )
-        self._write_json("results.json", shown)
+        self.write_json("results.json", shown)
         return shown
 
-    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a file of JSON, all or nothing."""
         self.write(name, json.dumps(value, indent=1) + "\n")
 
-    def _read_json(self, name: str) -> dict[str, Any] | None:
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return what a file of JSON holds; None if there is none."""
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
 
