@@ -1,6 +1,10 @@
 """Readers of command-line values; their errors say what would be right."""
 
 import argparse
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def read_positive(text: str) -> int:
@@ -19,3 +23,27 @@ def read_minutes(text: str) -> float:
     if minutes <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
     return minutes
+
+
+def one(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Make a reader whose ValueErrors keep their words, which argparse would drop."""
+
+    def read_one(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read_one
+
+
+def each(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Make a reader of a list separated by commas, which must hold something."""
+
+    def read_each(text: str) -> tuple[T, ...]:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+        return tuple(map(one(read), parts))
+
+    return read_each

@@ -1,13 +1,15 @@
 """Arms in turn until all is measured, in pieces: what all benchmarks share."""
 
 import math
+import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from .client.errors import LoadTestError
 from .environment import describe_machine, describe_piece, describe_versions
 from .interrupts import interruptible
 from .model_files import describe_model
@@ -17,6 +19,24 @@ from .result_folder import ResultFolder
 Arm = TypeVar("Arm")
 Cell = TypeVar("Cell")
 Started = TypeVar("Started")
+T = TypeVar("T")
+
+
+class BenchFolder(ResultFolder):
+    """What benchmarks keep and write, each some of it."""
+
+    records_file = "measurements.jsonl"
+    output_files = (
+        *("results.json", "results.md", "results.png", "runs.csv", "report.html"),
+    )
+    folders = ("traces", "records", "logs")
+    error = LoadTestError
+
+    def measurements(self) -> list[dict[str, Any]]:
+        """Return all that was measured, oldest first; a record may be a group of it."""
+        records = self.records()
+        groups = (one if isinstance(one, list) else [one] for one in records)
+        return [one for group in groups for one in group]
 
 
 class Turn(NamedTuple, Generic[Arm, Cell]):
@@ -31,20 +51,47 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
     """One invocation on one output folder.
 
     Attributes:
+        rounds: How often every arm goes through every cell.
         folder: Where results go.
         piece: Which invocation on it this is, from 1.
         progress: Of what is missing when it begins.
     """
 
-    def __init__(self, folder: ResultFolder, environment: Mapping[str, Any]) -> None:
-        """Take what is to be noted of machine, versions and models."""
+    rounds = 1
+
+    def __init__(
+        self,
+        folder: BenchFolder,
+        conditions: Mapping[str, Any],
+        models: Mapping[str, Path],
+        gpu: str | None = None,
+    ) -> None:
+        """Check that what the folder holds was measured under the same conditions.
+
+        Machine, versions and models, by role, are among them.
+        """
+        machine, versions = describe_machine(gpu), describe_versions()
+        described = {role: describe_model(path) for role, path in models.items()}
+        # One entry each, so that a refusal to go on names what has changed.
+        origin = {role: one["digest"] for role, one in described.items()}
+        origin |= {f"version of {name}": one for name, one in versions.items()}
+        folder.check_conditions({**conditions, **origin, "cpu": machine["cpu"]})
         pieces = folder.environment().get("pieces", [])
-        self._environment = {**environment, "pieces": [*pieces, describe_piece()]}
+        self._environment = {
+            "machine": machine,
+            "models": described,
+            "versions": versions,
+            "pieces": [*pieces, describe_piece()],
+        }
         self.folder, self.piece, self.progress = folder, len(pieces) + 1, Progress(0)
 
     @abstractmethod
-    def find_turns(self) -> list[Turn[Arm, Cell]]:
-        """Return what is still to be measured, in order."""
+    def plan_round(self, number: int) -> Iterable[tuple[Sequence[Arm], Sequence[Cell]]]:
+        """Return arms that are up together, and their cells, in order."""
+
+    @abstractmethod
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:
+        """Return what in a measurement says which it is."""
 
     @abstractmethod
     def start(self, turn: Turn[Arm, Cell]) -> AbstractContextManager[Started]:
@@ -61,6 +108,25 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
     def may_stop(self, turn: Turn[Arm, Cell]) -> bool:  # noqa: ARG002
         """Tell whether what is kept so far is of use without the rest of a turn."""
         return True
+
+    def find_turns(self) -> list[Turn[Arm, Cell]]:
+        """Return what is still to be measured, in order."""
+        kept, turns = self.folder.measurements(), []
+
+        def is_done(number: int, arm: Arm, cell: Cell) -> bool:
+            place = self.place(number, arm, cell).items()
+            return any(place <= one.items() for one in kept)
+
+        for number in range(1, self.rounds + 1):
+            for arms, cells in self.plan_round(number):
+                missing = [
+                    cell
+                    for cell in cells
+                    if not all(is_done(number, arm, cell) for arm in arms)
+                ]
+                if missing:
+                    turns.append(Turn(number, arms, missing))
+        return turns
 
     def measure(self, minutes: float | None = None) -> bool:
         """Measure what is missing; every finished cell is kept.
@@ -95,16 +161,9 @@ class Experiment(ABC, Generic[Arm, Cell, Started]):
         return True
 
 
-def describe_origin(
-    models: Mapping[str, Path], gpu: str | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is noted of machine, models and versions, and what must stay equal.
+def shuffle(arms: Sequence[T], key: str) -> list[T]:
+    """Return the arms in an order of the key's, so that what drifts falls on all alike.
 
-    The latter has one entry each, so that a refusal to go on names what has changed.
+    With other keys every arm comes first and last, and after every other one.
     """
-    machine, versions = describe_machine(gpu), describe_versions()
-    described = {role: describe_model(path) for role, path in models.items()}
-    environment = {"machine": machine, "models": described, "versions": versions}
-    conditions = {role: one["digest"] for role, one in described.items()}
-    conditions |= {f"version of {name}": one for name, one in versions.items()}
-    return environment, conditions | {"cpu": machine["cpu"]}
+    return random.Random(key).sample(arms, len(arms))

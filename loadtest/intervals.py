@@ -1,6 +1,6 @@
 """Intervals and spreads over rounds: the same for every benchmark."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,9 @@ import pandas as pd
 from scipy import stats
 
 _CONFIDENCE = 0.95
+
+Table = Any
+"""A data frame: pandas has no types here."""
 
 
 def estimate_mean(values: Any) -> dict[str, float | None]:
@@ -40,8 +43,69 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     return {"ratio": ratio, "low": low, "high": high, "rounds": len(logs)}
 
 
+def compare_columns(
+    table: Table, ours: str, theirs: str | None
+) -> dict[str, Any] | None:
+    """Compare two columns over the rows that have both; None where there are none."""
+    if ours == theirs or not {ours, theirs} <= {*table}:
+        return None
+    both = table[[ours, theirs]].dropna()
+    return compare(both[ours], both[theirs]) if len(both) else None
+
+
+def compare_with_best(
+    table: Table, ours: str, rivals: Sequence[str]
+) -> dict[str, Any] | None:
+    """Compare a column with the best of others, over the rows that have them all.
+
+    The fastest of many is partly the luckiest, and would be beaten less often in the
+    rows it was chosen by. So each row is compared with the rival that was the best, by
+    its median, in the other rows; `against` names the best of all. That errs a little
+    the other way: few rows may choose one that is not the best.
+
+    Returns:
+        As `compare`, without an interval where somebody has 0: of nothing there is no
+        logarithm, and of a mean ratio no interval. None without rivals or rows.
+    """
+    whole = table[[ours, *rivals]].dropna().reset_index(drop=True)
+    others = whole[[*rivals]]
+    if others.empty:
+        return None
+    best, mine, theirs = others.median().idxmax(), whole[ours].tolist(), []
+    for number, values in others.iterrows():
+        rest = others.drop(index=number) if len(others) > 1 else others
+        theirs.append(float(values[rest.median().idxmax()]))
+    if min(*mine, *theirs) > 0:
+        return {"against": best} | compare(mine, theirs)
+    if sum(theirs) <= 0:
+        return None
+    found = {"against": best, "ratio": sum(mine) / sum(theirs)}
+    return found | {"low": None, "high": None, "rounds": len(mine)}
+
+
 def spread(values: pd.Series) -> dict[str, float] | None:
     """Return median and range over rounds; None without any."""
     if values.empty:
         return None
     return {k: float(v) for k, v in values.agg(["median", "min", "max"]).items()}
+
+
+def show_mean(estimate: Mapping[str, float | None]) -> str:
+    """Write what `estimate_mean` returns, e.g. `1.50 ± 0.20`; nothing if unknown."""
+    mean, half = estimate["mean"], estimate["half_width"]
+    if mean is None:
+        return ""
+    digits = 2 if abs(mean) < 10 else 0
+    around = "" if half is None else f" ± {half:.{digits}f}"
+    return f"{mean:,.{digits}f}{around}"
+
+
+def show_ratio(
+    found: Mapping[str, Any] | None, digits: int = 2, to: str = " to "
+) -> str:
+    """Write what `compare` returns, e.g. `1.50 (1.20 to 1.80)`; nothing for None."""
+    if found is None:
+        return ""
+    ratio, low, high = (found[name] for name in ("ratio", "low", "high"))
+    around = "" if low is None else f" ({low:.{digits}f}{to}{high:.{digits}f})"
+    return f"{ratio:.{digits}f}{around}"

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,27 @@ def make_environment(folder: Path) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+
+
+def render_results(folder: Path, results: Mapping[str, Any], **more: Any) -> str:
+    """Render a benchmark's `results.md`, whose template lies in a folder.
+
+    It may include `origin.md.jinja`: where results come from.
+    """
+    template = make_environment(folder).get_template("results.md.jinja")
+    source = describe_source(results["environment"])
+    return template.render(results, source=source, **more)
+
+
+def describe_source(environment: Mapping[str, Any]) -> str:
+    """Say on which machine, and of which models."""
+    machine, models = environment["machine"], environment["models"]
+    pair = ", ".join(
+        f"{role} {one['name']} ({one['parameters'] / 1e6:.3g} M parameters, "
+        f"{one['digest'][:8]})"
+        for role, one in models.items()
+    )
+    return f"{machine.get('gpu') or machine['cpu']}; {pair}"
 
 
 def to_table(lines: Iterable[Iterable[Any]]) -> str:

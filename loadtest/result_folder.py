@@ -28,9 +28,12 @@ class ResultFolder:
     folders: ClassVar[Sequence[str]]
     error: ClassVar[type[Exception]]
 
-    def __init__(self, folder: Path) -> None:
-        """Open a folder; created if missing."""
-        self.folder = folder
+    def __init__(self, folder: Path, *, restart: bool = False) -> None:
+        """Open a folder; created if missing.
+
+        With `restart` what it holds goes, once `check_conditions` is told what comes.
+        """
+        self.folder, self._restart = folder, restart
         folder.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
@@ -47,10 +50,12 @@ class ResultFolder:
         Raises:
             Exception: `error`, if what is in the folder was measured under others.
         """
+        if self._restart:
+            self.clear()
         now = json.loads(json.dumps(conditions))
         before = self.conditions()
         if before is None or not self.records():
-            self._write_json(_SETTINGS_FILE, now)
+            self.write_json(_SETTINGS_FILE, now)
             return
         changed = [
             f"  {key}: was {before.get(key)!r}, is {now.get(key)!r}"
@@ -67,15 +72,15 @@ class ResultFolder:
 
     def conditions(self) -> dict[str, Any] | None:
         """Return the conditions of what the folder holds; None if it holds nothing."""
-        return self._read_json(_SETTINGS_FILE)
+        return self.read_json(_SETTINGS_FILE)
 
     def environment(self) -> dict[str, Any]:
         """Return the record of machine, models and invocations; {} without one."""
-        return self._read_json(_ENVIRONMENT_FILE) or {}
+        return self.read_json(_ENVIRONMENT_FILE) or {}
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep the record of machine, models and invocations."""
-        self._write_json(_ENVIRONMENT_FILE, environment)
+        self.write_json(_ENVIRONMENT_FILE, environment)
 
     def records(self) -> list[Any]:
         """Return all records, oldest first."""
@@ -102,22 +107,26 @@ class ResultFolder:
         unfinished.write_text(text)
         unfinished.replace(path)
 
-    def write_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
+    def write_results(self, results: dict[str, Any]) -> dict[str, Any]:
         """Write results.json with as many digits as a reader can use.
 
-        Returns what it holds; None where there was no number.
+        Returns what it holds, environment and settings too; None where there was no
+        number.
         """
-        text = json.dumps(results, default=lambda number: number.item())
+        place = {"environment": self.environment(), "settings": self.conditions()}
+        text = json.dumps(place | results, default=lambda number: number.item())
         shown: dict[str, Any] = json.loads(
             text, parse_float=_shorten, parse_constant=lambda _: None
         )
-        self._write_json("results.json", shown)
+        self.write_json("results.json", shown)
         return shown
 
-    def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a file of JSON, all or nothing."""
         self.write(name, json.dumps(value, indent=1) + "\n")
 
-    def _read_json(self, name: str) -> dict[str, Any] | None:
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """Return what a file of JSON holds; None if there is none."""
         path = self.folder / name
         return json.loads(path.read_text()) if path.exists() else None
 

@@ -1,16 +1,21 @@
 """One cell: a block of requests answered in four ways, again and again."""
 
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import argparse
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from loadtest.arms import Arm
-from loadtest.engine.models import size_kv_cache
-from loadtest.engine.plan import Block, Cell, deploy, longest_prompt, set_up_cpu
-from loadtest.engine.pool import EngineProcess
+from loadtest.engine.models import pad
+from loadtest.engine.plan import Block, Cell, deploy, describe_engine, longest_prompt
+from loadtest.engine.pool import EngineProcess, start_engines
 from loadtest.engine.workloads import RequestMaker
+from loadtest.environment import describe_run
+from loadtest.experiment import BenchFolder, Experiment, Turn, shuffle
 
 from .engine import AUDITED, HELD, POLICY, AlternatingEngine
 
@@ -19,136 +24,117 @@ PLAIN = "none"
 
 WAYS = (AUDITED, POLICY, HELD, PLAIN)
 
+Engines = Mapping[str, EngineProcess]
+"""By way."""
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What all cells have in common.
 
-    Attributes:
-        audit: Share of steps that are audited.
-        ways: In which every block of requests is answered; some more often than once.
-        rounds: How often.
-        blocks: Of requests, answered in one go: with short replies one is over in a few
-            dozen steps, most of which are its beginning or end.
-        warm_up_rounds: Blocks before, under the audited policy alone: what it finds out
-            in them, and a trial that it loses, is not measured.
-        most: Requests in flight in any cell.
+class Bench(Experiment[Arm, Cell, Engines]):
+    """Cells one by one, each on engines that start anew.
+
+    A folder may hold several policies and drafters, each with all its cells.
     """
 
-    target: Path
-    draft: Path
-    arm: Arm
-    audit: float
-    max_tokens: int
-    ways: Sequence[str]
-    rounds: int
-    blocks: int
-    warm_up_rounds: int
-    most: int
-    logs: Path
+    def __init__(
+        self, options: argparse.Namespace, folder: BenchFolder, requests: RequestMaker
+    ) -> None:
+        self._options, self._requests, self._arm = options, requests, options.policy
+        self._target = pad(options.target, options.target_parameters)
+        conditions = {"audit": options.audit, "max_tokens": options.max_tokens}
+        conditions["seed"] = options.seed
+        super().__init__(folder, conditions, {"target": self._target})
 
-    def measure(
-        self, cell: Cell, requests: RequestMaker, say: Callable[[str], None]
-    ) -> dict[str, Any]:
-        """Measure a cell on engines that start anew.
-
-        Returns:
-            Tokens per second by way, one for each round; what the audit reports in the
-            end; what an audit that began after warming up says.
-        """
-        engines = {
-            AUDITED: EngineProcess(
-                self.arm.name,
-                self._deploy(self.draft, self.arm.settings() | {"audit": self.audit}),
-                self.logs / f"{self.arm.file_name}.log",
-                AlternatingEngine,
-            )
-        }
-        if PLAIN in self.ways:
-            engines[PLAIN] = EngineProcess(
-                PLAIN, self._deploy(None, {"name": PLAIN}), self.logs / "none.log"
-            )
-        try:
-            for engine in engines.values():
-                engine.wait_until_ready()
-            return self._measure(cell, requests, engines, say)
-        finally:
-            for engine in engines.values():
-                engine.end()
-
-    def _measure(
+    def plan_round(
         self,
-        cell: Cell,
-        requests: RequestMaker,
-        engines: dict[str, EngineProcess],
-        say: Callable[[str], None],
-    ) -> dict[str, Any]:
-        ours, plain = engines[AUDITED], engines.get(PLAIN)
-        warm_up = requests.make_warm_up(cell.concurrency)
-        if plain is not None:
-            plain.answer_all(warm_up)
-        for way in (AUDITED, POLICY, HELD):
-            ours.ask("run_as", way, warm_up)
-        for number in range(self.warm_up_rounds):
-            ours.ask("run_as", AUDITED, self._make(requests, cell, 0, number))
-        ours.ask("forget")
+        number: int,  # noqa: ARG002 - there is one
+    ) -> Iterator[tuple[Sequence[Arm], Sequence[Cell]]]:
+        """Yield cells one by one."""
+        options = self._options
+        axes = itertools.product(options.workloads, options.concurrency)
+        for workload, count in axes:
+            yield [self._arm], [Cell(workload, options.temperature, count)]
+
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:  # noqa: ARG002
+        """Return cell, policy and drafter."""
+        draft = self._options.draft.name
+        return {"cell": cell.name, "policy": arm.name, "draft": draft}
+
+    def name_of(self, cell: Cell) -> str:
+        """Return the name."""
+        return cell.name
+
+    @contextmanager
+    def start(self, turn: Turn[Arm, Cell]) -> Iterator[Engines]:
+        """Start engines, and let an audit begin anew after warming up."""
+        (cell,), plain = turn.cells, Arm(PLAIN)
+        arms = [self._arm, *[plain] * (PLAIN in self._options.ways)]
+        logs, say = self.folder.folder / "logs", self.progress.say
+        given = arms, self._deploy, logs, say, AlternatingEngine
+        with start_engines(*given) as engines:
+            ours = engines[self._arm]
+            up = dict.fromkeys((AUDITED, POLICY, HELD), ours)
+            if plain in engines:
+                up[PLAIN] = engines[plain]
+            warm_up = self._requests.make_warm_up(cell.concurrency)
+            for way, engine in up.items():
+                engine.ask("run_as", way, warm_up)
+            # What it finds out in these, and a trial that it loses, is not measured.
+            for number in range(self._options.warm_up_rounds):
+                ours.ask("run_as", AUDITED, self._make(cell, 0, number))
+            ours.ask("forget")
+            yield up
+
+    def measure_cell(self, turn: Turn[Arm, Cell], cell: Cell, up: Engines) -> None:
+        """Answer blocks in all ways, and keep tokens per second, one for each round.
+
+        Beside them, what the audit reports in the end.
+        """
+        (arm,), options, began_s = turn.arms, self._options, time.monotonic()
         report: dict[str, float] = {}
         speeds: dict[str, list[float]] = {way: [] for way in WAYS}
-        for number in range(self.rounds):
-            block = self._make(requests, cell, 1, number)
-            for way in random.Random(f"{cell.name} {number}").sample(
-                self.ways, len(self.ways)
-            ):
-                if way == PLAIN and plain is not None:
-                    found = plain.answer_all(block)
-                    found["num_tokens"] = sum(found["num_tokens"])
-                else:
-                    found = ours.ask("run_as", way, block)
+        for number in range(options.rounds):
+            block = self._make(cell, 1, number)
+            for way in shuffle(options.ways, f"{cell.name} {number}"):
+                found = up[way].ask("run_as", way, block)
                 if way == AUDITED:
                     report = found["report"]
                 speeds[way].append(found["num_tokens"] / found["seconds"])
-            told = ", ".join(
-                f"{way} {own[-1]:.1f}" for way, own in speeds.items() if own
-            )
-            say(f"{cell.name} {number + 1}: {told}; {_describe(report)}")
-        return {"rounds": self.rounds, "tokens_per_s": speeds, "report": report}
+            told = [f"{way} {own[-1]:.1f}" for way, own in speeds.items() if own]
+            told += [
+                f"{name} {value:.4g}"
+                for name, value in report.items()
+                if any(part in name for part in ("gain", "audit", "held"))
+            ]
+            self.progress.say(f"{cell.name} {number + 1}: {', '.join(told)}")
+        row = self.place(turn.round, arm, cell) | {"audit": options.audit}
+        row |= {"rounds": options.rounds, "tokens_per_s": speeds, "report": report}
+        self.folder.append_record(row | describe_run())
+        self.progress.advance(cell.name, time.monotonic() - began_s, cell.name)
 
-    def _make(
-        self, requests: RequestMaker, cell: Cell, kind: int, number: int
-    ) -> Block:
-        """Put blocks together; `kind` is 0 while warming up."""
-        first = self.blocks * number
-        parts = [requests.make(cell, kind, first + n) for n in range(self.blocks)]
+    def _make(self, cell: Cell, kind: int, number: int) -> Block:
+        """Put blocks together; `kind` is 0 while warming up.
+
+        With short replies one is over in a few dozen steps, most of which are its begin
+        or end.
+        """
+        count = self._options.blocks
+        parts = [
+            self._requests.make(cell, kind, count * number + n) for n in range(count)
+        ]
         prompts = tuple(prompt for part in parts for prompt in part.prompts)
         return replace(parts[0], prompts=prompts)
 
-    def _deploy(self, draft: Path | None, policy: dict[str, Any]) -> dict[str, Any]:
-        length = self._longest + self.max_tokens + self.arm.max_depth
-        kv_bytes = size_kv_cache(
-            self.target, self.draft, "bfloat16", self.most, length, 2
+    def _deploy(self, arm: Arm) -> dict[str, Any]:
+        options, pair = self._options, (self._target, self._options.draft)
+        engine = describe_engine(
+            pair,
+            num_engines=2,
+            length=longest_prompt("mixed") + options.max_tokens + self._arm.max_depth,
+            most=max(options.concurrency),
         )
-        engine = {
-            "device": "cpu",
-            "dtype": "bfloat16",
-            "max_model_len": length,
-            "max_num_seqs": self.most,
-            "max_num_batched_tokens": 2048,
-            "enable_prefix_caching": False,
-        }
-        return deploy(self.target, draft, policy, engine | set_up_cpu(kv_bytes))
-
-    @property
-    def _longest(self) -> int:
-        return longest_prompt("mixed")
-
-
-def _describe(report: dict[str, float]) -> str:
-    wanted = ("gain", "audit", "held")
-    return ", ".join(
-        f"{name} {value:.4g}"
-        for name, value in report.items()
-        if any(part in name for part in wanted)
-    )
+        if arm.policy == PLAIN:
+            return deploy(self._target, None, arm.settings(), engine)
+        audited = arm.settings() | {"audit": options.audit}
+        return deploy(self._target, options.draft, audited, engine)
 
 
 def write_untrained(draft: Path, folder: Path) -> Path:

@@ -3,38 +3,16 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-
 from loadtest.engine.plan import Block
 from loadtest.engine.worker import ArmEngine
 from policies.audit.audited import AuditedPlanner
 from policies.audit.ledger import Ledger
-from policies.planner import Planner
-from policies.types import DraftBatch, DraftSelection, VerificationOutcome
+from policies.baselines import FixedPlanner
 
 AUDITED: Final = "audited"
 POLICY: Final = "policy"
 HELD: Final = "held"
 """The policy with its audit, by itself, and nobody: depth 0 in the same engine."""
-
-
-class NoDrafts(Planner):
-    """Drafts nothing, and leaves the batch to vLLM."""
-
-    def select(self, batch: DraftBatch) -> DraftSelection:
-        """Admit nothing."""
-        return DraftSelection(np.zeros_like(batch.num_draft_tokens), draft_budget=0)
-
-    def choose_depth(
-        self,
-        num_reqs: int,  # noqa: ARG002 - never looked at
-        latency_target_ms: float | None = None,  # noqa: ARG002 - likewise
-    ) -> int:
-        """Draft nothing."""
-        return 0
-
-    def observe(self, outcome: VerificationOutcome) -> None:
-        """Learn nothing."""
 
 
 class AlternatingEngine(ArmEngine):
@@ -48,16 +26,12 @@ class AlternatingEngine(ArmEngine):
         self._planners: dict[str, Any] = {}
         super().__init__(arguments)
 
-    def _put_between(self, *, hold_at_zero: bool) -> None:
-        del hold_at_zero
-
-        def take(planner: Any) -> Any:
-            self._planners = {AUDITED: planner, POLICY: planner, HELD: NoDrafts()}
-            if isinstance(planner, AuditedPlanner):
-                self._planners[POLICY] = planner.inner
-            return planner
-
-        self._engine.wrap_planner(take)
+    def _put_before(self, planner: Any) -> Any:
+        """Keep a planner, and who may stand in its place."""
+        self._planners = {AUDITED: planner, POLICY: planner, HELD: FixedPlanner(0)}
+        if isinstance(planner, AuditedPlanner):
+            self._planners[POLICY] = planner.inner
+        return planner
 
     def run_as(self, mode: str, block: Block) -> dict[str, Any]:
         """Answer requests that come as fast as their places get free.
@@ -67,7 +41,7 @@ class AlternatingEngine(ArmEngine):
         """
         if self._planners:
             self._engine.wrap_planner(lambda _: self._planners[mode])
-        found = self.answer_all(block)
+        found = self.answer(block)
         return {
             "seconds": found["seconds"],
             "num_tokens": sum(found["num_tokens"]),

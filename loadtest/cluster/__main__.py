@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.environment import describe_run
+from loadtest.experiment import BenchFolder
 
 from .parts import PARTS, Stage
 from .show import draw, render
@@ -20,9 +20,8 @@ _say = partial(print, flush=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play the parts that were asked for; what the folder holds of others stays."""
     options = _parse(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
-    file = options.output / "results.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    folder = BenchFolder(options.output)
+    results = folder.read_json("results.json") or {}
     stage = Stage(options.output, options.config, options.scale, _say)
     for name in options.parts:
         place = describe_run() | {"config": options.config, "scale": options.scale}
@@ -31,13 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except LoadTestError as error:
             _say(f"error: {name}: {error}")
             return 2
-        text = json.dumps(results, indent=1) + "\n"
-        file.write_text(text)
-        written = json.loads(text)[name]
-        shown = {k: v for k, v in written.items() if k not in {*place, "timeline"}}
+        folder.write_json("results.json", results)
+        hidden = {*place, "timeline"}
+        shown = {k: v for k, v in results[name].items() if k not in hidden}
         _say(f"{name}: {json.dumps(shown)}")
-    results = json.loads(file.read_text())
-    (options.output / "results.md").write_text(render(results))
+    results = folder.read_json("results.json") or {}
+    folder.write("results.md", render(results))
     draw(results, options.output / "results.png")
     _say(f"results are in {options.output}")
     return 0

@@ -3,13 +3,18 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import yaml
-
-from loadtest.argument_types import read_positive
-from loadtest.bench_command import make_parser, run_command, say
+from loadtest.argument_types import each, one, read_positive
+from loadtest.bench_command import (
+    load_presets,
+    make_parser,
+    read_options,
+    run_benchmark,
+    say,
+)
 from loadtest.load.arrivals import parse_load
 from loadtest.load.options import HEADER_VARIABLE, OPTIONS, add_option
 from loadtest.report.objectives import parse_objective
@@ -19,13 +24,9 @@ from loadtest.report.summary import Limits
 from .arms import parse_arm
 from .runner import SENT, Runner, Store
 
-PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("presets.yaml").read_text()
-)
+PRESETS = load_presets(Path(__file__).with_name("presets.yaml"))
 _DURATION_S = 60.0
 _SOAK_S = 3600.0
-
-T = TypeVar("T")
 
 
 def main(
@@ -33,7 +34,8 @@ def main(
 ) -> int:
     """Run an experiment; with an objective missed the status is 1."""
     options = parse_options(arguments, prog)
-    return run_command(lambda: _run(options))
+    report = partial(_report, options)
+    return run_benchmark(options, Store, _measure, report)
 
 
 def parse_options(
@@ -41,13 +43,7 @@ def parse_options(
 ) -> argparse.Namespace:
     """Read the command line; what is not given comes from the preset."""
     parser = _make_parser(prog)
-    preset = parser.parse_args(arguments).preset
-    if preset is not None:
-        values = {k: v for k, v in PRESETS[preset].items() if k != "summary"}
-        # argparse reads texts of defaults, but not those in lists.
-        values["arm"] = [parse_arm(text) for text in values.get("arm", ())]
-        parser.set_defaults(**values)
-    options = parser.parse_args(arguments)
+    options = read_options(parser, arguments, PRESETS, lambda given: given.preset)
     # Not a default, which help would show.
     options.header = options.header or os.environ.get(HEADER_VARIABLE, "")
     options.duration = options.duration or (_SOAK_S if options.soak else _DURATION_S)
@@ -65,14 +61,14 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "Interrupted, the same\ncommand goes on where it was.",
         PRESETS,
     )
-    add, arms, loads = parser.add_argument, _each(parse_arm), _each(parse_load)
+    add = parser.add_argument
 
     def add_list(name: str, text: str, read: Callable[[str], Any] = str) -> None:
         told: dict[str, Any] = {"help": f"{text} (repeatable)", "metavar": "TEXT"}
-        add(name, action="append", default=[], type=_one(read), **told)
+        add(name, action="append", default=[], type=one(read), **told)
 
     text = "served by tetris-serve up, e.g. none,fixed:3,tetris:2+2"
-    add("--policies", type=arms, default=(), metavar="TEXT", help=text)
+    add("--policies", type=each(parse_arm), default=(), metavar="TEXT", help=text)
     add_list(
         "--arm",
         "NAME=http://host:port of a server that runs, NAME='cmd:vllm serve ... --port "
@@ -88,9 +84,9 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         "second: paced, poisson, gamma=CV (bursts). Shapes: 8, ramp:1-32, spike:4-32, "
         "diurnal:1-8"
     )
-    add("--loads", type=loads, default="closed:8", metavar="TEXT", help=text)
+    add("--loads", type=each(parse_load), default="closed:8", metavar="TEXT", help=text)
     text = f"{OPTIONS['workload'].metadata['help']}: ShareGPT, or lines of prompts"
-    add("--workloads", type=_each(str), default="mixed", metavar="TEXT", help=text)
+    add("--workloads", type=each(str), default="mixed", metavar="TEXT", help=text)
     duration = f"of sending (default: {_DURATION_S:g}, with --soak {_SOAK_S:g})"
     own: dict[str, dict[str, Any]] = {
         "duration": {"default": None, "help": duration},
@@ -121,39 +117,17 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> tuple[bool, bool]:
-    store = Store(options.output)
-    if options.restart:
-        store.clear()
-    is_complete = Runner(options, store).measure(options.minutes)
-    runs, missed = store.runs(), []
-    if runs:
-        results = write_results(store, runs, options.objective)
-        say(f"\nreport: {write_page(store, runs, results)}")
-        missed = [one for one in results["objectives"] if not one["is_met"]]
-    for one in missed:
-        note = f" ({one['note']})" if one["note"] else ""
-        found = f"found {one['found']}{note}"
-        say(f"missed: {one['objective']} in {one['where']}: {found}")
-    return is_complete, not missed
+def _measure(options: argparse.Namespace, store: Store) -> bool:
+    return Runner(options, store).measure(options.minutes)
 
 
-def _one(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Make an argparse type whose errors keep their words."""
-
-    def read_one(text: str) -> T:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read_one
-
-
-def _each(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """Make an argparse type for a list separated by commas."""
-
-    def read_each(text: str) -> tuple[T, ...]:
-        return tuple(read(part.strip()) for part in text.split(",") if part.strip())
-
-    return _one(read_each)
+def _report(options: argparse.Namespace, store: Store) -> bool:
+    runs = store.runs()
+    results = write_results(store, runs, options.objective)
+    say(f"\nreport: {write_page(store, runs, results)}")
+    missed = [verdict for verdict in results["objectives"] if not verdict["is_met"]]
+    for verdict in missed:
+        note = f" ({verdict['note']})" if verdict["note"] else ""
+        found = f"found {verdict['found']}{note}"
+        say(f"missed: {verdict['objective']} in {verdict['where']}: {found}")
+    return not missed

@@ -14,7 +14,8 @@ from loadtest.environment import digest_code
 from .deployment import find_config
 
 _LEFT_OUT = (
-    *("output", "preset", "restart", "minutes", "objective", "rounds"),
+    *("output", "preset", "summary", "restart", "report_only", "minutes"),
+    *("objective", "rounds"),
     *("policies", "arm", "loads", "workloads"),
 )
 """Options that may differ between pieces of one experiment, or are told otherwise."""

@@ -12,13 +12,12 @@ from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.client.records import Records, compress, read_records
-from loadtest.experiment import Experiment, Turn, describe_origin
+from loadtest.experiment import BenchFolder, Experiment, Turn
 from loadtest.load.arrivals import Load
 from loadtest.load.options import LoadOptions, read_header
 from loadtest.load.workloads import make_workload
 from loadtest.report.page import write_results
 from loadtest.report.summary import Limits, Targets, summarise
-from loadtest.result_folder import ResultFolder
 
 from .arms import Arm
 from .conditions import describe_conditions, find_models
@@ -43,17 +42,15 @@ Cell = tuple[str, Load]
 """Workload and load, under which every arm is measured."""
 
 
-class Store(ResultFolder):
+class Store(BenchFolder):
     """An output folder, with a record for each run."""
 
     records_file = "runs.jsonl"
-    output_files = ("results.json", "report.html")
-    folders = ("records", "logs")
-    error = LoadTestError
 
     def runs(self) -> list[dict[str, Any]]:
         """Return all finished runs, oldest first; of one run again, the last."""
-        return list({_key_of(run): run for run in self.records()}.values())
+        runs = {tuple(run[name] for name in _KEY): run for run in self.records()}
+        return list(runs.values())
 
 
 class Runner(Experiment[Arm, Cell, Deployment]):
@@ -65,31 +62,27 @@ class Runner(Experiment[Arm, Cell, Deployment]):
     def __init__(self, options: argparse.Namespace, store: Store) -> None:
         """Check that all fits together, also with what the folder holds."""
         self._options, self._store, self._started_s = options, store, 0.0
+        self.rounds = options.rounds
         self._sent = make_load_options(options)
         self._logs = store.folder / "logs"
         self._cells = list(itertools.product(options.workloads, options.loads))
         headers = read_header(options.header)
         self._launcher = Launcher(self._logs, options.config, options.set, headers)
-        store.check_conditions(describe_conditions(options))
         is_ours = any(arm.policy for arm in options.arms)
         models = find_models(options.config, options.set) if is_ours else {}
-        super().__init__(store, describe_origin(models)[0])
+        super().__init__(store, describe_conditions(options), models)
 
-    def find_turns(self) -> list[Turn[Arm, Cell]]:
-        """Return rounds, arm by arm."""
-        done = {_key_of(run) for run in self._store.runs()}
-        arms, turns = self._options.arms, []
-        for number in range(1, self._options.rounds + 1):
-            start = (number - 1) % len(arms)
-            for arm in [*arms[start:], *arms[:start]]:
-                missing = [
-                    (workload, load)
-                    for workload, load in self._cells
-                    if (number, arm.name, workload, load.name) not in done
-                ]
-                if missing:
-                    turns.append(Turn(number, [arm], missing))
-        return turns
+    def plan_round(self, number: int) -> Iterator[tuple[list[Arm], list[Cell]]]:
+        """Yield arms one by one."""
+        arms = self._options.arms
+        start = (number - 1) % len(arms)
+        for arm in [*arms[start:], *arms[:start]]:
+            yield [arm], self._cells
+
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:
+        """Return round, arm, workload and load."""
+        names = number, arm.name, cell[0], cell[1].name
+        return dict(zip(_KEY, names, strict=True))
 
     def name_of(self, cell: Cell) -> str:
         """Return workload and load."""
@@ -148,8 +141,7 @@ class Runner(Experiment[Arm, Cell, Deployment]):
                 seed=f"{options.seed}/{turn.round}/{cell_name}",
             )
         read = read_records(records)
-        place = {"round": turn.round, "arm": arm.name, "workload": workload}
-        place["load"] = load.name
+        place = self.place(turn.round, arm, cell)
         run = {
             **place,
             "level": load.first if load.kind == "constant" else None,
@@ -212,10 +204,6 @@ def make_load_options(options: argparse.Namespace) -> LoadOptions:
             f"start it, --arm '{attached[0]}=cmd:...'"
         )
     return sent
-
-
-def _key_of(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(run[name] for name in _KEY)
 
 
 def _say(run: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ process of its own, which `serving.offline` configures as a server's.
 ``run``, ``pool``
     What `loadtest.experiment` goes through: blocks of requests, taken by arms in turn;
     processes, which end with the controller.
-``worker``, ``closed_loop``, ``measurement``, ``watch``
+``worker``, ``loop``, ``measurement``, ``watch``
     Inside an arm's process: what is driven, and noted of requests and planner.
 ``summary``, ``report``, ``results.md.jinja``
     Figures made of it, and what is written.

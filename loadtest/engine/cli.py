@@ -5,45 +5,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.argument_types import read_positive
-from loadtest.bench_command import make_parser, run_command, say
+from loadtest.argument_types import each, read_positive
+from loadtest.bench_command import make_parser, read_options, run_benchmark, say
 from loadtest.client.errors import LoadTestError
 from loadtest.environment import REPO
+from loadtest.experiment import BenchFolder
 from loadtest.load.workloads import make_workload
 from loadtest.models.recipe import DRAFT_DIR, TARGET_DIR
 from serving.offline import find_model
 
 from .models import check_models
-from .plan import DEFAULTS, PRESETS, find_gpu, make_plan
-from .report import draw, write_results
-from .run import Bench, Store
+from .plan import PRESETS, find_gpu, make_plan, parse_bench_arm
+from .report import write_report
+from .run import Bench
 from .workloads import DRIFTS, WORKLOADS, RequestMaker
 
 
 def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench engine"
 ) -> int:
-    """Run the benchmark; the status is that of `run_command`."""
-    options = parse(arguments, prog)
-    return run_command(lambda: (_run(options), True))
+    """Run the benchmark; the status is that of `run_benchmark`."""
+    return run_benchmark(parse(arguments, prog), BenchFolder, _measure, write_report)
 
 
-def _run(options: argparse.Namespace) -> bool:
-    store = Store(options.output)
-    is_complete = options.report_only or _measure(options, store)
-    if is_complete or store.records():
-        draw(write_results(store), options.output / "results.png")
-    say(f"\nresults are in {options.output}")
-    return is_complete
-
-
-def _measure(options: argparse.Namespace, store: Store) -> bool:
+def _measure(options: argparse.Namespace, store: BenchFolder) -> bool:
     plan = make_plan(options, find_pair(options))
     requests = RequestMaker.load(options.target, options.seed, plan.max_tokens)
     for name in {cell.workload for cell in plan.cells} - DRIFTS.keys():
         make_workload(name, "")  # Told before engines start if it cannot be.
-    if options.restart:
-        store.clear()
     return Bench(plan, store, requests).measure(options.minutes)
 
 
@@ -51,13 +40,16 @@ def parse(
     arguments: Sequence[str] | None, prog: str = "tetris-serve bench engine"
 ) -> argparse.Namespace:
     """Read the command line; what is not given comes from the preset."""
-    parser = _make_parser(prog)
-    given = parser.parse_args(arguments)
-    preset = given.preset or ("gpu" if given.device == "gpu" else "sweep")
-    parser.set_defaults(**DEFAULTS | PRESETS[preset])
-    options = parser.parse_args(arguments)
-    if given.target_parameters is None and options.target != TARGET_DIR:
-        options.target_parameters = 0  # A model of the user's own is large enough.
+    options = read_options(
+        _make_parser(prog),
+        arguments,
+        PRESETS,
+        lambda given: given.preset or ("gpu" if given.device == "gpu" else "sweep"),
+    )
+    if options.target_parameters is None:
+        # A model of the user's own is large enough.
+        is_demo = options.target == TARGET_DIR
+        options.target_parameters = options.demo_parameters if is_demo else 0
     return options
 
 
@@ -74,6 +66,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--policies",
+        type=each(parse_bench_arm),
         metavar="LIST",
         help="e.g. none,fixed:3,tetris:2+2,dynamic:6,goodput:8; ngram:3 drafts by the "
         "prompt's own words; cold:8 is the engine of goodput:8 held at depth 0; "
@@ -81,11 +74,17 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     add(
         "--workloads",
+        type=each(str),
         metavar="LIST",
         help=f"of {', '.join(WORKLOADS)}, or files as `bench http` takes them",
     )
-    add("--temperatures", metavar="LIST", help="e.g. 0,1")
-    add("--concurrency", metavar="LIST", help="requests in flight, e.g. 1,4,16")
+    add("--temperatures", type=each(float), metavar="LIST", help="e.g. 0,1")
+    add(
+        "--concurrency",
+        type=each(read_positive),
+        metavar="LIST",
+        help="requests in flight, e.g. 1,4,16",
+    )
     add("--rounds", type=read_positive, metavar="N", help="each on engines anew")
     add("--window-s", type=float, metavar="S", help="least time of a policy in a cell")
     add("--max-tokens", type=read_positive, metavar="N", help="longest reply")
@@ -112,7 +111,6 @@ def add_pair(
         add(f"--{role}", type=Path, default=Path(model), **told)
     add("--device", choices=("cpu", "gpu"), default="cpu", help="of the engines")
     add("--seed", type=int, default=0, help="of the requests")
-    add("--report-only", action="store_true", help="only write tables and plots anew")
 
 
 def find_pair(options: argparse.Namespace) -> str | None:
@@ -124,3 +122,9 @@ def find_pair(options: argparse.Namespace) -> str | None:
         raise LoadTestError(f"--target: {error}") from None
     check_models(options.target, options.draft)
     return gpu
+
+
+def find_pair_on_cpu(options: argparse.Namespace) -> None:
+    """Find the models that are asked for, where a GPU has no room for all engines."""
+    if find_pair(options) is not None:
+        raise LoadTestError("--device gpu: all arms have an engine at once; use cpu")

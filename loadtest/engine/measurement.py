@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import psutil
 
-from .closed_loop import LoopRecord
+from .loop import LoopRecord
 
 _COUNTED = (
     *("num_steps", "num_verified_tokens", "num_accepted_tokens"),
@@ -69,19 +69,32 @@ def measure(record: LoopRecord) -> dict[str, Any]:
     }
 
 
+def list_latencies(answers: Mapping[str, Any]) -> pd.DataFrame:
+    """Return `tokens` and latencies of each request; they count from when it was due.
+
+    `ttft_ms` is the time to the first token, `e2e_ms` to the last one. `tpot_ms` is
+    that between first and last token over the tokens after the first; NaN for one.
+    """
+    due_s = answers.get("due_s", 0.0)
+    first_s, last_s, tokens = (
+        pd.Series(answers[name]) for name in ("first_s", "last_s", "num_tokens")
+    )
+    return pd.DataFrame(
+        {
+            "ttft_ms": 1e3 * (first_s - due_s),
+            "tpot_ms": 1e3 * (last_s - first_s) / (tokens - 1).where(tokens > 1),
+            "e2e_ms": 1e3 * (last_s - due_s),
+            "tokens": tokens,
+        }
+    )
+
+
 def digest_replies(replies: Iterable[list[int]]) -> list[str]:
     """Return a short digest of each reply's tokens."""
     return [
         hashlib.blake2b(repr(reply).encode(), digest_size=6).hexdigest()
         for reply in replies
     ]
-
-
-def pick_counters(grown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what results tell of a scheduler's counters, once subtracted."""
-    counters = {name: grown[name] for name in _COUNTED if name in grown}
-    reasons = counters["num_fallbacks"].items()
-    return counters | {"num_fallbacks": {why: count for why, count in reasons if count}}
 
 
 class Counters:
@@ -110,7 +123,10 @@ class Counters:
         planner = (last or {}).get("planner", {})
         counters = None
         if first and last:
-            counters = pick_counters(subtract(last, first))
+            grown = subtract(last, first)
+            counters = {name: grown[name] for name in _COUNTED if name in grown}
+            reasons = counters["num_fallbacks"].items()
+            counters["num_fallbacks"] = {why: count for why, count in reasons if count}
         return {
             "counters": counters,
             "other_cpu_share": self._others,

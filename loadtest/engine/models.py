@@ -72,19 +72,22 @@ def size_kv_cache(
     return kv_bytes
 
 
-def pad(source: Path, num_parameters: int) -> Path:
+def pad(source: Path, num_parameters: float) -> Path:
     """Return a copy of a model with the same function and more parameters.
 
-    Made once for each source and size, and kept.
+    Made once for each source and size, and kept; for 0 it is the source itself.
     """
-    output = _CACHE / f"{source.name}-{num_parameters}-{digest_model(source)[:8]}"
+    size = int(num_parameters)
+    if not size:
+        return source
+    output = _CACHE / f"{source.name}-{size}-{digest_model(source)[:8]}"
     if not output.exists():
         # Takes seconds, which only who pads shall wait for.
         from loadtest.models.pad import pad_target
 
         unfinished = output.with_name(f"{output.name}.{os.getpid()}")
         try:
-            pad_target(source, unfinished, num_parameters)
+            pad_target(source, unfinished, size)
         except ValueError as error:
             raise LoadTestError(f"--target-parameters: {error}; 0 pads none") from None
         unfinished.rename(output)

@@ -3,23 +3,18 @@
 import argparse
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-import yaml
+from typing import Any
 
 from loadtest.arms import Arm, parse_arm
+from loadtest.bench_command import load_presets
 from loadtest.client.errors import LoadTestError
 
 from .models import find_method, pad, size_kv_cache
 
-PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("presets.yaml").read_text()
-)
-DEFAULTS = PRESETS.pop("defaults")
-"""Values for what a preset does not say."""
+PRESETS = load_presets(Path(__file__).with_name("presets.yaml"))
 
 COLD = "cold"
 """The engine of `goodput` held at depth 0: beside `none` it shows what that costs."""
@@ -33,8 +28,6 @@ LOOKUP = "ngram"
 _SHORT = ("easy", "hard", "mixed")
 _MAX_SHORT_TOKENS, _MAX_LONG_TOKENS = 320, 1200
 _MAX_BATCHED_TOKENS = {"cpu": 2048, "gpu": 8192}
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +47,15 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Requests that an engine answers in one go, so many in flight.
+    """Requests that an engine answers in one go, so many in flight at most.
 
-    Prompts are token ids of each request, in the order of admission; from `switch_at`
-    on they are others, if that is not None.
+    Attributes:
+        prompts: Token ids of each request, in the order in which they come.
+        max_tokens: The longest reply.
+        switch_at: From this one on prompts are of another kind, if they change.
+        due_s: When each comes, s from the first moment on, rising; at once if empty.
+        limits: The longest reply of each, where they differ.
+        priorities: vLLM's, of each, if they have any.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -66,6 +64,9 @@ class Block:
     max_tokens: int
     eos_token_id: int
     switch_at: int | None = None
+    due_s: tuple[float, ...] = ()
+    limits: tuple[int, ...] = ()
+    priorities: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,40 +114,69 @@ def parse_bench_arm(text: str) -> Arm:
 
 def make_plan(options: argparse.Namespace, gpu: str | None) -> Plan:
     """Return what the command line asks for, on the GPU of that name if any."""
-    arms, cells = _read_axes(options)
+    # What is named twice is measured once.
+    arms = tuple(dict.fromkeys(options.policies))
+    axes = options.workloads, options.temperatures, options.concurrency
+    cells = tuple(dict.fromkeys(itertools.starmap(Cell, itertools.product(*axes))))
+    if min(options.temperatures) < 0:
+        raise LoadTestError("--temperatures begin at 0")
     absent = UPSTREAM if options.device == "cpu" else COLD
     if any(arm.policy == absent for arm in arms):
         raise LoadTestError(
             f"{absent}: nothing of the kind with --device {options.device}; name other "
             "policies"
         )
-    target, draft = options.target, options.draft
-    if options.target_parameters:
-        target = pad(target, int(options.target_parameters))
+    target, draft = pad(options.target, options.target_parameters), options.draft
     reply = options.max_tokens + max(arm.max_depth for arm in arms)
-    length = max(longest_prompt(cell.workload) for cell in cells) + reply
-    most = max(cell.concurrency for cell in cells)
-    engine: dict[str, Any] = {
-        "device": options.device,
-        "dtype": options.dtype,
-        "max_model_len": length,
-        "max_num_seqs": most,
-        "max_num_batched_tokens": max(most, _MAX_BATCHED_TOKENS[options.device]),
-        # Prompts do not repeat within a round, but they do from round to round.
-        "enable_prefix_caching": False,
-    }
-    if gpu is None:
-        pair = target, draft, options.dtype
-        engine |= set_up_cpu(size_kv_cache(*pair, most, length, len(arms)))
+    engine = describe_engine(
+        (target, draft),
+        num_engines=len(arms),
+        length=max(longest_prompt(cell.workload) for cell in cells) + reply,
+        most=max(cell.concurrency for cell in cells),
+        dtype=options.dtype,
+        device=options.device,
+    )
     measured = options.rounds, options.window_s, options.max_tokens
     return Plan(arms, cells, *measured, engine, target, draft, gpu)
 
 
-def set_up_cpu(kv_cache_bytes: int) -> dict[str, Any]:
-    """Return what an engine on the CPU is told besides; fewer cores by taskset."""
+def describe_engine(
+    pair: tuple[Path, Path],
+    *,
+    num_engines: int,
+    length: int,
+    most: int,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    kv_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Return the section `engine` of a deployment; fewer cores by taskset.
+
+    Args:
+        pair: Target and draft.
+        num_engines: That share the memory; on a GPU each has it all.
+        length: The longest request in tokens, prompt and reply.
+        most: Requests in flight.
+        dtype: Of weights and KV cache.
+        device: `cpu` or `gpu`.
+        kv_tokens: For which each request has room, if that is less than `length`.
+    """
+    engine: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "max_model_len": length,
+        "max_num_seqs": most,
+        "max_num_batched_tokens": max(most, _MAX_BATCHED_TOKENS[device]),
+        # Prompts do not repeat within a round, but they do from round to round.
+        "enable_prefix_caching": False,
+    }
+    if device == "gpu":
+        return engine
+    room = min(length, kv_tokens or length)
+    kv_bytes = size_kv_cache(*pair, dtype, most, room, num_engines)
     cores = len(os.sched_getaffinity(0))
     own = {"enforce_eager": True, "cpu_threads": cores}
-    return own | {"kv_cache_memory_bytes": kv_cache_bytes}
+    return engine | own | {"kv_cache_memory_bytes": kv_bytes}
 
 
 def deploy(
@@ -184,23 +214,6 @@ def find_gpu() -> str:
             f"--device gpu: no NVIDIA GPU is found here ({error}); nvidia-smi must "
             "list one, and the set-up be done with TETRIS_DEVICE=gpu"
         ) from error
-
-
-def _read_axes(options: argparse.Namespace) -> tuple[tuple[Arm, ...], tuple[Cell, ...]]:
-    def read(name: str, reader: Callable[[str], T]) -> list[T]:
-        try:
-            parts = [part.strip() for part in getattr(options, name).split(",")]
-            return list(dict.fromkeys(map(reader, parts)))
-        except ValueError as error:
-            raise LoadTestError(f"--{name}: {error}") from None
-
-    cells = itertools.product(
-        read("workloads", str), read("temperatures", float), read("concurrency", int)
-    )
-    found = tuple(itertools.starmap(Cell, cells))
-    if any(cell.temperature < 0 or cell.concurrency < 1 for cell in found):
-        raise LoadTestError("--temperatures begin at 0, --concurrency begins at 1")
-    return tuple(read("policies", parse_bench_arm)), found
 
 
 def _policy_of(arm: Arm) -> dict[str, Any]:

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from loadtest.arms import Arm
 from loadtest.client.errors import LoadTestError
 from loadtest.result_folder import read_tail
 from serving.offline import start_arguments
 
-from .open_loop import Stream
-from .plan import COLD, Block
+from .plan import COLD
 from .worker import ArmEngine, serve
 
 _START_TIMEOUT_S = 600.0
@@ -22,15 +21,6 @@ _RUN_TIMEOUT_S = 3600.0
 _ENV = {"VLLM_LOGGING_LEVEL": "WARNING", "TOKENIZERS_PARALLELISM": "false"}
 
 A = TypeVar("A", bound=Arm)
-A_contra = TypeVar("A_contra", bound=Arm, contravariant=True)
-
-
-class Deploys(Protocol[A_contra]):
-    """A plan, as far as engines are concerned."""
-
-    def deployment(self, arm: A_contra, /) -> dict[str, Any]:
-        """Return the settings with which a server would run an arm's engine."""
-        ...
 
 
 class EngineProcess:
@@ -74,28 +64,17 @@ class EngineProcess:
         """Wait until it has started; an error if it fails."""
         self._receive(_START_TIMEOUT_S)
 
-    def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
-        """Run requests, as `ArmEngine.run` does; an error if it fails or is silent."""
-        return self.ask("run", block, trace)
-
-    def answer_all(self, block: Block) -> dict[str, Any]:
-        """Run requests, as `ArmEngine.answer_all` does."""
-        return self.ask("answer_all", block)
-
-    def answer_stream(
-        self, stream: Stream, trace: Path | None = None
-    ) -> dict[str, Any]:
-        """Run requests, as `ArmEngine.answer_stream` does."""
-        return self.ask("answer_stream", stream, trace)
-
-    def end(self) -> None:
+    def close(self) -> None:
         """End it: whatever it is at, there is nothing to keep."""
         self._process.kill()
         self._process.join()
         self._connection.close()
 
     def ask(self, *message: Any) -> dict[str, Any]:
-        """Call a method, by its name and arguments, and return what it does."""
+        """Call a method of what `make` made, by name and arguments; return its answer.
+
+        An error if it fails or is silent.
+        """
         try:
             self._connection.send(message)
         except BrokenPipeError:
@@ -123,9 +102,13 @@ class EngineProcess:
 
 @contextmanager
 def start_engines(
-    plan: Deploys[A], arms: Sequence[A], log_folder: Path, say: Callable[[str], None]
+    arms: Sequence[A],
+    deploy: Callable[[A], Mapping[str, Any]],
+    log_folder: Path,
+    say: Callable[[str], None],
+    make: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Iterator[dict[A, EngineProcess]]:
-    """Yield engines by arm, ready; end them all.
+    """Yield engines by arm, ready, each deployed as asked; end them all.
 
     As many start at once as this machine has cores.
     """
@@ -138,9 +121,9 @@ def start_engines(
             for arm in batch:
                 engines[arm] = EngineProcess(
                     arm.name,
-                    plan.deployment(arm),
+                    deploy(arm),
                     log_folder / f"{arm.file_name}.log",
-                    partial(ArmEngine, hold_at_zero=arm.policy == COLD),
+                    make or partial(ArmEngine, hold_at_zero=arm.policy == COLD),
                 )
             for arm in batch:
                 engines[arm].wait_until_ready()
@@ -148,4 +131,4 @@ def start_engines(
         yield engines
     finally:
         for engine in engines.values():
-            engine.end()
+            engine.close()

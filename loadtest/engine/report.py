@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
-from loadtest.client.errors import LoadTestError
-from loadtest.page import make_environment, to_table
-from loadtest.result_folder import ResultFolder
+from loadtest.experiment import BenchFolder
+from loadtest.intervals import show_ratio
+from loadtest.page import describe_source, render_results, to_table
 
 from .summary import ALL_LOADS, compare_with_others, find_ceilings, make_rows
 
@@ -18,30 +20,53 @@ Row = Mapping[str, Any]
 
 _PANEL = (6.6, 4.2)
 _KINDS = ("rows", "ratios", "over_best", "ceilings")
+_DETAILS = {
+    "policy": "{policy}",
+    "requests": "{concurrency}",
+    "tokens/s min-max": "{output_tokens_per_s[min]:.0f}-{output_tokens_per_s[max]:.0f}",
+    "before → after a change": (
+        "{output_tokens_per_s_by_phase[before][median]:.0f} → "
+        "{output_tokens_per_s_by_phase[after][median]:.0f}"
+    ),
+    "measured s": "{window_s:.0f}",
+    "step ms": "{step_ms:.1f}",
+    "step-time error": "{step_time_error:.1%}",
+    "planning µs/step": "{planning_us_per_step:.0f}",
+    "verified/step": "{verified_per_step:.1f}",
+    "calibration error": "{calibration_error:.3f}",
+    "ITL p50 ms": "{itl_p50_ms:.1f}",
+    "ITL p99 ms": "{itl_p99_ms:.1f}",
+    "ms/token p50": "{time_per_token_p50_ms:.1f}",
+    "replies": "{num_requests}",
+    "differing": "{num_differing_requests:n}",
+    "CPU of others": "{max_other_cpu_share:.1%}",
+}
 
 
-def write_results(store: ResultFolder) -> dict[str, Any]:
+def write_report(store: BenchFolder) -> None:
+    """Write everything there is to see."""
+    draw(write_results(store), store.folder / "results.png")
+
+
+def write_results(store: BenchFolder) -> dict[str, Any]:
     """Write results.json and results.md from what has been measured.
 
     Returns:
         What results.json holds.
     """
-    measurements = [one for group in store.records() for one in group]
-    conditions = store.conditions()
-    if not measurements or conditions is None:
-        raise LoadTestError(f"--output {store.folder} holds no measurements to report")
+    measurements = store.measurements()
     # Whoever comes last is compared with all others.
-    ratios, over_best = compare_with_others(measurements, conditions["policies"][-1])
+    ours = (store.conditions() or {})["policies"][-1]
+    ratios, over_best = compare_with_others(measurements, ours)
     rows = make_rows(measurements)
-    results: dict[str, Any] = {
-        "environment": store.environment(),
-        "settings": conditions,
-        "rows": rows,
-        "ratios": ratios,
-        "over_best": over_best,
-        "ceilings": find_ceilings(rows),
-    }
-    results = store.write_results(results)
+    results = store.write_results(
+        {
+            "rows": rows,
+            "ratios": ratios,
+            "over_best": over_best,
+            "ceilings": find_ceilings(rows),
+        }
+    )
     store.write("results.md", render(results))
     return results
 
@@ -49,17 +74,15 @@ def write_results(store: ResultFolder) -> dict[str, Any]:
 def render(results: Mapping[str, Any]) -> str:
     """Render `results.md`."""
     loads = [
-        {"name": name, "samples": _count_samples(load["rows"]), "rows": load["rows"]}
+        {"name": name, "samples": _count_samples(load["rows"])}
         | {"tables": [*map(to_table, _tabulate(load))]}
         for name, load in _by_load(results).items()
     ]
     fallbacks = {
         f"{row['policy']}: {why}" for row in results["rows"] for why in row["fallbacks"]
     }
-    template = make_environment(Path(__file__).parent).get_template("results.md.jinja")
-    return template.render(
-        results, source=_describe(results), loads=loads, fallbacks=sorted(fallbacks)
-    )
+    own = {"loads": loads, "fallbacks": sorted(fallbacks)}
+    return render_results(Path(__file__).parent, results, **own)
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
@@ -68,14 +91,12 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     Throughput, and what the last policy's is over the others', against requests in
     flight.
     """
-    from matplotlib.figure import Figure
-
     from loadtest.report.figures import draw_by_level
 
     loads = _by_load(results)
     size = (2 * _PANEL[0], len(loads) * _PANEL[1] + 1.0)
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(fill(_describe(results), 190), fontsize=7)
+    figure.suptitle(fill(describe_source(results["environment"]), 190), fontsize=7)
     grid = figure.subplots(len(loads), 2, squeeze=False)
     for panels, (name, load) in zip(grid, loads.items(), strict=True):
         rows = [
@@ -106,17 +127,6 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _describe(results: Mapping[str, Any]) -> str:
-    """Say on which machine, and of which models."""
-    machine, models = (results["environment"][name] for name in ("machine", "models"))
-    pair = ", ".join(
-        f"{role} {one['name']} ({one['parameters'] / 1e6:.3g} M parameters, "
-        f"{one['digest'][:8]})"
-        for role, one in models.items()
-    )
-    return f"{machine.get('gpu') or machine['cpu']}; {pair}"
-
-
 def _count_samples(rows: Sequence[Row]) -> str:
     """Say how much was measured: requests of a policy, rounds and engine starts."""
     requests = [row["num_requests"] for row in rows]
@@ -140,7 +150,7 @@ def _by_load(results: Mapping[str, Any]) -> dict[str, dict[str, list[Row]]]:
 
 
 def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
-    """Return the tables of a workload: speeds, ratios, ceilings.
+    """Return the tables of a workload: speeds, ratios, ceilings, details.
 
     Of the best policy of a load the speed is bold; in brackets stand acceptance length
     and verification success rate.
@@ -157,10 +167,7 @@ def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
             text += f" ({row['acceptance_length']:.2f}, {share})"
         speeds.append((row["policy"], row["concurrency"], text))
 
-    def show(one: Row) -> str:
-        interval = f" ({one['low']:.3f}-{one['high']:.3f})" if one["low"] else ""
-        return f"{one['ratio']:.3f}{interval}"
-
+    show = partial(show_ratio, digits=3, to="-")
     over = [(one["against"], one["concurrency"], show(one)) for one in ratios]
     over += [
         ("the best other", one["concurrency"], f"{show(one)}, {one['against']}")
@@ -171,7 +178,7 @@ def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
         for one in load["ceilings"]
     ]
     ours = ratios[0]["policy"] if ratios else ""
-    return [
+    tables = [
         _by_concurrency(corner, cells)
         for corner, cells in (
             ("tokens/s (acceptance length, verification success rate)", speeds),
@@ -180,6 +187,15 @@ def _tabulate(load: Mapping[str, list[Row]]) -> list[list[list[str]]]:
         )
         if cells
     ]
+    details = [[_fill(form, row) for form in _DETAILS.values()] for row in rows]
+    return [*tables, [[*_DETAILS], *details]]
+
+
+def _fill(form: str, row: Row) -> str:
+    try:
+        return form.format_map(row)
+    except TypeError:  # Of None: nobody counted.
+        return "-"
 
 
 def _by_concurrency(

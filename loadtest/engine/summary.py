@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from loadtest.intervals import compare, spread
+from loadtest.intervals import Table, compare_columns, compare_with_best, spread
 
 Rows = list[dict[str, Any]]
-Table = Any
-"""A data frame: pandas has no types here."""
 
 ALL_LOADS = 0
 """In the place of a number of requests: the geometric mean over all of them."""
@@ -61,37 +59,19 @@ def compare_with_others(measurements: Rows, ours: str) -> tuple[Rows, Rows]:
     have them all.
 
     Returns:
-        Ratios over each, and over the best of the others. The fastest of many is
-        partly the luckiest, and would be beaten less often in the rounds it was chosen
-        by. So each round is compared with the policy that was the best, by its median,
-        in the other rounds; `against` names the best of all rounds. That errs a little
-        the other way: few rounds may choose one that is not the best.
+        Ratios over each, and over the best of the others.
     """
     over_each, over_best = [], []
     for cell, speeds in _speeds(measurements):
         if ours not in speeds:
             continue
-        for theirs in (name for name in speeds if name != ours):
-            both = speeds[[ours, theirs]].dropna()
-            if len(both):
-                place = {"policy": ours, "against": theirs} | cell
-                over_each.append(place | compare(both[ours], both[theirs]))
-        whole = speeds.dropna()
-        others = whole.drop(columns=ours)
-        if others.empty:
-            continue
-        place = {"policy": ours, "against": others.median().idxmax()} | cell
-        over_best.append(place | compare(whole[ours], choose_rivals(others)))
+        place, others = {"policy": ours} | cell, [o for o in speeds if o != ours]
+        for theirs in others:
+            if found := compare_columns(speeds, ours, theirs):
+                over_each.append(place | {"against": theirs} | found)
+        if found := compare_with_best(speeds, ours, others):
+            over_best.append(place | found)
     return over_each, over_best
-
-
-def choose_rivals(others: Table) -> list[float]:
-    """Return of each row the value in the column that is best in the other rows."""
-    rivals = []
-    for number, values in others.iterrows():
-        rest = others.drop(index=number) if len(others) > 1 else others
-        rivals.append(float(values[rest.median().idxmax()]))
-    return rivals
 
 
 def find_ceilings(rows: Rows) -> Rows:

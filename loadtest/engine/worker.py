@@ -15,16 +15,8 @@ from typing import Any
 
 from serving.offline import OfflineEngine
 
-from .closed_loop import Delivery, LoopRecord, run_closed_loop
-from .measurement import (
-    Counters,
-    digest_replies,
-    list_deliveries,
-    measure,
-    pick_counters,
-    subtract,
-)
-from .open_loop import Stream, run_open_loop
+from .loop import Delivery, LoopRecord, run_loop
+from .measurement import Counters, digest_replies, list_deliveries, measure, subtract
 from .plan import Block
 from .watch import Watch
 
@@ -80,16 +72,13 @@ class ArmEngine:
         """Start the engine as `serving.offline` says; held, it drafts nothing."""
         self._engine = OfflineEngine(arguments)
         self._watch: Watch | None = None
-        self._put_between(hold_at_zero=hold_at_zero)
+        self._hold_at_zero = hold_at_zero
+        self._engine.wrap_planner(self._put_before)
 
-    def _put_between(self, *, hold_at_zero: bool) -> None:
-        """Put a watch between engine and planner."""
-
-        def watch(planner: Any) -> Watch:
-            self._watch = Watch(planner, hold_at_zero=hold_at_zero)
-            return self._watch
-
-        self._engine.wrap_planner(watch)
+    def _put_before(self, planner: Any) -> Any:
+        """Return who is asked in a planner's place."""
+        self._watch = Watch(planner, hold_at_zero=self._hold_at_zero)
+        return self._watch
 
     def run(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
         """Run a block of requests, and return what `measure` and `Counters` found.
@@ -104,24 +93,22 @@ class ArmEngine:
                 if watch is not None:
                     watch.mark(name)
 
-        gc.collect()
-        record = self._answer(block, on_mark)
-        if watch is not None and trace is not None:
-            watch.save(trace)
+        record = self._answer(block, trace, on_mark)[0]
         return measure(record) | counters.result()
 
-    def answer_all(self, block: Block) -> dict[str, Any]:
-        """Answer requests that all come at once.
+    def answer(self, block: Block, trace: Path | None = None) -> dict[str, Any]:
+        """Answer a block of requests to the last one; all steps go into the trace.
 
         Returns:
-            Plain values: seconds and steps of the run; of each request the times to
-            the first and the last token, s, and its tokens; what was counted; ms by
-            stage, None where no policy ran.
+            Plain values: seconds from the first moment to the last token, and steps;
+            of each request when it was due and was handed to the engine, when it
+            brought its first and its last token, s from that moment on, its tokens and
+            a digest of its reply; what was counted, and ms by stage, None where no
+            policy ran.
         """
         before = self._engine.snapshot()
-        record = self._answer(block, lambda _: None)
+        record, added_s = self._answer(block, trace, lambda _: None)
         seconds = record.steps[-1][0] - record.began_s
-        by_request = list_deliveries(record).groupby("request", sort=False)
         counters = stages = None
         if self._watch is not None:
             counters = subtract(self._engine.snapshot(), before)
@@ -129,75 +116,48 @@ class ArmEngine:
             spent["select"] = 1e3 * counters["planning_seconds_total"]
             spent["rest"] = 1e3 * seconds - sum(spent.values())
             stages = {name: spent[name] for name in STAGES}
-        times = by_request["end_s"].agg(["first", "last"]) - record.began_s
-        return {
-            "seconds": seconds,
-            "num_steps": len(record.steps),
-            "first_s": times["first"].round(6).tolist(),
-            "last_s": times["last"].round(6).tolist(),
-            "num_tokens": by_request["tokens"].sum().tolist(),
-            "counters": counters,
-            "stages_ms": stages,
-        }
-
-    def answer_stream(
-        self, stream: Stream, trace: Path | None = None
-    ) -> dict[str, Any]:
-        """Answer requests that come when they come; steps go into the trace.
-
-        Returns:
-            Plain values: seconds from the first moment to the last token, and steps;
-            of each request when it was due, was handed to the engine, and brought its
-            first and its last token, s from that moment on, its tokens and a digest of
-            its reply; what was counted.
-        """
-        sampling = _make_sampling(stream)
-        added_s: list[float] = []
-
-        def add(index: int) -> None:
-            added_s.append(time.perf_counter())
-            params = sampling.clone()
-            params.max_tokens = stream.max_tokens[index]
-            priority = stream.priorities[index]
-            self._engine.add(str(index), stream.prompts[index], params, priority)
-
-        before = self._engine.snapshot()
-        if self._watch is not None:
-            self._watch.start_over()
-        gc.collect()
-        record = run_open_loop(add, self._step, stream.due_s)
-        if self._watch is not None and trace is not None:
-            self._watch.save(trace)
-        counted = before and subtract(self._engine.snapshot(), before)
         # Groups are in the order of requests.
         by_request = list_deliveries(record).groupby("request")
         times = by_request["end_s"].agg(["first", "last"]) - record.began_s
         return {
-            "seconds": record.steps[-1][0] - record.began_s,
+            "seconds": seconds,
             "num_steps": len(record.steps),
-            "due_s": list(stream.due_s),
+            "due_s": list(block.due_s or [0.0] * len(block.prompts)),
             "added_s": [round(one - record.began_s, 6) for one in added_s],
             "first_s": times["first"].round(6).tolist(),
             "last_s": times["last"].round(6).tolist(),
             "num_tokens": by_request["tokens"].sum().tolist(),
             "digests": digest_replies(by_request["token_ids"].sum()),
-            "counters": counted and pick_counters(counted),
+            "counters": counters,
+            "stages_ms": stages,
         }
 
-    def _answer(self, block: Block, on_mark: Callable[[str], None]) -> LoopRecord:
-        sampling = _make_sampling(block)
-        sampling.max_tokens = block.max_tokens
+    def _answer(
+        self, block: Block, trace: Path | None, on_mark: Callable[[str], None]
+    ) -> tuple[LoopRecord, list[float]]:
+        """Return what happened, and when each request was handed to the engine."""
+        sampling, added_s = _make_sampling(block), list[float]()
 
         def add(index: int) -> None:
-            self._engine.add(str(index), block.prompts[index], sampling.clone())
+            added_s.append(time.perf_counter())
+            params = sampling.clone()
+            if block.limits:
+                params.max_tokens = block.limits[index]
+            priority = block.priorities[index] if block.priorities else 0
+            self._engine.add(str(index), block.prompts[index], params, priority)
 
         if self._watch is not None:
             self._watch.start_over()
-        return run_closed_loop(
+        gc.collect()
+        record = run_loop(
             *(add, self._step, len(block.prompts), block.concurrency),
             on_mark=on_mark,
             switch_at=block.switch_at,
+            due_s=block.due_s,
         )
+        if self._watch is not None and trace is not None:
+            self._watch.save(trace)
+        return record, added_s
 
     def _step(self) -> list[Delivery]:
         return [
@@ -206,14 +166,15 @@ class ArmEngine:
         ]
 
 
-def _make_sampling(asked: Block | Stream) -> Any:
+def _make_sampling(block: Block) -> Any:
     # Takes seconds and reads the environment: not where the controller imports.
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        temperature=asked.temperature,
-        stop_token_ids=[asked.eos_token_id],
+        temperature=block.temperature,
+        max_tokens=block.max_tokens,
+        stop_token_ids=[block.eos_token_id],
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )

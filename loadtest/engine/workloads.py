@@ -10,7 +10,7 @@ from pathlib import Path
 from loadtest.client.errors import LoadTestError
 from loadtest.load.workloads import GENERATED, Conversation, make_workload
 
-from .closed_loop import REQUESTS_TO_BE_STEADY
+from .loop import REQUESTS_TO_BE_STEADY
 from .plan import Block, Cell, longest_prompt
 
 DRIFTS = {"drift-context": ("mixed", "long-context")}

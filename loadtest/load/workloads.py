@@ -204,7 +204,8 @@ def _read_messages(entry: Any) -> list[Message]:
     prompt = entry if isinstance(entry, str) else entry.get("prompt")
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    turns = entry.get("conversations") or entry.get("conversation")
+    names = ("conversations", "conversation", "conversation_a")
+    turns = next((entry[name] for name in names if entry.get(name)), None)
     messages = [_read_turn(turn) for turn in turns or entry["messages"]]
     # ShareGPT has chats that begin in the middle.
     return list(itertools.dropwhile(lambda m: m["role"] == "assistant", messages))

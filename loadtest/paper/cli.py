@@ -5,7 +5,8 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.bench_command import make_parser, run_command, say
+from loadtest.argument_types import each
+from loadtest.bench_command import make_parser, run_benchmark
 from loadtest.client.errors import LoadTestError
 from loadtest.engine.cli import add_pair, find_pair
 from loadtest.engine.plan import PRESETS as ENGINE_PRESETS
@@ -13,7 +14,7 @@ from loadtest.engine.plan import PRESETS as ENGINE_PRESETS
 from .datasets import OWN, load_prompts
 from .grid import PRESETS
 from .report import write_report
-from .run import Paper, Runner, Store
+from .run import Runner, Store
 
 _PAIR = ENGINE_PRESETS["smollm2"]
 
@@ -21,18 +22,8 @@ _PAIR = ENGINE_PRESETS["smollm2"]
 def main(
     arguments: Sequence[str] | None = None, prog: str = "tetris-serve bench paper"
 ) -> int:
-    """Run the experiments; the status is that of `run_command`."""
-    options = _make_parser(prog).parse_args(arguments)
-    return run_command(lambda: (_run(options), True))
-
-
-def _run(options: argparse.Namespace) -> bool:
-    store = Store(options.output)
-    is_complete = options.report_only or _measure(options, store)
-    if store.records():
-        write_report(store)
-    say(f"\nresults are in {options.output}")
-    return is_complete
+    """Run the experiments; the status is that of `run_benchmark`."""
+    return run_benchmark(parse(arguments, prog), Store, _measure, write_report)
 
 
 def _measure(options: argparse.Namespace, store: Store) -> bool:
@@ -41,24 +32,15 @@ def _measure(options: argparse.Namespace, store: Store) -> bool:
             "--acceptance: vLLM accepts drafts by chance on GPUs alone; add --device "
             "gpu, or leave it out"
         )
-    names = [name.strip() for name in options.datasets.split(",")]
-    prompts = load_prompts(dict(options.file), names, options.seed)
-    gpu = find_pair(options)
-    if options.restart:
-        store.clear()
-    paper = Paper(
-        PRESETS[options.preset] | {"preset": options.preset},
-        target=options.target,
-        draft=options.draft,
-        temperature=options.temperature,
-        acceptance=options.acceptance,
-        arms=[pattern.strip() for pattern in options.arms.split(",")],
-        gpu=gpu,
-    )
-    return Runner(paper, store, prompts).measure(options.minutes)
+    prompts = load_prompts(dict(options.file), options.datasets, options.seed)
+    runner = Runner(options, store, prompts, find_pair(options))
+    return runner.measure(options.minutes)
 
 
-def _make_parser(prog: str) -> argparse.ArgumentParser:
+def parse(
+    arguments: Sequence[str] | None, prog: str = "tetris-serve bench paper"
+) -> argparse.Namespace:
+    """Read the command line."""
     parser = make_parser(
         prog,
         "Run the experiments of the TETRIS paper (arXiv 2502.15197): no speculation, "
@@ -72,6 +54,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--datasets",
+        type=each(str),
         default=OWN,
         metavar="LIST",
         help="own (default; two hundred prompts of ours), sharegpt, arena, tough, "
@@ -88,6 +71,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
     )
     add(
         "--arms",
+        type=each(str),
         default="*",
         metavar="LIST",
         help="measure only these now, e.g. 'none,SD*,ours*'; more can follow",
@@ -101,7 +85,7 @@ def _make_parser(prog: str) -> argparse.ArgumentParser:
         help="on a GPU: accept drafts by chance, whatever they are, e.g. 0.8,0.6,0.5, "
         "of each position and all before it. Replies then mean nothing, costs do",
     )
-    return parser
+    return parser.parse_args(arguments)
 
 
 def _read_file(text: str) -> tuple[str, Path]:
@@ -111,13 +95,10 @@ def _read_file(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _read_rates(text: str) -> list[float]:
-    try:
-        rates = [float(part) for part in text.split(",")]
-    except ValueError:
-        rates = []
+def _read_rates(text: str) -> tuple[float, ...]:
+    rates = each(float)(text)
     falls = all(a >= b for a, b in itertools.pairwise(rates))
-    if not rates or not falls or not all(0 <= rate <= 1 for rate in rates):
+    if not falls or not all(0 <= rate <= 1 for rate in rates):
         raise argparse.ArgumentTypeError(
             f"{text!r}: rates are 0 to 1 and do not rise, e.g. 0.8,0.6,0.5"
         )

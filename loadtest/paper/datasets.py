@@ -1,11 +1,9 @@
 """Prompts of the paper's datasets, each from the file that its source hands out."""
 
 import itertools
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from loadtest.client.errors import LoadTestError
 from loadtest.load.workloads import Conversation, read_conversations
@@ -58,26 +56,9 @@ def load_prompts(
 
 
 def _read_chats(path: Path) -> list[str]:
-    """Read ShareGPT: its first human turns; Domain-Tough has no others."""
+    """Read the first human turns of chats; Domain-Tough has no others."""
     firsts = (next(chat.prompts()) for chat in read_conversations(path))
     return [str(messages[-1]["content"]) for messages in firsts]
-
-
-def _read_arena(path: Path) -> list[str]:
-    """Read Chatbot Arena's JSON lines, `conversation_a` of each."""
-    texts = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            turns: list[Any] = json.loads(line)["conversation_a"]
-            texts.append(str(next(t["content"] for t in turns if t["role"] == "user")))
-        except (ValueError, KeyError, TypeError, StopIteration) as error:
-            raise LoadTestError(
-                f"{path}, line {number}: must have conversation_a with a user's turn "
-                f"({type(error).__name__}: {error})"
-            ) from None
-    return texts
 
 
 def _read_sonnets(path: Path) -> list[str]:
@@ -91,7 +72,7 @@ def _read_sonnets(path: Path) -> list[str]:
 
 _READERS: dict[str, Callable[[Path], list[str]]] = {
     "sharegpt": _read_chats,
-    "arena": _read_arena,
+    "arena": _read_chats,
     "tough": _read_chats,
     "sonnet": _read_sonnets,
 }

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from loadtest.bench_command import load_presets
 
-PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("grid.yaml").read_text()
-)
+PRESETS = load_presets(Path(__file__).with_name("grid.yaml"))
 
 TURN_ON_BATCH_SIZE = 2
 """As the reference implementation runs it."""

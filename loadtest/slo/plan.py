@@ -8,20 +8,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from loadtest.arms import Arm, parse_arm
+from loadtest.bench_command import load_presets
 from loadtest.client.errors import LoadTestError
-from loadtest.engine.models import pad, size_kv_cache
-from loadtest.engine.open_loop import Stream
-from loadtest.engine.plan import deploy, longest_prompt, set_up_cpu
+from loadtest.engine.models import pad
+from loadtest.engine.plan import Block, deploy, describe_engine, longest_prompt
 from loadtest.engine.workloads import RequestMaker
 from loadtest.load.arrivals import Load, arrival_times
 
-PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("presets.yaml").read_text()
-)
-DEFAULTS = PRESETS.pop("defaults")
+PRESETS = load_presets(Path(__file__).with_name("presets.yaml"))
 
 PRIORITY, CLASSES = "priority", "classes"
 """What an arm is told of classes: vLLM's priorities alone, or weights and targets too.
@@ -114,20 +109,14 @@ class Plan:
 
     def deployment(self, arm: ClassArm, /) -> dict[str, Any]:
         """Return the settings with which a server would run an arm's engine."""
-        policy = arm.settings()
-        if arm.told == PRIORITY:
-            policy["classes"] = {
-                name: {"priority": kind.priority} for name, kind in self.kinds.items()
-            }
-        elif arm.told:
-            policy["classes"] = {
-                name: {
-                    "weight": kind.weight,
-                    "priority": kind.priority,
-                    "latency_target_ms": kind.target * self.units.tpot_ms,
-                }
-                for name, kind in self.kinds.items()
-            }
+        policy, classes = arm.settings(), dict[str, dict[str, float]]()
+        for name, kind in self.kinds.items():
+            classes[name] = {"priority": kind.priority}
+            if arm.told == CLASSES:
+                target_ms = kind.target * self.units.tpot_ms
+                classes[name] |= {"weight": kind.weight, "latency_target_ms": target_ms}
+        if arm.told:
+            policy["classes"] = classes
         draft = None if arm.policy == "none" else self.draft
         return deploy(self.target, draft, policy, self.engine)
 
@@ -148,38 +137,28 @@ class Plan:
 
 def make_plan(options: argparse.Namespace) -> Plan:
     """Return what the command line asks for."""
-    try:
-        arms = tuple(parse_class_arm(one.strip()) for one in options.arms.split(","))
-        loads = tuple(float(one) for one in options.loads.split(","))
-    except ValueError as error:
-        raise LoadTestError(f"--arms, --loads: {error}") from None
+    arms, loads = options.arms, options.loads
     if min(loads) <= 0:
         raise LoadTestError("--loads are shares of the capacity, above 0")
     kinds = {name: RequestKind(**own) for name, own in options.classes.items()}
-    target, draft, most = options.target, options.draft, options.max_num_seqs
-    if float(options.target_parameters):
-        target = pad(target, int(float(options.target_parameters)))
+    target, draft = pad(options.target, options.target_parameters), options.draft
     reply = max(kind.max_tokens for kind in kinds.values())
-    length = longest_prompt(options.workload) + reply
-    length += max(arm.max_depth for arm in arms)
-    room = min(length, KV_TOKENS)
-    kv_bytes = size_kv_cache(target, draft, options.dtype, most, room, len(arms))
-    engine = {
-        "device": "cpu",
-        "dtype": options.dtype,
-        "max_model_len": length,
-        "max_num_seqs": most,
-        "max_num_batched_tokens": 2048,
-        "enable_prefix_caching": False,
-        **set_up_cpu(kv_bytes),
-    }
+    reply += max(arm.max_depth for arm in arms)
+    engine = describe_engine(
+        (target, draft),
+        num_engines=len(arms),
+        length=longest_prompt(options.workload) + reply,
+        most=options.max_num_seqs,
+        dtype=options.dtype,
+        kv_tokens=KV_TOKENS,
+    )
     times = options.rounds, options.blocks, options.block_s
     return Plan(kinds, arms, loads, options.workload, *times, engine, target, draft)
 
 
 def make_stream(
     plan: Plan, requests: RequestMaker, load: float, key: str
-) -> tuple[Stream, list[str]]:
+) -> tuple[Block, list[str]]:
     """Return requests that come as a Poisson process, and the class of each.
 
     The same for all arms; whom an arm's engine is to prefer is left out.
@@ -192,27 +171,25 @@ def make_stream(
     return _draw(plan, requests, due_s, key)
 
 
-def make_crowd(plan: Plan, requests: RequestMaker) -> Stream:
+def make_crowd(plan: Plan, requests: RequestMaker) -> Block:
     """Return requests of all classes that come at once, to measure the capacity."""
     due_s = [0.0] * (_PER_SLOT * plan.engine["max_num_seqs"])
     return _draw(plan, requests, due_s, "capacity")[0]
 
 
-def make_single(plan: Plan, requests: RequestMaker) -> list[Stream]:
+def make_single(plan: Plan, requests: RequestMaker) -> Block:
     """Return requests that come one by one, to measure the time per token."""
-    longest = max(kind.max_tokens for kind in plan.kinds.values())
     prompts = requests.draw(plan.workload, f"{requests.seed} alone", _NUM_CALIBRATED)
-    place = 0.0, requests.eos_token_id
-    return [Stream((one,), (0.0,), (longest,), (0,), *place) for one in prompts]
+    return Block(prompts, 1, 0.0, requests.max_tokens, requests.eos_token_id)
 
 
 def _draw(
     plan: Plan, requests: RequestMaker, due_s: list[float], key: str
-) -> tuple[Stream, list[str]]:
+) -> tuple[Block, list[str]]:
     draw = random.Random(f"{requests.seed} {key} classes")
     shares = [kind.share for kind in plan.kinds.values()]
     names = draw.choices([*plan.kinds], weights=shares, k=len(due_s))
     prompts = requests.draw(plan.workload, f"{requests.seed} {key}", len(due_s))
     limits = tuple(plan.kinds[name].max_tokens for name in names)
-    place = 0.0, requests.eos_token_id
-    return Stream(prompts, tuple(due_s), limits, (0,) * len(names), *place), names
+    place = len(names), 0.0, requests.max_tokens, requests.eos_token_id
+    return Block(prompts, *place, due_s=tuple(due_s), limits=limits), names

@@ -5,38 +5,33 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from loadtest.page import make_environment, to_table
+from loadtest.intervals import show_mean, show_ratio
+from loadtest.page import describe_source, render_results, to_png, to_table
 
 from .run import Store
-from .summary import TIMES, compare_with_best, summarise, tabulate
+from .summary import TIMES, compare_goodput, summarise, tabulate
 
 Row = Mapping[str, Any]
 
 
 def write_report(store: Store) -> None:
     """Write everything there is to see."""
-    units, groups = store.units(), store.groups()
-    conditions, environment = store.conditions() or {}, store.environment()
-    if units is None or not groups:
+    units, conditions = store.units(), store.conditions()
+    measured = store.measurements()[1:]
+    if units is None or not measured or conditions is None:
         return
-    kinds = conditions["classes"]
+    kinds, arms = conditions["classes"], conditions["arms"]
     targets_ms = {k: one["target"] * units.tpot_ms for k, one in kinds.items()}
-    blocks = tabulate([one for group in groups for one in group], targets_ms)
+    blocks = tabulate(measured, targets_ms)
     store.write("runs.csv", blocks.to_csv(index=False, float_format="%.6g"))
-    arms = conditions["arms"]
     results = store.write_results(
         {
-            "environment": environment,
-            "settings": conditions,
             "units": asdict(units),
             "targets_ms": targets_ms,
             "rows": summarise(blocks, arms),
-            "over_best": compare_with_best(blocks, arms[-1]),
+            "over_best": compare_goodput(blocks, arms[-1]),
         }
     )
-    template = make_environment(Path(__file__).parent).get_template("results.md.jinja")
     tables = {
         "Requests per second within their target": _by_load(results, "goodput_per_s"),
         **{
@@ -49,8 +44,9 @@ def write_report(store: Store) -> None:
         "Times, ms": _list_times(results, kinds),
     }
     shown = {title: to_table(lines) for title, lines in tables.items()}
-    store.write("results.md", template.render(results, tables=shown))
-    _draw(results, store.folder / "results.png")
+    page = render_results(Path(__file__).parent, results, tables=shown)
+    store.write("results.md", page)
+    (store.folder / "results.png").write_bytes(_draw(results))
 
 
 def _by_load(results: Row, figure: str) -> list[list[str]]:
@@ -59,11 +55,14 @@ def _by_load(results: Row, figure: str) -> list[list[str]]:
     lines = [["", *(f"load {load:g}" for load in loads)]]
     for arm in results["settings"]["arms"]:
         own = {row["load"]: row for row in results["rows"] if row["arm"] == arm}
-        lines.append([f"`{arm}`", *(_tell(own[load][figure]) for load in loads)])
+        lines.append([f"`{arm}`", *(show_mean(own[load][figure]) for load in loads)])
     if figure == "goodput_per_s":
-        ratios = {one["load"]: one for one in results["over_best"]}
+        ratios = {
+            one["load"]: f"{show_ratio(one)}, `{one['against']}`"
+            for one in results["over_best"]
+        }
         ours = results["settings"]["arms"][-1]
-        told = [_tell_ratio(ratios.get(load)) for load in loads]
+        told = [ratios.get(load, "") for load in loads]
         lines.append([f"`{ours}` over the best other policy", *told])
     return lines
 
@@ -80,41 +79,27 @@ def _list_times(results: Row, kinds: Row) -> list[list[str]]:
     return lines
 
 
-def _tell(estimate: Mapping[str, float | None]) -> str:
-    mean, half = estimate["mean"], estimate["half_width"]
-    if mean is None:
-        return ""
-    digits = 2 if mean < 10 else 0
-    around = "" if half is None else f" ± {half:.{digits}f}"
-    return f"{mean:.{digits}f}{around}"
-
-
-def _tell_ratio(one: Row | None) -> str:
-    if one is None:
-        return ""
-    around = "" if one["low"] is None else f" ({one['low']:.2f} to {one['high']:.2f})"
-    return f"{one['ratio']:.2f}{around}, `{one['against']}`"
-
-
-def _draw(results: Row, path: Path) -> None:
+def _draw(results: Row) -> bytes:
     """Draw goodput and each class's share within its target, against the load."""
-    from matplotlib.figure import Figure
+    # Takes a while, which only who has results shall wait for.
+    from loadtest.report.figures import draw_by_level, make_panels
 
-    kinds = results["settings"]["classes"]
-    panels = {"goodput_per_s": "requests/s within their target"}
-    panels |= {f"{k}.kept": f"{k}: share within its target" for k in kinds}
-    figure = Figure(figsize=(6 * len(panels), 4.5), layout="constrained")
-    axes = figure.subplots(1, len(panels))
-    for panel, (key, title) in zip(axes, panels.items(), strict=True):
-        for arm in results["settings"]["arms"]:
-            rows = [row for row in results["rows"] if row["arm"] == arm]
-            means = pd.DataFrame([row[key] for row in rows], dtype=float)
-            loads, halves = [row["load"] for row in rows], means["half_width"].fillna(0)
-            panel.errorbar(
-                loads, means["mean"], halves, marker="o", capsize=2, label=arm
-            )
-        panel.set(title=title, xlabel="arrivals, as a share of the capacity")
+    titles = {"goodput_per_s": "requests/s within their target"}
+    for kind in results["settings"]["classes"]:
+        titles[f"{kind}.kept"] = f"{kind}: share within its target"
+    figure, panels = make_panels(titles, "arrivals, as a share of the capacity")
+    for key, panel in panels.items():
+        rows = [
+            {"arm": row["arm"], "level": row["load"], key: _spread(row[key])}
+            for row in results["rows"]
+        ]
+        draw_by_level(panel, rows, key)
         panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.25)
-    axes[0].legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    return to_png(figure, describe_source(results["environment"]))
+
+
+def _spread(estimate: Row) -> dict[str, float] | None:
+    mean, half = estimate["mean"], estimate["half_width"] or 0.0
+    if mean is None:
+        return None
+    return {"median": mean, "min": mean - half, "max": mean + half}

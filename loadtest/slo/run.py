@@ -1,19 +1,16 @@
 """The controller: rounds, loads and arms in turn, until all is measured."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from statistics import median
 from typing import Any
 
-from loadtest.client.errors import LoadTestError
-from loadtest.engine.open_loop import Stream
-from loadtest.engine.pool import EngineProcess, start_engines
-from loadtest.engine.run import shuffle
+from loadtest.engine.measurement import list_latencies
+from loadtest.engine.plan import Block
+from loadtest.engine.pool import EngineProcess
+from loadtest.engine.run import SideBySide
 from loadtest.engine.workloads import RequestMaker
-from loadtest.experiment import Experiment, Turn, describe_origin
-from loadtest.result_folder import ResultFolder
+from loadtest.experiment import BenchFolder, Turn, shuffle
 
 from .plan import ClassArm, Plan, Units, make_crowd, make_single, make_stream
 
@@ -23,49 +20,38 @@ _WARM_UP_AT = (1, 4)
 Engines = Mapping[ClassArm, EngineProcess]
 
 
-class Store(ResultFolder):
+class Store(BenchFolder):
     """An output folder: first the units, then a record for each group.
 
     A group is one load in one round on all arms, kept as a whole.
     """
-
-    records_file = "measurements.jsonl"
-    output_files = ("results.json", "runs.csv", "results.md", "results.png")
-    folders = ("traces", "logs")
-    error = LoadTestError
 
     def units(self) -> Units | None:
         """Return what was measured before all else, if it was."""
         first = next(iter(self.records()), None)
         return None if first is None else Units(**first)
 
-    def groups(self) -> list[list[dict[str, Any]]]:
-        """Return all groups."""
-        return self.records()[1:]
 
+class Bench(SideBySide[ClassArm, float]):
+    """Engines to which the same requests come at the same moments."""
 
-class Bench(Experiment[ClassArm, float, Engines]):
-    """Engines side by side, to which the same requests come at the same moments."""
+    unit = "load "
 
     def __init__(self, plan: Plan, store: Store, requests: RequestMaker) -> None:
-        """Check that what the folder holds was measured under the same conditions."""
-        self._plan, self._store, self._requests = plan, store, requests
-        environment, conditions = describe_origin(
-            {"target": plan.target, "draft": plan.draft}
-        )
-        store.check_conditions(plan.conditions() | {"seed": requests.seed} | conditions)
-        super().__init__(store, environment)
+        self._plan, self._store, self.rounds = plan, store, plan.rounds
+        self._in_flight = {*_WARM_UP_AT, plan.engine["max_num_seqs"]}
+        models = {"target": plan.target, "draft": plan.draft}
+        super().__init__(store, requests, plan.conditions(), models)
 
-    def find_turns(self) -> list[Turn[ClassArm, float]]:
-        """Return rounds, each with what is missing of its loads, in any order."""
-        done = {(group[0]["round"], group[0]["load"]) for group in self._store.groups()}
-        turns = []
-        for number in range(1, self._plan.rounds + 1):
-            loads = [load for load in self._plan.loads if (number, load) not in done]
-            if loads:
-                mixed = shuffle(loads, f"{number}")
-                turns.append(Turn(number, self._plan.arms, mixed))
-        return turns
+    def plan_round(
+        self, number: int
+    ) -> list[tuple[Sequence[ClassArm], Sequence[float]]]:
+        """Return all arms and loads, in any order."""
+        return [(self._plan.arms, shuffle(self._plan.loads, f"{number}"))]
+
+    def place(self, number: int, arm: ClassArm, cell: float) -> dict[str, Any]:
+        """Return round, load and arm."""
+        return {"round": number, "load": cell, "arm": arm.name}
 
     def name_of(self, cell: float) -> str:
         """Return the load."""
@@ -77,35 +63,28 @@ class Bench(Experiment[ClassArm, float, Engines]):
         if (known := self._store.units()) is None:
             known = self._measure_units()
             self._store.append_record(asdict(known))
-        self._plan = replace(self._plan, units=known)
-        with self._start(turn.arms) as engines:
+        plan = self._plan = replace(self._plan, units=known)
+        with self.start_warm(turn.arms, plan.deployment, self._in_flight) as engines:
             yield engines
 
     def measure_cell(
         self, turn: Turn[ClassArm, float], cell: float, up: Engines
     ) -> None:
         """Send the same blocks of requests to every arm, and keep what came of them."""
-        found, spent_s = [], dict.fromkeys(up, 0.0)
-        label = f"round {turn.round} load {cell:g}"
+        found = []
         for block in range(self._plan.blocks):
             key = f"{turn.round} {cell:g} {block}"
-            stream, names = make_stream(self._plan, self._requests, cell, key)
-            for arm in shuffle(list(up), key):
-                self.progress.show(f"{label} {arm.name}, block {block + 1}")
-                trace = self._store.folder / f"traces/{cell:g}/{arm.file_name}.npz"
-                is_first = (turn.round, block) == (1, 0)
-                began_s = time.monotonic()
-                result = up[arm].answer_stream(
-                    self._tell(arm, stream, names), trace if is_first else None
-                )
-                spent_s[arm] += time.monotonic() - began_s
-                place = {"round": turn.round, "load": cell, "block": block}
-                found.append(place | {"arm": arm.name, "classes": names} | result)
+            stream, names = make_stream(self._plan, self.requests, cell, key)
+            asked = {arm: ("answer", self._tell(arm, stream, names)) for arm in up}
+            for arm, result in self.ask_in_turn(turn, cell, block, up, asked):
+                place = self.place(turn.round, arm, cell)
+                found.append(place | {"block": block, "classes": names} | result)
         for arm in up:
-            self.progress.advance(self.name_of(cell), spent_s[arm], label)
+            label = f"round {turn.round} load {cell:g}"
+            self.progress.advance(self.name_of(cell), self.spent_s[arm], label)
         self._store.append_record(found)
 
-    def _tell(self, arm: ClassArm, stream: Stream, names: list[str]) -> Stream:
+    def _tell(self, arm: ClassArm, stream: Block, names: list[str]) -> Block:
         """Let requests bring the priority of their class, where the arm knows any."""
         if not arm.told:
             return stream
@@ -113,32 +92,12 @@ class Bench(Experiment[ClassArm, float, Engines]):
         return replace(stream, priorities=tuple(kinds[name].priority for name in names))
 
     def _measure_units(self) -> Units:
-        with self._start([ClassArm("none")]) as engines:
-            (engine,) = engines.values()
+        none, deploy = ClassArm("none"), self._plan.deployment
+        with self.start_warm([none], deploy, self._in_flight) as engines:
             self.progress.show("measuring what targets and loads go by")
-            alone = [
-                engine.answer_stream(stream)
-                for stream in make_single(self._plan, self._requests)
-            ]
-            crowd = engine.answer_stream(make_crowd(self._plan, self._requests))
-        times_ms = [
-            1e3 * (one["last_s"][0] - one["first_s"][0]) / (one["num_tokens"][0] - 1)
-            for one in alone
-            if one["num_tokens"][0] > 1
-        ]
-        return Units(median(times_ms), len(crowd["due_s"]) / crowd["seconds"])
-
-    @contextmanager
-    def _start(self, arms: Sequence[ClassArm]) -> Iterator[Engines]:
-        logs, say = self._store.folder / "logs", self.progress.say
-        with start_engines(self._plan, arms, logs, say) as engines:
-            for concurrency in sorted(
-                {*_WARM_UP_AT, self._plan.engine["max_num_seqs"]}
-            ):
-                requests = self._requests.make_warm_up(concurrency)
-                for arm, engine in engines.items():
-                    self.progress.show(
-                        f"warming up {arm.name}, {concurrency} in flight"
-                    )
-                    engine.run(requests)
-            yield engines
+            alone, crowd = (
+                engines[none].ask("answer", make(self._plan, self.requests))
+                for make in (make_single, make_crowd)
+            )
+        tpot_ms = float(list_latencies(alone)["tpot_ms"].median())
+        return Units(tpot_ms, len(crowd["due_s"]) / crowd["seconds"])

@@ -5,12 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from loadtest.engine.summary import choose_rivals
-from loadtest.intervals import compare, estimate_mean
+from loadtest.engine.measurement import list_latencies
+from loadtest.intervals import Table, compare_with_best, estimate_mean
 
 Row = dict[str, Any]
-Table = Any
-"""A data frame: pandas has no types here."""
 
 BLOCK = ["load", "round", "block"]
 TIMES = ("tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms", "ttft_p95_ms")
@@ -18,21 +16,11 @@ TIMES = ("tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms", "ttft_p95_ms")
 
 
 def judge(result: Mapping[str, Any], targets_ms: Mapping[str, float]) -> Table:
-    """Return a row for each request: class, times, tokens, whether it kept its target.
+    """Return a row for each request: class, latencies, whether it kept its target.
 
-    The time per token is that between first and last token over the tokens after the
-    first; a reply of one token has none, and keeps every target. The time to the first
-    token counts from when the request was due.
+    A reply of one token has no time per token, and keeps every target.
     """
-    frame = pd.DataFrame(
-        {
-            "class": result["classes"],
-            "tokens": result["num_tokens"],
-            "ttft_ms": 1e3 * (pd.Series(result["first_s"]) - result["due_s"]),
-        }
-    )
-    decoding_ms = 1e3 * (pd.Series(result["last_s"]) - result["first_s"])
-    frame["tpot_ms"] = decoding_ms / (frame["tokens"] - 1).where(frame["tokens"] > 1)
+    frame = list_latencies(result).assign(**{"class": result["classes"]})
     targets = frame["class"].map(targets_ms)
     frame["kept"] = frame["tpot_ms"].isna() | (frame["tpot_ms"] <= targets)
     return frame
@@ -84,12 +72,10 @@ def summarise(blocks: Table, arms: Sequence[str]) -> list[Row]:
     ]
 
 
-def compare_with_best(blocks: Table, ours: str) -> list[Row]:
+def compare_goodput(blocks: Table, ours: str) -> list[Row]:
     """Compare our goodput at each load with the best other policy's, block by block.
 
-    Our own policy told otherwise is no rival. The rival of a block is the arm that is
-    the best, by its median, in the other blocks, lest the luckiest be taken for the
-    best; `against` names the best of all.
+    Our own policy told otherwise is no rival.
     """
     policy = ours.partition(":")[0]
     found = []
@@ -98,16 +84,6 @@ def compare_with_best(blocks: Table, ours: str) -> list[Row]:
             index=["round", "block"], columns="arm", values="goodput_per_s"
         )
         rivals = [name for name in table if name.partition(":")[0] != policy]
-        if ours not in table or not rivals:
-            continue
-        others = table[rivals].reset_index(drop=True)
-        theirs, mine = choose_rivals(others), table[ours].tolist()
-        place = {"load": load, "arm": ours, "against": others.median().idxmax()}
-        if min(*mine, *theirs) > 0:
-            found.append(place | compare(mine, theirs))
-        elif sum(theirs) > 0:
-            # Of nothing there is no logarithm, and of a mean ratio no interval.
-            ratio = sum(mine) / sum(theirs)
-            unknown = {"low": None, "high": None, "rounds": len(mine)}
-            found.append(place | {"ratio": ratio} | unknown)
+        if ours in table and (best := compare_with_best(table, ours, rivals)):
+            found.append({"load": load, "arm": ours} | best)
     return found

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import itertools
-import json
 import sys
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from loadtest.compare.deployment import Deployment, Launcher
 from loadtest.compare.processes import VICTIMS
 from loadtest.compare.scrape import scrape
 from loadtest.environment import describe_run
+from loadtest.experiment import BenchFolder
 
 from .cases import make_cases
 from .judge import Judge, describe_stalls
@@ -33,7 +33,7 @@ _say = partial(print, flush=True)
 def main(arguments: list[str] | None = None) -> int:
     """Run it; the status is 1 if a stream failed or was corrupted."""
     options = _parse(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
+    folder = BenchFolder(options.output)
     settings = [*_FLEET, *options.set]
     launcher = Launcher(options.output / "logs", options.config, settings)
     try:
@@ -42,8 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     except LoadTestError as error:
         _say(f"error: {error}")
         return 2
-    text = json.dumps(results, indent=1) + "\n"
-    (options.output / "results.json").write_text(text)
+    folder.write_json("results.json", results)
     streams = results["streams"]
     _say(f"streams: {streams}; replays: {results['replays']}")
     for kind, stall in results["stalls"].items():

@@ -7,11 +7,11 @@ import pytest
 
 from loadtest.client.errors import LoadTestError
 from loadtest.models.recipe import DRAFT_DIR
-from loadtest.paper.cli import main
+from loadtest.paper.cli import main, parse
 from loadtest.paper.datasets import load_prompts
 from loadtest.paper.grid import PRESETS, make_arms
 from loadtest.paper.report import measure_run, summarise
-from loadtest.paper.run import Paper, Runner, Store
+from loadtest.paper.run import Runner, Store
 from policies.paper import PaperPlanner
 from policies.registry import build_planner
 from policies.testing import check_planner
@@ -31,8 +31,9 @@ def test_the_paper_s_grid_has_all_its_arms_and_each_has_its_turn(tmp_path):
             params=policy.get("params", {}),
         )
         assert build_planner(spec).choose_depth(8) >= 0
-    pair = {"target": DRAFT_DIR, "draft": DRAFT_DIR}
-    runner = Runner(Paper(PRESETS["here"], **pair), Store(tmp_path), {"own": []})
+    pair = ["--target", str(DRAFT_DIR), "--draft", str(DRAFT_DIR)]
+    options = parse(["--output", str(tmp_path), *pair])
+    runner = Runner(options, Store(tmp_path), {"own": []})
     turns = runner.find_turns()
     keys = {(turn.round, *turn.cells, turn.arms[0].name) for turn in turns}
     assert len(keys) == len(turns) == 3 * 2 * 14

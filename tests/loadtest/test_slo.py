@@ -6,8 +6,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from loadtest.engine.closed_loop import Delivery
-from loadtest.engine.open_loop import run_open_loop
 from loadtest.engine.workloads import RequestMaker
 from loadtest.models.recipe import DRAFT_DIR
 from loadtest.slo.cli import main
@@ -19,34 +17,9 @@ from loadtest.slo.plan import (
     parse_class_arm,
 )
 from loadtest.slo.run import Store
-from loadtest.slo.summary import compare_with_best, judge, measure_block
+from loadtest.slo.summary import compare_goodput, judge, measure_block
 
 TARGETS_MS = {"interactive": 100.0, "batch": 400.0}
-
-
-def test_requests_are_added_when_they_come_and_the_loop_waits_for_them():
-    now_s, added, waited_s = [10.0], [], []
-
-    def wait(seconds: float) -> None:
-        waited_s.append(seconds)
-        now_s[0] += seconds
-
-    def step() -> list[Delivery]:
-        # A second a step; a request takes one.
-        now_s[0] += 1.0
-        return [Delivery(added[-1][0], [7], finished=True)]
-
-    record = run_open_loop(
-        lambda index: added.append((index, now_s[0])),
-        step,
-        [0.0, 0.5, 5.0],
-        clock=lambda: now_s[0],
-        wait=wait,
-    )
-    # The second came during the first's step; nobody is there from 2 s to 5 s.
-    assert added == [(0, 10.0), (1, 11.0), (2, 15.0)]
-    assert waited_s == [3.0]
-    assert [end_s for end_s, _ in record.steps] == [11.0, 12.0, 16.0]
 
 
 RESULT = {
@@ -84,7 +57,7 @@ def test_ours_is_compared_with_the_best_other_policy_block_by_block():
         **{"none": [1, 2, 3], "fixed:1": [2, 4, 6], "goodput:6": [9, 9, 9]},
         **{"goodput:6@classes": [3, 6, 9]},
     )
-    (found,) = compare_with_best(blocks, "goodput:6@classes")
+    (found,) = compare_goodput(blocks, "goodput:6@classes")
     assert found["against"] == "fixed:1"
     # Loads differ from block to block, but the ratio does not.
     assert [found[k] for k in ("ratio", "low", "high")] == pytest.approx([1.5] * 3)
@@ -92,7 +65,7 @@ def test_ours_is_compared_with_the_best_other_policy_block_by_block():
 
 def test_a_block_in_which_nobody_kept_a_target_leaves_no_interval():
     blocks = make_blocks(none=[0, 2], **{"goodput:6@classes": [1, 2]})
-    (found,) = compare_with_best(blocks, "goodput:6@classes")
+    (found,) = compare_goodput(blocks, "goodput:6@classes")
     assert found["ratio"] == pytest.approx(1.5)
     assert found["low"] is None
 
@@ -117,7 +90,7 @@ def test_arrivals_and_classes_are_the_same_for_all_arms_and_new_in_each_block():
     # Half of four a second, for 200 s; a quarter of them short: within 4 deviations.
     assert len(stream.due_s) == pytest.approx(400, abs=80)
     assert names.count("interactive") == pytest.approx(100, abs=35)
-    assert {*zip(names, stream.max_tokens, strict=True)} == {
+    assert {*zip(names, stream.limits, strict=True)} == {
         ("interactive", 8),
         ("batch", 32),
     }
@@ -144,14 +117,14 @@ def test_attainment_comes_from_what_real_engines_did_when_they_did_it(tmp_path):
     assert main([*words, "--minutes", "0.001"]) == 3
     assert main(words) == 0
     store = Store(tmp_path)
-    results = [one for group in store.groups() for one in group]
+    results = store.measurements()[1:]
     assert len(results) == 2 * 2 * 3
     for one in results:
         assert all(a >= b for a, b in zip(one["added_s"], one["due_s"], strict=True))
         assert all(a < b for a, b in zip(one["added_s"], one["first_s"], strict=True))
         assert measure_block(one, dict.fromkeys(TARGETS_MS, 1e-6))["kept"] < 0.1
         assert measure_block(one, dict.fromkeys(TARGETS_MS, 1e6))["kept"] == 1.0
-    for group in store.groups():
+    for group in store.records()[1:]:
         for block in (0, 1):
             none, *others = (one for one in group if one["block"] == block)
             for one in others:

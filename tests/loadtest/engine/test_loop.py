@@ -1,4 +1,4 @@
-"""The closed loop, and what is measured of it."""
+"""The loop that drives an engine, and what is measured of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.engine.closed_loop import Delivery, LoopRecord, run_closed_loop
+from loadtest.engine.loop import Delivery, LoopRecord, run_loop
 from loadtest.engine.measurement import Counters, measure
 
 
@@ -40,8 +40,7 @@ class FakeEngine:
 
     def run(self, concurrency: int, **options: Any) -> LoopRecord:
         given = self.add, self.step, len(self.lengths), concurrency
-        options = {"on_mark": lambda name: None} | options
-        return run_closed_loop(*given, clock=lambda: self.now_s, **options)
+        return run_loop(*given, clock=lambda: self.now_s, **options)
 
 
 def is_steady(record: LoopRecord, step_s: float) -> bool:
@@ -77,6 +76,20 @@ def test_the_same_prompts_are_measured_whoever_ends_together(first):
         if step_s <= record.marks["start"]
     }
     assert before == {0, 1, 2, 3}
+
+
+def test_requests_are_added_when_they_are_due_and_the_loop_waits_for_them():
+    engine, waited_s = FakeEngine([1, 1, 1]), []
+
+    def wait(seconds: float) -> None:
+        waited_s.append(seconds)
+        engine.now_s += seconds
+
+    record = engine.run(3, due_s=[0.0, 0.05, 1.0], wait=wait)
+    # The second came during the first's step; nobody is there from .2 s to 1 s.
+    assert engine.seen == [1, 1, 1]
+    assert waited_s == pytest.approx([0.8])
+    assert [end_s for end_s, _ in record.steps] == pytest.approx([0.1, 0.2, 1.1])
 
 
 def test_conditions_change_before_the_request_and_speeds_are_told_apart():

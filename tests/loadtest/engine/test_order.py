@@ -18,8 +18,8 @@ from loadtest.arms import Arm, parse_arm
 from loadtest.bench_command import EXIT_INTERRUPTED, EXIT_MORE_TO_DO
 from loadtest.client.errors import LoadTestError
 from loadtest.engine import cli, run
-from loadtest.engine.plan import Block, Plan
-from loadtest.engine.run import Store, shuffle
+from loadtest.engine.plan import Block
+from loadtest.experiment import BenchFolder, shuffle
 from tests.loadtest.engine.made_up import CELL, measured
 
 GPU = "NVIDIA Stand-in"
@@ -39,17 +39,17 @@ class FakeEngines:
 
     @contextmanager
     def start(
-        self, plan: Plan, arms: Sequence[Arm], log_folder: Path, say: Any
+        self, arms: Sequence[Arm], deploy: Any, log_folder: Path, say: Any
     ) -> Iterator[dict[Arm, Any]]:
         self.num_open += 1
         assert self.num_open == 1
         self.widths.append(len(arms))
         try:
-            yield {arm: SimpleNamespace(run=partial(self.run, arm)) for arm in arms}
+            yield {arm: SimpleNamespace(ask=partial(self.ask, arm)) for arm in arms}
         finally:
             self.num_open -= 1
 
-    def run(self, arm: Arm, block: Block, *trace: Any) -> dict[str, Any]:
+    def ask(self, arm: Arm, name: str, block: Block, *trace: Any) -> dict[str, Any]:
         if not trace:  # It warms up.
             return {}
         if self.fails_after == len(self.notes):
@@ -105,7 +105,8 @@ def test_an_interrupted_run_goes_on_with_the_cell_that_it_was_at(
     engines.fails_after = 4
     assert bench(tmp_path, "--rounds", "1") == EXIT_INTERRUPTED
     assert "goes on from there" in capsys.readouterr().err
-    assert {cell.concurrency for _, cell in Store(tmp_path).done()} == {1}
+    kept = BenchFolder(tmp_path).measurements()
+    assert {one["concurrency"] for one in kept} == {1}
 
     engines.fails_after = None
     engines.notes = []
@@ -129,9 +130,9 @@ def test_other_conditions_are_not_mixed_and_a_restart_discards_ours_alone(
     assert "--restart" in told
     assert "dtype" not in told
     assert bench(tmp_path, "--restart", "--workloads", "wrong") == 1
-    assert len(Store(tmp_path).records()) == 2
+    assert len(BenchFolder(tmp_path).records()) == 2
     assert bench(tmp_path, "--rounds", "1", "--max-tokens", "33", "--restart") == 0
-    assert len(Store(tmp_path).records()) == 2
+    assert len(BenchFolder(tmp_path).records()) == 2
     assert mine.exists()
 
 
@@ -168,7 +169,7 @@ def test_what_hinders_is_told_in_its_own_words(tmp_path, engines, monkeypatch, c
     def fail(*_: Any, **__: Any) -> None:
         raise LoadTestError("the engine of none has ended; out of memory")
 
-    monkeypatch.setattr(FakeEngines, "run", fail)
+    monkeypatch.setattr(FakeEngines, "ask", fail)
     assert bench(tmp_path, "--rounds", "1") == 1
     assert "out of memory" in capsys.readouterr().err
     # A machine too small for all engines is told before they start.

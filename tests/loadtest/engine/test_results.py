@@ -11,13 +11,13 @@ import pytest
 
 from loadtest.engine.plan import Cell
 from loadtest.engine.report import draw, write_results
-from loadtest.engine.run import Store
 from loadtest.engine.summary import (
     ALL_LOADS,
     compare_with_others,
     find_ceilings,
     make_rows,
 )
+from loadtest.experiment import BenchFolder
 from loadtest.intervals import compare
 from tests.loadtest.engine.made_up import CELL, CONDITIONS, ENVIRONMENT, measured
 
@@ -26,8 +26,8 @@ COMMITTED = Path(__file__).parents[3] / "loadtest" / "results" / "engine-cpu"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    store = Store(tmp_path / "results")
+def store(tmp_path: Path) -> BenchFolder:
+    store = BenchFolder(tmp_path / "results")
     store.check_conditions(CONDITIONS)
     store.write_environment(ENVIRONMENT)
     return store
@@ -54,11 +54,10 @@ def test_a_group_cut_short_by_a_crash_is_measured_again(store):
     path = store.folder / "measurements.jsonl"
     path.write_text('[{"policy": "none", "rou')
 
-    assert store.done() == set()
+    assert store.records() == []
     store.append_record(rounds_of(none=[100.0]))
 
     assert [one["num_tokens"] for [one] in store.records()] == [300]
-    assert store.done() == {(1, CELL)}
 
 
 def test_blocks_of_a_round_add_up_before_rounds_are_compared():
@@ -206,7 +205,7 @@ def test_committed_results_are_what_was_measured(folder, tmp_path):
     committed = json.loads((COMMITTED / folder / "results.json").read_text())
     place = ("policy", "workload", "temperature", "concurrency")
 
-    again = write_results(Store(tmp_path))
+    again = write_results(BenchFolder(tmp_path))
 
     for part, keys in (("rows", place), ("ratios", (*place, "against"))):
         by_key = {tuple(one[key] for key in keys): one for one in committed[part]}

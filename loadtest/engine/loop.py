@@ -1,4 +1,4 @@
-"""A closed loop: as many requests in flight as asked, each refilled as it ends."""
+"""The loop that drives an engine: requests wait for a place, or for their time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,17 +33,22 @@ class LoopRecord:
     marks: dict[str, float]
 
 
-def run_closed_loop(
+def run_loop(
     add: Callable[[int], None],
     step: Callable[[], list[Delivery]],
     num_requests: int,
     concurrency: int,
     *,
-    on_mark: Callable[[str], None],
+    on_mark: Callable[[str], None] = lambda _: None,
     switch_at: int | None = None,
+    due_s: Sequence[float] = (),
     clock: Callable[[], float] = time.perf_counter,
+    wait: Callable[[float], None] = time.sleep,
 ) -> LoopRecord:
     """Run requests with exactly `concurrency` of them in flight.
+
+    If they are due at times, s from the first moment on and rising, fewer may be: one
+    that comes during a step is added before the next, and without any the loop waits.
 
     The steady part begins when all of the first ones have begun to reply, and ends when
     a place stays empty. Between the two every arm computes the same prompts, all but
@@ -61,15 +66,22 @@ def run_closed_loop(
         marks[name] = now_s
         on_mark(name)
 
+    def may_add() -> bool:
+        has_place = num_added < num_requests and num_added - num_finished < concurrency
+        return has_place and (not due_s or due_s[num_added] <= clock() - began_s)
+
     num_added = num_finished = 0
     silent = set(range(concurrency))
     began_s = clock()
     while num_finished < num_requests:
-        while num_added < num_requests and num_added - num_finished < concurrency:
+        while may_add():
             if num_added == switch_at:
                 mark("switch")
             add(num_added)
             num_added += 1
+        if num_added == num_finished:
+            wait(max(0.0, due_s[num_added] - (clock() - began_s)))
+            continue
         deliveries = step()
         now_s = clock()
         steps.append((now_s, deliveries))
