@@ -27,6 +27,7 @@ class RayCluster:
 
     folder: Path
     settings: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     nodes: list[Command] = field(default_factory=list)
 
@@ -45,7 +46,7 @@ class RayCluster:
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
-            "RAY_ADDRESS": f"127.0.0.1:{self.gcs_port}",
+            "RAY_ADDRESS": f"{self.host}:{self.gcs_port}",
             "RAY_USAGE_STATS_ENABLED": "0",
             # Ray's processes import what tests deploy.
             "PYTHONPATH": str(ROOT),
@@ -64,21 +65,23 @@ class RayCluster:
             **env,
         )
 
-    def start_worker(self, num_cpus: int) -> None:
-        """Add a node."""
+    def start_worker(self, num_cpus: int, options: str = "", *prefix: str) -> None:
+        """Add a node, by a command behind which its own is written."""
         metrics_port, *_ = find_free_ports(1)
         self._start(
-            f"--address=127.0.0.1:{self.gcs_port} --num-cpus={num_cpus} "
-            f"--metrics-export-port={metrics_port}"
+            f"--address={self.host}:{self.gcs_port} --num-cpus={num_cpus} "
+            f"--metrics-export-port={metrics_port} {options}",
+            *prefix,
         )
 
-    def _start(self, options: str, **env: str) -> None:
+    def _start(self, options: str, *prefix: str, **env: str) -> None:
         agent_port, grpc_port = find_free_ports(2)
         node = Command.start(
             [
+                *prefix,
                 *(str(BIN / "ray"), "start", "--block", "--disable-usage-stats"),
-                *(f"--dashboard-agent-listen-port={agent_port}",),
-                *(f"--dashboard-agent-grpc-port={grpc_port}",),
+                f"--dashboard-agent-listen-port={agent_port}",
+                f"--dashboard-agent-grpc-port={grpc_port}",
                 "--object-store-memory=200000000",
                 *options.split(),
             ],
@@ -104,7 +107,10 @@ class RayCluster:
         response.raise_for_status()
         return response.json()
 
-    def end(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End all nodes."""
         for node in self.nodes:
             node.end()
@@ -167,6 +173,21 @@ class Prometheus:
         groups = answer.json()["data"]["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         return [rule for rule in rules if rule["health"] != "ok"]
+
+
+def slow_stream(port: int, proxies: str, **options: object) -> str:
+    """Return a Serve config of the slow application, with its deployment's options."""
+    application = {
+        "name": "slow",
+        "import_path": "tests.helm.slow_app:app",
+        "deployments": [{"name": "SlowStream", **options}],
+    }
+    config = {
+        "proxy_location": proxies,
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [application],
+    }
+    return yaml.safe_dump(config)
 
 
 def deploy(cluster: RayCluster, serve_config: str, timeout_s: float) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-import yaml
 
 from serving.app import front_options_of, settings_from_args
 from tests.helm import chart
-from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
+from tests.helm.live import NUM_CHUNKS, RayCluster, deploy, slow_stream
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
 
 DEADLINE_S = 300
@@ -21,33 +20,17 @@ DEADLINE_S = 300
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[RayCluster]:
     """A head without CPUs and one worker with room for one replica."""
-    running = RayCluster(tmp_path_factory.mktemp("drain"))
-    try:
+    with RayCluster(tmp_path_factory.mktemp("drain")) as running:
         # KubeRay's name for the head's group.
         running.start_head(num_cpus=0, RAY_NODE_TYPE_NAME="headgroup")
         running.start_worker(num_cpus=1)
         yield running
-    finally:
-        running.end()
 
 
 @pytest.fixture(scope="module")
 def port() -> int:
     """Where Serve listens; it does so from the first deployment to the last."""
     return find_free_ports(1)[0]
-
-
-def slow_config(port: int, **options: object) -> str:
-    """Return a Serve config of the slow application."""
-    application = {
-        "name": "slow",
-        "route_prefix": "/",
-        "import_path": "tests.helm.slow_app:app",
-        "deployments": [{"name": "SlowStream", **options}],
-    }
-    http = {"host": "127.0.0.1", "port": port}
-    config = {"proxy_location": "HeadOnly", "http_options": http}
-    return yaml.safe_dump(config | {"applications": [application]})
 
 
 def replica_nodes(cluster: RayCluster) -> set[str]:
@@ -63,8 +46,8 @@ def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster, port):
     """The chart's options of fronts, on more replicas than chance would spare."""
     settings = settings_from_args(chart.demo().application["args"])
     options = front_options_of(settings)["ray_actor_options"]
-    config = slow_config(port, num_replicas=6, ray_actor_options=options)
-    deploy(cluster, config, timeout_s=300)
+    spread = {"num_replicas": 6, "ray_actor_options": options}
+    deploy(cluster, slow_stream(port, "HeadOnly", **spread), timeout_s=300)
     # Serve's controller always runs on the head.
     head = cluster.ask("/api/serve/applications/")["controller_info"]["node_id"]
     nodes = replica_nodes(cluster)
@@ -77,7 +60,7 @@ def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster, port):
 def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(
     cluster, port
 ):
-    deploy(cluster, slow_config(port), timeout_s=300)
+    deploy(cluster, slow_stream(port, "HeadOnly"), timeout_s=300)
     (old,) = replica_nodes(cluster)
     cluster.start_worker(num_cpus=1)
     with httpx.stream(

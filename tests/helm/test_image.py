@@ -65,11 +65,6 @@ def test_targets_have_the_locks_packages_a_pinned_base_and_a_nameless_user():
         assert "--loadtest" not in run
         copies = [line for line in stages()[device] if line.startswith("COPY --from")]
         assert copies == [f"COPY --from=install-{device} /opt/venv /opt/venv"]
-    # FlashInfer compiles C++ for a GPU when it first meets its shape.
-    (install,) = [line for line in stages()["gpu"] if "apt-get install" in line]
-    assert " g++ " in install
-    text = "\n".join(stages()["run"] + stages()["cpu"])
-    assert not re.search(r"\b(gcc|g\+\+|build-essential|clang)\b", text)
 
 
 def exec_form(instruction: str) -> list[str]:
@@ -78,18 +73,12 @@ def exec_form(instruction: str) -> list[str]:
     return list(json.loads(line[line.index("[") :]))
 
 
-def test_an_image_passes_signals_on_and_says_how_it_is_and_what_it_was_made_from():
-    run = stages()["run"]
+def test_an_image_passes_signals_on_and_says_how_it_is():
     # The exec form, under an init that passes signals on.
     assert exec_form("ENTRYPOINT") == ["tini", "--"]
     assert exec_form("CMD")[:2] == ["tetris-serve", "up"]
-    assert "STOPSIGNAL SIGTERM" in run
+    assert "STOPSIGNAL SIGTERM" in stages()["run"]
     assert f"'PORT', '{HttpSettings().port}'" in exec_form("HEALTHCHECK")[-1]
-    (label,) = [line for line in run if line.startswith("LABEL")]
-    assert 'org.opencontainers.image.licenses="Apache-2.0"' in label
-    for name in re.findall(r"\$\{(\w+)\}", label):
-        # An argument from before FROM is empty in a stage that does not ask for it.
-        assert any(re.match(rf"ARG {name}\b", line) for line in run), name
 
 
 def is_sent(path: str) -> bool:
@@ -153,7 +142,7 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
     }
     refused = subprocess.run([*ENTER, str(context), "touch", "x"], capture_output=True)
     assert refused.returncode != 0
-    server = Command.start(
+    with Command.start(
         [
             *(*ENTER, str(context), *exec_form("CMD")),
             f"--set=http.dashboard_port={dashboard_port}",
@@ -161,8 +150,7 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
         ],
         tmp_path / "up.log",
         **env,
-    )
-    try:
+    ) as server:
         server.wait_for("Ctrl-C stops everything")
         check = [*ENTER, str(context), *exec_form("HEALTHCHECK")]
         subprocess.run(check, env=clean_environment(**env), check=True, timeout=60)
@@ -170,5 +158,3 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
         answer = client.completions.create(model=MODEL, prompt="one", max_tokens=4)
         assert answer.usage.completion_tokens > 0
         assert server.stop(signal.SIGTERM) == 0
-    finally:
-        server.end()

@@ -33,6 +33,7 @@ from tests.serving.conftest import (
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 LOAD_S = 30
+CLIENTS = (1, 2, 5, 12)
 PATIENCE_S = 120
 DASHBOARDS = sorted((chart.FOLDER / "dashboards").glob("*.json"))
 
@@ -79,6 +80,8 @@ def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
         "config.http.access.allow_anonymous": "true",
         # The only policy that predicts, so that no panel lacks its reason to be.
         "config.policy.name": "goodput",
+        # At its usual share, the gain can be told after minutes.
+        "config.policy.audit": "0.2",
         "config.replicas.max": "1",
         # Forecasts need it.
         "config.replicas.target_token_ms": "100",
@@ -102,7 +105,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     config, rules = rendered_demo(http_port)
     cluster = RayCluster(folder)
     prometheus = Prometheus.start(folder, cluster.metrics_port, rules)
-    try:
+    with prometheus.command, cluster:
         # What the chart sets on the Pods.
         cluster.settings["RAY_PROMETHEUS_HOST"] = prometheus.url
         # Ray's own default: it drops a gauge that was not set again within two of
@@ -115,9 +118,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         )
         put_under_load(client)
         yield Deployment(cluster, prometheus, client, http_port)
-    finally:
-        cluster.end()
-        prometheus.command.end()
 
 
 def chat(client: openai.OpenAI, number: int, **options: Any) -> int:
@@ -149,13 +149,19 @@ def time_is_up(after_s: float) -> Callable[[], bool]:
 
 
 def put_under_load(client: openai.OpenAI) -> None:
-    """Send what is refused, and chats from six threads for LOAD_S seconds."""
+    """Send what is refused, and LOAD_S seconds of chats, of more and more clients.
+
+    A gain is found out for each octave of load by itself, and told of all together.
+    """
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="unknown", prompt="x")
-    is_over = time_is_up(LOAD_S)
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        counts = list(pool.map(lambda _: keep_chatting(client, is_over), range(6)))
-    assert sum(counts) > 6
+    for num_clients in CLIENTS:
+        is_over = time_is_up(LOAD_S / len(CLIENTS))
+        with concurrent.futures.ThreadPoolExecutor(num_clients) as pool:
+            chats = pool.map(
+                keep_chatting, num_clients * [client], num_clients * [is_over]
+            )
+            assert min(chats) > 0
     with pytest.raises(openai.RateLimitError, match="deadline_ms of 1;") as refusal:
         client.with_options(max_retries=0).completions.create(
             model="demo", prompt="x", extra_body={"deadline_ms": 1}

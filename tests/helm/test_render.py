@@ -93,19 +93,6 @@ def check_kubernetes(objects):
                 kubernetes_validate.validate(document, version, strict=True)
 
 
-def with_rules(schema, value, place=""):
-    """Yield where a value has what a schema has rules in CEL for."""
-    if "x-kubernetes-validations" in schema:
-        yield place
-    if isinstance(value, dict):
-        for name, part in value.items():
-            below = schema.get("properties", {}).get(name) or {}
-            yield from with_rules(below, part, f"{place}.{name}")
-    elif isinstance(value, list):
-        for part in value:
-            yield from with_rules(schema.get("items", {}), part, f"{place}[]")
-
-
 @pytest.fixture(scope="module")
 def kuberay():
     """What checks a RayService, with all that is nested in it, by KubeRay's own CRD.
@@ -144,33 +131,6 @@ def test_kubernetes_and_kuberay_accept_every_switch_in_every_example(
     check_kubernetes(objects)
     # Last, as it skips the test where nobody has provided the definition.
     request.getfixturevalue("kuberay").validate(*objects.of_kind("RayService"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [
-        ("PodDisruptionBudget", "minAvailble"),
-        ("HTTPRoute", "hostname"),
-        ("PodMonitor", "podMetricsEndpoint"),
-        ("PrometheusRule", "group"),
-    ],
-)
-def test_the_kubernetes_check_notices_a_misspelt_field(kind, field):
-    (document,) = copy.deepcopy(chart.production().of_kind(kind))
-    document["spec"][field] = 1
-    with pytest.raises(
-        (kubernetes_validate.ValidationError, jsonschema.ValidationError), match=field
-    ):
-        check_kubernetes([document])
-
-
-@chart.each_example
-def test_no_rule_of_the_crd_in_cel_is_about_what_the_chart_sets(name, kuberay):
-    """Else a library would have to try it: they are about owners and back ends."""
-    (service,) = chart.example(name).of_kind("RayService")
-    assert list(with_rules(kuberay.schema, service)) == []
-    options = service["spec"] | {"managedBy": "ray.io/kuberay-operator"}
-    assert list(with_rules(kuberay.schema, {"spec": options})) == [".spec.managedBy"]
 
 
 def test_the_crd_check_notices_a_misspelt_field(kuberay):

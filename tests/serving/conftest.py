@@ -162,6 +162,12 @@ class Command:
         for process in filter(psutil.Process.is_running, family):
             process.kill()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
 
 @dataclass
 class Server:
@@ -193,6 +199,11 @@ class Server:
     def num_replicas(self) -> int:
         """Return the running engine replicas, as the server counts them."""
         return int(self.health()[1].get("running_replicas", 0))
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        """A completion; of a fixed length if it is to ignore the model's end."""
+        body = {"model": MODEL, "prompt": "one two three"} | fields
+        return self.post("/v1/completions", json=body)
 
     def client(self, **options: Any) -> openai.OpenAI:
         """A stock client that fails at once instead of retrying."""
@@ -232,11 +243,10 @@ def load(
     """Keep clients sending requests; yields the status codes seen so far."""
     stop = threading.Event()
     statuses: list[int] = []
-    body = {"model": MODEL, "prompt": "one two three", "max_tokens": max_tokens}
 
     def send() -> None:
         while not stop.is_set():
-            response = server.post("/v1/completions", json=body | {"ignore_eos": True})
+            response = server.complete(max_tokens=max_tokens, ignore_eos=True)
             statuses.append(response.status_code)
             if response.status_code == 503:
                 assert response.json()["error"]["type"] == "ServiceUnavailableError"
@@ -264,37 +274,28 @@ def find_log_folder(server: Server) -> Path:
     return Path(folder)
 
 
-def up_command(
-    settings: dict[str, Any] | None = None, port: int | None = None
-) -> tuple[list[str], int, int]:
+def up_command(settings: dict[str, Any]) -> tuple[list[str], int, int]:
     """Return `tetris-serve up` on the demo pair, its port, and that of its metrics."""
-    free_port, dashboard_port, metrics_port = find_free_ports(3)
-    port = port or free_port
+    port, dashboard_port, metrics_port = find_free_ports(3)
     chosen = {
         "http.dashboard_port": dashboard_port,
         "http.metrics_port": metrics_port,
-        **(settings or {}),
+        **settings,
     }
     options = [f"--config={DEMO_CONFIG}", f"--port={port}"]
     options += [f"--set={name}={value}" for name, value in chosen.items()]
     return [str(BIN / "tetris-serve"), "up", *options], port, metrics_port
 
 
+@contextmanager
 def start_up_command(
-    output_file: Path,
-    settings: dict[str, Any] | None = None,
-    port: int | None = None,
-    **env: str,
-) -> Server:
-    """Run it and wait until it is ready."""
-    args, port, metrics_port = up_command(settings, port)
-    command = Command.start(args, output_file, **env)
-    try:
+    output_file: Path, settings: dict[str, Any], **env: str
+) -> Iterator[Server]:
+    """Run it, once it is ready, and end it afterwards."""
+    args, port, metrics_port = up_command(settings)
+    with Command.start(args, output_file, **env) as command:
         command.wait_for("Ctrl-C stops everything")
-    except BaseException:
-        command.end()
-        raise
-    return Server(command, port, metrics_port)
+        yield Server(command, port, metrics_port)
 
 
 @pytest.fixture(scope="session")
@@ -306,7 +307,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, key = tmp_path_factory.mktemp("fleet"), make_key()
     keys_file = folder / "keys.json"
     write_keys(keys_file, {"test": KeyEntry(sha256=hash_key(key))})
-    running = start_up_command(
+    with start_up_command(
         folder / "up.log",
         {
             "engine.dtype": "float32",
@@ -320,10 +321,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "http.fronts.max": 2,
             "http.access.keys_file": keys_file,
         },
-    )
-    running.key = key
-    yield running
-    running.command.end()
+    ) as running:
+        running.key = key
+        yield running
 
 
 @pytest.fixture(scope="session")
@@ -356,7 +356,7 @@ def server(
 
     It starts with one replica and may grow to two; it never shrinks meanwhile.
     """
-    running = start_up_command(
+    with start_up_command(
         tmp_path_factory.mktemp("server") / "up.log",
         {
             # Its budget is the same in every step, so that tests can reckon with it.
@@ -379,9 +379,8 @@ def server(
             "http.board": "true",
             "http.stream_interval_ms": 1e3 * STREAM_INTERVAL_S,
         },
-    )
-    yield running
-    running.command.end()
+    ) as running:
+        yield running
 
 
 @pytest.fixture
