@@ -58,64 +58,6 @@ EXTENDS = {
     "front/fleet_client.py:FleetClient": ["EngineCoreClient"],
 }
 
-# Which variables hold something of theirs: everywhere in the engine adapters, and file
-# by file in fronts and replicas, where names are less strict.
-HOLDS = {
-    "engine/": {
-        "Request NewRequestData": "request",
-        "Scheduler": "scheduler self._scheduler",
-        "RequestQueue": "scheduler.waiting",
-        "SchedulerOutput": "scheduler_output output",
-        "CachedRequestData": "output.scheduled_cached_reqs",
-        "ModelRunnerOutput": "model_runner_output",
-        "KVCacheManager": "scheduler.kv_cache_manager",
-        "BlockPool": "pool",
-        "SpeculativeConfig": "speculative",
-        "ParallelConfig": "parallel",
-        "CompilationConfig": "compilation",
-        "AttentionConfig": "attention",
-        "VllmConfig": "vllm_config self.vllm_config",
-        "SchedulerConfig": "self.scheduler_config",
-        RUNNER_V1: "runner self._runner",
-        "vllm.v1.worker.gpu_input_batch:InputBatch": (
-            "self.input_batch self._runner.input_batch"
-        ),
-        "SpecDecodeBaseProposer": "drafter self.drafter self._runner.drafter",
-        "DraftModelSpeculator": "speculator",
-        "vllm.v1.worker.gpu.input_batch:InputBatch": "input_batch",
-        "StepTimingSample": "sample",
-    },
-    "engine/shared/replay.py": {
-        "StructuredOutputGrammar": "grammar",
-        "StructuredOutputRequest": "request.structured_output_request",
-        "Request": "made",
-        "RequestQueue": "self.waiting",
-    },
-    "front/fleet_client.py": {
-        "EngineCoreOutputs": "step",
-        "EngineCoreOutput": "output",
-        "EngineCoreEvent": "event",
-    },
-    "front/in_flight.py": {"EngineCoreRequest": "request"},
-    "front/request_log.py": {"RequestSpecDecodeMetrics": "drafts"},
-    "front/vllm_app.py": {
-        "AsyncLLM": "llm",
-        "OutputProcessor": "processor",
-        "RequestState": "state",
-    },
-    "replica/engine.py": {"AsyncLLM": "self._engine_client", "AsyncMPClient": "core"},
-    "replica/slotted_engine.py": {
-        "AsyncLLM": "client",
-        "AsyncMPClient": "core",
-        "BackgroundResources": "core.resources",
-    },
-    "replica/state_logger.py": {
-        "SchedulerStats": "scheduler_stats stats",
-        "PrefixCacheStats": "prefix",
-        "SpecDecodingStats": "drafts",
-    },
-}
-
 # Of Python, torch and NumPy, under the names above.
 OTHERS = {"__dict__", "__init__", "copy_", "append", "items", "values", "keys", "name"}
 
@@ -211,27 +153,6 @@ def test_what_a_subclass_uses_of_its_base_is_in_the_table(ours):
     # A scheduler of ours calls these of another class of ours.
     of_ours = {"snapshot", "_forget", "change_policy"} if "Scheduler" in name else set()
     assert used - OTHERS - of_ours <= listed(*EXTENDS[ours])
-
-
-@pytest.mark.parametrize(
-    ("where", "variable", "classes"),
-    [
-        (where, variable, classes)
-        for where, held in HOLDS.items()
-        for classes, variables in held.items()
-        for variable in variables.split()
-    ],
-)
-def test_what_is_used_of_an_object_is_in_the_table(where, variable, classes):
-    files = [path for path in modules() if path.startswith(where)]
-    used = set().union(*(attributes(modules()[path], variable) for path in files))
-    assert used
-    known = listed(*classes.split()) | OTHERS
-    if where == "engine/" and variable.endswith(("runner", "drafter", "speculator")):
-        # They are of our own classes after their adoption.
-        for ours in ("cpu/runner.py", "cpu/drafter.py", "gpu/speculators.py"):
-            known |= own_names(modules()[where + ours])
-    assert used <= known
 
 
 UPSTREAM = """

@@ -238,15 +238,3 @@ def test_check_and_doctor_take_a_deployment_as_up_does(command, source, found, c
     assert found in output
     if command == "check":
         assert re.search(r"kv_cache_memory_bytes: \d+ +\(\d+[MG]i\)", output)
-
-
-def test_a_model_and_a_file_cannot_both_be_given(capsys):
-    with pytest.raises(SystemExit):
-        main(["up", TARGET, "--config", str(DEMO_CONFIG)])
-    assert "--config: not allowed with argument MODEL" in capsys.readouterr().err
-
-
-def test_the_demo_serves_goodput_with_room_to_draft():
-    demo = load_settings(DEMO_CONFIG)
-    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
-    assert demo.findings == ()
