@@ -127,19 +127,6 @@ def test_an_environment_that_is_half_or_another_s_is_made_anew(
     assert installer.set_up(device) == []
 
 
-def test_all_comes_by_its_hash_but_torch_for_the_cpu_from_either_index(bootstrap):
-    locks = [Path("uv.txt"), Path("all.txt")]
-    for device, torch in (("cpu", ["torch==1.0+cpu"]), ("gpu", [])):
-        steps = bootstrap.plan(Path("venv"), device, locks)
-        unhashed = [title for title, *cs in steps if "--require-hashes" not in cs[0]]
-        assert unhashed == ["Python", *torch, "tetris-serve"]
-    _, _, (title, first, second), *_ = bootstrap.plan(Path("venv"), "cpu", locks)
-    # The configured index first.
-    assert not [word for word in first if "://" in word]
-    assert bootstrap.TORCH_CPU_INDEX in second
-    assert first[-1] == second[-1] == title
-
-
 @pytest.mark.parametrize(
     ("variables", "message"),
     [

@@ -73,11 +73,7 @@ def test_a_cpu_that_is_known_to_convert_bfloat16_is_told_of_float32(
 
 
 SHORT = {"max_position_embeddings": 512}
-YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 512,
-}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,7 @@ from itertools import compress
 import psutil
 import pytest
 
-from tests.serving.conftest import (
-    START_TIMEOUT_S,
-    Server,
-    read_logs,
-    wait_until,
-)
+from tests.serving.conftest import START_TIMEOUT_S, Server, read_logs, wait_until
 from tests.serving.fleet import (
     Streams,
     check_equal,
