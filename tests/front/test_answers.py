@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
 from serving.front import answers
-from serving.front.errors import ApiError, describe
+from serving.front.errors import describe
 
 pytestmark = pytest.mark.anyio
 
@@ -46,15 +46,6 @@ async def test_chunks_pass_in_order_and_a_failure_on_the_way_is_the_last():
     assert parts == [FIRST]
     assert error_in(last)["code"] == 500
     assert "secret" not in last
-
-
-async def test_a_stream_that_begins_with_an_error_has_its_status():
-    """A client must not take an answer of 200 for one that was never begun."""
-    refusal = {"message": "full", "type": "Service Unavailable", "code": 503}
-    event = f"data: {json.dumps({'error': refusal})}\n\n"
-    with pytest.raises(ApiError, match="full") as error:
-        await read(chunks(event, "data: [DONE]\n\n"))
-    assert error.value.status == 503
 
 
 async def test_a_stream_that_waits_says_that_it_is_alive_until_it_takes_too_long(

@@ -162,11 +162,14 @@ def put_under_load(client: openai.OpenAI) -> None:
                 keep_chatting, num_clients * [client], num_clients * [is_over]
             )
             assert min(chats) > 0
-    with pytest.raises(openai.RateLimitError, match="deadline_ms of 1;") as refusal:
-        client.with_options(max_retries=0).completions.create(
-            model="demo", prompt="x", extra_body={"deadline_ms": 1}
-        )
-    assert int(refusal.value.response.headers["retry-after"]) >= 1
+    once = client.with_options(max_retries=0)
+    late = {"deadline_ms": 1}
+    for stream, extra in ((False, late), (True, {"vllm_xargs": late})):
+        with pytest.raises(openai.RateLimitError, match="deadline_ms of 1;") as refusal:
+            once.completions.create(
+                model="demo", prompt="x", stream=stream, extra_body=extra
+            )
+        assert int(refusal.value.response.headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize(

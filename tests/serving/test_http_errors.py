@@ -57,6 +57,8 @@ BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
     ),
     "min_p, which speculation rules out": (chat(min_p=0.2), "min_p"),
     "tools that are a number": (chat(tools=5), "tools"),
+    "a deadline that is none": (prompt(deadline_ms="soon"), "deadline_ms"),
+    "a deadline in the past": (chat(vllm_xargs={"deadline_ms": -5}), "deadline_ms"),
     "tokens that are text": (("/detokenize", {"tokens": ["a"]}), "tokens.0"),
     "an unknown route": (("/v1/nothing", {}), None),
 }

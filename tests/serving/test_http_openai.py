@@ -25,13 +25,17 @@ def chat(client: Any, messages: Any = QUESTION, **options: Any) -> Any:
     return client.chat.completions.create(**given | options)
 
 
+def complete(client: Any, **options: Any) -> Any:
+    given = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
+    return client.completions.create(**given | options)
+
+
 def test_a_conversation_is_answered_whole_or_in_pieces_with_the_usage_last(client):
     answer = chat(client)
     (choice,) = answer.choices
     assert choice.message.role == "assistant"
     assert choice.message.content == ANSWER
     assert choice.finish_reason == "stop"
-    assert answer.model == MODEL
     usage = answer.usage
     assert 0 < usage.completion_tokens <= 60
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
@@ -66,16 +70,9 @@ def test_the_usage_tells_what_the_prefix_cache_supplied(client):
 def test_a_stream_comes_in_chunks_of_what_an_interval_brought(client):
     """However short the engine's steps are, a client is not sent each by itself."""
     began_s = time.monotonic()
+    endless = {"ignore_eos": True}
     chunks = list(
-        client.completions.create(
-            model=MODEL,
-            prompt=PROMPT,
-            max_tokens=300,
-            temperature=0,
-            stream=True,
-            logprobs=1,
-            extra_body={"ignore_eos": True},
-        )
+        complete(client, max_tokens=300, stream=True, logprobs=1, extra_body=endless)
     )
     took_s = time.monotonic() - began_s
     tokens = [chunk.choices[0].logprobs.tokens for chunk in chunks]
@@ -85,13 +82,10 @@ def test_a_stream_comes_in_chunks_of_what_an_interval_brought(client):
 
 
 def test_prompts_choices_stop_strings_and_logprobs_are_honoured(client):
-    options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
-    assert client.completions.create(**options).choices[0].text == ANSWER
-    answer = client.completions.create(
-        model=MODEL, prompt=PROMPT, n=2, max_tokens=8, temperature=1.0, seed=1
-    )
+    assert complete(client).choices[0].text == ANSWER
+    answer = complete(client, n=2, max_tokens=8, temperature=1.0, seed=1)
     assert [choice.index for choice in answer.choices] == [0, 1]
-    (choice,) = client.completions.create(**options, stop=[" 7", "8"]).choices
+    (choice,) = complete(client, stop=[" 7", "8"]).choices
     assert choice.finish_reason == "stop"
     assert choice.text == ANSWER[: ANSWER.index(" 7")]
     answer = chat(client, max_tokens=3, logprobs=True, top_logprobs=2)
@@ -178,10 +172,15 @@ def test_tokens_and_text_convert_both_ways(server):
 
 
 def test_a_request_can_switch_speculation_off_and_gets_the_same_text(server):
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
-    drafted = server.post("/v1/completions", json=body).json()
-    body["vllm_xargs"] = {"speculative_decoding": "off"}
-    plain = server.post("/v1/completions", json=body).json()
+    drafted, plain = (
+        server.complete(
+            prompt=PROMPT,
+            max_tokens=60,
+            temperature=0,
+            vllm_xargs={"speculative_decoding": switch},
+        ).json()
+        for switch in ("on", "off")
+    )
     assert plain["choices"][0]["text"] == drafted["choices"][0]["text"] == ANSWER
     # Each answer carries its acceptance figures.
     figures = plain["metrics"]["speculative_decoding"]
@@ -208,7 +207,7 @@ def test_health_says_so_when_its_count_is_old(server):
         stale = wait_until(lambda: (e := ask())["status"] == "stale" and e, 30)
         assert stale["running_replicas"] == count
         assert stale["age_s"] > 0
-        assert server.client().completions.create(model=MODEL, prompt="one").choices
+        assert server.complete().is_success
         assert ask()["age_s"] > stale["age_s"]
     finally:
         controller.resume()
