@@ -25,7 +25,6 @@ MAY_WARN = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spare tests the warnings of other people's code."""
     for item in items:
         part = item.path.relative_to(TESTS).parts[0]
         if part in MAY_WARN:

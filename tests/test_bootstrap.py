@@ -19,7 +19,6 @@ ALL = ["loadtest", "dev"]
 
 @pytest.fixture
 def bootstrap(tmp_path, monkeypatch):
-    """The script, for a small project."""
     monkeypatch.setattr(script, "ROOT", tmp_path / "project")
     monkeypatch.setattr(script, "LOCKS", tmp_path / "project" / "locks")
     script.LOCKS.mkdir(parents=True)
@@ -47,7 +46,6 @@ class FakeInstaller:
             (self.venv / "bin" / "python").symlink_to(sys.executable)
 
     def set_up(self, device="cpu", extras=ALL):
-        """Set up, and return the titles of the steps that this took."""
         self.taken = []
         self.bootstrap.set_up(self.venv, device, extras)
         return self.taken
@@ -193,7 +191,6 @@ def test_an_interrupted_step_leaves_no_installer_at_work(
     bootstrap, tmp_path, monkeypatch
 ):
     def interrupt(_interval_s):
-        """Be interrupted once the command runs."""
         while not (tmp_path / "log").read_text().endswith("\n"):
             pass
         raise KeyboardInterrupt

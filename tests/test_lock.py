@@ -33,7 +33,6 @@ def read_pins(name: str) -> dict[str, str]:
 
 
 def read_names(name: str) -> set[str]:
-    """Return the names in a list of what the locks leave out."""
     lines = (FOLDER / name).read_text("utf-8").splitlines()
     return {line for line in lines if not line.startswith("#")}
 

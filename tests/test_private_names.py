@@ -102,7 +102,6 @@ MOVES = [
 
 @pytest.fixture
 def write_upstream(tmp_path, monkeypatch):
-    """Write a library of the given text, which can be imported."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(text):

@@ -21,7 +21,6 @@ PAGES = subprocess.run(
 
 
 def read_rates(results, **only):
-    """Return tokens per second by policy and load."""
     return {
         (row["policy"], row["concurrency"]): round(row["output_tokens_per_s"]["median"])
         for row in results["rows"]
@@ -30,7 +29,6 @@ def read_rates(results, **only):
 
 
 def write_table(lines):
-    """Write lines of cells as Markdown."""
     table = ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
     table.insert(1, "|---" * len(lines[0]) + "|")
     return "\n".join(table)
@@ -51,7 +49,6 @@ def render_sweep():
 
 
 def render_first_page():
-    """Render the table of the first page."""
     results = json.loads((RESULTS / "smollm2" / "results.json").read_text())
     rates = read_rates(results)
     loads = sorted({load for _, load in rates})

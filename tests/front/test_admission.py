@@ -29,7 +29,6 @@ class Busy:
         self.client.admission.on_refusal = lambda one: self.refusals.update([one])
 
     async def stand_still(self) -> None:
-        """Answer one request, and then no more."""
         await self.send("first")
         await until(lambda: "first" in self.scene.reasons)
         self.replica.is_held = True

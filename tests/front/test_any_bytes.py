@@ -63,7 +63,6 @@ class Bodies:
         self._runner = asyncio.Runner()
 
     def post(self, content: bytes) -> set[int]:
-        """Send a body to every route that takes one, and return the statuses."""
         return self._runner.run(self._post(content))
 
     async def _post(self, content: bytes) -> set[int]:
@@ -107,7 +106,6 @@ def bodies() -> Iterator[Bodies]:
 
 @st.composite
 def contents(draw: st.DrawFn) -> bytes:
-    """Draw a body that was something once."""
     content = draw(st.sampled_from(SEEDS))
     for _ in range(draw(st.integers(0, 4))):
         start = draw(st.integers(0, len(content)))

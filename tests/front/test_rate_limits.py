@@ -42,7 +42,6 @@ def redis() -> Iterator[Any]:
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was warned of."""
     lines: list[str] = []
     monkeypatch.setattr(
         rate_limits.logger, "warning", lambda line, *args: lines.append(line % args)

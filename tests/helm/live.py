@@ -32,17 +32,14 @@ class RayCluster:
     nodes: list[Command] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Choose the ports."""
         self.gcs_port, self.dashboard_port, self.metrics_port = find_free_ports(3)
 
     @property
     def dashboard(self) -> str:
-        """Address of the dashboard, which takes Serve's configuration."""
         return f"http://127.0.0.1:{self.dashboard_port}"
 
     @property
     def env(self) -> dict[str, str]:
-        """Environment of every process that belongs to the cluster or talks to it."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
@@ -54,7 +51,6 @@ class RayCluster:
         }
 
     def start_head(self, num_cpus: int, options: str = "", **env: str) -> None:
-        """Start the head node, with options and variables of its own."""
         client_port, *_ = find_free_ports(1)
         self._start(
             f"--head --port={self.gcs_port} --num-cpus={num_cpus} "
@@ -92,7 +88,6 @@ class RayCluster:
         node.wait_for("Ray runtime started", 300)
 
     def run(self, *command: str, name: str) -> Command:
-        """Start one of Ray's or our command-line tools against the cluster."""
         return Command.start(
             [str(BIN / command[0]), *command[1:]],
             self.folder / f"{name}.log",
@@ -100,7 +95,6 @@ class RayCluster:
         )
 
     def ask(self, path: str) -> Any:
-        """Ask the dashboard."""
         headers = {"Authorization": f"Bearer {self.token}"}
         url = f"{self.dashboard}{path}"
         response = httpx.get(url, headers=headers, timeout=120, trust_env=False)
@@ -111,7 +105,6 @@ class RayCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all nodes."""
         for node in self.nodes:
             node.end()
 
@@ -128,7 +121,6 @@ class Prometheus:
 
     @classmethod
     def start(cls, folder: Path, metrics_port: int, rules: dict[str, Any]) -> Self:
-        """Start it with the given rules."""
         program = require("prometheus", "run .ci/extras, or put it on PATH")
         (port,) = find_free_ports(1)
         labels = {"namespace": "default", "ray_io_cluster": RAY_CLUSTER_NAME}
@@ -168,7 +160,6 @@ class Prometheus:
         return list(answer["data"]["result"])
 
     def broken_rules(self) -> list[Any]:
-        """Rules whose last evaluation went wrong."""
         answer = httpx.get(f"{self.url}/api/v1/rules", timeout=60, trust_env=False)
         groups = answer.json()["data"]["groups"]
         rules = [rule for group in groups for rule in group["rules"]]

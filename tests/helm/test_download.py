@@ -32,7 +32,6 @@ GGUF = ("config.model.target=package:carries/x.gguf", "config.model.draft=hf://o
 
 
 def download_and_wait(*values, pod="engines"):
-    """Return the specification of the Job's Pod, and of one that waits for it."""
     objects = chart.production(*values)
     (job,) = objects.of_kind("Job")
     return job["spec"]["template"]["spec"], objects.pods[pod]["spec"]

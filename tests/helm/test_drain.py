@@ -34,7 +34,6 @@ def port() -> int:
 
 
 def replica_nodes(cluster: RayCluster) -> set[str]:
-    """Nodes on which replicas of the application run."""
     details = cluster.ask("/api/serve/applications/")["applications"]["slow"]
     replicas = details["deployments"]["SlowStream"]["replicas"]
     return {r["node_id"] for r in replicas if r["state"] == "RUNNING"}

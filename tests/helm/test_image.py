@@ -32,7 +32,6 @@ ENTER = ("unshare", "--user", "--map-root-user", "--mount", "bash", "-c", CONTAI
 
 
 def stages() -> dict[str, list[str]]:
-    """Return the instructions of each named stage, continuation lines joined."""
     text = re.sub(r"\\\n", " ", DOCKERFILE.read_text("utf-8"))
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     found: dict[str, list[str]] = {}
@@ -82,7 +81,6 @@ def test_an_image_passes_signals_on_and_says_how_it_is():
 
 
 def is_sent(path: str) -> bool:
-    """Tell whether a path belongs to the build context."""
     lines = (chart.ROOT / ".dockerignore").read_text("utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"

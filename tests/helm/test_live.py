@@ -51,15 +51,12 @@ NEEDS_TROUBLE = {
 
 @dataclass
 class Deployment:
-    """The demo under load."""
-
     cluster: RayCluster
     prometheus: Prometheus
     client: openai.OpenAI
     port: int
 
     def reload(self, **live: Any) -> None:
-        """Hand it to engines and fronts."""
         config, _ = rendered_demo(self.port, **live)
         deploy(self.cluster, config, timeout_s=300)
 
@@ -97,7 +94,6 @@ def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Deploy the demo and keep it busy for a while."""
     chart.require("prometheus", "run .ci/extras, or put it on PATH")
     # Ray's sockets must fit into 107 characters.
     folder = tmp_path_factory.mktemp("live")
@@ -121,7 +117,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def chat(client: openai.OpenAI, number: int, **options: Any) -> int:
-    """Have one chat, and return how many tokens were written."""
     answer = client.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": f"Count from {number} to 30."}],
@@ -134,7 +129,6 @@ def chat(client: openai.OpenAI, number: int, **options: Any) -> int:
 
 
 def keep_chatting(client: openai.OpenAI, is_over: Callable[[], bool]) -> int:
-    """Have one chat after the other, and return how many."""
     count = 0
     while not is_over():
         chat(client, count)
@@ -143,7 +137,6 @@ def keep_chatting(client: openai.OpenAI, is_over: Callable[[], bool]) -> int:
 
 
 def time_is_up(after_s: float) -> Callable[[], bool]:
-    """Return what tells whether so much time has passed."""
     until_s = time.monotonic() + after_s
     return lambda: time.monotonic() > until_s
 
@@ -206,7 +199,6 @@ def query(live: Deployment, expression: str, **times: float) -> list[Any]:
 
 
 def find_empty_panels(live: Deployment, file: Path) -> list[str]:
-    """Return the queries of a dashboard that find no data."""
     empty = []
     for panel in json.loads(file.read_text("utf-8"))["panels"]:
         # No GPU here; everything else must show something.
@@ -265,7 +257,6 @@ def test_logs_are_json_and_carry_the_client_s_request_id(live):
 
 
 def replica_ids(live: Deployment) -> set[str]:
-    """Return all replicas that run, engines and fronts."""
     applications = live.cluster.ask("/api/serve/applications/")["applications"]
     return {
         replica["replica_id"]

@@ -25,14 +25,12 @@ METRIC = re.compile(r"\b(?:ray_(?!io_)|tetris:|up(?={))\w*")
 
 
 def rules(*options):
-    """Render the rules and return their groups."""
     enabled = chart.options_of("demo-cpu", "monitoring.prometheusRule.enabled=true")
     (rule,) = chart.render(*enabled, *options).of_kind("PrometheusRule")
     return rule["spec"]
 
 
 def alerts():
-    """Return all alerts."""
     groups = rules()["groups"]
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
@@ -53,7 +51,6 @@ def test_promtool_accepts_the_rules(tmp_path):
 
 
 def expect(name, labels):
-    """Return what promtool expects of an alert, for each set of labels."""
     severity = "page" if name in PAGES else "ticket"
     shared = OURS | {"rayservice": "demo-tetris-serve", "severity": severity}
     sets = [shared | own for own in labels]

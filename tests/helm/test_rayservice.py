@@ -12,7 +12,6 @@ OFF_THE_HEAD = {"ray.io/node-group": "!headgroup"}
 
 
 def worker_group(objects):
-    """Return the one worker group."""
     (group,) = objects.cluster["workerGroupSpecs"]
     return group
 

@@ -83,7 +83,6 @@ def strict(schema):
 
 
 def check_kubernetes(objects):
-    """Check every object but the RayService."""
     for document in objects:
         kind = document["kind"]
         if kind in CUSTOM_KINDS:

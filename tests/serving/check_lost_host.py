@@ -80,7 +80,6 @@ def cluster(
 
 
 def serve(cluster: RayCluster) -> Server:
-    """Serve an engine on each host, and the front on the head."""
     config = yaml.safe_load((ROOT / "configs" / "serve" / "tiny.yaml").read_text())
     (port,) = find_free_ports(1)
     config["http_options"]["port"] = port

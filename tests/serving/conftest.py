@@ -56,7 +56,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def wait_until(
     condition: Callable[[], T], timeout_s: float, period_s: float = 0.5
 ) -> T:
-    """Wait until a condition yields something true, and return that."""
     deadline_s = time.monotonic() + timeout_s
     while not (result := condition()):
         assert time.monotonic() < deadline_s, "the condition never came true"
@@ -87,7 +86,6 @@ def find_free_ports(count: int) -> list[int]:
 
 
 def is_listening(port: int) -> bool:
-    """Tell whether somebody accepts connections on a port."""
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
@@ -129,7 +127,6 @@ class Command:
         return self.output_file.read_text(errors="replace")
 
     def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> str:
-        """Wait until a pattern shows up in the output."""
 
         def found() -> bool:
             if re.search(pattern, self.output):
@@ -145,7 +142,6 @@ class Command:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def stop(self, number: int = signal.SIGINT) -> int:
-        """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(STOP_TIMEOUT_S)
 
@@ -171,8 +167,6 @@ class Command:
 
 @dataclass
 class Server:
-    """A running deployment and how to reach it."""
-
     command: Command
     port: int
     metrics_port: int
@@ -193,11 +187,9 @@ class Server:
             return 0, {}
 
     def is_healthy(self) -> bool:
-        """Tell whether it is well."""
         return self.health()[0] == 200
 
     def num_replicas(self) -> int:
-        """Return the running engine replicas, as the server counts them."""
         return int(self.health()[1].get("running_replicas", 0))
 
     def complete(self, **fields: Any) -> httpx.Response:
@@ -224,11 +216,9 @@ class Server:
         return [sample for family in families for sample in family.samples]
 
     def samples(self, name: str) -> list[Sample]:
-        """All samples of one metric."""
         return [sample for sample in self.scrape() if sample.name == name]
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of a metric over the samples that carry some labels."""
         return sum(
             sample.value
             for sample in self.samples(name)
@@ -263,13 +253,11 @@ def load(
 
 
 def read_logs(server: Server, pattern: str = "*.log") -> str:
-    """Return all that the deployment's processes have logged so far."""
     files = sorted(find_log_folder(server).rglob(pattern))
     return "\n".join(file.read_text(errors="replace") for file in files)
 
 
 def find_log_folder(server: Server) -> Path:
-    """Return where they do so, as `up` says."""
     (folder,) = re.findall(r"^  logs +(/.*)$", server.command.output, re.MULTILINE)
     return Path(folder)
 
@@ -328,7 +316,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def undisturbed(fleet: Server) -> list[Any]:
-    """What comes when nothing is killed."""
     from tests.serving.fleet import run_all, when_both_are_ready
 
     when_both_are_ready(fleet)
@@ -337,7 +324,6 @@ def undisturbed(fleet: Server) -> list[Any]:
 
 @pytest.fixture
 def ending_fleet(fleet: Server) -> Server:
-    """The fleet, for the one test that ends it."""
     return fleet
 
 
@@ -385,11 +371,9 @@ def server(
 
 @pytest.fixture
 def ending_server(server: Server) -> Server:
-    """The shared deployment, for the one test that ends it."""
     return server
 
 
 @pytest.fixture
 def client(server: Server) -> openai.OpenAI:
-    """A stock OpenAI client of the shared deployment."""
     return server.client()

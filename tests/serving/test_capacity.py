@@ -33,7 +33,6 @@ SIGNAL_OF = {
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of what was warned about."""
     names: list[str] = []
     monkeypatch.setattr(
         "serving.replica.capacity.logger.warning",

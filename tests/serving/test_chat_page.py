@@ -23,7 +23,6 @@ OWN_ID, OTHER_ID = "chatcmpl-0001-0000aaaa", "chatcmpl-0001-0000bbbb"
 
 
 def row(tag: str, drafted: int, admitted: int, accepted: int) -> dict[str, Any]:
-    """One request in one step, as the board's events have it."""
     return {
         "tag": tag[-8:],
         "number": 1,
@@ -147,7 +146,6 @@ def wait_for(page: Page, condition: str, timeout_s: float = 30.0) -> None:
 
 
 def ask(page: Page, question: str) -> None:
-    """Type a question and press Enter, once the page listens."""
     wait_for(page, "document.activeElement.id === 'text'")
     page.keyboard.insert_text(question)
     page.keyboard.press("Enter")

@@ -28,7 +28,6 @@ def check_is_gone(victim: psutil.Process, server: Server) -> None:
 
 
 def count_goodbyes(server: Server) -> int:
-    """Count the replicas that said in their logs that they end by themselves."""
     return read_logs(server).count("this replica ends, and Serve starts")
 
 

@@ -36,7 +36,6 @@ LARGE = {
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 16 GiB free and no GPU."""
     set_machine(monkeypatch, available=16 << 30)
 
 
@@ -184,7 +183,6 @@ def test_no_configuration_breaks_it(config, available):
 
 
 def print_config(*args: str) -> str:
-    """Return what `up` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(["up", *args, "--print-config"]) == 0
     return printed.getvalue()

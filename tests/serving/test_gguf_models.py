@@ -44,7 +44,6 @@ def errors_of(settings: Settings) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder that does not exist yet."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("TETRIS_CACHE", str(folder))
     return folder

@@ -65,7 +65,6 @@ BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
 
 
 def check(response: httpx.Response, status: int, param: str | None = None) -> None:
-    """An error as OpenAI's clients read it."""
     assert response.status_code == status
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -77,7 +77,6 @@ def parse() -> Parse:
 
 
 def deployment(settings: str) -> Settings:
-    """Settings of the demo pair."""
     pair = minimal(model={"target": TARGET, "draft": DRAFT})
     return parse_settings(pair, overrides=written(settings))
 

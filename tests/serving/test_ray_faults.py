@@ -33,7 +33,6 @@ def test_streams_go_on_while_serves_controller_restarts(fleet, undisturbed):
 
 
 def tells_what_runs(server: Server) -> bool:
-    """Whether Serve's controller has just told a front."""
     health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False).json()
     return bool(health == {"status": "ok", "running_replicas": 2})
 

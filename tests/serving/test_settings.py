@@ -22,7 +22,6 @@ SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 def minimal(**sections: dict[str, Any]) -> dict[str, Any]:
-    """The smallest valid settings, with sections merged into them."""
     settings: dict[str, dict[str, Any]] = {
         "model": {"id": "m", "target": "org/target", "draft": "org/draft"},
         "engine": {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28},
@@ -39,7 +38,6 @@ def written(settings: str) -> dict[str, Any]:
 
 
 def deployment_of(settings: str) -> Settings:
-    """Return the smallest valid deployment with some settings on top."""
     return parse_settings(minimal(), overrides=written(settings))
 
 

@@ -26,7 +26,6 @@ def visit_sizes(server: Server) -> None:
 
 
 def main() -> None:
-    """Run it, and write what was done into a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
