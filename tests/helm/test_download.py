@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from serving.settings.gguf_models import MANIFEST, folder_for
+from tests.conftest import run
 from tests.helm import chart
 from tests.serving.conftest import clean_environment
 
@@ -47,13 +48,8 @@ def run_job(folder, *values, **env):
         if variable["name"].startswith("TETRIS_")
     }
     given |= {"PYTHONPATH": str(folder), "ASKED": str(folder / "asked"), **env}
-    return subprocess.run(
-        [sys.executable, *container["command"][1:]],
-        env=clean_environment(**given),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = clean_environment(**given)
+    return run(sys.executable, *container["command"][1:], env=env)
 
 
 def wait_as(pod, folder, *values):

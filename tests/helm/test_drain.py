@@ -3,13 +3,13 @@
 `tetris-serve drain-node` is what a worker's preStop hook calls.
 """
 
-import subprocess
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from serving.app import front_options_of, settings_from_args
+from tests.conftest import run
 from tests.helm import chart
 from tests.helm.live import NUM_CHUNKS, RayCluster, deploy, slow_stream
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
@@ -87,14 +87,8 @@ def test_without_a_ray_the_hook_fails_and_says_why():
     (port,) = find_free_ports(1)
     # Ray itself would go on trying for half a minute.
     names = ("RAY_gcs_rpc_server_connect_timeout_s", "RAY_py_gcs_connect_timeout_s")
-    result = subprocess.run(
-        [str(BIN / "tetris-serve"), "drain-node", "--node-id", 56 * "1"],
-        env=clean_environment(
-            RAY_ADDRESS=f"127.0.0.1:{port}", **dict.fromkeys(names, "1")
-        ),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    given = {"RAY_ADDRESS": f"127.0.0.1:{port}", **dict.fromkeys(names, "1")}
+    hook = (BIN / "tetris-serve", "drain-node", "--node-id", 56 * "1")
+    result = run(*hook, env=clean_environment(**given))
     assert result.returncode == 1
     assert "error: Ray does not drain node" in result.stderr

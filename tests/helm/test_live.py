@@ -7,7 +7,6 @@ then, under load, every panel and every rule finds its data.
 import concurrent.futures
 import functools
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import openai
 import pytest
 import yaml
 
+from tests.conftest import run
 from tests.helm import chart
 from tests.helm.live import RAY_CLUSTER_NAME, Prometheus, RayCluster, deploy
 from tests.pictures import draw_dashboard, picture_path
@@ -181,13 +181,7 @@ def test_helms_test_tells_whether_the_model_answers(live, model, code, words):
     if model == "nobody listens":
         url = f"http://127.0.0.1:{find_free_ports(1)[0]}"
     given = {"TETRIS_URL": url, "TETRIS_MODEL": model, "TETRIS_WAIT_S": "0"}
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        env=clean_environment(**given),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    result = run(sys.executable, *arguments, env=clean_environment(**given))
     assert result.returncode == code, result.stderr
     assert words in result.stdout + result.stderr
 

@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import yaml
 
+from tests.conftest import run
 from tests.helm import chart
 
 DASHBOARDS = sorted((chart.FOLDER / "dashboards").glob("*.json"))
@@ -39,9 +39,7 @@ def promtool(folder, content, *arguments):
     """Run promtool on rules, which lie in a folder as rules.yaml."""
     program = chart.require("promtool", "run .ci/extras, or put it on PATH")
     (folder / "rules.yaml").write_text(yaml.safe_dump(content), "utf-8")
-    return subprocess.run(
-        [program, *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
+    return run(program, *arguments, cwd=folder)
 
 
 def test_promtool_accepts_the_rules(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import yaml
 
 from serving.settings.model import Settings, parse_settings
+from tests.conftest import run
 from tests.helm import chart
 
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text("utf-8"))
@@ -54,8 +54,7 @@ def test_without_a_config_the_demo_is_served_and_with_one_nothing_of_it():
 
 
 def test_schema_and_dashboards_are_what_they_are_written_from():
-    command = [sys.executable, str(chart.ROOT / ".ci" / "chart.py"), "--check"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run(sys.executable, chart.ROOT / ".ci" / "chart.py", "--check")
     assert result.returncode == 0, result.stdout + result.stderr
 
 

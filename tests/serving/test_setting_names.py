@@ -2,7 +2,6 @@
 
 import re
 import string
-import subprocess
 import sys
 from typing import Any
 
@@ -20,6 +19,7 @@ from serving.settings.model import (
 )
 from serving.settings.names import FOREIGN_NAMES
 from serving.settings.sizes import read_size, show_size
+from tests.conftest import run
 from tests.serving.test_settings import ROOT, SHIPPED, minimal, problems_of, written
 
 PLACES = [
@@ -63,10 +63,7 @@ def test_names_of_ray_and_vllm_are_read_but_not_beside_ours(section, ours, their
 
 
 def test_the_reference_is_that_of_these_settings():
-    script = str(ROOT / ".ci" / "settings_reference.py")
-    result = subprocess.run(
-        [sys.executable, script, "--check"], capture_output=True, text=True
-    )
+    result = run(sys.executable, ROOT / ".ci" / "settings_reference.py", "--check")
     assert result.returncode == 0, result.stdout + result.stderr
     assert {ours for _, ours, _ in PLACES} == FOREIGN_NAMES.keys() == VALUES.keys()
 

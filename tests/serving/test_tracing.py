@@ -1,10 +1,10 @@
 """Spans of Ray Serve and of vLLM on their way to an OpenTelemetry collector."""
 
-import subprocess
 import sys
 
 import pytest
 
+from tests.conftest import run
 from tests.serving.conftest import MODEL, ROOT, clean_environment, wait_until
 from tests.serving.span_collector import SpanCollector
 
@@ -33,13 +33,7 @@ with get_tracer().start_as_current_span("a step"):
 def test_serve_accepts_the_exporter_and_its_spans_arrive():
     collector = SpanCollector()
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=clean_environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    result = run(sys.executable, "-c", PROGRAM, env=clean_environment(**env))
     collector.stop()
     assert result.returncode == 0, result.stderr
     # What is left is sent when the process ends.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtest.compare.processes import sample
+from tests.conftest import run
 from tests.serving.conftest import BIN, MODEL, ROOT, Server, wait_until
 from tests.serving.fuzz.hooks import COUNTS_FILE
 
@@ -97,15 +98,8 @@ def _run_phase(
     command = [BIN / "schemathesis", "--config-file", CONFIG, "--no-color", "run"]
     command += [f"{server.url}/openapi.json", "--phases", phase]
     command += ["--max-examples", str(most), "--seed", str(seed)]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=ROUND_TIMEOUT_S,
-    )
+    limits = {"timeout": ROUND_TIMEOUT_S, "stdin": subprocess.DEVNULL}
+    done = run(*command, cwd=folder, env=env, **limits)
     assert done.returncode == 0, f"seed {seed}, {phase}:\n{done.stdout}\n{done.stderr}"
     return Counter(json.loads(counts_file.read_text("utf-8")))
 
