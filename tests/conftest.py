@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 from pathlib import Path
@@ -32,6 +33,18 @@ def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*map(str, command)], capture_output=True, text=True, **options
     )
+
+
+@pytest.fixture
+def serve_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """What is logged as Ray Serve, which hands nothing on once it was set up."""
+    logger = logging.getLogger("ray.serve")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    caplog.set_level(logging.INFO, logger.name)
+    return caplog
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
