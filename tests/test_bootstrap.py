@@ -69,16 +69,6 @@ def test_a_complete_environment_needs_nothing_with_fewer_extras_neither(installe
         assert installer.set_up(extras=extras) == []
 
 
-def test_the_server_s_environment_has_nothing_of_an_extra(bootstrap, monkeypatch):
-    asked = []
-    monkeypatch.setattr(bootstrap, "set_up", lambda *arguments: asked.append(arguments))
-    monkeypatch.setenv("TETRIS_DEVICE", "cpu")
-    for options in ([], ["--loadtest"], ["--dev"]):
-        monkeypatch.setattr(sys, "argv", ["bootstrap.py", *options])
-        bootstrap.main()
-    assert [extras for *_, extras in asked] == [[], ["loadtest"], ALL]
-
-
 @pytest.mark.parametrize(
     ("changed", "extras", "renewed"),
     [

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from serving.cli import main
 from serving.settings.for_model import settings_for
@@ -70,11 +68,6 @@ def test_a_pair_gets_its_context_a_cache_for_it_and_goodput():
     # 16 requests of 2048 tokens take less, and nobody wants much more.
     assert cache <= 256 << 20
     assert found.replicas.num_gpus == 0
-
-
-def test_a_model_alone_is_served_without_speculation():
-    found = find(TARGET)
-    assert (found.policy.name, found.model.draft) == ("none", None)
 
 
 @pytest.mark.parametrize(
@@ -154,32 +147,6 @@ def test_what_is_no_model_is_said_to_be_none(names, message, tmp_path, monkeypat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SettingsError, match=message):
         find(*names)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    config=st.dictionaries(
-        st.sampled_from([*LARGE, "head_dim", "text_config"]),
-        st.none()
-        | st.integers(-8, 1 << 20)
-        | st.text(max_size=4)
-        | st.dictionaries(st.text(max_size=3), st.integers()),
-    ),
-    available=st.integers(0, 1 << 45),
-)
-def test_no_configuration_breaks_it(config, available):
-    with pytest.MonkeyPatch.context() as patch:
-        set_machine(patch, available=available)
-        read = "serving.settings.for_model._read_config"
-        patch.setattr(read, lambda *_: LARGE | config)
-        try:
-            found = find("org/model", "org/draft")
-        except SettingsError as error:
-            problems = error.problems
-        else:
-            problems = []
-            assert found.engine.max_model_len >= 16
-    assert all(one.startswith("org/model: ") for one in problems)
 
 
 def print_config(*args: str) -> str:
