@@ -192,10 +192,21 @@ class Server:
     def num_replicas(self) -> int:
         return int(self.health()[1].get("running_replicas", 0))
 
-    def complete(self, **fields: Any) -> httpx.Response:
+    def complete(self, timeout: float = 300, **fields: Any) -> httpx.Response:
         """A completion; of a fixed length if it is to ignore the model's end."""
         body = {"model": MODEL, "prompt": "one two three"} | fields
-        return self.post("/v1/completions", json=body)
+        return self.post("/v1/completions", json=body, timeout=timeout)
+
+    def stream(self, max_tokens: int, **options: Any) -> openai.Stream[Any]:
+        """A completion of so many tokens, by a stock client, piece by piece."""
+        return self.client().completions.create(
+            model=MODEL,
+            prompt="one two three",
+            max_tokens=max_tokens,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            **options,
+        )
 
     def client(self, **options: Any) -> openai.OpenAI:
         """A stock client that fails at once instead of retrying."""

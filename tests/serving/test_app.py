@@ -11,7 +11,7 @@ from serving.contract import MovedNamesError
 from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.offline import start_arguments
 from serving.settings.model import SettingsError
-from tests.serving.test_settings import ROOT, deployment_of, minimal
+from tests.serving.test_settings import ROOT, deployment_of, minimal, pairs
 
 GPU = "engine.device=gpu replicas.num_gpus=1"
 
@@ -110,25 +110,17 @@ def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        (
-            f"{GPU} engine.adapter=off policy.name=tetris",
-            r"engine\.adapter: off leaves .* set policy\.name: fixed",
-        ),
-        (
-            f"{GPU} policy.name=tetris policy.method=ngram model.draft=null",
-            r"policy\.method: ngram reports no confidence on a GPU",
-        ),
-        (
-            f"{GPU} policy.name=goodput engine.extra.async_scheduling=false",
-            r"engine\.extra\.async_scheduling: must not be off",
-        ),
-        (
-            "policy.name=tetris policy.method=dflash",
-            r"policy\.method: dflash does not run on engine\.device: cpu",
-        ),
-        ("model.target=/no/where", r"model\.target: no such folder"),
-    ],
+    pairs(
+        f"{GPU} engine.adapter=off policy.name=tetris -> "
+        r"engine\.adapter: off leaves .* set policy\.name: fixed",
+        f"{GPU} policy.name=tetris policy.method=ngram model.draft=null -> "
+        r"policy\.method: ngram reports no confidence on a GPU",
+        f"{GPU} policy.name=goodput engine.extra.async_scheduling=false -> "
+        r"engine\.extra\.async_scheduling: must not be off",
+        "policy.name=tetris policy.method=dflash -> "
+        r"policy\.method: dflash does not run on engine\.device: cpu",
+        r"model.target=/no/where -> model\.target: no such folder",
+    ),
 )
 def test_what_cannot_be_served_is_refused_with_its_remedy(settings, message):
     with pytest.raises(SettingsError, match=message):

@@ -23,7 +23,6 @@ from serving.settings.model import Settings, SettingsError, load_settings
 from tests.serving.conftest import (
     BIN,
     DEMO_CONFIG,
-    MODEL,
     ROOT,
     START_TIMEOUT_S,
     Command,
@@ -107,15 +106,8 @@ def test_a_deployment_that_cannot_work_fails_before_anything_starts(capsys, tmp_
 @contextmanager
 def long_stream(server: Server) -> Iterator[None]:
     """Check that a stream comes to its end whatever is done after its first token."""
-    with ThreadPoolExecutor(1) as reader, server.client() as client:
-        stream = client.completions.create(
-            model=MODEL,
-            prompt="one two three",
-            max_tokens=DRAIN_TOKENS,
-            stream=True,
-            extra_body={"ignore_eos": True},
-            stream_options={"include_usage": True},
-        )
+    stream = server.stream(DRAIN_TOKENS, stream_options={"include_usage": True})
+    with ThreadPoolExecutor(1) as reader:
         next(stream)
         rest = reader.submit(list, stream)
         yield

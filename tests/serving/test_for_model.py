@@ -80,10 +80,8 @@ def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
 ):
     set_machine(monkeypatch, available=available)
     engine = find(write_config(tmp_path / "large")).engine
-    assert (engine.kv_cache_memory_bytes, engine.max_model_len) == (
-        cache,
-        max_model_len,
-    )
+    assert engine.kv_cache_memory_bytes == cache
+    assert engine.max_model_len == max_model_len
 
 
 def test_a_gpu_is_used_where_there_is_one(tmp_path, monkeypatch):
@@ -107,17 +105,14 @@ def test_a_driver_that_fails_is_no_gpu(monkeypatch):
     assert find(TARGET).engine.device == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("architecture", "method"),
-    [
+def test_a_head_is_told_from_a_whole_draft_model(tmp_path):
+    for architecture, method in (
         ("LlamaForCausalLMEagle3", "eagle3"),
         ("EagleLlamaForCausalLM", "eagle"),
         ("LlamaForCausalLM", "draft_model"),
-    ],
-)
-def test_a_head_is_told_from_a_whole_draft_model(tmp_path, architecture, method):
-    draft = write_config(tmp_path / "draft", architectures=[architecture])
-    assert find(TARGET, draft).policy.method == method
+    ):
+        draft = write_config(tmp_path / method, architectures=[architecture])
+        assert find(TARGET, draft).policy.method == method
 
 
 def test_a_gguf_file_is_found_by_its_form():
@@ -134,10 +129,7 @@ def test_a_gguf_file_is_found_by_its_form():
         (("./empty",), r"model\.target: .*no config\.json"),
         ((TARGET, "./nowhere"), r"model\.draft: no configuration of /.*/nowhere"),
         (("a/b",), r"model\.target: no configuration of a/b"),
-        (
-            (TARGET, None, "engine.device=tpu"),
-            r"engine\.device: must be 'cpu' or 'gpu'",
-        ),
+        ((TARGET, None, "engine.device=tpu"), r"engine\.device: must be 'cpu' or"),
     ],
 )
 def test_what_is_no_model_is_said_to_be_none(names, message, tmp_path, monkeypatch):
@@ -170,10 +162,8 @@ def test_old_names_are_told_of_and_printed_as_new_ones(capsys):
     options = ["--policy=tetris", "--set=policy.extra_draft_tokens=1"]
     policy = yaml.safe_load(print_config(str(DEMO_CONFIG), *options))["policy"]
     assert policy == {"name": "tetris", "max_draft_tokens": 4}
-    assert capsys.readouterr().err == (
-        "warning: policy.extra_draft_tokens: is an old name; "
-        "write max_draft_tokens: 4\n"
-    )
+    told = "warning: policy.extra_draft_tokens: is an old name; write max_draft_tokens"
+    assert capsys.readouterr().err == f"{told}: 4\n"
 
 
 def test_a_drafter_on_the_command_line_starts_at_the_current_folder(

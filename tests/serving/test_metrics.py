@@ -27,13 +27,9 @@ GROWTH: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"num_steps": 2, "num_verified_tokens": 3},
     ),
     "what appears later starts at zero": (
-        snapshot(num_steps=1, num_verified_tokens_per_pos=[5]),
-        snapshot(
-            num_steps=2,
-            num_verified_tokens_per_pos=[7, 1],
-            num_fallbacks={"policy_error": 2},
-        ),
-        {"num_verified_tokens_per_pos": [2, 1], "num_fallbacks": {"policy_error": 2}},
+        snapshot(num_verified_tokens_per_pos=[5]),
+        snapshot(num_verified_tokens_per_pos=[7, 1], num_fallbacks={"an_error": 2}),
+        {"num_verified_tokens_per_pos": [2, 1], "num_fallbacks": {"an_error": 2}},
     ),
     "a restarted engine counts from zero": (
         snapshot(num_steps=100, num_verified_tokens=50),
@@ -45,11 +41,7 @@ GROWTH: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         snapshot(num_steps=2, planner={"num_cost_resets": 3, "step_time_error": 0.2}),
         {"num_cost_resets": 2, "step_time_error": None},
     ),
-    "what no engine reports is left out": (
-        {},
-        snapshot(),
-        {"selection_seconds_total": None},
-    ),
+    "what is not reported": ({}, snapshot(), {"selection_seconds_total": None}),
 }
 
 

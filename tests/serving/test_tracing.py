@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.conftest import run
-from tests.serving.conftest import MODEL, ROOT, clean_environment, wait_until
+from tests.serving.conftest import ROOT, clean_environment, wait_until
 from tests.serving.span_collector import SpanCollector
 
 # In a process of its own: OpenTelemetry's provider can be set once only.
@@ -43,6 +43,5 @@ def test_serve_accepts_the_exporter_and_its_spans_arrive():
 @pytest.mark.ray
 def test_vllm_sends_a_span_of_every_request(server, collector):
     num_before = collector.names.count("llm_request")
-    with server.client() as client:
-        client.completions.create(model=MODEL, prompt="one two", max_tokens=4)
+    assert server.complete(max_tokens=4).is_success
     wait_until(lambda: collector.names.count("llm_request") > num_before, 120)
