@@ -73,6 +73,8 @@ def test_all_faults_of_a_file_are_reported_together():
     for nothing in (None, [], "text", 3):
         (problem,) = problems_of(nothing)
         assert "must hold the sections model, policy" in problem
+        (problem,) = problems_of(minimal() | {"policy": nothing})
+        assert problem.startswith("a.yaml: policy: ")
     (problem,) = problems_of(minimal(), overrides={"port": 1})
     assert "name a setting as section.setting=value" in problem
     (problem,) = problems_of({"model": {"id": "m", "target": "t"}, "engine": {}})
