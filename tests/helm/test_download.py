@@ -84,13 +84,6 @@ def test_another_model_is_another_job_and_another_thing_to_wait_for():
         assert before != after
 
 
-def test_the_job_fills_the_workers_cache_as_they_would():
-    pod, worker = download_and_wait()
-    (claim,) = [one for one in pod["volumes"] if one["name"] == "model-cache"]
-    assert claim in worker["volumes"]
-    assert "HF_TOKEN" in {one["name"] for one in pod["containers"][0]["env"]}
-
-
 def test_the_job_converts_what_a_package_carries_before_the_head_looks_for_it(
     tmp_path, monkeypatch
 ):

@@ -24,23 +24,6 @@ def test_bodies_pass_the_ingress_that_are_as_large_as_served(given, words):
     assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == words
 
 
-@pytest.mark.parametrize(
-    ("workers", "values", "kept"),
-    [
-        ("1", (), 0),
-        ("3", (), 2),
-        ("3", ("podDisruptionBudget.minAvailable=1",), 1),
-        ("3", ("autoscaling.enabled=false,config.replicas.max=5",), 4),
-    ],
-)
-def test_one_of_the_workers_that_are_kept_may_be_evicted(workers, values, kept):
-    """By a number: the API server cannot ask a RayCluster for its scale."""
-    replicas = f"config.replicas.min={workers},config.replicas.max={workers}"
-    (budget,) = chart.demo(replicas, *values).of_kind("PodDisruptionBudget")
-    assert budget["spec"]["minAvailable"] == kept
-    assert "maxUnavailable" not in budget["spec"]
-
-
 def test_budget_policies_and_monitor_select_the_pods_that_are_rendered():
     objects = chart.production(
         "commonLabels.a=b,podLabels.a=c,commonLabels.release=prometheus"

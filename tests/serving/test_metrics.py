@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import MODEL, Server, load, read_logs, wait_until
+from tests.serving.conftest import MODEL, load, read_logs, wait_until
 from tests.serving.fleet import processes
 
 
@@ -96,10 +96,6 @@ def test_figures_reach_prometheus_labelled_by_deployment_replica_and_policy(serv
     assert not {"request", "request_id"} & sample.labels.keys()
 
 
-def num_sums(server: Server) -> int:
-    return read_logs(server).count("SpecDecoding metrics: ")
-
-
 @pytest.mark.ray
 def test_what_vllm_notes_of_every_step_is_summed_up_now_and_then(server):
     """Its logger keeps four lists of drafted steps until it is told to log.
@@ -107,7 +103,8 @@ def test_what_vllm_notes_of_every_step_is_summed_up_now_and_then(server):
     Twice: the task that tells it goes on.
     """
     with load(server, num_clients=1):
-        wait_until(lambda: num_sums(server) >= 2, 60)
+        logged = "SpecDecoding metrics: "
+        wait_until(lambda: read_logs(server).count(logged) >= 2, 60)
     # A worker of its own would keep the engine core spinning for its answers.
     assert processes(server, "engine")
     assert not processes(server, "worker")

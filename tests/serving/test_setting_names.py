@@ -14,7 +14,6 @@ from serving.settings.model import (
     Settings,
     SettingsError,
     dump_settings,
-    load_settings,
     parse_settings,
 )
 from serving.settings.names import FOREIGN_NAMES
@@ -22,7 +21,6 @@ from serving.settings.sizes import read_size, show_size
 from tests.conftest import run
 from tests.serving.test_settings import (
     ROOT,
-    SHIPPED,
     minimal,
     pairs,
     problems_of,
@@ -179,13 +177,6 @@ def test_where_no_policy_is_named_it_is_the_one_that_fits_and_says_why(
     parsed = parse_settings(minimal(), overrides=written(settings))
     assert (parsed.policy.name, parsed.policy.num_speculative_tokens) == policy
     assert re.match(told, "".join(f"{one.severity}: {one}" for one in parsed.findings))
-
-
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
-def test_a_shipped_deployment_written_down_is_the_same_deployment(file, tmp_path):
-    written = tmp_path / "written.yaml"
-    written.write_text(dump_settings(load_settings(file)), "utf-8")
-    assert load_settings(written) == load_settings(file)
 
 
 @settings(max_examples=200, deadline=None)
