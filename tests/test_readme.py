@@ -54,24 +54,20 @@ def render_first_page():
             policy = max(own, key=lambda one, load=load: rates[one, load])
             yield f"{rates[policy, load]} ({policy.partition(':')[2]})"
 
-    gains = {
-        one[
-            "concurrency"
-        ]: f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
-        for one in results["ratios"]
-        if one["against"] == "none"
-    }
+    def of(policy):
+        return (rates[policy, load] for load in loads)
+
+    found = [one for one in results["ratios"] if one["against"] == "none"]
+    gain = "{ratio:.2f} ({low:.2f} to {high:.2f})"
+    gains = {one["concurrency"]: gain.format(**one) for one in found}
     return write_table(
         [
             ["requests in flight", *loads],
-            ["no speculation", *(rates["none", load] for load in loads)],
-            [
-                "the prompt's own words (`ngram`)",
-                *(rates["ngram:3", load] for load in loads),
-            ],
+            ["no speculation", *of("none")],
+            ["the prompt's own words (`ngram`)", *of("ngram:3")],
             ["the best fixed length for each", *best("fixed")],
             ["the best `tetris` for each", *best("tetris")],
-            ["`goodput`", *(rates["goodput:6", load] for load in loads)],
+            ["`goodput`", *of("goodput:6")],
             ["`goodput` over no speculation", *(gains[load] for load in loads)],
         ]
     )

@@ -26,16 +26,15 @@ def prompt(**fields: Any) -> Asked:
 
 
 LONG = "a b " * 4000
-MINUTES = "".join(f"[a-z]{{1,{900 + number}}}x" for number in range(250))
-NO_SCHEMA = {"name": "x", "schema": {"type": "wibble"}}
+# It would take minutes to compile.
+MINUTES = {"regex": "".join(f"[a-z]{{1,{900 + number}}}x" for number in range(250))}
+WIBBLE = {"name": "x", "schema": {"type": "wibble"}}
+NO_SCHEMA = {"type": "json_schema", "json_schema": WIBBLE}
 BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
     "an unknown model": (chat(model="gpt-9"), "model"),
     "a model of the wrong type": (chat(model=7), "model"),
     "no messages": ((CHAT, {"model": MODEL}), "messages"),
-    "content of the wrong type": (
-        chat(messages=[USER | {"content": 5}]),
-        "messages.0.content",
-    ),
+    "wrong content": (chat(messages=[USER | {"content": 5}]), "messages.0.content"),
     "negative max_tokens": (chat(max_tokens=-1), "max_tokens"),
     "huge max_tokens": (chat(max_tokens=10**9), "max_tokens"),
     "a negative temperature": (chat(temperature=-1), "temperature"),
@@ -44,14 +43,8 @@ BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
     "an empty prompt": (prompt(prompt=""), "prompt"),
     "a prompt beyond the context": (prompt(prompt=LONG), "prompt"),
     "a long prompt to stream": (prompt(prompt=LONG, stream=True), "prompt"),
-    "a schema that is none": (
-        chat(response_format={"type": "json_schema", "json_schema": NO_SCHEMA}),
-        "response_format",
-    ),
-    "a grammar that takes minutes to compile": (
-        chat(structured_outputs={"regex": MINUTES}),
-        "structured_outputs",
-    ),
+    "a schema that is none": (chat(response_format=NO_SCHEMA), "response_format"),
+    "a slow grammar": (chat(structured_outputs=MINUTES), "structured_outputs"),
     "min_p, which speculation rules out": (chat(min_p=0.2), "min_p"),
     "tools that are a number": (chat(tools=5), "tools"),
     "a deadline that is none": (prompt(deadline_ms="soon"), "deadline_ms"),
