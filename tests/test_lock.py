@@ -56,13 +56,6 @@ def test_locks_and_metadata_name_the_same_engine_versions(device):
     assert {name: f"=={pins[name]}" for name in exact} == exact
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-@pytest.mark.parametrize("extra", ["loadtest", "dev"])
-def test_an_extra_does_not_change_what_the_server_runs_on(device, extra):
-    pins, more = read_pins(device), read_pins(extra)
-    assert not {name for name in pins.keys() & more.keys() if pins[name] != more[name]}
-
-
 def follow(*extras: str) -> tuple[set[str], list[str]]:
     """Return what the installed package asks for, and which of it is not there."""
     left_out = read_names("excludes.in")
