@@ -5,6 +5,7 @@ then, under load, every panel and every rule finds its data.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import json
 import sys
@@ -250,14 +251,15 @@ def test_logs_are_json_and_carry_the_client_s_request_id(live):
     assert {"drafted_tokens", "accepted_tokens", "first_token_s"} <= told.keys()
 
 
-def replica_ids(live: Deployment) -> set[str]:
+def replica_ids(live: Deployment, of: str = "") -> set[str]:
+    """Return the replicas that run, of deployments whose names begin so."""
     applications = live.cluster.ask("/api/serve/applications/")["applications"]
     return {
         replica["replica_id"]
         for application in applications.values()
-        for deployment in application["deployments"].values()
+        for name, deployment in application["deployments"].items()
         for replica in deployment["replicas"]
-        if replica["state"] == "RUNNING"
+        if name.startswith(of) and replica["state"] == "RUNNING"
     }
 
 
@@ -266,27 +268,43 @@ def steps_by_policy(live: Deployment) -> set[str]:
     return {one["metric"]["policy"] for one in steps}
 
 
-def test_policy_and_limits_change_while_streams_run(live):
-    """By the same replicas; what makes no sense changes nothing."""
-    before = replica_ids(live)
+@contextlib.contextmanager
+def chatting(live: Deployment) -> Iterator[None]:
+    """Chat all the while; no request may fail."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        stop = threading.Event()
-        streaming = pool.submit(keep_chatting, live.client, stop.is_set)
+        stop, client = threading.Event(), live.client.with_options(max_retries=0)
+        chats = pool.submit(keep_chatting, client, stop.is_set)
         try:
-            policy = {"name": "fixed", "draft_tokens": 1, "classes": {"new": {}}}
-            live.reload(policy=policy, replicas={"max_queued_requests": 5})
-            wait_until(lambda: steps_by_policy(live) == {"fixed"}, PATIENCE_S)
-            body = {"request_class": "new"}
-            assert live.client.completions.create(
-                model="demo", prompt="x", max_tokens=2, extra_body={"vllm_xargs": body}
-            ).choices
-            live.reload(policy={"name": "goodput", "max_draft_tokens": 64})
-            wait_until(
-                lambda: live.prometheus.query("ray_tetris_reload_failures_total > 0"),
-                PATIENCE_S,
-            )
-            assert steps_by_policy(live) == {"fixed"}
+            yield
         finally:
             stop.set()
-        assert streaming.result() > 0
+        assert chats.result() > 0
+
+
+def test_policy_and_limits_change_while_requests_run(live):
+    """By the same replicas; what makes no sense changes nothing."""
+    before = replica_ids(live)
+    with chatting(live):
+        policy = {"name": "fixed", "draft_tokens": 1, "classes": {"new": {}}}
+        live.reload(policy=policy, replicas={"max_queued_requests": 5})
+        wait_until(lambda: steps_by_policy(live) == {"fixed"}, PATIENCE_S)
+        body = {"request_class": "new"}
+        assert live.client.completions.create(
+            model="demo", prompt="x", max_tokens=2, extra_body={"vllm_xargs": body}
+        ).choices
+        live.reload(policy={"name": "goodput", "max_draft_tokens": 64})
+        failures = "ray_tetris_reload_failures_total > 0"
+        wait_until(lambda: live.prometheus.query(failures), PATIENCE_S)
+        assert steps_by_policy(live) == {"fixed"}
     assert replica_ids(live) == before
+
+
+def test_a_redeploy_loses_no_request(live):
+    """What cannot change in place takes another engine; the one there was drains."""
+    before = replica_ids(live, "TetrisEngine")
+    config, _ = rendered_demo(live.port)
+    other = config.replace("max_num_seqs: 16\n", "max_num_seqs: 8\n")
+    assert other != config
+    with chatting(live):
+        deploy(live.cluster, other, timeout_s=300)
+        wait_until(lambda: replica_ids(live, "TetrisEngine") - before, 300)
