@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,36 +51,6 @@ PIECE: Final = st.sampled_from(
 ) | st.binary(max_size=4)
 
 
-class Bodies:
-    """The real web application, whose routes check a body and do nothing with it."""
-
-    def __init__(self) -> None:
-        api = build_api(1 << 20)
-        for path, kind in KINDS.items():
-            api.post(path)(_check(kind, generates=path.startswith("/v1")))
-        transport = httpx.ASGITransport(api, raise_app_exceptions=False)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://server")
-        self._runner = asyncio.Runner()
-
-    def post(self, content: bytes) -> set[int]:
-        return self._runner.run(self._post(content))
-
-    async def _post(self, content: bytes) -> set[int]:
-        statuses = set()
-        for path in KINDS:
-            headers = {"Content-Type": "application/json"}
-            answer = await self._client.post(path, content=content, headers=headers)
-            assert answer.status_code < 500, (path, content, answer.text)
-            if answer.status_code != 200:
-                error = answer.json()["error"]
-                assert set(error) == {"message", "type", "param", "code"}
-            statuses.add(answer.status_code)
-        return statuses
-
-    def close(self) -> None:
-        self._runner.close()
-
-
 def _check(kind: Any, *, generates: bool) -> Any:
     front = object.__new__(Front)
     front._classes, front._policy_name = {}, "tetris"
@@ -95,13 +65,33 @@ def _check(kind: Any, *, generates: bool) -> Any:
 
 
 @pytest.fixture(scope="module")
-def bodies() -> Iterator[Bodies]:
-    running = Bodies()
-    with pytest.MonkeyPatch.context() as patch:
+def post() -> Iterator[Callable[[bytes], set[int]]]:
+    """Send a body to every route that takes one, and return the statuses.
+
+    Routes of the real web application, which check it and do nothing with it.
+    """
+    api = build_api(1 << 20)
+    for path, kind in KINDS.items():
+        api.post(path)(_check(kind, generates=path.startswith("/v1")))
+    transport = httpx.ASGITransport(api, raise_app_exceptions=False)
+    client = httpx.AsyncClient(transport=transport, base_url="http://server")
+
+    async def send(content: bytes) -> set[int]:
+        statuses = set()
+        for path in KINDS:
+            headers = {"Content-Type": "application/json"}
+            answer = await client.post(path, content=content, headers=headers)
+            assert answer.status_code < 500, (path, content, answer.text)
+            if answer.status_code != 200:
+                error = answer.json()["error"]
+                assert set(error) == {"message", "type", "param", "code"}
+            statuses.add(answer.status_code)
+        return statuses
+
+    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         # Thousands of refusals; each would be logged.
         patch.setattr(logging.getLogger("ray.serve"), "disabled", True)
-        yield running
-    running.close()
+        yield lambda content: runner.run(send(content))
 
 
 @st.composite
@@ -115,8 +105,8 @@ def contents(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_what_was_trouble_once_is_refused(bodies, file):
-    assert (200 in bodies.post(file.read_bytes())) == file.stem.startswith("good-")
+def test_what_was_trouble_once_is_refused(post, file):
+    assert (200 in post(file.read_bytes())) == file.stem.startswith("good-")
 
 
 @settings(
@@ -127,8 +117,8 @@ def test_what_was_trouble_once_is_refused(bodies, file):
     suppress_health_check=list(HealthCheck),
 )
 @given(contents())
-def test_no_bytes_are_a_fault_of_the_server(bodies, content):
-    bodies.post(content)
+def test_no_bytes_are_a_fault_of_the_server(post, content):
+    post(content)
 
 
 @settings(derandomize=True, database=None, deadline=None)
