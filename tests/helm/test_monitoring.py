@@ -39,12 +39,7 @@ def promtool(folder, content, *arguments):
     """Run promtool on rules, which lie in a folder as rules.yaml."""
     program = chart.require("promtool", "run .ci/extras, or put it on PATH")
     (folder / "rules.yaml").write_text(yaml.safe_dump(content), "utf-8")
-    return run(program, *arguments, cwd=folder)
-
-
-def test_promtool_accepts_the_rules(tmp_path):
-    """`check rules` tries the templates in annotations too."""
-    result = promtool(tmp_path, rules(), "check", "rules", "rules.yaml")
+    result = run(program, *arguments, cwd=folder)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -78,13 +73,14 @@ def test_every_alert_fires_when_it_should_and_only_then(tmp_path):
         tests.append(known | {"input_series": inputs, "alert_rule_test": checks})
     assert fired == set(quiet)
     content = rules()
+    # Which tries the templates in annotations too.
+    promtool(tmp_path, content, "check", "rules", "rules.yaml")
     for rule in (rule for group in content["groups"] for rule in group["rules"]):
         # promtool would compare the texts to the letter.
         rule.pop("annotations", None)
     cases = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "cases.yaml").write_text(yaml.safe_dump(cases), "utf-8")
-    result = promtool(tmp_path, content, "test", "rules", "cases.yaml")
-    assert result.returncode == 0, result.stdout + result.stderr
+    promtool(tmp_path, content, "test", "rules", "cases.yaml")
 
 
 def test_every_alert_says_what_to_do_and_can_be_left_out():

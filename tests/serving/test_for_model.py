@@ -84,7 +84,7 @@ def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
     assert engine.max_model_len == max_model_len
 
 
-def test_a_gpu_is_used_where_there_is_one(tmp_path, monkeypatch):
+def test_a_gpu_is_used_where_there_is_one_that_works(tmp_path, monkeypatch):
     set_machine(monkeypatch, available=1 << 30, num_gpus=1)
     target = write_config(tmp_path / "large")
     found = find(target, TARGET)
@@ -95,13 +95,8 @@ def test_a_gpu_is_used_where_there_is_one(tmp_path, monkeypatch):
     assert any("not been measured on a GPU" in str(one) for one in found.findings)
     cpu = find(target, TARGET, "engine.device=cpu")
     assert (cpu.engine.device, cpu.policy.name) == ("cpu", "goodput")
-
-
-def test_a_driver_that_fails_is_no_gpu(monkeypatch):
-    def fail() -> int:
-        raise RuntimeError("NVML: driver not loaded")
-
-    monkeypatch.setattr("serving.settings.for_model.count_gpus", fail)
+    # No driver is loaded.
+    monkeypatch.setattr("serving.settings.for_model.count_gpus", lambda: 1 / 0)
     assert find(TARGET).engine.device == "cpu"
 
 

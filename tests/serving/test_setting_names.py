@@ -6,13 +6,14 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.settings.model import (
     Settings,
+    SettingsError,
     dump_settings,
-    load_settings,
     parse_settings,
 )
 from serving.settings.names import FOREIGN_NAMES
@@ -20,7 +21,6 @@ from serving.settings.sizes import read_size, show_size
 from tests.conftest import run
 from tests.serving.test_settings import (
     ROOT,
-    SHIPPED,
     minimal,
     pairs,
     problems_of,
@@ -179,11 +179,34 @@ def test_where_no_policy_is_named_it_is_the_one_that_fits_and_says_why(
     assert re.match(told, "".join(f"{one.severity}: {one}" for one in parsed.findings))
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
-def test_a_shipped_deployment_written_down_is_the_same_deployment(file, tmp_path):
-    copy = tmp_path / "written.yaml"
-    copy.write_text(dump_settings(load_settings(file)), "utf-8")
-    assert load_settings(copy) == load_settings(file)
+@settings(max_examples=200, deadline=None)
+@given(
+    policy=st.fixed_dictionaries(
+        {},
+        optional={
+            "name": st.sampled_from(["none", "fixed", "tetris", "goodput"]),
+            "draft_tokens": st.integers(-1, 40),
+            "num_speculative_tokens": st.integers(-1, 40),
+            "max_draft_tokens": st.integers(-1, 70),
+            "extra_draft_tokens": st.integers(-1, 40) | st.text(),
+            "latency_target_ms": st.floats(),
+        },
+    ),
+    cache=st.integers() | st.text(max_size=6),
+)
+def test_any_file_is_read_alike_once_written_down_or_refused_in_words(policy, cache):
+    data = minimal(policy=policy, engine={"kv_cache_memory_bytes": cache})
+    problems: list[str] = []
+    try:
+        parsed = parse_settings(data, "a.yaml")
+    except SettingsError as error:
+        problems = error.problems
+    assert all(problem.startswith("a.yaml: ") for problem in problems)
+    if problems:
+        return
+    again = parse_settings(yaml.safe_load(dump_settings(parsed)))
+    assert again.model_dump() == parsed.model_dump()
+    assert [one for one in again.findings if one.severity == "warning"] == []
 
 
 def test_a_front_may_still_be_named_if_it_is_the_only_one_there_is():
