@@ -63,12 +63,7 @@ class Deployment:
 
 
 def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
-    """Return the Serve config and the rules of the CPU example, on the models here.
-
-    Args:
-        port: Where to listen.
-        live: What replaces some of the settings while it runs.
-    """
+    """Return the Serve config and the rules of the CPU example, on the models here."""
     models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
     folder = DEMO_CONFIG.parent
     values = {

@@ -92,12 +92,6 @@ def test_prompts_choices_stop_strings_and_logprobs_are_honoured(client):
         assert best.logprob >= second.logprob
 
 
-def test_models_are_listed_and_described(client):
-    (model,) = client.models.list().data
-    assert model.id == MODEL
-    assert client.models.retrieve(MODEL).created == model.created
-
-
 def test_answers_and_arguments_of_a_named_tool_follow_their_schema(client):
     parameters = {
         "type": "object",
@@ -212,7 +206,10 @@ def test_health_says_so_when_its_count_is_old(server):
     assert "age_s" not in fresh
 
 
-def test_the_dashboard_and_serves_own_health_route_are_there(server):
+def test_models_the_dashboard_and_serves_own_health_route_are_there(server, client):
+    (model,) = client.models.list().data
+    assert model.id == MODEL
+    assert client.models.retrieve(MODEL).created == model.created
     (url,) = re.findall(r"^  dashboard +(\S+)", server.command.output, re.MULTILINE)
     page = httpx.get(url, timeout=60, trust_env=False, follow_redirects=True)
     assert "<html" in page.text
