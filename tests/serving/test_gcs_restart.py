@@ -85,7 +85,7 @@ def test_streams_go_on_and_serve_works_when_the_gcs_comes_back(redis, tmp_path):
         # Nothing is broken: Serve's controller can still end and start replicas, by
         # Ray and by what it knew.
         asleep = (200, {"status": "idle", "running_replicas": 0})
-        wait_until(lambda: server.health() == asleep, 120)
+        wait_until(lambda: server.health() == asleep, 180)
         check_equal(run_all(server), expected)
         assert server.num_replicas() == 1
         family = server.command.descendants()
