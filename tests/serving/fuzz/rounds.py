@@ -73,8 +73,8 @@ def fuzz(server: Server, num_cases: int, seed: int, folder: Path) -> dict[str, A
             phases = PHASES[1:]
             most = min(MANY, max(FEW, num_missing // NUM_ROUTES))
         with ThreadPoolExecutor(len(phases)) as clients:
-            run = functools.partial(_run_phase, server, round_seed, most, folder)
-            found = sum(clients.map(run, phases), Counter())
+            phase = functools.partial(_run_phase, server, round_seed, most, folder)
+            found = sum(clients.map(phase, phases), Counter())
         statuses += found
         rounds.append({"seed": round_seed, "most": most, "cases": found.total()})
         memory.setdefault("after the first round", _memory(server))
