@@ -131,6 +131,18 @@ def test_kubernetes_and_kuberay_accept_every_switch_in_every_example(
     request.getfixturevalue("kuberay").validate(*objects.of_kind("RayService"))
 
 
+@chart.each_example
+def test_no_rule_of_the_crd_in_cel_is_about_what_the_chart_sets(name, kuberay):
+    """Else a library would have to try it: they are about owners and back ends."""
+    met = {"x-kubernetes-validations": lambda *_: [jsonschema.ValidationError("met")]}
+    look = jsonschema.validators.extend(type(kuberay), met)(kuberay.schema)
+    (service,) = chart.example(name).of_kind("RayService")
+    assert list(look.iter_errors(service)) == []
+    managed = service["spec"] | {"managedBy": "ray.io/kuberay-operator"}
+    (error,) = look.iter_errors(service | {"spec": managed})
+    assert [*error.path] == ["spec", "managedBy"]
+
+
 ALWAYS = """
     PodDisruptionBudget/demo-tetris-serve-worker RayService/demo-tetris-serve
     Pod/demo-tetris-serve-test

@@ -186,9 +186,6 @@ class Server:
         except (httpx.HTTPError, ValueError):
             return 0, {}
 
-    def is_healthy(self) -> bool:
-        return self.health()[0] == 200
-
     def num_replicas(self) -> int:
         return int(self.health()[1].get("running_replicas", 0))
 

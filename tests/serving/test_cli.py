@@ -52,7 +52,6 @@ def test_check_prints_what_the_engine_would_be_given_or_names_file_setting_and_f
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--port=0"], "must be"),
         (["--port=x"], "must be"),
         (["--set=name"], "must be"),
         (["a/model", "--config=x"], "--config: not allowed with argument MODEL"),

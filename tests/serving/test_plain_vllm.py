@@ -151,7 +151,7 @@ def test_vllm_alone_serves_the_deployment(tmp_path):
     with Command.start(vllm, tmp_path / "vllm.log") as command:
         server = Server(command, port, metrics_port=port)
         wait_until(
-            lambda: server.is_healthy() or command.process.poll() is not None,
+            lambda: server.health()[0] == 200 or command.process.poll() is not None,
             START_TIMEOUT_S,
         )
         assert command.process.poll() is None, command.output

@@ -45,7 +45,7 @@ def test_a_proxy_that_is_killed_takes_its_connections_and_another_comes(
     assert not all(whole)
     assert [one.is_cut for one in streams] == [not one for one in whole]
     check_equal([*compress(streams, whole)], [*compress(undisturbed, whole)])
-    wait_until(fleet.is_healthy, PROXY_BACK_S)
+    wait_until(lambda: fleet.health()[0] == 200, PROXY_BACK_S)
     wait_until(lambda: fleet.total("ray_vllm_num_requests_running") == 0, 60)
     check_equal(run_all(fleet), undisturbed)
 
