@@ -27,12 +27,17 @@ MAY_WARN = {
 }
 
 
-def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, by default in the repository, and keep its output."""
-    options = {"cwd": TESTS.parent, "timeout": 300} | options
-    return subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, **options
+def run(
+    *command: object, status: int | None = 0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, by default in the repository; None is for any status."""
+    args, options = (
+        [*map(str, command)],
+        {"cwd": TESTS.parent, "timeout": 300} | options,
     )
+    done = subprocess.run(args, capture_output=True, text=True, **options)
+    assert status in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 @pytest.fixture

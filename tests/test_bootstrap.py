@@ -131,8 +131,7 @@ def test_a_place_or_device_that_cannot_be_is_refused_and_left_alone(
 ):
     (tmp_path / "thesis.tex").touch()
     env = {"TETRIS_DEVICE": "cpu", "TETRIS_VENV": str(tmp_path), **variables}
-    result = run(sys.executable, "-I", SCRIPT, env=env)
-    assert result.returncode == 1
+    result = run(sys.executable, "-I", SCRIPT, env=env, status=1)
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

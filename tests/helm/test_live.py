@@ -177,8 +177,8 @@ def test_helms_test_tells_whether_the_model_answers(live, model, code, words):
     if model == "nobody listens":
         url = f"http://127.0.0.1:{find_free_ports(1)[0]}"
     given = {"TETRIS_URL": url, "TETRIS_MODEL": model, "TETRIS_WAIT_S": "0"}
-    result = run(sys.executable, *arguments, env=clean_environment(**given))
-    assert result.returncode == code, result.stderr
+    env = clean_environment(**given)
+    result = run(sys.executable, *arguments, env=env, status=code)
     assert words in result.stdout + result.stderr
 
 

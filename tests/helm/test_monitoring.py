@@ -39,8 +39,7 @@ def promtool(folder, content, *arguments):
     """Run promtool on rules, which lie in a folder as rules.yaml."""
     program = chart.require("promtool", "run .ci/extras, or put it on PATH")
     (folder / "rules.yaml").write_text(yaml.safe_dump(content), "utf-8")
-    result = run(program, *arguments, cwd=folder)
-    assert result.returncode == 0, result.stdout + result.stderr
+    run(program, *arguments, cwd=folder)
 
 
 def expect(name, labels):

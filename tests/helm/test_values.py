@@ -19,9 +19,7 @@ SCHEMA = json.loads((chart.FOLDER / "values.schema.json").read_text("utf-8"))
 
 def refused(*options):
     """Render values that must not be accepted, and return what helm says."""
-    result = chart.helm("template", "demo", str(chart.FOLDER), *options)
-    assert result.returncode != 0, "helm accepted them"
-    return result.stderr
+    return chart.helm("template", "demo", str(chart.FOLDER), *options, status=1).stderr
 
 
 @pytest.mark.parametrize(
@@ -54,8 +52,7 @@ def test_without_a_config_the_demo_is_served_and_with_one_nothing_of_it():
 
 
 def test_schema_and_dashboards_are_what_they_are_written_from():
-    result = run(sys.executable, chart.ROOT / ".ci" / "chart.py", "--check")
-    assert result.returncode == 0, result.stdout + result.stderr
+    run(sys.executable, chart.ROOT / ".ci" / "chart.py", "--check")
 
 
 @chart.each_example

@@ -20,7 +20,6 @@ def test_a_key_is_made_used_limited_and_revoked_without_a_restart(fleet):
     script = Path(__file__).with_name("key_life.sh")
     env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
     done = run(script, f"http://127.0.0.1:{fleet.port}", keys_file, MODEL, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
     (num_answers,) = re.findall(r"^used: (\d+) times$", done.stdout, re.MULTILINE)
     # Two by each front, if requests came to both.
     assert 2 <= int(num_answers) <= 4
