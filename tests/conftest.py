@@ -31,10 +31,8 @@ def run(
     *command: object, status: int | None = 0, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a command, by default in the repository; None is for any status."""
-    args, options = (
-        [*map(str, command)],
-        {"cwd": TESTS.parent, "timeout": 300} | options,
-    )
+    args = [*map(str, command)]
+    options = {"cwd": TESTS.parent, "timeout": 300} | options
     done = subprocess.run(args, capture_output=True, text=True, **options)
     assert status in (None, done.returncode), done.stdout + done.stderr
     return done
