@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -24,8 +27,30 @@ MAY_WARN = {
 }
 
 
+def run(
+    *command: object, status: int | None = 0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, by default in the repository; None is for any status."""
+    args = [*map(str, command)]
+    options = {"cwd": TESTS.parent, "timeout": 300} | options
+    done = subprocess.run(args, capture_output=True, text=True, **options)
+    assert status in (None, done.returncode), done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture
+def serve_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """What is logged as Ray Serve, which hands nothing on once it was set up."""
+    logger = logging.getLogger("ray.serve")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    caplog.set_level(logging.INFO, logger.name)
+    return caplog
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spare tests the warnings of other people's code."""
     for item in items:
         part = item.path.relative_to(TESTS).parts[0]
         if part in MAY_WARN:

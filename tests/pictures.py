@@ -24,7 +24,6 @@ _PANEL_INCHES = (5.2, 3.0)
 
 
 def picture_path(name: str, otherwise: Path) -> Path:
-    """Return where a picture is kept, by default in a temporary folder."""
     folder = Path(os.environ.get("TETRIS_PICTURES") or otherwise)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name

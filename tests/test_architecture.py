@@ -1,11 +1,10 @@
-"""What the linters do not check: packaging, entry points, what an image lacks."""
+"""What the linters do not check: packaging, and what an image lacks."""
 
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import (
     PackageNotFoundError,
-    entry_points,
     packages_distributions,
     version,
 )
@@ -54,15 +53,6 @@ def test_the_server_imports_nothing_that_only_the_load_test_installs():
     ]
     assert {"locust", "flask", "gevent", "scipy", "pandas", "matplotlib"} <= {*absent}
     subprocess.run([sys.executable, "-c", SERVER_WITHOUT, *absent], check=True)
-
-
-@pytest.mark.parametrize(
-    ("group", "name"),
-    [("console_scripts", "tetris-serve"), ("vllm.general_plugins", "tetris")],
-)
-def test_entry_points_lead_to_something_that_can_be_called(group, name):
-    [entry_point] = entry_points(group=group, name=name)
-    assert callable(entry_point.load())
 
 
 def test_a_benchmark_says_what_to_install_before_it_starts(monkeypatch, capsys):

@@ -12,6 +12,8 @@ import bootstrap as script
 import psutil
 import pytest
 
+from tests.conftest import run
+
 SCRIPT = Path(script.__file__)
 STEPS = ["Python", "uv", "torch==1.0+cpu", "pinned packages", "tetris-serve"]
 ALL = ["loadtest", "dev"]
@@ -19,7 +21,6 @@ ALL = ["loadtest", "dev"]
 
 @pytest.fixture
 def bootstrap(tmp_path, monkeypatch):
-    """The script, for a small project."""
     monkeypatch.setattr(script, "ROOT", tmp_path / "project")
     monkeypatch.setattr(script, "LOCKS", tmp_path / "project" / "locks")
     script.LOCKS.mkdir(parents=True)
@@ -47,7 +48,6 @@ class FakeInstaller:
             (self.venv / "bin" / "python").symlink_to(sys.executable)
 
     def set_up(self, device="cpu", extras=ALL):
-        """Set up, and return the titles of the steps that this took."""
         self.taken = []
         self.bootstrap.set_up(self.venv, device, extras)
         return self.taken
@@ -67,16 +67,6 @@ def installer(bootstrap, tmp_path, monkeypatch):
 def test_a_complete_environment_needs_nothing_with_fewer_extras_neither(installer):
     for extras in (ALL, ["loadtest"], []):
         assert installer.set_up(extras=extras) == []
-
-
-def test_the_server_s_environment_has_nothing_of_an_extra(bootstrap, monkeypatch):
-    asked = []
-    monkeypatch.setattr(bootstrap, "set_up", lambda *arguments: asked.append(arguments))
-    monkeypatch.setenv("TETRIS_DEVICE", "cpu")
-    for options in ([], ["--loadtest"], ["--dev"]):
-        monkeypatch.setattr(sys, "argv", ["bootstrap.py", *options])
-        bootstrap.main()
-    assert [extras for *_, extras in asked] == [[], ["loadtest"], ALL]
 
 
 @pytest.mark.parametrize(
@@ -127,19 +117,6 @@ def test_an_environment_that_is_half_or_another_s_is_made_anew(
     assert installer.set_up(device) == []
 
 
-def test_all_comes_by_its_hash_but_torch_for_the_cpu_from_either_index(bootstrap):
-    locks = [Path("uv.txt"), Path("all.txt")]
-    for device, torch in (("cpu", ["torch==1.0+cpu"]), ("gpu", [])):
-        steps = bootstrap.plan(Path("venv"), device, locks)
-        unhashed = [title for title, *cs in steps if "--require-hashes" not in cs[0]]
-        assert unhashed == ["Python", *torch, "tetris-serve"]
-    _, _, (title, first, second), *_ = bootstrap.plan(Path("venv"), "cpu", locks)
-    # The configured index first.
-    assert not [word for word in first if "://" in word]
-    assert bootstrap.TORCH_CPU_INDEX in second
-    assert first[-1] == second[-1] == title
-
-
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -153,14 +130,8 @@ def test_a_place_or_device_that_cannot_be_is_refused_and_left_alone(
     tmp_path, variables, message
 ):
     (tmp_path / "thesis.tex").touch()
-    result = subprocess.run(
-        [sys.executable, "-I", str(SCRIPT)],
-        env={"TETRIS_DEVICE": "cpu", "TETRIS_VENV": str(tmp_path), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 1
+    env = {"TETRIS_DEVICE": "cpu", "TETRIS_VENV": str(tmp_path), **variables}
+    result = run(sys.executable, "-I", SCRIPT, env=env, status=1)
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
@@ -206,7 +177,6 @@ def test_an_interrupted_step_leaves_no_installer_at_work(
     bootstrap, tmp_path, monkeypatch
 ):
     def interrupt(_interval_s):
-        """Be interrupted once the command runs."""
         while not (tmp_path / "log").read_text().endswith("\n"):
             pass
         raise KeyboardInterrupt

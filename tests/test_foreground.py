@@ -43,7 +43,6 @@ def folder(tmp_path):
 
 
 def read_until(descriptor, text):
-    """Read until a text appears, and return everything read."""
     deadline_s = time.monotonic() + TIMEOUT_S
     output = ""
     while text not in output:

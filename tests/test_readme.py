@@ -2,26 +2,20 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.conftest import run
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "loadtest" / "results" / "engine-cpu"
 
-PAGES = subprocess.run(
-    ["git", "ls-files", "*README.md"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-).stdout.splitlines()
+PAGES = run("git", "ls-files", "*README.md").stdout.splitlines()
 
 
 def read_rates(results, **only):
-    """Return tokens per second by policy and load."""
     return {
         (row["policy"], row["concurrency"]): round(row["output_tokens_per_s"]["median"])
         for row in results["rows"]
@@ -30,7 +24,6 @@ def read_rates(results, **only):
 
 
 def write_table(lines):
-    """Write lines of cells as Markdown."""
     table = ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
     table.insert(1, "|---" * len(lines[0]) + "|")
     return "\n".join(table)
@@ -51,7 +44,6 @@ def render_sweep():
 
 
 def render_first_page():
-    """Render the table of the first page."""
     results = json.loads((RESULTS / "smollm2" / "results.json").read_text())
     rates = read_rates(results)
     loads = sorted({load for _, load in rates})
@@ -62,24 +54,20 @@ def render_first_page():
             policy = max(own, key=lambda one, load=load: rates[one, load])
             yield f"{rates[policy, load]} ({policy.partition(':')[2]})"
 
-    gains = {
-        one[
-            "concurrency"
-        ]: f"{one['ratio']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
-        for one in results["ratios"]
-        if one["against"] == "none"
-    }
+    def of(policy):
+        return (rates[policy, load] for load in loads)
+
+    found = [one for one in results["ratios"] if one["against"] == "none"]
+    gain = "{ratio:.2f} ({low:.2f} to {high:.2f})"
+    gains = {one["concurrency"]: gain.format(**one) for one in found}
     return write_table(
         [
             ["requests in flight", *loads],
-            ["no speculation", *(rates["none", load] for load in loads)],
-            [
-                "the prompt's own words (`ngram`)",
-                *(rates["ngram:3", load] for load in loads),
-            ],
+            ["no speculation", *of("none")],
+            ["the prompt's own words (`ngram`)", *of("ngram:3")],
             ["the best fixed length for each", *best("fixed")],
             ["the best `tetris` for each", *best("tetris")],
-            ["`goodput`", *(rates["goodput:6", load] for load in loads)],
+            ["`goodput`", *of("goodput:6")],
             ["`goodput` over no speculation", *(gains[load] for load in loads)],
         ]
     )

@@ -22,7 +22,6 @@ def heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """What runs coroutines that are marked `anyio`."""
     return "asyncio"
 
 

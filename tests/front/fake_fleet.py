@@ -35,14 +35,12 @@ OTHER_HOSTS_CLOCK_S = 1e6
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds."""
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.002)
 
 
 def make_request(name: str, prompt: Sequence[int] = (1, 2), **params: Any) -> Any:
-    """A request as a front makes it."""
     from vllm import SamplingParams
 
     return EngineCoreRequest(
@@ -166,13 +164,11 @@ class FakeReplica:
         self.is_alive = False
 
     def die(self) -> None:
-        """End as a killed process does."""
         self.is_alive = False
         self.running.clear()
         self.relay.stop()
 
     async def close(self) -> None:
-        """Leave nothing behind."""
         self.die()
         self._stepping.cancel()
         await asyncio.to_thread(self.relay.join, 5)
@@ -180,7 +176,6 @@ class FakeReplica:
 
 
 def make_output(request_id: str, token_ids: list[int], reason: Any) -> Any:
-    """One request's part of a step."""
     from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput
 
     event = EngineCoreEvent.new_event(
@@ -259,7 +254,6 @@ class Scene:
         self._reading = asyncio.create_task(self._read())
 
     def replace_client(self, name: bytes, **options: Any) -> None:
-        """Read from another client from now on."""
         self.client.shutdown()
         self._reading.cancel()
         self.client = self.make_client(name, **options)
@@ -300,7 +294,6 @@ class Scene:
         return requests
 
     async def begin(self, count: int, **params: Any) -> list[Any]:
-        """Send so many, and wait for the first token of each."""
         requests = await self.send(count, **params)
         await until(lambda: all(self.ids.get(one.request_id) for one in requests))
         return requests

@@ -1,23 +1,13 @@
 """What a front lets in, and in which order, by what made-up replicas say."""
 
-import asyncio
 import contextlib
-import json
 from collections import Counter
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
-from vllm.entrypoints.openai.completion.protocol import CompletionResponse
-from vllm.entrypoints.serve.exception_handling.error_response import (
-    create_error_response,
-)
 
 from serving.engine.compat import GracefulHTTPError
-from serving.front.app import Front, build_api
-from serving.front.grammar_time import GrammarTime
+from serving.front import refusal
 from serving.front.request_class import ClassShare
 from tests.front.fake_fleet import Scene, make_request, until
 
@@ -39,7 +29,6 @@ class Busy:
         self.client.admission.on_refusal = lambda one: self.refusals.update([one])
 
     async def stand_still(self) -> None:
-        """Answer one request, and then no more."""
         await self.send("first")
         await until(lambda: "first" in self.scene.reasons)
         self.replica.is_held = True
@@ -179,84 +168,13 @@ async def test_who_leaves_frees_place_and_seat_at_once(busy):
     await until(lambda: not taken.num_taken)
 
 
-class Handlers:
-    """As vLLM's: a refusal is raised, or is how a stream begins."""
-
-    create_error_response = staticmethod(create_error_response)
-
-    def __init__(self, busy: Busy) -> None:
-        self._busy = busy
-        self._num_asked = 0
-
-    async def create_completion(self, body: Any, raw_request: Any) -> Any:
-        return self._stream(body) if body.stream else await self._answer(body)
-
-    async def _answer(self, body: Any) -> CompletionResponse:
-        self._num_asked += 1
-        name = f"asked {self._num_asked}"
-        scene = self._busy.scene
-        try:
-            await self._busy.send(name, **(body.vllm_xargs or {}))
-            await until(lambda: name in scene.reasons)
-        except asyncio.CancelledError:
-            await self._busy.client.abort_requests_async([name])
-            raise
-        usage = {"prompt_tokens": 2, "total_tokens": 32, "completion_tokens": 30}
-        return CompletionResponse(model="m", choices=[], usage=usage)
-
-    async def _stream(self, body: Any) -> AsyncIterator[str]:
-        try:
-            answer = (await self._answer(body)).model_dump_json()
-        except GracefulHTTPError as error:
-            answer = json.dumps(create_error_response(error).model_dump())
-        yield f"data: {answer}\n\n"
-
-
-@pytest.fixture
-async def http(busy: Busy) -> AsyncIterator[httpx.AsyncClient]:
-    """The front's own web application over the busy client."""
-    front = Front.__new__(Front)
-    front._model_card, front._policy_name, front._classes = {"id": "m"}, "none", {}
-    front._grammars = GrammarTime(str)
-    front._state = SimpleNamespace(openai_serving_completion=Handlers(busy))
-    api = build_api(max_body_bytes=1 << 20)
-    api.post("/v1/completions")(front.completions)
-    transport = httpx.ASGITransport(app=api)
-    async with httpx.AsyncClient(transport=transport, base_url="http://f") as client:
-        yield client
-
-
-async def ask(http: httpx.AsyncClient, **fields: Any) -> httpx.Response:
-    body = {"model": "m", "prompt": "p", **fields}
-    return await http.post("/v1/completions", json=body)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("where", ["body", "xargs"])
-async def test_a_refused_client_is_told_when_to_come_back(busy, http, stream, where):
+async def test_a_refused_client_is_told_when_to_come_back(busy):
+    """How HTTP says so is in helm/test_live."""
+    noted: list[int] = []
+    refusal._retry_after_s.set(noted)
     await busy.send_all(30, "before")
-    late = {"deadline_ms": 1_000}
-    fields = late if where == "body" else {"vllm_xargs": late}
-    refusal = await ask(http, stream=stream, **fields)
-    assert refusal.status_code == 429
+    with pytest.raises(GracefulHTTPError, match="deadline_ms of 1000"):
+        await busy.send("late", deadline_ms=1_000.0)
     # After 32 and itself, each half of 334 ms, it waits for 5.5 s, and may wait for a
     # quarter of the 666 ms that it does not need itself.
-    assert refusal.headers["Retry-After"] == "6"
-    assert refusal.json()["error"]["type"] == "RateLimitError"
-    busy.replica.is_held = False
-    assert (await ask(http, stream=stream, deadline_ms=60_000)).status_code == 200
-
-
-@pytest.mark.parametrize("deadline_ms", ["soon", 0, -5, True])
-async def test_a_deadline_that_is_none_is_the_clients_mistake(http, deadline_ms):
-    refusal = await ask(http, deadline_ms=deadline_ms)
-    assert refusal.status_code == 400
-    assert refusal.json()["error"]["param"] == "deadline_ms"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_frees_its_place(busy, http, stream):
-    asking = asyncio.create_task(ask(http, stream=stream))
-    await until(lambda: busy.client.count_waiting() == {"default": 3})
-    asking.cancel()
-    await until(lambda: busy.client.count_waiting() == {"default": 2})
+    assert noted == [6]

@@ -5,12 +5,15 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx
 import pytest
 from starlette.responses import StreamingResponse
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.front import answers
-from serving.front.errors import ApiError, describe
+from serving.front.app import build_api
+from serving.front.errors import describe, reword_streamed_errors
 
 pytestmark = pytest.mark.anyio
 
@@ -48,15 +51,6 @@ async def test_chunks_pass_in_order_and_a_failure_on_the_way_is_the_last():
     assert "secret" not in last
 
 
-async def test_a_stream_that_begins_with_an_error_has_its_status():
-    """A client must not take an answer of 200 for one that was never begun."""
-    refusal = {"message": "full", "type": "Service Unavailable", "code": 503}
-    event = f"data: {json.dumps({'error': refusal})}\n\n"
-    with pytest.raises(ApiError, match="full") as error:
-        await read(chunks(event, "data: [DONE]\n\n"))
-    assert error.value.status == 503
-
-
 async def test_a_stream_that_waits_says_that_it_is_alive_until_it_takes_too_long(
     monkeypatch,
 ):
@@ -87,3 +81,36 @@ async def test_an_answer_that_takes_too_long_is_given_up_with_its_work(monkeypat
         await answers.ask(BODY, None, create)
     assert describe(error.value).status == 408
     assert was_cancelled
+
+
+async def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(serve_log):
+    """Whatever its type: libraries raise ValueError for their own faults too."""
+    api = build_api(max_body_bytes=1024)
+
+    @api.get("/fails")
+    def fail() -> None:
+        raise ValueError("no key in /opt/secret.py")
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api)) as client:
+        response = await client.get("http://server/fails")
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "Internal server error."
+    assert "secret" in serve_log.text
+
+
+def test_streams_keep_vllms_own_failures_to_the_log():
+    """One by one, if several arrive together; test_any_bytes has any text."""
+
+    def event(code: int, message: str) -> str:
+        kind = {"message": message, "type": "Any", "param": None, "code": code}
+        return f"data: {json.dumps({'error': kind})}\n\n"
+
+    told = [(400, "Too long."), (500, "CUDA error"), (500, str(EngineDeadError()))]
+    seen = reword_streamed_errors("".join(event(*one) for one in told))
+    *errors, rest = seen.split("\n\n")
+    refused, internal, dead = map(error_in, errors)
+    assert not rest
+    assert refused["message"] == "Too long."
+    assert (internal["code"], internal["message"]) == (500, "Internal server error.")
+    assert dead["code"] == 503
+    assert "retry" in dead["message"]

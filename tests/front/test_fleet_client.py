@@ -25,15 +25,6 @@ from tests.front.fake_fleet import (
 pytestmark = pytest.mark.anyio
 
 
-async def test_every_token_comes_once_and_leases_end_with_their_requests(scene):
-    replicas = [scene.add_replica(), scene.add_replica()]
-    await scene.check_all(await scene.send(20))
-    assert all(replica.taken for replica in replicas)
-    await until(lambda: not any(r.leases.num_running for r in replicas))
-    assert not any(replica.aborted for replica in replicas)
-    assert not scene.replays
-
-
 async def test_leases_have_their_requests_id_and_outlive_its_call(scene):
     """Replicas log the client's id; Serve ends no lease because a request has ended."""
     call = _RequestContext(request_id="the client's", _internal_request_id="a call")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import time
 from itertools import product
 
@@ -52,7 +51,6 @@ def as_schema(schema):
 @pytest.mark.parametrize(
     ("body", "grammars"),
     [
-        (chat(), []),
         (chat(response_format={"type": "json_object"}), []),
         (chat(response_format=as_schema({"b": 2})), [("json", '{"b": 2}')]),
         (with_regex("a+"), [("regex", "a+")]),
@@ -112,18 +110,10 @@ async def test_what_is_usual_or_makes_no_sense_passes(grammar_time):
 
 
 @pytest.mark.anyio
-async def test_nobody_waits_for_a_trial_that_cannot_be_had(
-    grammar_time, monkeypatch, caplog
-):
-    # Ray's own logger, once it is set up, hands nothing on.
-    monkeypatch.setattr(
-        "serving.front.grammar_time.logger", logging.getLogger(__name__)
-    )
-    with caplog.at_level(logging.WARNING):
-        await GrammarTime(lambda: json.dumps({"no": "tokenizer"})).check(
-            with_regex("a")
-        )
-    assert "No grammar can be tried beforehand" in caplog.text
+async def test_nobody_waits_for_a_trial_that_cannot_be_had(grammar_time, serve_log):
+    no_tokenizer = GrammarTime(lambda: json.dumps({"no": "tokenizer"}))
+    await no_tokenizer.check(with_regex("a"))
+    assert "No grammar can be tried beforehand" in serve_log.text
     # One that is killed is started again.
     await grammar_time.check(with_regex("a"))
     grammar_time._trial.kill()

@@ -11,11 +11,7 @@ from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front import errors
 from serving.front.app import Front
 from serving.front.errors import ApiError, BodyLimitMiddleware
-from serving.front.request_body import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-)
+from serving.front.request_body import ChatBody, CompletionBody, DetokenizeBody
 from serving.front.request_limits import MAX_DEPTH, check_limits
 
 USER = {"role": "user", "content": "Hi"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
@@ -15,27 +13,17 @@ from tests.front.fake_fleet import make_request, until
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def lines(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> pytest.LogCaptureFixture:
-    # Ray's own logger, once it is set up, hands nothing on.
-    monkeypatch.setattr(request_log, "logger", logging.getLogger(__name__))
-    caplog.set_level(logging.INFO)
-    return caplog
+def told(log: pytest.LogCaptureFixture) -> list[dict]:
+    return [one.request for one in log.records if hasattr(one, "request")]
 
 
-def told(lines: pytest.LogCaptureFixture) -> list[dict]:
-    return [one.request for one in lines.records if hasattr(one, "request")]
-
-
-async def test_a_request_that_moved_has_one_line_with_all_its_tokens(scene, lines):
+async def test_a_request_that_moved_has_one_line_with_all_its_tokens(scene, serve_log):
     victim = scene.add_replica()
     requests = await scene.begin(1)
     victim.die()
     heir = scene.add_replica()
     await scene.check_all(requests)
-    (line,) = told(lines)
+    (line,) = told(serve_log)
     assert 0 < line.pop("first_token_s") < line.pop("total_s")
     assert line == {
         "end": "length",
@@ -48,21 +36,21 @@ async def test_a_request_that_moved_has_one_line_with_all_its_tokens(scene, line
     }
 
 
-async def test_who_leaves_has_a_line_too(scene, lines):
+async def test_who_leaves_has_a_line_too(scene, serve_log):
     (request,) = await scene.send(1)
     await scene.client.abort_requests_async([request.request_id])
-    await until(lambda: told(lines))
-    (line,) = told(lines)
+    await until(lambda: told(serve_log))
+    (line,) = told(serve_log)
     assert (line["end"], line["first_token_s"], line["replica"]) == ("left", None, None)
 
 
-def test_acceptance_and_the_keys_name_are_told_and_no_text(lines):
+def test_acceptance_and_the_keys_name_are_told_and_no_text(serve_log):
     caller = Caller("ann", None, lambda _: None, lambda _: None)
     one = InFlight(make_request("r", (1, 2)), emitted=[5, 6], caller=caller)
     drafts = RequestSpecDecodeMetrics(3, histogram=[4, 3, 2, 1], num_draft_tokens=30)
     request_log.log_end(one, "stop", drafts)
-    (line,) = told(lines)
+    (line,) = told(serve_log)
     assert (line["key"], line["drafted_tokens"], line["accepted_tokens"]) == (
         *("ann", 30, 10),
     )
-    assert "[" not in lines.messages[-1] + str(line)
+    assert "[" not in serve_log.messages[-1] + str(line)

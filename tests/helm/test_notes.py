@@ -27,7 +27,6 @@ def render_notes(tmp_path):
     def run(*arguments):
         only = ("-s", "templates/notes.yaml", "-n", "llm")
         result = chart.helm("template", "demo", str(copy), *arguments, *only)
-        assert result.returncode == 0, result.stderr
         return yaml.safe_load(result.stdout)["notes"]
 
     return run

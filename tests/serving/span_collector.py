@@ -14,7 +14,6 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
     """The receiving end of OTLP over gRPC: keeps the name of every span."""
 
     def __init__(self) -> None:
-        """Listen on a port of the loopback interface."""
         self.names: list[str] = []
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
@@ -30,5 +29,4 @@ class SpanCollector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def stop(self) -> None:
-        """Stop listening."""
         self._server.stop(None)

@@ -1,31 +1,23 @@
 """How settings become engine arguments and replicas; without Ray, just the same."""
 
 from argparse import Namespace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serving.app import build_app, check_servable, front_options_of, settings_from_args
-from serving.commands.bench import _run
 from serving.contract import MovedNamesError
 from serving.engine_args import engine_kwargs_of, replica_env_of
 from serving.offline import start_arguments
 from serving.settings.model import SettingsError
-from tests.serving.test_settings import ROOT, deployment_of, minimal
+from tests.serving.test_settings import ROOT, deployment_of, minimal, pairs
 
 GPU = "engine.device=gpu replicas.num_gpus=1"
 
 
 def engine_kwargs(settings: str) -> dict[str, Any]:
     return engine_kwargs_of(deployment_of(settings))
-
-
-def test_policy_none_starts_a_stock_engine_without_a_drafter():
-    kwargs = engine_kwargs("policy.name=none")
-    assert not {"scheduler_cls", "worker_cls", "speculative_config"} & kwargs.keys()
-    assert kwargs["per_request_spec_decode_metrics"] == "none"
 
 
 def test_tetris_drafts_deeper_than_it_verifies():
@@ -46,22 +38,20 @@ def test_tetris_drafts_deeper_than_it_verifies():
     assert kwargs["worker_cls"] == "serving.engine.cpu.worker.TetrisCPUWorker"
 
 
-@pytest.mark.parametrize(("setting", "share"), [("", 0.015), ("policy.audit=0", 0.0)])
-def test_a_server_audits_its_policy_unless_told_not_to(setting, share):
-    kwargs = engine_kwargs(f"policy.name=goodput {setting}")
-    assert kwargs["additional_config"]["tetris"]["audit"] == share
-
-
-def test_classes_reach_the_engine_and_their_priorities_its_queue():
+def test_audits_and_classes_reach_the_engine_and_priorities_its_queue():
+    plain = engine_kwargs("policy.classes.chat={}")
+    assert plain["additional_config"]["tetris"]["audit"] == 0.015
+    assert "scheduling_policy" not in plain
     kwargs = engine_kwargs(
-        "policy.classes.chat.weight=4 policy.classes.chat.latency_target_ms=50 "
-        "policy.classes.chat.priority=-1"
+        "policy.audit=0 policy.classes.chat.weight=4 policy.classes.chat.priority=-1 "
+        "policy.classes.chat.latency_target_ms=50"
     )
-    assert kwargs["additional_config"]["tetris"]["classes"] == {
+    given = kwargs["additional_config"]["tetris"]
+    assert given["audit"] == 0.0
+    assert given["classes"] == {
         "chat": {"weight": 4.0, "latency_target_ms": 50.0, "priority": -1}
     }
     assert kwargs["scheduling_policy"] == "priority"
-    assert "scheduling_policy" not in engine_kwargs("policy.classes.chat={}")
 
 
 def test_further_fields_of_a_method_and_arguments_of_an_engine_reach_vllm():
@@ -120,36 +110,39 @@ def test_on_a_gpu_graphs_are_captured_for_every_depth_that_may_be_chosen(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        (
-            f"{GPU} engine.adapter=off policy.name=tetris",
-            r"engine\.adapter: off leaves .* set policy\.name: fixed",
-        ),
-        (
-            f"{GPU} policy.name=tetris policy.method=ngram model.draft=null",
-            r"policy\.method: ngram reports no confidence on a GPU",
-        ),
-        (
-            f"{GPU} policy.name=goodput engine.extra.async_scheduling=false",
-            r"engine\.extra\.async_scheduling: must not be off",
-        ),
-        (
-            "policy.name=tetris policy.method=dflash",
-            r"policy\.method: dflash does not run on engine\.device: cpu",
-        ),
-        ("model.target=/no/where", r"model\.target: no such folder"),
-    ],
+    pairs(
+        f"{GPU} engine.adapter=off policy.name=tetris -> "
+        r"engine\.adapter: off leaves .* set policy\.name: fixed",
+        f"{GPU} policy.name=tetris policy.method=ngram model.draft=null -> "
+        r"policy\.method: ngram reports no confidence on a GPU",
+        f"{GPU} policy.name=goodput engine.extra.async_scheduling=false -> "
+        r"engine\.extra\.async_scheduling: must not be off",
+        "policy.name=tetris policy.method=dflash -> "
+        r"policy\.method: dflash does not run on engine\.device: cpu",
+        r"model.target=/no/where -> model\.target: no such folder",
+    ),
 )
 def test_what_cannot_be_served_is_refused_with_its_remedy(settings, message):
     with pytest.raises(SettingsError, match=message):
         check_servable(deployment_of(settings))
 
 
-@pytest.mark.parametrize("adapter", ["off", "'off'", "on", "auto"])
-def test_the_adapter_is_switched_by_words_that_yaml_takes_for_booleans(adapter):
-    kwargs = engine_kwargs(f"policy.name=fixed engine.adapter={adapter}")
+@pytest.mark.parametrize(
+    ("settings", "num_ours"),
+    [
+        ("policy.name=none", 0),
+        # YAML takes these words for booleans.
+        ("policy.name=fixed engine.adapter=off", 0),
+        ("policy.name=fixed engine.adapter='off'", 0),
+        ("policy.name=fixed engine.adapter=on", 3),
+        ("policy.name=fixed engine.adapter=auto", 3),
+    ],
+)
+def test_without_our_adapter_an_engine_is_vllms_own(settings, num_ours):
+    kwargs = engine_kwargs(settings)
     ours = {"scheduler_cls", "worker_cls", "additional_config"} & kwargs.keys()
-    assert len(ours) == (0 if "off" in adapter else 3)
+    assert len(ours) == num_ours
+    assert ("speculative_config" in kwargs) == ("none" not in settings)
 
 
 def test_a_cpu_replica_starts_with_intels_openmp_and_unbound_threads():
@@ -216,10 +209,3 @@ def test_a_ray_that_has_moved_a_name_is_refused_by_that_name(monkeypatch):
 def test_what_cannot_be_served_cannot_be_measured(setting):
     with pytest.raises(SettingsError, match=rf"engine\.{next(iter(setting))}"):
         start_arguments(minimal(engine=setting))
-
-
-def test_a_benchmark_whose_libraries_are_missing_says_so(capsys):
-    missing = EntryPoint("engine", "no_such_library:main", "tetris_serve.benchmarks")
-
-    assert _run(missing, "bench engine", None) == 1  # type: ignore[arg-type]
-    assert "No module named 'no_such_library'" in capsys.readouterr().err

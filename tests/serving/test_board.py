@@ -12,7 +12,6 @@ import pytest
 
 from serving.front.board import MAX_WATCHERS, BoardFeed, TooManyWatchersError
 from tests.pictures import open_browser, picture_path
-from tests.serving.conftest import MODEL
 
 PATIENCE_S = 120
 NUM_STREAMS = 6
@@ -94,18 +93,12 @@ def test_too_many_watchers_are_refused():
 @pytest.mark.ray
 def test_the_board_streams_steps_with_drafts_but_never_prompts(server):
     steps: list[dict[str, Any]] = []
-    with (
-        httpx.stream(
-            "GET", f"{server.url}/board/events", timeout=60, trust_env=False
-        ) as stream,
-        server.client() as client,
-    ):
+    url = f"{server.url}/board/events"
+    with httpx.stream("GET", url, timeout=60, trust_env=False) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         events = (line for line in stream.iter_lines() if line)
         next(events)
-        client.completions.create(
-            model=MODEL, prompt="Zebra", max_tokens=64, extra_body={"ignore_eos": True}
-        )
+        server.complete(prompt="Zebra", max_tokens=64, ignore_eos=True)
         # The first look may see no step with drafts, or no replica that answers.
         until_s = time.monotonic() + PATIENCE_S
         while not any(one["drafted"] for step in steps for one in step["requests"]):
@@ -124,14 +117,13 @@ def test_the_board_streams_steps_with_drafts_but_never_prompts(server):
 
 @pytest.mark.ray
 def test_a_browser_shows_the_drafts_of_running_requests(server, tmp_path):
-    body = {"model": MODEL, "prompt": "Count", "max_tokens": 500, "ignore_eos": True}
     with open_browser() as page, ThreadPoolExecutor(NUM_STREAMS) as pool:
         response = page.goto(f"{server.url}/board")
         assert "default-src 'none'" in response.headers["content-security-policy"]
         live = "document.querySelector('#state')?.textContent.startsWith('Live')"
         page.wait_for_function(live)
         for _ in range(NUM_STREAMS):
-            pool.submit(server.post, "/v1/completions", json=body)
+            pool.submit(server.complete, max_tokens=500, ignore_eos=True)
         page.wait_for_selector(".column .block.admitted")
         figures = page.evaluate(
             # Other replicas of the deployment stand idle beside it.

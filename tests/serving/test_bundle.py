@@ -16,7 +16,6 @@ from tests.serving.test_settings import minimal
 
 @pytest.fixture
 def port(tmp_path):
-    """Where the metrics are."""
     (tmp_path / "metrics").write_text("tetris_running_requests 3\n")
     serve = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), serve) as running:

@@ -20,7 +20,6 @@ from tests.serving.test_settings import minimal
 def write_model(
     folder: Path, *, vocab: dict[str, int] | None = None, **config: Any
 ) -> str:
-    """Write the JSON files of a model, with empty weights."""
     folder.mkdir(exist_ok=True)
     config = {"vocab_size": 4, "max_position_embeddings": 2048} | config
     (folder / "config.json").write_text(json.dumps(config))
@@ -73,11 +72,7 @@ def test_a_cpu_that_is_known_to_convert_bfloat16_is_told_of_float32(
 
 
 SHORT = {"max_position_embeddings": 512}
-YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 512,
-}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 
 
 @pytest.mark.parametrize(

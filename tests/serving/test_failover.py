@@ -8,12 +8,7 @@ from itertools import compress
 import psutil
 import pytest
 
-from tests.serving.conftest import (
-    START_TIMEOUT_S,
-    Server,
-    read_logs,
-    wait_until,
-)
+from tests.serving.conftest import START_TIMEOUT_S, Server, read_logs, wait_until
 from tests.serving.fleet import (
     Streams,
     check_equal,
@@ -33,7 +28,6 @@ def check_is_gone(victim: psutil.Process, server: Server) -> None:
 
 
 def count_goodbyes(server: Server) -> int:
-    """Count the replicas that said in their logs that they end by themselves."""
     return read_logs(server).count("this replica ends, and Serve starts")
 
 

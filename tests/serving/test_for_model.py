@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from serving.cli import main
 from serving.settings.for_model import settings_for
@@ -36,7 +34,6 @@ LARGE = {
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 16 GiB free and no GPU."""
     set_machine(monkeypatch, available=16 << 30)
 
 
@@ -73,11 +70,6 @@ def test_a_pair_gets_its_context_a_cache_for_it_and_goodput():
     assert found.replicas.num_gpus == 0
 
 
-def test_a_model_alone_is_served_without_speculation():
-    found = find(TARGET)
-    assert (found.policy.name, found.model.draft) == ("none", None)
-
-
 @pytest.mark.parametrize(
     ("available", "cache", "max_model_len"),
     # 8192 tokens of 128 KiB for each of 16 requests would be 16 GiB.
@@ -88,13 +80,11 @@ def test_the_cache_takes_a_quarter_of_free_memory_and_the_context_fits_it(
 ):
     set_machine(monkeypatch, available=available)
     engine = find(write_config(tmp_path / "large")).engine
-    assert (engine.kv_cache_memory_bytes, engine.max_model_len) == (
-        cache,
-        max_model_len,
-    )
+    assert engine.kv_cache_memory_bytes == cache
+    assert engine.max_model_len == max_model_len
 
 
-def test_a_gpu_is_used_where_there_is_one(tmp_path, monkeypatch):
+def test_a_gpu_is_used_where_there_is_one_that_works(tmp_path, monkeypatch):
     set_machine(monkeypatch, available=1 << 30, num_gpus=1)
     target = write_config(tmp_path / "large")
     found = find(target, TARGET)
@@ -105,27 +95,19 @@ def test_a_gpu_is_used_where_there_is_one(tmp_path, monkeypatch):
     assert any("not been measured on a GPU" in str(one) for one in found.findings)
     cpu = find(target, TARGET, "engine.device=cpu")
     assert (cpu.engine.device, cpu.policy.name) == ("cpu", "goodput")
-
-
-def test_a_driver_that_fails_is_no_gpu(monkeypatch):
-    def fail() -> int:
-        raise RuntimeError("NVML: driver not loaded")
-
-    monkeypatch.setattr("serving.settings.for_model.count_gpus", fail)
+    # No driver is loaded.
+    monkeypatch.setattr("serving.settings.for_model.count_gpus", lambda: 1 / 0)
     assert find(TARGET).engine.device == "cpu"
 
 
-@pytest.mark.parametrize(
-    ("architecture", "method"),
-    [
+def test_a_head_is_told_from_a_whole_draft_model(tmp_path):
+    for architecture, method in (
         ("LlamaForCausalLMEagle3", "eagle3"),
         ("EagleLlamaForCausalLM", "eagle"),
         ("LlamaForCausalLM", "draft_model"),
-    ],
-)
-def test_a_head_is_told_from_a_whole_draft_model(tmp_path, architecture, method):
-    draft = write_config(tmp_path / "draft", architectures=[architecture])
-    assert find(TARGET, draft).policy.method == method
+    ):
+        draft = write_config(tmp_path / method, architectures=[architecture])
+        assert find(TARGET, draft).policy.method == method
 
 
 def test_a_gguf_file_is_found_by_its_form():
@@ -142,10 +124,7 @@ def test_a_gguf_file_is_found_by_its_form():
         (("./empty",), r"model\.target: .*no config\.json"),
         ((TARGET, "./nowhere"), r"model\.draft: no configuration of /.*/nowhere"),
         (("a/b",), r"model\.target: no configuration of a/b"),
-        (
-            (TARGET, None, "engine.device=tpu"),
-            r"engine\.device: must be 'cpu' or 'gpu'",
-        ),
+        ((TARGET, None, "engine.device=tpu"), r"engine\.device: must be 'cpu' or"),
     ],
 )
 def test_what_is_no_model_is_said_to_be_none(names, message, tmp_path, monkeypatch):
@@ -157,34 +136,7 @@ def test_what_is_no_model_is_said_to_be_none(names, message, tmp_path, monkeypat
         find(*names)
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    config=st.dictionaries(
-        st.sampled_from([*LARGE, "head_dim", "text_config"]),
-        st.none()
-        | st.integers(-8, 1 << 20)
-        | st.text(max_size=4)
-        | st.dictionaries(st.text(max_size=3), st.integers()),
-    ),
-    available=st.integers(0, 1 << 45),
-)
-def test_no_configuration_breaks_it(config, available):
-    with pytest.MonkeyPatch.context() as patch:
-        set_machine(patch, available=available)
-        read = "serving.settings.for_model._read_config"
-        patch.setattr(read, lambda *_: LARGE | config)
-        try:
-            found = find("org/model", "org/draft")
-        except SettingsError as error:
-            problems = error.problems
-        else:
-            problems = []
-            assert found.engine.max_model_len >= 16
-    assert all(one.startswith("org/model: ") for one in problems)
-
-
 def print_config(*args: str) -> str:
-    """Return what `up` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(["up", *args, "--print-config"]) == 0
     return printed.getvalue()
@@ -205,10 +157,8 @@ def test_old_names_are_told_of_and_printed_as_new_ones(capsys):
     options = ["--policy=tetris", "--set=policy.extra_draft_tokens=1"]
     policy = yaml.safe_load(print_config(str(DEMO_CONFIG), *options))["policy"]
     assert policy == {"name": "tetris", "max_draft_tokens": 4}
-    assert capsys.readouterr().err == (
-        "warning: policy.extra_draft_tokens: is an old name; "
-        "write max_draft_tokens: 4\n"
-    )
+    told = "warning: policy.extra_draft_tokens: is an old name; write max_draft_tokens"
+    assert capsys.readouterr().err == f"{told}: 4\n"
 
 
 def test_a_drafter_on_the_command_line_starts_at_the_current_folder(
@@ -238,15 +188,3 @@ def test_check_and_doctor_take_a_deployment_as_up_does(command, source, found, c
     assert found in output
     if command == "check":
         assert re.search(r"kv_cache_memory_bytes: \d+ +\(\d+[MG]i\)", output)
-
-
-def test_a_model_and_a_file_cannot_both_be_given(capsys):
-    with pytest.raises(SystemExit):
-        main(["up", TARGET, "--config", str(DEMO_CONFIG)])
-    assert "--config: not allowed with argument MODEL" in capsys.readouterr().err
-
-
-def test_the_demo_serves_goodput_with_room_to_draft():
-    demo = load_settings(DEMO_CONFIG)
-    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
-    assert demo.findings == ()

@@ -3,20 +3,20 @@
 Alone, as `tetris-serve up` starts it again, and with all of its node.
 """
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
 import pytest
-import yaml
 from redis import Redis, RedisError
 
 from loadtest.compare.processes import find_processes
 from tests.helm.chart import require
-from tests.helm.live import NUM_CHUNKS, RayCluster, deploy
+from tests.helm.live import NUM_CHUNKS, RayCluster, deploy, slow_stream
 from tests.serving.conftest import (
     Command,
     find_free_ports,
@@ -34,61 +34,47 @@ NOBODYS_KEY = "somebody else's"
 ALONE_BACK_S = 10
 
 
-@dataclass
-class RealRedis:
-    """A server of our own, which asks for a password."""
-
-    port: int
-    client: Redis = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make a client; it connects when it is used."""
-        self.client = Redis(port=self.port, password=PASSWORD)
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def answers(self) -> bool:
-        try:
-            return bool(self.client.ping())
-        except RedisError:
-            return False
-
-
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealRedis]:
-    """Ray speaks to it from C++, which no Redis made of Python satisfies."""
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server of our own, which asks for a password: its address, and a client.
+
+    Ray speaks to it from C++, which no Redis made of Python satisfies.
+    """
     program = Path(require("redis-server", "run .ci/extras, or put it on PATH"))
     folder = tmp_path_factory.mktemp("redis")
     libraries = [*map(str, program.parent.parent.glob("lib/*-linux-gnu"))]
-    running = RealRedis(*find_free_ports(1))
-    server = Command.start(
+    (port,) = find_free_ports(1)
+    client = Redis(port=port, password=PASSWORD)
+
+    def answers() -> bool:
+        with contextlib.suppress(RedisError):
+            return bool(client.ping())
+        return False
+
+    with Command.start(
         [
-            *(str(program), "--port", str(running.port), "--bind", "127.0.0.1"),
+            *(str(program), "--port", str(port), "--bind", "127.0.0.1"),
             *("--requirepass", PASSWORD, "--dir", str(folder), "--save", ""),
         ],
         folder / "redis.log",
         LD_LIBRARY_PATH=":".join(libraries),
-    )
-    try:
-        wait_until(lambda: running.answers() or server.process.poll(), 30)
-        if server.process.poll():
-            pytest.fail(f"redis-server does not start: {server.output}")
-        running.client.set(NOBODYS_KEY, 1)
-        yield running
-    finally:
-        server.end()
+    ) as server:
+        wait_until(lambda: answers() or server.process.poll(), 30)
+        assert server.process.poll() is None, server.output
+        client.set(NOBODYS_KEY, 1)
+        yield SimpleNamespace(address=f"127.0.0.1:{port}", client=client)
 
 
 def test_streams_go_on_and_serve_works_when_the_gcs_comes_back(redis, tmp_path):
-    server = start_up_command(
-        tmp_path / "up.log",
-        {"engine.dtype": "float32"},
-        RAY_REDIS_ADDRESS=redis.address,
-        RAY_REDIS_PASSWORD=PASSWORD,
-    )
-    try:
+    """Of a deployment that keeps no replica while idle: requests wait for one then."""
+    settings = {
+        "engine.dtype": "float32",
+        "replicas.min": 0,
+        "replicas.max": 1,
+        "replicas.downscale_delay_s": 1,
+    }
+    login = {"RAY_REDIS_ADDRESS": redis.address, "RAY_REDIS_PASSWORD": PASSWORD}
+    with start_up_command(tmp_path / "up.log", settings, **login) as server:
         assert redis.client.dbsize() > 1
         run_all(server)
         expected = run_all(server)
@@ -96,13 +82,14 @@ def test_streams_go_on_and_serve_works_when_the_gcs_comes_back(redis, tmp_path):
         check_equal(run_all(server, gcs.kill), expected)
         server.command.wait_for("gcs_server had died and was started", ALONE_BACK_S)
         check_equal(run_all(server), expected)
-        # Serve's controller can still start what has ended, by Ray and by what it knew.
-        (engine,) = processes(server, "engine")
-        check_equal(run_all(server, engine.kill), expected)
+        # Nothing is broken: Serve's controller can still end and start replicas, by
+        # Ray and by what it knew.
+        asleep = (200, {"status": "idle", "running_replicas": 0})
+        wait_until(lambda: server.health() == asleep, 180)
+        check_equal(run_all(server), expected)
+        assert server.num_replicas() == 1
         family = server.command.descendants()
         assert server.command.stop() == 0
-    finally:
-        server.command.end()
     _, alive = psutil.wait_procs(family, timeout=5)
     assert alive == []
     # The next run is to begin anew, and what is not ours stays.
@@ -110,25 +97,20 @@ def test_streams_go_on_and_serve_works_when_the_gcs_comes_back(redis, tmp_path):
 
 
 @pytest.fixture
-def cluster(redis: RealRedis, tmp_path_factory) -> Iterator[RayCluster]:
+def cluster(redis: Any, tmp_path_factory) -> Iterator[RayCluster]:
     """A head without CPUs and a worker, with the variables that KubeRay sets."""
-    running = RayCluster(
-        tmp_path_factory.mktemp("gcs"),
-        {
-            "RAY_REDIS_ADDRESS": redis.address,
-            "RAY_external_storage_namespace": "a-cluster",
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
-        },
-    )
-    try:
+    settings = {
+        "RAY_REDIS_ADDRESS": redis.address,
+        "RAY_external_storage_namespace": "a-cluster",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    }
+    with RayCluster(tmp_path_factory.mktemp("gcs"), settings) as running:
         running.start_head(num_cpus=0, options=f"--redis-password={PASSWORD}")
         running.start_worker(num_cpus=1)
         yield running
-    finally:
-        running.end()
 
 
-@contextmanager
+@contextlib.contextmanager
 def stream_by(proxy: psutil.Process, url: str) -> Iterator[Iterator[str]]:
     """Stream through one of two proxies, which share a port on this machine."""
     for _ in range(50):
@@ -141,30 +123,11 @@ def stream_by(proxy: psutil.Process, url: str) -> Iterator[Iterator[str]]:
     pytest.fail("no connection came to the worker's proxy")
 
 
-def slow_stream(port: int) -> str:
-    """A Serve config with a proxy on each node."""
-    application = {"name": "slow", "import_path": "tests.helm.slow_app:app"}
-    return yaml.safe_dump(
-        {
-            "proxy_location": "EveryNode",
-            "http_options": {"host": "127.0.0.1", "port": port},
-            "applications": [application],
-        }
-    )
-
-
-def answers_whole(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=60, trust_env=False).is_success
-    except httpx.HTTPError:
-        return False
-
-
 def test_workers_serve_on_without_their_head(cluster):
     """With the replicas they had; the head's own proxy goes with it."""
     (port,) = find_free_ports(1)
     url = f"http://127.0.0.1:{port}/"
-    deploy(cluster, slow_stream(port), 300)
+    deploy(cluster, slow_stream(port, "EveryNode"), 300)
     head, worker = cluster.nodes
 
     def find_proxy() -> psutil.Process | None:
@@ -182,4 +145,4 @@ def test_workers_serve_on_without_their_head(cluster):
         received += lines
     assert received == [str(number) for number in range(NUM_CHUNKS)]
     # There is no GCS now, and the worker's proxy is the only one.
-    assert answers_whole(url)
+    assert httpx.get(url, timeout=60, trust_env=False).is_success

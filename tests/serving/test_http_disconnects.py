@@ -1,7 +1,6 @@
 """Clients that go away: their requests end, and everybody else's go on."""
 
 import contextlib
-import functools
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -25,25 +24,16 @@ def generated(server: Server) -> float:
     return server.total("ray_vllm_generation_tokens_total")
 
 
-def test_clients_that_go_free_their_places_and_disturb_nobody(server, client):
+def test_clients_that_go_free_their_places_and_disturb_nobody(server):
     """In the middle of a stream, or before there is any answer."""
     wait_until(lambda: num_running(server) == 0, 300)
     before = generated(server)
-    body = {"model": MODEL, "prompt": "one two three", "ignore_eos": True}
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as streams:
-        ask = functools.partial(server.post, "/v1/completions")
-        survivor = pool.submit(ask, json=body | {"max_tokens": 300})
+        survivor = pool.submit(server.complete, max_tokens=300, ignore_eos=True)
         for _ in range(NUM_STREAMS):
-            stream = client.completions.create(
-                model=MODEL,
-                prompt="one two three",
-                max_tokens=MAX_TOKENS,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            next(streams.enter_context(stream))
+            next(streams.enter_context(server.stream(MAX_TOKENS)))
         with pytest.raises(httpx.ReadTimeout):
-            ask(json=body | {"max_tokens": MAX_TOKENS}, timeout=0.5)
+            server.complete(timeout=0.5, max_tokens=MAX_TOKENS, ignore_eos=True)
         streams.close()
         assert survivor.result().json()["usage"]["completion_tokens"] == 300
     wait_until(lambda: num_running(server) == 0, 300)
@@ -73,7 +63,7 @@ def test_a_client_that_never_reads_keeps_its_seat_no_longer_than_its_answer_take
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     made = generated(server) + NUM_STREAMS * MAX_TOKENS
-    with contextlib.closing(connect(server, head.encode() + content)) as connection:
+    with connect(server, head.encode() + content) as connection:
         wait_until(lambda: generated(server) >= made, 120)
         wait_until(lambda: num_running(server) == 0, 30)
         connection.settimeout(60)
@@ -87,7 +77,5 @@ def test_clients_that_do_not_finish_their_headers_disturb_nobody(server):
     with contextlib.ExitStack() as connections:
         for _ in range(200):
             one = connect(server, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-")
-            connections.enter_context(contextlib.closing(one))
-        body = {"model": MODEL, "prompt": "one", "max_tokens": 2}
-        answer = server.post("/v1/completions", json=body, timeout=30)
-    assert answer.status_code == 200
+            connections.enter_context(one)
+        assert server.complete(timeout=30, max_tokens=2).status_code == 200

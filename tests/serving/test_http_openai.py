@@ -25,13 +25,17 @@ def chat(client: Any, messages: Any = QUESTION, **options: Any) -> Any:
     return client.chat.completions.create(**given | options)
 
 
+def complete(client: Any, **options: Any) -> Any:
+    given = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
+    return client.completions.create(**given | options)
+
+
 def test_a_conversation_is_answered_whole_or_in_pieces_with_the_usage_last(client):
     answer = chat(client)
     (choice,) = answer.choices
     assert choice.message.role == "assistant"
     assert choice.message.content == ANSWER
     assert choice.finish_reason == "stop"
-    assert answer.model == MODEL
     usage = answer.usage
     assert 0 < usage.completion_tokens <= 60
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
@@ -63,20 +67,10 @@ def test_the_usage_tells_what_the_prefix_cache_supplied(client):
         assert 0 < max(cached) < usages[0].prompt_tokens
 
 
-def test_a_stream_comes_in_chunks_of_what_an_interval_brought(client):
+def test_a_stream_comes_in_chunks_of_what_an_interval_brought(server):
     """However short the engine's steps are, a client is not sent each by itself."""
     began_s = time.monotonic()
-    chunks = list(
-        client.completions.create(
-            model=MODEL,
-            prompt=PROMPT,
-            max_tokens=300,
-            temperature=0,
-            stream=True,
-            logprobs=1,
-            extra_body={"ignore_eos": True},
-        )
-    )
+    chunks = list(server.stream(300, temperature=0, logprobs=1))
     took_s = time.monotonic() - began_s
     tokens = [chunk.choices[0].logprobs.tokens for chunk in chunks]
     assert sum(map(len, tokens)) == 300
@@ -85,13 +79,10 @@ def test_a_stream_comes_in_chunks_of_what_an_interval_brought(client):
 
 
 def test_prompts_choices_stop_strings_and_logprobs_are_honoured(client):
-    options = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
-    assert client.completions.create(**options).choices[0].text == ANSWER
-    answer = client.completions.create(
-        model=MODEL, prompt=PROMPT, n=2, max_tokens=8, temperature=1.0, seed=1
-    )
+    assert complete(client).choices[0].text == ANSWER
+    answer = complete(client, n=2, max_tokens=8, temperature=1.0, seed=1)
     assert [choice.index for choice in answer.choices] == [0, 1]
-    (choice,) = client.completions.create(**options, stop=[" 7", "8"]).choices
+    (choice,) = complete(client, stop=[" 7", "8"]).choices
     assert choice.finish_reason == "stop"
     assert choice.text == ANSWER[: ANSWER.index(" 7")]
     answer = chat(client, max_tokens=3, logprobs=True, top_logprobs=2)
@@ -99,12 +90,6 @@ def test_prompts_choices_stop_strings_and_logprobs_are_honoured(client):
         best, second = token.top_logprobs
         assert token.logprob <= 0
         assert best.logprob >= second.logprob
-
-
-def test_models_are_listed_and_described(client):
-    (model,) = client.models.list().data
-    assert model.id == MODEL
-    assert client.models.retrieve(MODEL).created == model.created
 
 
 def test_answers_and_arguments_of_a_named_tool_follow_their_schema(client):
@@ -178,10 +163,15 @@ def test_tokens_and_text_convert_both_ways(server):
 
 
 def test_a_request_can_switch_speculation_off_and_gets_the_same_text(server):
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 60, "temperature": 0}
-    drafted = server.post("/v1/completions", json=body).json()
-    body["vllm_xargs"] = {"speculative_decoding": "off"}
-    plain = server.post("/v1/completions", json=body).json()
+    drafted, plain = (
+        server.complete(
+            prompt=PROMPT,
+            max_tokens=60,
+            temperature=0,
+            vllm_xargs={"speculative_decoding": switch},
+        ).json()
+        for switch in ("on", "off")
+    )
     assert plain["choices"][0]["text"] == drafted["choices"][0]["text"] == ANSWER
     # Each answer carries its acceptance figures.
     figures = plain["metrics"]["speculative_decoding"]
@@ -208,7 +198,7 @@ def test_health_says_so_when_its_count_is_old(server):
         stale = wait_until(lambda: (e := ask())["status"] == "stale" and e, 30)
         assert stale["running_replicas"] == count
         assert stale["age_s"] > 0
-        assert server.client().completions.create(model=MODEL, prompt="one").choices
+        assert server.complete().is_success
         assert ask()["age_s"] > stale["age_s"]
     finally:
         controller.resume()
@@ -216,7 +206,10 @@ def test_health_says_so_when_its_count_is_old(server):
     assert "age_s" not in fresh
 
 
-def test_the_dashboard_and_serves_own_health_route_are_there(server):
+def test_models_the_dashboard_and_serves_own_health_route_are_there(server, client):
+    (model,) = client.models.list().data
+    assert model.id == MODEL
+    assert client.models.retrieve(MODEL).created == model.created
     (url,) = re.findall(r"^  dashboard +(\S+)", server.command.output, re.MULTILINE)
     page = httpx.get(url, timeout=60, trust_env=False, follow_redirects=True)
     assert "<html" in page.text

@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import run
 from tests.serving.conftest import BIN, MODEL
 from tests.serving.fleet import processes
 
@@ -17,19 +17,9 @@ def test_a_key_is_made_used_limited_and_revoked_without_a_restart(fleet):
     fronts = processes(fleet, "front")
     keys_file = fleet.command.output_file.with_name("keys.json")
     before = keys_file.read_text()
-    done = subprocess.run(
-        [
-            Path(__file__).with_name("key_life.sh"),
-            f"http://127.0.0.1:{fleet.port}",
-            keys_file,
-            MODEL,
-        ],
-        env=os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    script = Path(__file__).with_name("key_life.sh")
+    env = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = run(script, f"http://127.0.0.1:{fleet.port}", keys_file, MODEL, env=env)
     (num_answers,) = re.findall(r"^used: (\d+) times$", done.stdout, re.MULTILINE)
     # Two by each front, if requests came to both.
     assert 2 <= int(num_answers) <= 4

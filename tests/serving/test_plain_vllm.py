@@ -11,7 +11,6 @@ import pytest
 from serving.cli import main
 from serving.engine_args import engine_kwargs_of
 from serving.local.plain_vllm import (
-    flags_of,
     leave_to_vllm,
     plain_command_of,
     plain_env_of,
@@ -78,7 +77,6 @@ def parse() -> Parse:
 
 
 def deployment(settings: str) -> Settings:
-    """Settings of the demo pair."""
     pair = minimal(model={"target": TARGET, "draft": DRAFT})
     return parse_settings(pair, overrides=written(settings))
 
@@ -121,21 +119,6 @@ def test_vllm_alone_gets_the_arguments_of_our_engines_and_no_others(name, parse)
         assert getattr(given, key) == expected_front[key], key
 
 
-def test_every_boolean_of_vllm_can_be_written_as_a_flag(parse):
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.entrypoints.launchers.cli_args import FrontendArgs
-
-    kinds = (AsyncEngineArgs, FrontendArgs)
-    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    defaults = vars(parse([]))
-    names = {name for name in known if isinstance(defaults.get(name), bool)}
-    names |= {"enable_prefix_caching", "async_scheduling", "hf_token"}
-    assert len(names) > 50
-    for value in (True, False):
-        given = vars(parse(list(flags_of(dict.fromkeys(sorted(names), value)))))
-        assert {name for name in names if bool(given[name]) is not value} == set()
-
-
 def test_what_only_we_have_is_refused_and_the_environment_is_that_of_a_replica():
     def env(settings: str) -> dict[str, str]:
         return plain_env_of(leave_to_vllm(deployment(f"policy.name=fixed {settings}")))
@@ -165,15 +148,13 @@ def test_vllm_alone_serves_the_deployment(tmp_path):
     [port] = find_free_ports(1)
     options = [f"--config={DEMO_CONFIG}", "--policy=fixed", f"--port={port}"]
     vllm = [str(BIN / "tetris-serve"), "vllm", *options]
-    command = Command.start(vllm, tmp_path / "vllm.log")
-    server = Server(command, port, metrics_port=port)
-
-    def answers() -> bool:
+    with Command.start(vllm, tmp_path / "vllm.log") as command:
+        server = Server(command, port, metrics_port=port)
+        wait_until(
+            lambda: server.health()[0] == 200 or command.process.poll() is not None,
+            START_TIMEOUT_S,
+        )
         assert command.process.poll() is None, command.output
-        return server.is_healthy()
-
-    try:
-        wait_until(answers, START_TIMEOUT_S)
         messages: Any = [{"role": "user", "content": "Count to 20, please. " * 30}]
         for is_second in (False, True):
             answer = server.client().chat.completions.create(
@@ -185,5 +166,3 @@ def test_vllm_alone_serves_the_deployment(tmp_path):
         assert any("VLLM::EngineCore" in name for name in names)
         # Its only worker runs in the engine core, as it does in our replicas.
         assert not any("VLLM::Worker" in name for name in names)
-    finally:
-        command.end()

@@ -5,12 +5,11 @@ from contextlib import contextmanager
 from itertools import compress
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from loadtest.compare.processes import find_processes
-from tests.serving.conftest import Server, find_log_folder, read_logs, wait_until
+from tests.serving.conftest import find_log_folder, read_logs, wait_until
 from tests.serving.fleet import check_equal, processes, run_all, when_both_are_ready
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
@@ -28,14 +27,10 @@ def test_streams_go_on_while_serves_controller_restarts(fleet, undisturbed):
     (controller,) = processes(fleet, "controller")
     check_equal(run_all(fleet, controller.kill), undisturbed)
     check_equal(run_all(fleet), undisturbed)
-    wait_until(lambda: tells_what_runs(fleet), CONTROLLER_BACK_S)
+    # Which it has just told a front.
+    running = (200, {"status": "ok", "running_replicas": 2})
+    wait_until(lambda: fleet.health() == running, CONTROLLER_BACK_S)
     assert processes(fleet, "controller") not in ([], [controller])
-
-
-def tells_what_runs(server: Server) -> bool:
-    """Whether Serve's controller has just told a front."""
-    health = httpx.get(f"{server.url}/health", timeout=60, trust_env=False).json()
-    return bool(health == {"status": "ok", "running_replicas": 2})
 
 
 def test_a_proxy_that_is_killed_takes_its_connections_and_another_comes(
@@ -50,7 +45,7 @@ def test_a_proxy_that_is_killed_takes_its_connections_and_another_comes(
     assert not all(whole)
     assert [one.is_cut for one in streams] == [not one for one in whole]
     check_equal([*compress(streams, whole)], [*compress(undisturbed, whole)])
-    wait_until(fleet.is_healthy, PROXY_BACK_S)
+    wait_until(lambda: fleet.health()[0] == 200, PROXY_BACK_S)
     wait_until(lambda: fleet.total("ray_vllm_num_requests_running") == 0, 60)
     check_equal(run_all(fleet), undisturbed)
 

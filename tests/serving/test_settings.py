@@ -22,7 +22,6 @@ SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 def minimal(**sections: dict[str, Any]) -> dict[str, Any]:
-    """The smallest valid settings, with sections merged into them."""
     settings: dict[str, dict[str, Any]] = {
         "model": {"id": "m", "target": "org/target", "draft": "org/draft"},
         "engine": {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28},
@@ -39,7 +38,6 @@ def written(settings: str) -> dict[str, Any]:
 
 
 def deployment_of(settings: str) -> Settings:
-    """Return the smallest valid deployment with some settings on top."""
     return parse_settings(minimal(), overrides=written(settings))
 
 
@@ -75,6 +73,10 @@ def test_all_faults_of_a_file_are_reported_together():
     for nothing in (None, [], "text", 3):
         (problem,) = problems_of(nothing)
         assert "must hold the sections model, policy" in problem
+        (problem,) = problems_of(minimal() | {"policy": nothing})
+        assert problem.startswith("a.yaml: policy: ")
+    (problem,) = problems_of(minimal(), overrides={"port": 1})
+    assert "name a setting as section.setting=value" in problem
     (problem,) = problems_of({"model": {"id": "m", "target": "t"}, "engine": {}})
     assert problem.startswith("a.yaml: engine.max_model_len: is required")
 
@@ -85,6 +87,10 @@ def test_all_faults_of_a_file_are_reported_together():
         "engine.max_num_seq=4 -> "
         "engine.max_num_seq: unknown setting; did you mean max_num_seqs?",
         "polices.name=fixed -> polices: unknown setting; did you mean policy?",
+        "replicas.max_num_seqs=4 -> "
+        "replicas.max_num_seqs: unknown setting; did you mean engine.max_num_seqs?",
+        "replicas.max_replica=4 -> "
+        "replicas.max_replica: unknown setting; did you mean max_replicas?",
         "replicas.max=0 -> "
         "replicas.max: must be ≥ 1 (got 0); set replicas at the highest load",
         "engine.extra.blok_size=32 -> engine.extra.blok_size: vLLM has no such "
@@ -170,32 +176,6 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
         file.write_text(text)
         with pytest.raises(SettingsError, match=reason):
             load_settings(file)
-
-
-def test_overrides_replace_values_by_dotted_name():
-    settings = parse_settings(
-        minimal(), overrides={"policy.name": "fixed", "engine.extra.block_size": 32}
-    )
-    assert settings.policy.name == "fixed"
-    assert settings.engine.extra == {"block_size": 32}
-    (problem,) = problems_of(minimal(), overrides={"port": 1})
-    assert "name a setting as section.setting=value" in problem
-
-
-@pytest.mark.parametrize(
-    ("policy", "depth"),
-    [
-        ("name=none", 0),
-        ("name=fixed", 3),
-        ("name=tetris", 5),
-        ("name=tetris draft_tokens=1 max_draft_tokens=4", 4),
-        ("name=goodput", 8),
-        ("name=dynamic max_draft_tokens=4", 4),
-    ],
-)
-def test_the_draft_depth_follows_the_policy(policy, depth):
-    settings = parse_settings(minimal(policy=written(policy)))
-    assert settings.policy.num_speculative_tokens == depth
 
 
 def test_a_policy_is_one_of_ours_or_a_class_of_somebody_elses():

@@ -1,11 +1,11 @@
 """Spans of Ray Serve and of vLLM on their way to an OpenTelemetry collector."""
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.serving.conftest import MODEL, ROOT, clean_environment, wait_until
+from tests.conftest import run
+from tests.serving.conftest import ROOT, clean_environment, wait_until
 from tests.serving.span_collector import SpanCollector
 
 # In a process of its own: OpenTelemetry's provider can be set once only.
@@ -33,15 +33,8 @@ with get_tracer().start_as_current_span("a step"):
 def test_serve_accepts_the_exporter_and_its_spans_arrive():
     collector = SpanCollector()
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=clean_environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    run(sys.executable, "-c", PROGRAM, env=clean_environment(**env))
     collector.stop()
-    assert result.returncode == 0, result.stderr
     # What is left is sent when the process ends.
     assert "a step" in collector.names
 
@@ -49,6 +42,5 @@ def test_serve_accepts_the_exporter_and_its_spans_arrive():
 @pytest.mark.ray
 def test_vllm_sends_a_span_of_every_request(server, collector):
     num_before = collector.names.count("llm_request")
-    with server.client() as client:
-        client.completions.create(model=MODEL, prompt="one two", max_tokens=4)
+    assert server.complete(max_tokens=4).is_success
     wait_until(lambda: collector.names.count("llm_request") > num_before, 120)

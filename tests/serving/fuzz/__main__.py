@@ -9,7 +9,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.serving.conftest import MODEL, Server, start_up_command
+from tests.serving.conftest import Server, start_up_command
 from tests.serving.fuzz.rounds import fuzz
 
 
@@ -21,17 +21,14 @@ def visit_sizes(server: Server) -> None:
     """
     for length in range(1, 1000):
         # They differ from the first token on, or their KV would be there already.
-        body = {"prompt": [10 + length] * length, "max_tokens": 1, "model": MODEL}
-        server.post("/v1/completions", json=body).raise_for_status()
+        answer = server.complete(prompt=[10 + length] * length, max_tokens=1)
+        answer.raise_for_status()
 
 
 def main() -> None:
-    """Run it, and write what was done into a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    default = Path(__file__).with_name("record.json")
-    parser.add_argument("--output", type=Path, default=default)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tetris-fuzz-"))
     sys.stderr.write(f"Logs and failing cases: {folder}\n")
@@ -41,14 +38,12 @@ def main() -> None:
         # Full after the first round; vLLM keeps compiled grammars up to 512 MB.
         "engine.env.VLLM_XGRAMMAR_CACHE_MB": '"8"',
     }
-    server = start_up_command(folder / "up.log", settings)
-    try:
+    with start_up_command(folder / "up.log", settings) as server:
         visit_sizes(server)
         record = fuzz(server, arguments.cases, arguments.seed, folder)
-    finally:
-        server.command.end()
     record["schemathesis"] = version("schemathesis")
-    arguments.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    file = Path(__file__).with_name("record.json")
+    file.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

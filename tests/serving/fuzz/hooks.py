@@ -92,7 +92,6 @@ def before_call(_: Any, case: Any, __: dict[str, Any]) -> None:
 
 @schemathesis.hook
 def after_call(_: Any, case: Any, response: Any) -> None:
-    """Count an answer."""
     with _lock:
         _counts[f"{case.method} {case.path} {response.status_code}"] += 1
 

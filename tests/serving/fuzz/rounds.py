@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtest.compare.processes import sample
+from tests.conftest import run
 from tests.serving.conftest import BIN, MODEL, ROOT, Server, wait_until
 from tests.serving.fuzz.hooks import COUNTS_FILE
 
@@ -72,8 +73,8 @@ def fuzz(server: Server, num_cases: int, seed: int, folder: Path) -> dict[str, A
             phases = PHASES[1:]
             most = min(MANY, max(FEW, num_missing // NUM_ROUTES))
         with ThreadPoolExecutor(len(phases)) as clients:
-            run = functools.partial(_run_phase, server, round_seed, most, folder)
-            found = sum(clients.map(run, phases), Counter())
+            phase = functools.partial(_run_phase, server, round_seed, most, folder)
+            found = sum(clients.map(phase, phases), Counter())
         statuses += found
         rounds.append({"seed": round_seed, "most": most, "cases": found.total()})
         memory.setdefault("after the first round", _memory(server))
@@ -97,16 +98,8 @@ def _run_phase(
     command = [BIN / "schemathesis", "--config-file", CONFIG, "--no-color", "run"]
     command += [f"{server.url}/openapi.json", "--phases", phase]
     command += ["--max-examples", str(most), "--seed", str(seed)]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=ROUND_TIMEOUT_S,
-    )
-    assert done.returncode == 0, f"seed {seed}, {phase}:\n{done.stdout}\n{done.stderr}"
+    limits = {"timeout": ROUND_TIMEOUT_S, "stdin": subprocess.DEVNULL}
+    run(*command, cwd=folder, env=env, **limits)
     return Counter(json.loads(counts_file.read_text("utf-8")))
 
 
