@@ -1,11 +1,8 @@
 """Steps of a made-up engine that asks a planner for all it has, one after the other."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from policies.decisions.batching import EngineLoad
-from policies.planner import Planner
 from policies.types import DraftBatch, StepTiming, VerificationOutcome
 
 LATENCY_TARGET_MS = 50.0
@@ -18,14 +15,7 @@ class MadeUpStep:
     Every fourth request weighs more and has a latency target if there are classes.
     """
 
-    def __init__(
-        self,
-        rng: np.random.Generator,
-        num_reqs: int,
-        depth: int,
-        *,
-        has_classes: bool = False,
-    ) -> None:
+    def __init__(self, rng, num_reqs, depth, *, has_classes=False):
         is_bound = np.arange(num_reqs) % 4 == 0
         self.weights = np.where(is_bound, 4.0, 1.0) if has_classes else None
         self.latency_target_ms = LATENCY_TARGET_MS if has_classes else None
@@ -39,7 +29,7 @@ class MadeUpStep:
         )
         self.req_ids = tuple(map(str, range(num_reqs)))
         confidence = rng.beta(3.0, 1.0, (num_reqs, depth))
-        self.confidence_by_pass: list[list[float]] = confidence.T.tolist()
+        self.confidence_by_pass = confidence.T.tolist()
         self.batch = DraftBatch(
             num_draft_tokens=np.full(num_reqs, depth, dtype=np.int64),
             confidence=confidence,
@@ -55,7 +45,7 @@ class MadeUpStep:
         self.luck = rng.geometric(0.25, num_reqs) - 1
         self.speed = rng.lognormal(0.0, 0.1)
 
-    def run(self, planner: Planner, timing: StepTiming | None) -> np.ndarray:
+    def run(self, planner, timing):
         """Do all that an engine asks of a planner in a step; return what it admits."""
         if timing is not None:
             planner.observe_timing(timing)
@@ -72,7 +62,7 @@ class MadeUpStep:
         planner.observe(VerificationOutcome(num_admitted, num_accepted, self.req_ids))
         return num_admitted
 
-    def time(self, num_admitted: np.ndarray) -> StepTiming:
+    def time(self, num_admitted):
         """Charge a fixed price and one per token."""
         num_reqs, depth = len(self.req_ids), len(self.confidence_by_pass)
         num_tokens = num_reqs + int(num_admitted.sum())

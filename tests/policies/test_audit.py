@@ -1,7 +1,5 @@
 """What audits find out, how sure they are, and what they hold back."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 
@@ -31,22 +29,20 @@ NUM_REQS = 4
 class Everything(Planner):
     """Drafts to one depth, verifies all, and believes in another fixed length."""
 
-    def __init__(self) -> None:
-        self.outcomes: list[int] = []
+    def __init__(self):
+        self.outcomes = []
 
-    def select(self, batch: DraftBatch) -> DraftSelection:
+    def select(self, batch):
         admitted = batch.num_draft_tokens
         return DraftSelection(admitted, int(admitted.sum()))
 
-    def choose_depth(
-        self, num_reqs: int, latency_target_ms: float | None = None
-    ) -> int:
+    def choose_depth(self, num_reqs, latency_target_ms=None):
         return DEPTH
 
-    def observe(self, outcome: VerificationOutcome) -> None:
+    def observe(self, outcome):
         self.outcomes.append(int(outcome.num_verified.sum()))
 
-    def best_fixed(self, num_reqs: int) -> int:
+    def best_fixed(self, num_reqs):
         return FIXED
 
 
@@ -62,7 +58,7 @@ class Clockwork:
     times_ms: list[float] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
 
-    def run(self, planner: Planner, num_steps: int) -> None:
+    def run(self, planner, num_steps):
         rng = np.random.default_rng(self.seed)
         num_drafts = num_missed = 0
         wander = 0.0
@@ -101,14 +97,14 @@ class Clockwork:
             self.depths.append(depth)
             num_drafts = depth
 
-    def tokens(self, depth: int) -> float:
+    def tokens(self, depth):
         return sum(self.acceptance**j for j in range(depth + 1))
 
-    def step_ms(self, depth: int) -> float:
+    def step_ms(self, depth):
         verify_ms = 20.0 + 0.5 * NUM_REQS * (1 + depth)
         return verify_ms + depth * self.draft_ms + 0.5
 
-    def gain(self, depth: int) -> float:
+    def gain(self, depth):
         """What drafting to `DEPTH` gains over another depth for the same work."""
         prompt_ms = 10.0 / self.prompt_every
         of_arm = self.step_ms(depth) / self.tokens(depth) * self.tokens(DEPTH)
@@ -116,7 +112,7 @@ class Clockwork:
         return (of_arm + prompt_ms) / (self.step_ms(DEPTH) + own_prompt_ms)
 
 
-def make_audited(inner: Planner, share: float = 0.015, seed: int = 1) -> AuditedPlanner:
+def make_audited(inner, share=0.015, seed=1):
     return AuditedPlanner(inner, AuditSchedule(share, np.random.default_rng(seed)))
 
 
@@ -195,9 +191,7 @@ def test_a_drafter_that_comes_back_is_drafted_with_again():
 @pytest.mark.parametrize(
     ("acceptance", "draft_ms"), [(0.3, 2.0), (0.36, 1.5), (0.38, 1.4)]
 )
-def test_whatever_drafts_lose_hardly_any_of_it_is_lost(
-    acceptance: float, draft_ms: float
-):
+def test_whatever_drafts_lose_hardly_any_of_it_is_lost(acceptance, draft_ms):
     """By 17, 5 and 1 %; the last is too little to be found for sure."""
     engine = Clockwork(acceptance=acceptance, draft_ms=draft_ms)
     assert engine.gain(0) < 1.0
@@ -207,7 +201,7 @@ def test_whatever_drafts_lose_hardly_any_of_it_is_lost(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_policy_that_gains_a_little_is_hardly_ever_held_back(seed: int):
+def test_a_policy_that_gains_a_little_is_hardly_ever_held_back(seed):
     # Gains three per cent.
     engine = Clockwork(acceptance=0.42, draft_ms=1.0, seed=seed)
     assert 1.0 < engine.gain(0) < 1.2
@@ -226,7 +220,7 @@ def test_a_policy_that_gains_a_little_is_hardly_ever_held_back(seed: int):
     ],
     ids=lambda spec: spec.name,
 )
-def test_an_audited_policy_keeps_the_contract(spec: PolicySpec):
+def test_an_audited_policy_keeps_the_contract(spec):
     check_planner(
         lambda limits: make_audited(build_planner(spec, limits), share=0.2),
         max_depth=4,
@@ -263,9 +257,7 @@ TRUE_RATIO = 1.4
 TOKENS = 2.0
 
 
-def simulate(
-    rng: np.random.Generator, num_simulations: int = 1, num_blocks: int = 120
-) -> list[list[BlockResult]]:
+def simulate(rng, num_simulations=1, num_blocks=120):
     """Blocks of three steps in a series that wanders and drifts, and their neighbours.
 
     Times of a step are lognormal, with an autoregression of .9 from step to step,
@@ -307,13 +299,13 @@ def simulate(
     ]
 
 
-def make_loads() -> dict[int, LoadSums]:
+def make_loads():
     """A thousand steps that decode alone."""
     sums = LoadSums(num=1e3, ms=1e3, tokens=TOKENS * 1e3, target_ms=1e3)
     return {NUM_REQS: sums}
 
 
-def naive_interval(blocks: list[BlockResult]) -> tuple[float, float]:
+def naive_interval(blocks):
     """The control: every measured step is taken for one drawn by itself."""
     ratios = np.repeat([b.ms / b.num_steps / b.near_ms for b in blocks], 3)
     half = 1.96 * ratios.std() / math.sqrt(ratios.size)
@@ -321,7 +313,7 @@ def naive_interval(blocks: list[BlockResult]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("num_blocks", [MIN_BLOCKS, 100])
-def test_95_of_100_intervals_hold_the_gain_and_naive_ones_do_not(num_blocks: int):
+def test_95_of_100_intervals_hold_the_gain_and_naive_ones_do_not(num_blocks):
     """Of 800 simulations, so that chance moves the share by .8 % either way."""
     rng = np.random.default_rng(num_blocks)
     simulated = simulate(rng, NUM_SIMULATIONS, num_blocks)

@@ -1,7 +1,5 @@
 """The goodput planner against a made-up engine whose truth is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +9,6 @@ from policies.baselines import DynamicPlanner, FixedPlanner, TetrisPlanner
 from policies.decisions.batching import EngineLoad
 from policies.estimators.logit import to_log_odds, to_probability
 from policies.goodput import LEARN_EVERY, GoodputPlanner
-from policies.planner import Planner
 from policies.types import CostProfile, DraftBatch, EngineLimits, VerificationOutcome
 from tests.policies.made_up import (
     LIMITS,
@@ -27,16 +24,16 @@ ONE_ACCEPTED = VerificationOutcome(np.array([1]), np.array([1]), ("0",))
 class NoSpeculation(FixedPlanner):
     """`none`, as far as this engine can tell."""
 
-    def choose_depth(self, num_reqs: int) -> int:
+    def choose_depth(self, num_reqs):
         return 0
 
 
-def constant_lengths() -> list[Planner]:
+def constant_lengths():
     return [NoSpeculation(1), *(FixedPlanner(k) for k in range(1, MAX_DEPTH + 1))]
 
 
 @pytest.mark.parametrize("num_reqs", [1, 4, 16, 48])
-def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs: int):
+def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs):
     rivals = [*constant_lengths(), TetrisPlanner(1, 2), TetrisPlanner(2, 3)]
     best = max(MadeUpEngine(num_reqs).run(rival, 600) for rival in rivals)
     engine, planner = MadeUpEngine(num_reqs), make_goodput()
@@ -45,7 +42,7 @@ def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs: int):
 
 
 @pytest.mark.parametrize(("num_reqs", "token_ms"), [(1, 0.85), (48, 5.0)])
-def test_dynamic_finds_the_best_single_length(num_reqs: int, token_ms: float):
+def test_dynamic_finds_the_best_single_length(num_reqs, token_ms):
     planner = DynamicPlanner(MAX_DEPTH, LIMITS)
     engine = MadeUpEngine(num_reqs, token_ms=token_ms)
     engine.run(planner, 100)
@@ -120,7 +117,7 @@ def test_it_is_back_at_the_best_arm_within_fifty_steps_of_a_stolen_core():
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_the_latency_target_holds_once_costs_are_known(sampled: bool):
+def test_the_latency_target_holds_once_costs_are_known(sampled):
     """A target lowers the price of a draft; the threshold must not fall with it."""
     engine, planner = MadeUpEngine(8), make_goodput(latency_target_ms=24.0)
     engine.run(planner, 200, sampled=sampled)
@@ -206,7 +203,7 @@ def test_the_scale_holds_all_that_acceptance_is_predicted_from():
 
 @pytest.mark.parametrize("num_prefill_tokens", [0, 64, 256])
 def test_the_goodput_it_expects_is_what_comes_where_prompts_fill_the_steps(
-    num_prefill_tokens: int,
+    num_prefill_tokens,
 ):
     planner = make_goodput()
     engine = MadeUpEngine(8, num_prefill_tokens=num_prefill_tokens)

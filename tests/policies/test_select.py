@@ -1,7 +1,5 @@
 """Draft selection against a sorted list, and the properties it promises."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -22,7 +20,7 @@ VALUES = st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, NAN, -INF])
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+def batches(draw):
     """Draw what may pass for survival, and ragged lengths."""
     shape = draw(st.tuples(st.integers(0, 5), st.integers(0, 4)))
     survival = draw(arrays(np.float64, shape, elements=VALUES, fill=st.nothing()))
@@ -36,9 +34,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 @given(batches())
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_drafts_are_admitted_one_by_one_where_survival_is_largest(
-    batch: tuple[np.ndarray, np.ndarray],
-):
+def test_drafts_are_admitted_one_by_one_where_survival_is_largest(batch):
     """Ties go to the shallower position, then to the lower request.
 
     NaN counts as 0, a rise is flattened, and nothing past a length is there.
@@ -64,7 +60,7 @@ def test_drafts_are_admitted_one_by_one_where_survival_is_largest(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whether_a_position_is_admitted_ignores_what_comes_behind_it(seed: int):
+def test_whether_a_position_is_admitted_ignores_what_comes_behind_it(seed):
     """The property that keeps sampled output distributed as the target's.
 
     Everything behind position j of one request is replaced, by survivals that tie
@@ -96,7 +92,7 @@ def test_whether_a_position_is_admitted_ignores_what_comes_behind_it(seed: int):
     ],
 )
 def test_impossible_inputs_are_refused_by_value(
-    survival: np.ndarray, lengths: list[int], draft_budget: int, message: str
+    survival, lengths, draft_budget, message
 ):
     with pytest.raises(ValueError, match=message):
         select_drafts(survival, np.array(lengths), draft_budget)
@@ -115,7 +111,7 @@ def test_survival_is_the_running_product_of_what_acceptance_can_be():
 
 
 @pytest.mark.parametrize("unusable", [NAN, INF, -INF, -0.1, 1.1])
-def test_what_lies_past_a_draft_is_blanked_and_not_judged(unusable: float):
+def test_what_lies_past_a_draft_is_blanked_and_not_judged(unusable):
     confidence = np.array([[0.5, unusable], [0.25, 0.75]])
     blanked, is_usable = blank_past(confidence, np.array([1, 2]))
     assert is_usable.tolist() == [True, True]

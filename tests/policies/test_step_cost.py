@@ -1,7 +1,5 @@
 """What the parts of a step cost, and that they are told apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +11,7 @@ from policies.types import CostProfile, StepTiming
 BAD_MS = [float("nan"), float("inf"), -1.0]
 
 
-def make_cost(
-    counts: tuple[int, ...] = (), target_ms: tuple[float, ...] = (), **more: object
-) -> StepCost:
+def make_cost(counts=(), target_ms=(), **more):
     """Return the costs of an engine, after a start-up profile if one is given."""
     cost = StepCost(max_tokens=256, max_reqs=64)
     cost.fit_profile(CostProfile(counts, target_ms, **more))
@@ -23,16 +19,16 @@ def make_cost(
 
 
 def take_step(
-    target_ms: float,
-    num_decode_tokens: int = 16,
+    target_ms,
+    num_decode_tokens=16,
     *,
-    num_prompt_tokens: int = 0,
-    context: int = 800,
-    depth: int = 0,
-    drafter_ms: tuple[float, float] = (0.0, 0.0),
-    num_reqs: int = 8,
-    host_ms: float = 1.0,
-) -> StepTiming:
+    num_prompt_tokens=0,
+    context=800,
+    depth=0,
+    drafter_ms=(0.0, 0.0),
+    num_reqs=8,
+    host_ms=1.0,
+):
     """Time a step, by default of eight requests that nothing was drafted for."""
     return StepTiming(
         num_reqs,
@@ -46,7 +42,7 @@ def take_step(
     )
 
 
-def draw_step(rng: np.random.Generator) -> StepTiming:
+def draw_step(rng):
     """Time a step of a made-up engine whose parts are known."""
     num_reqs, depth = int(rng.integers(1, 33)), int(rng.integers(0, 5))
     num_tokens = num_reqs * int(rng.integers(1, 4))
@@ -62,7 +58,7 @@ def draw_step(rng: np.random.Generator) -> StepTiming:
     )
 
 
-def learn(cost: StepCost, seed: int, steps: int) -> None:
+def learn(cost, seed, steps):
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         cost.observe(draw_step(rng))
@@ -183,9 +179,7 @@ def test_a_drafter_without_passes_is_free_until_it_is_measured():
 @pytest.mark.faults
 @pytest.mark.parametrize("bad", BAD_MS)
 @pytest.mark.parametrize("part", ["target_ms", "draft_next_ms", "host_ms"])
-def test_a_step_that_no_clock_can_have_measured_is_dropped_and_counted(
-    part: str, bad: float
-):
+def test_a_step_that_no_clock_can_have_measured_is_dropped_and_counted(part, bad):
     cost, untouched = make_cost(), make_cost()
     timing = draw_step(np.random.default_rng(1))
     for one in (cost, untouched):

@@ -1,7 +1,5 @@
 """Play all cases on the V1 runner: `make law`."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.engine.law.campaign import NUM_EACH, draw_some_from_draft, run_case, start

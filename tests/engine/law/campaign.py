@@ -1,15 +1,13 @@
 """Runs cases on engines of the V1 runner."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.engine.conftest import run_engine
 from tests.engine.law.bias import draw_from_draft
-from tests.engine.law.engines import LawEngine, run_law_engine
+from tests.engine.law.engines import run_law_engine
 from tests.engine.law.judge import Judged, Verdict, judge
 from tests.engine.law.models import write_law_pair
 from tests.engine.law.traffic import FEATURES, draw_requests
@@ -21,16 +19,6 @@ from tests.engine.tiny_models import (
     write_mimo,
     write_tokenizer,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.engine.conftest import Engine
-    from tests.engine.law.cases import Case
-
-    Bias = Callable[[LawEngine], AbstractContextManager[None]]
 
 NUM_EACH = 18
 """Requests of each kind in a batch; all kinds together make 5,000 tokens."""
@@ -58,7 +46,7 @@ make_drafts_pay = partial(make_up_costs, draft_ms=(0.02, 0.1), target_ms=(60.3, 
 """Prices at which the drafts of a drafter that is often wrong pay for some batches."""
 
 
-def write_models(folder: Path, drafter: str) -> tuple[Path, Path | None]:
+def write_models(folder, drafter):
     """Write the target and, where it is not a part of it, the draft of a drafter."""
     if drafter in PAIRS:
         return write_law_pair(folder, **PAIRS[drafter])
@@ -75,7 +63,7 @@ def write_models(folder: Path, drafter: str) -> tuple[Path, Path | None]:
 
 
 @contextmanager
-def start(folder: Path, drafter: str) -> Iterator[LawEngine]:
+def start(folder, drafter):
     """Start the engine on which all cases of a drafter are run."""
     with run_law_engine(
         run_engine,
@@ -107,21 +95,21 @@ class Outcome:
     num_preempted: int
 
 
-def draw_some_from_draft(_: LawEngine) -> AbstractContextManager[None]:
+def draw_some_from_draft(_):
     """Bias the rejection sampler of the V1 runner."""
     from vllm.v1.sample import rejection_sampler
 
     return draw_from_draft(rejection_sampler, SHARE, seed=1)
 
 
-def score_by_drawn_token(engine: LawEngine) -> AbstractContextManager[None]:
+def score_by_drawn_token(engine):
     """Rank drafts as the paper does: by what was drawn."""
     from tests.engine.law.biased_drafters import DrawnTokenDrafter, draft_as
 
     return draft_as(engine.engine.runner.drafter, DrawnTokenDrafter)
 
 
-def ignore_grammars(engine: LawEngine) -> AbstractContextManager[None]:
+def ignore_grammars(engine):
     """Draft requests with a grammar as if they had none."""
     from tests.engine.law.biased_drafters import GrammarBlindDrafter, draft_as
 
@@ -129,16 +117,16 @@ def ignore_grammars(engine: LawEngine) -> AbstractContextManager[None]:
 
 
 def run_case(
-    engine: LawEngine,
-    case: Case,
-    seed: int,
+    engine,
+    case,
+    seed,
     *,
-    bias: Bias | None = None,
-    num_each: int = NUM_EACH,
-    features: Sequence[str] = tuple(FEATURES),
-    few_blocks: int = FEW_BLOCKS,
-    prepare: Callable[[Engine], None] = make_drafts_pay,
-) -> Outcome:
+    bias=None,
+    num_each=NUM_EACH,
+    features=tuple(FEATURES),
+    few_blocks=FEW_BLOCKS,
+    prepare=make_drafts_pay,
+):
     """Run a case on the engine of its drafter.
 
     Args:

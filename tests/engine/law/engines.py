@@ -1,28 +1,17 @@
 """One engine for many cases: its policy, room and traffic change between batches."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 
-from tests.engine.law.judge import Judged, join
+from tests.engine.conftest import Engine
+from tests.engine.law.judge import join
 from tests.engine.law.models import load_reference
 from tests.engine.law.recorder import Record, record
 from tests.engine.law.traffic import CHUNK, CLASSES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
-
-    from tests.engine.conftest import Engine
-    from tests.engine.law.traffic import LawRequest
 
 DEPTH = 8
 
@@ -54,9 +43,7 @@ class LawEngine:
     reference: PreTrainedModel
     record: Record
 
-    def set_policy(
-        self, policy: str, make_up_costs: Callable[[Engine], None] | None = None
-    ) -> None:
+    def set_policy(self, policy, make_up_costs=None):
         """Give the scheduler a new planner, as if it had been started with it.
 
         Args:
@@ -69,7 +56,7 @@ class LawEngine:
             make_up_costs(self.engine)
 
     @contextmanager
-    def break_off_drafting(self) -> Iterator[None]:
+    def break_off_drafting(self):
         """Draft as deep as `DEPTHS_WITH_GAPS` says, whatever the policy wants."""
         depths = itertools.cycle(DEPTHS_WITH_GAPS)
         scheduler = self.engine.scheduler
@@ -79,7 +66,7 @@ class LawEngine:
         finally:
             del scheduler._choose_depth
 
-    def run(self, requests: Sequence[LawRequest], seed: int) -> list[Judged]:
+    def run(self, requests, seed):
         """Complete requests in one batch.
 
         Args:
@@ -102,12 +89,7 @@ class LawEngine:
 
 
 @contextmanager
-def run_law_engine(
-    start: Callable[..., AbstractContextManager[Engine]],
-    target: Path,
-    draft: Path | None,
-    **options: Any,
-) -> Iterator[LawEngine]:
+def run_law_engine(start, target, draft, **options):
     """Start an engine as deep as any policy drafts here, and record its blocks.
 
     Args:

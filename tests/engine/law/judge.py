@@ -1,24 +1,14 @@
 """From requests and outputs to evidence, by feature and by draft position."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from tests.engine.law.evidence import Evidence, bet
 from tests.engine.law.laws import Law, find_laws
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel
-
-    from tests.engine.law.recorder import Block
-    from tests.engine.law.traffic import LawRequest
+from tests.engine.law.traffic import LawRequest
 
 FOLLOWING = "following"
 """Where no draft was verified: first tokens, bonus tokens, steps without drafts."""
@@ -40,15 +30,10 @@ class Judged:
     output: Sequence[int]
     law: Law
     drafts: torch.Tensor
-    position: NDArray[np.int64]
+    position: np.ndarray
 
 
-def join(
-    requests: Sequence[LawRequest],
-    outputs: Sequence[Sequence[int]],
-    blocks: Sequence[Sequence[Block]],
-    reference: PreTrainedModel,
-) -> list[Judged]:
+def join(requests, outputs, blocks, reference):
     """Put together what is known of each request.
 
     Args:
@@ -91,7 +76,7 @@ class Verdict:
     by_position: dict[str, Evidence]
 
 
-def judge(judged: Sequence[Judged]) -> Verdict:
+def judge(judged):
     """Bet on every token."""
     position = np.concatenate([one.position for one in judged])
     winnings = bet(

@@ -1,17 +1,10 @@
 """Exact conditional laws: what each token had to be drawn from, given those before."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import one_hot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from transformers import PreTrainedModel
 
 CLOSE = 2e-5
 """Probabilities whose order, or sum against `top_p`, is closer than this may come out
@@ -41,7 +34,7 @@ class Sampling:
     frequency: float = 0.0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    allowed: Callable[[Sequence[int]], Sequence[int]] | None = field(default=None)
+    allowed: Callable | None = None
 
 
 @dataclass
@@ -60,12 +53,7 @@ class Law:
 
 
 @torch.no_grad()
-def find_laws(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    samplings: Sequence[Sampling],
-) -> list[Law]:
+def find_laws(model, prompts, outputs, samplings):
     """Compute the law of every token of every output in one forward pass.
 
     Args:
@@ -91,12 +79,7 @@ def find_laws(
     return laws
 
 
-def shape_law(
-    logits: torch.Tensor,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    sampling: Sampling,
-) -> Law:
+def shape_law(logits, prompt, output, sampling):
     """Turn a model's logits before each token of an output into laws.
 
     Args:
@@ -117,9 +100,7 @@ def shape_law(
     return Law(target, logits.softmax(dim=-1), is_certain)
 
 
-def truncate(
-    scores: torch.Tensor, sampling: Sampling
-) -> tuple[torch.Tensor, torch.Tensor]:
+def truncate(scores, sampling):
     """Apply temperature, top-k and top-p to logits.
 
     Args:
@@ -150,12 +131,7 @@ def truncate(
     return torch.zeros_like(probs).scatter(-1, order, probs), is_certain
 
 
-def _penalize(
-    logits: torch.Tensor,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    sampling: Sampling,
-) -> torch.Tensor:
+def _penalize(logits, prompt, output, sampling):
     """Lower what has been in prompt or output before, in place."""
     chosen = one_hot(torch.tensor(output), logits.shape[1]).to(logits)
     # Before each token, how often every other one was in the output.

@@ -6,15 +6,12 @@ as in the test. That is the power for prefixes such as these; drawing tokens whe
 engine would have gone on from them takes no engine, and so many trials.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,18 +21,15 @@ from tests.engine.law.judge import Judged, judge
 from tests.engine.law.rounds import say
 from tests.engine.law.test_law import MIXED, SEED, SPECIAL
 
-if TYPE_CHECKING:
-    from tests.engine.law.cases import Case
-
 TRIALS = 100
 
 Wrong = Callable[[Judged], torch.Tensor]
 
 
-def draw_from_draft(share: float) -> Wrong:
+def draw_from_draft(share):
     """Return what makes laws wrong at verified positions, as the controls do."""
 
-    def make(one: Judged) -> torch.Tensor:
+    def make(one):
         draft = one.drafts * (one.law.target > 0)
         total = draft.sum(dim=-1, keepdim=True)
         mixed = (1 - share) * one.law.target + share * draft / total
@@ -44,10 +38,10 @@ def draw_from_draft(share: float) -> Wrong:
     return make
 
 
-def change_temperature(factor: float) -> Wrong:
+def change_temperature(factor):
     """Return what makes all laws those of another temperature."""
 
-    def make(one: Judged) -> torch.Tensor:
+    def make(one):
         return (one.law.target.log() / factor).softmax(dim=-1)
 
     return make
@@ -63,7 +57,7 @@ WRONG: dict[str, Wrong] = {
 }
 
 
-def run_all(folder: Path) -> dict[Case, list[Judged]]:
+def run_all(folder):
     """Run the cases whose evidence is added up in the test."""
     judged = {}
     for drafter, cases in itertools.groupby(MIXED, key=lambda case: case.drafter):
@@ -74,15 +68,13 @@ def run_all(folder: Path) -> dict[Case, list[Judged]]:
     return judged
 
 
-def count_alarms(
-    judged: dict[Case, list[Judged]], wrong: Wrong, trials: int = TRIALS
-) -> Counter[str]:
+def count_alarms(judged, wrong, trials=TRIALS):
     """Count in how many trials each test fails."""
-    alarms: Counter[str] = Counter()
+    alarms = Counter()
     laws = {case: [wrong(one) for one in ones] for case, ones in judged.items()}
     for trial in range(trials):
         torch.manual_seed(trial)
-        parts: dict[str, Evidence] = {}
+        parts = {}
         for case, ones in judged.items():
             verdict = judge(
                 [
@@ -100,7 +92,7 @@ def count_alarms(
     return alarms
 
 
-def main() -> None:
+def main():
     """Print a table for each thing that may be wrong."""
     with tempfile.TemporaryDirectory() as folder:
         judged = run_all(Path(folder))

@@ -1,19 +1,11 @@
 """Requests whose outputs are judged: one of every kind, in one batch."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.engine.checks import FIRST_ORDINARY_TOKEN
 from tests.engine.law.laws import Sampling
 from tests.engine.tiny_models import ALPHABET, VOCAB_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vllm import SamplingParams
 
 MAX_TOKENS = 32
 
@@ -31,13 +23,13 @@ CLASSES = {
 }
 
 
-def follow_grammar(generated: Sequence[int]) -> range:
+def follow_grammar(generated):
     """Return the token ids that `GRAMMAR` allows next."""
     first, last = ("j", "9") if len(generated) % 2 else ("a", "I")
     return range(find_token(first), find_token(last) + 1)
 
 
-def find_token(character: str) -> int:
+def find_token(character):
     """Return the id of a character's token."""
     return FIRST_ORDINARY_TOKEN + ALPHABET.index(character)
 
@@ -79,11 +71,11 @@ class LawRequest:
     request_class: str | None = None
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self):
         """What shapes its law."""
         return FEATURES[self.feature].sampling
 
-    def make_params(self) -> SamplingParams:
+    def make_params(self):
         """Build vLLM's sampling parameters."""
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
@@ -114,13 +106,8 @@ class LawRequest:
 
 
 def draw_requests(
-    seed: int,
-    num_each: int,
-    *,
-    long_prompts: bool = False,
-    classes: bool = False,
-    features: Sequence[str] = tuple(FEATURES),
-) -> list[LawRequest]:
+    seed, num_each, *, long_prompts=False, classes=False, features=tuple(FEATURES)
+):
     """Draw requests of every kind, one of each in turn.
 
     Args:

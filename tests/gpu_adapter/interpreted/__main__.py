@@ -2,8 +2,6 @@
 
 # ruff: noqa: I001 - the order is the point
 
-from __future__ import annotations
-
 import sys
 
 import tests.gpu_adapter.interpreted.plugin  # noqa: F401 - before vLLM
