@@ -26,24 +26,15 @@ class MadeUpEngine:
     are multiplied with what it yields, and throughput is counted by the true ones.
     """
 
-    def __init__(
-        self,
-        num_reqs,
-        *,
-        base_ms=13,
-        token_ms=0.85,
-        draft_token_ms=0.05,
-        num_prefill_tokens=0,
-        clock=None,
-    ):
+    base_ms, token_ms, draft_token_ms = 13, 0.85, 0.05
+    num_prefill_tokens = 0
+    speed = drafter_speed = 1.0
+    step = num_missing = 0
+
+    def __init__(self, num_reqs, *, clock=None, **changes):
         self.num_reqs = num_reqs
-        self.base_ms, self.token_ms = base_ms, token_ms
-        self.draft_token_ms = draft_token_ms
-        self.num_prefill_tokens = num_prefill_tokens
         self.clock = itertools.repeat(1.0) if clock is None else clock
-        self.speed = self.drafter_speed = 1.0
-        self.step = 0
-        self.num_missing = 0
+        vars(self).update(changes)
 
     def draw(self, step):
         """Return confidence, acceptance and luck, `[num_reqs, MAX_DEPTH]` each."""
@@ -57,11 +48,9 @@ class MadeUpEngine:
     def profile(self):
         """Return what passes take, as an engine times them at its start."""
         counts = (1, 64, 512)
-        return CostProfile(
-            counts,
-            tuple(self.base_ms + self.token_ms * count for count in counts),
-            tuple(1 + self.draft_token_ms * count for count in counts),
-        )
+        target_ms = tuple(self.base_ms + self.token_ms * count for count in counts)
+        draft_ms = tuple(1 + self.draft_token_ms * count for count in counts)
+        return CostProfile(counts, target_ms, draft_ms)
 
     def run(self, planner, num_steps, *, sampled=False):
         """Run some steps; return tokens per second."""
@@ -103,11 +92,8 @@ class MadeUpEngine:
         num_backlog, self.num_missing = self.num_missing, 0
         speed = self.speed * self.drafter_speed
         pass_ms = speed * (1 + self.draft_token_ms * num_backlog)
-        return replace(
-            timing,
-            num_backlog=num_backlog,
-            backlog_ms=pass_ms if num_backlog else 0.0,
-        )
+        backlog_ms = pass_ms if num_backlog else 0.0
+        return replace(timing, num_backlog=num_backlog, backlog_ms=backlog_ms)
 
     def time(self, num_verified, depth):
         num_decode_tokens = self.num_reqs + int(num_verified)
@@ -143,9 +129,5 @@ def make_goodput(**kw):
 
 def outcome_of(req_id, confidence, num_accepted):
     """Return what became of one request's draft, with its own confidence."""
-    return VerificationOutcome(
-        num_verified=np.array([2]),
-        num_accepted=np.array([num_accepted]),
-        req_ids=(req_id,),
-        confidence=np.full((1, MAX_DEPTH), confidence),
-    )
+    counts = np.array([2]), np.array([num_accepted])
+    return VerificationOutcome(*counts, (req_id,), np.full((1, MAX_DEPTH), confidence))

@@ -42,23 +42,19 @@ def test_as_many_run_as_keep_the_target_of_those_who_are_worth_most(cost):
 
 
 @pytest.mark.parametrize(
-    "tight",
+    "classes",
     [
+        [ClassLoad(np.inf, 0.5, 8)],
         # Worth less, or too few, for what the others would lose: 30 of them emit half
         # of what 64 do.
-        ClassLoad(30.0, 0.01, 8),
-        # Not even one alone gets its tokens in time.
-        ClassLoad(2.0, 4.0, 8),
+        [ClassLoad(30.0, 0.01, 8), ClassLoad(np.inf, 0.5, 8)],
+        # Not even one alone gets its tokens in time, nor of any class.
+        [ClassLoad(2.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)],
+        [ClassLoad(2.0, 4.0, 8), ClassLoad(3.0, 0.5, 8)],
     ],
 )
-def test_a_target_that_does_not_pay_empties_nothing(cost, tight):
-    loose = ClassLoad(np.inf, 0.5, 8)
-    assert count_running(cost, loose) == 64
-    assert count_running(cost, tight, loose) == 64
-
-
-def test_where_every_target_is_out_of_reach_throughput_decides(cost):
-    assert count_running(cost, ClassLoad(2.0, 4.0, 8), ClassLoad(3.0, 0.5, 8)) == 64
+def test_a_target_that_does_not_pay_empties_nothing(cost, classes):
+    assert count_running(cost, *classes) == 64
 
 
 def test_prompts_that_steps_carry_take_their_part(cost):

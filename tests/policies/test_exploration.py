@@ -16,13 +16,8 @@ from policies.exploration import (
 from policies.goodput import GoodputPlanner
 from policies.registry import build_planner
 from policies.types import PolicySpec, VerificationOutcome
-from tests.policies.made_up import (
-    LIMITS,
-    MAX_DEPTH,
-    MadeUpEngine,
-    make_goodput,
-    outcome_of,
-)
+from tests.policies import made_up
+from tests.policies.made_up import LIMITS, MAX_DEPTH, MadeUpEngine, make_goodput
 
 NOTHING = VerificationOutcome(np.array([]), np.array([]))
 
@@ -96,7 +91,7 @@ def test_a_pass_that_was_not_timed_for_long_is_tried_again(exits_early):
     for _ in range(3 * TIME_PASS_EVERY):
         depths.append(planner.choose_depth(1))
         stops.append(planner.early_exit(("0",)))
-        planner.observe(outcome_of("0", 0.9, 1))
+        planner.observe(made_up.outcome_of("0", 0.9, 1))
         planner.observe_timing(engine.time(num_verified=1, depth=1))
     if exits_early:
         assert stops[2 * REPLAN_EVERY].pass_price > 1.0

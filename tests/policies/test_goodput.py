@@ -7,16 +7,10 @@ import pytest
 
 from policies.baselines import DynamicPlanner, FixedPlanner, TetrisPlanner
 from policies.decisions.batching import EngineLoad
-from policies.estimators.logit import to_log_odds, to_probability
 from policies.goodput import LEARN_EVERY, GoodputPlanner
 from policies.types import CostProfile, DraftBatch, EngineLimits, VerificationOutcome
-from tests.policies.made_up import (
-    LIMITS,
-    MAX_DEPTH,
-    MadeUpEngine,
-    make_goodput,
-    outcome_of,
-)
+from tests.policies import made_up
+from tests.policies.made_up import LIMITS, MAX_DEPTH, MadeUpEngine, make_goodput
 
 ONE_ACCEPTED = VerificationOutcome(np.array([1]), np.array([1]), ("0",))
 
@@ -181,24 +175,12 @@ def test_finished_requests_leave_nothing_behind():
     planner = make_goodput()
     requests = planner.acceptance.calibration._requests
     MadeUpEngine(16).run(planner, 50)
-    planner.observe(outcome_of("late", 0.5, 1))
+    planner.observe(made_up.outcome_of("late", 0.5, 1))
     for req_id in (*map(str, range(16)), "late"):
         planner.forget(req_id)
     for _ in range(LEARN_EVERY):
-        planner.observe(outcome_of("other", 0.5, 1))
+        planner.observe(made_up.outcome_of("other", 0.5, 1))
     assert len(requests) == 1
-
-
-def test_the_scale_holds_all_that_acceptance_is_predicted_from():
-    planner = make_goodput()
-    MadeUpEngine(4).run(planner, 60)
-    req_ids = ["2", "unknown"]
-    scale = planner.acceptance_scale(req_ids)
-    confidence = np.array([[0.3, 0.9], [0.6, 0.99999]])
-    odds = to_log_odds(confidence).clip(-scale.max_log_odds, scale.max_log_odds)
-    odds = scale.slope * odds + scale.intercept[:2] + scale.effect[:, None]
-    expected = planner.acceptance.calibration.predict(confidence, req_ids)
-    np.testing.assert_allclose(to_probability(odds), expected)
 
 
 @pytest.mark.parametrize("num_prefill_tokens", [0, 64, 256])

@@ -30,16 +30,8 @@ def take_step(
     host_ms=1.0,
 ):
     """Time a step, by default of eight requests that nothing was drafted for."""
-    return StepTiming(
-        num_reqs,
-        num_decode_tokens,
-        num_prompt_tokens,
-        context,
-        depth,
-        target_ms,
-        *drafter_ms,
-        host_ms,
-    )
+    load = num_reqs, num_decode_tokens, num_prompt_tokens, context, depth
+    return StepTiming(*load, target_ms, *drafter_ms, host_ms)
 
 
 def draw_step(rng):
