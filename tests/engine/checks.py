@@ -1,4 +1,7 @@
-"""Drive engines step by step, look at every step, and hold it to its promises."""
+"""Drive engines step by step, look at every step, and hold it to its promises.
+
+What takes an engine is a method of `tests.engine.conftest.Engine` as well.
+"""
 
 import random
 from contextlib import contextmanager
@@ -36,21 +39,14 @@ def draw_prompts(num_prompts, seed=0):
 
 def complete(engine, prompts, params):
     """Complete prompts of token ids in one batch."""
-    return engine.llm.generate(
-        [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-        params,
-        use_tqdm=False,
-    )
+    inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    return engine.llm.generate(inputs, params, use_tqdm=False)
 
 
 def summarize(output):
     """Everything a client can tell two completions apart by, but for logprobs."""
-    return (
-        list(output.token_ids),
-        output.text,
-        output.finish_reason,
-        output.stop_reason,
-    )
+    how = output.text, output.finish_reason, output.stop_reason
+    return list(output.token_ids), *how
 
 
 def summarize_all(outputs):
@@ -58,9 +54,9 @@ def summarize_all(outputs):
     return [[summarize(completion) for completion in o.outputs] for o in outputs]
 
 
-def summarize_by_name(outputs):
-    """Summarize the only completion of every request that was driven."""
-    return {name: summarize(output.outputs[0]) for name, output in outputs.items()}
+def answer(engine, prompts, params):
+    """Complete prompts of token ids in one batch, and summarize."""
+    return summarize_all(complete(engine, prompts, params))
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,9 @@ class Arrival:
 
 
 def drive(engine, arrivals):
-    """Step an engine through requests that join; return the last output of each."""
+    """Step an engine through requests that join; summarize the last output of each."""
     llm_engine = engine.llm.llm_engine
-    outputs = {}
-    step = 0
-    waiting = list(arrivals)
+    outputs, step, waiting = {}, 0, list(arrivals)
     while waiting or llm_engine.has_unfinished_requests():
         assert step < MAX_STEPS, "the engine makes no progress"
         for arrival in [a for a in waiting if a.step <= step]:
@@ -86,7 +80,7 @@ def drive(engine, arrivals):
             prompt = {"prompt_token_ids": list(arrival.prompt)}
             llm_engine.add_request(arrival.name, prompt, arrival.params)
         for output in llm_engine.step():
-            outputs[output.request_id] = output
+            outputs[output.request_id] = summarize(output.outputs[0])
         step += 1
     return outputs
 
@@ -142,12 +136,13 @@ def _name(req_id):
     return req_id.rpartition("-")[0]
 
 
-def check_counters(counters):
+def check_counters(engine):
     """Assert what must hold between the counters of an engine without faults.
 
     Proposed drafts are verified or cut for a reason; what is left belongs to requests
     that ended before their drafts came up.
     """
+    counters = engine.scheduler.counters
     assert counters.num_fallbacks == {}
     num_cut = counters.num_cut_tokens.total() - counters.num_cut_tokens["depth"]
     assert counters.num_proposed_tokens >= counters.num_verified_tokens + num_cut

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
-from tests.engine.checks import MAX_STEPS, complete, draw_prompts, greedy
+from tests.engine.checks import MAX_STEPS, draw_prompts, greedy
 from tests.engine.conftest import MAX_NUM_SEQS, Engine, run_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -154,7 +154,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 def test_in_any_order_of_events_answers_stay_the_targets(tiny_pair, plain):
     """With KV blocks so short that a request takes a few of them."""
-    outputs = complete(plain, PROMPTS, PARAMS)
+    outputs = plain.complete(PROMPTS, PARAMS)
     AnyOrder.expected = [tuple(one.outputs[0].token_ids) for one in outputs]
     how = settings(
         max_examples=40,

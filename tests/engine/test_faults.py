@@ -11,15 +11,7 @@ import pytest
 
 from policies.types import DraftSelection
 from serving.engine.shared.faults import select_checked
-from tests.engine.checks import (
-    Arrival,
-    complete,
-    draw_prompts,
-    drive,
-    greedy,
-    summarize_all,
-    watch,
-)
+from tests.engine.checks import Arrival, draw_prompts, greedy
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import Instead
 
@@ -35,7 +27,7 @@ LOGGER = "serving.engine.shared.faults"
 @pytest.fixture(scope="module")
 def expected(plain):
     """What the target alone answers."""
-    return summarize_all(complete(plain, PROMPTS, PARAMS))
+    return plain.answer(PROMPTS, PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +101,9 @@ def test_where_nothing_can_be_selected_everything_is_verified(
         replace_methods(engine, select=select)
     else:
         damage_confidence(engine, monkeypatch, damage)
-    counters = engine.scheduler.counters
-    with caplog.at_level(logging.WARNING, logger=LOGGER), watch(engine) as steps:
-        assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    counters = engine.counters
+    with caplog.at_level(logging.WARNING, logger=LOGGER), engine.watch() as steps:
+        assert engine.answer(PROMPTS, PARAMS) == expected
     assert counters.num_accepted_tokens > 0
     # Nothing is cut but what the token limit makes useless.
     assert counters.num_cut_tokens["budget"] == 0
@@ -156,9 +148,8 @@ def test_what_no_batch_can_be_cut_by_is_no_selection(misbehave):
 def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, expected):
     scheduler = engine.scheduler
     replace_methods(engine, **{method: raise_error})
-    with watch(engine):
-        outputs = complete(engine, PROMPTS, PARAMS)
-    assert summarize_all(outputs) == expected
+    with engine.watch():
+        assert engine.answer(PROMPTS, PARAMS) == expected
     assert scheduler.snapshot()["num_fallbacks"]["policy_error"] > 0
     assert scheduler.counters.draft_depth == DEPTH
 
@@ -169,7 +160,7 @@ def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, exp
 def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expected):
     scheduler = engine.scheduler
     replace_methods(engine, choose_depth=lambda *load: answer)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert engine.answer(PROMPTS, PARAMS) == expected
     assert scheduler.counters.draft_depth == depth
 
 
@@ -224,7 +215,7 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
     if reason == "board_error":
         scheduler.board.watch(0)
     # More than may run, so that some wait.
-    assert summarize_all(complete(engine, PROMPTS * 5, PARAMS)) == expected * 5
+    assert engine.answer(PROMPTS * 5, PARAMS) == expected * 5
     scheduler.board.is_watched = False
     faults = scheduler.counters.num_fallbacks
     assert faults[reason] > 0
@@ -232,8 +223,8 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
     monkeypatch.undo()
     faults.clear()
     # Nothing of it is left.
-    with watch(engine) as steps:
-        assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    with engine.watch() as steps:
+        assert engine.answer(PROMPTS, PARAMS) == expected
     assert faults == {}
     assert sum(sum(step.num_drafts.values()) for step in steps) > 0
 
@@ -252,7 +243,7 @@ class Stopping:
 def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
     scheduler = engine.scheduler
     replace_methods(engine, early_exit=lambda *_: stop)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    assert engine.answer(PROMPTS, PARAMS) == expected
     assert set(scheduler.counters.num_fallbacks) == {"stop_error"}
     assert scheduler.counters.draft_depth == DEPTH
 
@@ -265,9 +256,9 @@ def drive_and_learn(engine, expected):
     learnt = []
     replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
     arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    assert summarize_all([outputs[a.name] for a in arrivals]) == expected
+    with engine.watch() as steps:
+        answers = engine.drive(arrivals)
+    assert [[answers[a.name]] for a in arrivals] == expected
     return [sum(step.num_drafts.values()) for step in steps[1:5]], learnt[1:5]
 
 
@@ -275,7 +266,7 @@ def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
     engine, expected, monkeypatch
 ):
     """The second of four requests fails in the second step that drafts."""
-    counters, rooms = engine.scheduler.counters, type(engine.scheduler._drafts.rooms)
+    counters, rooms = engine.counters, type(engine.scheduler._drafts.rooms)
     of = rooms.of
 
     def fail_once(rooms, request):
@@ -301,4 +292,4 @@ def test_one_bad_confidence_spoils_its_own_step_only(engine, expected, monkeypat
 
     damage_confidence(engine, monkeypatch, spoil_third_and_fourth)
     assert drive_and_learn(engine, expected) == ([8, 8, 16, 16], [4, 4, 0, 0])
-    assert engine.scheduler.counters.num_fallbacks == {"confidence_invalid": 2}
+    assert engine.counters.num_fallbacks == {"confidence_invalid": 2}

@@ -11,17 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.checks import (
-    check_counters,
-    check_idle,
-    complete,
-    draw_prompt,
-    draw_prompts,
-    greedy,
-    summarize,
-    summarize_all,
-    watch,
-)
+from tests.engine.checks import draw_prompt, draw_prompts, greedy, summarize_all
 from tests.engine.conftest import BLOCK, run_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -38,15 +28,15 @@ class Pair:
 
     def compare(self, prompts, params):
         """Complete prompts on both, and expect the same with drafts accepted."""
-        counters = self.tetris.scheduler.counters
+        counters = self.tetris.counters
         num_accepted = counters.num_accepted_tokens
-        expected = complete(self.plain, prompts, params)
-        with watch(self.tetris):
-            outputs = complete(self.tetris, prompts, params)
+        expected = self.plain.complete(prompts, params)
+        with self.tetris.watch():
+            outputs = self.tetris.complete(prompts, params)
         assert summarize_all(outputs) == summarize_all(expected)
         assert counters.num_accepted_tokens > num_accepted
-        check_counters(counters)
-        check_idle(self.tetris)
+        self.tetris.check_counters()
+        self.tetris.check_idle()
         return expected, outputs
 
 
@@ -87,20 +77,16 @@ def check_logprobs(positions, expected):
 
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_inside_a_block_ends_the_text_there(include, pair):
-    texts = [
-        output.outputs[0].text
-        for output in complete(pair.plain, PROMPTS, greedy(24, detokenize=True))
-    ]
+    wholes = pair.plain.answer(PROMPTS, greedy(24, detokenize=True))
+    texts = [text for [(_, text, *_)] in wholes]
     # Ends of stop strings fall on different positions of a block.
     stops = [text[5 + i : 8 + i] for i, text in enumerate(texts)]
-    params = [
-        greedy(24, detokenize=True, stop=[stop], include_stop_str_in_output=include)
-        for stop in stops
-    ]
+    more = {"detokenize": True, "include_stop_str_in_output": include}
+    params = [greedy(24, stop=[stop], **more) for stop in stops]
     _, outputs = pair.compare(PROMPTS, params)
-    for text, stop, output in zip(texts, stops, outputs, strict=True):
+    answers = summarize_all(outputs)
+    for text, stop, [(_, *how)] in zip(texts, stops, answers, strict=True):
         end = text.index(stop) + (len(stop) if include else 0)
-        _, *how = summarize(output.outputs[0])
         assert how == [text[:end], "stop", stop]
 
 
@@ -118,7 +104,7 @@ def test_whatever_reshapes_the_targets_distribution_counts_accepted_drafts_too(p
     params = [greedy(40, **changes) for changes in RESHAPES for _ in PROMPTS]
     expected, _ = pair.compare(PROMPTS * len(RESHAPES), params)
     reshaped = summarize_all(expected)
-    unchanged = summarize_all(complete(pair.plain, PROMPTS, greedy(40)))
+    unchanged = pair.plain.answer(PROMPTS, greedy(40))
     for first in range(0, len(params), len(PROMPTS)):
         assert reshaped[first : first + len(PROMPTS)] != unchanged
 
@@ -131,8 +117,8 @@ def test_top_k_alone_survives_steps_without_drafts(pair):
     import torch
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-    outputs = complete(pair.tetris, PROMPTS, greedy(temperature=1.0, top_k=4))
-    assert all(len(output.outputs[0].token_ids) == 24 for output in outputs)
+    answers = pair.tetris.answer(PROMPTS, greedy(temperature=1.0, top_k=4))
+    assert all(len(tokens) == 24 for [(tokens, *_)] in answers)
     with pytest.raises(RuntimeError, match=r"max\(\)"):
         apply_top_k_top_p(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None)
 
@@ -141,22 +127,21 @@ def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(pair, monkeypatc
     params = greedy(24, temperature=1.0, seed=7)
     # vLLM cuts the prompts of those who are not alone.
     prompts = [draw_prompt(seed, 2 * BLOCK) for seed in (70, 71)]
-    whole = complete(pair.tetris, prompts, params)
+    whole = pair.tetris.answer(prompts, params)
     pair.tetris.llm.reset_prefix_cache()
     config = pair.tetris.scheduler.scheduler_config
     monkeypatch.setattr(config, "long_prefill_token_threshold", BLOCK // 2)
-    with watch(pair.tetris) as steps:
-        cut = complete(pair.tetris, prompts, params)
+    with pair.tetris.watch() as steps:
+        assert pair.tetris.answer(prompts, params) == whole
     num_scheduled = [sum(step.num_scheduled.values()) for step in steps]
     assert num_scheduled[:4] == [BLOCK] * 4
-    assert summarize_all(cut) == summarize_all(whole)
-    check_idle(pair.tetris)
+    pair.tetris.check_idle()
 
 
 def test_acceptance_is_reported_request_by_request(pair):
     """Their sums are the scheduler's counters, and vLLM's own metrics."""
     pair.tetris.set_policy("tetris")
-    counters = pair.tetris.scheduler.counters
+    counters = pair.tetris.counters
     before = read_metrics(pair.tetris)
     opted_out = greedy(extra_args={"speculative_decoding": "off"})
     _, outputs = pair.compare(PROMPTS, [*[greedy()] * 5, opted_out])
@@ -171,29 +156,26 @@ def test_acceptance_is_reported_request_by_request(pair):
         # steps without drafts are not in the report.
         num_tokens = len(output.outputs[0].token_ids)
         assert sum(n + 1 for n in report.per_step_accepted) <= num_tokens - 1
-    for name, total, ours in (
-        ("drafts", sum(sum(r.histogram) for r in reports), counters.num_drafts),
-        (
-            "draft_tokens",
-            sum(r.num_draft_tokens for r in reports),
-            counters.num_verified_tokens,
-        ),
-        (
-            "accepted_tokens",
-            sum(sum(r.per_step_accepted) for r in reports),
-            counters.num_accepted_tokens,
-        ),
-    ):
-        theirs = f"vllm:spec_decode_num_{name}"
-        assert ours == total == after[theirs] - before[theirs]
+    totals = {
+        "drafts": sum(sum(report.histogram) for report in reports),
+        "draft_tokens": sum(report.num_draft_tokens for report in reports),
+        "accepted_tokens": sum(sum(report.per_step_accepted) for report in reports),
+    }
+    assert totals == {name: after[name] - before[name] for name in totals}
+    assert [*totals.values()] == [
+        counters.num_drafts,
+        counters.num_verified_tokens,
+        counters.num_accepted_tokens,
+    ]
 
 
 def read_metrics(engine):
-    """VLLM's counters by name."""
+    """VLLM's own counters of speculation."""
+    prefix = "vllm:spec_decode_num_"
     return {
-        metric.name: metric.value
+        metric.name.removeprefix(prefix): metric.value
         for metric in engine.llm.get_metrics()
-        if hasattr(metric, "value")
+        if metric.name.startswith(prefix) and hasattr(metric, "value")
     }
 
 
@@ -214,14 +196,10 @@ LIST_OF_CODES = "[a-h]{2}[0-5]{3}(,[a-h]{2}[0-5]{3}){3}"
 def test_structured_outputs_follow_their_grammar_beside_free_requests(constraint, pair):
     from vllm.sampling_params import StructuredOutputsParams
 
-    structured = greedy(
-        48,
-        ignore_eos=False,
-        detokenize=True,
-        structured_outputs=StructuredOutputsParams(**constraint),
-    )
-    params = [structured if i % 2 else greedy(24) for i in range(len(PROMPTS))]
-    counters = pair.tetris.scheduler.counters
+    grammar = StructuredOutputsParams(**constraint)
+    more = {"ignore_eos": False, "detokenize": True, "structured_outputs": grammar}
+    params = [greedy(48, **more) if i % 2 else greedy(24) for i in range(len(PROMPTS))]
+    counters = pair.tetris.counters
     num_cut = counters.num_cut_tokens["grammar"]
     _, outputs = pair.compare(PROMPTS, params)
     assert counters.num_cut_tokens["grammar"] > num_cut

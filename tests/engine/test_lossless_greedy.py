@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serving.engine.cpu.step_clock import StepClock
-from tests.engine.checks import Arrival, drive, greedy
+from tests.engine.checks import Arrival, greedy
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs
 from tests.engine.tiny_models import VOCAB_SIZE
@@ -50,16 +50,10 @@ def make_arrivals(seed=0):
     return arrivals
 
 
-def find_tokens(engine):
-    """Return the tokens of every request."""
-    outputs = drive(engine, make_arrivals())
-    return {name: list(one.outputs[0].token_ids) for name, one in outputs.items()}
-
-
 @pytest.fixture(scope="module")
 def expected(plain):
-    """The token ids without speculation."""
-    return find_tokens(plain)
+    """What the target answers without speculation."""
+    return plain.drive(make_arrivals())
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +88,7 @@ def test_float32_token_ids_equal_those_without_speculation(
     engine.set_policy(
         policy, draft_tokens=draft_tokens, max_draft_tokens=max_draft_tokens
     )
-    scheduler, counters = engine.scheduler, engine.scheduler.counters
+    scheduler, counters = engine.scheduler, engine.counters
     if policy in ("dynamic", "goodput"):
         make_up_costs(engine)
     num_steps_with_chunks = num_preempted = 0
@@ -110,10 +104,8 @@ def test_float32_token_ids_equal_those_without_speculation(
         return output
 
     monkeypatch.setattr(scheduler, "schedule", spy_on_schedule)
-    outputs = find_tokens(engine)
-
-    assert len(outputs) == NUM_REQUESTS
-    assert outputs == expected
+    assert len(expected) == NUM_REQUESTS
+    assert engine.drive(make_arrivals()) == expected
     assert num_steps_with_chunks > 0
     assert not counters.num_fallbacks
     assert counters.num_accepted_tokens > NUM_REQUESTS
@@ -162,7 +154,7 @@ def test_audited_and_held_steps_change_no_token_id(
     trials = [scheduler._planner.holding.at(num_reqs) for num_reqs in (1, 2, 4, 8, 16)]
     for trial in trials:
         trial.hold_steps = num_held
-    assert find_tokens(engine) == expected
+    assert engine.drive(make_arrivals()) == expected
     assert not scheduler.counters.num_fallbacks
     report = scheduler.snapshot()["planner"]
     assert report["num_audited_none"] > 0

@@ -11,15 +11,7 @@ import pytest
 from serving.engine.cpu.step_sizes import CPU_STEP_SIZES
 from serving.engine.shared import batch_planning
 from serving.engine.shared.coming_prompts import count_coming_prompt_tokens
-from tests.engine.checks import (
-    MAX_STEPS,
-    check_counters,
-    check_idle,
-    complete,
-    draw_prompt,
-    greedy,
-    summarize_all,
-)
+from tests.engine.checks import MAX_STEPS, draw_prompt, greedy
 from tests.engine.conftest import BLOCK, run_engine
 from tests.engine.made_up import make_up_beliefs, make_up_costs
 
@@ -48,9 +40,8 @@ def start_over(its_own_draft):
     """The engine with a policy, and nothing cached."""
 
     def start(policy, **options):
-        its_own_draft.llm.reset_prefix_cache()
         options = {"draft_tokens": 2, "max_draft_tokens": DEPTH} | options
-        its_own_draft.set_policy(policy, **options)
+        its_own_draft.start_over(policy, **options)
         return its_own_draft
 
     return start
@@ -97,14 +88,14 @@ def test_fewer_requests_are_preempted_where_drafts_give_way(
         num_preempted[0] = 0
         engine = start_over("fixed", draft_tokens=DEPTH, max_num_seqs=12)
         with engine.hold_blocks(24):
-            outputs = complete(engine, prompts, params)
-        check_counters(engine.scheduler.counters)
-        return summarize_all(outputs), num_preempted[0], engine.scheduler.counters
+            answers = engine.answer(prompts, params)
+        engine.check_counters()
+        return answers, num_preempted[0], engine.counters
 
-    outputs, num_preemptions, counters = run()
+    answers, num_preemptions, counters = run()
     monkeypatch.setattr(batch_planning, "trim_to_free_blocks", lambda _: 0)
     expected, num_preemptions_without, _ = run()
-    assert outputs == expected
+    assert answers == expected
     assert counters.num_cut_tokens["kv"] > 0
     assert num_preemptions < num_preemptions_without
 
@@ -139,8 +130,8 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(policy, start_over, spy):
             num_side_by_side = max(num_side_by_side, len(engine.scheduler.running))
             step += 1
             assert step < MAX_STEPS
-    check_counters(engine.scheduler.counters)
-    check_idle(engine)
+    engine.check_counters()
+    engine.check_idle()
     assert ended == set(range(30))
     for priority in (0, 1):
         steps = [first_token_step[n] for n in range(priority, 30, 2)]
@@ -156,7 +147,7 @@ def test_steps_keep_to_sizes_whose_kernels_are_at_hand(start_over, spy):
     """Wherever drafts are left over, also in steps that prompts join."""
     engine = start_over("goodput")
     make_up_beliefs(engine)
-    num_cut = engine.scheduler.counters.num_cut_tokens
+    num_cut = engine.counters.num_cut_tokens
     sizes, num_joined = Counter(), 0
 
     def look(output, num_cut_before):
@@ -167,7 +158,7 @@ def test_steps_keep_to_sizes_whose_kernels_are_at_hand(start_over, spy):
 
     spy(look, before=lambda: num_cut["budget"])
     prompts = [draw_prompt(n, 15 + n) for n in range(36)]
-    complete(engine, prompts, [greedy(10 + 3 * n) for n in range(36)])
+    engine.complete(prompts, [greedy(10 + 3 * n) for n in range(36)])
     assert sizes.total() >= 10
     assert len(sizes) >= 3
     assert num_joined >= 3
@@ -182,7 +173,7 @@ def test_the_prompts_of_a_step_are_foreseen(start_over, spy):
         (shared if n % 3 == 0 else []) + draw_prompt(n, 9 + n) for n in range(20)
     ]
     engine = start_over("tetris", max_num_seqs=4)
-    complete(engine, [shared], greedy(4))
+    engine.complete([shared], greedy(4))
     steps = []
 
     def look(output, num_foreseen):
@@ -191,7 +182,7 @@ def test_the_prompts_of_a_step_are_foreseen(start_over, spy):
         steps.append((num_foreseen, num_brought))
 
     spy(look, before=lambda: count_coming_prompt_tokens(engine.scheduler))
-    complete(engine, prompts, [greedy(5 + n) for n in range(20)])
+    engine.complete(prompts, [greedy(5 + n) for n in range(20)])
     foreseen, brought = zip(*steps, strict=True)
     assert sum(map(bool, brought)) >= 8
     assert foreseen == brought
@@ -201,5 +192,5 @@ def test_the_prompts_of_a_step_are_foreseen(start_over, spy):
     # No more is foreseen than a step can carry.
     start_over("tetris", max_num_seqs=4, max_num_batched_tokens=64)
     steps.clear()
-    complete(engine, [draw_prompt(n, 100) for n in range(6)], greedy(4))
+    engine.complete([draw_prompt(n, 100) for n in range(6)], greedy(4))
     assert max(num_foreseen for num_foreseen, _ in steps) == 64

@@ -7,17 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.engine.checks import (
-    FIRST_ORDINARY_TOKEN,
-    Arrival,
-    draw_prompt,
-    drive,
-    greedy,
-    summarize_by_name,
-    watch,
-)
+from tests.engine.checks import FIRST_ORDINARY_TOKEN, Arrival, draw_prompt, greedy
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.made_up import draft_at
 from tests.engine.tiny_models import VOCAB_SIZE, write_llama_pair
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.faults]
@@ -59,10 +50,9 @@ def drafting(alone, target):
 @pytest.fixture
 def engine(drafting):
     """An engine that has seen enough drafts to know what is usual."""
-    drafting.llm.reset_prefix_cache()
-    drafting.set_policy("fixed", draft_tokens=DEPTH)
-    drive(drafting, make_arrivals("warm", 8, prompt_len=30, max_tokens=150))
-    assert not drafting.scheduler.counters.num_quarantines
+    drafting.start_over("fixed", draft_tokens=DEPTH)
+    drafting.drive(make_arrivals("warm", 8, prompt_len=30, max_tokens=150))
+    assert not drafting.counters.num_quarantines
     return drafting
 
 
@@ -116,14 +106,14 @@ def test_collapse_past_a_position_is_told_and_left_alone(alone, engine, caplog):
         *make_arrivals("long", 3, prompt_len=LIMIT - 60, max_tokens=260),
         *make_arrivals("short", 3, prompt_len=20, max_tokens=480),
     ]
-    counters = engine.scheduler.counters
+    counters = engine.counters
     with (
         broken_drafter(engine, lambda request, _: request.num_tokens >= LIMIT),
         caplog.at_level(logging.INFO, logger=LOGGER),
-        watch(engine) as steps,
+        engine.watch() as steps,
     ):
-        outputs = drive(engine, arrivals)
-    assert summarize_by_name(outputs) == summarize_by_name(drive(alone, arrivals))
+        outputs = engine.drive(arrivals)
+    assert outputs == alone.drive(arrivals)
     assert set(counters.num_quarantines) == {"context"}
     [first, *_] = [r.getMessage() for r in caplog.records]
     begin = int(first.partition(" from ")[2].split()[0])
@@ -151,7 +141,7 @@ def test_collapse_in_a_class_ends_with_its_cause(alone, engine, caplog):
         ),
         *make_arrivals("bulk", 4, prompt_len=40, max_tokens=600),
     ]
-    counters = engine.scheduler.counters
+    counters = engine.counters
     start, end = counters.num_steps + 40, counters.num_steps + 140
     first = counters.num_steps
 
@@ -161,10 +151,10 @@ def test_collapse_in_a_class_ends_with_its_cause(alone, engine, caplog):
     with (
         broken_drafter(engine, is_broken),
         caplog.at_level(logging.INFO, logger=LOGGER),
-        watch(engine) as steps,
+        engine.watch() as steps,
     ):
-        outputs = drive(engine, arrivals)
-    assert summarize_by_name(outputs) == summarize_by_name(drive(alone, arrivals))
+        outputs = engine.drive(arrivals)
+    assert outputs == alone.drive(arrivals)
     assert counters.num_quarantines == {"class": 1}
     assert "class interactive" in caplog.records[0].getMessage()
     num_chat, num_bulk = (find_drafting(steps, name) for name in ("chat", "bulk"))
@@ -198,7 +188,7 @@ def test_a_stale_cache_after_a_skip_is_filled_anew(
     arrivals = make_arrivals("one", 4, prompt_len=60, max_tokens=700)
     num_before, num_skipped = 40, 20
     depths = chain(repeat(DEPTH, num_before), repeat(0, num_skipped), repeat(DEPTH))
-    draft_at(engine, depths)
+    engine.draft_at(depths)
     schedule, num_calls = scheduler.schedule, 0
 
     def damage_after_skip(*args, **kwargs):
@@ -209,9 +199,9 @@ def test_a_stale_cache_after_a_skip_is_filled_anew(
         return schedule(*args, **kwargs)
 
     monkeypatch.setattr(scheduler, "schedule", damage_after_skip)
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    assert summarize_by_name(outputs) == summarize_by_name(drive(alone, arrivals))
+    with engine.watch() as steps:
+        outputs = engine.drive(arrivals)
+    assert outputs == alone.drive(arrivals)
     assert sum(scheduler.counters.num_quarantines.values()) == 1
     num_drafts = find_drafting(steps, "one")
     late = num_drafts[num_before + num_skipped + 52 :][:20]

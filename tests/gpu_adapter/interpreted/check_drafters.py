@@ -11,13 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checks import (
-    check_counters,
-    complete,
-    draw_prompts,
-    greedy,
-    summarize_all,
-)
+from tests.engine.checks import draw_prompts, greedy
 from tests.engine.tiny_models import (
     write_eagle3_head,
     write_eagle_head,
@@ -58,7 +52,7 @@ def expect():
     @cache
     def expect_of(target):
         with run_interpreted(target) as plain:
-            return summarize_all(complete(plain, PROMPTS, PARAMS))
+            return plain.answer(PROMPTS, PARAMS)
 
     return expect_of
 
@@ -67,16 +61,14 @@ def check_tokens(pair, expect, **options):
     """Compare what an engine answers with its target alone; return the counters."""
     expected = expect(pair[0])
     with run_interpreted(*pair, policy="tetris", **options) as engine:
-        outputs = complete(engine, PROMPTS, PARAMS)
-        counters = engine.scheduler.counters
-    assert summarize_all(outputs) == expected
-    return counters
+        assert engine.answer(PROMPTS, PARAMS) == expected
+        engine.check_counters()
+        return engine.counters
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "dflash", "dspark"])
 def test_tokens_are_the_targets_own(method, drafters, expect):
     counters = check_tokens(drafters[method], expect, method=method)
-    check_counters(counters)
     assert counters.num_cut_tokens["budget"] > 0
     assert counters.num_accepted_tokens > counters.num_drafts / 2
 

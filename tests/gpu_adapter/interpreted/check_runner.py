@@ -21,17 +21,8 @@ from serving.engine.gpu.copy import PendingCopy
 from serving.engine.gpu.runner import TetrisGPUModelRunner
 from serving.engine.gpu.speculators import RawConfidence
 from serving.engine.gpu.verification import PlannedVerification
-from tests.engine.checks import (
-    Arrival,
-    check_counters,
-    complete,
-    draw_prompts,
-    drive,
-    greedy,
-    summarize_all,
-    summarize_by_name,
-)
-from tests.engine.made_up import Instead, draft_at, make_up_costs
+from tests.engine.checks import Arrival, draw_prompts, greedy, summarize_all
+from tests.engine.made_up import Instead, make_up_costs
 from tests.gpu_adapter.interpreted import graphs, plugin
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
@@ -64,11 +55,11 @@ def ours(with_drafts):
 
 @pytest.fixture(scope="module")
 def expected(plain):
-    return summarize_all(complete(plain, PROMPTS, greedy(16)))
+    return plain.answer(PROMPTS, greedy(16))
 
 
 def answer(engine):
-    return summarize_all(complete(engine, PROMPTS, greedy(16)))
+    return engine.answer(PROMPTS, greedy(16))
 
 
 @pytest.mark.parametrize(
@@ -89,10 +80,9 @@ def test_tokens_are_those_without_speculation(policy, draft_tokens, plain, with_
     assert isinstance(engine.runner.adaptive_verification, PlannedVerification)
     captured = engine.runner.cudagraph_manager.graphs.values()
     num_replays = sum(graph.num_replays for graph in captured)
-    outputs = drive(engine, arrivals)
-    counters = engine.scheduler.counters
-    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
-    check_counters(counters)
+    assert engine.drive(arrivals) == plain.drive(arrivals)
+    engine.check_counters()
+    counters = engine.counters
     assert counters.num_accepted_tokens > len(arrivals)
     assert (counters.num_cut_tokens["budget"] > 0) == (policy in ("tetris", "goodput"))
     assert sum(graph.num_replays for graph in captured) > num_replays
@@ -117,7 +107,7 @@ def test_other_settings_change_no_token(plain, ours):
         greedy(1),
     ]
     prompts = draw_prompts(len(params))
-    outputs, others = (complete(one, prompts, params) for one in (ours, plain))
+    outputs, others = (one.complete(prompts, params) for one in (ours, plain))
     assert summarize_all(outputs) == summarize_all(others)
     assert re.fullmatch(r"([a-e]{2}[0-9])*[a-e]{0,2}", outputs[0].outputs[0].text)
     positions, expected = (one[1].outputs[0].logprobs for one in (outputs, others))
@@ -126,8 +116,8 @@ def test_other_settings_change_no_token(plain, ours):
         assert position.keys() == other.keys()
         for token, logprob in position.items():
             assert logprob.logprob == pytest.approx(other[token].logprob, abs=1e-4)
-    counters = ours.scheduler.counters
-    check_counters(counters)
+    ours.check_counters()
+    counters = ours.counters
     assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["opt_out"] > 0
     assert counters.num_cut_tokens["length"] > 0
@@ -148,7 +138,7 @@ def test_what_stands_in_the_way_leads_to_plain_verification(
     with run_interpreted(*pair, policy="tetris") as engine:
         assert engine.runner.adaptive_verification is None
         assert answer(engine) == expected
-        counters = engine.scheduler.counters
+        counters = engine.counters
     assert counters.num_fallbacks[f"plain_{reason}"] > 0
     assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["budget"] == 0
@@ -159,7 +149,7 @@ def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
 ):
     """VLLM's makes all of them; and each step's times tell of what was made."""
     drafter, made = ours.runner.speculator, set()
-    timings = draft_at(ours, cycle([4, 1, 3, 0, 2]))
+    timings = ours.draft_at(cycle([4, 1, 3, 0, 2]))
     go_on = drafter._multi_step_decode
 
     def note(*args, **kwargs):
@@ -181,7 +171,7 @@ def test_the_start_up_profile_reaches_the_planner_once(with_drafts):
     scheduler, profiles = with_drafts.scheduler, []
     planner = scheduler._planner
     scheduler._planner = Instead(planner, fit_profile=profiles.append)
-    complete(with_drafts, PROMPTS, greedy(32))
+    with_drafts.complete(PROMPTS, greedy(32))
     (profile,) = profiles
     # Every captured size, and some beyond.
     assert set(graphs.CAPTURED_TOKENS) < set(profile.num_tokens)
@@ -200,7 +190,7 @@ def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
         assert answer(ours) == expected
     # Where there was none, the next one tells.
     assert answer(ours) == expected
-    assert ours.scheduler.counters.num_fallbacks.keys() == {"report_error"}
+    assert ours.counters.num_fallbacks.keys() == {"report_error"}
 
 
 OURS = Path(serving.__file__).parents[1]
@@ -273,7 +263,7 @@ def run_steps(engine, monkeypatch):
     # On a CPU these are no operations.
     for name in ("tolist", "numpy", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
-    complete(engine, draw_prompts(4), greedy(16))
+    engine.complete(draw_prompts(4), greedy(16))
     assert watch.num_operations > 1000
     # Where the tensors of `DeviceReader.start` are the CPU's.
     return watch.places - {"copy.<genexpr>"}
