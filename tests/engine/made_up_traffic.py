@@ -22,22 +22,12 @@ class MadeUpTraffic:
 
     Args:
         num_reqs: Requests that run.
-        spread: Standard deviation of what requests are harder or easier, in log-odds.
+        seed: Of all that is drawn.
         reply: Tokens of a reply, on average.
-        prompts: Least and greatest number of tokens in a prompt.
         reports_confidence: As draft models do.
     """
 
-    def __init__(
-        self,
-        num_reqs,
-        *,
-        seed=0,
-        spread=0.5,
-        reply=300,
-        prompts=(10, 900),
-        reports_confidence=True,
-    ):
+    def __init__(self, num_reqs, seed, *, reply=300, reports_confidence=True):
         self.rng = np.random.default_rng(seed)
         self.counters = SpeculationCounters("made up", "made up", DEPTH)
         classes = RequestClasses.from_section(CLASSES)
@@ -47,8 +37,7 @@ class MadeUpTraffic:
         self.collapsed = lambda request: False
         self.learns = []
         self.recovered, self.rebuilt = set(), set()
-        self._spread, self._reply, self._prompts = spread, reply, prompts
-        self._reports_confidence = reports_confidence
+        self._reply, self._reports_confidence = reply, reports_confidence
         self.running = [self._arrive() for _ in range(num_reqs)]
 
     @property
@@ -62,9 +51,10 @@ class MadeUpTraffic:
             request_id=f"r{self.num_requests}",
             priority=int(self.rng.integers(2)),
             sampling_params=None,
-            num_tokens=int(self.rng.integers(*self._prompts)),
+            num_tokens=int(self.rng.integers(10, 900)),
             num_left=1 + self.rng.geometric(1 / self._reply),
-            effect=self.rng.normal(0.0, self._spread),
+            # What it is harder or easier, in log-odds.
+            effect=self.rng.normal(0.0, 0.5),
             topic=self.rng.normal(1.0, 1.0),
             spec_token_ids=[],
             num_verified=0,
@@ -89,19 +79,13 @@ class MadeUpTraffic:
         acceptance = 1 / (1 + np.exp(0.3 - 0.8 * log_odds - effect))
         acceptance[[self.collapsed(one) for one in running]] = 0.02
         is_accepted = rng.random(acceptance.shape) < acceptance
-        rows, verified, accepted = [], [], []
         for row, one in enumerate(running):
             one.num_verified = len(one.spec_token_ids)
             own = is_accepted[row, : one.num_verified]
-            num_accepted = int(own.cumprod().sum())
-            one.num_new = 1 + num_accepted
-            if one.num_verified:
-                rows.append(row)
-                verified.append(one.num_verified)
-                accepted.append(num_accepted)
-        if rows:
-            req_ids = [running[row].request_id for row in rows]
-            row_of = dict(zip(req_ids, rows, strict=True))
+            one.num_new = 1 + int(own.cumprod().sum())
+        row_of = {one.request_id: row for row, one in enumerate(running)}
+        drafting = [one for one in running if one.num_verified]
+        if drafting:
 
             def locate(some):
                 if self._reports_confidence:
@@ -109,8 +93,11 @@ class MadeUpTraffic:
                 return Drafts.without_confidence(len(some), is_due=False)
 
             requests = {one.request_id: one for one in running}
+            req_ids = [one.request_id for one in drafting]
+            verified = [one.num_verified for one in drafting]
+            accepted = [one.num_new - 1 for one in drafting]
             learns = watchdog.observe(requests, req_ids, verified, accepted, locate)
-            learns = [True] * len(rows) if learns is None else learns
+            learns = [True] * len(drafting) if learns is None else learns
             self.learns = list(zip(req_ids, learns, strict=True))
         for row, one in enumerate(running):
             one.num_tokens += one.num_new

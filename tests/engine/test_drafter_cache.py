@@ -15,24 +15,15 @@ def fill_one(cache, req_id, start, num_tokens, blocks):
 
 def test_what_was_skipped_is_missing_until_somebody_fills_it():
     cache = DrafterCache(block_size=4)
-    assert fill_one(cache, "a", 9, 1, BLOCKS) is None
     cache.skip("a", 5, 1, BLOCKS)
     cache.skip("a", 6, 6, BLOCKS)
     # Whoever hits an incomplete block is filled from there.
     cache.admit("b", 12, BLOCKS)
     assert fill_one(cache, "b", 12, 1, BLOCKS) == 4
-    assert fill_one(cache, "a", 12, 1, BLOCKS) == 5
-    assert fill_one(cache, "a", 13, 1, BLOCKS) is None
-    cache.admit("c", 12, BLOCKS)
-    assert fill_one(cache, "c", 12, 1, BLOCKS) is None
-
-
-def test_what_is_in_doubt_is_filled_once_from_the_first_position():
-    cache = DrafterCache(block_size=4)
-    cache.skip("a", 5, 1, BLOCKS)
+    assert [fill_one(cache, "a", at, 1, BLOCKS) for at in (12, 13)] == [5, None]
+    # What is in doubt is missing from the first position on.
     cache.doubt("a")
-    assert fill_one(cache, "a", 9, 1, BLOCKS) == 0
-    assert fill_one(cache, "a", 10, 1, BLOCKS) is None
+    assert [fill_one(cache, "a", at, 1, BLOCKS) for at in (14, 15)] == [0, None]
 
 
 def test_a_resumed_request_forgets_what_it_missed_and_one_that_ended_is_pruned():

@@ -28,7 +28,7 @@ def collapse(traffic, reason):
 @pytest.fixture(params=[True, False], ids=["confidence", "none"])
 def traffic(request):
     """Requests whose drafter has worked for a while."""
-    traffic = MadeUpTraffic(NUM_REQS, seed=1, reports_confidence=request.param)
+    traffic = MadeUpTraffic(NUM_REQS, 1, reports_confidence=request.param)
     traffic.run(2000)
     assert not traffic.counters.num_quarantines
     return traffic
@@ -78,22 +78,21 @@ def test_a_mix_that_changed_is_learnt_and_not_left_without_drafts(traffic):
 
 
 def test_planners_learn_nothing_of_requests_under_quarantine():
-    traffic = MadeUpTraffic(NUM_REQS, seed=2)
+    traffic = MadeUpTraffic(NUM_REQS, 2)
     traffic.run(2000)
     collapse(traffic, "class")
     traffic.run(1)
-    watchdog = traffic.watchdog
-    limited = set(watchdog.limits)
+    limited = set(traffic.watchdog.limits)
     assert limited
     assert limited <= {r.request_id for r in traffic.running if r.priority == 0}
-    learnt = traffic.learns
-    assert any(is_learnt for _, is_learnt in learnt)
-    assert not any(is_learnt for req_id, is_learnt in learnt if req_id in limited)
+    learnt = {req_id for req_id, is_learnt in traffic.learns if is_learnt}
+    assert learnt
+    assert not learnt & limited
 
 
 def test_whoever_is_released_has_the_past_forgotten_and_its_cache_filled():
     """By the first try, which four of the requests are enough for."""
-    traffic = MadeUpTraffic(NUM_REQS, seed=4, reply=5000)
+    traffic = MadeUpTraffic(NUM_REQS, 4, reply=5000)
     traffic.run(2000)
     collapse(traffic, "all")
     traffic.run(4)
@@ -106,7 +105,7 @@ def test_whoever_is_released_has_the_past_forgotten_and_its_cache_filled():
 
 
 def test_what_ends_is_forgotten():
-    traffic = MadeUpTraffic(NUM_REQS, seed=3)
+    traffic = MadeUpTraffic(NUM_REQS, 3)
     traffic.run(500)
     collapse(traffic, "all")
     traffic.run(20)
