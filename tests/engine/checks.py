@@ -110,8 +110,8 @@ def watch(engine):
         output = schedule(*args, **kwargs)
         drafts = output.scheduled_spec_decode_tokens.items()
         step = Step(
-            {_name(req_id): n for req_id, n in output.num_scheduled_tokens.items()},
-            {_name(req_id): len(own) for req_id, own in drafts},
+            {name_of(req_id): n for req_id, n in output.num_scheduled_tokens.items()},
+            {name_of(req_id): len(own) for req_id, own in drafts},
         )
         assert sum(step.num_drafts.values()) <= scheduler.counters.last_draft_budget
         steps.append(step)
@@ -121,7 +121,7 @@ def watch(engine):
         for req_id in scheduler_output.scheduled_spec_decode_tokens:
             row = runner_output.req_id_to_index[req_id]
             num_sampled = len(runner_output.sampled_token_ids[row])
-            steps[-1].num_accepted[_name(req_id)] = num_sampled - 1
+            steps[-1].num_accepted[name_of(req_id)] = num_sampled - 1
         return update(scheduler_output, runner_output)
 
     with (
@@ -131,7 +131,7 @@ def watch(engine):
         yield steps
 
 
-def _name(req_id):
+def name_of(req_id):
     """Cut off the suffix with which vLLM makes ids unique."""
     return req_id.rpartition("-")[0]
 

@@ -15,12 +15,7 @@ import torch
 from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT
 from tests.engine.checks import draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.tiny_models import (
-    write_eagle3_head,
-    write_eagle_head,
-    write_markov_llama,
-    write_mimo,
-)
+from tests.engine.tiny_models import write_eagle3_head, write_heads
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -55,16 +50,11 @@ def expect(plain, tiny_pair, models):
 def models(tiny_pair, tmp_path_factory):
     """Target and draft of every method; some have none, or it is in the target's."""
     folder = tmp_path_factory.mktemp("heads")
-    llama = write_markov_llama(folder / "target")
-    return {
-        "draft_model": tiny_pair,
-        "eagle": (llama, write_eagle_head(folder / "eagle")),
-        "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
-        FEW: (llama, write_eagle3_head(folder / "few", llama, every=4)),
-        "mtp": (write_mimo(folder / "mimo"), None),
-        "ngram": (llama, None),
-        "suffix": (llama, None),
-    }
+    heads = write_heads(folder)
+    llama, _ = heads["eagle"]
+    few = write_eagle3_head(folder / "few", llama, every=4)
+    heads |= {"draft_model": tiny_pair, FEW: (llama, few)}
+    return heads | dict.fromkeys(["ngram", "suffix"], (llama, None))
 
 
 @pytest.fixture(scope="module")

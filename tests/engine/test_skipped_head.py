@@ -9,11 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.engine.checks import draw_prompts, greedy, summarize_all
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.tiny_models import (
-    write_eagle3_head,
-    write_eagle_head,
-    write_markov_llama,
-)
+from tests.engine.tiny_models import write_heads
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -32,12 +28,8 @@ def make_attentive(head):
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
 def engine(request, tmp_path_factory):
-    method, folder = request.param, tmp_path_factory.mktemp(request.param)
-    target = write_markov_llama(folder / "target")
-    if method == "eagle":
-        head = write_eagle_head(folder / "head")
-    else:
-        head = write_eagle3_head(folder / "head", target)
+    method = request.param
+    target, head = write_heads(tmp_path_factory.mktemp(method))[method]
     make_attentive(head)
     sizes = {"draft_tokens": DEPTH, "block_size": BLOCK}
     with run_engine(target, head, policy="fixed", method=method, **sizes) as engine:

@@ -128,6 +128,16 @@ def write_mimo(folder, *, seed=0):
     return write_checkpoint(folder, config, weights)
 
 
+def write_heads(folder):
+    """Write Markov targets and what drafts for them; return both by method."""
+    llama = write_markov_llama(folder / "target")
+    return {
+        "eagle": (llama, write_eagle_head(folder / "eagle")),
+        "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
+        "mtp": (write_mimo(folder / "mimo"), None),
+    }
+
+
 _INITIALIZER_RANGE = 0.15
 
 _TINY = {

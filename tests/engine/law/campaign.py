@@ -1,24 +1,37 @@
-"""Runs cases on engines of the V1 runner."""
+"""Runs cases on engines of the V1 runner, and the parts of it that any runner shares.
 
+One engine serves for many cases: its policy, room and traffic change between batches.
+"""
+
+import itertools
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tests.engine.conftest import run_engine
+import torch
+from transformers import PreTrainedModel
+
+from tests.engine.conftest import BLOCK, Engine, run_engine
 from tests.engine.law.bias import draw_from_draft
-from tests.engine.law.engines import run_law_engine
-from tests.engine.law.judge import Judged, Verdict, judge
-from tests.engine.law.models import write_law_pair
-from tests.engine.law.traffic import FEATURES, draw_requests
+from tests.engine.law.judge import Judged, Verdict, join, judge
+from tests.engine.law.models import load_reference, write_law_pair
+from tests.engine.law.recorder import Record, record
+from tests.engine.law.traffic import CHUNK, CLASSES, FEATURES, draw_requests
 from tests.engine.made_up import make_up_costs
-from tests.engine.tiny_models import (
-    write_eagle3_head,
-    write_eagle_head,
-    write_markov_llama,
-    write_mimo,
-    write_tokenizer,
-)
+from tests.engine.tiny_models import write_heads, write_tokenizer
+
+DEPTH = 8
+
+POLICIES = {
+    "fixed": {"draft_tokens": DEPTH},
+    "dynamic": {"max_draft_tokens": DEPTH},
+    "tetris": {"draft_tokens": 3, "max_draft_tokens": DEPTH},
+    "goodput": {"max_draft_tokens": DEPTH},
+}
+
+DEPTHS_WITH_GAPS = (DEPTH, DEPTH, 0, 0, 3, DEPTH, 0, DEPTH, 1, 0, 0, 0)
+"""How drafting is broken off: at depth 0 the drafter is left out; it resumes cold."""
 
 NUM_EACH = 18
 """Requests of each kind in a batch; all kinds together make 5,000 tokens."""
@@ -33,7 +46,7 @@ SAMPLED = {"draft_sample_method": "probabilistic"}
 
 ARGMAX = {"draft_sample_method": "greedy"}
 
-PAIRS: dict[str, dict[str, Any]] = {
+PAIRS = {
     "draft_model": {},
     "argmax": {},
     "perfect": {"noise": 0.0},
@@ -50,16 +63,67 @@ def write_models(folder, drafter):
     """Write the target and, where it is not a part of it, the draft of a drafter."""
     if drafter in PAIRS:
         return write_law_pair(folder, **PAIRS[drafter])
-    if drafter == "mtp":
-        target, head = write_mimo(folder / "target"), None
-    else:
-        target, head = write_markov_llama(folder / "target"), None
-    if drafter == "eagle":
-        head = write_eagle_head(folder / "head")
-    if drafter == "eagle3":
-        head = write_eagle3_head(folder / "head", target)
+    target, head = write_heads(folder)[drafter]
     write_tokenizer(target)
     return target, head
+
+
+@dataclass
+class LawEngine:
+    """An engine whose every block is recorded.
+
+    Attributes:
+        engine: The engine.
+        reference: Its target, in float64.
+        record: Of the latest batch.
+    """
+
+    engine: Engine
+    reference: PreTrainedModel
+    record: Record
+
+    @contextmanager
+    def break_off_drafting(self):
+        """Draft as deep as `DEPTHS_WITH_GAPS` says, whatever the policy wants."""
+        depths = itertools.cycle(DEPTHS_WITH_GAPS)
+        scheduler = self.engine.scheduler
+        scheduler._choose_depth = lambda _num_reqs: next(depths)
+        try:
+            yield
+        finally:
+            del scheduler._choose_depth
+
+    def run(self, requests, seed):
+        """Complete requests in one batch; the seed is of whatever the engine draws."""
+        self.record.clear()
+        torch.manual_seed(seed)
+        prompts = [request.prompt for request in requests]
+        params = [request.make_params() for request in requests]
+        outputs = self.engine.complete(prompts, params)
+        tokens = [output.outputs[0].token_ids for output in outputs]
+        blocks = [self.record.blocks.get(one.request_id, []) for one in outputs]
+        return join(requests, tokens, blocks, self.reference)
+
+
+@contextmanager
+def run_law_engine(start, target, draft, **options):
+    """Start an engine, as `start` does, as deep as any policy drafts here.
+
+    It records its blocks.
+    """
+    with start(
+        target,
+        draft,
+        policy="fixed",
+        draft_tokens=DEPTH,
+        classes=CLASSES,
+        skip_tokenizer_init=False,
+        max_model_len=4 * BLOCK,
+        block_size=BLOCK,
+        long_prefill_token_threshold=CHUNK,
+        **options,
+    ) as engine:
+        yield LawEngine(engine, load_reference(target), record(engine))
 
 
 @contextmanager
@@ -139,14 +203,10 @@ def run_case(
         few_blocks: Left where KV blocks run short.
         prepare: Makes up what the policies that look at prices believe.
     """
-    engine.set_policy(case.policy, prepare)
-    requests = draw_requests(
-        seed,
-        num_each,
-        long_prompts=case.long_prompts,
-        classes=case.classes,
-        features=features,
-    )
+    engine.engine.set_policy(case.policy, **POLICIES[case.policy])
+    if case.policy in ("dynamic", "goodput"):
+        prepare(engine.engine)
+    requests = draw_requests(seed, num_each, case, features)
     with ExitStack() as stack:
         if case.gaps:
             stack.enter_context(engine.break_off_drafting())
@@ -155,10 +215,6 @@ def run_case(
         if bias is not None:
             stack.enter_context(bias(engine))
         judged = engine.run(requests, seed)
-    return Outcome(
-        judged,
-        judge(judged),
-        engine.engine.scheduler.snapshot(),
-        engine.record.num_one_hot,
-        engine.record.num_preempted,
-    )
+    counters, recorded = engine.engine.scheduler.snapshot(), engine.record
+    lost = recorded.num_one_hot, recorded.num_preempted
+    return Outcome(judged, judge(judged), counters, *lost)

@@ -16,11 +16,12 @@ on the prefix alone."""
 class Sampling:
     """What a request asks for, as far as it shapes the law of its tokens.
 
+    But for `allowed`, vLLM's names.
+
     Attributes:
         temperature: 0 means argmax.
         top_k: Keep this many largest probabilities; 0 keeps all.
         top_p: Then keep the smallest set of largest ones that reaches this mass.
-        repetition, presence, frequency: vLLM's penalties of these names.
         min_tokens: `stop_token_ids` are barred from the output up to here.
         stop_token_ids: End the output.
         allowed: A grammar: the tokens allowed after those generated; None allows all.
@@ -29,9 +30,9 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     allowed: Callable | None = None
@@ -136,11 +137,12 @@ def _penalize(logits, prompt, output, sampling):
     chosen = one_hot(torch.tensor(output), logits.shape[1]).to(logits)
     # Before each token, how often every other one was in the output.
     counts = chosen.cumsum(dim=0) - chosen
-    if sampling.repetition != 1.0:
+    penalty = sampling.repetition_penalty
+    if penalty != 1.0:
         was_there = counts > 0
         was_there[:, list(prompt)] = True
-        factor = torch.where(logits > 0, 1 / sampling.repetition, sampling.repetition)
+        factor = torch.where(logits > 0, 1 / penalty, penalty)
         logits = torch.where(was_there, logits * factor, logits)
-    logits -= sampling.frequency * counts
-    logits -= sampling.presence * (counts > 0)
+    logits -= sampling.frequency_penalty * counts
+    logits -= sampling.presence_penalty * (counts > 0)
     return logits

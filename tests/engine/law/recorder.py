@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import one_hot
 
+from tests.engine.checks import name_of
+
 Blocks = dict[str, list["Block"]]
 """The blocks of every request, by its name, in the order of time."""
 
@@ -89,7 +91,7 @@ def _record_v1(runner, recorded):
         for row, (own_drafts, own_laws) in enumerate(parts):
             if len(own_drafts):
                 start = batch.num_tokens_no_spec[row] - batch.num_prompt_tokens[row]
-                recorded.blocks[_name(batch.req_ids[row])].append(
+                recorded.blocks[name_of(batch.req_ids[row])].append(
                     Block(int(start), own_drafts.tolist(), own_laws.clone())
                 )
 
@@ -123,12 +125,7 @@ class _RecordingSampler:
                 temperature = temperatures[slot] or 1.0
                 laws = (draft_logits[slot, :count].float() / temperature).softmax(-1)
             start = int(batch.positions[tokens[0]]) + 1 - int(lengths[slot])
-            self._recorded.blocks[_name(req_id)].append(
+            self._recorded.blocks[name_of(req_id)].append(
                 Block(start, drafts.tolist(), laws.clone())
             )
         return self._inner(logits, batch, draft_logits, *args)
-
-
-def _name(req_id):
-    """Cut off the suffix with which vLLM makes ids unique."""
-    return req_id.rpartition("-")[0]

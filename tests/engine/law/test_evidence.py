@@ -136,11 +136,13 @@ def test_the_exact_law_knows_what_was_said_before():
         pytest.approx([0.4, 0.3, 0.2, 0.1]),
     ]
     # Halved for being there, once more for each time: after 0, after 0 and 0.
-    halved = shape([0, 0, 0], presence=math.log(2), frequency=math.log(2))
+    halved = shape(
+        [0, 0, 0], presence_penalty=math.log(2), frequency_penalty=math.log(2)
+    )
     assert halved[1] == pytest.approx([1 / 7, 3 / 7, 2 / 7, 1 / 7])
     assert halved[2] == pytest.approx([0.5 / 6.5, 3 / 6.5, 2 / 6.5, 1 / 6.5])
     # Squared away from 1: the prompt's token 2 from the start, then 0 too.
-    repeated = shape([0, 0], repetition=2.0)
+    repeated = shape([0, 0], repetition_penalty=2.0)
     assert repeated[0] == pytest.approx(np.array([4, 3, 2**0.5, 1]) / (8 + 2**0.5))
     assert repeated[1] == pytest.approx(np.array([2, 3, 2**0.5, 1]) / (6 + 2**0.5))
     even_then_odd = shape(

@@ -25,6 +25,7 @@ from functools import cache
 import pytest
 
 from tests.engine.law.campaign import (
+    DEPTH,
     draw_some_from_draft,
     ignore_grammars,
     run_case,
@@ -32,7 +33,6 @@ from tests.engine.law.campaign import (
     start,
 )
 from tests.engine.law.cases import Case, pair_up
-from tests.engine.law.engines import DEPTH
 from tests.engine.law.evidence import FAMILY, NUM_TESTS_OF_V2, Evidence, is_alarming
 from tests.engine.law.judge import FOLLOWING
 from tests.engine.law.traffic import FEATURES

@@ -12,12 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.checks import draw_prompts, greedy
-from tests.engine.tiny_models import (
-    write_eagle3_head,
-    write_eagle_head,
-    write_markov_llama,
-    write_mimo,
-)
+from tests.engine.tiny_models import write_heads
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 from tests.gpu_adapter.interpreted.parallel_heads import (
     write_dflash_head,
@@ -35,11 +30,9 @@ PARAMS = greedy(24)
 def drafters(tmp_path_factory):
     """Targets, and the heads that draft for them if they are not a part of them."""
     folder = tmp_path_factory.mktemp("heads")
-    llama = write_markov_llama(folder / "target")
-    return {
-        "eagle": (llama, write_eagle_head(folder / "eagle")),
-        "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
-        "mtp": (write_mimo(folder / "mimo"), None),
+    heads = write_heads(folder)
+    llama, _ = heads["eagle"]
+    return heads | {
         "dflash": (llama, write_dflash_head(folder / "dflash", llama)),
         "dspark": (llama, write_dspark_head(folder / "dspark", llama)),
     }

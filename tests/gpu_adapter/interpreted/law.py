@@ -9,7 +9,6 @@ from serving.engine.gpu.speculators import PacedStandalone
 from serving.engine.reclass import reclass
 from tests.engine.law import campaign
 from tests.engine.law.bias import draw_from_draft
-from tests.engine.law.engines import run_law_engine
 from tests.engine.made_up import make_up_costs
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
@@ -23,7 +22,7 @@ run_case = partial(campaign.run_case, few_blocks=8, prepare=make_up_costs)
 @contextmanager
 def start(folder, drafter=DRAFTER):
     """Start the engine on which all cases of a drafter are run."""
-    with run_law_engine(
+    with campaign.run_law_engine(
         run_interpreted,
         *campaign.write_models(folder, drafter),
         speculative=campaign.SAMPLED,
