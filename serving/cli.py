@@ -9,6 +9,7 @@ from typing import Any
 from serving.commands.bench import add_bench_command
 from serving.commands.drain import add_drain_command
 from serving.commands.keys import add_keys_command
+from serving.commands.status import add_status_command
 from serving.settings.model import (
     Environment,
     Settings,
@@ -110,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bench_command(commands)
     add_drain_command(commands)
     add_keys_command(commands)
+    add_status_command(commands)
     return parser
 
 

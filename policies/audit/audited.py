@@ -265,7 +265,7 @@ class AuditedPlanner(Planner):
         self._has_news = True
         if result.arm == "none":
             loads = self.ledger.since_start(result.num_reqs)
-            self.holding.at(result.num_reqs).note_block(result, loads)
+            self.holding.note_block(result, loads)
 
     def _close_untimed(self) -> None:
         """Enter a step of the policy's that the engine slept after."""

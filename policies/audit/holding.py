@@ -17,17 +17,26 @@ MIN_EVIDENCE = 5
 """Blocks before anything is found. On trial (`schedule.TRIAL_GAP`) they take about 300
 steps, with the one that only marks the beginning."""
 
-MIN_TRIAL = 16
-"""Blocks before a trial ends well: the first steps of a young engine compile what they
-need, those without drafts as well, and look dearer than they are."""
+MIN_AGREEING = 2
+"""Blocks that suffice where speculation loses at other loads, and they say the same:
+loads that only come and go, as while a burst ends, would be on trial for ever."""
 
-WINDOWS = (12, 96)
+MIN_TRIAL, MAX_TRIAL = 16, 96
+"""Blocks before a trial ends well, for the first steps of a young engine compile what
+they need and look dearer than they are; and before one ends that has found nothing."""
+
+WINDOWS = (12, MAX_TRIAL, 4 * MAX_TRIAL)
 """Blocks that are looked at: few for what is sudden, as a neighbour or a drafter that
-goes stale, many for what is small. A trial that finds nothing in so many ends."""
+goes stale, many for what is small."""
 
 DOUBT = 1.5
-"""Half widths of the 95 % interval by which speculation must lose or gain, for it is
-looked at after every block."""
+"""Half widths of the 95 % interval by which speculation must lose, for it is looked at
+after every block."""
+
+PASS_DOUBT = 2.5
+"""Likewise by which it must gain for a trial to end: one that goes on costs next to
+nothing where there is little to gain, one that ends by mistake costs thousands of
+steps until the few blocks that follow have found it out."""
 
 PAY_BACK = 128.0
 """Steps held for each that was lost: a trial that loses costs less than one per cent of
@@ -55,31 +64,47 @@ class Trial:
     )
     _num_failed: int = 0
 
-    def note_block(self, block: BlockResult, loads: Loads) -> None:
+    @property
+    def has_failed(self) -> bool:
+        """Whether speculation lost when it was tried last."""
+        return self._num_failed > 0
+
+    def note_block(
+        self, block: BlockResult, loads: Loads, *, loses_elsewhere: bool
+    ) -> None:
         """Weigh a block that drafted nothing.
 
         Args:
             block: What it has shown.
             loads: Sums since the engine's start, of loads of the octave.
+            loses_elsewhere: Whether speculation lost at other loads.
         """
         self._seen.append((block, loads))
         for num_blocks in WINDOWS:
-            gain, num_steps = self._judge(num_blocks)
+            gain, num_steps = self._judge(num_blocks, MIN_EVIDENCE)
             if gain is None:
-                continue
-            doubt = DOUBT * (gain.upper - gain.ratio)
-            if gain.ratio + doubt < 1.0:
+                if loses_elsewhere:
+                    self._agree()
+                return
+            half = gain.upper - gain.ratio
+            if gain.ratio + DOUBT * half < 1.0:
                 self._hold((1.0 - gain.ratio) * min(num_steps, MIN_HOLD))
                 return
-            is_found = gain.ratio - doubt > 1.0 and len(self._seen) > MIN_TRIAL
-            if is_found or len(self._seen) > WINDOWS[-1]:
+            gains = gain.ratio - PASS_DOUBT * half > 1.0
+            if (gains and len(self._seen) > MIN_TRIAL) or len(self._seen) > MAX_TRIAL:
                 self.is_open, self._num_failed = False, 0
 
     def spend(self, num_steps: int) -> None:
         """Count steps held."""
         self.hold_steps = max(0, self.hold_steps - num_steps)
 
-    def _judge(self, num_blocks: int) -> tuple[Gain | None, float]:
+    def _agree(self) -> None:
+        """Hold if what little there is says the same as at other loads."""
+        gain, num_steps = self._judge(MIN_EVIDENCE, MIN_AGREEING)
+        if gain is not None and gain.ratio < 1.0:
+            self._hold((1.0 - gain.ratio) * num_steps)
+
+    def _judge(self, num_blocks: int, min_blocks: int) -> tuple[Gain | None, float]:
         """Return the gain over the latest blocks, and the steps between them."""
         seen = list(self._seen)[-num_blocks - 1 :]
         (_, before), (_, now) = seen[0], seen[-1]
@@ -90,7 +115,7 @@ class Trial:
             if bucket in before:
                 grown.add(before[bucket], -1.0)
         blocks = [block for block, _ in seen[1:]]
-        gain = estimate_gain(loads, blocks, min_blocks=MIN_EVIDENCE)
+        gain = estimate_gain(loads, blocks, min_blocks=min_blocks)
         return gain, sum(sums.num for sums in loads.values())
 
     def _hold(self, num_lost: float) -> None:
@@ -110,6 +135,13 @@ class Holding:
     """
 
     _trials: dict[int, Trial] = field(default_factory=dict)
+
+    def note_block(self, block: BlockResult, loads: Loads) -> None:
+        """Weigh a block that drafted nothing; `loads` as in `Trial.note_block`."""
+        trial = self.at(block.num_reqs)
+        others = [one for one in self._trials.values() if one is not trial]
+        loses_elsewhere = any(one.has_failed for one in others)
+        trial.note_block(block, loads, loses_elsewhere=loses_elsewhere)
 
     def at(self, num_reqs: int) -> Trial:
         """Return the trial of a load."""

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from policies.decisions.quarantine import FIRST_WAIT, MAX_WAIT, Quarantine, Quarantines
@@ -46,6 +47,26 @@ def test_tries_become_rarer_up_to_a_limit():
 def test_a_drafter_that_works_again_is_taken_back_within_fifty_steps(end):
     one = make_quarantine()
     assert run_rounds(one, 400, is_accepted=lambda step: step > end)[-1] <= end + 50
+
+
+@pytest.mark.parametrize("usual", [0.4, 0.7])
+@pytest.mark.parametrize("num_reqs", [1, 4])
+def test_nor_does_it_take_longer_where_some_drafts_are_rejected(num_reqs, usual):
+    """One in fifty may: whose first tries are rejected by chance."""
+    rng = np.random.default_rng(0)
+    num_late = 0
+    for end in rng.integers(100, 200, size=400).tolist():
+        one, is_back = make_quarantine(), False
+        for step in range(end + 50):
+            one.note_step()
+            tries = num_reqs if one.verifies else 0
+            for _ in range(tries):
+                luck = step > end and rng.random() < usual
+                is_back = is_back or one.judge(is_accepted=luck, expected=usual)
+            if is_back:
+                break
+        num_late += not is_back
+    assert num_late / 400 <= 0.02
 
 
 def test_a_round_without_anybody_to_try_ends_and_costs_no_patience():
