@@ -92,10 +92,14 @@ class Step:
     Attributes:
         num_scheduled: Tokens, drafts among them.
         num_drafts: Drafts verified.
+        is_chunk: Whether it is a part of a prompt, and not the last.
+        num_preempted: Requests that lost their KV blocks.
     """
 
     num_scheduled: dict[str, int]
     num_drafts: dict[str, int]
+    is_chunk: list[bool]
+    num_preempted: int
     num_accepted: dict[str, int] = field(default_factory=dict)
 
 
@@ -108,10 +112,13 @@ def watch(engine):
 
     def spy_on_schedule(*args, **kwargs):
         output = schedule(*args, **kwargs)
-        drafts = output.scheduled_spec_decode_tokens.items()
+        counts = output.num_scheduled_tokens
+        drafts = output.scheduled_spec_decode_tokens
         step = Step(
-            {name_of(req_id): n for req_id, n in output.num_scheduled_tokens.items()},
-            {name_of(req_id): len(own) for req_id, own in drafts},
+            {name_of(req_id): count for req_id, count in counts.items()},
+            {name_of(req_id): len(own) for req_id, own in drafts.items()},
+            [scheduler.requests[req_id].is_prefill_chunk for req_id in counts],
+            len(output.preempted_req_ids or ()),
         )
         assert sum(step.num_drafts.values()) <= scheduler.counters.last_draft_budget
         steps.append(step)

@@ -10,7 +10,7 @@ from serving.engine.cpu.drafter_cache import DrafterCache
 from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY
 from tests.engine.checks import draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -152,12 +152,8 @@ def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
     prompts, params = draw_prompts(6), list(map(greedy, lengths))
     choose_none, skipped, timings = Mock(return_value=0), [], []
     scheduler = engine.scheduler
-    scheduler._planner = Instead(
-        scheduler._planner,
-        choose_depth=choose_none,
-        note_skipped_steps=skipped.append,
-        observe_timing=timings.append,
-    )
+    heard = {"note_skipped_steps": skipped.append, "observe_timing": timings.append}
+    plan_instead(scheduler, choose_depth=choose_none, **heard)
     assert engine.answer(prompts, params) == plain.answer(prompts, params)
     # Every step is known of, and in most of them nobody was asked.
     counters, num_asked = scheduler.counters, choose_none.call_count

@@ -9,7 +9,7 @@ from policies.planner import Planner
 from policies.types import DraftSelection
 from tests.engine.checks import draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead, make_up_costs
+from tests.engine.made_up import make_up_costs, plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -38,9 +38,8 @@ def engine(with_priorities):
 
 def overhear(engine, method):
     """Return a mock of a method of the planner, which does what it did."""
-    planner = engine.scheduler._planner
-    spy = Mock(wraps=getattr(planner, method))
-    engine.scheduler._planner = Instead(planner, **{method: spy})
+    spy = Mock(wraps=getattr(engine.scheduler._planner, method))
+    plan_instead(engine.scheduler, **{method: spy})
     return spy
 
 

@@ -13,7 +13,7 @@ from policies.types import DraftSelection
 from serving.engine.shared.faults import select_checked
 from tests.engine.checks import Arrival, draw_prompts, greedy
 from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.faults]
 
@@ -41,12 +41,6 @@ def engine(tetris):
     """An engine that drafts four tokens a request and verifies two, as if new."""
     tetris.set_policy("tetris", draft_tokens=2, max_draft_tokens=DEPTH)
     return tetris
-
-
-def replace_methods(engine, **methods):
-    """Let methods of the planner misbehave."""
-    scheduler = engine.scheduler
-    scheduler._planner = Instead(scheduler._planner, **methods)
 
 
 def raise_error(*args):
@@ -98,7 +92,7 @@ def test_where_nothing_can_be_selected_everything_is_verified(
     select, damage, fault, engine, expected, monkeypatch, caplog
 ):
     if select is not None:
-        replace_methods(engine, select=select)
+        plan_instead(engine.scheduler, select=select)
     else:
         damage_confidence(engine, monkeypatch, damage)
     counters = engine.counters
@@ -147,7 +141,7 @@ def test_what_no_batch_can_be_cut_by_is_no_selection(misbehave):
 )
 def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, expected):
     scheduler = engine.scheduler
-    replace_methods(engine, **{method: raise_error})
+    plan_instead(engine.scheduler, **{method: raise_error})
     with engine.watch():
         assert engine.answer(PROMPTS, PARAMS) == expected
     assert scheduler.snapshot()["num_fallbacks"]["policy_error"] > 0
@@ -159,7 +153,7 @@ def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, exp
 )
 def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expected):
     scheduler = engine.scheduler
-    replace_methods(engine, choose_depth=lambda *load: answer)
+    plan_instead(engine.scheduler, choose_depth=lambda *load: answer)
     assert engine.answer(PROMPTS, PARAMS) == expected
     assert scheduler.counters.draft_depth == depth
 
@@ -242,7 +236,7 @@ class Stopping:
 @pytest.mark.parametrize("stop", [Stopping(), "no rule at all"])
 def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
     scheduler = engine.scheduler
-    replace_methods(engine, early_exit=lambda *_: stop)
+    plan_instead(engine.scheduler, early_exit=lambda *_: stop)
     assert engine.answer(PROMPTS, PARAMS) == expected
     assert set(scheduler.counters.num_fallbacks) == {"stop_error"}
     assert scheduler.counters.draft_depth == DEPTH
@@ -254,7 +248,9 @@ def drive_and_learn(engine, expected):
     Of the first four steps that draft.
     """
     learnt = []
-    replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
+    plan_instead(
+        engine.scheduler, observe=lambda outcome: learnt.append(len(outcome.req_ids))
+    )
     arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
     with engine.watch() as steps:
         answers = engine.drive(arrivals)

@@ -83,36 +83,24 @@ def engine(tiny_pair, plain):
     ],
 )
 def test_float32_token_ids_equal_those_without_speculation(
-    policy, draft_tokens, max_draft_tokens, engine, expected, monkeypatch
+    policy, draft_tokens, max_draft_tokens, engine, expected
 ):
-    engine.set_policy(
-        policy, draft_tokens=draft_tokens, max_draft_tokens=max_draft_tokens
-    )
+    depths = {"draft_tokens": draft_tokens, "max_draft_tokens": max_draft_tokens}
+    engine.set_policy(policy, **depths)
     scheduler, counters = engine.scheduler, engine.counters
     if policy in ("dynamic", "goodput"):
         make_up_costs(engine)
-    num_steps_with_chunks = num_preempted = 0
-    schedule = scheduler.schedule
-
-    def spy_on_schedule(*args):
-        nonlocal num_steps_with_chunks, num_preempted
-        output = schedule(*args)
-        requests = [scheduler.requests[r] for r in output.num_scheduled_tokens]
-        chunks = [request.is_prefill_chunk for request in requests]
-        num_steps_with_chunks += any(chunks) and not all(chunks)
-        num_preempted += len(output.preempted_req_ids or ())
-        return output
-
-    monkeypatch.setattr(scheduler, "schedule", spy_on_schedule)
     assert len(expected) == NUM_REQUESTS
-    assert engine.drive(make_arrivals()) == expected
-    assert num_steps_with_chunks > 0
+    with engine.watch() as steps:
+        assert engine.drive(make_arrivals()) == expected
+    assert any(any(step.is_chunk) and not all(step.is_chunk) for step in steps)
     assert not counters.num_fallbacks
     assert counters.num_accepted_tokens > NUM_REQUESTS
     assert counters.num_accepted_tokens < counters.num_verified_tokens
     assert counters.num_cut_tokens["opt_out"] > 0
     assert counters.num_cut_tokens["min_tokens"] > 0
     # Goodput lets in as many as will fit to their end; the others let vLLM find out.
+    num_preempted = sum(step.num_preempted for step in steps)
     assert (num_preempted > 0) == (policy != "goodput")
     if policy in ("tetris", "goodput"):
         assert counters.num_cut_tokens["budget"] > NUM_REQUESTS

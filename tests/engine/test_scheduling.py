@@ -65,53 +65,37 @@ def spy(its_own_draft, monkeypatch):
     return spy_on
 
 
-def count_preempted(spy):
-    """Count the requests that lose their KV blocks, in a list of one number."""
-    num_preempted = [0]
-
-    def look(output, _):
-        num_preempted[0] += len(output.preempted_req_ids or ())
-
-    spy(look)
-    return num_preempted
-
-
-def test_fewer_requests_are_preempted_where_drafts_give_way(
-    start_over, spy, monkeypatch
-):
+def test_fewer_requests_are_preempted_where_drafts_give_way(start_over, monkeypatch):
     """Requests of many lengths share few blocks; some end before others need one."""
     prompts = [draw_prompt(n, 10 + 7 * n % 60) for n in range(48)]
     params = [greedy(30 + 11 * n % 80) for n in range(48)]
-    num_preempted = count_preempted(spy)
 
     def run():
-        num_preempted[0] = 0
         engine = start_over("fixed", draft_tokens=DEPTH, max_num_seqs=12)
-        with engine.hold_blocks(24):
+        with engine.hold_blocks(24), engine.watch() as steps:
             answers = engine.answer(prompts, params)
         engine.check_counters()
-        return answers, num_preempted[0], engine.counters
+        return answers, sum(step.num_preempted for step in steps), engine.counters
 
-    answers, num_preemptions, counters = run()
+    answers, num_preempted, counters = run()
     monkeypatch.setattr(batch_planning, "trim_to_free_blocks", lambda _: 0)
-    expected, num_preemptions_without, _ = run()
+    expected, num_preempted_without, _ = run()
     assert answers == expected
     assert counters.num_cut_tokens["kv"] > 0
-    assert num_preemptions < num_preemptions_without
+    assert num_preempted < num_preempted_without
 
 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
-def test_goodput_lets_in_what_fits_and_starves_nobody(policy, start_over, spy):
+def test_goodput_lets_in_what_fits_and_starves_nobody(policy, start_over):
     """Long prompts in chunks and outputs of up to three blocks, in two priorities."""
     first_token_step, ended, num_side_by_side = {}, set(), 0
     # The longest prompts take three steps.
     engine = start_over(policy, max_num_batched_tokens=40, max_num_seqs=8)
     if policy == "goodput":
         make_up_costs(engine)
-    num_preempted = count_preempted(spy)
     llm_engine = engine.llm.llm_engine
     waiting, step = list(range(30)), 0
-    with engine.hold_blocks(20):
+    with engine.hold_blocks(20), engine.watch() as steps:
         while waiting or llm_engine.has_unfinished_requests():
             # Three at once, then nobody for two steps: always somebody waits.
             for n in waiting[: 3 if step % 3 == 0 else 0]:
@@ -134,12 +118,12 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(policy, start_over, spy):
     engine.check_idle()
     assert ended == set(range(30))
     for priority in (0, 1):
-        steps = [first_token_step[n] for n in range(priority, 30, 2)]
-        assert steps == sorted(steps)
+        first_steps = [first_token_step[n] for n in range(priority, 30, 2)]
+        assert first_steps == sorted(first_steps)
     # Several run at a time all the same.
     assert num_side_by_side >= 3
     # How long outputs get is an estimate: now and then one does not fit after all.
-    [num] = num_preempted
+    num = sum(one.num_preempted for one in steps)
     assert num <= 2 if policy == "goodput" else num >= 10, num
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.faults]
 
@@ -19,9 +19,8 @@ class Run:
         self.scheduler = make_cpu_scheduler(pair, **section)
         self.counters = self.scheduler.counters
         self.worker, self.learnt, self._number = StandInWorker(), [], 0
-        planner = self.scheduler._planner
-        self.scheduler._planner = Instead(planner, observe=self._learn)
-        self._observe = planner.observe
+        self._observe = self.scheduler._planner.observe
+        plan_instead(self.scheduler, observe=self._learn)
 
     def _learn(self, outcome):
         self.learnt.append(len(outcome.req_ids))

@@ -51,14 +51,6 @@ def test_a_confidence_that_is_no_number_ranks_last():
     assert select_drafts(confidence, torch.tensor([2, 2]), 2).tolist() == [0, 2]
 
 
-def test_a_position_never_depends_on_later_ones_of_its_request():
-    """An unstable top-k lets a tie behind a position decide about it."""
-    lengths, budget = torch.tensor([2, 1]), 1
-    for later in (0.0, 0.5, 1.0):
-        confidence = torch.tensor([[0.5, later], [0.5, 0.0]])
-        assert select_drafts(confidence, lengths, budget).tolist() == [1, 0]
-
-
 def test_acceptance_is_predicted_as_by_the_calibration():
     rng = np.random.default_rng(0)
     calibration = ConfidenceCalibration(max_depth=4)

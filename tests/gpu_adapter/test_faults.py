@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from serving.engine.gpu.step_messages import REPORT_ATTRIBUTE
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import drive, make_worker
@@ -42,9 +42,7 @@ def test_a_request_with_impossible_confidences_spoils_no_others(make_scheduler):
         confidences[req_ids.index("r1")] = np.nan
 
     spoil_confidences(worker, spoil_r1)
-    scheduler._planner = Instead(
-        scheduler._planner, observe=lambda outcome: learnt.extend(outcome.req_ids)
-    )
+    plan_instead(scheduler, observe=lambda outcome: learnt.extend(outcome.req_ids))
     drive(scheduler, worker, max_steps=20)
     assert set(learnt) == {"r0"}
     assert scheduler.counters.num_fallbacks["confidence_invalid"] > 5

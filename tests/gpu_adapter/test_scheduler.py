@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from policies.types import DraftSelection
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH, GRAPH_SIZES, MAX_TOKENS
 from tests.gpu_adapter.stand_in_worker import drive, make_worker
@@ -61,7 +61,7 @@ def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler):
         selection = planner.select(batch)
         return replace(selection, num_cut_by_latency=3, is_probe=next(probes))
 
-    scheduler._planner = Instead(planner, select=select_late)
+    plan_instead(scheduler, select=select_late)
     add_requests(scheduler, 2, max_tokens=300)
     drive(scheduler, make_worker(2), max_steps=30)
     cut = scheduler.counters.num_cut_tokens
@@ -106,11 +106,8 @@ def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
     may_reallocate, make_scheduler
 ):
     scheduler = make_scheduler()
-    scheduler._planner = Instead(
-        scheduler._planner,
-        select=partial(select_every_other, may_reallocate),
-        choose_depth=lambda *_: DEPTH,
-    )
+    select = partial(select_every_other, may_reallocate)
+    plan_instead(scheduler, select=select, choose_depth=lambda *_: DEPTH)
     add_requests(scheduler, 4)
     worker = make_worker(4)
     drive(scheduler, worker, max_steps=10)
@@ -125,7 +122,7 @@ def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
 def test_the_pause_between_two_batches_is_no_cost_of_a_step(make_scheduler):
     """A step that emits nothing any more is still in flight during the pause."""
     scheduler, timings = make_scheduler(policy="fixed"), []
-    scheduler._planner = Instead(scheduler._planner, observe_timing=timings.append)
+    plan_instead(scheduler, observe_timing=timings.append)
     worker = make_worker(2, late0=0.7)
     queue = []
     for prefix in ("r", "late"):

@@ -124,20 +124,6 @@ def test_a_request_claims_as_many_drafts_as_its_target_needs(
     assert claimed.tolist() == [min(reserved, num_drafts)]
 
 
-def test_a_claim_depends_on_nothing_behind_it():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        survival = np.cumprod(rng.random((5, 4)), axis=1)
-        target_ms, cost_ms = rng.uniform(5, 40, 5), rng.uniform(0, 10)
-        before = reserve_drafts(survival, np.full(5, 4), target_ms, 40.0, cost_ms)
-        position = rng.integers(1, 4)
-        survival[:, position:] *= rng.random((5, 1))
-        after = reserve_drafts(survival, np.full(5, 4), target_ms, 40.0, cost_ms)
-        np.testing.assert_array_equal(
-            np.minimum(before, position), np.minimum(after, position)
-        )
-
-
 def test_the_tightest_target_within_reach_limits_the_step():
     tokens, targets_ms = np.array([2.0, 1.0, 1.0]), np.array([20.0, 45.0, np.inf])
     for fastest_ms, latest_ms in ((30.0, 40.0), (42.0, 45.0), (50.0, np.inf)):

@@ -22,7 +22,7 @@ from serving.engine.gpu.runner import TetrisGPUModelRunner
 from serving.engine.gpu.speculators import RawConfidence
 from serving.engine.gpu.verification import PlannedVerification
 from tests.engine.checks import Arrival, draw_prompts, greedy, summarize_all
-from tests.engine.made_up import Instead, make_up_costs
+from tests.engine.made_up import make_up_costs, plan_instead
 from tests.gpu_adapter.interpreted import graphs, plugin
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 
@@ -170,7 +170,7 @@ def test_the_start_up_profile_reaches_the_planner_once(with_drafts):
     with_drafts.runner._profile_sent = False
     scheduler, profiles = with_drafts.scheduler, []
     planner = scheduler._planner
-    scheduler._planner = Instead(planner, fit_profile=profiles.append)
+    plan_instead(scheduler, fit_profile=profiles.append)
     with_drafts.complete(PROMPTS, greedy(32))
     (profile,) = profiles
     # Every captured size, and some beyond.
