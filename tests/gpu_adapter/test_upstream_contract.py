@@ -9,7 +9,6 @@ import pickle
 import re
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +26,6 @@ from serving.engine.gpu.step_messages import ORDER_ATTRIBUTE
 from serving.engine.gpu.verification import PlannedVerification
 from serving.engine.gpu.worker import TetrisGPUWorker
 from serving.engine.shared import planner_host
-from tests.gpu_adapter.conftest import GRAPH_SIZES
 
 HOOKS = {
     PlannedVerification: "add_request get_num_tokens reallocate_drafts "
@@ -146,50 +144,3 @@ def test_rays_executor_hands_over_outputs_as_the_local_one_does():
     module = Path(inspect.getfile(MultiprocExecutor)).with_name("ray_executor_v2.py")
     assert "class RayExecutorV2(MultiprocExecutor):" in module.read_text("utf-8")
     assert hasattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND")
-
-
-def test_upstream_pads_every_batch_to_the_next_captured_size():
-    """Trimmed batches that decode, by whole graphs; those with prompts, piecewise."""
-    from vllm.config import CUDAGraphMode
-    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-
-    manager = object.__new__(CudaGraphManager)
-    manager.__dict__.update(
-        vllm_config=SimpleNamespace(
-            speculative_config=None,
-            cache_config=SimpleNamespace(use_kda_recoverssm=False),
-        ),
-        compilation_config=SimpleNamespace(
-            cudagraph_capture_sizes=list(GRAPH_SIZES),
-            max_cudagraph_capture_size=GRAPH_SIZES[-1],
-        ),
-        cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
-        max_num_reqs=8,
-        decode_query_len=5,
-        varlen_decode=True,
-        ubatch_runner=None,
-        lora_capture_cases=[0],
-        _lora_dispatch_map={},
-        _candidates={},
-        _capture_descs={},
-        _graphs_captured=True,
-    )
-    manager._init_candidates()
-
-    def pad(num_tokens, max_query_len):
-        found = manager.dispatch(
-            num_reqs=min(8, num_tokens),
-            num_tokens=num_tokens,
-            uniform_token_count=None,
-            num_active_loras=0,
-            max_query_len=max_query_len,
-        )
-        return found.cg_mode, found.num_tokens
-
-    for num_tokens in range(1, GRAPH_SIZES[-1] + 1):
-        padded = next(size for size in GRAPH_SIZES if size >= num_tokens)
-        assert pad(num_tokens, max_query_len=5) == (CUDAGraphMode.FULL, padded)
-        # With a prompt among them.
-        assert pad(num_tokens, max_query_len=None) == (CUDAGraphMode.PIECEWISE, padded)
-    past = GRAPH_SIZES[-1] + 1
-    assert pad(past, max_query_len=5) == (CUDAGraphMode.NONE, past)

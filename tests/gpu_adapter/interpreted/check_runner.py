@@ -24,7 +24,7 @@ from serving.engine.gpu.verification import PlannedVerification
 from tests.engine.checks import Arrival, draw_prompts, greedy, summarize_all
 from tests.engine.made_up import make_up_costs, plan_instead
 from tests.gpu_adapter.interpreted import graphs, plugin
-from tests.gpu_adapter.interpreted.engines import run_interpreted
+from tests.gpu_adapter.interpreted.engines import MAX_NUM_SEQS, run_interpreted
 
 PROMPTS = draw_prompts(6)
 
@@ -163,6 +163,22 @@ def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
     assert {timing.depth for timing in timings} == {0, 1, 2, 3, 4}
     assert all(one.target_ms > 0 and one.draft_first_ms > 0 for one in timings)
     assert all((one.draft_next_ms > 0) == (one.depth > 1) for one in timings)
+
+
+def test_every_batch_is_padded_to_the_next_captured_size(with_drafts):
+    """As the planner prices it."""
+    manager = with_drafts.runner.cudagraph_manager
+    load = {"uniform_token_count": None, "num_active_loras": 0}
+    for num_tokens in range(1, graphs.CAPTURED_TOKENS[-1] + 2):
+        sizes = [size for size in graphs.CAPTURED_TOKENS if size >= num_tokens]
+        found = manager.dispatch(
+            num_reqs=min(MAX_NUM_SEQS, num_tokens),
+            num_tokens=num_tokens,
+            max_query_len=DEPTH + 1,
+            **load,
+        )
+        assert found.num_tokens == (sizes[0] if sizes else num_tokens)
+        assert (found.cg_mode == graphs.CUDAGraphMode.FULL) == bool(sizes)
 
 
 def test_the_start_up_profile_reaches_the_planner_once(with_drafts):
