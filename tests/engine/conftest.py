@@ -131,16 +131,9 @@ def run_engine(
 ):
     """Start an engine for a policy and stop it afterwards.
 
-    Args:
-        target: Target model folder.
-        draft: Draft model folder; None for drafters that need none.
-        policy: Its name.
-        draft_tokens: k, and for policies that choose, the depth they choose within.
-        extra_draft_tokens: How much deeper than k `tetris` drafts.
-        method: vLLM's speculative method.
-        speculative: More keys of vLLM's `speculative_config`.
-        classes: Request classes by name.
-        **engine_args: Override the defaults below.
+    `draft_tokens` is k, and for policies that choose, the depth they choose within;
+    `tetris` drafts by `extra_draft_tokens` deeper. `speculative` holds more keys of
+    vLLM's `speculative_config`; `engine_args` override the defaults below.
     """
     from vllm import LLM
 

@@ -40,7 +40,7 @@ def make_config(**changes):
     )
 
 
-def make_backend(*, follows_device):
+def make_backend(follows_device):
     """Stand in for a name of an attention back end; None cannot be imported."""
 
     def get_class():
@@ -53,10 +53,7 @@ def make_backend(*, follows_device):
     return SimpleNamespace(name="X", get_class=get_class)
 
 
-UNFIT, FIT = (
-    make_backend(follows_device=False),
-    make_backend(follows_device=True),
-)
+UNFIT, FIT, MISSING = map(make_backend, (False, True, None))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +61,7 @@ UNFIT, FIT = (
     [
         ({}, None),
         ({"backend": FIT}, None),
-        ({"backend": make_backend(follows_device=None)}, None),
+        ({"backend": MISSING}, None),
         ({"backend": UNFIT}, "X"),
         ({"backend": FIT, "per_kind": {"sliding_window": UNFIT}}, "X"),
         ({"draft_backend": UNFIT}, "X"),

@@ -5,7 +5,7 @@ One engine serves for many cases: its policy, room and traffic change between ba
 
 import itertools
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -70,13 +70,7 @@ def write_models(folder, drafter):
 
 @dataclass
 class LawEngine:
-    """An engine whose every block is recorded.
-
-    Attributes:
-        engine: The engine.
-        reference: Its target, in float64.
-        record: Of the latest batch.
-    """
+    """An engine, its target in float64, and a record of its latest batch."""
 
     engine: Engine
     reference: PreTrainedModel
@@ -142,21 +136,12 @@ def start(folder, drafter):
 
 @dataclass
 class Outcome:
-    """What a case brought.
-
-    Attributes:
-        judged: Every request.
-        verdict: The evidence.
-        counters: The engine's, of this case.
-        num_one_hot: Drafts verified without their law.
-        num_preempted: Requests that lost their KV blocks.
-    """
+    """What a case brought: requests, evidence, and what the engine counted of it."""
 
     judged: list[Judged]
     verdict: Verdict
     counters: dict[str, Any]
-    num_one_hot: int
-    num_preempted: int
+    record: Record
 
 
 def draw_some_from_draft(_):
@@ -215,6 +200,5 @@ def run_case(
         if bias is not None:
             stack.enter_context(bias(engine))
         judged = engine.run(requests, seed)
-    counters, recorded = engine.engine.scheduler.snapshot(), engine.record
-    lost = recorded.num_one_hot, recorded.num_preempted
-    return Outcome(judged, judge(judged), counters, *lost)
+    counters = engine.engine.scheduler.snapshot()
+    return Outcome(judged, judge(judged), counters, replace(engine.record))

@@ -34,20 +34,10 @@ class Judged:
 
 
 def join(requests, outputs, blocks, reference):
-    """Put together what is known of each request.
-
-    Args:
-        requests: As they were sent.
-        outputs: Token ids.
-        blocks: Of each request.
-        reference: The target in float64.
-    """
-    laws = find_laws(
-        reference,
-        [request.prompt for request in requests],
-        outputs,
-        [request.sampling for request in requests],
-    )
+    """Put together what is known of each request; the reference is in float64."""
+    prompts = [request.prompt for request in requests]
+    samplings = [request.sampling for request in requests]
+    laws = find_laws(reference, prompts, outputs, samplings)
     judged = []
     for request, output, own, law in zip(requests, outputs, blocks, laws, strict=True):
         drafts = torch.zeros_like(law.target)
@@ -63,12 +53,9 @@ def join(requests, outputs, blocks, reference):
 
 @dataclass
 class Verdict:
-    """Evidence of the same tokens, as a whole and in parts.
+    """Evidence of the same tokens: all of it, and by feature and draft position.
 
-    Attributes:
-        total: All of it.
-        by_feature: By what the requests asked for.
-        by_position: By draft position, and `FOLLOWING`.
+    One of the positions is `FOLLOWING`.
     """
 
     total: Evidence
@@ -90,13 +77,11 @@ def judge(judged):
     features = np.repeat(
         [one.request.feature for one in judged], [len(one.output) for one in judged]
     )
-    return Verdict(
-        winnings.collect(),
-        {name: winnings.collect(features == name) for name in np.unique(features)},
-        {
-            f"draft {depth}" if depth else FOLLOWING: winnings.collect(
-                position == depth
-            )
-            for depth in np.unique(position)
-        },
-    )
+    by_position = {
+        f"draft {depth}" if depth else FOLLOWING: winnings.collect(position == depth)
+        for depth in np.unique(position)
+    }
+    by_feature = {
+        name: winnings.collect(features == name) for name in np.unique(features)
+    }
+    return Verdict(winnings.collect(), by_feature, by_position)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import one_hot
+from torch.nn.utils.rnn import pad_sequence
 
 CLOSE = 2e-5
 """Probabilities whose order, or sum against `top_p`, is closer than this may come out
@@ -57,21 +58,14 @@ class Law:
 def find_laws(model, prompts, outputs, samplings):
     """Compute the law of every token of every output in one forward pass.
 
-    Args:
-        model: The target, in float64, causal.
-        prompts: Token ids.
-        outputs: Token ids, at least one each.
-        samplings: Of each request.
+    Of a causal model in float64; every output has a token at least.
     """
-    longest = max(
-        len(prompt) + len(output)
+    whole = [
+        torch.tensor([*prompt, *output])
         for prompt, output in zip(prompts, outputs, strict=True)
-    )
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        ids[row, : len(prompt) + len(output)] = torch.tensor([*prompt, *output])
+    ]
     # What fills up a row comes after all that counts.
-    logits = model(ids).logits
+    logits = model(pad_sequence(whole, batch_first=True)).logits
     laws = []
     for row, sampling in enumerate(samplings):
         first = len(prompts[row]) - 1
@@ -81,10 +75,10 @@ def find_laws(model, prompts, outputs, samplings):
 
 
 def shape_law(logits, prompt, output, sampling):
-    """Turn a model's logits before each token of an output into laws.
+    """Turn logits before each token of an output into laws.
 
     Args:
-        logits: `[num_tokens, vocab]`, float64.
+        logits: `[num_tokens, vocab]`, float64, of a model.
         prompt: Token ids.
         output: `[num_tokens]`, token ids.
         sampling: What the request asked for.

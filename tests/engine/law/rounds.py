@@ -49,11 +49,7 @@ class Game:
     controls: Sequence[Control] = ()
 
     def play(self, ledger, folder):
-        """Play a round, or what is left of one.
-
-        Args:
-            ledger: What is known; taken into it is what comes out.
-            folder: For models, empty.
+        """Play a round, or what is left of one; models go to an empty folder.
 
         Returns:
             Whether the controls were rejected. Those that were not are left to play.

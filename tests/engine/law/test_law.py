@@ -117,7 +117,7 @@ def check_premises(case, outcome):
     assert counters["num_accepted_tokens"] > 0
     # A draft without its law turns its step to one-hot verification, where any rule of
     # selection is exact; one that was passed over for a step has lost it.
-    share = outcome.num_one_hot / counters["num_verified_tokens"]
+    share = outcome.record.num_one_hot / counters["num_verified_tokens"]
     assert share > 0.9 if case.drafter == "argmax" else share < 0.05
     if case.policy in ("tetris", "goodput") and not case.gaps:
         assert cut["budget"] + cut.get("latency", 0) > 0
@@ -125,7 +125,7 @@ def check_premises(case, outcome):
         assert cut["depth"] > 0
     # `goodput` does not let so many run that blocks are short.
     if case.tight and case.policy != "goodput":
-        assert outcome.num_preempted > 0
+        assert outcome.record.num_preempted > 0
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)

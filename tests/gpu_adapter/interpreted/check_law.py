@@ -46,13 +46,13 @@ def test_every_token_follows_its_law(case, outcomes):
     counters, cut = outcome.counters, outcome.counters["num_cut_tokens"]
     assert counters["num_fallbacks"] == {}
     assert counters["num_accepted_tokens"] > 0
-    assert outcome.num_one_hot == 0
+    assert outcome.record.num_one_hot == 0
     if case.policy in ("tetris", "goodput"):
         assert cut["budget"] > 0
     if case.gaps:
         assert cut["depth"] > 0
     if case.tight and case.policy != "goodput":
-        assert outcome.num_preempted > 0
+        assert outcome.record.num_preempted > 0
     assert not is_alarming(outcome.verdict.total)
 
 
