@@ -73,9 +73,8 @@ def test_acceptance_is_what_it_was_after_steps_without_the_drafter(
 
 def test_without_catching_up_acceptance_would_fall(engine, monkeypatch):
     """The control."""
-    monkeypatch.setattr(
-        "serving.engine.cpu.cold_drafter.ColdDrafter._run_pass", lambda *args: None
-    )
+    cold = "serving.engine.cpu.cold_drafter.ColdDrafter"
+    monkeypatch.setattr(f"{cold}._run_pass", lambda *args: None)
     engine.draft_at(alternate(3, 7))
     generate(engine, make_prompts(24))
     assert acceptance_rate(engine) < 0.9
@@ -136,11 +135,12 @@ def test_without_drafts_an_engine_answers_like_one_without_a_drafter(plain, engi
     prompts = draw_prompts(len(params))
     engine.complete(prompts, params)  # The first step still has a depth to draft.
     rejections = []
-    hook = engine.runner.rejection_sampler.register_forward_hook(
-        lambda *call: rejections.append(call)
+    sampler, note = (
+        engine.runner.rejection_sampler,
+        lambda *call: rejections.append(call),
     )
-    answers = engine.answer(prompts, params)
-    hook.remove()
+    with sampler.register_forward_hook(note):
+        answers = engine.answer(prompts, params)
     assert not rejections
     assert answers == plain.answer(prompts, params)
 

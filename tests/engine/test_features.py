@@ -56,11 +56,10 @@ def test_logprobs_are_the_targets_own(pair):
     params = greedy(logprobs=5, prompt_logprobs=3)
     expected, outputs = pair.compare(PROMPTS, params)
     for output, reference in zip(outputs, expected, strict=True):
-        completion, reference_completion = output.outputs[0], reference.outputs[0]
-        assert completion.cumulative_logprob == pytest.approx(
-            reference_completion.cumulative_logprob, abs=1e-3
-        )
-        check_logprobs(completion.logprobs, reference_completion.logprobs)
+        ours, theirs = output.outputs[0], reference.outputs[0]
+        total = pytest.approx(theirs.cumulative_logprob, abs=1e-3)
+        assert ours.cumulative_logprob == total
+        check_logprobs(ours.logprobs, theirs.logprobs)
         # A prompt's first token has no logprob.
         check_logprobs(output.prompt_logprobs[1:], reference.prompt_logprobs[1:])
 
@@ -162,11 +161,9 @@ def test_acceptance_is_reported_request_by_request(pair):
         "accepted_tokens": sum(sum(report.per_step_accepted) for report in reports),
     }
     assert totals == {name: after[name] - before[name] for name in totals}
-    assert [*totals.values()] == [
-        counters.num_drafts,
-        counters.num_verified_tokens,
-        counters.num_accepted_tokens,
-    ]
+    assert totals["drafts"] == counters.num_drafts
+    assert totals["draft_tokens"] == counters.num_verified_tokens
+    assert totals["accepted_tokens"] == counters.num_accepted_tokens
 
 
 def read_metrics(engine):

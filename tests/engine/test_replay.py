@@ -66,10 +66,10 @@ def pair(tmp_path_factory):
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
+    ends = {"eos_token": "<eos>", "bos_token": "<bos>"}
     for folder in pair:
-        PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<bos>"
-        ).save_pretrained(folder)
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
+        fast.save_pretrained(folder)
     return pair
 
 

@@ -89,9 +89,7 @@ def test_it_catches_up_from_the_states_that_were_kept(engine, monkeypatch):
 
 
 def test_whoever_finds_a_prefix_it_left_out_catches_up_too(engine):
-    prompts = [
-        prompt + prompt * (2 * BLOCK // len(prompt)) for prompt in draw_prompts(4)
-    ]
+    prompts = [prompt * (1 + 2 * BLOCK // len(prompt)) for prompt in draw_prompts(4)]
     first, _ = draft(engine, cycle([0]), prompts)
     longer = [
         [*prompt, *output.outputs[0].token_ids]

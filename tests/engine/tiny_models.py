@@ -112,17 +112,14 @@ def write_mimo(folder, *, seed=0):
     """Write a Markov target with its own multi-token-prediction layer (MiMo)."""
     model = _make_markov(Qwen2ForCausalLM, Qwen2Config(**_TINY), seed)
     weights = {name: w.detach().clone() for name, w in model.named_parameters()}
-    for name, weight in _make_head_layer(
-        Qwen2ForCausalLM, Qwen2Config, seed + 1
-    ).items():
-        weights[name.replace("layers.0", "mtp_layers.0")] = weight
+    own = _make_head_layer(Qwen2ForCausalLM, Qwen2Config, seed + 1)
+    weights |= {name.replace("layers.0", "mtp_layers.0"): w for name, w in own.items()}
     prefix = "model.mtp_layers.0."
     for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
         weights[f"{prefix}{name}.weight"] = torch.ones(HIDDEN_SIZE)
     # [hidden state, embedding] in this order; embeddings arrive normed.
-    weights[f"{prefix}input_proj.weight"] = _INITIALIZER_RANGE * torch.cat(
-        [torch.zeros_like(_eye()), _eye()], dim=1
-    )
+    embedding = torch.cat([torch.zeros_like(_eye()), _eye()], dim=1)
+    weights[f"{prefix}input_proj.weight"] = _INITIALIZER_RANGE * embedding
     config = model.config.to_dict()
     config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
     return write_checkpoint(folder, config, weights)
@@ -175,9 +172,8 @@ def _make_markov(model_cls, config, seed):
 
 def _make_head_layer(model_cls, config_cls, seed):
     """Build one decoder layer that adds little, named as in a whole model."""
-    model = _make_markov(
-        model_cls, config_cls(**{**_TINY, "num_hidden_layers": 1}), seed
-    )
+    config = config_cls(**_TINY | {"num_hidden_layers": 1})
+    model = _make_markov(model_cls, config, seed)
     return {
         name: weight.detach().clone()
         for name, weight in model.named_parameters()

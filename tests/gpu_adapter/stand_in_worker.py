@@ -89,11 +89,10 @@ class StandInWorker:
         order = getattr(output, ORDER_ATTRIBUTE, None)
         drafts = output.scheduled_spec_decode_tokens
         # Requests with drafts first, as the runner sorts them.
-        req_ids = sorted(
-            output.num_scheduled_tokens, key=lambda req_id: not drafts.get(req_id)
-        )
+        counts = output.num_scheduled_tokens
+        req_ids = sorted(counts, key=lambda req_id: not drafts.get(req_id))
         offered = np.array([len(drafts.get(req_id, ())) for req_id in req_ids])
-        others = np.array([output.num_scheduled_tokens[r] for r in req_ids]) - offered
+        others = np.array([counts[req_id] for req_id in req_ids]) - offered
         chances = np.array([self.acceptance[req_id] for req_id in req_ids])
         confidence = np.repeat(chances[:, None], DEPTH, axis=1)
         budget = int(offered.sum())

@@ -59,9 +59,8 @@ def _read_v1(
     if sampling_metadata.all_greedy:
         rows = torch.zeros(0, dtype=torch.int64)
     else:
-        temperature = sampling_metadata.temperature.repeat_interleave(
-            torch.tensor(num_draft_tokens)
-        )
+        counts = torch.tensor(num_draft_tokens)
+        temperature = sampling_metadata.temperature.repeat_interleave(counts)
         rows = temperature.nonzero()[:, 0]
     if draft_probs is None:
         drafts = one_hot(draft_token_ids[rows].long(), target_logits.shape[1]).float()
@@ -90,8 +89,7 @@ def _read_v2(
     if draft_logits is None:
         drafted = draft_sampled[rows + 1].long()
         return rows, one_hot(drafted, target_logits.shape[1]).float(), target_logits
-    logits = draft_logits[
-        expanded_idx_mapping[rows].long(), expanded_local_pos[rows].long()
-    ]
+    places = expanded_idx_mapping[rows].long(), expanded_local_pos[rows].long()
+    logits = draft_logits[places]
     drafts = (logits.float() / temperature[rows, None]).softmax(dim=-1)
     return rows, drafts, target_logits

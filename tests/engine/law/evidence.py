@@ -78,9 +78,8 @@ class Evidence:
         """Logarithm of the money of all gamblers, who began with equal parts of 1."""
         if self.num_impossible:
             return math.inf
-        return float(np.logaddexp.reduce(self.log_e, axis=None)) - math.log(
-            NUM_GAMBLERS
-        )
+        total = float(np.logaddexp.reduce(self.log_e, axis=None))
+        return total - math.log(NUM_GAMBLERS)
 
 
 def is_alarming(evidence, num_tests=FAMILY):

@@ -74,14 +74,12 @@ def judge(judged):
         torch.from_numpy(position > 0),
         torch.cat([one.law.is_certain for one in judged]),
     )
-    features = np.repeat(
-        [one.request.feature for one in judged], [len(one.output) for one in judged]
-    )
+    lengths = [len(one.output) for one in judged]
+    features = np.repeat([one.request.feature for one in judged], lengths)
     by_position = {
         f"draft {depth}" if depth else FOLLOWING: winnings.collect(position == depth)
         for depth in np.unique(position)
     }
-    by_feature = {
-        name: winnings.collect(features == name) for name in np.unique(features)
-    }
+    kinds = np.unique(features)
+    by_feature = {name: winnings.collect(features == name) for name in kinds}
     return Verdict(winnings.collect(), by_feature, by_position)

@@ -64,9 +64,8 @@ def record(engine):
     if isinstance(sampler, torch.nn.Module):
         _record_v1(engine.runner, recorded)
     else:
-        engine.runner.rejection_sampler = _RecordingSampler(
-            sampler, engine.runner, recorded
-        )
+        recording = _RecordingSampler(sampler, engine.runner, recorded)
+        engine.runner.rejection_sampler = recording
     schedule = engine.scheduler.schedule
 
     def spy_on_schedule(*args, **kwargs):
@@ -91,9 +90,8 @@ def _record_v1(runner, recorded):
         for row, (own_drafts, own_laws) in enumerate(parts):
             if len(own_drafts):
                 start = batch.num_tokens_no_spec[row] - batch.num_prompt_tokens[row]
-                recorded.blocks[name_of(batch.req_ids[row])].append(
-                    Block(int(start), own_drafts.tolist(), own_laws.clone())
-                )
+                block = Block(int(start), own_drafts.tolist(), own_laws.clone())
+                recorded.blocks[name_of(batch.req_ids[row])].append(block)
 
     runner.rejection_sampler.register_forward_pre_hook(note)
 
@@ -125,7 +123,6 @@ class _RecordingSampler:
                 temperature = temperatures[slot] or 1.0
                 laws = (draft_logits[slot, :count].float() / temperature).softmax(-1)
             start = int(batch.positions[tokens[0]]) + 1 - int(lengths[slot])
-            self._recorded.blocks[name_of(req_id)].append(
-                Block(start, drafts.tolist(), laws.clone())
-            )
+            block = Block(start, drafts.tolist(), laws.clone())
+            self._recorded.blocks[name_of(req_id)].append(block)
         return self._inner(logits, batch, draft_logits, *args)

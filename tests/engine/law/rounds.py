@@ -55,10 +55,10 @@ class Game:
             Whether the controls were rejected. Those that were not are left to play.
         """
         current = ledger.take_up(self.runner)
-        turns = {str(case): (case, None, self.num_each) for case in self.cases} | {
-            f"{one.case} CONTROL": (one.case, one.bias, one.num_each)
-            for one in self.controls
-        }
+        seed = current["seed"]
+        turns = {str(case): (case, None, self.num_each) for case in self.cases}
+        for one in self.controls:
+            turns[f"{one.case} CONTROL"] = one.case, one.bias, one.num_each
         left = [name for name in turns if name not in current["done"]]
         by_drafter = itertools.groupby(left, key=lambda name: turns[name][0].drafter)
         for number, (drafter, names) in enumerate(by_drafter):
@@ -66,9 +66,8 @@ class Game:
                 for name in names:
                     begin_s = time.monotonic()
                     case, bias, num_each = turns[name]
-                    verdict = self.run_case(
-                        engine, case, current["seed"], bias=bias, num_each=num_each
-                    ).verdict
+                    how = {"bias": bias, "num_each": num_each}
+                    verdict = self.run_case(engine, case, seed, **how).verdict
                     if bias is None:
                         ledger.add(self.runner, name, verdict)
                         current["num_tokens"] += verdict.total.num_tokens
@@ -76,7 +75,7 @@ class Game:
                         current["done"].append(name)
                         ledger.write()
                     say(
-                        f"{self.runner} seed {current['seed']} "
+                        f"{self.runner} seed {seed} "
                         f"[{len(current['done'])}/{len(turns)}] {name}: "
                         f"{describe(verdict.total)}, {time.monotonic() - begin_s:.0f} s"
                     )

@@ -101,10 +101,9 @@ def play(tmp_path_factory):
                 if case in PERFECT:
                     args = {"prepare": believe_in_drafts}
                 bias = CONTROLS.get(case, draw_some_from_draft)
-                outcomes[case] = (
-                    run_case(engine, case, SEED, **args),
-                    run_case(engine, case, SEED, bias=bias, **args),
-                )
+                honest = run_case(engine, case, SEED, **args)
+                biased = run_case(engine, case, SEED, bias=bias, **args)
+                outcomes[case] = honest, biased
         return outcomes
 
     return lambda case: play_all_of(case.drafter)[case]

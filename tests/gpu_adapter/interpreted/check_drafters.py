@@ -72,9 +72,8 @@ def test_ranks_with_other_confidences_admit_the_same_drafts(
     # Workers in processes of their own get the plugin at their start-up.
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import tests.gpu_adapter.interpreted.plugin\n"
-    )
+    module = site / "sitecustomize.py"
+    module.write_text("import tests.gpu_adapter.interpreted.plugin\n")
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(site), str(ROOT)])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv(DECISIONS_FOLDER, str(tmp_path))

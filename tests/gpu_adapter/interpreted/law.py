@@ -40,31 +40,16 @@ def draw_some_from_draft(_):
 class DrawnTokenDrafter(PacedStandalone):
     """Scores a draft by the probability of the token drawn: the paper's rule."""
 
-    def sample_draft(
-        self,
-        hidden_states,
-        sample_src_positions,
-        idx_mapping,
-        temperature,
-        *args,
-        **kwargs,
-    ):
-        drawn = super().sample_draft(
-            hidden_states,
-            sample_src_positions,
-            idx_mapping,
-            temperature,
-            *args,
-            **kwargs,
-        )
+    def sample_draft(self, *args, **kwargs):
+        drawn = super().sample_draft(*args, **kwargs)
+        _, _, idx_mapping, temperature, *_ = args
         step = int(self.current_draft_step)
         logits = self.draft_logits[idx_mapping, step].float()
         temperature = temperature[idx_mapping, None]
         temperature = temperature.masked_fill(temperature == 0, 1.0)
         probs = (logits / temperature).softmax(dim=-1)
-        self.draft_token_confidence_probs[: len(drawn), step] = probs.gather(
-            1, drawn[:, None].long()
-        )[:, 0]
+        confidence = probs.gather(1, drawn[:, None].long())[:, 0]
+        self.draft_token_confidence_probs[: len(drawn), step] = confidence
         return drawn
 
 
