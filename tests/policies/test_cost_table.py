@@ -205,10 +205,9 @@ def test_drafts_fill_a_stair_and_do_not_begin_one():
     for _ in range(50):
         planner.choose_depth(num_reqs)
         confidence = rng.uniform(0.02, 0.9, (num_reqs, 1))
-        lengths = np.ones(num_reqs, dtype=np.int64)
-        selection = planner.select(
-            DraftBatch(lengths, confidence, num_decodes=num_reqs)
-        )
+        one_each = np.ones(num_reqs, dtype=np.int64)
+        batch = DraftBatch(one_each, confidence, num_decodes=num_reqs)
+        selection = planner.select(batch)
         num_tokens = num_reqs + int(selection.num_admitted.sum())
         assert num_tokens in SIZES or selection.is_probe
     # Tokens are padded, counts of requests are not.

@@ -67,10 +67,8 @@ def test_the_depth_is_close_to_the_best_of_all_depths_and_thresholds(seed):
     token_ms = per_token * num_reqs * (1 + estimate.verified)
     step_ms = 10 + token_ms + per_pass * np.arange(5)[:, None]
     plan = plan_depth(estimate, step_ms, num_reqs, current=0)
-    best = max(
-        brute_force_goodput(acceptance, depth, num_reqs, per_token, per_pass)
-        for depth in range(5)
-    )
+    prices = num_reqs, per_token, per_pass
+    best = max(brute_force_goodput(acceptance, depth, *prices) for depth in range(5))
     # Thresholds are compared on a grid of 32, hence not exactly the best.
     assert plan.tokens_per_ms == pytest.approx(best, rel=0.01)
     assert plan.tokens_per_ms <= best + 1e-12
@@ -190,9 +188,8 @@ def test_drafts_that_ended_early_are_not_believed_to_go_on_at_their_best():
     # The same drafts, every position of which is as likely to be the one or the other.
     rng = np.random.default_rng(0)
     seen = remembering(*(rng.choice([0.95, 0.05], (12, MAX_DEPTH)) for _ in range(8)))
-    gained, in_full = (
-        one.estimate_depths(typical).gained[:, -1] for one in (ended, seen)
-    )
+    estimates = [one.estimate_depths(typical) for one in (ended, seen)]
+    gained, in_full = (one.gained[:, -1] for one in estimates)
     assert gained == pytest.approx(in_full, rel=0.25)
     assert gained[MAX_DEPTH] < 1.2
 

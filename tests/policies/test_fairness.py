@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.decisions.deadlines import Prediction, predict_finish
-from policies.decisions.fairness import (
-    OVERDUE_SHARE,
-    FairQueue,
-    Turn,
-    request_cost_ms,
-)
+from policies.decisions.fairness import OVERDUE_SHARE, FairQueue, Turn, request_cost_ms
 from policies.decisions.routing import ReplicaLoad
 
 NEVER_S = 1e9
@@ -177,9 +172,8 @@ def test_a_queued_requests_end_is_foreseen(num_seats, reply, place):
     turn = Turn("a", request_cost_ms(load, prompt, reply))
     for n in range(place):
         queue.add(n, turn, 0.0, first=False)
-    found = predict_finish(
-        load, 1, queue.work_ahead_ms(turn), prompt, reply, has_seat=False
-    )
+    ahead_ms = queue.work_ahead_ms(turn)
+    found = predict_finish(load, 1, ahead_ms, prompt, reply, has_seat=False)
     assert sum(found) == pytest.approx(truth_ms, rel=0.15)
 
 

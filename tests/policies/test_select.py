@@ -6,11 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from policies.decisions.select import (
-    blank_past,
-    compute_survival,
-    select_drafts,
-)
+from policies.decisions.select import blank_past, compute_survival, select_drafts
 
 NAN, INF = np.nan, np.inf
 # Few values, so that ties, rises and unknown ones are hit all the time.
@@ -75,15 +71,11 @@ def test_impossible_inputs_are_refused_by_value(
 
 
 def test_survival_is_the_running_product_of_what_acceptance_can_be():
-    acceptance = np.array(
-        [[0.5, 0.5, 1.0], [1.5, -0.5, 0.5], [NAN, 1.0, 1.0], [INF, 0.5, -INF]]
-    )
-    before = acceptance.copy()
-    np.testing.assert_allclose(
-        compute_survival(acceptance),
-        [[0.5, 0.25, 0.25], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.5, 0.0]],
-    )
-    np.testing.assert_array_equal(acceptance, before)
+    rows = [[0.5, 0.5, 1.0], [1.5, -0.5, 0.5], [NAN, 1.0, 1.0], [INF, 0.5, -INF]]
+    products = [[0.5, 0.25, 0.25], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.5, 0.0]]
+    acceptance = np.array(rows)
+    np.testing.assert_allclose(compute_survival(acceptance), products)
+    np.testing.assert_array_equal(acceptance, rows)
 
 
 @pytest.mark.parametrize("unusable", [NAN, INF, -INF, -0.1, 1.1])
