@@ -140,71 +140,61 @@ def test_what_no_batch_can_be_cut_by_is_no_selection(misbehave):
     ["observe", "observe_timing", "forget", "plan_batch", "choose_depth", "report"],
 )
 def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, expected):
-    scheduler = engine.scheduler
     plan_instead(engine.scheduler, **{method: raise_error})
     with engine.watch():
         assert engine.answer(PROMPTS, PARAMS) == expected
-    assert scheduler.snapshot()["num_fallbacks"]["policy_error"] > 0
-    assert scheduler.counters.draft_depth == DEPTH
+    assert engine.scheduler.snapshot()["num_fallbacks"]["policy_error"] > 0
+    assert engine.counters.draft_depth == DEPTH
 
 
 @pytest.mark.parametrize(
     ("answer", "depth"), [(-3, 0), (99, DEPTH), (2.0, 2), ("many", DEPTH)]
 )
 def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expected):
-    scheduler = engine.scheduler
     plan_instead(engine.scheduler, choose_depth=lambda *load: answer)
     assert engine.answer(PROMPTS, PARAMS) == expected
-    assert scheduler.counters.draft_depth == depth
+    assert engine.counters.draft_depth == depth
+
+
+PLACES = [
+    ("scheduler._drafts.rooms", "of", "drafts_error"),
+    ("scheduler._clock", "note_worker discard finish start", "timing_error"),
+    ("scheduler._selector", "_make_batch _admit", "selection_error"),
+    ("scheduler._batch.pace", "note", "limits_error"),
+    ("scheduler._batch.limits", "measure_load", "limits_error"),
+    ("scheduler._batch.ageing", "look", "ageing_error"),
+    ("scheduler._selector", "count_dropped", "count_error"),
+    ("scheduler._classes", "tightest_target_ms", "depth_error"),
+    ("scheduler", "_choose_depth", "depth_error"),
+    ("scheduler._skipping", "is_due note_planned", "skip_error"),
+    ("scheduler.counters", "count_verification", "outcome_error"),
+    ("scheduler._classes", "forget", "forget_error"),
+    ("scheduler._batch.limits", "note_finished", "forget_error"),
+    ("scheduler._drafts.rooms", "forget", "forget_error"),
+    ("scheduler._watchdog", "begin_step observe", "watchdog_error"),
+    ("scheduler._drafts", "locate", "watchdog_error"),
+    ("scheduler.board", "start_step note_drafts note_outcome", "board_error"),
+    ("runner.drafter", "take_confidence take_times _record", "report_error"),
+    ("runner._cold", "look fill_backlog", "drafter_error"),
+    ("serving.engine.shared.batch_planning", "trim_to_free_blocks", "kv_error"),
+    ("serving.engine.cpu.scheduler", "read_outcomes", "outcome_error"),
+    ("serving.engine.cpu.selection", "count_coming_prompt_tokens", "selection_error"),
+]
+"""Parts of an engine, or modules; of each some functions; and the label of a fault."""
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        ("scheduler._drafts.rooms:of", "drafts_error"),
-        ("scheduler._clock:note_worker", "timing_error"),
-        ("scheduler._clock:discard", "timing_error"),
-        ("scheduler._clock:finish", "timing_error"),
-        ("scheduler._clock:start", "timing_error"),
-        ("scheduler._selector:_make_batch", "selection_error"),
-        ("scheduler._selector:_admit", "selection_error"),
-        ("scheduler._batch.pace:note", "limits_error"),
-        ("scheduler._batch.limits:measure_load", "limits_error"),
-        ("scheduler._batch.ageing:look", "ageing_error"),
-        ("scheduler._selector:count_dropped", "count_error"),
-        ("scheduler._classes:tightest_target_ms", "depth_error"),
-        ("scheduler:_choose_depth", "depth_error"),
-        ("scheduler._skipping:is_due", "skip_error"),
-        ("scheduler._skipping:note_planned", "skip_error"),
-        ("scheduler.counters:count_verification", "outcome_error"),
-        ("scheduler._classes:forget", "forget_error"),
-        ("scheduler._batch.limits:note_finished", "forget_error"),
-        ("scheduler._drafts.rooms:forget", "forget_error"),
-        ("scheduler._watchdog:begin_step", "watchdog_error"),
-        ("scheduler._watchdog:observe", "watchdog_error"),
-        ("scheduler._drafts:locate", "watchdog_error"),
-        ("scheduler.board:start_step", "board_error"),
-        ("scheduler.board:note_drafts", "board_error"),
-        ("scheduler.board:note_outcome", "board_error"),
-        ("runner.drafter:take_confidence", "report_error"),
-        ("runner.drafter:take_times", "report_error"),
-        ("runner.drafter:_record", "report_error"),
-        ("runner._cold:look", "drafter_error"),
-        ("runner._cold:fill_backlog", "drafter_error"),
-        ("serving.engine.shared.batch_planning.trim_to_free_blocks", "kv_error"),
-        ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
-        ("serving.engine.cpu.selection.count_coming_prompt_tokens", "selection_error"),
-    ],
+    ("part", "function", "reason"),
+    [(part, one, reason) for part, some, reason in PLACES for one in some.split()],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
-    place, reason, engine, expected, monkeypatch
+    part, function, reason, engine, expected, monkeypatch
 ):
-    part, _, method = place.partition(":")
-    if method:
-        # Some have slots, and no place for a method of their own.
-        monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
+    if part.startswith("serving."):
+        monkeypatch.setattr(f"{part}.{function}", raise_error)
     else:
-        monkeypatch.setattr(place, raise_error)
+        # Some have slots, and no place for a method of their own.
+        monkeypatch.setattr(type(attrgetter(part)(engine)), function, raise_error)
     scheduler = engine.scheduler
     if reason == "board_error":
         scheduler.board.watch(0)
@@ -235,11 +225,10 @@ class Stopping:
 
 @pytest.mark.parametrize("stop", [Stopping(), "no rule at all"])
 def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
-    scheduler = engine.scheduler
     plan_instead(engine.scheduler, early_exit=lambda *_: stop)
     assert engine.answer(PROMPTS, PARAMS) == expected
-    assert set(scheduler.counters.num_fallbacks) == {"stop_error"}
-    assert scheduler.counters.draft_depth == DEPTH
+    assert set(engine.counters.num_fallbacks) == {"stop_error"}
+    assert engine.counters.draft_depth == DEPTH
 
 
 def drive_and_learn(engine, expected):
@@ -247,15 +236,14 @@ def drive_and_learn(engine, expected):
 
     Of the first four steps that draft.
     """
-    learnt = []
-    plan_instead(
-        engine.scheduler, observe=lambda outcome: learnt.append(len(outcome.req_ids))
-    )
+    outcomes = []
+    plan_instead(engine.scheduler, observe=outcomes.append)
     arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
     with engine.watch() as steps:
         answers = engine.drive(arrivals)
     assert [[answers[a.name]] for a in arrivals] == expected
-    return [sum(step.num_drafts.values()) for step in steps[1:5]], learnt[1:5]
+    learnt = [len(outcome.req_ids) for outcome in outcomes[1:5]]
+    return [sum(step.num_drafts.values()) for step in steps[1:5]], learnt
 
 
 def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(

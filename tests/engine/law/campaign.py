@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel
@@ -76,16 +77,11 @@ class LawEngine:
     reference: PreTrainedModel
     record: Record
 
-    @contextmanager
     def break_off_drafting(self):
         """Draft as deep as `DEPTHS_WITH_GAPS` says, whatever the policy wants."""
         depths = itertools.cycle(DEPTHS_WITH_GAPS)
-        scheduler = self.engine.scheduler
-        scheduler._choose_depth = lambda _num_reqs: next(depths)
-        try:
-            yield
-        finally:
-            del scheduler._choose_depth
+        scheduler, choose = self.engine.scheduler, lambda _num_reqs: next(depths)
+        return patch.object(scheduler, "_choose_depth", choose)
 
     def run(self, requests, seed):
         """Complete requests in one batch; the seed is of whatever the engine draws."""

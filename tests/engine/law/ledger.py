@@ -112,10 +112,6 @@ def describe(evidence):
 
 
 def _to_plain(evidence):
-    log_e = [[round(value, 6) for value in row] for row in evidence.log_e.tolist()]
-    return {
-        "num_tokens": evidence.num_tokens,
-        "num_verified": evidence.num_verified,
-        "num_impossible": evidence.num_impossible,
-        "log_e": log_e,
-    }
+    counts = dict(vars(evidence))
+    rows = counts.pop("log_e").tolist()
+    return counts | {"log_e": [[round(value, 6) for value in row] for row in rows]}

@@ -9,7 +9,6 @@ engine would have gone on from them takes no engine, and so many trials.
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +16,11 @@ import torch
 
 from tests.engine.law.campaign import run_case, start
 from tests.engine.law.evidence import Evidence, is_alarming
-from tests.engine.law.judge import Judged, judge
+from tests.engine.law.judge import judge
 from tests.engine.law.rounds import say
 from tests.engine.law.test_law import MIXED, SEED, SPECIAL
 
 TRIALS = 100
-
-Wrong = Callable[[Judged], torch.Tensor]
 
 
 def draw_from_draft(share):
@@ -40,14 +37,10 @@ def draw_from_draft(share):
 
 def change_temperature(factor):
     """Return what makes all laws those of another temperature."""
-
-    def make(one):
-        return (one.law.target.log() / factor).softmax(dim=-1)
-
-    return make
+    return lambda one: (one.law.target.log() / factor).softmax(dim=-1)
 
 
-WRONG: dict[str, Wrong] = {
+WRONG = {
     "nothing": draw_from_draft(0.0),
     "5 % from the draft": draw_from_draft(0.05),
     "3 % from the draft": draw_from_draft(0.03),

@@ -1,7 +1,7 @@
 """Requests whose outputs are judged: one of every kind, in one batch."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.engine.checks import FIRST_ORDINARY_TOKEN, greedy
 from tests.engine.law.laws import Sampling
@@ -34,33 +34,22 @@ def find_token(character):
     return FIRST_ORDINARY_TOKEN + ALPHABET.index(character)
 
 
-@dataclass(frozen=True)
-class Feature:
-    """What sets a kind of request apart.
-
-    Attributes:
-        sampling: What shapes its law.
-        is_seeded: Each request has a seed of its own.
-    """
-
-    sampling: Sampling = field(default_factory=Sampling)
-    is_seeded: bool = False
-
-
 FEATURES = {
-    "plain": Feature(),
-    "cool": Feature(Sampling(temperature=0.7)),
-    "truncated": Feature(Sampling(temperature=1.2, top_k=32, top_p=0.998)),
-    "seeded": Feature(is_seeded=True),
-    "penalties": Feature(
-        Sampling(repetition_penalty=1.3, presence_penalty=0.6, frequency_penalty=0.4)
+    "plain": Sampling(),
+    "cool": Sampling(temperature=0.7),
+    "truncated": Sampling(temperature=1.2, top_k=32, top_p=0.998),
+    # Each request has a seed of its own.
+    "seeded": Sampling(),
+    "penalties": Sampling(
+        repetition_penalty=1.3, presence_penalty=0.6, frequency_penalty=0.4
     ),
-    "min_tokens": Feature(Sampling(min_tokens=20, stop_token_ids=STOP_TOKEN_IDS)),
-    "stop_tokens": Feature(Sampling(stop_token_ids=STOP_TOKEN_IDS[:2])),
-    "structured": Feature(Sampling(allowed=follow_grammar)),
+    "min_tokens": Sampling(min_tokens=20, stop_token_ids=STOP_TOKEN_IDS),
+    "stop_tokens": Sampling(stop_token_ids=STOP_TOKEN_IDS[:2]),
+    "structured": Sampling(allowed=follow_grammar),
     # Has no law to bet on, but tokens that are impossible.
-    "greedy": Feature(Sampling(temperature=0.0)),
+    "greedy": Sampling(temperature=0.0),
 }
+"""What shapes the law of each kind of request."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +64,7 @@ class LawRequest:
     @property
     def sampling(self):
         """What shapes its law."""
-        return FEATURES[self.feature].sampling
+        return FEATURES[self.feature]
 
     def make_params(self):
         """Build vLLM's sampling parameters."""
@@ -85,7 +74,7 @@ class LawRequest:
         more = {"stop_token_ids": list(shape.pop("stop_token_ids"))}
         if shape.pop("allowed") is not None:
             more["structured_outputs"] = StructuredOutputsParams(regex=GRAMMAR)
-        if FEATURES[self.feature].is_seeded:
+        if self.feature == "seeded":
             more["seed"] = self.seed
         if self.request_class is not None:
             more["extra_args"] = {"request_class": self.request_class}
