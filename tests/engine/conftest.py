@@ -101,6 +101,7 @@ class Engine:
         """Forget what is cached, and take a policy as if just started with it."""
         self.llm.reset_prefix_cache()
         self.set_policy(policy, **section)
+        return self
 
     @contextmanager
     def hold_blocks(self, num_left):

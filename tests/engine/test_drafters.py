@@ -58,37 +58,24 @@ def models(tiny_pair, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def started(models, expect):
-    """The engine of a method, once started."""
+def start_over(models, expect):
+    """The engine of a method, once started, as if new."""
     speculative = {"ngram": LOOK_UP, "suffix": {}}
     with ExitStack() as stack:
 
         @cache
         def start(method):
             expect(method)  # Before, for the sake of our kernels.
-            return stack.enter_context(
-                run_engine(
-                    *models[method],
-                    policy="tetris",
-                    method=method.split()[0],
-                    speculative=speculative.get(method, SAMPLED),
-                    block_size=BLOCK,
-                )
-            )
+            own = {"method": method.split()[0], "block_size": BLOCK}
+            own["speculative"] = speculative.get(method, SAMPLED)
+            engine = run_engine(*models[method], policy="tetris", **own)
+            return stack.enter_context(engine)
 
-        yield start
+        def start_over(method, policy="tetris", draft_tokens=2):
+            depths = {"draft_tokens": draft_tokens, "max_draft_tokens": DEPTH}
+            return start(method).start_over(policy, **depths)
 
-
-@pytest.fixture
-def start_over(started):
-    """The engine of a method, as if new."""
-
-    def start(method, policy="tetris", draft_tokens=2):
-        engine = started(method)
-        engine.start_over(policy, draft_tokens=draft_tokens, max_draft_tokens=DEPTH)
-        return engine
-
-    return start
+        yield start_over
 
 
 @pytest.fixture
@@ -116,9 +103,8 @@ def check_confidence(monkeypatch):
             largest = [scale(row).softmax(dim=-1).amax(dim=-1) for row in logits]
             logits.clear()
             assert {len(ids) for ids in drafts.draft_token_ids} == {DEPTH}
-            np.testing.assert_allclose(
-                drafts.confidence, torch.stack(largest, dim=1).numpy(), rtol=1e-4
-            )
+            largest = torch.stack(largest, dim=1).numpy()
+            np.testing.assert_allclose(drafts.confidence, largest, rtol=1e-4)
             handed_over.append(drafts.confidence)
             receive(drafts)
 
@@ -164,9 +150,8 @@ def test_a_head_of_few_tokens_drafts_as_over_the_whole_vocabulary(start_over, ex
     assert spread.isinf().any()
     assert torch.equal(drafts, spread.argmax(dim=-1))
     assert len(set(drafts.tolist())) > 5
-    np.testing.assert_allclose(
-        drafter.take_confidence()[:, 0], spread.softmax(dim=-1).amax(dim=-1), rtol=1e-5
-    )
+    largest = spread.softmax(dim=-1).amax(dim=-1)
+    np.testing.assert_allclose(drafter.take_confidence()[:, 0], largest, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])

@@ -22,8 +22,8 @@ DEPTH = 5
 
 
 @pytest.fixture(scope="module")
-def engines(tiny_pair, plain, tmp_path_factory):
-    """Engines by what ends the drafter's context at `LIMIT`.
+def start_over(tiny_pair, plain, tmp_path_factory):
+    """An engine as if new, by what ends the drafter's context at `LIMIT`.
 
     That a setting may as well: `test_drafters`.
     """
@@ -38,18 +38,13 @@ def engines(tiny_pair, plain, tmp_path_factory):
         run_engine(target, short_draft, **options) as short,
         run_engine(target, target, max_model_len=LIMIT, **options) as bounded,
     ):
-        yield {"draft": short, "target": bounded}
+        engines = {"draft": short, "target": bounded}
 
+        def start(name, policy="fixed", **section):
+            section = {"draft_tokens": DEPTH} | section
+            return engines[name].start_over(policy, **section)
 
-@pytest.fixture
-def start_over(engines):
-    """An engine whose cache and counters are empty."""
-
-    def start(name, policy="fixed", **section):
-        engines[name].start_over(policy, **{"draft_tokens": DEPTH} | section)
-        return engines[name]
-
-    return start
+        yield start
 
 
 def check_all_accepted(engine):

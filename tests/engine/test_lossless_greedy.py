@@ -116,15 +116,12 @@ def pay_for_drafts(monkeypatch):
 
     def make_up(clock, now_s):
         timing = finish(clock, now_s)
-        if timing is None:
-            return None
-        next_ms = 0.4 * max(0, timing.depth - 1)
-        return replace(
+        return timing and replace(
             timing,
             target_ms=60.0 + 0.3 * timing.num_tokens,
             sample_ms=0.0,
             draft_first_ms=0.4 * (timing.depth > 0),
-            draft_next_ms=next_ms,
+            draft_next_ms=0.4 * max(0, timing.depth - 1),
             host_ms=1.0,
         )
 

@@ -5,6 +5,7 @@ rejection means a hole in the drafter's cache.
 """
 
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -21,10 +22,12 @@ DEPTH = 4
 
 
 @pytest.fixture(scope="module")
-def its_own_draft(tiny_pair, plain):
+def start_over(tiny_pair, plain):
+    """The engine with a policy, and nothing cached."""
+    target, usual = tiny_pair[0], {"draft_tokens": 2, "max_draft_tokens": DEPTH}
     with run_engine(
-        tiny_pair[0],
-        tiny_pair[0],
+        target,
+        target,
         policy="fixed",
         draft_tokens=DEPTH,
         block_size=BLOCK,
@@ -32,37 +35,20 @@ def its_own_draft(tiny_pair, plain):
         max_num_seqs=24,
         scheduling_policy="priority",
     ) as engine:
-        yield engine
+        yield lambda policy, **options: engine.start_over(policy, **usual | options)
 
 
-@pytest.fixture
-def start_over(its_own_draft):
-    """The engine with a policy, and nothing cached."""
-
-    def start(policy, **options):
-        options = {"draft_tokens": 2, "max_draft_tokens": DEPTH} | options
-        its_own_draft.start_over(policy, **options)
-        return its_own_draft
-
-    return start
-
-
-@pytest.fixture
-def spy(its_own_draft, monkeypatch):
+def spy(engine, monkeypatch, look, before):
     """Show each step's schedule to a function, with what another said before it."""
+    schedule = engine.scheduler.schedule
 
-    def spy_on(look, before=lambda: None):
-        schedule = its_own_draft.scheduler.schedule
+    def spy_on_schedule(*args):
+        seen = before()
+        output = schedule(*args)
+        look(output, seen)
+        return output
 
-        def spy_on_schedule(*args):
-            seen = before()
-            output = schedule(*args)
-            look(output, seen)
-            return output
-
-        monkeypatch.setattr(its_own_draft.scheduler, "schedule", spy_on_schedule)
-
-    return spy_on
+    monkeypatch.setattr(engine.scheduler, "schedule", spy_on_schedule)
 
 
 def test_fewer_requests_are_preempted_where_drafts_give_way(start_over, monkeypatch):
@@ -127,7 +113,7 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(policy, start_over):
     assert num <= 2 if policy == "goodput" else num >= 10, num
 
 
-def test_steps_keep_to_sizes_whose_kernels_are_at_hand(start_over, spy):
+def test_steps_keep_to_sizes_whose_kernels_are_at_hand(start_over, monkeypatch):
     """Wherever drafts are left over, also in steps that prompts join."""
     engine = start_over("goodput")
     make_up_beliefs(engine)
@@ -140,7 +126,7 @@ def test_steps_keep_to_sizes_whose_kernels_are_at_hand(start_over, spy):
             sizes[output.total_num_scheduled_tokens] += 1
             num_joined += bool(output.scheduled_new_reqs)
 
-    spy(look, before=lambda: num_cut["budget"])
+    spy(engine, monkeypatch, look, lambda: num_cut["budget"])
     prompts = [draw_prompt(n, 15 + n) for n in range(36)]
     engine.complete(prompts, [greedy(10 + 3 * n) for n in range(36)])
     assert sizes.total() >= 10
@@ -149,13 +135,12 @@ def test_steps_keep_to_sizes_whose_kernels_are_at_hand(start_over, spy):
     assert sizes.keys() <= set(CPU_STEP_SIZES)
 
 
-def test_the_prompts_of_a_step_are_foreseen(start_over, spy):
+def test_the_prompts_of_a_step_are_foreseen(start_over, monkeypatch):
     """More requests than may run, some with a beginning that is cached."""
     # Two KV blocks of it are cached once one request has computed them.
     shared = draw_prompt(99, 70)
-    prompts = [
-        (shared if n % 3 == 0 else []) + draw_prompt(n, 9 + n) for n in range(20)
-    ]
+    begins = [shared if n % 3 == 0 else [] for n in range(20)]
+    prompts = [begin + draw_prompt(n, 9 + n) for n, begin in enumerate(begins)]
     engine = start_over("tetris", max_num_seqs=4)
     engine.complete([shared], greedy(4))
     steps = []
@@ -165,7 +150,8 @@ def test_the_prompts_of_a_step_are_foreseen(start_over, spy):
         num_brought = sum(output.num_scheduled_tokens[req_id] for req_id in new)
         steps.append((num_foreseen, num_brought))
 
-    spy(look, before=lambda: count_coming_prompt_tokens(engine.scheduler))
+    foresee = partial(count_coming_prompt_tokens, engine.scheduler)
+    spy(engine, monkeypatch, look, foresee)
     engine.complete(prompts, [greedy(5 + n) for n in range(20)])
     foreseen, brought = zip(*steps, strict=True)
     assert sum(map(bool, brought)) >= 8
