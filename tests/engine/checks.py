@@ -3,6 +3,7 @@
 What takes an engine is a method of `tests.engine.conftest.Engine` as well.
 """
 
+import math
 import random
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +58,17 @@ def summarize_all(outputs):
 def answer(engine, prompts, params):
     """Complete prompts of token ids in one batch, and summarize."""
     return summarize_all(complete(engine, prompts, params))
+
+
+def check_logprobs(positions, expected):
+    """Compare tokens, ranks and log probabilities at every position."""
+    assert len(positions) == len(expected) > 0
+    for position, reference in zip(positions, expected, strict=True):
+        assert position.keys() == reference.keys()
+        for token, logprob in position.items():
+            assert logprob.rank == reference[token].rank
+            other = reference[token].logprob
+            assert math.isclose(logprob.logprob, other, abs_tol=1e-4)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.engine.checks import draw_prompt, draw_prompts, greedy, summarize_all
+from tests.engine.checks import (
+    check_logprobs,
+    draw_prompt,
+    draw_prompts,
+    greedy,
+    summarize_all,
+)
 from tests.engine.conftest import BLOCK, run_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -62,16 +68,6 @@ def test_logprobs_are_the_targets_own(pair):
         check_logprobs(ours.logprobs, theirs.logprobs)
         # A prompt's first token has no logprob.
         check_logprobs(output.prompt_logprobs[1:], reference.prompt_logprobs[1:])
-
-
-def check_logprobs(positions, expected):
-    """Compare tokens, ranks and values at every position."""
-    assert len(positions) == len(expected) > 0
-    for position, reference in zip(positions, expected, strict=True):
-        assert position.keys() == reference.keys()
-        for token, logprob in position.items():
-            assert logprob.rank == reference[token].rank
-            assert logprob.logprob == pytest.approx(reference[token].logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("include", [False, True])

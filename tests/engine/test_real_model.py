@@ -82,14 +82,9 @@ def prompts(target):
     lines = HELD_OUT.read_text("utf-8").splitlines()[::EVERY]
     asked = [json.loads(line) for line in lines]
     assert len({one["kind"] for one in asked}) == 10
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": one["prompt"]}],
-            add_generation_prompt=True,
-            return_dict=False,
-        )
-        for one in asked
-    ]
+    chats = [[{"role": "user", "content": one["prompt"]}] for one in asked]
+    how = {"add_generation_prompt": True, "return_dict": False}
+    return [tokenizer.apply_chat_template(chat, **how) for chat in chats]
 
 
 def test_float32_answers_equal_those_without_speculation(target, prompts):

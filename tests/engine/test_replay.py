@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front.in_flight import derive_seed
 from tests.engine.checks import greedy
 from tests.engine.conftest import run_engine
-from tests.engine.tiny_models import write_llama_pair
+from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 pytestmark = pytest.mark.vllm
 
@@ -40,8 +39,8 @@ KINDS = {
 }
 """What the output depends on besides the prompt."""
 
-CHARACTERS = ("<eos>", "<bos>", "a", "b", "c", "d", "e", "f")
-VOCAB = len(CHARACTERS)
+SPECIAL, ALPHABET = {"eos_token": "<eos>", "bos_token": "<bos>"}, "abcdef"
+VOCAB = len(SPECIAL) + len(ALPHABET)
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +60,8 @@ def pair(tmp_path_factory):
         eos_token_id=0,
         pad_token_id=None,
     )
-    # One token per character; grammars need a tokenizer.
-    ids = {character: token_id for token_id, character in enumerate(CHARACTERS)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<eos>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    ends = {"eos_token": "<eos>", "bos_token": "<bos>"}
-    for folder in pair:
-        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
-        fast.save_pretrained(folder)
+    # Grammars need one.
+    write_tokenizer(pair[0], SPECIAL, ALPHABET)
     return pair
 
 

@@ -20,6 +20,8 @@ HIDDEN_SIZE = 64
 ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789 {}[]":,.-_\n!?/;'
 """One ordinary token each, from id 3 on: enough for words, numbers and JSON."""
 
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+
 
 def write_llama_pair(folder, *, noise, seed=0, **config):
     """Write a random target and a draft that is the target plus weight noise, float32.
@@ -40,18 +42,16 @@ def write_llama_pair(folder, *, noise, seed=0, **config):
     return target, draft
 
 
-def write_tokenizer(folder):
+def write_tokenizer(folder, special=SPECIAL, alphabet=ALPHABET):
     """Give a model folder a tokenizer whose tokens are single characters."""
     to_byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    names = [to_byte_level.pre_tokenize_str(char)[0][0] for char in ALPHABET]
-    vocab = {name: i for i, name in enumerate(["<pad>", "<s>", "</s>", *names])}
-    assert len(vocab) == VOCAB_SIZE
+    names = [to_byte_level.pre_tokenize_str(char)[0][0] for char in alphabet]
+    vocab = {name: i for i, name in enumerate([*special.values(), *names])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = to_byte_level
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.save_pretrained(folder)
 
 
 def write_markov_llama(folder, *, seed=0):

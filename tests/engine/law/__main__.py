@@ -7,15 +7,5 @@ from tests.engine.law.cases import combine_all, pair_up
 from tests.engine.law.rounds import Control, Game, main
 
 if __name__ == "__main__":
-    sys.exit(
-        main(
-            Game(
-                "v1",
-                start,
-                run_case,
-                combine_all(),
-                NUM_EACH,
-                [Control(case, draw_some_from_draft, NUM_EACH) for case in pair_up()],
-            )
-        )
-    )
+    controls = [Control(case, draw_some_from_draft, NUM_EACH) for case in pair_up()]
+    sys.exit(main(Game("v1", start, run_case, combine_all(), NUM_EACH, controls)))
