@@ -15,9 +15,7 @@ PER_TOKEN = torch.tensor([0.7, 0.7, 1.0, 0.3, 0.3])
 """The third request has no draft tokens; temperature 0 becomes 1."""
 
 
-def test_an_engine_of_ours_samples_by_them_and_times_its_passes(
-    tiny_pair, plain, monkeypatch
-):
+def test_our_engine_samples_by_them_and_times_its_passes(tiny_pair, plain, monkeypatch):
     """Although each start registers vLLM's own kernels once more.
 
     At the end, for dummy passes leave a cache in disorder.

@@ -58,9 +58,7 @@ def acceptance_rate(engine):
 
 
 @pytest.mark.parametrize(("num_on", "num_off"), [(3, 7), (5, 50)])
-def test_acceptance_is_what_it_was_after_steps_without_the_drafter(
-    plain, engine, num_on, num_off
-):
+def test_steps_without_the_drafter_cost_no_acceptance(plain, engine, num_on, num_off):
     timings = engine.draft_at(alternate(num_on, num_off))
     assert generate(engine, make_prompts(24)) == generate(plain, make_prompts(24))
     assert acceptance_rate(engine) == 1.0

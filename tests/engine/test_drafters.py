@@ -172,9 +172,7 @@ def test_sampled_drafts_report_the_distribution_they_are_drawn_from(
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_drafts_without_logits_are_selected_by_learnt_acceptance(
-    method, start_over, expect
-):
+def test_drafts_without_logits_go_by_learnt_acceptance(method, start_over, expect):
     if method == "suffix":
         pytest.importorskip("arctic_inference", reason="it comes as source only")
     engine = start_over(method)

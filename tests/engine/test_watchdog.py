@@ -162,9 +162,7 @@ def damage_cache(engine):
 
 
 @pytest.mark.parametrize("rebuilds", [True, False])
-def test_a_stale_cache_after_a_skip_is_filled_anew(
-    rebuilds, alone, engine, monkeypatch
-):
+def test_a_stale_cache_after_a_skip_is_refilled(rebuilds, alone, engine, monkeypatch):
     """In the control nothing fills it, and the same requests stay under quarantine."""
     scheduler = engine.scheduler
     if not rebuilds:

@@ -94,9 +94,7 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
 @pytest.mark.parametrize(
     "place", ["_select", "_give_order", "_set_depth", "_planner.select"]
 )
-def test_a_step_without_a_decision_verifies_all_its_drafts(
-    place, make_scheduler, monkeypatch
-):
+def test_an_undecided_step_verifies_all_drafts(place, make_scheduler, monkeypatch):
     scheduler = make_scheduler(policy="tetris")
     break_method(monkeypatch, scheduler, place)
     requests = add_requests(scheduler, 3)

@@ -68,9 +68,7 @@ UNFIT, FIT, MISSING = map(make_backend, (False, True, None))
         ({"draft_backend": UNFIT, "method": "dspark"}, None),
     ],
 )
-def test_back_ends_that_were_asked_for_are_asked_whether_they_follow_the_device(
-    changes, found
-):
+def test_back_ends_asked_for_are_asked_whether_they_follow_the_device(changes, found):
     assert find_unfit_backend(make_config(**changes)) == found
 
 

@@ -99,9 +99,7 @@ def select_every_other(may_reallocate, batch):
 
 
 @pytest.mark.parametrize("may_reallocate", [False, True])
-def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
-    may_reallocate, make_scheduler
-):
+def test_a_selection_holds_unless_it_may_be_reallocated(may_reallocate, make_scheduler):
     scheduler = make_scheduler()
     select = partial(select_every_other, may_reallocate)
     plan_instead(scheduler, select=select, choose_depth=lambda *_: DEPTH)

@@ -52,9 +52,7 @@ def upstream(ours):
     return next(cls for cls in ours.__mro__ if cls.__module__.startswith("vllm."))
 
 
-def test_an_engine_of_a_vllm_that_has_moved_a_name_does_not_start(
-    make_scheduler, monkeypatch
-):
+def test_no_engine_of_a_vllm_that_moved_a_name_starts(make_scheduler, monkeypatch):
     moved = {"vllm.v1.request:Request": {"moved_away": "this test"}}
     for module in (planner_host, gpu_scheduler):
         name = "SCHEDULER" if module is planner_host else "GPU_SCHEDULER"

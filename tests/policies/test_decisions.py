@@ -252,9 +252,7 @@ def make_load(num_running, latency_target_ms=None):
         (1.0, False, 1),
     ],
 )
-def test_the_target_bounds_the_batch_and_so_does_goodput(
-    cost, target_ms, runs_drafter, most
-):
+def test_target_and_goodput_bound_the_batch(cost, target_ms, runs_drafter, most):
     cost.draft_first.fit_profile((1, 1024), (5.0, 5.0))
     found = choose_max_running(cost, 0.0, 64, target_ms, runs_drafter=runs_drafter)
     assert found == most

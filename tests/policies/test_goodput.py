@@ -184,9 +184,7 @@ def test_finished_requests_leave_nothing_behind():
 
 
 @pytest.mark.parametrize("num_prefill_tokens", [0, 64, 256])
-def test_the_goodput_it_expects_is_what_comes_where_prompts_fill_the_steps(
-    num_prefill_tokens,
-):
+def test_the_goodput_it_expects_is_what_comes_beside_prompts(num_prefill_tokens):
     planner = make_goodput()
     engine = MadeUpEngine(8, num_prefill_tokens=num_prefill_tokens)
     planner.fit_profile(engine.profile())

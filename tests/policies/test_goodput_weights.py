@@ -67,9 +67,7 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed)
 @pytest.mark.parametrize(
     ("target_ms", "gets_drafts"), [(np.inf, False), (500.0, False), (40.0, True)]
 )
-def test_a_request_that_would_miss_its_target_gets_its_drafts_first(
-    target_ms, gets_drafts
-):
+def test_a_request_that_would_miss_its_target_gets_drafts_first(target_ms, gets_drafts):
     # At 5 ms a token and rather unlikely drafts, throughput wants none of them.
     planner = trained(8, token_ms=5.0)
     admitted = planner.select(make_batch(UNLIKELY, target_ms)).num_admitted

@@ -20,9 +20,7 @@ from policies.decisions.refill import Refills
     limit=st.integers(1, 50),
     asking=st.lists(st.integers(0, 4), max_size=200),
 )
-def test_places_are_never_too_many_and_some_are_left_for_every_flow(
-    num_flows, limit, asking
-):
+def test_places_are_limited_and_some_are_left_for_every_flow(num_flows, limit, asking):
     places = Places(num_flows)
     taken = Counter()
     for number in asking:

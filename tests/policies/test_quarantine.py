@@ -78,9 +78,7 @@ def test_a_round_without_anybody_to_try_ends_and_costs_no_patience():
 
 
 @pytest.mark.parametrize(("longest_good", "reason"), [(520, "context"), (540, "all")])
-def test_a_request_alone_that_grows_past_a_limit_is_told_from_one_that_breaks(
-    longest_good, reason
-):
+def test_one_that_outgrows_a_limit_is_told_from_one_that_breaks(longest_good, reason):
     """Nothing else was judged since; the alarm is about 530 tokens and more."""
     watch = AcceptanceWatch()
     watch.last_good[CAUSE.cell] = CAUSE.since - 10

@@ -16,9 +16,7 @@ PACE = ReplicaPace(base_ms=10.0, request_ms=1.0, tokens_per_step=2.0, num_seats=
     # A token every 15 ms is a step every 30 ms: 20 requests.
     [(15.0, 2.0, 20), (15.0, 1.0, 5), (3.0, 2.0, 2), (1e3, 2.0, 64)],
 )
-def test_a_replica_carries_what_keeps_its_steps_short(
-    target_ms, tokens_per_step, capacity
-):
+def test_a_replica_carries_what_keeps_steps_short(target_ms, tokens_per_step, capacity):
     pace = ReplicaPace(10.0, 1.0, tokens_per_step, 64)
     assert pace.capacity(target_ms) == capacity
 

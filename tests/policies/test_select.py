@@ -63,9 +63,7 @@ def test_drafts_are_admitted_one_by_one_where_survival_is_largest(batch):
         (np.zeros((2, 2)), [1, 1], -1, "draft_budget must be >= 0, got -1"),
     ],
 )
-def test_impossible_inputs_are_refused_by_value(
-    survival, lengths, draft_budget, message
-):
+def test_impossible_inputs_are_refused(survival, lengths, draft_budget, message):
     with pytest.raises(ValueError, match=message):
         select_drafts(survival, np.array(lengths), draft_budget)
 

@@ -148,9 +148,7 @@ def test_every_kind_and_position_follows_its_law(part, play):
 
 
 @pytest.mark.parametrize("part", [*BETTABLE, *POSITIONS])
-def test_a_twentieth_from_the_draft_is_rejected_of_every_kind_and_at_every_position(
-    part, play
-):
+def test_a_twentieth_from_the_draft_is_rejected_of_every_kind_and_position(part, play):
     evidence = add_up((play(case)[1] for case in MIXED), part)
     assert evidence.num_impossible == 0
     assert is_alarming(evidence)

@@ -66,9 +66,7 @@ def test_tokens_are_the_targets_own(method, drafters, expect):
     assert counters.num_accepted_tokens > counters.num_drafts / 2
 
 
-def test_ranks_with_other_confidences_admit_the_same_drafts(
-    pair, expect, tmp_path, monkeypatch
-):
+def test_ranks_of_other_confidences_admit_alike(pair, expect, tmp_path, monkeypatch):
     # Workers in processes of their own get the plugin at their start-up.
     site = tmp_path / "site"
     site.mkdir()

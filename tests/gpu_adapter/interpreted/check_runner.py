@@ -125,9 +125,7 @@ def test_other_settings_change_no_token(plain, ours):
 
 
 @pytest.mark.parametrize("reason", ["attention_backend", "eager"])
-def test_what_stands_in_the_way_leads_to_plain_verification(
-    reason, pair, expected, monkeypatch
-):
+def test_obstacles_lead_to_plain_verification(reason, pair, expected, monkeypatch):
     """Not to a refusal to start, as vLLM's own adaptive verification does."""
     if reason == "attention_backend":
         # The CPU's has no graphs, left as it is.
@@ -145,9 +143,7 @@ def test_what_stands_in_the_way_leads_to_plain_verification(
     assert counters.num_cut_tokens["budget"] == 0
 
 
-def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
-    ours, expected, monkeypatch
-):
+def test_a_draft_model_makes_as_many_passes_as_asked_for(ours, expected, monkeypatch):
     """VLLM's makes all of them; and each step's times tell of what was made."""
     drafter, made = ours.runner.speculator, set()
     timings = ours.draft_at(cycle([4, 1, 3, 0, 2]))
