@@ -45,8 +45,6 @@ SERIES = ("draft", "likely, verified", "likely", "raw")
 """What the gamblers bet on, each with every stake: tokens at verified positions in the
 first two, all in the others."""
 
-NUM_GAMBLERS = len(SERIES) * len(STAKES)
-
 
 @dataclass
 class Evidence:
@@ -79,7 +77,7 @@ class Evidence:
         if self.num_impossible:
             return math.inf
         total = float(np.logaddexp.reduce(self.log_e, axis=None))
-        return total - math.log(NUM_GAMBLERS)
+        return total - math.log(self.log_e.size)
 
 
 def is_alarming(evidence, num_tests=FAMILY):

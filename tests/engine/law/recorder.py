@@ -8,9 +8,6 @@ from torch.nn.functional import one_hot
 
 from tests.engine.checks import name_of
 
-Blocks = dict[str, list["Block"]]
-"""The blocks of every request, by its name, in the order of time."""
-
 
 @dataclass
 class Block:
@@ -42,12 +39,13 @@ class Record:
     """What was recorded of an engine's steps since it was cleared.
 
     Attributes:
+        blocks: Of every request, by its name, in the order of time.
         num_one_hot: Drafts verified without their law, as argmax drafts are, in steps
             that had something to sample.
         num_preempted: Requests that lost their KV blocks.
     """
 
-    blocks: Blocks
+    blocks: dict[str, list[Block]]
     num_one_hot: int = 0
     num_preempted: int = 0
 

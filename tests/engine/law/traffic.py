@@ -25,13 +25,9 @@ CLASSES = {
 
 def follow_grammar(generated):
     """Return the token ids that `GRAMMAR` allows next."""
-    first, last = ("j", "9") if len(generated) % 2 else ("a", "I")
-    return range(find_token(first), find_token(last) + 1)
-
-
-def find_token(character):
-    """Return the id of a character's token."""
-    return FIRST_ORDINARY_TOKEN + ALPHABET.index(character)
+    ends = "j9" if len(generated) % 2 else "aI"
+    first, last = (FIRST_ORDINARY_TOKEN + ALPHABET.index(end) for end in ends)
+    return range(first, last + 1)
 
 
 FEATURES = {
