@@ -18,8 +18,8 @@ from tests.policies.made_up_steps import MadeUpStep
 DEPTH = 8
 LIMITS = EngineLimits(skips_drafter=True, exits_early=True)
 POLICIES = {
-    "tetris": (PolicySpec("tetris", 4, DEPTH - 4), 256),
-    "goodput": (PolicySpec("goodput", DEPTH), 64),
+    "tetris": (PolicySpec("tetris", 4, max_draft_tokens=DEPTH), 256),
+    "goodput": (PolicySpec("goodput", max_draft_tokens=DEPTH), 64),
 }
 ROUNDS, WARM_UP_ROUNDS = 2000, 200
 
