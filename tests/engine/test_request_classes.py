@@ -19,17 +19,16 @@ def read(classes):
 
 
 def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
-    asked = [(10, "interactive"), (10, None), (3, None), (3, ["no", "name"])]
-    requests = [
-        SimpleNamespace(
-            request_id=str(number),
-            priority=priority,
-            sampling_params=SimpleNamespace(
-                extra_args=name and {"request_class": name}
-            ),
-        )
-        for number, (priority, name) in enumerate(asked)
-    ]
+    requests = []
+    for priority, name in (
+        (10, "interactive"),
+        (10, None),
+        (3, None),
+        (3, ["no", "name"]),
+    ):
+        params = SimpleNamespace(extra_args=name and {"request_class": name})
+        own = {"request_id": str(len(requests)), "priority": priority}
+        requests.append(SimpleNamespace(sampling_params=params, **own))
     classes = read(CLASSES)
     assert classes.weigh(requests).tolist() == [4.0, 0.5, 2.0, 2.0]
     assert classes.targets_ms(requests).tolist() == [30.0, *[np.inf] * 3]

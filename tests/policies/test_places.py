@@ -5,13 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.decisions.places import (
-    KEPT_SHARE,
-    LATELY_S,
-    KeptSeats,
-    Places,
-    count_kept,
-)
+from policies.decisions.places import LATELY_S, KeptSeats, Places
 from policies.decisions.refill import Refills
 
 
@@ -80,10 +74,6 @@ def test_seats_are_kept_while_others_have_asked_lately():
     # One whose request waited so long is no stranger.
     seats.take("quiet", 1.0, LATELY_S + 11.0)
     assert seats.is_shared()
-
-
-def test_small_engines_keep_none():
-    assert [count_kept(n) for n in (1, KEPT_SHARE - 1, KEPT_SHARE, 64)] == [0, 0, 1, 4]
 
 
 def test_streams_are_computed_anew_as_far_as_there_is_room():
