@@ -303,7 +303,6 @@ def test_95_of_100_intervals_hold_the_gain_and_naive_ones_do_not(num_blocks):
     held = naive = 0
     for blocks in simulated:
         gain = estimate_gain(make_loads(), blocks)
-        assert gain is not None
         held += gain.lower <= TOKENS * truth <= gain.upper
         lower, upper = naive_interval(blocks)
         naive += lower <= TOKENS * truth <= upper
@@ -323,7 +322,5 @@ def test_steps_that_rest_count_as_no_speculation():
     working = estimate_gain(loads, blocks)
     loads[NUM_REQS].rest_ms = 3000.0
     resting = estimate_gain(loads, blocks)
-    assert working is not None
-    assert resting is not None
     # A quarter of the time is spent as before.
     assert resting.ratio == pytest.approx(0.75 + 0.25 * working.ratio)

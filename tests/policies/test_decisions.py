@@ -112,13 +112,9 @@ def test_a_latency_target_draws_the_line_between_drafts_and_limits_the_depth():
 def test_a_request_claims_as_many_drafts_as_its_target_needs(
     target_ms, ms_per_draft, reserved, num_drafts
 ):
-    claimed = reserve_drafts(
-        np.array([[0.9, 0.8, 0.7, 0.6]]),
-        np.array([num_drafts]),
-        np.array([target_ms]),
-        40.0,
-        ms_per_draft,
-    )
+    survival, counts = np.array([[0.9, 0.8, 0.7, 0.6]]), np.array([num_drafts])
+    prices = np.array([target_ms]), 40.0, ms_per_draft
+    claimed = reserve_drafts(survival, counts, *prices)
     assert claimed.tolist() == [min(reserved, num_drafts)]
 
 
@@ -230,14 +226,9 @@ def cost():
 
 
 def make_load(num_running, latency_target_ms=None):
-    return EngineLoad(
-        num_running=num_running,
-        num_decode_tokens=num_running,
-        num_context_tokens=100 * num_running,
-        tokens_to_grow=np.full(num_running, 100),
-        block_size=16,
-        latency_target_ms=latency_target_ms,
-    )
+    num_context_tokens, to_grow = 100 * num_running, np.full(num_running, 100)
+    counts = num_running, num_running, num_context_tokens, to_grow
+    return EngineLoad(*counts, block_size=16, latency_target_ms=latency_target_ms)
 
 
 @pytest.mark.parametrize(

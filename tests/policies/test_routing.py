@@ -21,13 +21,8 @@ from policies.decisions.routing import (
 )
 from policies.estimators.request_cost import RequestCost
 
-LOAD = ReplicaLoad(
-    base_ms=10.0,
-    request_ms=1.0,
-    prompt_token_ms=0.1,
-    tokens_per_step=2.0,
-    num_requests=4,
-)
+COSTS_MS = {"base_ms": 10.0, "request_ms": 1.0, "prompt_token_ms": 0.1}
+LOAD = ReplicaLoad(**COSTS_MS, tokens_per_step=2.0, num_requests=4)
 
 
 def choose(loads, seed=0, **options):
@@ -85,8 +80,7 @@ def test_replicas_that_split_the_same_steps_otherwise_share_the_load():
             shape.learn(base_ms, request_ms)
             fitted = shape.fit(base_ms, request_ms, 8)
             loads.append(ReplicaLoad(*fitted, 0.1, 2.0, count))
-        choice = choose(list(loads), seed=request)
-        assert choice is not None
+        choice = choose(loads, seed=request)
         counts[choice.replica] += 1
     assert min(counts) > 24
 
@@ -106,7 +100,6 @@ def test_the_holder_of_the_prefix_is_looked_at_too(holder, prompt, is_chosen):
     loads = [LOAD] * 39 + [holder]
     given = {"num_prompt_tokens": prompt, "cached": prompt - 40, "holder": 39}
     choice = choose(loads, **given)
-    assert choice is not None
     assert (choice == Choice(39, "prefix")) is is_chosen
     assert (choice.replica == 39) is is_chosen
 
@@ -183,7 +176,6 @@ def test_costs_are_learnt_and_a_neighbour_is_noticed_within_thirty_steps():
             true_ms = speed * (8.0 + 0.5 * requests + 0.2 * prompt)
             cost.observe_step(true_ms * rng.gauss(1.0, 0.05), requests, prompt)
             cost.observe_tokens(4, 6)
-        assert cost.costs_ms is not None
         return cost.costs_ms
 
     learnt = costs_after(600, 1.0, 1, 4, 16, 8)
