@@ -23,6 +23,9 @@ DEPTH = 4
 
 LOGGER = "serving.engine.shared.faults"
 
+FIRST = np.arange(DEPTH) == 0
+"""The first position of every draft."""
+
 
 @pytest.fixture(scope="module")
 def expected(plain):
@@ -65,25 +68,18 @@ def damage_confidence(engine, monkeypatch, damage):
     monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
 
 
-def put(value):
-    """Spoil the first position of every request."""
-
-    def spoil(confidence):
-        spoilt = confidence.copy()
-        spoilt[:, 0] = value
-        return spoilt
-
-    return spoil
-
-
 @pytest.mark.parametrize(
     ("select", "damage", "fault"),
     [
         pytest.param(raise_error, None, "policy_error", id="raises"),
         pytest.param(admit(lambda n: n + 1), None, "policy_error", id="too many"),
         pytest.param(None, lambda c: None, "confidence_missing", id="none"),
-        pytest.param(None, put(np.nan), "confidence_invalid", id="NaN"),
-        pytest.param(None, put(1.5), "confidence_invalid", id="above 1"),
+        pytest.param(
+            None, lambda c: np.where(FIRST, np.nan, c), "confidence_invalid", id="NaN"
+        ),
+        pytest.param(
+            None, lambda c: np.where(FIRST, 1.5, c), "confidence_invalid", id="above 1"
+        ),
         pytest.param(None, lambda c: c[:-1], "confidence_invalid", id="row too few"),
         pytest.param(None, lambda c: c.ravel(), "confidence_invalid", id="flat"),
     ],

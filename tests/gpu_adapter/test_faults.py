@@ -1,6 +1,5 @@
 """Whatever goes wrong on the way to a decision, a GPU engine's requests go on."""
 
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -15,33 +14,21 @@ from tests.gpu_adapter.stand_in_worker import drive, make_worker
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.faults]
 
 
-def spoil_confidences(worker, spoil):
-    """Let the worker report other confidences; `spoil` writes into `[req, depth]`."""
-    execute = worker.execute
-
-    def report_nonsense(output):
-        result = execute(output)
-        report = getattr(result, REPORT_ATTRIBUTE)
-        if report.verification is not None:
-            spoilt = report.verification.confidence.copy()
-            spoil(spoilt, report.verification.req_ids)
-            verification = replace(report.verification, confidence=spoilt)
-            report = replace(report, verification=verification)
-            setattr(result, REPORT_ATTRIBUTE, report)
-        return result
-
-    worker.execute = report_nonsense
-
-
 def test_a_request_with_impossible_confidences_spoils_no_others(make_scheduler):
     scheduler, learnt = make_scheduler(), []
     add_requests(scheduler, 2, max_tokens=100)
     worker = make_worker(2)
 
-    def spoil_r1(confidences, req_ids):
-        confidences[req_ids.index("r1")] = np.nan
+    execute = worker.execute
 
-    spoil_confidences(worker, spoil_r1)
+    def spoil_r1(output):
+        result = execute(output)
+        report = getattr(result, REPORT_ATTRIBUTE).verification
+        if report is not None:
+            report.confidence[report.req_ids.index("r1")] = np.nan
+        return result
+
+    worker.execute = spoil_r1
     plan_instead(scheduler, observe=lambda outcome: learnt.extend(outcome.req_ids))
     drive(scheduler, worker, max_steps=20)
     assert set(learnt) == {"r0"}
