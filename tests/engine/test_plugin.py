@@ -85,7 +85,8 @@ def test_a_configuration_that_cannot_work_is_refused_with_its_remedy(config, mes
 
 @pytest.mark.parametrize(
     ("said", "off"),
-    [("on", False), (True, False), *((no, True) for no in ("off", "OFF", False, 0))],
+    [("on", False), (True, False)]
+    + [(word, True) for word in ("off", "OFF", False, 0, "no")],
 )
 def test_a_request_opts_out_in_any_common_spelling(said, off):
     assert opts_out({"speculative_decoding": said}) is off

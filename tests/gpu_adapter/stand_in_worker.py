@@ -1,8 +1,7 @@
 """A worker without models: invented tokens and times, and decisions as ordered."""
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -52,25 +51,15 @@ class StandInDevice:
         self.queued_ms += duration_ms
 
 
-@dataclass
-class StandInStep:
-    """What a step turned out to be."""
-
-    num_offered: int
-    num_verified: int
-    num_tokens: int
-    num_prefill_tokens: int
-    depth: int
-    num_drafting: int
-    order: Any
-
-
 class StandInWorker:
     """Runs scheduled steps: a target's pass takes 5 ms, a drafter's .5, the gap .3.
 
     Args:
         acceptance: Probability of each request's draft tokens, by request id; also
             what its confidences are.
+
+    Attributes:
+        steps: What each turned out to be.
     """
 
     def __init__(self, acceptance):
@@ -115,7 +104,7 @@ class StandInWorker:
             )
             setattr(result, REPORT_ATTRIBUTE, report)
         self.device.now_ms = self.device.queued_ms
-        step = StandInStep(
+        step = SimpleNamespace(
             num_offered=int(offered.sum()),
             num_verified=budget,
             num_tokens=int(others.sum()) + budget,

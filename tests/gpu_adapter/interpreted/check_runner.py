@@ -33,6 +33,7 @@ from tests.gpu_adapter.interpreted import graphs, plugin
 from tests.gpu_adapter.interpreted.engines import MAX_NUM_SEQS, run_interpreted
 
 PROMPTS = draw_prompts(6)
+PARAMS = greedy(16)
 
 PATTERN = r"([a-e]{2}[0-9]){3,}"
 
@@ -61,11 +62,7 @@ def ours(with_drafts):
 
 @pytest.fixture(scope="module")
 def expected(plain):
-    return plain.answer(PROMPTS, greedy(16))
-
-
-def answer(engine):
-    return engine.answer(PROMPTS, greedy(16))
+    return plain.answer(PROMPTS, PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +133,7 @@ def test_obstacles_lead_to_plain_verification(reason, pair, expected, monkeypatc
         monkeypatch.setattr(plugin, "graphs_wanted", graphs.CUDAGraphMode.NONE)
     with run_interpreted(*pair, policy="tetris") as engine:
         assert engine.runner.adaptive_verification is None
-        assert answer(engine) == expected
+        assert engine.answer(PROMPTS, PARAMS) == expected
         counters = engine.counters
     assert counters.num_fallbacks[f"plain_{reason}"] > 0
     assert counters.num_accepted_tokens > 0
@@ -154,7 +151,7 @@ def test_a_draft_model_makes_as_many_passes_as_asked_for(ours, expected, monkeyp
         return go_on(*args, **kwargs)
 
     monkeypatch.setattr(drafter, "_multi_step_decode", note)
-    assert answer(ours) == expected
+    assert ours.answer(PROMPTS, PARAMS) == expected
     assert made == {2, 3, 4}
     assert drafter.num_speculative_steps == DEPTH
     assert {timing.depth for timing in timings} == {0, 1, 2, 3, 4}
@@ -200,9 +197,9 @@ def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
 ):
     with monkeypatch.context() as broken:
         broken.setattr(part, method, lambda *_: 1 / 0)
-        assert answer(ours) == expected
+        assert ours.answer(PROMPTS, PARAMS) == expected
     # Where there was none, the next one tells.
-    assert answer(ours) == expected
+    assert ours.answer(PROMPTS, PARAMS) == expected
     assert ours.counters.num_fallbacks.keys() == {"report_error"}
 
 
