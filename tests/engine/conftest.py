@@ -161,17 +161,12 @@ def run_engine(
         }
         if draft is not None:
             config["model"] = str(draft)
+        section = {"policy": policy, "classes": classes or {}}
+        section |= {"draft_tokens": draft_tokens, "max_draft_tokens": depth}
         args = {
             "scheduler_cls": "serving.engine.cpu.scheduler.TetrisScheduler",
             "worker_cls": "serving.engine.cpu.worker.TetrisCPUWorker",
-            "additional_config": {
-                "tetris": {
-                    "policy": policy,
-                    "draft_tokens": draft_tokens,
-                    "max_draft_tokens": depth,
-                    "classes": classes or {},
-                }
-            },
+            "additional_config": {"tetris": section},
             "speculative_config": config,
             **args,
         }

@@ -46,12 +46,9 @@ def overhear(engine, method):
 def test_classes_reach_the_planner_by_name_and_by_priority(engine):
     select, choose_depth = overhear(engine, "select"), overhear(engine, "choose_depth")
     named = {"extra_args": {"request_class": "interactive"}}
-    engine.llm.generate(
-        [{"prompt_token_ids": draw_prompt(i, 8)} for i in range(3)],
-        [greedy(), greedy(**named), greedy()],
-        priority=[0, 0, 10],
-        use_tqdm=False,
-    )
+    prompts = [{"prompt_token_ids": draw_prompt(i, 8)} for i in range(3)]
+    params, priority = [greedy(), greedy(**named), greedy()], [0, 0, 10]
+    engine.llm.generate(prompts, params, priority=priority, use_tqdm=False)
     assert engine.counters.num_fallbacks == {}
     batches = [call.args[0] for call in select.call_args_list]
     weights = [sorted(batch.weights) for batch in batches if batch.num_reqs == 3]

@@ -19,13 +19,9 @@ def read(classes):
 
 
 def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
+    asked = [(10, "interactive"), (10, None), (3, None), (3, ["no", "name"])]
     requests = []
-    for priority, name in (
-        (10, "interactive"),
-        (10, None),
-        (3, None),
-        (3, ["no", "name"]),
-    ):
+    for priority, name in asked:
         params = SimpleNamespace(extra_args=name and {"request_class": name})
         own = {"request_id": str(len(requests)), "priority": priority}
         requests.append(SimpleNamespace(sampling_params=params, **own))

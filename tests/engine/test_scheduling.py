@@ -86,13 +86,9 @@ def test_goodput_lets_in_what_fits_and_starves_nobody(policy, start_over):
             # Three at once, then nobody for two steps: always somebody waits.
             for n in waiting[: 3 if step % 3 == 0 else 0]:
                 waiting.remove(n)
-                llm_engine.add_request(
-                    f"{n}",
-                    {"prompt_token_ids": draw_prompt(n, 1 + 29 * n % 100)},
-                    # The default of many clients says nothing.
-                    greedy(90 - n if n % 3 else 60),
-                    priority=n % 2,
-                )
+                tokens = {"prompt_token_ids": draw_prompt(n, 1 + 29 * n % 100)}
+                params = greedy(90 - n if n % 3 else 60)
+                llm_engine.add_request(f"{n}", tokens, params, priority=n % 2)
             for output in llm_engine.step():
                 first_token_step.setdefault(int(output.request_id), step)
                 if output.finished:

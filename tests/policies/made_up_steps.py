@@ -17,16 +17,12 @@ class MadeUpStep:
 
     def __init__(self, rng, num_reqs, depth, *, has_classes=False):
         is_bound = np.arange(num_reqs) % 4 == 0
+        targets_ms = np.where(is_bound, LATENCY_TARGET_MS, np.inf)
         self.weights = np.where(is_bound, 4.0, 1.0) if has_classes else None
         self.latency_target_ms = LATENCY_TARGET_MS if has_classes else None
-        self.load = EngineLoad(
-            num_running=num_reqs,
-            num_decode_tokens=num_reqs * (1 + depth),
-            num_context_tokens=100 * num_reqs,
-            tokens_to_grow=rng.integers(1, 200, num_reqs),
-            block_size=16,
-            latency_target_ms=self.latency_target_ms,
-        )
+        counts = num_reqs, num_reqs * (1 + depth), 100 * num_reqs
+        to_grow = rng.integers(1, 200, num_reqs)
+        self.load = EngineLoad(*counts, to_grow, 16, self.latency_target_ms)
         self.req_ids = tuple(map(str, range(num_reqs)))
         confidence = rng.beta(3.0, 1.0, (num_reqs, depth))
         self.confidence_by_pass = confidence.T.tolist()
@@ -37,9 +33,7 @@ class MadeUpStep:
             num_decodes=num_reqs,
             num_context_tokens=100 * num_reqs,
             weights=self.weights,
-            latency_targets_ms=(
-                np.where(is_bound, LATENCY_TARGET_MS, np.inf) if has_classes else None
-            ),
+            latency_targets_ms=targets_ms if has_classes else None,
         )
         # Three of four are accepted; the clock errs by a tenth.
         self.luck = rng.geometric(0.25, num_reqs) - 1

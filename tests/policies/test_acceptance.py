@@ -23,15 +23,10 @@ from tests.policies.made_up import LIMITS
 MAX_DEPTH = 4
 
 # (verified, accepted) of each request in each step; some deeper than is learnt.
-STEPS = st.lists(
-    st.lists(
-        st.integers(0, MAX_DEPTH + 2).flatmap(
-            lambda verified: st.tuples(st.just(verified), st.integers(0, verified))
-        ),
-        max_size=4,
-    ),
-    max_size=8,
+OUTCOMES = st.integers(0, MAX_DEPTH + 2).flatmap(
+    lambda verified: st.tuples(st.just(verified), st.integers(0, verified))
 )
+STEPS = st.lists(st.lists(OUTCOMES, max_size=4), max_size=8)
 
 
 def observe(learner, step):

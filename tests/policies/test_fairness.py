@@ -16,16 +16,15 @@ NEVER_S = 1e9
 FLOWS = st.sampled_from("abcd")
 COSTS_MS = st.floats(0, 1e5)
 WEIGHTS = st.sampled_from([0.001, 0.5, 1.0, 1000.0])
+# One is added, removed or gets its turn.
+STEPS = st.tuples(st.sampled_from("aaarpp"), FLOWS, COSTS_MS, st.booleans())
+WEIGHT_AND_COSTS = st.tuples(
+    st.sampled_from([0.5, 1.0, 4.0]), st.lists(st.floats(1, 100))
+)
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("aaarpp"), FLOWS, COSTS_MS, st.booleans()),
-        max_size=200,
-    ),
-    st.tuples(WEIGHTS, WEIGHTS, WEIGHTS, WEIGHTS),
-)
+@given(st.lists(STEPS, max_size=200), st.tuples(WEIGHTS, WEIGHTS, WEIGHTS, WEIGHTS))
 def test_all_that_waits_gets_its_turn_once_in_its_flows_order(steps, weights):
     """Replays go first, what is removed never comes, and turns stay cheap."""
     weight = dict(zip("abcd", weights, strict=True))
@@ -71,13 +70,7 @@ def test_all_that_waits_gets_its_turn_once_in_its_flows_order(steps, weights):
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.5, 1.0, 4.0]), st.lists(st.floats(1, 100))),
-        min_size=2,
-        max_size=4,
-    )
-)
+@given(st.lists(WEIGHT_AND_COSTS, min_size=2, max_size=4))
 def test_flows_that_all_wait_share_time_by_weight(flows):
     queue = FairQueue(NEVER_S)
     for flow, (weight, costs_ms) in enumerate(flows):

@@ -119,14 +119,8 @@ def test_the_latency_target_holds_once_costs_are_known(sampled):
     for step in range(200):
         confidence, _, _ = engine.draw(step)
         depth = planner.choose_depth(8)
-        batch = DraftBatch(
-            np.full(8, depth),
-            confidence[:, :depth],
-            tuple("01234567"),
-            8,
-            drafts_are_sampled=sampled,
-        )
-        selection = planner.select(batch)
+        drafts = np.full(8, depth), confidence[:, :depth], tuple("01234567"), 8
+        selection = planner.select(DraftBatch(*drafts, drafts_are_sampled=sampled))
         num_late += selection.num_cut_by_latency
         verified = int(selection.num_admitted.sum())
         times_ms.append(engine.time(verified, depth).total_ms)

@@ -12,6 +12,8 @@ from policies.registry import build_planner
 from policies.types import DraftBatch, PolicySpec
 from tests.policies.made_up import LIMITS, MAX_DEPTH, MadeUpEngine
 
+PARTS = st.sampled_from(["version", "calibration", "positions", "cost"])
+
 
 def make_planner(name, num_reqs=0):
     """Return a planner; one that has learnt, if it ever saw requests."""
@@ -57,9 +59,8 @@ def replaced(state, path, value):
 def decide(planner):
     """Return what a planner answers, without the planner's noticing."""
     asked = copy.deepcopy(planner)
-    batch = DraftBatch(
-        np.full(4, MAX_DEPTH), np.full((4, MAX_DEPTH), 0.7), tuple("abcd"), 4
-    )
+    confidence = np.full((4, MAX_DEPTH), 0.7)
+    batch = DraftBatch(np.full(4, MAX_DEPTH), confidence, tuple("abcd"), 4)
     selection = asked.select(batch)
     return selection.num_admitted.tolist(), asked.choose_depth(4), asked.report()
 
@@ -90,12 +91,7 @@ def test_a_state_that_cannot_be_true_is_refused_and_nothing_has_changed(exported
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(["version", "calibration", "positions", "cost"]), inner
-            )
-        ),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PARTS, inner),
         max_leaves=8,
     )
 )

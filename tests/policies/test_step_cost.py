@@ -118,14 +118,9 @@ def test_growing_contexts_do_not_take_the_price_of_tokens():
             decode = num_reqs + int(rng.integers(3, 6)) * num_reqs
             prompt = 30 * int(rng.integers(0, 3))
             exact_ms = 30.0 + 1.3 * (decode + prompt) + 0.003 * context
-            timing = take_step(
-                exact_ms * rng.lognormal(0, 0.1),
-                decode,
-                num_prompt_tokens=prompt,
-                context=context,
-                num_reqs=num_reqs,
-            )
-            cost.observe(timing)
+            exact_ms *= rng.lognormal(0, 0.1)
+            load = {"num_prompt_tokens": prompt, "context": context}
+            cost.observe(take_step(exact_ms, decode, num_reqs=num_reqs, **load))
     price = (cost.target.at(192) - cost.target.at(64)) / 128
     assert price == pytest.approx(1.3, rel=0.25)
     assert cost.context_ms(2000) < 25.0
@@ -210,9 +205,8 @@ def test_what_the_first_draft_costs_is_not_spread_over_all_counts():
     np.testing.assert_allclose(drafted_ms, 15.0, rtol=0.1)
     assert cost.sampling_ms(16, 0.5) == pytest.approx((plain_ms + drafted_ms[0]) / 2)
     assert cost.target.at(16) == pytest.approx(20.0, rel=0.05)
-    np.testing.assert_allclose(
-        cost.sampling_range_ms(16, 0, 49)[[0, 1, 16, 48]], [plain_ms, *drafted_ms]
-    )
+    in_range_ms = cost.sampling_range_ms(16, 0, 49)[[0, 1, 16, 48]]
+    np.testing.assert_allclose(in_range_ms, [plain_ms, *drafted_ms])
     # One plain step later it is known, too.
     for _ in range(5):
         cost.observe(replace(take_step(20.0, 16, num_reqs=16), sample_ms=2.7))

@@ -163,14 +163,10 @@ def test_every_batch_is_padded_to_the_next_captured_size(with_drafts):
     """As the planner prices it."""
     manager = with_drafts.runner.cudagraph_manager
     load = {"uniform_token_count": None, "num_active_loras": 0}
+    load["max_query_len"] = DEPTH + 1
     for num_tokens in range(1, graphs.CAPTURED_TOKENS[-1] + 2):
         sizes = [size for size in graphs.CAPTURED_TOKENS if size >= num_tokens]
-        found = manager.dispatch(
-            num_reqs=min(MAX_NUM_SEQS, num_tokens),
-            num_tokens=num_tokens,
-            max_query_len=DEPTH + 1,
-            **load,
-        )
+        found = manager.dispatch(min(MAX_NUM_SEQS, num_tokens), num_tokens, **load)
         assert found.num_tokens == (sizes[0] if sizes else num_tokens)
         assert (found.cg_mode == graphs.CUDAGraphMode.FULL) == bool(sizes)
 
