@@ -19,11 +19,11 @@ def board(clock):
     return BoardRecorder(lambda: clock.now_s)
 
 
-def record_step(board, clock, step_s=0.01):
+def record_step(board, clock):
     board.start_step()
     confidence = np.array([[0.9, 0.5, 0.4], [0.25, 0.0, 0.0]])
     board.note_drafts({"x": (5, 6, 7), "y": (8,)}, confidence, [2, 0])
-    clock.now_s += step_s
+    clock.now_s += 0.01
     emitted = [("x", 1, 2), ("y", 0, 1), ("z", 0, 1)]
     board.note_outcome(emitted, budget=2, depth=3, running=["x", "y", "z"], waiting=4)
 

@@ -93,10 +93,10 @@ class Ledger:
         """Whether it ever came so far has a probability of 1e-4 if all is well."""
         return self.log_e_value > math.log(ALARM)
 
-    def name_worst(self, count=5):
-        """Describe the parts with the most evidence against them."""
+    def name_worst(self):
+        """Describe the five parts with the most evidence against them."""
         evidence = self.evidence.items()
-        worst = sorted(evidence, key=lambda part: -part[1].log_e_value)[:count]
+        worst = sorted(evidence, key=lambda part: -part[1].log_e_value)[:5]
         return [f"{name}: {describe(one)}" for name, one in worst]
 
 

@@ -61,11 +61,11 @@ def run_all(folder):
     return judged
 
 
-def count_alarms(judged, wrong, trials=TRIALS):
+def count_alarms(judged, wrong):
     """Count in how many trials each test fails."""
     alarms = Counter()
     laws = {case: [wrong(one) for one in ones] for case, ones in judged.items()}
-    for trial in range(trials):
+    for trial in range(TRIALS):
         torch.manual_seed(trial)
         parts = {}
         for case, ones in judged.items():
