@@ -69,12 +69,11 @@ def count_alarms(judged, wrong):
         torch.manual_seed(trial)
         parts = {}
         for case, ones in judged.items():
-            verdict = judge(
-                [
-                    replace(one, output=torch.multinomial(law, 1)[:, 0].tolist())
-                    for one, law in zip(ones, laws[case], strict=True)
-                ]
-            )
+            drawn = [
+                replace(one, output=torch.multinomial(law, 1)[:, 0].tolist())
+                for one, law in zip(ones, laws[case], strict=True)
+            ]
+            verdict = judge(drawn)
             found = {str(case): verdict.total}
             found |= verdict.by_feature | verdict.by_position
             for name, evidence in found.items():
