@@ -1,8 +1,5 @@
 """A worker on the CPU with the runner that our GPU worker makes."""
 
-from functools import partial
-from unittest.mock import patch
-
 import vllm.v1.worker.cpu.model_runner as cpu_v2
 import vllm.v1.worker.gpu.spec_decode.adaptive_verification as upstream
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -20,9 +17,12 @@ class InterpretedWorker(CPUWorker):
 
     def init_device(self):
         """Make the runner as `TetrisGPUWorker` does."""
-        make = partial(TetrisGPUWorker._make_model_runner, self)
-        with patch.object(cpu_v2, "CPUModelRunner", lambda *_: make()):
+        theirs = cpu_v2.CPUModelRunner
+        cpu_v2.CPUModelRunner = lambda *_: TetrisGPUWorker._make_model_runner(self)
+        try:
             super().init_device()
+        finally:
+            cpu_v2.CPUModelRunner = theirs
         num_lanes = _num_workspace_lanes(self.vllm_config, self.use_v2_model_runner)
         init_workspace_manager(self.device, 1, num_lanes)
 
