@@ -282,8 +282,8 @@ class AuditedPlanner(Planner):
         if step is None or not (0.0 < ms < math.inf and timing.num_reqs):
             return
         num_prompt = timing.num_prefill_tokens
-        extra = timing.num_drafts + num_prompt
-        seen = SeenStep(timing.num_reqs, ms, step.tokens, num_prompt, target_ms, extra)
+        width = timing.num_reqs + timing.num_drafts + num_prompt
+        seen = SeenStep(timing.num_reqs, ms, step.tokens, num_prompt, target_ms, width)
         if step.block is not None:
             self.ledger.add_audited(seen)
             is_plain = step.block.arm == "none"

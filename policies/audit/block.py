@@ -27,7 +27,7 @@ class SeenStep(NamedTuple):
         tokens: Emitted per request.
         num_prompt: Prompt tokens in it.
         target_ms: What it took without the drafter's passes.
-        extra: Tokens of the target's pass beyond one per request: drafts and prompts.
+        width: Tokens of the target's pass: one per request, drafts and prompts.
     """
 
     num_reqs: int
@@ -35,7 +35,7 @@ class SeenStep(NamedTuple):
     tokens: float
     num_prompt: int
     target_ms: float
-    extra: int
+    width: int
 
 
 class BlockResult(NamedTuple):
@@ -49,11 +49,9 @@ class BlockResult(NamedTuple):
         ms: All of them together.
         tokens: All of them together, per request.
         num_prompt: Prompt tokens in all of them.
-        near_ms: A step of the policy's at the same load, before and after.
-        near_tokens: Likewise, per request.
-        near_prompt: Likewise, prompt tokens.
-        near_target_ms: Likewise, without the drafter's passes.
-        near_extra: Likewise, tokens beyond one per request.
+        near_target_ms: A step of the policy's at a load like it, before and after,
+            without the drafter's passes.
+        near_width: Likewise, tokens of the target's pass.
     """
 
     at_s: float
@@ -63,16 +61,23 @@ class BlockResult(NamedTuple):
     ms: float
     tokens: float
     num_prompt: int
-    near_ms: float
-    near_tokens: float
-    near_prompt: float
     near_target_ms: float
-    near_extra: float
+    near_width: float
 
 
 def is_same_load(num_reqs: int, other: int) -> bool:
-    """Whether steps of so many requests can be compared: the same, or a 16th apart."""
+    """Whether steps of so many requests are of one load: the same, or a 16th apart."""
     return 16 * abs(num_reqs - other) <= num_reqs
+
+
+def is_like_load(num_reqs: int, other: int) -> bool:
+    """Whether a step tells the engine's pace at another load: one or a quarter apart.
+
+    What the tokens of more or fewer requests take is known, and taken out; were only
+    the same load admitted, hardly a block would have steps on both sides while requests
+    come and go.
+    """
+    return 4 * abs(num_reqs - other) <= max(4, num_reqs)
 
 
 @dataclass(slots=True)
@@ -102,14 +107,19 @@ class Block:
             return None
         loads = [step.num_reqs for step in self.measured]
         num_reqs = max(loads, key=loads.count)
-        own, before, after = (
-            [step for step in steps if is_same_load(num_reqs, step.num_reqs)]
-            for steps in (self.measured, self.before, self.after)
+        own = [one for one in self.measured if is_same_load(num_reqs, one.num_reqs)]
+        before, after = (
+            [
+                (step.target_ms, step.width)
+                for step in steps
+                if is_like_load(num_reqs, step.num_reqs)
+            ]
+            for steps in (self.before, self.after)
         )
         if min(len(before), len(after)) < MIN_NEIGHBOURS:
             return None
         sides = np.array(before).mean(axis=0), np.array(after).mean(axis=0)
-        _, *near = (0.5 * sum(sides)).tolist()
+        near = (0.5 * sum(sides)).tolist()
         return BlockResult(
             at_s,
             self.arm,

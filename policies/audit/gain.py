@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from policies.audit.ledger import bucket_of
+from policies.audit.ledger import LoadSums, bucket_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from policies.audit.block import BlockResult
-    from policies.audit.ledger import LoadSums
 
 MIN_BLOCKS = 16
 """Fewer tell nothing: neither the gain nor how wrong it may be."""
@@ -85,6 +84,10 @@ def estimate_gain(
     if len(blocks) < min_blocks:
         return None
     buckets = np.array([bucket_of(one.num_reqs) for one in blocks])
+    everything = LoadSums()
+    for sums in loads.values():
+        everything.add(sums)
+    usual_slope, _ = everything.slopes()
     influence = np.zeros(len(blocks))
     needed_ms = spent_ms = left_out_ms = 0.0
     for bucket, sums in loads.items():
@@ -93,7 +96,8 @@ def estimate_gain(
         rest_ms = 0.0 if drafts else sums.rest_ms
         own = np.flatnonzero(buckets == bucket)
         if own.size and sums.num:
-            columns = np.array([_columns(blocks[n], sums, prompt_slope) for n in own]).T
+            slopes = prompt_slope, usual_slope
+            columns = np.array([_columns(blocks[n], sums, *slopes) for n in own]).T
             ms, pace, num_steps, tokens = columns.sum(axis=1).tolist()
             shares = columns / columns.sum(axis=1, keepdims=True)
             arm_ms = sums.tokens * (ms / tokens) / (pace / num_steps)
@@ -115,10 +119,11 @@ def estimate_gain(
 
 
 def _columns(
-    block: BlockResult, sums: LoadSums, prompt_slope: float
+    block: BlockResult, sums: LoadSums, prompt_slope: float, usual_slope: float
 ) -> tuple[float, float, float, float]:
     """Return a block's ms without prompts, its pace by steps, its steps and tokens."""
-    pace = block.near_target_ms / sums.expect_target_ms(block.near_extra)
+    expected_ms = sums.expect_target_ms(block.near_width, usual_slope)
+    pace = block.near_target_ms / expected_ms
     ms = block.ms - prompt_slope * block.num_prompt
     return ms, block.num_steps * pace, block.num_steps, block.tokens
 

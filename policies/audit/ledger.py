@@ -35,10 +35,10 @@ class LoadSums:
         num: Steps that speculate, and what they took, emitted per request, and carried.
         num_rest: Steps that rest, likewise.
         num_audited: Steps that an audited block touched, likewise.
-        extra, extra_squares: Tokens of the target's pass beyond one per request, in
-            steps that speculate: drafts and prompts; for the slopes.
-        target_ms, extra_target: Without the drafter's passes, and times `extra`.
-        first_ms, extra_first: The drafter's first pass, likewise.
+        width, width_squares: Tokens of the target's pass in steps that speculate: of
+            requests, drafts and prompts; for the slopes.
+        target_ms, width_target: Without the drafter's passes, and times `width`.
+        first_ms, width_first: The drafter's first pass, likewise.
     """
 
     num: float = 0.0
@@ -51,12 +51,12 @@ class LoadSums:
     num_audited: float = 0.0
     audited_ms: float = 0.0
     audited_tokens: float = 0.0
-    extra: float = 0.0
-    extra_squares: float = 0.0
+    width: float = 0.0
+    width_squares: float = 0.0
     target_ms: float = 0.0
-    extra_target: float = 0.0
+    width_target: float = 0.0
     first_ms: float = 0.0
-    extra_first: float = 0.0
+    width_first: float = 0.0
 
     def add(self, other: Self, sign: float = 1.0) -> None:
         """Add other sums, or take them off."""
@@ -68,10 +68,15 @@ class LoadSums:
         """All steps."""
         return self.num + self.num_rest + self.num_audited
 
-    def expect_target_ms(self, extra: float) -> float:
-        """Return what a step with so many tokens more took on the average of all."""
-        slope, _ = self.slopes()
-        return (self.target_ms + slope * (self.num * extra - self.extra)) / self.num
+    def expect_target_ms(self, width: float, usual_slope: float) -> float:
+        """Return what a pass over so many tokens took on the average of all.
+
+        Args:
+            width: Tokens of the target's pass.
+            usual_slope: Ms of one more, for a load whose passes are all as wide.
+        """
+        slope = self.slopes()[0] or usual_slope
+        return (self.target_ms + slope * (self.num * width - self.width)) / self.num
 
     def slopes(self) -> tuple[float, float]:
         """Return the ms of one more token in the target's pass, and in the drafter's.
@@ -81,16 +86,16 @@ class LoadSums:
         """
         if not self.num:
             return 0.0, 0.0
-        spread = self.extra_squares - self.extra**2 / self.num
-        if spread < 1e-6 * self.extra_squares or spread <= 0.0:
+        spread = self.width_squares - self.width**2 / self.num
+        if spread < 1e-6 * self.width_squares or spread <= 0.0:
             return 0.0, 0.0
-        target = self.extra_target - self.extra * self.target_ms / self.num
-        first = self.extra_first - self.extra * self.first_ms / self.num
+        target = self.width_target - self.width * self.target_ms / self.num
+        first = self.width_first - self.width * self.first_ms / self.num
         return max(0.0, target / spread), max(0.0, first / spread)
 
 
 _FIELDS = tuple(one.name for one in fields(LoadSums))
-_FITTED = _FIELDS[_FIELDS.index("extra") :]
+_FITTED = _FIELDS[_FIELDS.index("width") :]
 
 
 @dataclass(slots=True)
@@ -118,17 +123,17 @@ class Ledger:
             first_ms: The drafter's first pass.
         """
         sums = self._sums(step.num_reqs, step.ms)
-        extra = step.extra
+        width = step.width
         sums.num += 1
         sums.ms += step.ms
         sums.tokens += step.tokens
         sums.num_prompt += step.num_prompt
-        sums.extra += extra
-        sums.extra_squares += extra * extra
+        sums.width += width
+        sums.width_squares += width * width
         sums.target_ms += step.target_ms
-        sums.extra_target += extra * step.target_ms
+        sums.width_target += width * step.target_ms
         sums.first_ms += first_ms
-        sums.extra_first += extra * first_ms
+        sums.width_first += width * first_ms
 
     def add_untimed(self, num_reqs: int, tokens: float) -> None:
         """Add a step of the policy's that nobody timed, as dear as those before it.

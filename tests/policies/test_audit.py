@@ -58,11 +58,13 @@ class Clockwork:
     noise: float = 0.3
     depths: list[int] = field(default_factory=list)
 
-    def run(self, planner, num_steps, num_reqs=NUM_REQS):
+    def run(self, planner, num_steps, *loads):
+        """Run steps of `NUM_REQS` requests, or of as many as `loads` say in turn."""
         rng = np.random.default_rng(self.seed + len(self.depths))
         num_drafts = num_missed = 0
         wander = 0.0
         for step in range(num_steps):
+            num_reqs = loads[step % len(loads)] if loads else NUM_REQS
             wander = 0.95 * wander + 0.1 * self.noise * rng.normal()
             speed = math.exp(wander + self.noise * math.sin(step / 3000))
             offered = np.full(num_reqs, num_drafts)
@@ -120,6 +122,21 @@ def test_the_gain_is_found_although_speed_drifts_prompts_join_and_the_drafter_la
     assert audited.num_unmatched < 0.01 * len(audited.ledger.blocks)
 
 
+def test_blocks_find_steps_to_compare_with_while_requests_come_and_go():
+    engine, audited = Clockwork(), make_audited(Everything(), share=0.1)
+    # Every other step has a request more or less; each load as often as the others.
+    wandering = [*range(12, 20), *range(20, 12, -1)]
+    engine.run(audited, 20_000, *wandering)
+    report = audited.report()
+    assert audited.num_unmatched < 0.02 * len(audited.ledger.blocks)
+    fixed_ms, per_req_ms = 20.5 + DEPTH * engine.draft_ms, 0.5 * (1 + DEPTH)
+    loads = np.array(wandering, dtype=float)
+    own_ms = float((fixed_ms + per_req_ms * loads).mean()) + 1.2
+    plain_ms = float((20.5 + 0.5 * loads).mean())
+    gain = (plain_ms * engine.tokens(DEPTH) + 1.0) / own_ms
+    assert report["speculation_gain_none"] == pytest.approx(gain, rel=0.015)
+
+
 def test_blocks_take_the_share_that_was_asked_for_and_are_not_the_policys_to_learn():
     inner = Everything()
     engine, audited = Clockwork(), make_audited(inner, share=0.02)
@@ -171,7 +188,7 @@ def test_what_loses_at_one_load_is_soon_held_at_loads_that_come_and_go():
     passing = []
     for _ in range(150):
         engine.run(audited, 60)
-        engine.run(audited, 20, num_reqs=1)
+        engine.run(audited, 20, 1)
         passing += engine.depths[-20:]
     # By what is seen at such loads alone twice as many would draft.
     assert np.mean(np.array(passing[:1000]) > 0) < 0.3
@@ -270,8 +287,7 @@ def simulate(rng, num_simulations=1, num_blocks=120):
         own[:, number] *= np.exp(between)
 
     def describe(at_s, ms, near_ms):
-        near = near_ms, TOKENS, 0.0, near_ms, 0.0
-        return BlockResult(at_s, "none", NUM_REQS, 3, ms, 3.0, 0, *near)
+        return BlockResult(at_s, "none", NUM_REQS, 3, ms, 3.0, 0, near_ms, 0.0)
 
     return [
         [describe(at_s, *block) for at_s, block in enumerate(zip(*one, strict=True))]
@@ -287,7 +303,7 @@ def make_loads():
 
 def naive_interval(blocks):
     """The control: every measured step is taken for one drawn by itself."""
-    ratios = np.repeat([b.ms / b.num_steps / b.near_ms for b in blocks], 3)
+    ratios = np.repeat([b.ms / b.num_steps / b.near_target_ms for b in blocks], 3)
     half = 1.96 * ratios.std() / math.sqrt(ratios.size)
     return TOKENS * (ratios.mean() - half), TOKENS * (ratios.mean() + half)
 
@@ -299,7 +315,8 @@ def test_95_of_100_intervals_hold_the_gain_and_naive_ones_do_not(num_blocks):
     simulated = simulate(rng, NUM_SIMULATIONS, num_blocks)
     every = [block for blocks in simulated for block in blocks]
     # The expectation of what was simulated: the same ratio of sums, of all of them.
-    truth = sum(one.ms for one in every) / sum(3.0 * one.near_ms for one in every)
+    near_ms = sum(3.0 * one.near_target_ms for one in every)
+    truth = sum(one.ms for one in every) / near_ms
     held = naive = 0
     for blocks in simulated:
         gain = estimate_gain(make_loads(), blocks)
