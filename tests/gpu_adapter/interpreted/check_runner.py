@@ -201,15 +201,9 @@ def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
 
 OURS = [Path(serving.__file__).parents[1] / part for part in ("serving", "policies")]
 
-READS = {
-    torch.ops.aten.item.default,
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.is_nonzero.default,
-    torch.ops.aten.equal.default,
-    torch.ops.aten.nonzero.default,
-    torch.ops.aten.masked_select.default,
-    torch.ops.aten.repeat_interleave.Tensor,
-}
+READING = "item _local_scalar_dense is_nonzero equal nonzero masked_select"
+READS = {getattr(torch.ops.aten, name).default for name in READING.split()}
+READS.add(torch.ops.aten.repeat_interleave.Tensor)
 
 
 class Watch(TorchDispatchMode):
