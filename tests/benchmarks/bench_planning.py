@@ -6,16 +6,13 @@ microseconds for the selection of `tetris` at 256 requests that drafted 8 tokens
 `tetris_planning_seconds_total` of a running engine.
 """
 
-from __future__ import annotations
-
 import time
-from typing import Any
 
 import numpy as np
 import pytest
 
 from policies.registry import build_planner
-from policies.types import EngineLimits, PolicySpec, StepTiming
+from policies.types import EngineLimits, PolicySpec
 from tests.policies.made_up_steps import MadeUpStep
 
 DEPTH = 8
@@ -32,14 +29,14 @@ pytestmark = pytest.mark.benchmark(timer=time.thread_time)
 @pytest.mark.parametrize("has_classes", [False, True], ids=["alike", "classes"])
 @pytest.mark.parametrize("part", ["selection", "whole step"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_planning(benchmark: Any, policy: str, part: str, has_classes: bool) -> None:
+def test_planning(benchmark, policy, part, has_classes):
     spec, num_reqs = POLICIES[policy]
     planner, rng = build_planner(spec, LIMITS), np.random.default_rng(0)
-    steps: list[MadeUpStep] = []
-    timing: StepTiming | None = None
+    steps = []
+    timing = None
     num_admitted = np.zeros(0, dtype=np.int64)
 
-    def make_step() -> None:
+    def make_step():
         nonlocal timing, num_admitted
         if steps:
             if part == "selection":  # Then nothing else has been done of the step.
@@ -49,7 +46,7 @@ def test_planning(benchmark: Any, policy: str, part: str, has_classes: bool) -> 
         size = num_reqs - len(steps) % 2
         steps.append(MadeUpStep(rng, size, DEPTH, has_classes=has_classes))
 
-    def run() -> None:
+    def run():
         nonlocal num_admitted
         if part == "selection":
             planner.select(steps[-1].batch)

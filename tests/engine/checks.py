@@ -1,5 +1,9 @@
-"""Drive engines step by step, look at every step, and hold it to its promises."""
+"""Drive engines step by step, look at every step, and hold it to its promises.
 
+What takes an engine is a method of `tests.engine.conftest.Engine` as well.
+"""
+
+import math
 import random
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,21 +40,14 @@ def draw_prompts(num_prompts, seed=0):
 
 def complete(engine, prompts, params):
     """Complete prompts of token ids in one batch."""
-    return engine.llm.generate(
-        [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-        params,
-        use_tqdm=False,
-    )
+    inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    return engine.llm.generate(inputs, params, use_tqdm=False)
 
 
 def summarize(output):
     """Everything a client can tell two completions apart by, but for logprobs."""
-    return (
-        list(output.token_ids),
-        output.text,
-        output.finish_reason,
-        output.stop_reason,
-    )
+    how = output.text, output.finish_reason, output.stop_reason
+    return list(output.token_ids), *how
 
 
 def summarize_all(outputs):
@@ -58,9 +55,20 @@ def summarize_all(outputs):
     return [[summarize(completion) for completion in o.outputs] for o in outputs]
 
 
-def summarize_by_name(outputs):
-    """Summarize the only completion of every request that was driven."""
-    return {name: summarize(output.outputs[0]) for name, output in outputs.items()}
+def answer(engine, prompts, params):
+    """Complete prompts of token ids in one batch, and summarize."""
+    return summarize_all(complete(engine, prompts, params))
+
+
+def check_logprobs(positions, expected):
+    """Compare tokens, ranks and log probabilities at every position."""
+    assert len(positions) == len(expected) > 0
+    for position, reference in zip(positions, expected, strict=True):
+        assert position.keys() == reference.keys()
+        for token, logprob in position.items():
+            assert logprob.rank == reference[token].rank
+            other = reference[token].logprob
+            assert math.isclose(logprob.logprob, other, abs_tol=1e-4)
 
 
 @dataclass(frozen=True)
@@ -74,11 +82,9 @@ class Arrival:
 
 
 def drive(engine, arrivals):
-    """Step an engine through requests that join; return the last output of each."""
+    """Step an engine through requests that join; summarize the last output of each."""
     llm_engine = engine.llm.llm_engine
-    outputs = {}
-    step = 0
-    waiting = list(arrivals)
+    outputs, step, waiting = {}, 0, list(arrivals)
     while waiting or llm_engine.has_unfinished_requests():
         assert step < MAX_STEPS, "the engine makes no progress"
         for arrival in [a for a in waiting if a.step <= step]:
@@ -86,7 +92,7 @@ def drive(engine, arrivals):
             prompt = {"prompt_token_ids": list(arrival.prompt)}
             llm_engine.add_request(arrival.name, prompt, arrival.params)
         for output in llm_engine.step():
-            outputs[output.request_id] = output
+            outputs[output.request_id] = summarize(output.outputs[0])
         step += 1
     return outputs
 
@@ -98,10 +104,14 @@ class Step:
     Attributes:
         num_scheduled: Tokens, drafts among them.
         num_drafts: Drafts verified.
+        is_chunk: Whether it is a part of a prompt, and not the last.
+        num_preempted: Requests that lost their KV blocks.
     """
 
     num_scheduled: dict[str, int]
     num_drafts: dict[str, int]
+    is_chunk: list[bool]
+    num_preempted: int
     num_accepted: dict[str, int] = field(default_factory=dict)
 
 
@@ -114,10 +124,13 @@ def watch(engine):
 
     def spy_on_schedule(*args, **kwargs):
         output = schedule(*args, **kwargs)
-        drafts = output.scheduled_spec_decode_tokens.items()
+        counts = output.num_scheduled_tokens
+        drafts = output.scheduled_spec_decode_tokens
         step = Step(
-            {_name(req_id): n for req_id, n in output.num_scheduled_tokens.items()},
-            {_name(req_id): len(own) for req_id, own in drafts},
+            {name_of(req_id): count for req_id, count in counts.items()},
+            {name_of(req_id): len(own) for req_id, own in drafts.items()},
+            [scheduler.requests[req_id].is_prefill_chunk for req_id in counts],
+            len(output.preempted_req_ids or ()),
         )
         assert sum(step.num_drafts.values()) <= scheduler.counters.last_draft_budget
         steps.append(step)
@@ -127,7 +140,7 @@ def watch(engine):
         for req_id in scheduler_output.scheduled_spec_decode_tokens:
             row = runner_output.req_id_to_index[req_id]
             num_sampled = len(runner_output.sampled_token_ids[row])
-            steps[-1].num_accepted[_name(req_id)] = num_sampled - 1
+            steps[-1].num_accepted[name_of(req_id)] = num_sampled - 1
         return update(scheduler_output, runner_output)
 
     with (
@@ -137,17 +150,18 @@ def watch(engine):
         yield steps
 
 
-def _name(req_id):
+def name_of(req_id):
     """Cut off the suffix with which vLLM makes ids unique."""
     return req_id.rpartition("-")[0]
 
 
-def check_counters(counters):
+def check_counters(engine):
     """Assert what must hold between the counters of an engine without faults.
 
     Proposed drafts are verified or cut for a reason; what is left belongs to requests
     that ended before their drafts came up.
     """
+    counters = engine.scheduler.counters
     assert counters.num_fallbacks == {}
     num_cut = counters.num_cut_tokens.total() - counters.num_cut_tokens["depth"]
     assert counters.num_proposed_tokens >= counters.num_verified_tokens + num_cut

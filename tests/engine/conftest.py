@@ -20,6 +20,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import pytest
 
+from tests.engine import checks, made_up
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 MAX_NUM_SEQS = 16
@@ -49,6 +50,10 @@ class Engine:
     llm: Any
     _started_with: tuple[int, int] | None = None
 
+    complete, answer, drive = checks.complete, checks.answer, checks.drive
+    watch, draft_at = checks.watch, made_up.draft_at
+    check_counters, check_idle = checks.check_counters, checks.check_idle
+
     @property
     def core(self):
         """The engine core of this process."""
@@ -58,6 +63,11 @@ class Engine:
     def scheduler(self):
         """The scheduler, ours unless the policy is `none`."""
         return self.core.scheduler
+
+    @property
+    def counters(self):
+        """What was counted of speculation since the latest policy was set."""
+        return self.scheduler.counters
 
     @property
     def runner(self):
@@ -86,6 +96,12 @@ class Engine:
         # Where costs were made up.
         vars(scheduler).pop("_learn_timing", None)
         scheduler._set_up()
+
+    def start_over(self, policy, **section):
+        """Forget what is cached, and take a policy as if just started with it."""
+        self.llm.reset_prefix_cache()
+        self.set_policy(policy, **section)
+        return self
 
     @contextmanager
     def hold_blocks(self, num_left):
@@ -116,16 +132,9 @@ def run_engine(
 ):
     """Start an engine for a policy and stop it afterwards.
 
-    Args:
-        target: Target model folder.
-        draft: Draft model folder; None for drafters that need none.
-        policy: Its name.
-        draft_tokens: k, and for policies that choose, the depth they choose within.
-        extra_draft_tokens: How much deeper than k `tetris` drafts.
-        method: vLLM's speculative method.
-        speculative: More keys of vLLM's `speculative_config`.
-        classes: Request classes by name.
-        **engine_args: Override the defaults below.
+    `draft_tokens` is k, and for policies that choose, the depth they choose within;
+    `tetris` drafts by `extra_draft_tokens` deeper. `speculative` holds more keys of
+    vLLM's `speculative_config`; `engine_args` override the defaults below.
     """
     from vllm import LLM
 
@@ -152,17 +161,12 @@ def run_engine(
         }
         if draft is not None:
             config["model"] = str(draft)
+        section = {"policy": policy, "classes": classes or {}}
+        section |= {"draft_tokens": draft_tokens, "max_draft_tokens": depth}
         args = {
             "scheduler_cls": "serving.engine.cpu.scheduler.TetrisScheduler",
             "worker_cls": "serving.engine.cpu.worker.TetrisCPUWorker",
-            "additional_config": {
-                "tetris": {
-                    "policy": policy,
-                    "draft_tokens": draft_tokens,
-                    "max_draft_tokens": depth,
-                    "classes": classes or {},
-                }
-            },
+            "additional_config": {"tetris": section},
             "speculative_config": config,
             **args,
         }

@@ -4,15 +4,10 @@ from policies.estimators.feedback import DraftFeedback
 from policies.types import CostProfile
 
 
-class Instead:
-    """A planner some of whose methods are others.
+class _Instead:
+    """A planner some of whose methods are others; a planner is asked for the rest."""
 
-    Args:
-        planner: Asked for everything else.
-        **methods: What is called in their place, with their arguments.
-    """
-
-    def __init__(self, planner, **methods):
+    def __init__(self, planner, methods):
         self._planner = planner
         vars(self).update(methods)
 
@@ -20,12 +15,15 @@ class Instead:
         return getattr(self._planner, name)
 
 
+def plan_instead(scheduler, **methods):
+    """Let other functions be called in the place of methods of the planner."""
+    scheduler._planner = _Instead(scheduler._planner, methods)
+
+
 def draft_at(engine, depths):
     """Draft as deep as an iterator says; return what planners hear of each step."""
-    timings, planner = [], engine.scheduler._planner
-    engine.scheduler._planner = Instead(
-        planner, choose_depth=lambda *_: next(depths), observe_timing=timings.append
-    )
+    timings, choose = [], lambda *_: next(depths)
+    plan_instead(engine.scheduler, choose_depth=choose, observe_timing=timings.append)
     return timings
 
 

@@ -58,6 +58,16 @@ def make_scheduler(cls, config, num_blocks=NUM_BLOCKS):
     return cls(config, kv_cache, structured, block_size=BLOCK_SIZE)
 
 
+def make_cpu_scheduler(pair, *, num_reqs, depth, max_tokens=1024, **section):
+    """Build our scheduler of the CPU for so many requests and a policy's section."""
+    from serving.engine.cpu.scheduler import TetrisScheduler
+
+    section = {"draft_tokens": depth, "max_draft_tokens": depth} | section
+    sizes = {"max_num_seqs": num_reqs, "max_num_batched_tokens": max_tokens}
+    config = make_config(*pair, section, depth=depth, enforce_eager=True, **sizes)
+    return make_scheduler(TetrisScheduler, config)
+
+
 def add_requests(
     scheduler,
     num_reqs,
@@ -85,13 +95,26 @@ def add_requests(
 
 
 class StandInWorker:
-    """Drafts, verifies and takes time as a worker of a small model would."""
+    """Drafts, verifies and takes time as a worker of a small model would.
+
+    Attributes:
+        is_broken: Whether no draft is accepted, however sure the drafter is.
+    """
 
     def __init__(self):
+        self.is_broken = False
         self._rng = np.random.default_rng(0)
         counts = (1, 8, 64, 512)
         target_ms = tuple(20.0 + 0.1 * count for count in counts)
         self._profile = CostProfile(counts, target_ms, (1.0,) * len(counts))
+
+    def step(self, scheduler):
+        """Let a scheduler take a step; return what it scheduled."""
+        output = scheduler.schedule()
+        sampled, drafts = self.execute(output)
+        scheduler.update_from_output(output, sampled)
+        scheduler.update_draft_token_ids(drafts)
+        return output
 
     def execute(self, output):
         """Run a step in which every request decodes, or has its whole prompt."""
@@ -122,4 +145,4 @@ class StandInWorker:
     def _sample(self, num_drafts):
         rejected = np.flatnonzero(self._rng.random(num_drafts) > 0.7)
         num_accepted = int(rejected[0]) if rejected.size else num_drafts
-        return [7] * (num_accepted + 1)
+        return [7] * (1 if self.is_broken else num_accepted + 1)

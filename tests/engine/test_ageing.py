@@ -1,7 +1,6 @@
 """Requests that wait too long become as urgent as any, and few at a time."""
 
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
@@ -19,41 +18,39 @@ CLASSES = {
 def make_request(name, priority, arrival_time=0.0):
     from vllm.v1.request import Request
 
-    return Request(
-        name, [1], greedy(1), None, arrival_time=arrival_time, priority=priority
-    )
+    more = {"arrival_time": arrival_time, "priority": priority}
+    return Request(name, [1], greedy(1), None, **more)
 
 
-def make_scheduler(waiting, running):
-    """Make what ageing looks at of a scheduler, with vLLM's own queue."""
-    from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+class Waiting:
+    """Ageing, with what it looks at of a scheduler, vLLM's own queue, and a clock."""
 
-    queue = create_request_queue(SchedulingPolicy.PRIORITY)
-    for request in waiting:
-        queue.add_request(request)
-    return SimpleNamespace(
-        scheduler_config=SimpleNamespace(policy="priority", max_num_seqs=8),
-        waiting=queue,
-        running=running,
-        requests={one.request_id: one for one in waiting + running},
-    )
+    def __init__(self, waiting, running=()):
+        from vllm.v1.core.sched import request_queue
 
+        priority = request_queue.SchedulingPolicy.PRIORITY
+        self.queue = request_queue.create_request_queue(priority)
+        for request in waiting:
+            self.queue.add_request(request)
+        self.requests = {one.request_id: one for one in [*waiting, *running]}
+        scheduler = SimpleNamespace(
+            scheduler_config=SimpleNamespace(policy="priority", max_num_seqs=8),
+            waiting=self.queue,
+            running=list(running),
+            requests=self.requests,
+        )
+        self.counters = SpeculationCounters("goodput", "draft_model", 4)
+        self.classes = RequestClasses.from_section({"classes": CLASSES})
+        self.now_s = 0.0
+        judges = self.classes, self.counters, lambda: self.now_s
+        self._ageing = Ageing(scheduler, *judges)
 
-def make_ageing(scheduler):
-    """Make it with a clock that reads what `look_at` says."""
-    clock, counters = Mock(), SpeculationCounters("goodput", "draft_model", 4)
-    classes = RequestClasses.from_section({"classes": CLASSES})
-    return Ageing(scheduler, classes, counters, clock), clock, counters
-
-
-def look_at(ageing, clock, *seconds):
-    for now_s in seconds:
-        clock.return_value = now_s
-        ageing.look()
-
-
-def names(scheduler):
-    return [request.request_id for request in scheduler.waiting]
+    def look_at(self, *seconds):
+        """Look at these times; return who waits then, in order."""
+        for now_s in seconds:
+            self.now_s = now_s
+            self._ageing.look()
+        return [request.request_id for request in self.queue]
 
 
 @pytest.fixture
@@ -69,31 +66,26 @@ def chat():
 def test_a_request_that_waited_too_long_is_next(bulk, chat):
     chats = [make_request(f"chat{n}", -1, arrival_time=3.0 + n) for n in range(2)]
     # Those that run count as urgent too.
-    for waiting in ([bulk, *chats], [bulk]):
+    for requests in ([bulk, *chats], [bulk]):
         bulk.priority = 10
-        scheduler = make_scheduler(waiting, [chat])
-        ageing, clock, counters = make_ageing(scheduler)
-        look_at(ageing, clock, 0, MAX_WAIT_S - 0.1)
+        waiting = Waiting(requests, [chat])
+        assert waiting.look_at(0, MAX_WAIT_S - 0.1)[-1] == "bulk"
         assert bulk.priority == 10
-        assert names(scheduler)[-1] == "bulk"
-        look_at(ageing, clock, MAX_WAIT_S + 1)
-        assert names(scheduler)[0] == "bulk"
+        assert waiting.look_at(MAX_WAIT_S + 1)[0] == "bulk"
         assert bulk.priority == -1
-        assert counters.snapshot()["num_aged_requests"] == 1
+        assert waiting.counters.snapshot()["num_aged_requests"] == 1
         # The class that a request of this priority would have is another.
-        assert ageing._classes.of(bulk).weight == 0.5
+        assert waiting.classes.of(bulk).weight == 0.5
     # Raised again when more urgent ones come.
-    scheduler.waiting.add_request(make_request("alarm", -5, arrival_time=3))
-    look_at(ageing, clock, MAX_WAIT_S + 2)
-    assert names(scheduler)[0] == "bulk"
+    waiting.queue.add_request(make_request("alarm", -5, arrival_time=3))
+    assert waiting.look_at(MAX_WAIT_S + 2)[0] == "bulk"
     assert bulk.priority == -5
-    assert counters.num_aged_requests == 1
+    assert waiting.counters.num_aged_requests == 1
 
 
 def test_a_fault_on_the_way_leaves_everybody_in_the_queue(bulk, chat, monkeypatch):
-    scheduler = make_scheduler([bulk, make_request("bulk1", 10)], [chat])
-    ageing, clock, _ = make_ageing(scheduler)
-    look_at(ageing, clock, 0)
+    waiting = Waiting([bulk, make_request("bulk1", 10)], [chat])
+    waiting.look_at(0)
     of = RequestClasses.of
 
     def fail_at_the_second(classes, request):
@@ -103,36 +95,32 @@ def test_a_fault_on_the_way_leaves_everybody_in_the_queue(bulk, chat, monkeypatc
 
     monkeypatch.setattr(RequestClasses, "of", fail_at_the_second)
     with pytest.raises(RuntimeError, match="a bug"):
-        look_at(ageing, clock, MAX_WAIT_S)
-    assert sorted(names(scheduler)) == ["bulk", "bulk1"]
+        waiting.look_at(MAX_WAIT_S)
+    assert sorted(one.request_id for one in waiting.queue) == ["bulk", "bulk1"]
 
 
 def test_a_backlog_is_let_past_a_few_at_a_time_in_the_order_of_arrival():
     bulk = [make_request(f"bulk{n}", 10, arrival_time=n) for n in range(5)]
-    chat = make_request("chat", -1, arrival_time=9)
-    scheduler = make_scheduler([*bulk[::-1], chat], [])
-    ageing, clock, counters = make_ageing(scheduler)
-    look_at(ageing, clock, 0, MAX_WAIT_S, MAX_WAIT_S + 1)
-    assert names(scheduler) == ["bulk0", "bulk1", "chat", "bulk2", "bulk3", "bulk4"]
+    waiting = Waiting([*bulk[::-1], make_request("chat", -1, arrival_time=9)])
+    order = waiting.look_at(0, MAX_WAIT_S, MAX_WAIT_S + 1)
+    assert order == ["bulk0", "bulk1", "chat", "bulk2", "bulk3", "bulk4"]
     # One begins, which changes nothing; when it has ended, the next may pass.
-    scheduler.waiting.pop_request()
-    look_at(ageing, clock, MAX_WAIT_S + 2)
-    assert names(scheduler) == ["bulk1", "chat", "bulk2", "bulk3", "bulk4"]
-    del scheduler.requests["bulk0"]
-    look_at(ageing, clock, MAX_WAIT_S + 3)
-    assert names(scheduler) == ["bulk1", "bulk2", "chat", "bulk3", "bulk4"]
-    assert counters.num_aged_requests == 3
+    waiting.queue.pop_request()
+    assert waiting.look_at(MAX_WAIT_S + 2) == order[1:]
+    del waiting.requests["bulk0"]
+    order = waiting.look_at(MAX_WAIT_S + 3)
+    assert order == ["bulk1", "bulk2", "chat", "bulk3", "bulk4"]
+    assert waiting.counters.num_aged_requests == 3
 
 
 def test_the_wait_of_a_preempted_request_begins_anew(bulk, chat):
-    scheduler = make_scheduler([bulk], [chat])
-    ageing, clock, counters = make_ageing(scheduler)
-    look_at(ageing, clock, 0)
-    scheduler.waiting.remove_request(bulk)
-    look_at(ageing, clock, 5)
-    scheduler.waiting.prepend_request(bulk)
-    look_at(ageing, clock, 20, MAX_WAIT_S + 1)
+    waiting = Waiting([bulk], [chat])
+    waiting.look_at(0)
+    waiting.queue.remove_request(bulk)
+    waiting.look_at(5)
+    waiting.queue.prepend_request(bulk)
+    waiting.look_at(20, MAX_WAIT_S + 1)
     assert bulk.priority == 10
-    look_at(ageing, clock, MAX_WAIT_S + 20)
+    waiting.look_at(MAX_WAIT_S + 20)
     assert bulk.priority == -1
-    assert counters.num_aged_requests == 1
+    assert waiting.counters.num_aged_requests == 1

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
-from tests.engine.checks import MAX_STEPS, complete, draw_prompts, greedy
+from tests.engine.checks import MAX_STEPS, draw_prompts, greedy
 from tests.engine.conftest import MAX_NUM_SEQS, Engine, run_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -44,36 +44,29 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.asked = {}
-        self.names = []
-        self.seen = {}
-        self.held = None
+        self.asked, self.seen, self.held = {}, {}, None
         self.pool = self.engine.scheduler.kv_cache_manager.block_pool
         config = self.engine.core.vllm_config.scheduler_config
         self.most_tokens = config.max_num_batched_tokens
         self.num_free = self.pool.get_num_free_blocks()
-        self.count = 0
 
     @rule(prompt=st.integers(0, len(PROMPTS) - 1), cut=st.sampled_from([0, 0, 1, 9]))
     def arrive(self, prompt, cut):
         """Let a request come, or go on behind tokens that came out elsewhere."""
-        self.count += 1
-        name = f"{id(self)}-{self.count}"
-        params = PARAMS
+        name, params = f"{id(self)}-{len(self.seen)}", PARAMS
         if cut:
             emitted = list(self.expected[prompt][:cut])
             params = greedy(NUM_TOKENS, extra_args={EMITTED_TOKEN_IDS: emitted})
         tokens = {"prompt_token_ids": PROMPTS[prompt]}
         self.engine.llm.llm_engine.add_request(name, tokens, params)
         self.asked[name] = prompt, cut
-        self.names.append(name)
         self.seen[name] = []
 
-    @precondition(lambda self: self.names)
+    @precondition(lambda self: self.seen)
     @rule(data=st.data())
     def abort(self, data):
         """End a request, which may have ended: when it does depends on the clock."""
-        name = data.draw(st.sampled_from(self.names))
+        name = data.draw(st.sampled_from(list(self.seen)))
         self.engine.llm.llm_engine.abort_request([name])
         self.asked.pop(name, None)
 
@@ -154,7 +147,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 def test_in_any_order_of_events_answers_stay_the_targets(tiny_pair, plain):
     """With KV blocks so short that a request takes a few of them."""
-    outputs = complete(plain, PROMPTS, PARAMS)
+    outputs = plain.complete(PROMPTS, PARAMS)
     AnyOrder.expected = [tuple(one.outputs[0].token_ids) for one in outputs]
     how = settings(
         max_examples=40,

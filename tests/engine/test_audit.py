@@ -13,31 +13,18 @@ NUM_WAVES = 24
 """Of requests that come and go together: each takes about 85 steps."""
 
 
-def run_waves(policy, tiny_pair, num_waves=NUM_WAVES, **section):
+def run_waves(tiny_pair, num_waves=NUM_WAVES, **section):
     """Return the scheduler after waves of requests."""
-    from serving.engine.cpu.scheduler import TetrisScheduler
-    from tests.engine.stand_in_worker import (
-        StandInWorker,
-        add_requests,
-        make_config,
-        make_scheduler,
-    )
+    from tests.engine import stand_in_worker
 
-    tetris = {"policy": policy, "draft_tokens": DEPTH, "max_draft_tokens": DEPTH}
-    sizes = {"max_num_seqs": NUM_REQS, "max_num_batched_tokens": 1024}
-    config = make_config(
-        *tiny_pair, tetris | section, depth=DEPTH, enforce_eager=True, **sizes
-    )
-    scheduler, worker = make_scheduler(TetrisScheduler, config), StandInWorker()
-    for wave in range(num_waves):
-        add_requests(
-            scheduler, NUM_REQS, prompt_len=10, max_tokens=240, prefix=f"{wave}-"
-        )
+    section = {"num_reqs": NUM_REQS, "depth": DEPTH, "policy": "fixed"} | section
+    scheduler = stand_in_worker.make_cpu_scheduler(tiny_pair, **section)
+    worker = stand_in_worker.StandInWorker()
+    for number in range(num_waves):
+        wave = {"prefix": f"{number}-", "prompt_len": 10, "max_tokens": 240}
+        stand_in_worker.add_requests(scheduler, NUM_REQS, **wave)
         while scheduler.has_unfinished_requests():
-            output = scheduler.schedule()
-            sampled, drafts = worker.execute(output)
-            scheduler.update_from_output(output, sampled)
-            scheduler.update_draft_token_ids(drafts)
+            worker.step(scheduler)
     return scheduler
 
 
@@ -49,7 +36,7 @@ def test_the_gain_is_what_the_workers_costs_make_it(tiny_pair, monkeypatch):
         "finish",
         lambda *args: (timing := finish(*args)) and replace(timing, host_ms=0.0),
     )
-    scheduler = run_waves("fixed", tiny_pair, audit=0.2)
+    scheduler = run_waves(tiny_pair, audit=0.2)
     assert not scheduler.counters.num_fallbacks
     report = scheduler.snapshot()["planner"]
     # Seven of ten drafts are accepted. A step takes 20 ms and 0.1 per token, one to
@@ -66,5 +53,5 @@ def test_the_gain_is_what_the_workers_costs_make_it(tiny_pair, monkeypatch):
 
 
 def test_nothing_is_audited_that_nobody_asked_for(tiny_pair):
-    report = run_waves("fixed", tiny_pair, num_waves=1).snapshot()["planner"]
+    report = run_waves(tiny_pair, num_waves=1).snapshot()["planner"]
     assert "audited_step_share" not in report

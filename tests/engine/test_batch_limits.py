@@ -39,9 +39,8 @@ def make_request(
 
 
 def make_scheduler(running, waiting, *, num_free, num_blocks=1000):
-    pool = SimpleNamespace(
-        num_gpu_blocks=num_blocks, get_num_free_blocks=lambda: num_free
-    )
+    pool = {"num_gpu_blocks": num_blocks, "get_num_free_blocks": lambda: num_free}
+    cache = {"watermark_blocks": 2, "block_pool": SimpleNamespace(**pool)}
     return SimpleNamespace(
         running=running,
         waiting=waiting,
@@ -51,7 +50,7 @@ def make_scheduler(running, waiting, *, num_free, num_blocks=1000):
         num_lookahead_tokens=0,
         num_spec_tokens=0,
         block_size=BLOCK,
-        kv_cache_manager=SimpleNamespace(watermark_blocks=2, block_pool=pool),
+        kv_cache_manager=SimpleNamespace(**cache),
     )
 
 
@@ -77,9 +76,8 @@ def count_coming(scheduler):
     ],
 )
 def test_the_rest_of_what_is_under_way_is_kept_free_in_full(under_way):
-    scheduler = make_scheduler(
-        [under_way], [make_request(320, max_tokens=1)], num_free=30
-    )
+    waiting = [make_request(320, max_tokens=1)]
+    scheduler = make_scheduler([under_way], waiting, num_free=30)
     limit(scheduler)
     # vLLM's own check alone, 20 of 30 free, would let the second one in.
     assert scheduler.kv_cache_manager.watermark_blocks >= 12
@@ -139,12 +137,8 @@ def test_a_batch_in_steady_turnover_is_not_charged_for_growth_it_never_has():
     # One ends as another begins: what is returned pays for what grows.
     running = [make_request(32, 10 * n, max_tokens=100) for n in range(10)]
     num_held = sum(-(-(32 + 10 * n) // BLOCK) for n in range(10))
-    scheduler = make_scheduler(
-        running,
-        [make_request(32, max_tokens=100)],
-        num_free=20,
-        num_blocks=20 + num_held,
-    )
+    waiting, blocks = [make_request(32)], {"num_free": 20, "num_blocks": 20 + num_held}
+    scheduler = make_scheduler(running, waiting, **blocks)
     limit(scheduler)
     # All will emit 650 tokens more, or 41 blocks.
     assert scheduler.kv_cache_manager.watermark_blocks < 10

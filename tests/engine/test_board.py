@@ -19,21 +19,13 @@ def board(clock):
     return BoardRecorder(lambda: clock.now_s)
 
 
-def record_step(board, clock, step_s=0.01):
+def record_step(board, clock):
     board.start_step()
-    board.note_drafts(
-        {"x": (5, 6, 7), "y": (8,)},
-        np.array([[0.9, 0.5, 0.4], [0.25, 0.0, 0.0]]),
-        [2, 0],
-    )
-    clock.now_s += step_s
-    board.note_outcome(
-        [("x", 1, 2), ("y", 0, 1), ("z", 0, 1)],
-        budget=2,
-        depth=3,
-        running=["x", "y", "z"],
-        waiting=4,
-    )
+    confidence = np.array([[0.9, 0.5, 0.4], [0.25, 0.0, 0.0]])
+    board.note_drafts({"x": (5, 6, 7), "y": (8,)}, confidence, [2, 0])
+    clock.now_s += 0.01
+    emitted = [("x", 1, 2), ("y", 0, 1), ("z", 0, 1)]
+    board.note_outcome(emitted, budget=2, depth=3, running=["x", "y", "z"], waiting=4)
 
 
 def test_a_step_tells_what_became_of_every_draft(board, clock):
@@ -43,9 +35,9 @@ def test_a_step_tells_what_became_of_every_draft(board, clock):
 
     (step,) = seen["steps"]
     x, y, z = step["requests"]
-    assert (x["drafted"], x["admitted"], x["accepted"], x["emitted"]) == (3, 2, 1, 2)
-    assert x["survival"] == [0.9, 0.45, 0.18]
-    assert x["draft_ids"] == [5, 6, 7]
+    counted = {"drafted": 3, "admitted": 2, "accepted": 1, "emitted": 2}
+    known = {**counted, "survival": [0.9, 0.45, 0.18], "draft_ids": [5, 6, 7]}
+    assert x.items() >= known.items()
     assert (y["drafted"], y["admitted"], y["survival"]) == (1, 0, [0.25])
     assert (z["drafted"], z["survival"], z["emitted"]) == (0, [], 1)
     assert len({x["number"], y["number"], z["number"]}) == 3
@@ -61,9 +53,8 @@ def test_a_client_finds_its_request_by_the_end_of_its_id(board):
         board.start_step()
         # Drafts without confidence have no survival.
         board.note_drafts({req_id: (5, 6)}, None, [1])
-        board.note_outcome(
-            [(req_id, 1, 2)], budget=1, depth=2, running=[req_id], waiting=0
-        )
+        step = {"budget": 1, "depth": 2, "running": [req_id], "waiting": 0}
+        board.note_outcome([(req_id, 1, 2)], **step)
     requests = [step["requests"][0] for step in board.watch(0)["steps"]]
     assert [one["tag"] for one in requests] == ["ced53b7c", ""]
     assert [(one["drafted"], one["survival"]) for one in requests] == [(2, [])] * 2

@@ -9,25 +9,20 @@ from policies.types import DraftSelection
 from serving.engine.shared.counters import SpeculationCounters
 
 
-def test_cut_tokens_are_counted_by_what_cut_them():
-    from serving.engine.cpu.selection import DraftSelector
-
-    def count(**selection):
-        counters = SpeculationCounters("goodput", "draft_model", 4)
-        requests = [SimpleNamespace(spec_token_ids=[7] * 4) for _ in range(3)]
-        admitted = np.array([4, 1, 0])
-        DraftSelector._admit(
-            SimpleNamespace(_counters=counters),
-            requests,
-            DraftSelection(admitted, draft_budget=5, **selection),
-        )
-        assert [len(one.spec_token_ids) for one in requests] == [4, 1, 0]
-        return dict(counters.num_cut_tokens)
-
-    assert count() == {"budget": 7}
-    assert count(num_cut_by_latency=2) == {"latency": 2, "budget": 5}
-    assert count(num_cut_by_latency=9) == {"latency": 7}
-    assert count(is_probe=True) == {"probe": 7}
+@pytest.mark.parametrize(
+    ("selection", "counted"),
+    [
+        ({}, {"budget": 7}),
+        ({"num_cut_by_latency": 2}, {"latency": 2, "budget": 5}),
+        ({"num_cut_by_latency": 9}, {"latency": 7}),
+        ({"is_probe": True}, {"probe": 7}),
+    ],
+)
+def test_cut_tokens_are_counted_by_what_cut_them(selection, counted):
+    counters = SpeculationCounters("goodput", "draft_model", 4)
+    admitted = np.array([4, 1, 0])
+    counters.count_left_out(DraftSelection(admitted, draft_budget=5, **selection), 7)
+    assert counters.num_cut_tokens == counted
 
 
 @pytest.mark.vllm
@@ -45,7 +40,4 @@ def test_a_pause_of_the_engine_is_no_cost_of_the_step_before():
     clock.start(100.0, output, num_context_tokens=50)
     clock.note_worker(WorkerTimes(9.0, 1.0, 2.0, 0.0, depth=1))
     clock.skip(60.0)
-
-    timing = clock.finish(100.015 + 60.0)
-
-    assert timing.host_ms == pytest.approx(3.0)
+    assert clock.finish(100.015 + 60.0).host_ms == pytest.approx(3.0)

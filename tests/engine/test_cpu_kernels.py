@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.checks import complete, draw_prompts, greedy, summarize_all
+from tests.engine.checks import draw_prompts, greedy
 from tests.engine.conftest import run_engine
 
 pytestmark = pytest.mark.vllm
@@ -15,19 +15,7 @@ PER_TOKEN = torch.tensor([0.7, 0.7, 1.0, 0.3, 0.3])
 """The third request has no draft tokens; temperature 0 becomes 1."""
 
 
-def test_integer_values_keep_their_type():
-    from serving.engine.cpu.kernels import expand_to_tokens
-
-    output = torch.full((5,), -1, dtype=torch.int32)
-    top_k = torch.tensor([8, 3, 5, 2], dtype=torch.int32)
-    expand_to_tokens(output, top_k, CU_NUM_TOKENS, 0, 0)
-
-    assert output.tolist() == [8, 8, 3, 2, 2]
-
-
-def test_an_engine_of_ours_samples_by_them_and_times_its_passes(
-    tiny_pair, plain, monkeypatch
-):
+def test_our_engine_samples_by_them_and_times_its_passes(tiny_pair, plain, monkeypatch):
     """Although each start registers vLLM's own kernels once more.
 
     At the end, for dummy passes leave a cache in disorder.
@@ -38,14 +26,14 @@ def test_an_engine_of_ours_samples_by_them_and_times_its_passes(
     from serving.engine.cpu.profile import profile_passes
 
     prompts, params = draw_prompts(6), greedy()
-    expected = summarize_all(complete(plain, prompts, params))
+    expected = plain.answer(prompts, params)
     current_platform.import_kernels()
     # A drafter of a single pass, which takes a way of its own through vLLM.
     args = {"policy": "fixed", "draft_tokens": 1, "max_num_batched_tokens": 64}
     with run_engine(*tiny_pair, **args) as engine:
         per_token = expand_batch_to_tokens(TEMPERATURE, CU_NUM_TOKENS, 5, 0, 1)
-        answers = summarize_all(complete(engine, prompts, params))
-        num_accepted = engine.scheduler.counters.num_accepted_tokens
+        answers = engine.answer(prompts, params)
+        num_accepted = engine.counters.num_accepted_tokens
         profile = profile_passes(engine.runner)
         monkeypatch.setattr(engine.runner, "_dummy_run", lambda _: 1 / 0)
         broken = profile_passes(engine.runner)

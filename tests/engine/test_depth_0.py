@@ -8,15 +8,9 @@ import pytest
 
 from serving.engine.cpu.drafter_cache import DrafterCache
 from serving.engine.cpu.skipped_planning import TELL_ALL, TELL_EVERY
-from tests.engine.checks import (
-    complete,
-    draw_prompt,
-    draw_prompts,
-    greedy,
-    summarize_all,
-)
+from tests.engine.checks import draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.made_up import Instead, draft_at
+from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -39,9 +33,7 @@ def its_own_draft(tiny_pair, plain):
 
 @pytest.fixture
 def engine(its_own_draft):
-    its_own_draft.llm.reset_prefix_cache()
-    its_own_draft.set_policy("fixed", draft_tokens=DEPTH)
-    return its_own_draft
+    return its_own_draft.start_over("fixed", draft_tokens=DEPTH)
 
 
 def alternate(num_on, num_off):
@@ -56,35 +48,29 @@ def make_prompts(num_prompts, seed=0):
 
 
 def generate(engine, prompts, max_tokens=80):
-    outputs = complete(engine, prompts, greedy(max_tokens))
-    return [output.outputs[0].token_ids for output in outputs]
+    return [tokens for [(tokens, *_)] in engine.answer(prompts, greedy(max_tokens))]
 
 
 def acceptance_rate(engine):
-    counters = engine.scheduler.counters
+    counters = engine.counters
     assert counters.num_verified_tokens > 100
     return counters.num_accepted_tokens / counters.num_verified_tokens
 
 
 @pytest.mark.parametrize(("num_on", "num_off"), [(3, 7), (5, 50)])
-def test_acceptance_is_what_it_was_after_steps_without_the_drafter(
-    plain, engine, num_on, num_off
-):
-    timings = draft_at(engine, alternate(num_on, num_off))
+def test_steps_without_the_drafter_cost_no_acceptance(plain, engine, num_on, num_off):
+    timings = engine.draft_at(alternate(num_on, num_off))
     assert generate(engine, make_prompts(24)) == generate(plain, make_prompts(24))
     assert acceptance_rate(engine) == 1.0
     assert sum(timing.num_backlog for timing in timings) > 250
-    skipped = [timing for timing in timings if timing.depth == 0]
-    assert skipped
-    assert all(timing.draft_first_ms == 0.0 for timing in skipped)
+    assert {timing.draft_first_ms for timing in timings if timing.depth == 0} == {0.0}
 
 
 def test_without_catching_up_acceptance_would_fall(engine, monkeypatch):
     """The control."""
-    monkeypatch.setattr(
-        "serving.engine.cpu.cold_drafter.ColdDrafter._run_pass", lambda *args: None
-    )
-    draft_at(engine, alternate(3, 7))
+    cold = "serving.engine.cpu.cold_drafter.ColdDrafter"
+    monkeypatch.setattr(f"{cold}._run_pass", lambda *args: None)
+    engine.draft_at(alternate(3, 7))
     generate(engine, make_prompts(24))
     assert acceptance_rate(engine) < 0.9
 
@@ -100,57 +86,50 @@ def test_a_second_request_that_hits_the_cached_prefix_loses_nothing_either(
     if not is_told:
         monkeypatch.setattr(DrafterCache, "admit", lambda *_: None)
     depth = 0
-    timings = draft_at(engine, iter(lambda: depth, None))
+    timings = engine.draft_at(iter(lambda: depth, None))
     prompts = [draw_prompt(n, 3 * BLOCK) for n in range(12)]
     first = generate(engine, prompts)
     assert first == generate(plain, prompts)
     num_cold = sum(timing.depth == 0 for timing in timings)
     assert num_cold >= TELL_ALL + (50 - TELL_ALL) // TELL_EVERY
     # Every token but the last of a request could have been followed by a draft.
-    num_undrafted = engine.scheduler.counters.num_cut_tokens["depth"]
+    num_undrafted = engine.counters.num_cut_tokens["depth"]
     assert num_undrafted == DEPTH * sum(len(tokens) - 1 for tokens in first)
 
     depth = DEPTH
     longer = [[*prompt, *own] for prompt, own in zip(prompts, first, strict=True)]
-    outputs = complete(engine, longer, greedy(80))
+    outputs = engine.complete(longer, greedy(80))
     # All but what fills no block: the first prompts and most of their output.
     assert min(output.num_cached_tokens for output in outputs) >= 5 * BLOCK
-    second = [output.outputs[0].token_ids for output in outputs]
+    second = [list(output.outputs[0].token_ids) for output in outputs]
     assert second == generate(plain, longer)
     assert acceptance_rate(engine) == 1.0 if is_told else acceptance_rate(engine) < 0.9
 
 
-def test_a_preempted_request_starts_over_with_a_complete_cache(
-    plain, engine, monkeypatch
-):
+def test_a_preempted_request_starts_over_with_a_complete_cache(plain, engine):
     prompts = make_prompts(12, seed=1)
-    draft_at(engine, alternate(3, 7))
-    preempt = Mock(wraps=engine.scheduler._preempt_request)
-    monkeypatch.setattr(engine.scheduler, "_preempt_request", preempt)
-    with engine.hold_blocks(48):
+    engine.draft_at(alternate(3, 7))
+    with engine.hold_blocks(48), engine.watch() as steps:
         assert generate(engine, prompts, 150) == generate(plain, prompts, 150)
-    assert preempt.called
+    assert any(step.num_preempted for step in steps)
     assert acceptance_rate(engine) == 1.0
 
 
 def test_without_drafts_an_engine_answers_like_one_without_a_drafter(plain, engine):
     """And nothing passes the rejection sampler."""
-    draft_at(engine, cycle([0]))
+    engine.draft_at(cycle([0]))
     params = [
         greedy(20, logprobs=2),
         greedy(20, repetition_penalty=1.3, min_tokens=5),
         greedy(20, temperature=0.8, top_p=0.9, seed=7),
     ]
     prompts = draw_prompts(len(params))
-    complete(engine, prompts, params)  # The first step still has a depth to draft.
-    rejections = []
-    hook = engine.runner.rejection_sampler.register_forward_hook(
-        lambda *call: rejections.append(call)
-    )
-    outputs = complete(engine, prompts, params)
-    hook.remove()
+    engine.complete(prompts, params)  # The first step still has a depth to draft.
+    rejections, hook = [], engine.runner.rejection_sampler.register_forward_hook
+    with hook(lambda *call: rejections.append(call)):
+        answers = engine.answer(prompts, params)
     assert not rejections
-    assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
+    assert answers == plain.answer(prompts, params)
 
 
 def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
@@ -160,14 +139,9 @@ def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
     prompts, params = draw_prompts(6), list(map(greedy, lengths))
     choose_none, skipped, timings = Mock(return_value=0), [], []
     scheduler = engine.scheduler
-    scheduler._planner = Instead(
-        scheduler._planner,
-        choose_depth=choose_none,
-        note_skipped_steps=skipped.append,
-        observe_timing=timings.append,
-    )
-    outputs = complete(engine, prompts, params)
-    assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
+    heard = {"note_skipped_steps": skipped.append, "observe_timing": timings.append}
+    plan_instead(scheduler, choose_depth=choose_none, **heard)
+    assert engine.answer(prompts, params) == plain.answer(prompts, params)
     # Every step is known of, and in most of them nobody was asked.
     counters, num_asked = scheduler.counters, choose_none.call_count
     num_untold = scheduler._skipping.num_skipped
@@ -181,5 +155,5 @@ def test_an_engine_skips_planning_between_arrivals_and_ends(plain, engine):
     # Who watches sees every step.
     scheduler.board.watch(0)
     num_skipped_before = sum(skipped) + num_untold
-    complete(engine, prompts, params)
+    engine.complete(prompts, params)
     assert sum(skipped) == num_skipped_before

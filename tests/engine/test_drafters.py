@@ -4,7 +4,7 @@ EAGLE, EAGLE-3 and MTP heads are written by hand for a target whose next token h
 mostly on the last one, so that their drafts are often right without any training.
 """
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cache
 from itertools import cycle
 
@@ -13,24 +13,9 @@ import pytest
 import torch
 
 from policies.estimators.step_cost import MIN_STEPS_TO_EXPORT
-from tests.engine.checks import (
-    check_counters,
-    check_idle,
-    complete,
-    draw_prompt,
-    draw_prompts,
-    greedy,
-    summarize_all,
-    watch,
-)
+from tests.engine.checks import draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.made_up import draft_at
-from tests.engine.tiny_models import (
-    write_eagle3_head,
-    write_eagle_head,
-    write_markov_llama,
-    write_mimo,
-)
+from tests.engine.tiny_models import write_eagle3_head, write_heads
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -54,10 +39,9 @@ def expect(plain, tiny_pair, models):
 
     @cache
     def expect_of(target):
-        if target == tiny_pair[0]:
-            return summarize_all(complete(plain, PROMPTS, PARAMS))
-        with run_engine(target) as alone:
-            return summarize_all(complete(alone, PROMPTS, PARAMS))
+        own = target == tiny_pair[0]
+        with nullcontext(plain) if own else run_engine(target) as alone:
+            return alone.answer(PROMPTS, PARAMS)
 
     return lambda method: expect_of(models[method][0])
 
@@ -66,51 +50,32 @@ def expect(plain, tiny_pair, models):
 def models(tiny_pair, tmp_path_factory):
     """Target and draft of every method; some have none, or it is in the target's."""
     folder = tmp_path_factory.mktemp("heads")
-    llama = write_markov_llama(folder / "target")
-    return {
-        "draft_model": tiny_pair,
-        "eagle": (llama, write_eagle_head(folder / "eagle")),
-        "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
-        FEW: (llama, write_eagle3_head(folder / "few", llama, every=4)),
-        "mtp": (write_mimo(folder / "mimo"), None),
-        "ngram": (llama, None),
-        "suffix": (llama, None),
-    }
+    heads = write_heads(folder)
+    llama, _ = heads["eagle"]
+    few = write_eagle3_head(folder / "few", llama, every=4)
+    heads |= {"draft_model": tiny_pair, FEW: (llama, few)}
+    return heads | dict.fromkeys(["ngram", "suffix"], (llama, None))
 
 
 @pytest.fixture(scope="module")
-def started(models, expect):
-    """The engine of a method, once started."""
+def start_over(models, expect):
+    """The engine of a method, once started, as if new."""
     speculative = {"ngram": LOOK_UP, "suffix": {}}
     with ExitStack() as stack:
 
         @cache
         def start(method):
             expect(method)  # Before, for the sake of our kernels.
-            return stack.enter_context(
-                run_engine(
-                    *models[method],
-                    policy="tetris",
-                    method=method.split()[0],
-                    speculative=speculative.get(method, SAMPLED),
-                    block_size=BLOCK,
-                )
-            )
+            own = {"method": method.split()[0], "block_size": BLOCK}
+            own["speculative"] = speculative.get(method, SAMPLED)
+            engine = run_engine(*models[method], policy="tetris", **own)
+            return stack.enter_context(engine)
 
-        yield start
+        def start_over(method, policy="tetris", draft_tokens=2):
+            depths = {"draft_tokens": draft_tokens, "max_draft_tokens": DEPTH}
+            return start(method).start_over(policy, **depths)
 
-
-@pytest.fixture
-def start_over(started):
-    """The engine of a method, as if new."""
-
-    def start(method, policy="tetris", draft_tokens=2):
-        engine = started(method)
-        engine.llm.reset_prefix_cache()
-        engine.set_policy(policy, draft_tokens=draft_tokens, max_draft_tokens=DEPTH)
-        return engine
-
-    return start
+        yield start_over
 
 
 @pytest.fixture
@@ -138,9 +103,8 @@ def check_confidence(monkeypatch):
             largest = [scale(row).softmax(dim=-1).amax(dim=-1) for row in logits]
             logits.clear()
             assert {len(ids) for ids in drafts.draft_token_ids} == {DEPTH}
-            np.testing.assert_allclose(
-                drafts.confidence, torch.stack(largest, dim=1).numpy(), rtol=1e-4
-            )
+            largest = torch.stack(largest, dim=1).numpy()
+            np.testing.assert_allclose(drafts.confidence, largest, rtol=1e-4)
             handed_over.append(drafts.confidence)
             receive(drafts)
 
@@ -157,17 +121,16 @@ def test_drafters_with_logits_are_selected_by_their_confidence(
 ):
     engine = start_over(method)
     handed_over = check_confidence(engine)
-    with watch(engine) as steps:
-        outputs = complete(engine, PROMPTS, PARAMS)
-    counters = engine.scheduler.counters
-    check_counters(counters)
-    check_idle(engine)
+    with engine.watch() as steps:
+        assert engine.answer(PROMPTS, PARAMS) == expect(method)
+    engine.check_counters()
+    engine.check_idle()
+    counters = engine.counters
     assert counters.method == method
     assert counters.num_cut_tokens["budget"] > 0
     # Hand-made as they are, a fifth of the verified drafts and more are right.
     assert counters.num_accepted_tokens > 0.2 * counters.num_verified_tokens
     assert counters.num_accepted_tokens_per_pos[1] > 0
-    assert summarize_all(outputs) == expect(method)
     assert handed_over
     # Some requests verify more than their equal share of two, others less.
     num_drafts = {n for step in steps for n in step.num_drafts.values()}
@@ -177,8 +140,8 @@ def test_drafters_with_logits_are_selected_by_their_confidence(
 def test_a_head_of_few_tokens_drafts_as_over_the_whole_vocabulary(start_over, expect):
     """Token and confidence are those of vLLM's own logits, which it spreads out."""
     engine = start_over(FEW)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expect(FEW)
-    assert engine.scheduler.counters.num_accepted_tokens > 0
+    assert engine.answer(PROMPTS, PARAMS) == expect(FEW)
+    assert engine.counters.num_accepted_tokens > 0
     drafter = engine.runner.drafter
     hidden = torch.randn(50, drafter.model.config.hidden_size)
     with torch.inference_mode():
@@ -187,9 +150,8 @@ def test_a_head_of_few_tokens_drafts_as_over_the_whole_vocabulary(start_over, ex
     assert spread.isinf().any()
     assert torch.equal(drafts, spread.argmax(dim=-1))
     assert len(set(drafts.tolist())) > 5
-    np.testing.assert_allclose(
-        drafter.take_confidence()[:, 0], spread.softmax(dim=-1).amax(dim=-1), rtol=1e-5
-    )
+    largest = spread.softmax(dim=-1).amax(dim=-1)
+    np.testing.assert_allclose(drafter.take_confidence()[:, 0], largest, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])
@@ -200,40 +162,37 @@ def test_sampled_drafts_report_the_distribution_they_are_drawn_from(
     hot = greedy(24, temperature=0.7)
     engine = start_over(method)
     handed_over = check_confidence(engine, scale=lambda logits: logits / 0.7)
-    complete(engine, PROMPTS, hot)
+    engine.complete(PROMPTS, hot)
     assert handed_over
     monkeypatch.undo()
-    outputs = complete(engine, PROMPTS, [PARAMS, hot] * 3)
-    assert summarize_all(outputs)[::2] == expect(method)[::2]
-    check_counters(engine.scheduler.counters)
-    assert engine.scheduler.counters.num_cut_tokens["budget"] > 0
+    answers = engine.answer(PROMPTS, [PARAMS, hot] * 3)
+    assert answers[::2] == expect(method)[::2]
+    engine.check_counters()
+    assert engine.counters.num_cut_tokens["budget"] > 0
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_drafts_without_logits_are_selected_by_learnt_acceptance(
-    method, start_over, expect
-):
+def test_drafts_without_logits_go_by_learnt_acceptance(method, start_over, expect):
     if method == "suffix":
         pytest.importorskip("arctic_inference", reason="it comes as source only")
     engine = start_over(method)
-    counters, learner = engine.scheduler.counters, engine.scheduler._planner._positions
+    counters, learner = engine.counters, engine.scheduler._planner._positions
     prior = learner.estimate()
-    with watch(engine):
+    with engine.watch():
         # Repeating an answer is the best there is for both.
         for _ in range(2):
-            outputs = complete(engine, PROMPTS, PARAMS)
-            assert summarize_all(outputs) == expect(method)
-    check_counters(counters)
-    check_idle(engine)
+            assert engine.answer(PROMPTS, PARAMS) == expect(method)
+    engine.check_counters()
+    engine.check_idle()
     assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["budget"] > 0
     # Of these drafts, most are right: position 0 stands above the prior of a half.
     assert learner.estimate()[0] > 0.55 > prior[0]
 
     # A depth that changes from step to step, down to none at all.
-    draft_at(engine, cycle(range(DEPTH + 1)))
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expect(method)
-    check_counters(counters)
+    engine.draft_at(cycle(range(DEPTH + 1)))
+    assert engine.answer(PROMPTS, PARAMS) == expect(method)
+    engine.check_counters()
     if method == "suffix":
         # vLLM's insists on one depth; the policy's is not passed on.
         assert counters.draft_depth == DEPTH
@@ -249,8 +208,8 @@ def test_look_ups_are_timed_and_further_drafts_priced_at_nothing(models):
         planner = engine.scheduler._planner
         assert planner.export_state() == {}
         for _ in range(20):
-            complete(engine, PROMPTS, PARAMS)
-        check_counters(engine.scheduler.counters)
+            engine.complete(PROMPTS, PARAMS)
+        engine.check_counters()
     cost = planner.cost
     assert cost.num_steps >= MIN_STEPS_TO_EXPORT
     assert planner.export_state()
@@ -272,22 +231,18 @@ def test_a_head_past_its_context_leaves_the_shared_cache_alone(method, start_ove
     prefix = draw_prompt(0, LIMIT + 10)
     neighbours = [prefix[:BLOCK] + draw_prompt(i, 3) for i in range(4)]
     engine = start_over(method, "fixed", DEPTH)
-    counters = engine.scheduler.counters
+    counters = engine.counters
 
-    def count_drafts():
-        before = counters.num_verified_tokens, counters.num_accepted_tokens
-        complete(engine, neighbours, PARAMS)
-        return (
-            counters.num_verified_tokens - before[0],
-            counters.num_accepted_tokens - before[1],
-        )
+    def count_drafts(prompts):
+        before = np.array([counters.num_verified_tokens, counters.num_accepted_tokens])
+        engine.complete(prompts, PARAMS)
+        after = [counters.num_verified_tokens, counters.num_accepted_tokens]
+        return (after - before).tolist()
 
     # EAGLE-like drafters recompute the last block of a cached prefix.
-    count_drafts()
-    before = count_drafts()
-    num_verified = counters.num_verified_tokens
-    complete(engine, [prefix], PARAMS)
-    assert counters.num_verified_tokens == num_verified
-    assert count_drafts() == before
-    assert before[1] > 0
-    check_counters(counters)
+    count_drafts(neighbours)
+    before = count_drafts(neighbours)
+    assert min(before) > 0
+    assert count_drafts([prefix]) == [0, 0]
+    assert count_drafts(neighbours) == before
+    engine.check_counters()

@@ -7,15 +7,9 @@ import pytest
 
 from policies.planner import Planner
 from policies.types import DraftSelection
-from tests.engine.checks import (
-    complete,
-    draw_prompt,
-    draw_prompts,
-    greedy,
-    summarize_all,
-)
+from tests.engine.checks import draw_prompt, draw_prompts, greedy
 from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead, make_up_costs
+from tests.engine.made_up import make_up_costs, plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -44,22 +38,18 @@ def engine(with_priorities):
 
 def overhear(engine, method):
     """Return a mock of a method of the planner, which does what it did."""
-    planner = engine.scheduler._planner
-    spy = Mock(wraps=getattr(planner, method))
-    engine.scheduler._planner = Instead(planner, **{method: spy})
+    spy = Mock(wraps=getattr(engine.scheduler._planner, method))
+    plan_instead(engine.scheduler, **{method: spy})
     return spy
 
 
 def test_classes_reach_the_planner_by_name_and_by_priority(engine):
     select, choose_depth = overhear(engine, "select"), overhear(engine, "choose_depth")
     named = {"extra_args": {"request_class": "interactive"}}
-    engine.llm.generate(
-        [{"prompt_token_ids": draw_prompt(i, 8)} for i in range(3)],
-        [greedy(), greedy(**named), greedy()],
-        priority=[0, 0, 10],
-        use_tqdm=False,
-    )
-    assert engine.scheduler.counters.num_fallbacks == {}
+    prompts = [{"prompt_token_ids": draw_prompt(i, 8)} for i in range(3)]
+    params, priority = [greedy(), greedy(**named), greedy()], [0, 0, 10]
+    engine.llm.generate(prompts, params, priority=priority, use_tqdm=False)
+    assert engine.counters.num_fallbacks == {}
     batches = [call.args[0] for call in select.call_args_list]
     weights = [sorted(batch.weights) for batch in batches if batch.num_reqs == 3]
     assert weights
@@ -78,9 +68,8 @@ def test_weights_and_latency_targets_leave_the_output_alone(engine, plain):
     # A step takes 60 ms and more: within 30 ms a token only with its own drafts.
     make_up_costs(engine)
     plan_batch = overhear(engine, "plan_batch")
-    outputs = complete(engine, prompts, params)
-    assert engine.scheduler.counters.num_fallbacks == {}
-    assert summarize_all(outputs) == summarize_all(complete(plain, prompts, params))
+    assert engine.answer(prompts, params) == plain.answer(prompts, params)
+    assert engine.counters.num_fallbacks == {}
     # Per step, in which a request gets more than a token.
     loads = [call.args[0] for call in plan_batch.call_args_list]
     targets_ms = {load.latency_target_ms for load in loads} - {None}
@@ -111,8 +100,8 @@ class EveryOther(Planner):
 def test_a_planner_of_somebody_elses_package_is_built_and_obeyed(with_priorities):
     engine, name = with_priorities, f"{__name__}:EveryOther"
     engine.set_policy(name, max_draft_tokens=3, params={"num_kept": 2})
-    complete(engine, draw_prompts(4), greedy(16))
-    counters = engine.scheduler.counters
+    engine.complete(draw_prompts(4), greedy(16))
+    counters = engine.counters
     assert counters.policy == name
     assert counters.num_fallbacks == {}
     assert counters.num_verified_tokens > 0

@@ -11,17 +11,9 @@ import pytest
 
 from policies.types import DraftSelection
 from serving.engine.shared.faults import select_checked
-from tests.engine.checks import (
-    Arrival,
-    complete,
-    draw_prompts,
-    drive,
-    greedy,
-    summarize_all,
-    watch,
-)
+from tests.engine.checks import Arrival, draw_prompts, greedy
 from tests.engine.conftest import run_engine
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.faults]
 
@@ -31,11 +23,14 @@ DEPTH = 4
 
 LOGGER = "serving.engine.shared.faults"
 
+FIRST = np.arange(DEPTH) == 0
+"""The first position of every draft."""
+
 
 @pytest.fixture(scope="module")
 def expected(plain):
     """What the target alone answers."""
-    return summarize_all(complete(plain, PROMPTS, PARAMS))
+    return plain.answer(PROMPTS, PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +44,6 @@ def engine(tetris):
     """An engine that drafts four tokens a request and verifies two, as if new."""
     tetris.set_policy("tetris", draft_tokens=2, max_draft_tokens=DEPTH)
     return tetris
-
-
-def replace_methods(engine, **methods):
-    """Let methods of the planner misbehave."""
-    scheduler = engine.scheduler
-    scheduler._planner = Instead(scheduler._planner, **methods)
 
 
 def raise_error(*args):
@@ -79,25 +68,18 @@ def damage_confidence(engine, monkeypatch, damage):
     monkeypatch.setattr(scheduler, "update_draft_token_ids", receive_damaged)
 
 
-def put(value):
-    """Spoil the first position of every request."""
-
-    def spoil(confidence):
-        spoilt = confidence.copy()
-        spoilt[:, 0] = value
-        return spoilt
-
-    return spoil
-
-
 @pytest.mark.parametrize(
     ("select", "damage", "fault"),
     [
         pytest.param(raise_error, None, "policy_error", id="raises"),
         pytest.param(admit(lambda n: n + 1), None, "policy_error", id="too many"),
         pytest.param(None, lambda c: None, "confidence_missing", id="none"),
-        pytest.param(None, put(np.nan), "confidence_invalid", id="NaN"),
-        pytest.param(None, put(1.5), "confidence_invalid", id="above 1"),
+        pytest.param(
+            None, lambda c: np.where(FIRST, np.nan, c), "confidence_invalid", id="NaN"
+        ),
+        pytest.param(
+            None, lambda c: np.where(FIRST, 1.5, c), "confidence_invalid", id="above 1"
+        ),
         pytest.param(None, lambda c: c[:-1], "confidence_invalid", id="row too few"),
         pytest.param(None, lambda c: c.ravel(), "confidence_invalid", id="flat"),
     ],
@@ -106,12 +88,12 @@ def test_where_nothing_can_be_selected_everything_is_verified(
     select, damage, fault, engine, expected, monkeypatch, caplog
 ):
     if select is not None:
-        replace_methods(engine, select=select)
+        plan_instead(engine.scheduler, select=select)
     else:
         damage_confidence(engine, monkeypatch, damage)
-    counters = engine.scheduler.counters
-    with caplog.at_level(logging.WARNING, logger=LOGGER), watch(engine) as steps:
-        assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    counters = engine.counters
+    with caplog.at_level(logging.WARNING, logger=LOGGER), engine.watch() as steps:
+        assert engine.answer(PROMPTS, PARAMS) == expected
     assert counters.num_accepted_tokens > 0
     # Nothing is cut but what the token limit makes useless.
     assert counters.num_cut_tokens["budget"] == 0
@@ -154,77 +136,66 @@ def test_what_no_batch_can_be_cut_by_is_no_selection(misbehave):
     ["observe", "observe_timing", "forget", "plan_batch", "choose_depth", "report"],
 )
 def test_a_policy_that_fails_beside_selection_loses_no_token(method, engine, expected):
-    scheduler = engine.scheduler
-    replace_methods(engine, **{method: raise_error})
-    with watch(engine):
-        outputs = complete(engine, PROMPTS, PARAMS)
-    assert summarize_all(outputs) == expected
-    assert scheduler.snapshot()["num_fallbacks"]["policy_error"] > 0
-    assert scheduler.counters.draft_depth == DEPTH
+    plan_instead(engine.scheduler, **{method: raise_error})
+    with engine.watch():
+        assert engine.answer(PROMPTS, PARAMS) == expected
+    assert engine.scheduler.snapshot()["num_fallbacks"]["policy_error"] > 0
+    assert engine.counters.draft_depth == DEPTH
 
 
 @pytest.mark.parametrize(
     ("answer", "depth"), [(-3, 0), (99, DEPTH), (2.0, 2), ("many", DEPTH)]
 )
 def test_an_impossible_depth_becomes_a_possible_one(answer, depth, engine, expected):
-    scheduler = engine.scheduler
-    replace_methods(engine, choose_depth=lambda *load: answer)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    assert scheduler.counters.draft_depth == depth
+    plan_instead(engine.scheduler, choose_depth=lambda *load: answer)
+    assert engine.answer(PROMPTS, PARAMS) == expected
+    assert engine.counters.draft_depth == depth
+
+
+PLACES = [
+    ("scheduler._drafts.rooms", "of", "drafts_error"),
+    ("scheduler._clock", "note_worker discard finish start", "timing_error"),
+    ("scheduler._selector", "_make_batch _admit", "selection_error"),
+    ("scheduler._batch.pace", "note", "limits_error"),
+    ("scheduler._batch.limits", "measure_load", "limits_error"),
+    ("scheduler._batch.ageing", "look", "ageing_error"),
+    ("scheduler._selector", "count_dropped", "count_error"),
+    ("scheduler._classes", "tightest_target_ms", "depth_error"),
+    ("scheduler", "_choose_depth", "depth_error"),
+    ("scheduler._skipping", "is_due note_planned", "skip_error"),
+    ("scheduler.counters", "count_verification", "outcome_error"),
+    ("scheduler._classes", "forget", "forget_error"),
+    ("scheduler._batch.limits", "note_finished", "forget_error"),
+    ("scheduler._drafts.rooms", "forget", "forget_error"),
+    ("scheduler._watchdog", "begin_step observe", "watchdog_error"),
+    ("scheduler._drafts", "locate", "watchdog_error"),
+    ("scheduler.board", "start_step note_drafts note_outcome", "board_error"),
+    ("runner.drafter", "take_confidence take_times _record", "report_error"),
+    ("runner._cold", "look fill_backlog", "drafter_error"),
+    ("serving.engine.shared.batch_planning", "trim_to_free_blocks", "kv_error"),
+    ("serving.engine.cpu.scheduler", "read_outcomes", "outcome_error"),
+    ("serving.engine.cpu.selection", "count_coming_prompt_tokens", "selection_error"),
+]
+"""Parts of an engine, or modules; of each some functions; and the label of a fault."""
 
 
 @pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        ("scheduler._drafts.rooms:of", "drafts_error"),
-        ("scheduler._clock:note_worker", "timing_error"),
-        ("scheduler._clock:discard", "timing_error"),
-        ("scheduler._clock:finish", "timing_error"),
-        ("scheduler._clock:start", "timing_error"),
-        ("scheduler._selector:_make_batch", "selection_error"),
-        ("scheduler._selector:_admit", "selection_error"),
-        ("scheduler._batch.pace:note", "limits_error"),
-        ("scheduler._batch.limits:measure_load", "limits_error"),
-        ("scheduler._batch.ageing:look", "ageing_error"),
-        ("scheduler._selector:count_dropped", "count_error"),
-        ("scheduler._classes:tightest_target_ms", "depth_error"),
-        ("scheduler:_choose_depth", "depth_error"),
-        ("scheduler._skipping:is_due", "skip_error"),
-        ("scheduler._skipping:note_planned", "skip_error"),
-        ("scheduler.counters:count_verification", "outcome_error"),
-        ("scheduler._classes:forget", "forget_error"),
-        ("scheduler._batch.limits:note_finished", "forget_error"),
-        ("scheduler._drafts.rooms:forget", "forget_error"),
-        ("scheduler._watchdog:begin_step", "watchdog_error"),
-        ("scheduler._watchdog:observe", "watchdog_error"),
-        ("scheduler._drafts:locate", "watchdog_error"),
-        ("scheduler.board:start_step", "board_error"),
-        ("scheduler.board:note_drafts", "board_error"),
-        ("scheduler.board:note_outcome", "board_error"),
-        ("runner.drafter:take_confidence", "report_error"),
-        ("runner.drafter:take_times", "report_error"),
-        ("runner.drafter:_record", "report_error"),
-        ("runner._cold:look", "drafter_error"),
-        ("runner._cold:fill_backlog", "drafter_error"),
-        ("serving.engine.shared.batch_planning.trim_to_free_blocks", "kv_error"),
-        ("serving.engine.cpu.scheduler.read_outcomes", "outcome_error"),
-        ("serving.engine.cpu.selection.count_coming_prompt_tokens", "selection_error"),
-    ],
+    ("part", "function", "reason"),
+    [(part, one, reason) for part, some, reason in PLACES for one in some.split()],
 )
 def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
-    place, reason, engine, expected, monkeypatch
+    part, function, reason, engine, expected, monkeypatch
 ):
-    part, _, method = place.partition(":")
-    if method:
-        # Some have slots, and no place for a method of their own.
-        monkeypatch.setattr(type(attrgetter(part)(engine)), method, raise_error)
+    if part.startswith("serving."):
+        monkeypatch.setattr(f"{part}.{function}", raise_error)
     else:
-        monkeypatch.setattr(place, raise_error)
+        # Some have slots, and no place for a method of their own.
+        monkeypatch.setattr(type(attrgetter(part)(engine)), function, raise_error)
     scheduler = engine.scheduler
     if reason == "board_error":
         scheduler.board.watch(0)
     # More than may run, so that some wait.
-    assert summarize_all(complete(engine, PROMPTS * 5, PARAMS)) == expected * 5
+    assert engine.answer(PROMPTS * 5, PARAMS) == expected * 5
     scheduler.board.is_watched = False
     faults = scheduler.counters.num_fallbacks
     assert faults[reason] > 0
@@ -232,8 +203,8 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
     monkeypatch.undo()
     faults.clear()
     # Nothing of it is left.
-    with watch(engine) as steps:
-        assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
+    with engine.watch() as steps:
+        assert engine.answer(PROMPTS, PARAMS) == expected
     assert faults == {}
     assert sum(sum(step.num_drafts.values()) for step in steps) > 0
 
@@ -250,11 +221,10 @@ class Stopping:
 
 @pytest.mark.parametrize("stop", [Stopping(), "no rule at all"])
 def test_a_rule_that_cannot_end_a_draft_lets_it_go_on(stop, engine, expected):
-    scheduler = engine.scheduler
-    replace_methods(engine, early_exit=lambda *_: stop)
-    assert summarize_all(complete(engine, PROMPTS, PARAMS)) == expected
-    assert set(scheduler.counters.num_fallbacks) == {"stop_error"}
-    assert scheduler.counters.draft_depth == DEPTH
+    plan_instead(engine.scheduler, early_exit=lambda *_: stop)
+    assert engine.answer(PROMPTS, PARAMS) == expected
+    assert set(engine.counters.num_fallbacks) == {"stop_error"}
+    assert engine.counters.draft_depth == DEPTH
 
 
 def drive_and_learn(engine, expected):
@@ -262,20 +232,21 @@ def drive_and_learn(engine, expected):
 
     Of the first four steps that draft.
     """
-    learnt = []
-    replace_methods(engine, observe=lambda outcome: learnt.append(len(outcome.req_ids)))
+    outcomes = []
+    plan_instead(engine.scheduler, observe=outcomes.append)
     arrivals = [Arrival(f"r{i}", p, PARAMS) for i, p in enumerate(PROMPTS)]
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    assert summarize_all([outputs[a.name] for a in arrivals]) == expected
-    return [sum(step.num_drafts.values()) for step in steps[1:5]], learnt[1:5]
+    with engine.watch() as steps:
+        answers = engine.drive(arrivals)
+    assert [[answers[a.name]] for a in arrivals] == expected
+    learnt = [len(outcome.req_ids) for outcome in outcomes[1:5]]
+    return [sum(step.num_drafts.values()) for step in steps[1:5]], learnt
 
 
 def test_drafts_half_taken_in_are_verified_whole_and_teach_nothing(
     engine, expected, monkeypatch
 ):
     """The second of four requests fails in the second step that drafts."""
-    counters, rooms = engine.scheduler.counters, type(engine.scheduler._drafts.rooms)
+    counters, rooms = engine.counters, type(engine.scheduler._drafts.rooms)
     of = rooms.of
 
     def fail_once(rooms, request):
@@ -301,4 +272,4 @@ def test_one_bad_confidence_spoils_its_own_step_only(engine, expected, monkeypat
 
     damage_confidence(engine, monkeypatch, spoil_third_and_fourth)
     assert drive_and_learn(engine, expected) == ([8, 8, 16, 16], [4, 4, 0, 0])
-    assert engine.scheduler.counters.num_fallbacks == {"confidence_invalid": 2}
+    assert engine.counters.num_fallbacks == {"confidence_invalid": 2}

@@ -6,21 +6,15 @@ finish reasons as from the target alone, with drafts really verified and accepte
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from tests.engine.checks import (
-    check_counters,
-    check_idle,
-    complete,
+    check_logprobs,
     draw_prompt,
     draw_prompts,
     greedy,
-    summarize,
     summarize_all,
-    watch,
 )
 from tests.engine.conftest import BLOCK, run_engine
 
@@ -29,78 +23,61 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 PROMPTS = draw_prompts(6)
 
 
-@dataclass
-class Pair:
-    """The target alone, and the same target with a draft that is often right."""
-
-    plain: Any
-    tetris: Any
-
-    def compare(self, prompts, params):
-        """Complete prompts on both, and expect the same with drafts accepted."""
-        counters = self.tetris.scheduler.counters
-        num_accepted = counters.num_accepted_tokens
-        expected = complete(self.plain, prompts, params)
-        with watch(self.tetris):
-            outputs = complete(self.tetris, prompts, params)
-        assert summarize_all(outputs) == summarize_all(expected)
-        assert counters.num_accepted_tokens > num_accepted
-        check_counters(counters)
-        check_idle(self.tetris)
-        return expected, outputs
-
-
 @pytest.fixture(scope="module")
-def pair(tiny_pair, plain):
+def tetris(tiny_pair, plain):
+    """The same target with a draft that is often right."""
     with run_engine(
         *tiny_pair,
         policy="tetris",
         per_request_spec_decode_metrics="detailed",
         skip_tokenizer_init=False,
         block_size=BLOCK,
-    ) as tetris:
-        yield Pair(plain, tetris)
+    ) as engine:
+        yield engine
 
 
-def test_logprobs_are_the_targets_own(pair):
+@pytest.fixture
+def compare(plain, tetris):
+    """Complete prompts on both, and expect the same with drafts accepted."""
+
+    def compare_on_both(prompts, params):
+        num_accepted = tetris.counters.num_accepted_tokens
+        expected = plain.complete(prompts, params)
+        with tetris.watch():
+            outputs = tetris.complete(prompts, params)
+        assert summarize_all(outputs) == summarize_all(expected)
+        assert tetris.counters.num_accepted_tokens > num_accepted
+        tetris.check_counters()
+        tetris.check_idle()
+        return expected, outputs
+
+    return compare_on_both
+
+
+def test_logprobs_are_the_targets_own(compare):
     params = greedy(logprobs=5, prompt_logprobs=3)
-    expected, outputs = pair.compare(PROMPTS, params)
+    expected, outputs = compare(PROMPTS, params)
     for output, reference in zip(outputs, expected, strict=True):
-        completion, reference_completion = output.outputs[0], reference.outputs[0]
-        assert completion.cumulative_logprob == pytest.approx(
-            reference_completion.cumulative_logprob, abs=1e-3
-        )
-        check_logprobs(completion.logprobs, reference_completion.logprobs)
+        ours, theirs = output.outputs[0], reference.outputs[0]
+        total = pytest.approx(theirs.cumulative_logprob, abs=1e-3)
+        assert ours.cumulative_logprob == total
+        check_logprobs(ours.logprobs, theirs.logprobs)
         # A prompt's first token has no logprob.
         check_logprobs(output.prompt_logprobs[1:], reference.prompt_logprobs[1:])
 
 
-def check_logprobs(positions, expected):
-    """Compare tokens, ranks and values at every position."""
-    assert len(positions) == len(expected) > 0
-    for position, reference in zip(positions, expected, strict=True):
-        assert position.keys() == reference.keys()
-        for token, logprob in position.items():
-            assert logprob.rank == reference[token].rank
-            assert logprob.logprob == pytest.approx(reference[token].logprob, abs=1e-4)
-
-
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_inside_a_block_ends_the_text_there(include, pair):
-    texts = [
-        output.outputs[0].text
-        for output in complete(pair.plain, PROMPTS, greedy(24, detokenize=True))
-    ]
+def test_a_stop_string_inside_a_block_ends_the_text_there(include, plain, compare):
+    wholes = plain.answer(PROMPTS, greedy(24, detokenize=True))
+    texts = [text for [(_, text, *_)] in wholes]
     # Ends of stop strings fall on different positions of a block.
     stops = [text[5 + i : 8 + i] for i, text in enumerate(texts)]
-    params = [
-        greedy(24, detokenize=True, stop=[stop], include_stop_str_in_output=include)
-        for stop in stops
-    ]
-    _, outputs = pair.compare(PROMPTS, params)
-    for text, stop, output in zip(texts, stops, outputs, strict=True):
+    more = {"detokenize": True, "include_stop_str_in_output": include}
+    params = [greedy(24, stop=[stop], **more) for stop in stops]
+    _, outputs = compare(PROMPTS, params)
+    answers = summarize_all(outputs)
+    for text, stop, [(_, *how)] in zip(texts, stops, answers, strict=True):
         end = text.index(stop) + (len(stop) if include else 0)
-        _, *how = summarize(output.outputs[0])
         assert how == [text[:end], "stop", stop]
 
 
@@ -113,17 +90,17 @@ RESHAPES = (
 )
 
 
-def test_whatever_reshapes_the_targets_distribution_counts_accepted_drafts_too(pair):
+def test_what_reshapes_the_targets_law_counts_accepted_drafts_too(plain, compare):
     """Inside a block the penalties of later positions depend on earlier drafts."""
     params = [greedy(40, **changes) for changes in RESHAPES for _ in PROMPTS]
-    expected, _ = pair.compare(PROMPTS * len(RESHAPES), params)
+    expected, _ = compare(PROMPTS * len(RESHAPES), params)
     reshaped = summarize_all(expected)
-    unchanged = summarize_all(complete(pair.plain, PROMPTS, greedy(40)))
+    unchanged = plain.answer(PROMPTS, greedy(40))
     for first in range(0, len(params), len(PROMPTS)):
         assert reshaped[first : first + len(PROMPTS)] != unchanged
 
 
-def test_top_k_alone_survives_steps_without_drafts(pair):
+def test_top_k_alone_survives_steps_without_drafts(tetris):
     """Upstream ends the engine: it looks for the largest k among no rows at all.
 
     The check of upstream fails once that is repaired; then drop `mask_rows`.
@@ -131,36 +108,35 @@ def test_top_k_alone_survives_steps_without_drafts(pair):
     import torch
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-    outputs = complete(pair.tetris, PROMPTS, greedy(temperature=1.0, top_k=4))
-    assert all(len(output.outputs[0].token_ids) == 24 for output in outputs)
+    answers = tetris.answer(PROMPTS, greedy(temperature=1.0, top_k=4))
+    assert all(len(tokens) == 24 for [(tokens, *_)] in answers)
     with pytest.raises(RuntimeError, match=r"max\(\)"):
         apply_top_k_top_p(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None)
 
 
-def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(pair, monkeypatch):
+def test_a_seed_gives_the_same_tokens_however_the_prompt_is_cut(tetris, monkeypatch):
     params = greedy(24, temperature=1.0, seed=7)
     # vLLM cuts the prompts of those who are not alone.
     prompts = [draw_prompt(seed, 2 * BLOCK) for seed in (70, 71)]
-    whole = complete(pair.tetris, prompts, params)
-    pair.tetris.llm.reset_prefix_cache()
-    config = pair.tetris.scheduler.scheduler_config
+    whole = tetris.answer(prompts, params)
+    tetris.llm.reset_prefix_cache()
+    config = tetris.scheduler.scheduler_config
     monkeypatch.setattr(config, "long_prefill_token_threshold", BLOCK // 2)
-    with watch(pair.tetris) as steps:
-        cut = complete(pair.tetris, prompts, params)
+    with tetris.watch() as steps:
+        assert tetris.answer(prompts, params) == whole
     num_scheduled = [sum(step.num_scheduled.values()) for step in steps]
     assert num_scheduled[:4] == [BLOCK] * 4
-    assert summarize_all(cut) == summarize_all(whole)
-    check_idle(pair.tetris)
+    tetris.check_idle()
 
 
-def test_acceptance_is_reported_request_by_request(pair):
+def test_acceptance_is_reported_request_by_request(tetris, compare):
     """Their sums are the scheduler's counters, and vLLM's own metrics."""
-    pair.tetris.set_policy("tetris")
-    counters = pair.tetris.scheduler.counters
-    before = read_metrics(pair.tetris)
+    tetris.set_policy("tetris")
+    counters = tetris.counters
+    before = read_metrics(tetris)
     opted_out = greedy(extra_args={"speculative_decoding": "off"})
-    _, outputs = pair.compare(PROMPTS, [*[greedy()] * 5, opted_out])
-    after = read_metrics(pair.tetris)
+    _, outputs = compare(PROMPTS, [*[greedy()] * 5, opted_out])
+    after = read_metrics(tetris)
     assert counters.num_cut_tokens["opt_out"] > 0
     reports = [output.outputs[0].spec_decode_metrics for output in outputs]
     assert [report.num_draft_tokens > 0 for report in reports] == [True] * 5 + [False]
@@ -171,29 +147,24 @@ def test_acceptance_is_reported_request_by_request(pair):
         # steps without drafts are not in the report.
         num_tokens = len(output.outputs[0].token_ids)
         assert sum(n + 1 for n in report.per_step_accepted) <= num_tokens - 1
-    for name, total, ours in (
-        ("drafts", sum(sum(r.histogram) for r in reports), counters.num_drafts),
-        (
-            "draft_tokens",
-            sum(r.num_draft_tokens for r in reports),
-            counters.num_verified_tokens,
-        ),
-        (
-            "accepted_tokens",
-            sum(sum(r.per_step_accepted) for r in reports),
-            counters.num_accepted_tokens,
-        ),
-    ):
-        theirs = f"vllm:spec_decode_num_{name}"
-        assert ours == total == after[theirs] - before[theirs]
+    totals = {
+        "drafts": sum(sum(report.histogram) for report in reports),
+        "draft_tokens": sum(report.num_draft_tokens for report in reports),
+        "accepted_tokens": sum(sum(report.per_step_accepted) for report in reports),
+    }
+    assert totals == {name: after[name] - before[name] for name in totals}
+    assert totals["drafts"] == counters.num_drafts
+    assert totals["draft_tokens"] == counters.num_verified_tokens
+    assert totals["accepted_tokens"] == counters.num_accepted_tokens
 
 
 def read_metrics(engine):
-    """VLLM's counters by name."""
+    """VLLM's own counters of speculation."""
+    prefix = "vllm:spec_decode_num_"
     return {
-        metric.name: metric.value
+        metric.name.removeprefix(prefix): metric.value
         for metric in engine.llm.get_metrics()
-        if hasattr(metric, "value")
+        if metric.name.startswith(prefix) and hasattr(metric, "value")
     }
 
 
@@ -211,19 +182,15 @@ LIST_OF_CODES = "[a-h]{2}[0-5]{3}(,[a-h]{2}[0-5]{3}){3}"
     [{"regex": LIST_OF_CODES}, {"json": SCHEMA}, {"choice": ["abc", "abde", "fg"]}],
     ids=["regex", "json", "choice"],
 )
-def test_structured_outputs_follow_their_grammar_beside_free_requests(constraint, pair):
+def test_structured_outputs_follow_their_grammar(constraint, tetris, compare):
     from vllm.sampling_params import StructuredOutputsParams
 
-    structured = greedy(
-        48,
-        ignore_eos=False,
-        detokenize=True,
-        structured_outputs=StructuredOutputsParams(**constraint),
-    )
-    params = [structured if i % 2 else greedy(24) for i in range(len(PROMPTS))]
-    counters = pair.tetris.scheduler.counters
+    grammar = StructuredOutputsParams(**constraint)
+    more = {"ignore_eos": False, "detokenize": True, "structured_outputs": grammar}
+    params = [greedy(48, **more) if i % 2 else greedy(24) for i in range(len(PROMPTS))]
+    counters = tetris.counters
     num_cut = counters.num_cut_tokens["grammar"]
-    _, outputs = pair.compare(PROMPTS, params)
+    _, outputs = compare(PROMPTS, params)
     assert counters.num_cut_tokens["grammar"] > num_cut
     for output in outputs[1::2]:
         completion = output.outputs[0]

@@ -7,22 +7,11 @@ one rejected draft means a hole or a wrong position in the drafter's cache.
 import itertools
 import json
 import shutil
-from contextlib import ExitStack
 
 import pytest
 
-from tests.engine.checks import (
-    Arrival,
-    check_counters,
-    complete,
-    draw_prompt,
-    drive,
-    greedy,
-    summarize_by_name,
-    watch,
-)
+from tests.engine.checks import Arrival, draw_prompt, greedy
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.made_up import draft_at
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -33,8 +22,8 @@ DEPTH = 5
 
 
 @pytest.fixture(scope="module")
-def engines(tiny_pair, plain, tmp_path_factory):
-    """Engines by what ends the drafter's context at `LIMIT`.
+def start_over(tiny_pair, plain, tmp_path_factory):
+    """An engine as if new, by what ends the drafter's context at `LIMIT`.
 
     That a setting may as well: `test_drafters`.
     """
@@ -44,28 +33,25 @@ def engines(tiny_pair, plain, tmp_path_factory):
     config = json.loads((short_draft / "config.json").read_text())
     config["max_position_embeddings"] = LIMIT
     (short_draft / "config.json").write_text(json.dumps(config))
-    options = {
-        "draft": {"draft": short_draft},
-        "target": {"draft": target, "max_model_len": LIMIT},
-    }
-    common = {"policy": "fixed", "draft_tokens": DEPTH, "block_size": BLOCK}
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(run_engine(target, **common, **own))
-            for name, own in options.items()
-        }
+    options = {"policy": "fixed", "draft_tokens": DEPTH, "block_size": BLOCK}
+    with (
+        run_engine(target, short_draft, **options) as short,
+        run_engine(target, target, max_model_len=LIMIT, **options) as bounded,
+    ):
+        engines = {"draft": short, "target": bounded}
+
+        def start(name, policy="fixed", **section):
+            section = {"draft_tokens": DEPTH} | section
+            return engines[name].start_over(policy, **section)
+
+        yield start
 
 
-@pytest.fixture
-def start_over(engines):
-    """An engine whose cache and counters are empty."""
-
-    def start(name, policy="fixed", **section):
-        engines[name].llm.reset_prefix_cache()
-        engines[name].set_policy(policy, **{"draft_tokens": DEPTH} | section)
-        return engines[name]
-
-    return start
+def check_all_accepted(engine):
+    """Assert that every verified draft was right."""
+    engine.check_counters()
+    counters = engine.counters
+    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
 
 
 def count_drafts(steps, *names):
@@ -103,13 +89,11 @@ def make_outgrowing(max_tokens):
     They share its first KV block and stay below 32 + 3 + 20 + 5 = 60 tokens.
     """
     prefix = draw_prompt(0, LIMIT - 12)
-    neighbours = [
-        Arrival(
-            f"neighbour{i}", prefix[:BLOCK] + draw_prompt(100 + i, 3), greedy(20), i
-        )
-        for i in range(24)
-    ]
-    return [Arrival("outgrowing", prefix, greedy(max_tokens), step=2), *neighbours]
+    arrivals = [Arrival("outgrowing", prefix, greedy(max_tokens), step=2)]
+    for i in range(24):
+        prompt = prefix[:BLOCK] + draw_prompt(100 + i, 3)
+        arrivals.append(Arrival(f"neighbour{i}", prompt, greedy(20), i))
+    return arrivals
 
 
 @pytest.mark.parametrize("shortened_by", ["draft", "target"])
@@ -126,12 +110,12 @@ def test_outgrowing_the_drafter_costs_the_neighbours_nothing(
     names = [a.name for a in arrivals[1:]]
     engine = start_over(shortened_by)
     positions = record_positions(engine)
-    with watch(engine) as steps:
+    with engine.watch() as steps:
         # In one case the target's end is what ends it, and not what it asked for.
-        outputs = drive(engine, make_outgrowing(30))
+        outputs = engine.drive(make_outgrowing(30))
     assert max(positions) == LIMIT - 1
-    check_counters(engine.scheduler.counters)
-    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
+    engine.check_counters()
+    assert outputs == plain.drive(arrivals)
     verified, accepted = count_drafts(steps, *names)
     # Each neighbour gets its first token from the prompt and every further one in
     # blocks of DEPTH drafts and a bonus: 1 + 3 x 6 + 1.
@@ -150,15 +134,12 @@ def test_a_skipped_drafter_catches_up_no_further_than_its_context(
     """
     arrivals = make_outgrowing(40)
     engine = start_over("draft")
-    draft_at(engine, itertools.cycle([0, 0, DEPTH]))
+    engine.draft_at(itertools.cycle([0, 0, DEPTH]))
     positions = record_positions(engine)
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
+    with engine.watch() as steps:
+        assert engine.drive(arrivals) == plain.drive(arrivals)
     assert max(positions) == LIMIT - 1
-    counters = engine.scheduler.counters
-    check_counters(counters)
-    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
+    check_all_accepted(engine)
     verified, _ = count_drafts(steps, *(a.name for a in arrivals[1:]))
     assert verified > len(arrivals) * DEPTH
 
@@ -173,11 +154,10 @@ def test_a_token_limit_inside_a_block_wastes_no_draft(plain, start_over):
     lengths = {f"request{n}": n for n in range(1, 2 * DEPTH + 4)}
     arrivals = [Arrival(name, prompt, greedy(n)) for name, n in lengths.items()]
     engine = start_over("draft")
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    check_counters(engine.scheduler.counters)
-    assert engine.scheduler.counters.num_cut_tokens["length"] > 0
-    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
+    with engine.watch() as steps:
+        assert engine.drive(arrivals) == plain.drive(arrivals)
+    engine.check_counters()
+    assert engine.counters.num_cut_tokens["length"] > 0
     for name, max_tokens in lengths.items():
         num_steps = sum(name in s.num_scheduled for s in steps)
         verified, accepted = count_drafts(steps, name)
@@ -186,31 +166,27 @@ def test_a_token_limit_inside_a_block_wastes_no_draft(plain, start_over):
 
 def test_a_block_that_reaches_min_tokens_may_end_with_a_stop_token(plain, start_over):
     """VLLM bars stop tokens from the bonus token by where its block starts."""
-    [whole] = complete(plain, [[5, 8, 13]], greedy(8))
-    tokens = list(whole.outputs[0].token_ids)
+    [[(tokens, *_)]] = plain.answer([[5, 8, 13]], greedy(8))
     stop_at = next(i for i in range(3, 8) if tokens[i] not in tokens[:i])
     params = greedy(8, min_tokens=stop_at - 1, stop_token_ids=[tokens[stop_at]])
     engine = start_over("draft", draft_tokens=min(stop_at, DEPTH))
-    [output] = complete(engine, [[5, 8, 13]], params)
-    assert list(output.outputs[0].token_ids) == tokens[: stop_at + 1]
-    counters = engine.scheduler.counters
-    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    assert counters.num_cut_tokens["min_tokens"] > 0
+    [[(stopped, *_)]] = engine.answer([[5, 8, 13]], params)
+    assert stopped == tokens[: stop_at + 1]
+    check_all_accepted(engine)
+    assert engine.counters.num_cut_tokens["min_tokens"] > 0
 
 
 def test_the_end_of_the_targets_context_wastes_no_budget(plain, start_over):
     """Drafts that vLLM would drop at the end must not take a place in the budget."""
     prompts = [draw_prompt(i, LIMIT - 9 - i) for i in range(4)]
     engine = start_over("target", "tetris", draft_tokens=3, max_draft_tokens=DEPTH)
-    with watch(engine):
-        outputs = complete(engine, prompts, greedy(100))
-    counters = engine.scheduler.counters
-    check_counters(counters)
-    assert counters.num_cut_tokens["scheduler"] == 0
-    assert counters.num_accepted_tokens == counters.num_verified_tokens > 0
-    wholes = complete(plain, prompts, greedy(LIMIT))
-    for prompt, output, whole in zip(prompts, outputs, wholes, strict=True):
-        tokens = output.outputs[0].token_ids
+    with engine.watch():
+        answers = engine.answer(prompts, greedy(100))
+    check_all_accepted(engine)
+    assert engine.counters.num_cut_tokens["scheduler"] == 0
+    wholes = plain.answer(prompts, greedy(LIMIT))
+    for prompt, [ours], [whole] in zip(prompts, answers, wholes, strict=True):
+        tokens, _, finish_reason, _ = ours
         assert len(prompt) + len(tokens) == LIMIT
-        assert tokens == whole.outputs[0].token_ids[: len(tokens)]
-        assert output.outputs[0].finish_reason == "length"
+        assert tokens == whole[0][: len(tokens)]
+        assert finish_reason == "length"

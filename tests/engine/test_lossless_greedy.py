@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from serving.engine.cpu.step_clock import StepClock
-from tests.engine.checks import Arrival, drive, greedy
+from tests.engine.checks import Arrival, greedy
 from tests.engine.conftest import run_engine
 from tests.engine.made_up import make_up_costs
 from tests.engine.tiny_models import VOCAB_SIZE
@@ -50,16 +50,10 @@ def make_arrivals(seed=0):
     return arrivals
 
 
-def find_tokens(engine):
-    """Return the tokens of every request."""
-    outputs = drive(engine, make_arrivals())
-    return {name: list(one.outputs[0].token_ids) for name, one in outputs.items()}
-
-
 @pytest.fixture(scope="module")
 def expected(plain):
-    """The token ids without speculation."""
-    return find_tokens(plain)
+    """What the target answers without speculation."""
+    return plain.drive(make_arrivals())
 
 
 @pytest.fixture(scope="module")
@@ -89,38 +83,24 @@ def engine(tiny_pair, plain):
     ],
 )
 def test_float32_token_ids_equal_those_without_speculation(
-    policy, draft_tokens, max_draft_tokens, engine, expected, monkeypatch
+    policy, draft_tokens, max_draft_tokens, engine, expected
 ):
-    engine.set_policy(
-        policy, draft_tokens=draft_tokens, max_draft_tokens=max_draft_tokens
-    )
-    scheduler, counters = engine.scheduler, engine.scheduler.counters
+    depths = {"draft_tokens": draft_tokens, "max_draft_tokens": max_draft_tokens}
+    engine.set_policy(policy, **depths)
+    scheduler, counters = engine.scheduler, engine.counters
     if policy in ("dynamic", "goodput"):
         make_up_costs(engine)
-    num_steps_with_chunks = num_preempted = 0
-    schedule = scheduler.schedule
-
-    def spy_on_schedule(*args):
-        nonlocal num_steps_with_chunks, num_preempted
-        output = schedule(*args)
-        requests = [scheduler.requests[r] for r in output.num_scheduled_tokens]
-        chunks = [request.is_prefill_chunk for request in requests]
-        num_steps_with_chunks += any(chunks) and not all(chunks)
-        num_preempted += len(output.preempted_req_ids or ())
-        return output
-
-    monkeypatch.setattr(scheduler, "schedule", spy_on_schedule)
-    outputs = find_tokens(engine)
-
-    assert len(outputs) == NUM_REQUESTS
-    assert outputs == expected
-    assert num_steps_with_chunks > 0
+    assert len(expected) == NUM_REQUESTS
+    with engine.watch() as steps:
+        assert engine.drive(make_arrivals()) == expected
+    assert any(any(step.is_chunk) and not all(step.is_chunk) for step in steps)
     assert not counters.num_fallbacks
     assert counters.num_accepted_tokens > NUM_REQUESTS
     assert counters.num_accepted_tokens < counters.num_verified_tokens
     assert counters.num_cut_tokens["opt_out"] > 0
     assert counters.num_cut_tokens["min_tokens"] > 0
     # Goodput lets in as many as will fit to their end; the others let vLLM find out.
+    num_preempted = sum(step.num_preempted for step in steps)
     assert (num_preempted > 0) == (policy != "goodput")
     if policy in ("tetris", "goodput"):
         assert counters.num_cut_tokens["budget"] > NUM_REQUESTS
@@ -136,15 +116,12 @@ def pay_for_drafts(monkeypatch):
 
     def make_up(clock, now_s):
         timing = finish(clock, now_s)
-        if timing is None:
-            return None
-        next_ms = 0.4 * max(0, timing.depth - 1)
-        return replace(
+        return timing and replace(
             timing,
             target_ms=60.0 + 0.3 * timing.num_tokens,
             sample_ms=0.0,
             draft_first_ms=0.4 * (timing.depth > 0),
-            draft_next_ms=next_ms,
+            draft_next_ms=0.4 * max(0, timing.depth - 1),
             host_ms=1.0,
         )
 
@@ -162,7 +139,7 @@ def test_audited_and_held_steps_change_no_token_id(
     trials = [scheduler._planner.holding.at(num_reqs) for num_reqs in (1, 2, 4, 8, 16)]
     for trial in trials:
         trial.hold_steps = num_held
-    assert find_tokens(engine) == expected
+    assert engine.drive(make_arrivals()) == expected
     assert not scheduler.counters.num_fallbacks
     report = scheduler.snapshot()["planner"]
     assert report["num_audited_none"] > 0

@@ -32,9 +32,9 @@ def find_compiled():
 
 
 @contextmanager
-def count_calls():
+def count_calls(counts):
     """Count calls of compiled code, of our functions, and from these of built-ins."""
-    compiled, counts = find_compiled(), Counter[str]()
+    compiled = find_compiled()
 
     def note(frame, event, _arg):
         if event not in {"call", "c_call"}:
@@ -51,7 +51,7 @@ def count_calls():
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        yield counts
+        yield
     finally:
         sys.setprofile(before)
 
@@ -59,31 +59,22 @@ def count_calls():
 @pytest.fixture(scope="module")
 def calls_per_step(tiny_pair):
     """Run the real scheduler at 64 requests that all draft; nobody comes or goes."""
-    from serving.engine.cpu.scheduler import TetrisScheduler
-    from tests.engine.stand_in_worker import (
-        StandInWorker,
-        add_requests,
-        make_config,
-        make_scheduler,
-    )
+    from tests.engine import stand_in_worker
 
-    policy = {"policy": "goodput", "max_draft_tokens": DEPTH}
-    sizes = {"max_num_seqs": NUM_REQS, "max_num_batched_tokens": 4096}
-    config = make_config(*tiny_pair, policy, depth=DEPTH, enforce_eager=True, **sizes)
-    scheduler = make_scheduler(TetrisScheduler, config)
-    worker, total = StandInWorker(), Counter[str]()
-    add_requests(scheduler, NUM_REQS, prompt_len=10, max_tokens=(DEPTH + 1) * NUM_STEPS)
+    sizes = {"num_reqs": NUM_REQS, "depth": DEPTH, "max_tokens": 4096}
+    scheduler = stand_in_worker.make_cpu_scheduler(tiny_pair, policy="goodput", **sizes)
+    worker, total = stand_in_worker.StandInWorker(), Counter()
+    lengths = {"prompt_len": 10, "max_tokens": (DEPTH + 1) * NUM_STEPS}
+    stand_in_worker.add_requests(scheduler, NUM_REQS, **lengths)
     for step in range(NUM_STEPS):
         if step == NUM_FIRST_STEPS:
             total.clear()
-        with count_calls() as counts:
+        with count_calls(total):
             output = scheduler.schedule()
-        total += counts
         sampled, drafts = worker.execute(output)
-        with count_calls() as counts:
+        with count_calls(total):
             scheduler.update_from_output(output, sampled)
             scheduler.update_draft_token_ids(drafts)
-        total += counts
     counters = scheduler.counters
     assert not counters.num_fallbacks
     assert counters.num_verified_tokens > NUM_REQS * NUM_STEPS

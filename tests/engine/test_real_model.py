@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from serving.settings.gguf_files import find_gguf
 from serving.settings.gguf_models import convert
-from tests.engine.checks import check_counters, complete, greedy, summarize_all
+from tests.engine.checks import greedy
 from tests.engine.conftest import run_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -82,27 +82,19 @@ def prompts(target):
     lines = HELD_OUT.read_text("utf-8").splitlines()[::EVERY]
     asked = [json.loads(line) for line in lines]
     assert len({one["kind"] for one in asked}) == 10
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": one["prompt"]}],
-            add_generation_prompt=True,
-            return_dict=False,
-        )
-        for one in asked
-    ]
+    chats = [[{"role": "user", "content": one["prompt"]}] for one in asked]
+    how = {"add_generation_prompt": True, "return_dict": False}
+    return [tokenizer.apply_chat_template(chat, **how) for chat in chats]
 
 
 def test_float32_answers_equal_those_without_speculation(target, prompts):
     params = greedy(NUM_TOKENS, ignore_eos=False)
     with run_engine(target, **SIZES) as engine:
-        expected = summarize_all(complete(engine, prompts, params))
+        expected = engine.answer(prompts, params)
     with run_engine(target, HEAD, **DRAFTING, **SIZES) as engine:
-        answers = summarize_all(complete(engine, prompts, params))
-        counters = engine.scheduler.counters
-    check_counters(counters)
-    assert answers == expected
-    assert counters.num_accepted_tokens > len(prompts)
-    assert not counters.num_fallbacks
+        assert engine.answer(prompts, params) == expected
+        engine.check_counters()
+        assert engine.counters.num_accepted_tokens > len(prompts)
 
 
 def test_bf16_answers_are_the_targets_own_but_for_near_ties(target, prompts):
@@ -114,8 +106,8 @@ def test_bf16_answers_are_the_targets_own_but_for_near_ties(target, prompts):
     """
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).float()
     with run_engine(target, HEAD, dtype="bfloat16", **DRAFTING, **SIZES) as engine:
-        outputs = complete(engine, prompts, greedy(NUM_TOKENS))
-    answers = [list(output.outputs[0].token_ids) for output in outputs]
+        answers = engine.answer(prompts, greedy(NUM_TOKENS))
+    answers = [tokens for [(tokens, *_)] in answers]
     judge = partial(judge_by_rounding, model)
     gaps, seconds = zip(*map(judge, prompts, answers), strict=True)
     assert np.concatenate(gaps).max() < NEAR_TIE_SIGMAS

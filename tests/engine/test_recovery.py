@@ -26,12 +26,9 @@ def test_the_token_is_the_one_whose_part_holds_the_point(size, rows, excludes, s
     points[rng.random(rows) < 0.2] = 0.0
     points[rng.random(rows) < 0.2] = 1.0 - 2.0**-53
 
-    tokens = draw_by_inverse(
-        torch.tensor(weights, dtype=torch.float32),
-        torch.tensor(points),
-        torch.tensor(excluded) if excludes else None,
-    ).tolist()
-
+    left_out = torch.tensor(excluded) if excludes else None
+    drawn = torch.tensor(weights).float(), torch.tensor(points), left_out
+    tokens = draw_by_inverse(*drawn).tolist()
     for row, token in enumerate(tokens):
         assert 0 <= token < size
         if totals[row]:

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from serving.engine.shared.replay import EMITTED_TOKEN_IDS
 from serving.front.in_flight import derive_seed
-from tests.engine.checks import complete, greedy
+from tests.engine.checks import greedy
 from tests.engine.conftest import run_engine
-from tests.engine.tiny_models import write_llama_pair
+from tests.engine.tiny_models import write_llama_pair, write_tokenizer
 
 pytestmark = pytest.mark.vllm
 
@@ -40,8 +39,8 @@ KINDS = {
 }
 """What the output depends on besides the prompt."""
 
-CHARACTERS = ("<eos>", "<bos>", "a", "b", "c", "d", "e", "f")
-VOCAB = len(CHARACTERS)
+SPECIAL, ALPHABET = {"eos_token": "<eos>", "bos_token": "<bos>"}, "abcdef"
+VOCAB = len(SPECIAL) + len(ALPHABET)
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +60,8 @@ def pair(tmp_path_factory):
         eos_token_id=0,
         pad_token_id=None,
     )
-    # One token per character; grammars need a tokenizer.
-    ids = {character: token_id for token_id, character in enumerate(CHARACTERS)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<eos>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    for folder in pair:
-        PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<bos>"
-        ).save_pretrained(folder)
+    # Grammars need one.
+    write_tokenizer(pair[0], SPECIAL, ALPHABET)
     return pair
 
 
@@ -104,36 +96,29 @@ def make_params(kind, emitted=(), **changes):
 @pytest.mark.parametrize("name", list(KINDS))
 def test_the_tokens_behind_a_cut_are_those_of_an_undisturbed_run(engine, name):
     """Wherever the cut is, and whatever the tokens depend on."""
-    for whole in complete(engine, PROMPTS, make_params(name)):
+    for whole in engine.complete(PROMPTS, make_params(name)):
         (expected,) = whole.outputs
         cuts = [cut for cut in CUTS if cut < len(expected.token_ids)]
         assert cuts
-        replayed = complete(
-            engine,
-            [whole.prompt_token_ids] * len(cuts),
-            [make_params(name, expected.token_ids[:cut]) for cut in cuts],
-        )
+        params = [make_params(name, expected.token_ids[:cut]) for cut in cuts]
+        replayed = engine.complete([whole.prompt_token_ids] * len(cuts), params)
         for cut, answer in zip(cuts, replayed, strict=True):
             (seen,) = answer.outputs
             assert seen.token_ids == expected.token_ids[cut:]
             assert seen.finish_reason == expected.finish_reason
             if expected.logprobs is not None:
-                assert [*map(set, seen.logprobs)] == [
-                    *map(set, expected.logprobs[cut:])
-                ]
+                of_the_rest = expected.logprobs[cut:]
+                assert [*map(set, seen.logprobs)] == [*map(set, of_the_rest)]
 
 
 def test_tokens_appended_to_the_prompt_would_not_do(engine):
     """The control: of a prompt, penalties know nothing."""
-    wholes = complete(engine, PROMPTS, make_params("penalties"))
-    ids = [list(whole.outputs[0].token_ids) for whole in wholes]
+    wholes = engine.answer(PROMPTS, make_params("penalties"))
+    ids = [tokens for [(tokens, *_)] in wholes]
     prompts = [[*prompt, *own[:7]] for prompt, own in zip(PROMPTS, ids, strict=True)]
     params = make_params("penalties", max_tokens=NUM_TOKENS - 7)
-    answers = complete(engine, prompts, params)
-    assert any(
-        list(answer.outputs[0].token_ids) != own[7:]
-        for answer, own in zip(answers, ids, strict=True)
-    )
+    answers = engine.answer(prompts, params)
+    assert [tokens for [(tokens, *_)] in answers] != [own[7:] for own in ids]
 
 
 def test_a_replay_is_served_before_those_that_wait(engine, monkeypatch):
@@ -147,7 +132,7 @@ def test_a_replay_is_served_before_those_that_wait(engine, monkeypatch):
 
     monkeypatch.setattr(scheduler, "schedule", note_order)
     params = [make_params("plain", emitted) for emitted in ((), (), (2, 3))]
-    complete(engine, [LAW_PROMPT] * 3, params)
+    engine.complete([LAW_PROMPT] * 3, params)
     numbers = [int(name.split("-")[0]) for name in orders[0]]
     assert numbers[0] == max(numbers)
 
@@ -184,19 +169,13 @@ def test_a_seeded_replay_follows_the_law_under_new_noise_only(
     options = {"temperature": 1.0, "max_tokens": 4}
 
     def draw(params):
-        outputs = complete(engine, prompts, params)
-        return [output.outputs[0].token_ids[0] for output in outputs]
+        return [tokens[0] for [(tokens, *_)] in engine.answer(prompts, params)]
 
     firsts = draw([make_params("plain", seed=seed, **options) for seed in seeds])
-    seconds = draw(
-        [
-            make_params("plain", [first], seed=reseed(seed, 1), **options)
-            for seed, first in zip(seeds, firsts, strict=True)
-        ]
-    )
-    pairs = [*zip(firsts, seconds, strict=True)]
+    again = [
+        make_params("plain", [first], seed=reseed(seed, 1), **options)
+        for seed, first in zip(seeds, firsts, strict=True)
+    ]
+    pairs = [*zip(firsts, draw(again), strict=True)]
     p_value = compare(pairs, find_law_of_two_tokens(pair[0]))
-    if follows_the_law:
-        assert p_value > ACCEPTED_ABOVE
-    else:
-        assert p_value < REJECTED_BELOW
+    assert p_value > ACCEPTED_ABOVE if follows_the_law else p_value < REJECTED_BELOW

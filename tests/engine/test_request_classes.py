@@ -1,6 +1,5 @@
 """Request classes: read from the configuration, found for requests, seen to matter."""
 
-from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,33 +18,19 @@ def read(classes):
     return RequestClasses.from_section({"classes": classes})
 
 
-NEXT_ID = count()
-
-
-def make_request(priority=0, **extra_args):
-    return SimpleNamespace(
-        request_id=str(next(NEXT_ID)),
-        priority=priority,
-        sampling_params=SimpleNamespace(extra_args=extra_args or None),
-    )
-
-
 def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
-    requests = [
-        make_request(10, request_class="interactive"),
-        make_request(10),
-        make_request(3),
-        make_request(3, request_class=["no", "name"]),
-    ]
+    asked = [(10, "interactive"), (10, None), (3, None), (3, ["no", "name"])]
+    requests = []
+    for priority, name in asked:
+        params = SimpleNamespace(extra_args=name and {"request_class": name})
+        own = {"request_id": str(len(requests)), "priority": priority}
+        requests.append(SimpleNamespace(sampling_params=params, **own))
     classes = read(CLASSES)
-    np.testing.assert_array_equal(classes.weigh(requests), [4.0, 0.5, 2.0, 2.0])
-    np.testing.assert_array_equal(classes.targets_ms(requests), [30.0, *[np.inf] * 3])
+    assert classes.weigh(requests).tolist() == [4.0, 0.5, 2.0, 2.0]
+    assert classes.targets_ms(requests).tolist() == [30.0, *[np.inf] * 3]
     assert classes.tightest_target_ms(requests) == 30.0
-    assert sorted(classes.count(requests)) == [
-        (30.0, 4.0, 1),
-        (np.inf, 0.5, 1),
-        (np.inf, 2.0, 2),
-    ]
+    counted = [(30.0, 4.0, 1), (np.inf, 0.5, 1), (np.inf, 2.0, 2)]
+    assert sorted(classes.count(requests)) == counted
     # Left out where they make no difference.
     plain = requests[2:]
     assert classes.weigh(plain) is None
@@ -62,10 +47,7 @@ def test_a_name_wins_over_a_priority_and_a_priority_over_the_default():
         ({"a": {"wieght": 1}}, r"class 'a' has no wieght; it may hold weight, "),
         ({"a": {"weight": 0}}, r"class 'a': weight must be > 0, got 0"),
         ({"a": {"latency_target_ms": -5}}, r"latency_target_ms must be > 0, got -5"),
-        (
-            {"a": {"priority": 1}, "b": {"priority": 1}},
-            r"class 'b': priority 1 belongs to another class",
-        ),
+        ({name: {"priority": 1} for name in "ab"}, r"priority 1 belongs to another"),
     ],
 )
 def test_classes_that_make_no_sense_are_refused(classes, message):

@@ -7,14 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.engine.checks import complete, draw_prompts, greedy
+from tests.engine.checks import draw_prompts, greedy, summarize_all
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.made_up import draft_at
-from tests.engine.tiny_models import (
-    write_eagle3_head,
-    write_eagle_head,
-    write_markov_llama,
-)
+from tests.engine.tiny_models import write_heads
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -33,27 +28,25 @@ def make_attentive(head):
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3"])
 def engine(request, tmp_path_factory):
-    method, folder = request.param, tmp_path_factory.mktemp(request.param)
-    target = write_markov_llama(folder / "target")
-    if method == "eagle":
-        head = write_eagle_head(folder / "head")
-    else:
-        head = write_eagle3_head(folder / "head", target)
+    method = request.param
+    target, head = write_heads(tmp_path_factory.mktemp(method))[method]
     make_attentive(head)
     sizes = {"draft_tokens": DEPTH, "block_size": BLOCK}
     with run_engine(target, head, policy="fixed", method=method, **sizes) as engine:
         yield engine
 
 
-def draft(engine, depths, prompts, num_tokens=60):
+def draft(engine, depths, prompts, *, keep_cache=False):
     """Draft as deep as an iterator says; at depth 0 no pass is made.
 
     Returns:
         The outputs, and by prompt and length the confidence in the first draft
         token: a function of all that the head has read.
     """
+    if not keep_cache:
+        engine.llm.reset_prefix_cache()
     engine.set_policy("fixed", draft_tokens=DEPTH)
-    timings = draft_at(engine, depths)
+    timings = engine.draft_at(depths)
     scheduler, seen = engine.scheduler, {}
     take = scheduler.update_draft_token_ids
 
@@ -65,7 +58,7 @@ def draft(engine, depths, prompts, num_tokens=60):
         take(drafts)
 
     with patch.object(scheduler, "update_draft_token_ids", note):
-        outputs = complete(engine, prompts, greedy(num_tokens))
+        outputs = engine.complete(prompts, greedy(60))
     assert not any(one.draft_first_ms for one in timings if one.depth == 0)
     return outputs, seen
 
@@ -82,17 +75,12 @@ def skip_most():
 
 def test_it_catches_up_from_the_states_that_were_kept(engine, monkeypatch):
     prompts = draw_prompts(5)
-    engine.llm.reset_prefix_cache()
     plain, expected = draft(engine, cycle([DEPTH]), prompts)
-    engine.llm.reset_prefix_cache()
     outputs, seen = draft(engine, skip_most(), prompts)
-    assert [o.outputs[0].token_ids for o in outputs] == [
-        o.outputs[0].token_ids for o in plain
-    ]
+    assert summarize_all(outputs) == summarize_all(plain)
     assert worst_difference(expected, seen) < 1e-4
 
     # The control: from other states it drafts otherwise.
-    engine.llm.reset_prefix_cache()
     states = engine.runner._cold._states
     read = states.read
     monkeypatch.setattr(states, "read", lambda slots: 0 * read(slots))
@@ -101,17 +89,13 @@ def test_it_catches_up_from_the_states_that_were_kept(engine, monkeypatch):
 
 
 def test_whoever_finds_a_prefix_it_left_out_catches_up_too(engine):
-    prompts = [
-        prompt + prompt * (2 * BLOCK // len(prompt)) for prompt in draw_prompts(4)
-    ]
-    engine.llm.reset_prefix_cache()
+    prompts = [prompt * (1 + 2 * BLOCK // len(prompt)) for prompt in draw_prompts(4)]
     first, _ = draft(engine, cycle([0]), prompts)
     longer = [
         [*prompt, *output.outputs[0].token_ids]
         for prompt, output in zip(prompts, first, strict=True)
     ]
-    outputs, seen = draft(engine, cycle([DEPTH]), longer)
+    outputs, seen = draft(engine, cycle([DEPTH]), longer, keep_cache=True)
     assert min(output.num_cached_tokens for output in outputs) >= 2 * BLOCK
-    engine.llm.reset_prefix_cache()
     _, expected = draft(engine, cycle([DEPTH]), longer)
     assert worst_difference(expected, seen) < 1e-4

@@ -1,23 +1,13 @@
 """Drafters that break in a real engine: found out, left alone, and taken back."""
 
 import logging
-from contextlib import contextmanager
 from itertools import chain, repeat
 from unittest.mock import patch
 
 import pytest
 
-from tests.engine.checks import (
-    FIRST_ORDINARY_TOKEN,
-    Arrival,
-    draw_prompt,
-    drive,
-    greedy,
-    summarize_by_name,
-    watch,
-)
+from tests.engine.checks import FIRST_ORDINARY_TOKEN, Arrival, draw_prompt, greedy
 from tests.engine.conftest import BLOCK, run_engine
-from tests.engine.made_up import draft_at
 from tests.engine.tiny_models import VOCAB_SIZE, write_llama_pair
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.faults]
@@ -59,33 +49,28 @@ def drafting(alone, target):
 @pytest.fixture
 def engine(drafting):
     """An engine that has seen enough drafts to know what is usual."""
-    drafting.llm.reset_prefix_cache()
-    drafting.set_policy("fixed", draft_tokens=DEPTH)
-    drive(drafting, make_arrivals("warm", 8, prompt_len=30, max_tokens=150))
-    assert not drafting.scheduler.counters.num_quarantines
+    drafting.start_over("fixed", draft_tokens=DEPTH)
+    drafting.drive(make_arrivals("warm", 8, prompt_len=30, max_tokens=150))
+    assert not drafting.counters.num_quarantines
     return drafting
 
 
 def make_arrivals(name, num_reqs, *, prompt_len, max_tokens, request_class="batch"):
     params = greedy(max_tokens, extra_args={"request_class": request_class})
+    seed = sum(name.encode())  # The same in every process.
     return [
-        Arrival(f"{name}{i}", draw_prompt(hash_of(name) + i, prompt_len), params)
+        Arrival(f"{name}{i}", draw_prompt(seed + i, prompt_len), params)
         for i in range(num_reqs)
     ]
 
 
-def hash_of(name):
-    """Return a number that is the same in every process."""
-    return sum(name.encode())
+def drive_broken(engine, alone, arrivals, is_broken, caplog):
+    """Drive requests; the drafts of some are in some steps other tokens than drawn.
 
+    `is_broken` takes a request and the number of the step.
 
-@contextmanager
-def broken_drafter(engine, is_broken):
-    """Let the drafts of some requests, in some steps, be other tokens than drawn.
-
-    Args:
-        engine: Whose drafter it is.
-        is_broken: Takes a request and the number of the step.
+    Returns:
+        The steps, and what is told meanwhile.
     """
     drafter, scheduler = engine.runner.drafter, engine.scheduler
     propose, num_ordinary = drafter.propose, VOCAB_SIZE - FIRST_ORDINARY_TOKEN
@@ -99,8 +84,13 @@ def broken_drafter(engine, is_broken):
                 drafts[row] = shifted + FIRST_ORDINARY_TOKEN
         return drafts
 
-    with patch.object(drafter, "propose", propose_worse):
-        yield
+    with (
+        patch.object(drafter, "propose", propose_worse),
+        caplog.at_level(logging.INFO, logger=LOGGER),
+        engine.watch() as steps,
+    ):
+        assert engine.drive(arrivals) == alone.drive(arrivals)
+    return steps, [r.getMessage() for r in caplog.records if r.name == LOGGER]
 
 
 def find_drafting(steps, prefix):
@@ -116,19 +106,15 @@ def test_collapse_past_a_position_is_told_and_left_alone(alone, engine, caplog):
         *make_arrivals("long", 3, prompt_len=LIMIT - 60, max_tokens=260),
         *make_arrivals("short", 3, prompt_len=20, max_tokens=480),
     ]
-    counters = engine.scheduler.counters
-    with (
-        broken_drafter(engine, lambda request, _: request.num_tokens >= LIMIT),
-        caplog.at_level(logging.INFO, logger=LOGGER),
-        watch(engine) as steps,
-    ):
-        outputs = drive(engine, arrivals)
-    assert summarize_by_name(outputs) == summarize_by_name(drive(alone, arrivals))
-    assert set(counters.num_quarantines) == {"context"}
-    [first, *_] = [r.getMessage() for r in caplog.records]
-    begin = int(first.partition(" from ")[2].split()[0])
+
+    def is_broken(request, _step):
+        return request.num_tokens >= LIMIT
+
+    steps, told = drive_broken(engine, alone, arrivals, is_broken, caplog)
+    assert set(engine.counters.num_quarantines) == {"context"}
+    begin = int(told[0].partition(" from ")[2].split()[0])
     assert LIMIT <= begin <= LIMIT + 8
-    assert counters.num_cut_tokens["quarantine"] > 0
+    assert engine.counters.num_cut_tokens["quarantine"] > 0
     # Those that are short are drafted for all the while; of the others a few are tried.
     num_long, num_short = (find_drafting(steps, name) for name in ("long", "short"))
     last = max(i for i, step in enumerate(steps) if "long0" in step.num_scheduled)
@@ -142,37 +128,25 @@ def test_collapse_past_a_position_is_told_and_left_alone(alone, engine, caplog):
 
 
 def test_collapse_in_a_class_ends_with_its_cause(alone, engine, caplog):
+    interactive = {"max_tokens": 500, "request_class": "interactive"}
     arrivals = [
-        *make_arrivals(
-            "chat", 2, prompt_len=40, max_tokens=500, request_class="interactive"
-        ),
-        *make_arrivals(
-            "chatty", 2, prompt_len=250, max_tokens=500, request_class="interactive"
-        ),
+        *make_arrivals("chat", 2, prompt_len=40, **interactive),
+        *make_arrivals("chatty", 2, prompt_len=250, **interactive),
         *make_arrivals("bulk", 4, prompt_len=40, max_tokens=600),
     ]
-    counters = engine.scheduler.counters
-    start, end = counters.num_steps + 40, counters.num_steps + 140
-    first = counters.num_steps
+    first, end = engine.counters.num_steps, 140
 
     def is_broken(request, step):
-        return start <= step < end and request.request_id.startswith("chat")
+        return 40 <= step - first < end and request.request_id.startswith("chat")
 
-    with (
-        broken_drafter(engine, is_broken),
-        caplog.at_level(logging.INFO, logger=LOGGER),
-        watch(engine) as steps,
-    ):
-        outputs = drive(engine, arrivals)
-    assert summarize_by_name(outputs) == summarize_by_name(drive(alone, arrivals))
-    assert counters.num_quarantines == {"class": 1}
-    assert "class interactive" in caplog.records[0].getMessage()
+    steps, told = drive_broken(engine, alone, arrivals, is_broken, caplog)
+    assert engine.counters.num_quarantines == {"class": 1}
+    assert "class interactive" in told[0]
     num_chat, num_bulk = (find_drafting(steps, name) for name in ("chat", "bulk"))
-    assert sum(num_chat[end - first - 60 : end - first]) <= 50
+    assert sum(num_chat[end - 60 : end]) <= 50
     assert min(num_bulk[40:120]) > 0
     # All four draft again within 50 steps.
-    recovered = end - first + 50
-    assert min(num_chat[recovered : recovered + 10]) >= 4 * DEPTH
+    assert min(num_chat[end + 50 : end + 60]) >= 4 * DEPTH
 
 
 def damage_cache(engine):
@@ -188,9 +162,7 @@ def damage_cache(engine):
 
 
 @pytest.mark.parametrize("rebuilds", [True, False])
-def test_a_stale_cache_after_a_skip_is_filled_anew(
-    rebuilds, alone, engine, monkeypatch
-):
+def test_a_stale_cache_after_a_skip_is_refilled(rebuilds, alone, engine, monkeypatch):
     """In the control nothing fills it, and the same requests stay under quarantine."""
     scheduler = engine.scheduler
     if not rebuilds:
@@ -198,7 +170,7 @@ def test_a_stale_cache_after_a_skip_is_filled_anew(
     arrivals = make_arrivals("one", 4, prompt_len=60, max_tokens=700)
     num_before, num_skipped = 40, 20
     depths = chain(repeat(DEPTH, num_before), repeat(0, num_skipped), repeat(DEPTH))
-    draft_at(engine, depths)
+    engine.draft_at(depths)
     schedule, num_calls = scheduler.schedule, 0
 
     def damage_after_skip(*args, **kwargs):
@@ -209,9 +181,8 @@ def test_a_stale_cache_after_a_skip_is_filled_anew(
         return schedule(*args, **kwargs)
 
     monkeypatch.setattr(scheduler, "schedule", damage_after_skip)
-    with watch(engine) as steps:
-        outputs = drive(engine, arrivals)
-    assert summarize_by_name(outputs) == summarize_by_name(drive(alone, arrivals))
+    with engine.watch() as steps:
+        assert engine.drive(arrivals) == alone.drive(arrivals)
     assert sum(scheduler.counters.num_quarantines.values()) == 1
     num_drafts = find_drafting(steps, "one")
     late = num_drafts[num_before + num_skipped + 52 :][:20]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 
 pytestmark = [pytest.mark.vllm, pytest.mark.faults]
 
@@ -13,24 +13,14 @@ class Run:
     """Steps of a scheduler whose requests are replaced as they end."""
 
     def __init__(self, pair, **section):
-        from serving.engine.cpu.scheduler import TetrisScheduler
-        from tests.engine.stand_in_worker import (
-            StandInWorker,
-            make_config,
-            make_scheduler,
-        )
+        from tests.engine.stand_in_worker import StandInWorker, make_cpu_scheduler
 
-        section = {"policy": "goodput", "max_draft_tokens": DEPTH, **section}
-        sizes = {"max_num_seqs": NUM_REQS, "max_num_batched_tokens": 1024}
-        config = make_config(*pair, section, depth=DEPTH, enforce_eager=True, **sizes)
-        self.scheduler = make_scheduler(TetrisScheduler, config)
+        section = {"num_reqs": NUM_REQS, "depth": DEPTH, "policy": "goodput", **section}
+        self.scheduler = make_cpu_scheduler(pair, **section)
         self.counters = self.scheduler.counters
-        self.is_broken = False
-        self.learnt = []
-        self._worker, self._number = StandInWorker(), 0
-        planner = self.scheduler._planner
-        self.scheduler._planner = Instead(planner, observe=self._learn)
-        self._observe = planner.observe
+        self.worker, self.learnt, self._number = StandInWorker(), [], 0
+        self._observe = self.scheduler._planner.observe
+        plan_instead(self.scheduler, observe=self._learn)
 
     def _learn(self, outcome):
         self.learnt.append(len(outcome.req_ids))
@@ -45,15 +35,9 @@ class Run:
             self._number += 1
             prefix = f"{self._number}-"
             add_requests(scheduler, 1, prompt_len=10, max_tokens=200, prefix=prefix)
-        output = scheduler.schedule()
-        sampled, drafts = self._worker.execute(output)
-        verified = output.scheduled_spec_decode_tokens
-        if self.is_broken:
-            for req_id in verified:
-                sampled.sampled_token_ids[sampled.req_id_to_index[req_id]] = [7]
-        scheduler.update_from_output(output, sampled)
-        scheduler.update_draft_token_ids(drafts)
-        return output.num_spec_tokens_to_schedule, sum(map(len, verified.values()))
+        output = self.worker.step(scheduler)
+        drafts = output.scheduled_spec_decode_tokens.values()
+        return output.num_spec_tokens_to_schedule, sum(map(len, drafts))
 
 
 def test_goodput_drafts_as_before_within_fifty_steps_of_the_end(tiny_pair):
@@ -61,7 +45,7 @@ def test_goodput_drafts_as_before_within_fifty_steps_of_the_end(tiny_pair):
     steps = [run.step() for _ in range(200)]
     usual = sum(verified for _, verified in steps[-50:]) / 50
     assert usual > NUM_REQS
-    run.is_broken = True
+    run.worker.is_broken = True
     steps = [run.step() for _ in range(100)]
     assert run.counters.num_quarantines.total() == 1
     late = steps[40:]
@@ -69,7 +53,7 @@ def test_goodput_drafts_as_before_within_fifty_steps_of_the_end(tiny_pair):
     assert sum(verified for _, verified in late) <= 2 * 4 * NUM_REQS
     assert sum(depth == 0 for depth, _ in late) > 0.8 * len(late)
     assert sum(run.learnt[-60:]) == 0
-    run.is_broken = False
+    run.worker.is_broken = False
     for _ in range(50):
         run.step()
     steps = [run.step() for _ in range(50)]

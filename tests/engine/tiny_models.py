@@ -20,6 +20,8 @@ HIDDEN_SIZE = 64
 ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHI0123456789 {}[]":,.-_\n!?/;'
 """One ordinary token each, from id 3 on: enough for words, numbers and JSON."""
 
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+
 
 def write_llama_pair(folder, *, noise, seed=0, **config):
     """Write a random target and a draft that is the target plus weight noise, float32.
@@ -40,18 +42,16 @@ def write_llama_pair(folder, *, noise, seed=0, **config):
     return target, draft
 
 
-def write_tokenizer(folder):
+def write_tokenizer(folder, special=SPECIAL, alphabet=ALPHABET):
     """Give a model folder a tokenizer whose tokens are single characters."""
     to_byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    names = [to_byte_level.pre_tokenize_str(char)[0][0] for char in ALPHABET]
-    vocab = {name: i for i, name in enumerate(["<pad>", "<s>", "</s>", *names])}
-    assert len(vocab) == VOCAB_SIZE
+    names = [to_byte_level.pre_tokenize_str(char)[0][0] for char in alphabet]
+    vocab = {name: i for i, name in enumerate([*special.values(), *names])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = to_byte_level
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    ).save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.save_pretrained(folder)
 
 
 def write_markov_llama(folder, *, seed=0):
@@ -112,20 +112,27 @@ def write_mimo(folder, *, seed=0):
     """Write a Markov target with its own multi-token-prediction layer (MiMo)."""
     model = _make_markov(Qwen2ForCausalLM, Qwen2Config(**_TINY), seed)
     weights = {name: w.detach().clone() for name, w in model.named_parameters()}
-    for name, weight in _make_head_layer(
-        Qwen2ForCausalLM, Qwen2Config, seed + 1
-    ).items():
-        weights[name.replace("layers.0", "mtp_layers.0")] = weight
+    own = _make_head_layer(Qwen2ForCausalLM, Qwen2Config, seed + 1)
+    weights |= {name.replace("layers.0", "mtp_layers.0"): w for name, w in own.items()}
     prefix = "model.mtp_layers.0."
     for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
         weights[f"{prefix}{name}.weight"] = torch.ones(HIDDEN_SIZE)
     # [hidden state, embedding] in this order; embeddings arrive normed.
-    weights[f"{prefix}input_proj.weight"] = _INITIALIZER_RANGE * torch.cat(
-        [torch.zeros_like(_eye()), _eye()], dim=1
-    )
+    embedding = torch.cat([torch.zeros_like(_eye()), _eye()], dim=1)
+    weights[f"{prefix}input_proj.weight"] = _INITIALIZER_RANGE * embedding
     config = model.config.to_dict()
     config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
     return write_checkpoint(folder, config, weights)
+
+
+def write_heads(folder):
+    """Write Markov targets and what drafts for them; return both by method."""
+    llama = write_markov_llama(folder / "target")
+    return {
+        "eagle": (llama, write_eagle_head(folder / "eagle")),
+        "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
+        "mtp": (write_mimo(folder / "mimo"), None),
+    }
 
 
 _INITIALIZER_RANGE = 0.15
@@ -165,9 +172,8 @@ def _make_markov(model_cls, config, seed):
 
 def _make_head_layer(model_cls, config_cls, seed):
     """Build one decoder layer that adds little, named as in a whole model."""
-    model = _make_markov(
-        model_cls, config_cls(**{**_TINY, "num_hidden_layers": 1}), seed
-    )
+    config = config_cls(**_TINY | {"num_hidden_layers": 1})
+    model = _make_markov(model_cls, config, seed)
     return {
         name: weight.detach().clone()
         for name, weight in model.named_parameters()

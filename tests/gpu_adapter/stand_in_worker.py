@@ -1,8 +1,7 @@
 """A worker without models: invented tokens and times, and decisions as ordered."""
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -52,25 +51,15 @@ class StandInDevice:
         self.queued_ms += duration_ms
 
 
-@dataclass
-class StandInStep:
-    """What a step turned out to be."""
-
-    num_offered: int
-    num_verified: int
-    num_tokens: int
-    num_prefill_tokens: int
-    depth: int
-    num_drafting: int
-    order: Any
-
-
 class StandInWorker:
     """Runs scheduled steps: a target's pass takes 5 ms, a drafter's .5, the gap .3.
 
     Args:
         acceptance: Probability of each request's draft tokens, by request id; also
             what its confidences are.
+
+    Attributes:
+        steps: What each turned out to be.
     """
 
     def __init__(self, acceptance):
@@ -89,11 +78,10 @@ class StandInWorker:
         order = getattr(output, ORDER_ATTRIBUTE, None)
         drafts = output.scheduled_spec_decode_tokens
         # Requests with drafts first, as the runner sorts them.
-        req_ids = sorted(
-            output.num_scheduled_tokens, key=lambda req_id: not drafts.get(req_id)
-        )
+        counts = output.num_scheduled_tokens
+        req_ids = sorted(counts, key=lambda req_id: not drafts.get(req_id))
         offered = np.array([len(drafts.get(req_id, ())) for req_id in req_ids])
-        others = np.array([output.num_scheduled_tokens[r] for r in req_ids]) - offered
+        others = np.array([counts[req_id] for req_id in req_ids]) - offered
         chances = np.array([self.acceptance[req_id] for req_id in req_ids])
         confidence = np.repeat(chances[:, None], DEPTH, axis=1)
         budget = int(offered.sum())
@@ -116,7 +104,7 @@ class StandInWorker:
             )
             setattr(result, REPORT_ATTRIBUTE, report)
         self.device.now_ms = self.device.queued_ms
-        step = StandInStep(
+        step = SimpleNamespace(
             num_offered=int(offered.sum()),
             num_verified=budget,
             num_tokens=int(others.sum()) + budget,

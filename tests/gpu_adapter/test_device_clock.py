@@ -48,10 +48,8 @@ def test_times_are_read_once_the_device_has_passed_them_and_not_before(clock, de
     device.now_ms = 21.9
     assert clock.read_finished() == ()
     device.now_ms = 30.0
-    assert clock.read_finished() == (
-        DeviceTimes(2, 5.0, 2.0, 3.0, 1.0),
-        DeviceTimes(3, 5.0, 2.0, 0.0, 1.0),
-    )
+    second, third = (2, 5.0, 2.0, 3.0, 1.0), (3, 5.0, 2.0, 0.0, 1.0)
+    assert clock.read_finished() == (DeviceTimes(*second), DeviceTimes(*third))
 
 
 def test_a_device_that_never_answers_costs_no_memory(clock, device):

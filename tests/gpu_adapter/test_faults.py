@@ -1,13 +1,12 @@
 """Whatever goes wrong on the way to a decision, a GPU engine's requests go on."""
 
-from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
 import pytest
 
 from serving.engine.gpu.step_messages import REPORT_ATTRIBUTE
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH
 from tests.gpu_adapter.stand_in_worker import drive, make_worker
@@ -15,36 +14,22 @@ from tests.gpu_adapter.stand_in_worker import drive, make_worker
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.faults]
 
 
-def spoil_confidences(worker, spoil):
-    """Let the worker report other confidences; `spoil` writes into `[req, depth]`."""
-    execute = worker.execute
-
-    def report_nonsense(output):
-        result = execute(output)
-        report = getattr(result, REPORT_ATTRIBUTE)
-        if report.verification is not None:
-            spoilt = report.verification.confidence.copy()
-            spoil(spoilt, report.verification.req_ids)
-            verification = replace(report.verification, confidence=spoilt)
-            report = replace(report, verification=verification)
-            setattr(result, REPORT_ATTRIBUTE, report)
-        return result
-
-    worker.execute = report_nonsense
-
-
 def test_a_request_with_impossible_confidences_spoils_no_others(make_scheduler):
     scheduler, learnt = make_scheduler(), []
     add_requests(scheduler, 2, max_tokens=100)
     worker = make_worker(2)
 
-    def spoil_r1(confidences, req_ids):
-        confidences[req_ids.index("r1")] = np.nan
+    execute = worker.execute
 
-    spoil_confidences(worker, spoil_r1)
-    scheduler._planner = Instead(
-        scheduler._planner, observe=lambda outcome: learnt.extend(outcome.req_ids)
-    )
+    def spoil_r1(output):
+        result = execute(output)
+        report = getattr(result, REPORT_ATTRIBUTE).verification
+        if report is not None:
+            report.confidence[report.req_ids.index("r1")] = np.nan
+        return result
+
+    worker.execute = spoil_r1
+    plan_instead(scheduler, observe=lambda outcome: learnt.extend(outcome.req_ids))
     drive(scheduler, worker, max_steps=20)
     assert set(learnt) == {"r0"}
     assert scheduler.counters.num_fallbacks["confidence_invalid"] > 5
@@ -96,9 +81,7 @@ def test_a_fault_of_our_own_costs_no_token_and_has_a_label_of_its_own(
 @pytest.mark.parametrize(
     "place", ["_select", "_give_order", "_set_depth", "_planner.select"]
 )
-def test_a_step_without_a_decision_verifies_all_its_drafts(
-    place, make_scheduler, monkeypatch
-):
+def test_an_undecided_step_verifies_all_drafts(place, make_scheduler, monkeypatch):
     scheduler = make_scheduler(policy="tetris")
     break_method(monkeypatch, scheduler, place)
     requests = add_requests(scheduler, 3)

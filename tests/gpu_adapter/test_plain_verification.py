@@ -1,6 +1,7 @@
 """What stands in the way of leaving drafts out."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -40,23 +41,19 @@ def make_config(**changes):
     )
 
 
-def make_backend(*, follows_device):
+def make_backend(follows_device):
     """Stand in for a name of an attention back end; None cannot be imported."""
 
     def get_class():
         if follows_device is None:
             raise ImportError("not installed")
-        return SimpleNamespace(
-            supports_device_cpu_query_lens_mismatch=lambda: follows_device
-        )
+        question = "supports_device_cpu_query_lens_mismatch"
+        return SimpleNamespace(**{question: lambda: follows_device})
 
     return SimpleNamespace(name="X", get_class=get_class)
 
 
-UNFIT, FIT = (
-    make_backend(follows_device=False),
-    make_backend(follows_device=True),
-)
+UNFIT, FIT, MISSING = map(make_backend, (False, True, None))
 
 
 @pytest.mark.parametrize(
@@ -64,16 +61,14 @@ UNFIT, FIT = (
     [
         ({}, None),
         ({"backend": FIT}, None),
-        ({"backend": make_backend(follows_device=None)}, None),
+        ({"backend": MISSING}, None),
         ({"backend": UNFIT}, "X"),
         ({"backend": FIT, "per_kind": {"sliding_window": UNFIT}}, "X"),
         ({"draft_backend": UNFIT}, "X"),
         ({"draft_backend": UNFIT, "method": "dspark"}, None),
     ],
 )
-def test_back_ends_that_were_asked_for_are_asked_whether_they_follow_the_device(
-    changes, found
-):
+def test_back_ends_asked_for_are_asked_whether_they_follow_the_device(changes, found):
     assert find_unfit_backend(make_config(**changes)) == found
 
 
@@ -120,20 +115,16 @@ def test_what_stands_in_the_way_of_trimming_is_named(changes, reason):
 def test_the_worker_switches_upstreams_machinery_on_where_it_works(
     changes, enabled, warnings, monkeypatch
 ):
-    made, said = [], []
-    monkeypatch.setattr(
-        runner_v2, "TetrisGPUModelRunner", lambda *args: made.append(args)
-    )
-    monkeypatch.setattr(
-        worker_gpu.logger, "warning", lambda text, *args: said.append(text % args)
-    )
+    make, warn = Mock(), Mock()
+    monkeypatch.setattr(runner_v2, "TetrisGPUModelRunner", make)
+    monkeypatch.setattr(worker_gpu.logger, "warning", warn)
     worker = object.__new__(TetrisGPUWorker)
     worker.vllm_config, worker.device = make_config(**changes), "cpu"
     worker._make_model_runner()
-    assert made == [(worker.vllm_config, "cpu")]
+    make.assert_called_once_with(worker.vllm_config, "cpu")
     speculative = worker.vllm_config.speculative_config
     assert speculative.enable_adaptive_verification is enabled
-    assert len(said) == len(warnings)
+    said = [call.args[0] % call.args[1:] for call in warn.call_args_list]
     assert all(part in line for part, line in zip(warnings, said, strict=True))
 
 

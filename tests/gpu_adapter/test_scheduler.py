@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from policies.types import DraftSelection
-from tests.engine.made_up import Instead
+from tests.engine.made_up import plan_instead
 from tests.engine.stand_in_worker import add_requests
 from tests.gpu_adapter.conftest import DEPTH, GRAPH_SIZES, MAX_TOKENS
 from tests.gpu_adapter.stand_in_worker import drive, make_worker
@@ -40,10 +40,8 @@ def test_every_request_gets_all_its_tokens_and_figures_add_up(policy, make_sched
     assert counters.num_proposed_tokens >= num_verified + num_cut
     assert cut["opt_out"] > 0
     assert cut["length"] > 0
-    num_drafting = (counters.num_proposed_tokens + cut["depth"]) / DEPTH
-    assert num_drafting == pytest.approx(
-        sum(step.num_drafting for step in worker.steps)
-    )
+    num_drafting = sum(step.num_drafting for step in worker.steps)
+    assert counters.num_proposed_tokens + cut["depth"] == DEPTH * num_drafting
     assert counters.planning_seconds_total > counters.selection_seconds_total > 0
     assert len(scheduler._outcomes.confidence) == 0
     assert not scheduler._offers
@@ -61,7 +59,7 @@ def test_what_is_left_out_is_counted_for_the_reason_it_was(make_scheduler):
         selection = planner.select(batch)
         return replace(selection, num_cut_by_latency=3, is_probe=next(probes))
 
-    scheduler._planner = Instead(planner, select=select_late)
+    plan_instead(scheduler, select=select_late)
     add_requests(scheduler, 2, max_tokens=300)
     drive(scheduler, make_worker(2), max_steps=30)
     cut = scheduler.counters.num_cut_tokens
@@ -88,9 +86,8 @@ def test_whoever_watches_sees_what_the_device_admitted(make_scheduler):
 
 
 def test_synchronous_scheduling_is_refused_with_its_remedy(make_scheduler):
-    with pytest.raises(
-        ValueError, match=r"needs vLLM's asynchronous .* engine\.adapter"
-    ):
+    needed = r"needs vLLM's asynchronous .* engine\.adapter"
+    with pytest.raises(ValueError, match=needed):
         make_scheduler(is_async=False)
 
 
@@ -102,15 +99,10 @@ def select_every_other(may_reallocate, batch):
 
 
 @pytest.mark.parametrize("may_reallocate", [False, True])
-def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
-    may_reallocate, make_scheduler
-):
+def test_a_selection_holds_unless_it_may_be_reallocated(may_reallocate, make_scheduler):
     scheduler = make_scheduler()
-    scheduler._planner = Instead(
-        scheduler._planner,
-        select=partial(select_every_other, may_reallocate),
-        choose_depth=lambda *_: DEPTH,
-    )
+    select = partial(select_every_other, may_reallocate)
+    plan_instead(scheduler, select=select, choose_depth=lambda *_: DEPTH)
     add_requests(scheduler, 4)
     worker = make_worker(4)
     drive(scheduler, worker, max_steps=10)
@@ -125,7 +117,7 @@ def test_what_a_planner_admits_holds_unless_it_may_be_reallocated(
 def test_the_pause_between_two_batches_is_no_cost_of_a_step(make_scheduler):
     """A step that emits nothing any more is still in flight during the pause."""
     scheduler, timings = make_scheduler(policy="fixed"), []
-    scheduler._planner = Instead(scheduler._planner, observe_timing=timings.append)
+    plan_instead(scheduler, observe_timing=timings.append)
     worker = make_worker(2, late0=0.7)
     queue = []
     for prefix in ("r", "late"):

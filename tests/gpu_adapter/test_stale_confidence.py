@@ -15,9 +15,8 @@ def test_positions_that_were_not_drafted_keep_what_they_had():
     rows = [[0.9, 0.8, 0.7], [0.6, 0.5, 0.4]]
     kept.note(["a", "b"], np.array(rows, dtype=np.float32), np.array([3, 3]))
     kept.note(["b", "a"], np.array([[0.1] * 3, [0.2] * 3]), np.array([0, 2]))
-    np.testing.assert_allclose(
-        kept.guess(["a", "b"], 3), [[0.2, 0.2, 0.7], [0.6, 0.5, 0.4]], rtol=1e-6
-    )
+    rows[0][:2] = [0.2, 0.2]
+    np.testing.assert_allclose(kept.guess(["a", "b"], 3), rows, rtol=1e-6)
 
 
 def test_what_is_unknown_is_taken_from_the_others_then_from_all():

@@ -12,12 +12,8 @@ from serving.engine.gpu.copy import DeviceReader
 from serving.engine.gpu.step_messages import VerificationOrder
 from serving.engine.gpu.verification import PlannedVerification, make_profile
 
-PLACEHOLDERS = [-1, -1, -1]
 
-
-def make_verification(
-    max_num_reqs=8, depth=3, *, max_total_logits=10_000, num_draft_passes=None
-):
+def make_verification(depth=3, *, max_total_logits=10_000):
     """Make our manager for a group of one rank, over what vLLM's holds.
 
     On the CPU: its constructor makes streams.
@@ -25,18 +21,18 @@ def make_verification(
     upstream = SimpleNamespace(
         num_speculative_steps=depth,
         num_bonus_tokens=1,
-        query_start_loc=torch.zeros(max_num_reqs + 1, dtype=torch.int32),
+        query_start_loc=torch.zeros(9, dtype=torch.int32),
         _max_total_logits=max_total_logits,
         _batch_budget=None,
-        _confidence_probs=torch.ones(max_num_reqs, depth),
-        _batch_draft_capacity=torch.zeros(max_num_reqs, dtype=torch.int32),
-        _num_non_draft_tokens=torch.zeros(max_num_reqs, dtype=torch.int32),
-        _cu_num_logits=torch.zeros(max_num_reqs + 1, dtype=torch.int32),
+        _confidence_probs=torch.ones(8, depth),
+        _batch_draft_capacity=torch.zeros(8, dtype=torch.int32),
+        _num_non_draft_tokens=torch.zeros(8, dtype=torch.int32),
+        _cu_num_logits=torch.zeros(9, dtype=torch.int32),
     )
     return PlannedVerification(
         upstream,
         tp_group=SimpleNamespace(broadcast=lambda tensor, src: tensor),
-        num_draft_passes=num_draft_passes or depth,
+        num_draft_passes=depth,
         reader=DeviceReader(torch.device("cpu")),
     )
 
@@ -49,17 +45,17 @@ def record(verification, slots, rows):
     verification.record_confidences(padded, batch)
 
 
-def run(verification, slots, drafts, num_tokens):
-    """Size and allocate one step, as the runner does.
+def run(verification, slots=(0, 1)):
+    """Size and allocate a step of two requests, `a` and `b`, as the runner does.
 
     Returns:
-        Tokens, boundaries of logits and of tokens, budget.
+        Tokens of the step, drafts admitted of each request, and their budget.
     """
-    total = verification.get_num_tokens(num_tokens, drafts)
-    logits, tokens, budget = verification.reallocate_drafts(
-        list(num_tokens), torch.tensor(slots)
-    )
-    return total, logits.tolist(), tokens.tolist(), budget
+    depth = verification._confidence_probs.shape[1]
+    drafts = {req_id: [-1] * depth for req_id in "ab"}
+    total = verification.get_num_tokens(dict.fromkeys("ab", depth + 1), drafts)
+    logits, _, budget = verification.reallocate_drafts(["a", "b"], torch.tensor(slots))
+    return total, (np.diff(logits.tolist()) - 1).tolist(), budget
 
 
 @pytest.mark.parametrize(
@@ -77,15 +73,13 @@ def test_all_drafts_are_verified_but_for_an_order_or_lack_of_room(
 ):
     verification = make_verification(max_total_logits=max_total_logits)
     verification.take_order(order)
-    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
-    total, _, _, budget = run(verification, [0, 1], drafts, {"a": 4, "b": 4})
+    total, _, budget = run(verification)
     assert (total, budget) == (2 + admitted, admitted)
 
 
 def test_the_ranking_follows_calibration_and_weights_of_the_order():
     verification = make_verification(depth=2)
     record(verification, [0, 1], [[0.6, 0.6], [0.5, 0.5]])
-    drafts = {"a": [-1, -1], "b": [-1, -1]}
     plain = VerificationOrder(1, 1, ("b", "a"))
     scale = AcceptanceScale(1.0, np.zeros(2), np.array([2.0, 0.0]), 8.0)
     for order, admitted in [
@@ -95,8 +89,7 @@ def test_the_ranking_follows_calibration_and_weights_of_the_order():
         (VerificationOrder(4, 1, ("b", "a"), scale, np.array([0.1, 1.0])), [1, 0]),
     ]:
         verification.take_order(order)
-        _, logits, _, _ = run(verification, [0, 1], drafts, {"a": 3, "b": 3})
-        assert np.diff(logits).tolist() == [count + 1 for count in admitted], order
+        assert run(verification)[1] == admitted, order
 
 
 def test_a_planner_that_knows_fewer_positions_than_the_engine_drafts_is_no_fault():
@@ -104,16 +97,14 @@ def test_a_planner_that_knows_fewer_positions_than_the_engine_drafts_is_no_fault
     record(verification, [0, 1], [[0.9, 0.9, 0.9], [0.2, 0.2, 0.2]])
     scale = AcceptanceScale(1.0, np.zeros(1), np.zeros(2), 8.0)
     verification.take_order(VerificationOrder(1, 3, ("a", "b"), scale))
-    drafts = {"a": PLACEHOLDERS, "b": PLACEHOLDERS}
-    _, logits, _, _ = run(verification, [0, 1], drafts, {"a": 4, "b": 4})
-    assert np.diff(logits).tolist() == [4, 1]
+    assert run(verification)[1] == [3, 0]
 
 
 def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by():
     verification = make_verification(depth=2)
     record(verification, [3, 1], [[0.9, 0.8], [0.3, 0.2]])
     verification.take_order(VerificationOrder(1, 2))
-    run(verification, [3, 1], {"a": [-1, -1], "b": [-1, -1]}, {"a": 3, "b": 3})
+    run(verification, [3, 1])
     record(verification, [3, 1], [[0.1, 0.1], [0.1, 0.1]])
     verified = verification.take_verified()
     assert verified.req_ids == ("a", "b")
@@ -123,7 +114,7 @@ def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by():
     assert verification.take_verified() is None
     # A step without drafts reports nothing of the step before.
     verification.take_order(VerificationOrder(2, 2))
-    run(verification, [3, 1], {"a": [-1, -1], "b": [-1, -1]}, {"a": 3, "b": 3})
+    run(verification, [3, 1])
     verification.take_order(VerificationOrder(3, 0))
     assert verification.take_verified() is None
     # A new request does not inherit the confidences of its slot.
@@ -132,20 +123,13 @@ def test_what_was_verified_is_reported_with_the_confidences_it_was_ranked_by():
 
 
 def test_start_up_timings_become_a_profile_of_single_passes():
-    def sample(num_tokens, forward_ms, drafter_ms):
-        return StepTimingSample(
-            forward_ms, drafter_ms, num_tokens, min(num_tokens, 4), True
-        )
-
+    # Past 4 requests the first pass grows and the other two do not.
+    times_ms = [(5.0, 3.0), (5.2, 3.3), (90.0, 80.0), (6.0, 6.0), (9.0, 10.0)]
     samples = [
-        sample(2, 5.0, 3.0),
-        sample(2, 5.2, 3.3),
-        sample(2, 90.0, 80.0),
-        sample(4, 6.0, 6.0),
-        # Past 4 requests the first pass grows and the other two do not.
-        sample(16, 9.0, 10.0),
+        StepTimingSample(*own_ms, num_tokens, min(num_tokens, 4), True)
+        for num_tokens, own_ms in zip((2, 2, 2, 4, 16), times_ms, strict=True)
     ]
-    verification = make_verification(num_draft_passes=3)
+    verification = make_verification(depth=3)
     verification.set_initial_cost_curves(samples)
     profile = verification.profile
     assert profile.num_tokens == (2, 4, 16)

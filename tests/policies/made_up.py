@@ -1,15 +1,11 @@
 """A made-up engine whose truth is known, for planners to drive."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import numpy as np
 
 from policies.goodput import GoodputPlanner
-from policies.planner import Planner
 from policies.types import (
     CostProfile,
     DraftBatch,
@@ -30,26 +26,17 @@ class MadeUpEngine:
     are multiplied with what it yields, and throughput is counted by the true ones.
     """
 
-    def __init__(
-        self,
-        num_reqs: int,
-        *,
-        base_ms: float = 13,
-        token_ms: float = 0.85,
-        draft_token_ms: float = 0.05,
-        num_prefill_tokens: int = 0,
-        clock: Iterator[float] | None = None,
-    ) -> None:
-        self.num_reqs = num_reqs
-        self.base_ms, self.token_ms = base_ms, token_ms
-        self.draft_token_ms = draft_token_ms
-        self.num_prefill_tokens = num_prefill_tokens
-        self.clock = itertools.repeat(1.0) if clock is None else clock
-        self.speed = self.drafter_speed = 1.0
-        self.step = 0
-        self.num_missing = 0
+    base_ms, token_ms, draft_token_ms = 13, 0.85, 0.05
+    num_prefill_tokens = 0
+    speed = drafter_speed = 1.0
+    step = num_missing = 0
 
-    def draw(self, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def __init__(self, num_reqs, *, clock=None, **changes):
+        self.num_reqs = num_reqs
+        self.clock = itertools.repeat(1.0) if clock is None else clock
+        vars(self).update(changes)
+
+    def draw(self, step):
         """Return confidence, acceptance and luck, `[num_reqs, MAX_DEPTH]` each."""
         rng = np.random.default_rng(step)
         ease = np.random.default_rng(7).normal(0.3, 1.2, (self.num_reqs, 1))
@@ -58,16 +45,14 @@ class MadeUpEngine:
         acceptance = 1 / (1 + np.exp(-(1.1 * odds - 0.4)))
         return confidence.clip(0.02, 0.999), acceptance, rng.random(odds.shape)
 
-    def profile(self) -> CostProfile:
+    def profile(self):
         """Return what passes take, as an engine times them at its start."""
         counts = (1, 64, 512)
-        return CostProfile(
-            counts,
-            tuple(self.base_ms + self.token_ms * count for count in counts),
-            tuple(1 + self.draft_token_ms * count for count in counts),
-        )
+        target_ms = tuple(self.base_ms + self.token_ms * count for count in counts)
+        draft_ms = tuple(1 + self.draft_token_ms * count for count in counts)
+        return CostProfile(counts, target_ms, draft_ms)
 
-    def run(self, planner: Planner, num_steps: int, *, sampled: bool = False) -> float:
+    def run(self, planner, num_steps, *, sampled=False):
         """Run some steps; return tokens per second."""
         req_ids = tuple(str(i) for i in range(self.num_reqs))
         depth = 0
@@ -98,7 +83,7 @@ class MadeUpEngine:
             self.step += 1
         return 1e3 * tokens / elapsed_ms
 
-    def fill_backlog(self, timing: StepTiming) -> StepTiming:
+    def fill_backlog(self, timing):
         """Charge the first step that drafts for the positions of those that did not."""
         if timing.depth == 0:
             most = timing.num_context_tokens
@@ -107,13 +92,10 @@ class MadeUpEngine:
         num_backlog, self.num_missing = self.num_missing, 0
         speed = self.speed * self.drafter_speed
         pass_ms = speed * (1 + self.draft_token_ms * num_backlog)
-        return replace(
-            timing,
-            num_backlog=num_backlog,
-            backlog_ms=pass_ms if num_backlog else 0.0,
-        )
+        backlog_ms = pass_ms if num_backlog else 0.0
+        return replace(timing, num_backlog=num_backlog, backlog_ms=backlog_ms)
 
-    def time(self, num_verified: int, depth: int) -> StepTiming:
+    def time(self, num_verified, depth):
         num_decode_tokens = self.num_reqs + int(num_verified)
         num_tokens = num_decode_tokens + self.num_prefill_tokens
         first_ms = 1 + self.draft_token_ms * num_tokens
@@ -131,7 +113,7 @@ class MadeUpEngine:
         )
 
 
-def read_off(timing: StepTiming, factor: float) -> StepTiming:
+def read_off(timing, factor):
     """Return a step's times as a clock shows them that errs by a factor."""
     times = {
         field.name: factor * getattr(timing, field.name)
@@ -141,15 +123,11 @@ def read_off(timing: StepTiming, factor: float) -> StepTiming:
     return replace(timing, **times)
 
 
-def make_goodput(**kw: float) -> GoodputPlanner:
+def make_goodput(**kw):
     return GoodputPlanner.build(MAX_DEPTH, LIMITS, **kw)
 
 
-def outcome_of(req_id: str, confidence: float, num_accepted: int):
+def outcome_of(req_id, confidence, num_accepted):
     """Return what became of one request's draft, with its own confidence."""
-    return VerificationOutcome(
-        num_verified=np.array([2]),
-        num_accepted=np.array([num_accepted]),
-        req_ids=(req_id,),
-        confidence=np.full((1, MAX_DEPTH), confidence),
-    )
+    counts = np.array([2]), np.array([num_accepted])
+    return VerificationOutcome(*counts, (req_id,), np.full((1, MAX_DEPTH), confidence))

@@ -1,7 +1,5 @@
 """What is learnt of acceptance: by position, from confidence, and of whose drafts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -25,27 +23,20 @@ from tests.policies.made_up import LIMITS
 MAX_DEPTH = 4
 
 # (verified, accepted) of each request in each step; some deeper than is learnt.
-STEPS = st.lists(
-    st.lists(
-        st.integers(0, MAX_DEPTH + 2).flatmap(
-            lambda verified: st.tuples(st.just(verified), st.integers(0, verified))
-        ),
-        max_size=4,
-    ),
-    max_size=8,
+OUTCOMES = st.integers(0, MAX_DEPTH + 2).flatmap(
+    lambda verified: st.tuples(st.just(verified), st.integers(0, verified))
 )
+STEPS = st.lists(st.lists(OUTCOMES, max_size=4), max_size=8)
 
 
-def observe(learner: PositionAcceptance, step: list[tuple[int, int]]) -> None:
+def observe(learner, step):
     verified, accepted = np.array(step, dtype=np.int64).reshape(-1, 2).T
     learner.observe(VerificationOutcome(verified, accepted))
 
 
 @given(STEPS)
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_a_position_is_judged_by_the_outcomes_that_reached_it(
-    steps: list[list[tuple[int, int]]],
-):
+def test_a_position_is_judged_by_the_outcomes_that_reached_it(steps):
     """Verified, and all before it accepted; a step that verifies nothing is none."""
     learner = PositionAcceptance(MAX_DEPTH)
     expected = np.full(MAX_DEPTH, PRIOR_ACCEPTANCE)
@@ -68,15 +59,7 @@ def test_a_position_is_judged_by_the_outcomes_that_reached_it(
     np.testing.assert_allclose(learner.estimate(), expected)
 
 
-def teach_drafts(
-    model: ConfidenceCalibration,
-    num_steps: int,
-    num_reqs: int,
-    *,
-    slope: float,
-    intercept: float,
-    effects: tuple[float, ...] = (),
-) -> list[float]:
+def teach_drafts(model, num_steps, num_reqs, *, slope, intercept, effects=()):
     """Teach what a made-up drafter's confidence means; return the error of each step.
 
     Its drafts are verified to random lengths and accepted up to the first failure.
@@ -138,9 +121,7 @@ def test_what_was_not_verified_or_came_after_a_rejection_teaches_nothing():
         *((0.5, *outcome) for outcome in ((2, 3), (2, -1), (-1, 0))),
     ],
 )
-def test_outcomes_that_cannot_have_happened_are_refused(
-    confidence: float, verified: int, accepted: int
-):
+def test_outcomes_that_cannot_have_happened_are_refused(confidence, verified, accepted):
     model = ConfidenceCalibration(2)
     before = model.export_state()
     given = np.array([[0.5, 0.5], [0.5, confidence]]), ["a", "b"]
@@ -153,21 +134,18 @@ def test_outcomes_that_cannot_have_happened_are_refused(
 @pytest.mark.parametrize(
     "method", ["draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix", "unheard_of"]
 )
-def test_no_new_drafter_is_believed_more_than_it_says(method: str):
+def test_no_new_drafter_is_believed_more_than_it_says(method):
     planner = GoodputPlanner.build(3, replace(LIMITS, method=method))
     confidence = np.array([[0.6, 0.8, 0.99]])
     predicted = planner.acceptance.calibration.predict(confidence, ["new"])
     assert ((predicted > 0.0) & (predicted < confidence)).all()
-    unknown = planner.acceptance.predict(DraftBatch(np.array([2]), None, ("a",), 1))
-    expected = {"ngram": 0.3, "suffix": 0.5}.get(method)
-    assert expected is None or unknown[0, :2] == pytest.approx(expected)
 
 
 IDS = ("a", "b", "c")
 CONFIDENCE = np.array([[0.9, 0.8], [0.6, 0.5], [0.7, 0.2]])
 
 
-def teach(num_verified: list[int], num_accepted: list[int], req_ids: tuple[str, ...]):
+def teach(num_verified, num_accepted, req_ids):
     """Return what a calibration learnt from one step of three requests."""
     feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
     feedback.note(DraftBatch(np.full(3, 2), CONFIDENCE, IDS, num_decodes=3))
@@ -199,9 +177,7 @@ def test_outcomes_find_their_drafts_in_any_order_and_number():
         {"confidence": np.array([0.9, 0.8])},
     ],
 )
-def test_an_outcome_of_another_shape_is_refused_and_spoils_no_other(
-    malformed: dict[str, object],
-):
+def test_an_outcome_of_another_shape_is_refused_and_spoils_no_other(malformed):
     feedback, calibration = DraftFeedback(2), ConfidenceCalibration(2)
     verified, accepted = np.array([[2, 2], [1, 2]])
     outcome = VerificationOutcome(verified, accepted, ("a", "b"), CONFIDENCE[:2])

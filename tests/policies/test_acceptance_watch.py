@@ -13,7 +13,7 @@ STEPS_OF_AN_HOUR = 90_000
 """At 25 a second."""
 
 
-def draw_outcomes(num_reqs, num_steps, *, seed, spread=0.6, reply=150, first_slot=0):
+def draw_outcomes(num_reqs, num_steps, *, seed, spread=0.6, reply=150):
     """Draw what becomes of drafts, as `AcceptanceWatch.observe` takes it.
 
     Requests last for 150 steps on average and are of two classes, one of which is
@@ -44,7 +44,7 @@ def draw_outcomes(num_reqs, num_steps, *, seed, spread=0.6, reply=150, first_slo
     context = rng.integers(10, 900, num_requests)[slot] + gained - start
     rows = np.arange(num_steps * num_reqs).reshape(shape)
     verified = np.full(shape, DEPTH)
-    outcomes = (rows, slot + first_slot, class_index, context, verified, num_accepted)
+    outcomes = (rows, slot, class_index, context, verified, num_accepted)
     flat = np.array([one.ravel() for one in outcomes], dtype=np.int64)
     return confidence.reshape(-1, DEPTH), flat
 

@@ -14,7 +14,7 @@ LIMITS = EngineLimits(max_tokens=1024, max_reqs=64, skips_drafter=True)
 
 
 @pytest.fixture
-def cost() -> StepCost:
+def cost():
     """A step of 11 ms, and one more for each token; the drafter takes no time."""
     cost = StepCost(max_tokens=1024, max_reqs=64)
     counts = (1, 64, 1024)
@@ -24,14 +24,14 @@ def cost() -> StepCost:
     return cost
 
 
-def count_running(cost: StepCost, *classes: ClassLoad, **limits: float) -> int:
+def count_running(cost, *classes, **limits):
     load = EngineLoad(16, 16, 0, np.full(16, 8), 16, classes=classes)
     control = BatchControl(cost, LIMITS, **limits)
     plan = control.plan(load, num_steps=0, depth=0, tokens_by_depth=lambda: TOKENS)
     return plan.max_running
 
 
-def test_as_many_run_as_keep_the_target_of_those_who_are_worth_most(cost: StepCost):
+def test_as_many_run_as_keep_the_target_of_those_who_are_worth_most(cost):
     tight, loose = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
     # With two drafts for half of them, 11 + 2 n ms are within 2.4 times 30.
     assert count_running(cost, tight, loose) == 30
@@ -42,26 +42,22 @@ def test_as_many_run_as_keep_the_target_of_those_who_are_worth_most(cost: StepCo
 
 
 @pytest.mark.parametrize(
-    "tight",
+    "classes",
     [
+        [ClassLoad(np.inf, 0.5, 8)],
         # Worth less, or too few, for what the others would lose: 30 of them emit half
         # of what 64 do.
-        ClassLoad(30.0, 0.01, 8),
-        # Not even one alone gets its tokens in time.
-        ClassLoad(2.0, 4.0, 8),
+        [ClassLoad(30.0, 0.01, 8), ClassLoad(np.inf, 0.5, 8)],
+        # Not even one alone gets its tokens in time, nor of any class.
+        [ClassLoad(2.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)],
+        [ClassLoad(2.0, 4.0, 8), ClassLoad(3.0, 0.5, 8)],
     ],
 )
-def test_a_target_that_does_not_pay_empties_nothing(cost: StepCost, tight: ClassLoad):
-    loose = ClassLoad(np.inf, 0.5, 8)
-    assert count_running(cost, loose) == 64
-    assert count_running(cost, tight, loose) == 64
+def test_a_target_that_does_not_pay_empties_nothing(cost, classes):
+    assert count_running(cost, *classes) == 64
 
 
-def test_where_every_target_is_out_of_reach_throughput_decides(cost: StepCost):
-    assert count_running(cost, ClassLoad(2.0, 4.0, 8), ClassLoad(3.0, 0.5, 8)) == 64
-
-
-def test_prompts_that_steps_carry_take_their_part(cost: StepCost):
+def test_prompts_that_steps_carry_take_their_part(cost):
     tight, loose = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
     # One prompt token with each of the 16 that run: 11 + 3 n ms.
     cost.usual_prefill_tokens = 16.0

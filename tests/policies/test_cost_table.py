@@ -1,7 +1,5 @@
 """What a table of prices learns, and what no series of timings may do to it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -17,7 +15,7 @@ COUNTS = np.arange(1.0, 513.0)
 SIZES = (*range(8, 257, 8),)
 
 
-def check(table: CostTable) -> None:
+def check(table):
     """Assert that prices and what is known about them make sense."""
     prices = table.predict(COUNTS)
     assert np.isfinite(prices).all()
@@ -33,11 +31,11 @@ def check(table: CostTable) -> None:
     assert np.linalg.eigvalsh(covariance / np.outer(scale, scale)).min() > -1e-6
 
 
-def make_table(max_count: int = 256, **options: object) -> CostTable:
+def make_table(max_count=256, **options):
     return CostTable(max_count, first_ms=20.0, per_unit_ms=0.5, **options)
 
 
-def make_profiled(*, has_profile: bool, has_context: bool = True) -> CostTable:
+def make_profiled(*, has_profile, has_context=True):
     table = make_table(has_context=has_context)
     if has_profile:
         table.fit_profile((1, 64, 256), (12.0, 40.0, 130.0))
@@ -52,9 +50,7 @@ def make_profiled(*, has_profile: bool, has_context: bool = True) -> CostTable:
     has_context=st.booleans(),
 )
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_no_timings_in_any_order_break_the_filter(
-    samples: list[tuple[int, float, int]], has_profile: bool, has_context: bool
-):
+def test_no_timings_in_any_order_break_the_filter(samples, has_profile, has_context):
     table = make_profiled(has_profile=has_profile, has_context=has_context)
     other = CostTable(64, first_ms=2.0, per_unit_ms=0.05)
     smallest = CostTable(1, first_ms=2.0, per_unit_ms=0.05)
@@ -72,7 +68,7 @@ def test_no_timings_in_any_order_break_the_filter(
 
 # Each once made context cheaper than nothing; about one seed in 60 did.
 @pytest.mark.parametrize("seed", [98, 185, 289, 290, 292, 312])
-def test_a_neighbour_that_comes_and_goes_leaves_prices_that_make_sense(seed: int):
+def test_a_neighbour_that_comes_and_goes_leaves_prices_that_make_sense(seed):
     rng = np.random.default_rng(seed)
     table = make_profiled(has_profile=bool(rng.random() < 0.6))
     first_ms, token_ms = rng.uniform(1.0, 60.0), rng.uniform(0.01, 2.0)
@@ -126,9 +122,7 @@ def test_one_outlier_moves_a_settled_table_little_and_a_shift_that_ends_nothing(
 @pytest.mark.parametrize(
     ("factor", "constant_ms"), [(1.0, 380.0), (8.0, 0.0)], ids=["constant", "multiple"]
 )
-def test_what_a_token_costs_beside_a_neighbour_is_learnt(
-    factor: float, constant_ms: float
-):
+def test_what_a_token_costs_beside_a_neighbour_is_learnt(factor, constant_ms):
     """A lost core delays every pass or slows every token; 50 steps tell which.
 
     The one taken for the other would be seven times off.
@@ -137,10 +131,10 @@ def test_what_a_token_costs_beside_a_neighbour_is_learnt(
     table = make_table()
     table.fit_profile([1, 64, 256], [40.0, 120.0, 360.0])
 
-    def run(count: int) -> float:
+    def run(count):
         return float(np.interp(count, [1, 64, 256], [40.0, 120.0, 360.0]))
 
-    def observe(num_steps: int, factor: float = 1.0, constant_ms: float = 0.0) -> None:
+    def observe(num_steps, factor=1.0, constant_ms=0.0):
         for _ in range(num_steps):
             count = int(rng.integers(4, 33))
             price = factor * run(count) + constant_ms
@@ -157,7 +151,7 @@ def test_what_a_token_costs_beside_a_neighbour_is_learnt(
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 32), (57, 136)])
-def test_a_staircase_shows_as_one_where_the_engine_pads(low: int, high: int):
+def test_a_staircase_shows_as_one_where_the_engine_pads(low, high):
     table = CostTable(512, first_ms=1, per_unit_ms=1, padded_sizes=SIZES)
     rng = np.random.default_rng(1)
     for _ in range(3000):
@@ -175,7 +169,7 @@ def test_a_staircase_shows_as_one_where_the_engine_pads(low: int, high: int):
 
 
 @pytest.mark.parametrize("padded_sizes", [(), (8, 16)])
-def test_one_look_up_a_range_and_many_agree(padded_sizes: tuple[int, ...]):
+def test_one_look_up_a_range_and_many_agree(padded_sizes):
     table = CostTable(64, first_ms=1.0, per_unit_ms=1.0, padded_sizes=padded_sizes)
     counts = np.array([-1.0, 0.0, 1.0, 8.0, 8.5, 16.0, 16.5, 40.0, 100.0])
     # Nothing costs nothing, and counts past the largest size are not padded.
@@ -211,10 +205,9 @@ def test_drafts_fill_a_stair_and_do_not_begin_one():
     for _ in range(50):
         planner.choose_depth(num_reqs)
         confidence = rng.uniform(0.02, 0.9, (num_reqs, 1))
-        lengths = np.ones(num_reqs, dtype=np.int64)
-        selection = planner.select(
-            DraftBatch(lengths, confidence, num_decodes=num_reqs)
-        )
+        one_each = np.ones(num_reqs, dtype=np.int64)
+        batch = DraftBatch(one_each, confidence, num_decodes=num_reqs)
+        selection = planner.select(batch)
         num_tokens = num_reqs + int(selection.num_admitted.sum())
         assert num_tokens in SIZES or selection.is_probe
     # Tokens are padded, counts of requests are not.

@@ -1,7 +1,5 @@
 """Steps that are not the best guess: how often, at what price, and what they teach."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -16,28 +14,20 @@ from policies.exploration import (
     Exploration,
 )
 from policies.goodput import GoodputPlanner
-from policies.planner import Planner
 from policies.registry import build_planner
 from policies.types import PolicySpec, VerificationOutcome
-from tests.policies.made_up import (
-    LIMITS,
-    MAX_DEPTH,
-    MadeUpEngine,
-    make_goodput,
-    outcome_of,
-)
+from tests.policies import made_up
+from tests.policies.made_up import LIMITS, MAX_DEPTH, MadeUpEngine, make_goodput
 
 NOTHING = VerificationOutcome(np.array([]), np.array([]))
 
 
 @pytest.fixture(params=["goodput", "dynamic"])
-def explorer(request: pytest.FixtureRequest) -> Planner:
+def explorer(request):
     return build_planner(PolicySpec(request.param, max_draft_tokens=MAX_DEPTH), LIMITS)
 
 
-def run_idle(
-    planner: Planner, engine: MadeUpEngine, num_steps: int
-) -> tuple[list[int], np.ndarray]:
+def run_idle(planner, engine, num_steps):
     """Draft as asked, and verify nothing; return each step's depth and time."""
     depths, steps_ms = [], []
     for _ in range(num_steps):
@@ -57,7 +47,7 @@ def test_drafting_stops_where_it_does_not_pay_and_is_tried_again_now_and_then():
     assert 2 <= num_tries <= 2 * MAX_EXPLORE_INTERVAL / EXPLORE_EVERY
 
 
-def test_steps_that_nobody_asked_about_count_towards_the_next_try(explorer: Planner):
+def test_steps_that_nobody_asked_about_count_towards_the_next_try(explorer):
     engine = MadeUpEngine(48, token_ms=5.0)
     explorer.fit_profile(engine.profile())
     engine.run(explorer, 200)
@@ -69,7 +59,7 @@ def test_steps_that_nobody_asked_about_count_towards_the_next_try(explorer: Plan
     assert explorer.choose_depth(48) > 0
 
 
-def test_catching_up_to_explore_takes_a_small_share_of_the_time(explorer: Planner):
+def test_catching_up_to_explore_takes_a_small_share_of_the_time(explorer):
     """And does not break a latency target that is met without.
 
     Drafting does not pay: every request holds 100 positions to catch up with, each half
@@ -90,7 +80,7 @@ def test_catching_up_to_explore_takes_a_small_share_of_the_time(explorer: Planne
 
 
 @pytest.mark.parametrize("exits_early", [True, False])
-def test_a_pass_that_was_not_timed_for_long_is_tried_again(exits_early: bool):
+def test_a_pass_that_was_not_timed_for_long_is_tried_again(exits_early):
     """A second pass believed too dear is never run, and its price never corrected."""
     limits = replace(LIMITS, exits_early=exits_early)
     planner, engine = GoodputPlanner.build(MAX_DEPTH, limits), MadeUpEngine(1)
@@ -101,7 +91,7 @@ def test_a_pass_that_was_not_timed_for_long_is_tried_again(exits_early: bool):
     for _ in range(3 * TIME_PASS_EVERY):
         depths.append(planner.choose_depth(1))
         stops.append(planner.early_exit(("0",)))
-        planner.observe(outcome_of("0", 0.9, 1))
+        planner.observe(made_up.outcome_of("0", 0.9, 1))
         planner.observe_timing(engine.time(num_verified=1, depth=1))
     if exits_early:
         assert stops[2 * REPLAN_EVERY].pass_price > 1.0
@@ -115,7 +105,7 @@ def test_a_pass_that_was_not_timed_for_long_is_tried_again(exits_early: bool):
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_drafts_believed_hopeless_are_verified_now_and_then(sampled: bool):
+def test_drafts_believed_hopeless_are_verified_now_and_then(sampled):
     engine, planner = MadeUpEngine(4, token_ms=0.2), make_goodput()
     engine.run(planner, 200, sampled=sampled)
     for _ in range(16):

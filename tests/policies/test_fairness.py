@@ -1,7 +1,5 @@
 """Turns: nothing is lost, time is shared, nobody starves, and turns stay cheap."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 
@@ -10,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.decisions.deadlines import Prediction, predict_finish
-from policies.decisions.fairness import (
-    OVERDUE_SHARE,
-    FairQueue,
-    Turn,
-    request_cost_ms,
-)
+from policies.decisions.fairness import OVERDUE_SHARE, FairQueue, Turn, request_cost_ms
 from policies.decisions.routing import ReplicaLoad
 
 NEVER_S = 1e9
@@ -23,26 +16,23 @@ NEVER_S = 1e9
 FLOWS = st.sampled_from("abcd")
 COSTS_MS = st.floats(0, 1e5)
 WEIGHTS = st.sampled_from([0.001, 0.5, 1.0, 1000.0])
+# One is added, removed or gets its turn.
+STEPS = st.tuples(st.sampled_from("aaarpp"), FLOWS, COSTS_MS, st.booleans())
+WEIGHT_AND_COSTS = st.tuples(
+    st.sampled_from([0.5, 1.0, 4.0]), st.lists(st.floats(1, 100))
+)
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("aaarpp"), FLOWS, COSTS_MS, st.booleans()),
-        max_size=200,
-    ),
-    st.tuples(WEIGHTS, WEIGHTS, WEIGHTS, WEIGHTS),
-)
-def test_all_that_waits_gets_its_turn_once_in_its_flows_order(
-    steps: list[tuple[str, str, float, bool]], weights: tuple[float, ...]
-) -> None:
+@given(st.lists(STEPS, max_size=200), st.tuples(WEIGHTS, WEIGHTS, WEIGHTS, WEIGHTS))
+def test_all_that_waits_gets_its_turn_once_in_its_flows_order(steps, weights):
     """Replays go first, what is removed never comes, and turns stay cheap."""
     weight = dict(zip("abcd", weights, strict=True))
-    queue: FairQueue[int] = FairQueue(NEVER_S)
-    waiting: dict[int, tuple[bool, str]] = {}
+    queue = FairQueue(NEVER_S)
+    waiting = {}
     num_visits = 0
 
-    def pop() -> None:
+    def pop():
         nonlocal num_visits
         before = queue.num_visits
         item = queue.peek(0.0)
@@ -80,17 +70,9 @@ def test_all_that_waits_gets_its_turn_once_in_its_flows_order(
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.5, 1.0, 4.0]), st.lists(st.floats(1, 100))),
-        min_size=2,
-        max_size=4,
-    )
-)
-def test_flows_that_all_wait_share_time_by_weight(
-    flows: list[tuple[float, list[float]]],
-) -> None:
-    queue: FairQueue[tuple[int, int, float]] = FairQueue(NEVER_S)
+@given(st.lists(WEIGHT_AND_COSTS, min_size=2, max_size=4))
+def test_flows_that_all_wait_share_time_by_weight(flows):
+    queue = FairQueue(NEVER_S)
     for flow, (weight, costs_ms) in enumerate(flows):
         for number, cost_ms in enumerate(costs_ms):
             turn = Turn(str(flow), cost_ms, weight)
@@ -108,10 +90,8 @@ def test_flows_that_all_wait_share_time_by_weight(
 # Enough for the flood to last: each round takes three of it at most.
 @given(num_flooding=st.integers(9, 2_000), cost_ms=st.floats(1, 1_000))
 @settings(deadline=None, max_examples=25)
-def test_a_flood_keeps_another_flow_waiting_for_a_few_turns_only(
-    num_flooding: int, cost_ms: float
-) -> None:
-    queue: FairQueue[str] = FairQueue(NEVER_S)
+def test_a_flood_keeps_another_flow_waiting_for_a_few_turns_only(num_flooding, cost_ms):
+    queue = FairQueue(NEVER_S)
     for n in range(num_flooding):
         queue.add(f"flood {n}", Turn("flood", cost_ms), 0.0, first=False)
     for n in range(3):
@@ -124,9 +104,9 @@ def test_a_flood_keeps_another_flow_waiting_for_a_few_turns_only(
         assert ahead_ms <= 2 * cost_ms
 
 
-def test_what_is_overdue_pays_for_its_turn() -> None:
+def test_what_is_overdue_pays_for_its_turn():
     """Else a flood, once it is old, would have more than its share."""
-    queue: FairQueue[tuple[str, int]] = FairQueue(30.0)
+    queue = FairQueue(30.0)
     for n in range(100):
         queue.add(("flood", n), Turn("flood", 10.0), 0.0, first=False)
     for n in range(100):
@@ -135,9 +115,9 @@ def test_what_is_overdue_pays_for_its_turn() -> None:
     assert abs(turns["flood"] - turns["other"]) <= 2
 
 
-def test_debts_end_where_nothing_costs_anything() -> None:
+def test_debts_end_where_nothing_costs_anything():
     """What is overdue leaves debts that a million rounds would not pay."""
-    queue: FairQueue[str] = FairQueue(1.0)
+    queue = FairQueue(1.0)
     for flow in "ab":
         queue.add(f"{flow} is old", Turn(flow, 1e5), 0.0, first=False)
     for flow in "abc":
@@ -151,15 +131,15 @@ def test_debts_end_where_nothing_costs_anything() -> None:
 
 
 @pytest.mark.parametrize("turn", [Turn("a", -1.0), Turn("a", 1.0, 0.0)])
-def test_a_turn_that_makes_no_sense_is_refused(turn: Turn) -> None:
+def test_a_turn_that_makes_no_sense_is_refused(turn):
     with pytest.raises(ValueError, match="cost must be"):
-        FairQueue[str](NEVER_S).add("one", turn, 0.0, first=False)
+        FairQueue(NEVER_S).add("one", turn, 0.0, first=False)
 
 
 BASE_MS, REQUEST_MS, PROMPT_TOKEN_MS = 20.0, 2.0, 0.1
 
 
-def play(num_requests: int, num_seats: int, prompt: int, reply: int) -> list[float]:
+def play(num_requests, num_seats, prompt, reply):
     """Run requests that all come at once through a replica; return when each ends."""
     now_ms, waiting, ends = 0.0, num_requests, []
     # Like those before them, the first ones are anywhere in their replies.
@@ -176,24 +156,21 @@ def play(num_requests: int, num_seats: int, prompt: int, reply: int) -> list[flo
 
 @pytest.mark.parametrize(("num_seats", "reply"), [(1, 50), (4, 100), (16, 40)])
 @pytest.mark.parametrize("place", [0, 5, 60])
-def test_a_queued_requests_end_is_foreseen(
-    num_seats: int, reply: int, place: int
-) -> None:
+def test_a_queued_requests_end_is_foreseen(num_seats, reply, place):
     prompt = 30
     # Others come behind it, so that the replica stays full.
     truth_ms = play(place + 2 * num_seats, num_seats, prompt, reply)[place]
     load = ReplicaLoad(BASE_MS, REQUEST_MS, PROMPT_TOKEN_MS, 1.0, num_seats)
-    queue: FairQueue[int] = FairQueue(NEVER_S)
+    queue = FairQueue(NEVER_S)
     turn = Turn("a", request_cost_ms(load, prompt, reply))
     for n in range(place):
         queue.add(n, turn, 0.0, first=False)
-    found = predict_finish(
-        load, 1, queue.work_ahead_ms(turn), prompt, reply, has_seat=False
-    )
+    ahead_ms = queue.work_ahead_ms(turn)
+    found = predict_finish(load, 1, ahead_ms, prompt, reply, has_seat=False)
     assert sum(found) == pytest.approx(truth_ms, rel=0.15)
 
 
-def test_a_wait_has_a_margin_and_the_run_has_none() -> None:
+def test_a_wait_has_a_margin_and_the_run_has_none():
     """What it comes to later is in time then, and not a millisecond before."""
     assert Prediction(0.0, 1_000.0).late_ms(1_000.0) == 0.0
     late_ms = Prediction(200.0, 1_000.0).late_ms(1_400.0)

@@ -1,7 +1,5 @@
 """The goodput planner against a made-up engine whose truth is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -9,17 +7,10 @@ import pytest
 
 from policies.baselines import DynamicPlanner, FixedPlanner, TetrisPlanner
 from policies.decisions.batching import EngineLoad
-from policies.estimators.logit import to_log_odds, to_probability
 from policies.goodput import LEARN_EVERY, GoodputPlanner
-from policies.planner import Planner
 from policies.types import CostProfile, DraftBatch, EngineLimits, VerificationOutcome
-from tests.policies.made_up import (
-    LIMITS,
-    MAX_DEPTH,
-    MadeUpEngine,
-    make_goodput,
-    outcome_of,
-)
+from tests.policies import made_up
+from tests.policies.made_up import LIMITS, MAX_DEPTH, MadeUpEngine, make_goodput
 
 ONE_ACCEPTED = VerificationOutcome(np.array([1]), np.array([1]), ("0",))
 
@@ -27,16 +18,16 @@ ONE_ACCEPTED = VerificationOutcome(np.array([1]), np.array([1]), ("0",))
 class NoSpeculation(FixedPlanner):
     """`none`, as far as this engine can tell."""
 
-    def choose_depth(self, num_reqs: int) -> int:
+    def choose_depth(self, num_reqs):
         return 0
 
 
-def constant_lengths() -> list[Planner]:
+def constant_lengths():
     return [NoSpeculation(1), *(FixedPlanner(k) for k in range(1, MAX_DEPTH + 1))]
 
 
 @pytest.mark.parametrize("num_reqs", [1, 4, 16, 48])
-def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs: int):
+def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs):
     rivals = [*constant_lengths(), TetrisPlanner(1, 2), TetrisPlanner(2, 3)]
     best = max(MadeUpEngine(num_reqs).run(rival, 600) for rival in rivals)
     engine, planner = MadeUpEngine(num_reqs), make_goodput()
@@ -45,7 +36,7 @@ def test_it_keeps_up_with_the_best_constant_policy_at_every_load(num_reqs: int):
 
 
 @pytest.mark.parametrize(("num_reqs", "token_ms"), [(1, 0.85), (48, 5.0)])
-def test_dynamic_finds_the_best_single_length(num_reqs: int, token_ms: float):
+def test_dynamic_finds_the_best_single_length(num_reqs, token_ms):
     planner = DynamicPlanner(MAX_DEPTH, LIMITS)
     engine = MadeUpEngine(num_reqs, token_ms=token_ms)
     engine.run(planner, 100)
@@ -120,7 +111,7 @@ def test_it_is_back_at_the_best_arm_within_fifty_steps_of_a_stolen_core():
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_the_latency_target_holds_once_costs_are_known(sampled: bool):
+def test_the_latency_target_holds_once_costs_are_known(sampled):
     """A target lowers the price of a draft; the threshold must not fall with it."""
     engine, planner = MadeUpEngine(8), make_goodput(latency_target_ms=24.0)
     engine.run(planner, 200, sampled=sampled)
@@ -128,14 +119,8 @@ def test_the_latency_target_holds_once_costs_are_known(sampled: bool):
     for step in range(200):
         confidence, _, _ = engine.draw(step)
         depth = planner.choose_depth(8)
-        batch = DraftBatch(
-            np.full(8, depth),
-            confidence[:, :depth],
-            tuple("01234567"),
-            8,
-            drafts_are_sampled=sampled,
-        )
-        selection = planner.select(batch)
+        drafts = np.full(8, depth), confidence[:, :depth], tuple("01234567"), 8
+        selection = planner.select(DraftBatch(*drafts, drafts_are_sampled=sampled))
         num_late += selection.num_cut_by_latency
         verified = int(selection.num_admitted.sum())
         times_ms.append(engine.time(verified, depth).total_ms)
@@ -184,30 +169,16 @@ def test_finished_requests_leave_nothing_behind():
     planner = make_goodput()
     requests = planner.acceptance.calibration._requests
     MadeUpEngine(16).run(planner, 50)
-    planner.observe(outcome_of("late", 0.5, 1))
+    planner.observe(made_up.outcome_of("late", 0.5, 1))
     for req_id in (*map(str, range(16)), "late"):
         planner.forget(req_id)
     for _ in range(LEARN_EVERY):
-        planner.observe(outcome_of("other", 0.5, 1))
+        planner.observe(made_up.outcome_of("other", 0.5, 1))
     assert len(requests) == 1
 
 
-def test_the_scale_holds_all_that_acceptance_is_predicted_from():
-    planner = make_goodput()
-    MadeUpEngine(4).run(planner, 60)
-    req_ids = ["2", "unknown"]
-    scale = planner.acceptance_scale(req_ids)
-    confidence = np.array([[0.3, 0.9], [0.6, 0.99999]])
-    odds = to_log_odds(confidence).clip(-scale.max_log_odds, scale.max_log_odds)
-    odds = scale.slope * odds + scale.intercept[:2] + scale.effect[:, None]
-    expected = planner.acceptance.calibration.predict(confidence, req_ids)
-    np.testing.assert_allclose(to_probability(odds), expected)
-
-
 @pytest.mark.parametrize("num_prefill_tokens", [0, 64, 256])
-def test_the_goodput_it_expects_is_what_comes_where_prompts_fill_the_steps(
-    num_prefill_tokens: int,
-):
+def test_the_goodput_it_expects_is_what_comes_beside_prompts(num_prefill_tokens):
     planner = make_goodput()
     engine = MadeUpEngine(8, num_prefill_tokens=num_prefill_tokens)
     planner.fit_profile(engine.profile())

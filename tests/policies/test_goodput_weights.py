@@ -1,7 +1,5 @@
 """The goodput planner with requests that are worth more, or in more of a hurry."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -9,16 +7,13 @@ import pytest
 
 from policies.depth_control import REPLAN_EVERY
 from policies.exploration import Exploration
-from policies.goodput import GoodputPlanner
 from policies.types import DraftBatch
 from tests.policies.made_up import MadeUpEngine, make_goodput
 
 UNLIKELY = np.tile([0.6, 0.5, 0.4], (8, 1))
 
 
-def make_batch(
-    confidence: np.ndarray, own_target_ms: float = np.inf, **more: object
-) -> DraftBatch:
+def make_batch(confidence, own_target_ms=np.inf, **more):
     """Return drafts of equal length; the last request has a target, if any has."""
     num_reqs, depth = confidence.shape
     targets_ms = np.array([np.inf] * (num_reqs - 1) + [own_target_ms])
@@ -32,7 +27,7 @@ def make_batch(
     )
 
 
-def trained(num_reqs: int, token_ms: float = 3.0) -> GoodputPlanner:
+def trained(num_reqs, token_ms=3.0):
     """Return a planner that knows what steps cost, and neither probes nor explores."""
     planner = make_goodput()
     engine = MadeUpEngine(num_reqs, token_ms=token_ms)
@@ -46,13 +41,13 @@ def trained(num_reqs: int, token_ms: float = 3.0) -> GoodputPlanner:
     return planner
 
 
-def verify_ms(planner: GoodputPlanner, num_reqs: int, num_drafts: float = 0) -> float:
+def verify_ms(planner, num_reqs, num_drafts=0):
     drafts = np.array([float(num_drafts)])
     return float(planner.depth.costs.verify_ms(num_reqs, drafts)[0])
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed: int):
+def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed):
     rng = np.random.default_rng(seed)
     planner = trained(4)
     confidence, weights = rng.uniform(0.3, 0.99, (4, 3)), rng.uniform(0.5, 4.0, 4)
@@ -60,7 +55,7 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed:
     worth = np.cumprod(acceptance, axis=1) * (weights / weights.mean())[:, None]
     price = planner.plan.tokens_per_ms
 
-    def surplus(admitted: tuple[int, ...]) -> float:
+    def surplus(admitted):
         gained = sum(worth[i, :count].sum() for i, count in enumerate(admitted))
         return gained - price * verify_ms(planner, 4, sum(admitted))
 
@@ -72,9 +67,7 @@ def test_weighted_expected_tokens_minus_priced_time_are_the_largest_of_all(seed:
 @pytest.mark.parametrize(
     ("target_ms", "gets_drafts"), [(np.inf, False), (500.0, False), (40.0, True)]
 )
-def test_a_request_that_would_miss_its_target_gets_its_drafts_first(
-    target_ms: float, gets_drafts: bool
-):
+def test_a_request_that_would_miss_its_target_gets_drafts_first(target_ms, gets_drafts):
     # At 5 ms a token and rather unlikely drafts, throughput wants none of them.
     planner = trained(8, token_ms=5.0)
     admitted = planner.select(make_batch(UNLIKELY, target_ms)).num_admitted
@@ -118,9 +111,7 @@ def test_sampled_drafts_stay_judged_by_what_was_known_before_them():
             changed = confidence.copy()
             changed[:, position:] = rng.uniform(0.01, 0.999, (6, 3 - position))
             after = planner.select(make_batch(changed, **more)).num_admitted
-            np.testing.assert_array_equal(
-                np.minimum(after, position), np.minimum(before, position)
-            )
+            assert (np.minimum(after, position) == np.minimum(before, position)).all()
 
 
 def test_the_depth_follows_the_tightest_target_that_can_be_met():

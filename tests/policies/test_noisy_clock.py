@@ -4,9 +4,6 @@ The README quotes what is below: at most .3 % on a quiet clock, 1 to 3.5 % on on
 wanders, whatever a start-up profile says.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +14,7 @@ from tests.policies.made_up import MadeUpEngine, make_goodput
 SEEDS = range(4)
 
 
-def wander(jitter: float, step: float, seed: int) -> Iterator[float]:
+def wander(jitter, step, seed):
     """Yield factors that err by a part of their own and by one that lasts.
 
     The logarithm of the second moves by `step` and forgets a hundredth in each.
@@ -28,9 +25,7 @@ def wander(jitter: float, step: float, seed: int) -> Iterator[float]:
         yield float(np.exp(lasting + rng.normal(0.0, jitter)))
 
 
-def throughput(
-    num_reqs: int, clock: Iterator[float] | None = None, slope: float = 1.0
-) -> float:
+def throughput(num_reqs, clock=None, slope=1.0):
     """Run `goodput` by a clock, after a profile whose price of a token is off."""
     engine, planner = MadeUpEngine(num_reqs, clock=clock), make_goodput()
     profile, base_ms = engine.profile(), engine.base_ms
@@ -47,9 +42,7 @@ def throughput(
     [(0.03, 0.0, 1.0, 0.005), (0.1, 0.05, 1.0, 0.04), (0.1, 0.05, 0.5, 0.04)],
     ids=["quiet", "wandering", "wandering, wrong profile"],
 )
-def test_a_noisy_clock_costs_little(
-    num_reqs: int, jitter: float, step: float, slope: float, most: float
-) -> None:
+def test_a_noisy_clock_costs_little(num_reqs, jitter, step, slope, most):
     exact = throughput(num_reqs)
     clocks = [wander(jitter, step, seed) for seed in SEEDS]
     learnt = np.mean([throughput(num_reqs, clock, slope) for clock in clocks])

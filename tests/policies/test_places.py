@@ -1,19 +1,11 @@
 """Places, seats and refills: never too many, and some are left for who has few."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.decisions.places import (
-    KEPT_SHARE,
-    LATELY_S,
-    KeptSeats,
-    Places,
-    count_kept,
-)
+from policies.decisions.places import LATELY_S, KeptSeats, Places
 from policies.decisions.refill import Refills
 
 
@@ -22,11 +14,9 @@ from policies.decisions.refill import Refills
     limit=st.integers(1, 50),
     asking=st.lists(st.integers(0, 4), max_size=200),
 )
-def test_places_are_never_too_many_and_some_are_left_for_every_flow(
-    num_flows: int, limit: int, asking: list[int]
-) -> None:
+def test_places_are_limited_and_some_are_left_for_every_flow(num_flows, limit, asking):
     places = Places(num_flows)
-    taken: Counter[str] = Counter()
+    taken = Counter()
     for number in asking:
         flow = str(number % num_flows)
         if places.has_room(flow, limit):
@@ -48,12 +38,10 @@ def test_places_are_never_too_many_and_some_are_left_for_every_flow(
     weights=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4),
     asking=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=200),
 )
-def test_who_hurries_never_has_more_than_its_share(
-    num_seats: int, weights: list[float], asking: list[tuple[int, bool]]
-) -> None:
+def test_who_hurries_never_has_more_than_its_share(num_seats, weights, asking):
     """All shares together are all seats, so that those who hurry find one in time."""
     seats = KeptSeats()
-    held: Counter[str] = Counter()
+    held = Counter()
     for number in range(len(weights)):
         seats.note(str(number), weights[number], 0.0)
     for number, comes in asking:
@@ -70,7 +58,7 @@ def test_who_hurries_never_has_more_than_its_share(
     assert held.total() < num_seats + len(weights)
 
 
-def test_seats_are_kept_while_others_have_asked_lately() -> None:
+def test_seats_are_kept_while_others_have_asked_lately():
     seats = KeptSeats()
     seats.note("flood", 1.0, 0.0)
     assert not seats.is_shared()
@@ -88,11 +76,7 @@ def test_seats_are_kept_while_others_have_asked_lately() -> None:
     assert seats.is_shared()
 
 
-def test_small_engines_keep_none() -> None:
-    assert [count_kept(n) for n in (1, KEPT_SHARE - 1, KEPT_SHARE, 64)] == [0, 0, 1, 4]
-
-
-def test_streams_are_computed_anew_as_far_as_there_is_room() -> None:
+def test_streams_are_computed_anew_as_far_as_there_is_room():
     refills = Refills()
     # One goes whatever is free: else none ever would.
     assert refills.have_room(900, 0)

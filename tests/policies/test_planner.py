@@ -1,10 +1,7 @@
 """What planners decide, the contract they keep, and which cannot be built."""
 
-from __future__ import annotations
-
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import pytest
 
 import policies
 from policies.baselines import TetrisPlanner
-from policies.planner import Planner
 from policies.registry import POLICY_NAMES, build_planner
 from policies.testing import check_planner
 from policies.types import DraftBatch, DraftSelection, PolicySpec, VerificationOutcome
@@ -21,14 +17,12 @@ from policies.types import DraftBatch, DraftSelection, PolicySpec, VerificationO
 FALLING = [0.9, 0.8, 0.7, 0.6]
 
 
-def make_planner(name: str, draft_tokens: int = 2, most: int = 4) -> Planner:
+def make_planner(name, draft_tokens=2, most=4):
     return build_planner(PolicySpec(name, draft_tokens, max_draft_tokens=most))
 
 
 @pytest.mark.parametrize(("name", "depth"), [("fixed", 3), ("tetris", 8)])
-def test_tetris_drafts_deeper_than_it_verifies_and_fixed_does_not(
-    name: str, depth: int
-):
+def test_tetris_drafts_deeper_than_it_verifies_and_fixed_does_not(name, depth):
     planner = make_planner(name, draft_tokens=3, most=8)
     assert [planner.choose_depth(n) for n in (0, 1, 64)] == [depth] * 3
     assert PolicySpec(name, 3, max_draft_tokens=8).max_depth == depth
@@ -49,10 +43,7 @@ def test_tetris_drafts_deeper_than_it_verifies_and_fixed_does_not(
     ],
 )
 def test_tetris_spends_what_fixed_would_where_survival_is_largest(
-    name: str,
-    lengths: list[int],
-    confidence: list[list[float]] | None,
-    admitted: list[int],
+    name, lengths, confidence, admitted
 ):
     given = None if confidence is None else np.array(confidence)
     planner = make_planner(name)
@@ -79,7 +70,7 @@ def test_tetris_spends_what_fixed_would_where_survival_is_largest(
         (PolicySpec("my_policies", max_draft_tokens=4), "name a class as module:Class"),
     ],
 )
-def test_unknown_names_and_numbers_are_refused_by_value(spec: PolicySpec, message: str):
+def test_unknown_names_and_numbers_are_refused_by_value(spec, message):
     with pytest.raises(ValueError, match=message):
         build_planner(spec)
 
@@ -92,27 +83,24 @@ MOST_LINES = 30
 
 @pytest.mark.usefixtures("own_package")
 @pytest.mark.parametrize("policy", [*sorted(set(POLICY_NAMES) - {"none"}), NAME])
-def test_our_own_planners_and_the_one_in_the_readme_keep_the_contract(policy: str):
+def test_our_own_planners_and_the_one_in_the_readme_keep_the_contract(policy):
     params = {"survival": 0.3} if policy == NAME else {}
     spec = PolicySpec(policy, DEPTH, max_draft_tokens=DEPTH, params=params)
     check_planner(lambda limits: build_planner(spec, limits), DEPTH)
 
 
-Selects = Callable[[DraftBatch, DraftSelection], DraftSelection]
-
-
 class Faulty(TetrisPlanner):
     """A planner that gives away something else than it has selected."""
 
-    def __init__(self, fault: Selects) -> None:
+    def __init__(self, fault):
         super().__init__(draft_tokens=2, max_draft_tokens=DEPTH)
         self.fault = fault
 
-    def select(self, batch: DraftBatch) -> DraftSelection:
+    def select(self, batch):
         return self.fault(batch, super().select(batch))
 
 
-def look_ahead(batch: DraftBatch, selection: DraftSelection) -> DraftSelection:
+def look_ahead(batch, selection):
     if batch.confidence is None or not batch.num_reqs:
         return selection
     is_sure = np.nan_to_num(batch.confidence).mean(axis=1) > 0.5
@@ -120,7 +108,7 @@ def look_ahead(batch: DraftBatch, selection: DraftSelection) -> DraftSelection:
     return DraftSelection(admitted, int(admitted.sum()))
 
 
-def change_the_batch(batch: DraftBatch, selection: DraftSelection) -> DraftSelection:
+def change_the_batch(batch, selection):
     batch.num_draft_tokens[:] = selection.num_admitted
     return selection
 
@@ -137,25 +125,23 @@ def change_the_batch(batch: DraftBatch, selection: DraftSelection) -> DraftSelec
         (lambda _, one: replace(one, draft_budget=0), "draft_budget 0 is below"),
     ],
 )
-def test_each_broken_rule_is_named(fault: Selects, message: str) -> None:
+def test_each_broken_rule_is_named(fault, message):
     with pytest.raises(AssertionError, match=message):
         check_planner(lambda limits: Faulty(fault), DEPTH)
 
 
-def find_python() -> list[str]:
+def find_python():
     return re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
 
 
-def test_the_selector_alone_answers_as_the_readme_says(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_selector_alone_answers_as_the_readme_says(capsys):
     code = find_python()[2]
     exec(compile(code, "README.md", "exec"), {})
     assert code.splitlines()[-1].endswith(f"# {capsys.readouterr().out.strip()}")
 
 
 @pytest.fixture
-def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_package(tmp_path, monkeypatch):
     """Install the README's policy as a package outside the repository."""
     code = find_python()[0]
     assert len(code.splitlines()) <= MOST_LINES
@@ -178,8 +164,6 @@ def own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("my_policies.threshold:np", "is no subclass of policies"),
     ],
 )
-def test_a_planner_that_cannot_be_had_is_named_with_the_fix(
-    name: str, message: str
-) -> None:
+def test_a_planner_that_cannot_be_had_is_named_with_the_fix(name, message):
     with pytest.raises(ValueError, match=message):
         build_planner(PolicySpec(name, max_draft_tokens=DEPTH, params={"cut": 1}))

@@ -5,24 +5,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from policies.decisions.quarantine import (
-    FIRST_WAIT,
-    MAX_WAIT,
-    Quarantine,
-    Quarantines,
-)
+from policies.decisions.quarantine import FIRST_WAIT, MAX_WAIT, Quarantine, Quarantines
 from policies.estimators.acceptance_watch import AcceptanceWatch, Cell, Collapse
 
 pytestmark = pytest.mark.faults
 
 CAUSE = Collapse(
-    Cell(bucket=4, class_index=1, position=0),
-    num_drafts=20,
-    num_accepted=0,
-    num_expected=14.0,
-    from_context=530,
-    since=1000,
+    Cell(bucket=4, class_index=1, position=0), 20, 0, 14.0, from_context=530, since=1000
 )
+"""None of 20 drafts was accepted, where 14 were expected."""
 
 
 def make_quarantine(class_index=1, from_context=512, position=0):
@@ -44,8 +35,7 @@ def run_rounds(quarantine, num_steps, *, is_accepted):
 def test_tries_become_rarer_up_to_a_limit():
     one = make_quarantine()
     tried = run_rounds(one, 600, is_accepted=lambda _: False)
-    waits = [later - step - 1 for step, later in pairwise(tried)]
-    waits = [wait for wait in waits if wait > 0]
+    waits = [later - step - 1 for step, later in pairwise(tried) if later - step > 1]
     assert tried[0] == FIRST_WAIT + 1
     assert waits == sorted(waits)
     assert waits[-1] == MAX_WAIT
@@ -88,9 +78,7 @@ def test_a_round_without_anybody_to_try_ends_and_costs_no_patience():
 
 
 @pytest.mark.parametrize(("longest_good", "reason"), [(520, "context"), (540, "all")])
-def test_a_request_alone_that_grows_past_a_limit_is_told_from_one_that_breaks(
-    longest_good, reason
-):
+def test_one_that_outgrows_a_limit_is_told_from_one_that_breaks(longest_good, reason):
     """Nothing else was judged since; the alarm is about 530 tokens and more."""
     watch = AcceptanceWatch()
     watch.last_good[CAUSE.cell] = CAUSE.since - 10
@@ -109,40 +97,27 @@ def test_the_strictest_quarantine_of_a_request_counts():
     assert make_quarantine(None, 0, 0).contains(shallow)
 
 
-def see(watch, cell, *, good=None):
-    """Let drafts of a cell have been judged since the alarm began, or be accepted."""
-    watch.last_seen[cell] = 1001
-    watch.last_good[cell] = 1001 if good else 900
+SHORTER, OTHER_CLASS, LONGER_OF_OTHER_CLASS = (2, 1, 0), (2, 0, 0), (5, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("seen", "reason", "class_index", "from_context"),
+    ("good", "bad", "found"),
     [
-        pytest.param({}, "all", None, 0, id="nothing known"),
-        pytest.param({(2, 1, 0): True}, "context", None, 530, id="shorter ones good"),
-        pytest.param({(2, 1, 0): False}, "all", None, 0, id="shorter ones bad"),
-        pytest.param({(2, 0, 0): True}, "class", 1, 0, id="another class good"),
-        pytest.param(
-            {(2, 1, 0): True, (5, 0, 0): True}, "context", 1, 530, id="both good"
-        ),
-        pytest.param(
-            {(2, 1, 0): True, (2, 0, 0): True},
-            "context",
-            None,
-            530,
-            id="of another class only shorter ones are known",
-        ),
+        ([], [], ("all", None, 0)),
+        ([SHORTER], [], ("context", None, 530)),
+        ([], [SHORTER], ("all", None, 0)),
+        ([OTHER_CLASS], [], ("class", 1, 0)),
+        ([SHORTER, LONGER_OF_OTHER_CLASS], [], ("context", 1, 530)),
+        ([SHORTER, OTHER_CLASS], [], ("context", None, 530)),
     ],
 )
-def test_a_quarantine_is_as_narrow_as_what_is_known_allows(
-    seen, reason, class_index, from_context
-):
+def test_a_quarantine_is_as_narrow_as_what_is_known_allows(good, bad, found):
+    """By drafts judged since the alarm began, accepted or not."""
     watch = AcceptanceWatch()
     watch.suspicion[CAUSE.cell] = 25.0
-    for cell, good in seen.items():
-        see(watch, cell, good=good)
+    for cell in (*good, *bad):
+        watch.last_seen[cell] = 1001
+        watch.last_good[cell] = 1001 if cell in good else 900
     one = Quarantines().add(CAUSE, watch, 1010)
-    assert one.reason == reason
-    assert one.class_index == class_index
-    assert one.from_context == from_context
+    assert (one.reason, one.class_index, one.from_context) == found
     assert watch.suspicion[CAUSE.cell] == 0.0

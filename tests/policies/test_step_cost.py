@@ -1,7 +1,5 @@
 """What the parts of a step cost, and that they are told apart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +11,7 @@ from policies.types import CostProfile, StepTiming
 BAD_MS = [float("nan"), float("inf"), -1.0]
 
 
-def make_cost(
-    counts: tuple[int, ...] = (), target_ms: tuple[float, ...] = (), **more: object
-) -> StepCost:
+def make_cost(counts=(), target_ms=(), **more):
     """Return the costs of an engine, after a start-up profile if one is given."""
     cost = StepCost(max_tokens=256, max_reqs=64)
     cost.fit_profile(CostProfile(counts, target_ms, **more))
@@ -23,30 +19,22 @@ def make_cost(
 
 
 def take_step(
-    target_ms: float,
-    num_decode_tokens: int = 16,
+    target_ms,
+    num_decode_tokens=16,
     *,
-    num_prompt_tokens: int = 0,
-    context: int = 800,
-    depth: int = 0,
-    drafter_ms: tuple[float, float] = (0.0, 0.0),
-    num_reqs: int = 8,
-    host_ms: float = 1.0,
-) -> StepTiming:
+    num_prompt_tokens=0,
+    context=800,
+    depth=0,
+    drafter_ms=(0.0, 0.0),
+    num_reqs=8,
+    host_ms=1.0,
+):
     """Time a step, by default of eight requests that nothing was drafted for."""
-    return StepTiming(
-        num_reqs,
-        num_decode_tokens,
-        num_prompt_tokens,
-        context,
-        depth,
-        target_ms,
-        *drafter_ms,
-        host_ms,
-    )
+    load = num_reqs, num_decode_tokens, num_prompt_tokens, context, depth
+    return StepTiming(*load, target_ms, *drafter_ms, host_ms)
 
 
-def draw_step(rng: np.random.Generator) -> StepTiming:
+def draw_step(rng):
     """Time a step of a made-up engine whose parts are known."""
     num_reqs, depth = int(rng.integers(1, 33)), int(rng.integers(0, 5))
     num_tokens = num_reqs * int(rng.integers(1, 4))
@@ -62,7 +50,7 @@ def draw_step(rng: np.random.Generator) -> StepTiming:
     )
 
 
-def learn(cost: StepCost, seed: int, steps: int) -> None:
+def learn(cost, seed, steps):
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         cost.observe(draw_step(rng))
@@ -130,14 +118,9 @@ def test_growing_contexts_do_not_take_the_price_of_tokens():
             decode = num_reqs + int(rng.integers(3, 6)) * num_reqs
             prompt = 30 * int(rng.integers(0, 3))
             exact_ms = 30.0 + 1.3 * (decode + prompt) + 0.003 * context
-            timing = take_step(
-                exact_ms * rng.lognormal(0, 0.1),
-                decode,
-                num_prompt_tokens=prompt,
-                context=context,
-                num_reqs=num_reqs,
-            )
-            cost.observe(timing)
+            exact_ms *= rng.lognormal(0, 0.1)
+            load = {"num_prompt_tokens": prompt, "context": context}
+            cost.observe(take_step(exact_ms, decode, num_reqs=num_reqs, **load))
     price = (cost.target.at(192) - cost.target.at(64)) / 128
     assert price == pytest.approx(1.3, rel=0.25)
     assert cost.context_ms(2000) < 25.0
@@ -183,9 +166,7 @@ def test_a_drafter_without_passes_is_free_until_it_is_measured():
 @pytest.mark.faults
 @pytest.mark.parametrize("bad", BAD_MS)
 @pytest.mark.parametrize("part", ["target_ms", "draft_next_ms", "host_ms"])
-def test_a_step_that_no_clock_can_have_measured_is_dropped_and_counted(
-    part: str, bad: float
-):
+def test_a_step_that_no_clock_can_have_measured_is_dropped_and_counted(part, bad):
     cost, untouched = make_cost(), make_cost()
     timing = draw_step(np.random.default_rng(1))
     for one in (cost, untouched):
@@ -224,9 +205,8 @@ def test_what_the_first_draft_costs_is_not_spread_over_all_counts():
     np.testing.assert_allclose(drafted_ms, 15.0, rtol=0.1)
     assert cost.sampling_ms(16, 0.5) == pytest.approx((plain_ms + drafted_ms[0]) / 2)
     assert cost.target.at(16) == pytest.approx(20.0, rel=0.05)
-    np.testing.assert_allclose(
-        cost.sampling_range_ms(16, 0, 49)[[0, 1, 16, 48]], [plain_ms, *drafted_ms]
-    )
+    in_range_ms = cost.sampling_range_ms(16, 0, 49)[[0, 1, 16, 48]]
+    np.testing.assert_allclose(in_range_ms, [plain_ms, *drafted_ms])
     # One plain step later it is known, too.
     for _ in range(5):
         cost.observe(replace(take_step(20.0, 16, num_reqs=16), sample_ms=2.7))

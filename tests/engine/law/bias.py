@@ -1,20 +1,12 @@
 """Engines that break the rule a little, so that a test can see it: controls only."""
 
-from __future__ import annotations
-
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch.nn.functional import one_hot
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
 
-
-@contextmanager
-def draw_from_draft(module: ModuleType, share: float, seed: int) -> Iterator[None]:
+def draw_from_draft(module, share, seed):
     """Draw a share of the tokens at verified positions from the draft's law.
 
     At positions chosen by chance the rejection sampler is shown the draft's law in the
@@ -27,10 +19,10 @@ def draw_from_draft(module: ModuleType, share: float, seed: int) -> Iterator[Non
         seed: Of the choice.
     """
     chance = torch.Generator().manual_seed(seed)
-    rejection_sample: Callable[..., Any] = module.rejection_sample
+    rejection_sample = module.rejection_sample
     is_v1 = "cu_num_draft_tokens" in rejection_sample.__annotations__
 
-    def sample_biased(*args: Any, **kwargs: Any) -> Any:
+    def sample_biased(*args, **kwargs):
         if is_v1:
             rows, drafts, target_logits = _read_v1(*args)
         else:
@@ -44,31 +36,26 @@ def draw_from_draft(module: ModuleType, share: float, seed: int) -> Iterator[Non
         target_logits[rows[is_left]] = biased[is_left]
         return rejection_sample(*args, **kwargs)
 
-    module.rejection_sample = sample_biased
-    try:
-        yield
-    finally:
-        module.rejection_sample = rejection_sample
+    return patch.object(module, "rejection_sample", sample_biased)
 
 
 def _read_v1(
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: list[int],
-    max_spec_len: int,
-    cu_num_draft_tokens: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    target_logits: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    sampling_metadata: Any,
-    **_: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draft_token_ids,
+    num_draft_tokens,
+    max_spec_len,
+    cu_num_draft_tokens,
+    draft_probs,
+    target_logits,
+    bonus_token_ids,
+    sampling_metadata,
+    **_,
+):
     """Return the rows that are sampled, the draft's law there, the target's logits."""
     if sampling_metadata.all_greedy:
         rows = torch.zeros(0, dtype=torch.int64)
     else:
-        temperature = sampling_metadata.temperature.repeat_interleave(
-            torch.tensor(num_draft_tokens)
-        )
+        counts = torch.tensor(num_draft_tokens)
+        temperature = sampling_metadata.temperature.repeat_interleave(counts)
         rows = temperature.nonzero()[:, 0]
     if draft_probs is None:
         drafts = one_hot(draft_token_ids[rows].long(), target_logits.shape[1]).float()
@@ -78,17 +65,17 @@ def _read_v1(
 
 
 def _read_v2(
-    target_logits: torch.Tensor,
-    draft_logits: torch.Tensor | None,
-    draft_sampled: torch.Tensor,
-    cu_num_logits: torch.Tensor,
-    pos: torch.Tensor,
-    idx_mapping: torch.Tensor,
-    expanded_idx_mapping: torch.Tensor,
-    expanded_local_pos: torch.Tensor,
-    temperature: torch.Tensor,
-    *_: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    target_logits,
+    draft_logits,
+    draft_sampled,
+    cu_num_logits,
+    pos,
+    idx_mapping,
+    expanded_idx_mapping,
+    expanded_local_pos,
+    temperature,
+    *_,
+):
     """Do as `_read_v1`; the last row of each request is its bonus token's."""
     temperature = temperature[expanded_idx_mapping.long()]
     is_sampled = temperature > 0
@@ -97,8 +84,7 @@ def _read_v2(
     if draft_logits is None:
         drafted = draft_sampled[rows + 1].long()
         return rows, one_hot(drafted, target_logits.shape[1]).float(), target_logits
-    logits = draft_logits[
-        expanded_idx_mapping[rows].long(), expanded_local_pos[rows].long()
-    ]
+    places = expanded_idx_mapping[rows].long(), expanded_local_pos[rows].long()
+    logits = draft_logits[places]
     drafts = (logits.float() / temperature[rows, None]).softmax(dim=-1)
     return rows, drafts, target_logits

@@ -1,36 +1,38 @@
-"""Runs cases on engines of the V1 runner."""
+"""Runs cases on engines of the V1 runner, and the parts of it that any runner shares.
 
-from __future__ import annotations
+One engine serves for many cases: its policy, room and traffic change between batches.
+"""
 
+import itertools
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import patch
 
-from tests.engine.conftest import run_engine
+import torch
+from transformers import PreTrainedModel
+
+from tests.engine.conftest import BLOCK, Engine, run_engine
 from tests.engine.law.bias import draw_from_draft
-from tests.engine.law.engines import LawEngine, run_law_engine
-from tests.engine.law.judge import Judged, Verdict, judge
-from tests.engine.law.models import write_law_pair
-from tests.engine.law.traffic import FEATURES, draw_requests
+from tests.engine.law.judge import Judged, Verdict, join, judge
+from tests.engine.law.models import load_reference, write_law_pair
+from tests.engine.law.recorder import Record, record
+from tests.engine.law.traffic import CHUNK, CLASSES, FEATURES, draw_requests
 from tests.engine.made_up import make_up_costs
-from tests.engine.tiny_models import (
-    write_eagle3_head,
-    write_eagle_head,
-    write_markov_llama,
-    write_mimo,
-    write_tokenizer,
-)
+from tests.engine.tiny_models import write_heads, write_tokenizer
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
+DEPTH = 8
 
-    from tests.engine.conftest import Engine
-    from tests.engine.law.cases import Case
+POLICIES = {
+    "fixed": {"draft_tokens": DEPTH},
+    "dynamic": {"max_draft_tokens": DEPTH},
+    "tetris": {"draft_tokens": 3, "max_draft_tokens": DEPTH},
+    "goodput": {"max_draft_tokens": DEPTH},
+}
 
-    Bias = Callable[[LawEngine], AbstractContextManager[None]]
+DEPTHS_WITH_GAPS = (DEPTH, DEPTH, 0, 0, 3, DEPTH, 0, DEPTH, 1, 0, 0, 0)
+"""How drafting is broken off: at depth 0 the drafter is left out; it resumes cold."""
 
 NUM_EACH = 18
 """Requests of each kind in a batch; all kinds together make 5,000 tokens."""
@@ -45,7 +47,7 @@ SAMPLED = {"draft_sample_method": "probabilistic"}
 
 ARGMAX = {"draft_sample_method": "greedy"}
 
-PAIRS: dict[str, dict[str, Any]] = {
+PAIRS = {
     "draft_model": {},
     "argmax": {},
     "perfect": {"noise": 0.0},
@@ -58,24 +60,64 @@ make_drafts_pay = partial(make_up_costs, draft_ms=(0.02, 0.1), target_ms=(60.3, 
 """Prices at which the drafts of a drafter that is often wrong pay for some batches."""
 
 
-def write_models(folder: Path, drafter: str) -> tuple[Path, Path | None]:
+def write_models(folder, drafter):
     """Write the target and, where it is not a part of it, the draft of a drafter."""
     if drafter in PAIRS:
         return write_law_pair(folder, **PAIRS[drafter])
-    if drafter == "mtp":
-        target, head = write_mimo(folder / "target"), None
-    else:
-        target, head = write_markov_llama(folder / "target"), None
-    if drafter == "eagle":
-        head = write_eagle_head(folder / "head")
-    if drafter == "eagle3":
-        head = write_eagle3_head(folder / "head", target)
+    target, head = write_heads(folder)[drafter]
     write_tokenizer(target)
     return target, head
 
 
+@dataclass
+class LawEngine:
+    """An engine, its target in float64, and a record of its latest batch."""
+
+    engine: Engine
+    reference: PreTrainedModel
+    record: Record
+
+    def break_off_drafting(self):
+        """Draft as deep as `DEPTHS_WITH_GAPS` says, whatever the policy wants."""
+        depths = itertools.cycle(DEPTHS_WITH_GAPS)
+        scheduler, choose = self.engine.scheduler, lambda _num_reqs: next(depths)
+        return patch.object(scheduler, "_choose_depth", choose)
+
+    def run(self, requests, seed):
+        """Complete requests in one batch; the seed is of whatever the engine draws."""
+        self.record.clear()
+        torch.manual_seed(seed)
+        prompts = [request.prompt for request in requests]
+        params = [request.make_params() for request in requests]
+        outputs = self.engine.complete(prompts, params)
+        tokens = [output.outputs[0].token_ids for output in outputs]
+        blocks = [self.record.blocks.get(one.request_id, []) for one in outputs]
+        return join(requests, tokens, blocks, self.reference)
+
+
 @contextmanager
-def start(folder: Path, drafter: str) -> Iterator[LawEngine]:
+def run_law_engine(start, target, draft, **options):
+    """Start an engine, as `start` does, as deep as any policy drafts here.
+
+    It records its blocks.
+    """
+    with start(
+        target,
+        draft,
+        policy="fixed",
+        draft_tokens=DEPTH,
+        classes=CLASSES,
+        skip_tokenizer_init=False,
+        max_model_len=4 * BLOCK,
+        block_size=BLOCK,
+        long_prefill_token_threshold=CHUNK,
+        **options,
+    ) as engine:
+        yield LawEngine(engine, load_reference(target), record(engine))
+
+
+@contextmanager
+def start(folder, drafter):
     """Start the engine on which all cases of a drafter are run."""
     with run_law_engine(
         run_engine,
@@ -90,38 +132,29 @@ def start(folder: Path, drafter: str) -> Iterator[LawEngine]:
 
 @dataclass
 class Outcome:
-    """What a case brought.
-
-    Attributes:
-        judged: Every request.
-        verdict: The evidence.
-        counters: The engine's, of this case.
-        num_one_hot: Drafts verified without their law.
-        num_preempted: Requests that lost their KV blocks.
-    """
+    """What a case brought: requests, evidence, and what the engine counted of it."""
 
     judged: list[Judged]
     verdict: Verdict
     counters: dict[str, Any]
-    num_one_hot: int
-    num_preempted: int
+    record: Record
 
 
-def draw_some_from_draft(_: LawEngine) -> AbstractContextManager[None]:
+def draw_some_from_draft(_):
     """Bias the rejection sampler of the V1 runner."""
     from vllm.v1.sample import rejection_sampler
 
     return draw_from_draft(rejection_sampler, SHARE, seed=1)
 
 
-def score_by_drawn_token(engine: LawEngine) -> AbstractContextManager[None]:
+def score_by_drawn_token(engine):
     """Rank drafts as the paper does: by what was drawn."""
     from tests.engine.law.biased_drafters import DrawnTokenDrafter, draft_as
 
     return draft_as(engine.engine.runner.drafter, DrawnTokenDrafter)
 
 
-def ignore_grammars(engine: LawEngine) -> AbstractContextManager[None]:
+def ignore_grammars(engine):
     """Draft requests with a grammar as if they had none."""
     from tests.engine.law.biased_drafters import GrammarBlindDrafter, draft_as
 
@@ -129,16 +162,16 @@ def ignore_grammars(engine: LawEngine) -> AbstractContextManager[None]:
 
 
 def run_case(
-    engine: LawEngine,
-    case: Case,
-    seed: int,
+    engine,
+    case,
+    seed,
     *,
-    bias: Bias | None = None,
-    num_each: int = NUM_EACH,
-    features: Sequence[str] = tuple(FEATURES),
-    few_blocks: int = FEW_BLOCKS,
-    prepare: Callable[[Engine], None] = make_drafts_pay,
-) -> Outcome:
+    bias=None,
+    num_each=NUM_EACH,
+    features=tuple(FEATURES),
+    few_blocks=FEW_BLOCKS,
+    prepare=make_drafts_pay,
+):
     """Run a case on the engine of its drafter.
 
     Args:
@@ -151,14 +184,10 @@ def run_case(
         few_blocks: Left where KV blocks run short.
         prepare: Makes up what the policies that look at prices believe.
     """
-    engine.set_policy(case.policy, prepare)
-    requests = draw_requests(
-        seed,
-        num_each,
-        long_prompts=case.long_prompts,
-        classes=case.classes,
-        features=features,
-    )
+    engine.engine.set_policy(case.policy, **POLICIES[case.policy])
+    if case.policy in ("dynamic", "goodput"):
+        prepare(engine.engine)
+    requests = draw_requests(seed, num_each, case, features)
     with ExitStack() as stack:
         if case.gaps:
             stack.enter_context(engine.break_off_drafting())
@@ -167,10 +196,5 @@ def run_case(
         if bias is not None:
             stack.enter_context(bias(engine))
         judged = engine.run(requests, seed)
-    return Outcome(
-        judged,
-        judge(judged),
-        engine.engine.scheduler.snapshot(),
-        engine.record.num_one_hot,
-        engine.record.num_preempted,
-    )
+    counters = engine.engine.scheduler.snapshot()
+    return Outcome(judged, judge(judged), counters, replace(engine.record))

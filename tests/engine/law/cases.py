@@ -1,13 +1,7 @@
 """What can meet in an engine, and the few cases in which every two of it do."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DRAFTERS = ("draft_model", "argmax", "eagle", "eagle3", "mtp")
 """vLLM's methods; `argmax` is a draft model whose drafts are not sampled."""
@@ -35,14 +29,14 @@ class Case:
     gaps: bool = False
     classes: bool = False
 
-    def __str__(self) -> str:
+    def __str__(self):
         """Name it in a test's id and in the file of evidence."""
         flags = ("long_prompts", "tight", "gaps", "classes")
         on = [flag.removesuffix("_prompts") for flag in flags if getattr(self, flag)]
         return "-".join([self.drafter, self.policy, *on])
 
 
-def pair_up() -> list[Case]:
+def pair_up():
     """Return cases in which any two values of any two attributes meet."""
     return [
         Case(
@@ -58,7 +52,7 @@ def pair_up() -> list[Case]:
     ]
 
 
-def combine_all(drafters: Sequence[str] = DRAFTERS) -> list[Case]:
+def combine_all(drafters=DRAFTERS):
     """Return all cases there are, those of one drafter together."""
     return [
         Case(drafter, policy, *flags)
@@ -68,7 +62,7 @@ def combine_all(drafters: Sequence[str] = DRAFTERS) -> list[Case]:
     ]
 
 
-def pair_up_policies(drafter: str) -> list[Case]:
+def pair_up_policies(drafter):
     """Return one case for each policy, in which any two of the other values meet.
 
     For an engine that is too slow for more; `classes` goes with `tight`.

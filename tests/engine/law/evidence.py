@@ -21,19 +21,11 @@ Source: e-values and betting, Ramdas et al., arXiv 2210.01948; the likelihood ra
 against a mixture is Robbins' method.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 STAKES = (0.2, 0.05, 0.01, -0.2, -0.05, -0.01)
 """Share staked on every score; the best is the share of tokens that went wrong."""
@@ -53,8 +45,6 @@ SERIES = ("draft", "likely, verified", "likely", "raw")
 """What the gamblers bet on, each with every stake: tokens at verified positions in the
 first two, all in the others."""
 
-NUM_GAMBLERS = len(SERIES) * len(STAKES)
-
 
 @dataclass
 class Evidence:
@@ -67,14 +57,14 @@ class Evidence:
         num_impossible: Those that the law rules out; a single one is proof.
     """
 
-    log_e: NDArray[np.float64] = field(
+    log_e: np.ndarray = field(
         default_factory=lambda: np.zeros((len(SERIES), len(STAKES)))
     )
     num_tokens: int = 0
     num_verified: int = 0
     num_impossible: int = 0
 
-    def add(self, other: Evidence) -> None:
+    def add(self, other):
         """Take in tokens that do not overlap with these."""
         self.log_e = self.log_e + other.log_e
         self.num_tokens += other.num_tokens
@@ -82,16 +72,15 @@ class Evidence:
         self.num_impossible += other.num_impossible
 
     @property
-    def log_e_value(self) -> float:
+    def log_e_value(self):
         """Logarithm of the money of all gamblers, who began with equal parts of 1."""
         if self.num_impossible:
             return math.inf
-        return float(np.logaddexp.reduce(self.log_e, axis=None)) - math.log(
-            NUM_GAMBLERS
-        )
+        total = float(np.logaddexp.reduce(self.log_e, axis=None))
+        return total - math.log(self.log_e.size)
 
 
-def is_alarming(evidence: Evidence, num_tests: int = FAMILY) -> bool:
+def is_alarming(evidence, num_tests=FAMILY):
     """Tell whether one of several tests has evidence that is no accident.
 
     That any of `num_tests` does so although all follow their laws has a probability of
@@ -111,12 +100,12 @@ class Winnings:
         is_impossible: `[num_tokens]`, bool.
     """
 
-    log_e: NDArray[np.float64]
-    is_judged: NDArray[np.bool_]
-    is_verified: NDArray[np.bool_]
-    is_impossible: NDArray[np.bool_]
+    log_e: np.ndarray
+    is_judged: np.ndarray
+    is_verified: np.ndarray
+    is_impossible: np.ndarray
 
-    def collect(self, chosen: NDArray[np.bool_] | None = None) -> Evidence:
+    def collect(self, chosen=None):
         """Add up the tokens chosen, all by default, as far as they are judged."""
         judged = self.is_judged if chosen is None else self.is_judged & chosen
         return Evidence(
@@ -127,14 +116,7 @@ class Winnings:
         )
 
 
-def bet(
-    tokens: Sequence[int] | torch.Tensor,
-    target: torch.Tensor,
-    raw: torch.Tensor,
-    draft: torch.Tensor,
-    is_verified: torch.Tensor,
-    is_judged: torch.Tensor,
-) -> Winnings:
+def bet(tokens, target, raw, draft, is_verified, is_judged):
     """Bet on every token.
 
     Args:
@@ -170,9 +152,7 @@ def bet(
     )
 
 
-def _win(
-    direction: torch.Tensor, target: torch.Tensor, emitted: torch.Tensor
-) -> torch.Tensor:
+def _win(direction, target, emitted):
     """Return the logarithm of what each stake wins, `[num_tokens, len(STAKES)]`."""
     won = []
     for stake in STAKES:

@@ -1,24 +1,14 @@
 """From requests and outputs to evidence, by feature and by draft position."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from tests.engine.law.evidence import Evidence, bet
 from tests.engine.law.laws import Law, find_laws
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-    from transformers import PreTrainedModel
-
-    from tests.engine.law.recorder import Block
-    from tests.engine.law.traffic import LawRequest
+from tests.engine.law.traffic import LawRequest
 
 FOLLOWING = "following"
 """Where no draft was verified: first tokens, bonus tokens, steps without drafts."""
@@ -40,29 +30,14 @@ class Judged:
     output: Sequence[int]
     law: Law
     drafts: torch.Tensor
-    position: NDArray[np.int64]
+    position: np.ndarray
 
 
-def join(
-    requests: Sequence[LawRequest],
-    outputs: Sequence[Sequence[int]],
-    blocks: Sequence[Sequence[Block]],
-    reference: PreTrainedModel,
-) -> list[Judged]:
-    """Put together what is known of each request.
-
-    Args:
-        requests: As they were sent.
-        outputs: Token ids.
-        blocks: Of each request.
-        reference: The target in float64.
-    """
-    laws = find_laws(
-        reference,
-        [request.prompt for request in requests],
-        outputs,
-        [request.sampling for request in requests],
-    )
+def join(requests, outputs, blocks, reference):
+    """Put together what is known of each request; the reference is in float64."""
+    prompts = [request.prompt for request in requests]
+    samplings = [request.sampling for request in requests]
+    laws = find_laws(reference, prompts, outputs, samplings)
     judged = []
     for request, output, own, law in zip(requests, outputs, blocks, laws, strict=True):
         drafts = torch.zeros_like(law.target)
@@ -78,12 +53,9 @@ def join(
 
 @dataclass
 class Verdict:
-    """Evidence of the same tokens, as a whole and in parts.
+    """Evidence of the same tokens: all of it, and by feature and draft position.
 
-    Attributes:
-        total: All of it.
-        by_feature: By what the requests asked for.
-        by_position: By draft position, and `FOLLOWING`.
+    One of the positions is `FOLLOWING`.
     """
 
     total: Evidence
@@ -91,7 +63,7 @@ class Verdict:
     by_position: dict[str, Evidence]
 
 
-def judge(judged: Sequence[Judged]) -> Verdict:
+def judge(judged):
     """Bet on every token."""
     position = np.concatenate([one.position for one in judged])
     winnings = bet(
@@ -102,16 +74,12 @@ def judge(judged: Sequence[Judged]) -> Verdict:
         torch.from_numpy(position > 0),
         torch.cat([one.law.is_certain for one in judged]),
     )
-    features = np.repeat(
-        [one.request.feature for one in judged], [len(one.output) for one in judged]
-    )
-    return Verdict(
-        winnings.collect(),
-        {name: winnings.collect(features == name) for name in np.unique(features)},
-        {
-            f"draft {depth}" if depth else FOLLOWING: winnings.collect(
-                position == depth
-            )
-            for depth in np.unique(position)
-        },
-    )
+    lengths = [len(one.output) for one in judged]
+    features = np.repeat([one.request.feature for one in judged], lengths)
+    by_position = {
+        f"draft {depth}" if depth else FOLLOWING: winnings.collect(position == depth)
+        for depth in np.unique(position)
+    }
+    kinds = np.unique(features)
+    by_feature = {name: winnings.collect(features == name) for name in kinds}
+    return Verdict(winnings.collect(), by_feature, by_position)

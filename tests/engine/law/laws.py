@@ -1,17 +1,11 @@
 """Exact conditional laws: what each token had to be drawn from, given those before."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import one_hot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from transformers import PreTrainedModel
+from torch.nn.utils.rnn import pad_sequence
 
 CLOSE = 2e-5
 """Probabilities whose order, or sum against `top_p`, is closer than this may come out
@@ -23,11 +17,12 @@ on the prefix alone."""
 class Sampling:
     """What a request asks for, as far as it shapes the law of its tokens.
 
+    But for `allowed`, vLLM's names.
+
     Attributes:
         temperature: 0 means argmax.
         top_k: Keep this many largest probabilities; 0 keeps all.
         top_p: Then keep the smallest set of largest ones that reaches this mass.
-        repetition, presence, frequency: vLLM's penalties of these names.
         min_tokens: `stop_token_ids` are barred from the output up to here.
         stop_token_ids: End the output.
         allowed: A grammar: the tokens allowed after those generated; None allows all.
@@ -36,12 +31,12 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    allowed: Callable[[Sequence[int]], Sequence[int]] | None = field(default=None)
+    allowed: Callable | None = None
 
 
 @dataclass
@@ -60,29 +55,17 @@ class Law:
 
 
 @torch.no_grad()
-def find_laws(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    outputs: Sequence[Sequence[int]],
-    samplings: Sequence[Sampling],
-) -> list[Law]:
+def find_laws(model, prompts, outputs, samplings):
     """Compute the law of every token of every output in one forward pass.
 
-    Args:
-        model: The target, in float64, causal.
-        prompts: Token ids.
-        outputs: Token ids, at least one each.
-        samplings: Of each request.
+    Of a causal model in float64; every output has a token at least.
     """
-    longest = max(
-        len(prompt) + len(output)
+    whole = [
+        torch.tensor([*prompt, *output])
         for prompt, output in zip(prompts, outputs, strict=True)
-    )
-    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
-    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        ids[row, : len(prompt) + len(output)] = torch.tensor([*prompt, *output])
+    ]
     # What fills up a row comes after all that counts.
-    logits = model(ids).logits
+    logits = model(pad_sequence(whole, batch_first=True)).logits
     laws = []
     for row, sampling in enumerate(samplings):
         first = len(prompts[row]) - 1
@@ -91,16 +74,11 @@ def find_laws(
     return laws
 
 
-def shape_law(
-    logits: torch.Tensor,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    sampling: Sampling,
-) -> Law:
-    """Turn a model's logits before each token of an output into laws.
+def shape_law(logits, prompt, output, sampling):
+    """Turn logits before each token of an output into laws.
 
     Args:
-        logits: `[num_tokens, vocab]`, float64.
+        logits: `[num_tokens, vocab]`, float64, of a model.
         prompt: Token ids.
         output: `[num_tokens]`, token ids.
         sampling: What the request asked for.
@@ -117,9 +95,7 @@ def shape_law(
     return Law(target, logits.softmax(dim=-1), is_certain)
 
 
-def truncate(
-    scores: torch.Tensor, sampling: Sampling
-) -> tuple[torch.Tensor, torch.Tensor]:
+def truncate(scores, sampling):
     """Apply temperature, top-k and top-p to logits.
 
     Args:
@@ -150,21 +126,17 @@ def truncate(
     return torch.zeros_like(probs).scatter(-1, order, probs), is_certain
 
 
-def _penalize(
-    logits: torch.Tensor,
-    prompt: Sequence[int],
-    output: Sequence[int],
-    sampling: Sampling,
-) -> torch.Tensor:
+def _penalize(logits, prompt, output, sampling):
     """Lower what has been in prompt or output before, in place."""
     chosen = one_hot(torch.tensor(output), logits.shape[1]).to(logits)
     # Before each token, how often every other one was in the output.
     counts = chosen.cumsum(dim=0) - chosen
-    if sampling.repetition != 1.0:
+    penalty = sampling.repetition_penalty
+    if penalty != 1.0:
         was_there = counts > 0
         was_there[:, list(prompt)] = True
-        factor = torch.where(logits > 0, 1 / sampling.repetition, sampling.repetition)
+        factor = torch.where(logits > 0, 1 / penalty, penalty)
         logits = torch.where(was_there, logits * factor, logits)
-    logits -= sampling.frequency * counts
-    logits -= sampling.presence * (counts > 0)
+    logits -= sampling.frequency_penalty * counts
+    logits -= sampling.presence_penalty * (counts > 0)
     return logits

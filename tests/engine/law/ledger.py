@@ -1,21 +1,14 @@
 """Evidence that adds up over rounds, in a file."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tests.engine.law.evidence import ALARM, SERIES, STAKES, Evidence
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.engine.law.judge import Verdict
-
 
 BETS = f"{', '.join(SERIES)} at {STAKES}"
 
@@ -36,7 +29,7 @@ class Ledger:
     evidence: dict[str, Evidence] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> Ledger:
+    def read(cls, path):
         """Read a file; an empty ledger if there is none.
 
         Raises:
@@ -56,7 +49,7 @@ class Ledger:
         }
         return cls(path, content["rounds"], evidence)
 
-    def write(self) -> None:
+    def write(self):
         """Write it, a line for each part, whole or not at all."""
         rounds = ",\n".join(f"    {json.dumps(one)}" for one in self.rounds)
         parts = ",\n".join(
@@ -70,7 +63,7 @@ class Ledger:
         )
         new.replace(self.path)
 
-    def take_up(self, runner: str) -> dict[str, Any]:
+    def take_up(self, runner):
         """Return the round under way, or begin one with a new seed."""
         own = [one for one in self.rounds if one["runner"] == runner]
         if not own or "done" not in own[-1]:
@@ -79,7 +72,7 @@ class Ledger:
             self.rounds.append(own[-1])
         return own[-1]
 
-    def add(self, runner: str, case: str, verdict: Verdict) -> None:
+    def add(self, runner, case, verdict):
         """Take in what a case brought."""
         parts = {f"case {case}": verdict.total}
         parts |= {f"kind {name}": one for name, one in verdict.by_feature.items()}
@@ -88,7 +81,7 @@ class Ledger:
             self.evidence.setdefault(f"{runner} {name}", Evidence()).add(evidence)
 
     @property
-    def log_e_value(self) -> float:
+    def log_e_value(self):
         """Logarithm of the mean of all e-values, which is one itself."""
         values = [one.log_e_value for one in self.evidence.values()]
         if not values:
@@ -96,18 +89,18 @@ class Ledger:
         return float(np.logaddexp.reduce(values)) - math.log(len(values))
 
     @property
-    def is_alarming(self) -> bool:
+    def is_alarming(self):
         """Whether it ever came so far has a probability of 1e-4 if all is well."""
         return self.log_e_value > math.log(ALARM)
 
-    def name_worst(self, count: int = 5) -> list[str]:
-        """Describe the parts with the most evidence against them."""
+    def name_worst(self):
+        """Describe the five parts with the most evidence against them."""
         evidence = self.evidence.items()
-        worst = sorted(evidence, key=lambda part: -part[1].log_e_value)[:count]
+        worst = sorted(evidence, key=lambda part: -part[1].log_e_value)[:5]
         return [f"{name}: {describe(one)}" for name, one in worst]
 
 
-def describe(evidence: Evidence) -> str:
+def describe(evidence):
     """Say in a line how many tokens there were and what they prove."""
     text = (
         f"{evidence.num_tokens} tokens, {evidence.num_verified} verified, "
@@ -118,11 +111,7 @@ def describe(evidence: Evidence) -> str:
     return text
 
 
-def _to_plain(evidence: Evidence) -> dict[str, object]:
-    log_e = [[round(value, 6) for value in row] for row in evidence.log_e.tolist()]
-    return {
-        "num_tokens": evidence.num_tokens,
-        "num_verified": evidence.num_verified,
-        "num_impossible": evidence.num_impossible,
-        "log_e": log_e,
-    }
+def _to_plain(evidence):
+    counts = dict(vars(evidence))
+    rows = counts.pop("log_e").tolist()
+    return counts | {"log_e": [[round(value, 6) for value in row] for row in rows]}

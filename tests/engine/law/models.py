@@ -1,18 +1,9 @@
 """Pairs of models whose draft is mostly right, and now and then far off."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from transformers import AutoConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from tests.engine.tiny_models import write_llama_pair, write_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
 
 NOISE = 0.006
 
@@ -25,9 +16,7 @@ nearly impossible under the target: a draft token that is kept against the rule
 stands out there, as it does where a real draft model is out of its depth."""
 
 
-def write_law_pair(
-    folder: Path, *, noise: float = NOISE, confused_every: int = CONFUSED_EVERY
-) -> tuple[Path, Path]:
+def write_law_pair(folder, *, noise=NOISE, confused_every=CONFUSED_EVERY):
     """Write a target and a draft, `target/` and `draft/`, float32, with tokenizers.
 
     Args:
@@ -50,7 +39,7 @@ def write_law_pair(
     return paths
 
 
-def load_reference(folder: Path) -> PreTrainedModel:
+def load_reference(folder):
     """Load a target in float64, without what only drafts."""
     if AutoConfig.from_pretrained(folder).model_type == Qwen2Config.model_type:
         return Qwen2ForCausalLM.from_pretrained(folder).double()

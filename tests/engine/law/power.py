@@ -6,36 +6,27 @@ as in the test. That is the power for prefixes such as these; drawing tokens whe
 engine would have gone on from them takes no engine, and so many trials.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from tests.engine.law.campaign import run_case, start
 from tests.engine.law.evidence import Evidence, is_alarming
-from tests.engine.law.judge import Judged, judge
+from tests.engine.law.judge import judge
 from tests.engine.law.rounds import say
 from tests.engine.law.test_law import MIXED, SEED, SPECIAL
 
-if TYPE_CHECKING:
-    from tests.engine.law.cases import Case
-
 TRIALS = 100
 
-Wrong = Callable[[Judged], torch.Tensor]
 
-
-def draw_from_draft(share: float) -> Wrong:
+def draw_from_draft(share):
     """Return what makes laws wrong at verified positions, as the controls do."""
 
-    def make(one: Judged) -> torch.Tensor:
+    def make(one):
         draft = one.drafts * (one.law.target > 0)
         total = draft.sum(dim=-1, keepdim=True)
         mixed = (1 - share) * one.law.target + share * draft / total
@@ -44,16 +35,12 @@ def draw_from_draft(share: float) -> Wrong:
     return make
 
 
-def change_temperature(factor: float) -> Wrong:
+def change_temperature(factor):
     """Return what makes all laws those of another temperature."""
-
-    def make(one: Judged) -> torch.Tensor:
-        return (one.law.target.log() / factor).softmax(dim=-1)
-
-    return make
+    return lambda one: (one.law.target.log() / factor).softmax(dim=-1)
 
 
-WRONG: dict[str, Wrong] = {
+WRONG = {
     "nothing": draw_from_draft(0.0),
     "5 % from the draft": draw_from_draft(0.05),
     "3 % from the draft": draw_from_draft(0.03),
@@ -63,7 +50,7 @@ WRONG: dict[str, Wrong] = {
 }
 
 
-def run_all(folder: Path) -> dict[Case, list[Judged]]:
+def run_all(folder):
     """Run the cases whose evidence is added up in the test."""
     judged = {}
     for drafter, cases in itertools.groupby(MIXED, key=lambda case: case.drafter):
@@ -74,22 +61,19 @@ def run_all(folder: Path) -> dict[Case, list[Judged]]:
     return judged
 
 
-def count_alarms(
-    judged: dict[Case, list[Judged]], wrong: Wrong, trials: int = TRIALS
-) -> Counter[str]:
+def count_alarms(judged, wrong):
     """Count in how many trials each test fails."""
-    alarms: Counter[str] = Counter()
+    alarms = Counter()
     laws = {case: [wrong(one) for one in ones] for case, ones in judged.items()}
-    for trial in range(trials):
+    for trial in range(TRIALS):
         torch.manual_seed(trial)
-        parts: dict[str, Evidence] = {}
+        parts = {}
         for case, ones in judged.items():
-            verdict = judge(
-                [
-                    replace(one, output=torch.multinomial(law, 1)[:, 0].tolist())
-                    for one, law in zip(ones, laws[case], strict=True)
-                ]
-            )
+            drawn = [
+                replace(one, output=torch.multinomial(law, 1)[:, 0].tolist())
+                for one, law in zip(ones, laws[case], strict=True)
+            ]
+            verdict = judge(drawn)
             found = {str(case): verdict.total}
             found |= verdict.by_feature | verdict.by_position
             for name, evidence in found.items():
@@ -100,7 +84,7 @@ def count_alarms(
     return alarms
 
 
-def main() -> None:
+def main():
     """Print a table for each thing that may be wrong."""
     with tempfile.TemporaryDirectory() as folder:
         judged = run_all(Path(folder))

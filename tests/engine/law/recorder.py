@@ -1,21 +1,12 @@
 """What each block of drafts was verified against, taken where tokens are sampled."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import one_hot
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.engine.conftest import Engine
-
-Blocks = dict[str, list["Block"]]
-"""The blocks of every request, by its name, in the order of time."""
+from tests.engine.checks import name_of
 
 
 @dataclass
@@ -33,7 +24,7 @@ class Block:
     drafts: list[int]
     laws: torch.Tensor
 
-    def count_reached(self, output: Sequence[int]) -> int:
+    def count_reached(self, output):
         """Count the drafts before which all were accepted: those that were judged."""
         for index, draft in enumerate(self.drafts):
             if self.start + index >= len(output):
@@ -48,34 +39,34 @@ class Record:
     """What was recorded of an engine's steps since it was cleared.
 
     Attributes:
+        blocks: Of every request, by its name, in the order of time.
         num_one_hot: Drafts verified without their law, as argmax drafts are, in steps
             that had something to sample.
         num_preempted: Requests that lost their KV blocks.
     """
 
-    blocks: Blocks
+    blocks: dict[str, list[Block]]
     num_one_hot: int = 0
     num_preempted: int = 0
 
-    def clear(self) -> None:
+    def clear(self):
         """Begin anew."""
         self.blocks.clear()
         self.num_one_hot = self.num_preempted = 0
 
 
-def record(engine: Engine) -> Record:
+def record(engine):
     """Record all blocks of an engine from now on."""
     recorded = Record(defaultdict(list))
     sampler = engine.runner.rejection_sampler
     if isinstance(sampler, torch.nn.Module):
         _record_v1(engine.runner, recorded)
     else:
-        engine.runner.rejection_sampler = _RecordingSampler(
-            sampler, engine.runner, recorded
-        )
+        recording = _RecordingSampler(sampler, engine.runner, recorded)
+        engine.runner.rejection_sampler = recording
     schedule = engine.scheduler.schedule
 
-    def spy_on_schedule(*args: Any, **kwargs: Any) -> Any:
+    def spy_on_schedule(*args, **kwargs):
         output = schedule(*args, **kwargs)
         recorded.num_preempted += len(output.preempted_req_ids or ())
         return output
@@ -84,8 +75,8 @@ def record(engine: Engine) -> Record:
     return recorded
 
 
-def _record_v1(runner: Any, recorded: Record) -> None:
-    def note(_sampler: Any, args: tuple[Any, ...]) -> None:
+def _record_v1(runner, recorded):
+    def note(_sampler, args):
         metadata, draft_probs, logits, sampling = args[:4]
         drafts = metadata.draft_token_ids
         laws = draft_probs
@@ -97,9 +88,8 @@ def _record_v1(runner: Any, recorded: Record) -> None:
         for row, (own_drafts, own_laws) in enumerate(parts):
             if len(own_drafts):
                 start = batch.num_tokens_no_spec[row] - batch.num_prompt_tokens[row]
-                recorded.blocks[_name(batch.req_ids[row])].append(
-                    Block(int(start), own_drafts.tolist(), own_laws.clone())
-                )
+                block = Block(int(start), own_drafts.tolist(), own_laws.clone())
+                recorded.blocks[name_of(batch.req_ids[row])].append(block)
 
     runner.rejection_sampler.register_forward_pre_hook(note)
 
@@ -107,19 +97,13 @@ def _record_v1(runner: Any, recorded: Record) -> None:
 class _RecordingSampler:
     """Stands before the V2 runner's rejection sampler."""
 
-    def __init__(self, inner: Any, runner: Any, recorded: Record) -> None:
+    def __init__(self, inner, runner, recorded):
         self._inner, self._runner, self._recorded = inner, runner, recorded
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._inner, name)
 
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        batch: Any,
-        draft_logits: torch.Tensor | None = None,
-        *args: Any,
-    ) -> Any:
+    def __call__(self, logits, batch, draft_logits=None, *args):
         ends = batch.cu_num_logits.tolist()
         temperatures = self._inner.sampler.sampling_states.temperature.gpu
         lengths = self._runner.req_states.prompt_len.np
@@ -137,12 +121,6 @@ class _RecordingSampler:
                 temperature = temperatures[slot] or 1.0
                 laws = (draft_logits[slot, :count].float() / temperature).softmax(-1)
             start = int(batch.positions[tokens[0]]) + 1 - int(lengths[slot])
-            self._recorded.blocks[_name(req_id)].append(
-                Block(start, drafts.tolist(), laws.clone())
-            )
+            block = Block(start, drafts.tolist(), laws.clone())
+            self._recorded.blocks[name_of(req_id)].append(block)
         return self._inner(logits, batch, draft_logits, *args)
-
-
-def _name(req_id: str) -> str:
-    """Cut off the suffix with which vLLM makes ids unique."""
-    return req_id.rpartition("-")[0]

@@ -3,27 +3,18 @@
 After every case: a round that was broken off goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tests.engine.law.cases import Case
 from tests.engine.law.evidence import is_alarming
 from tests.engine.law.ledger import Ledger, describe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from tests.engine.law.campaign import Bias, Outcome
-    from tests.engine.law.cases import Case
-    from tests.engine.law.engines import LawEngine
 
 EVIDENCE = Path(__file__).parent / "evidence.json"
 
@@ -33,7 +24,7 @@ class Control:
     """A case that must be rejected under a bias, in a round of its own."""
 
     case: Case
-    bias: Bias
+    bias: Callable
     num_each: int
 
 
@@ -51,27 +42,23 @@ class Game:
     """
 
     runner: str
-    start: Callable[[Path, str], AbstractContextManager[LawEngine]]
-    run_case: Callable[..., Outcome]
+    start: Callable
+    run_case: Callable
     cases: Sequence[Case]
     num_each: int
     controls: Sequence[Control] = ()
 
-    def play(self, ledger: Ledger, folder: Path) -> bool:
-        """Play a round, or what is left of one.
-
-        Args:
-            ledger: What is known; taken into it is what comes out.
-            folder: For models, empty.
+    def play(self, ledger, folder):
+        """Play a round, or what is left of one; models go to an empty folder.
 
         Returns:
             Whether the controls were rejected. Those that were not are left to play.
         """
         current = ledger.take_up(self.runner)
-        turns = {str(case): (case, None, self.num_each) for case in self.cases} | {
-            f"{one.case} CONTROL": (one.case, one.bias, one.num_each)
-            for one in self.controls
-        }
+        seed = current["seed"]
+        turns = {str(case): (case, None, self.num_each) for case in self.cases}
+        for one in self.controls:
+            turns[f"{one.case} CONTROL"] = one.case, one.bias, one.num_each
         left = [name for name in turns if name not in current["done"]]
         by_drafter = itertools.groupby(left, key=lambda name: turns[name][0].drafter)
         for number, (drafter, names) in enumerate(by_drafter):
@@ -79,9 +66,8 @@ class Game:
                 for name in names:
                     begin_s = time.monotonic()
                     case, bias, num_each = turns[name]
-                    verdict = self.run_case(
-                        engine, case, current["seed"], bias=bias, num_each=num_each
-                    ).verdict
+                    how = {"bias": bias, "num_each": num_each}
+                    verdict = self.run_case(engine, case, seed, **how).verdict
                     if bias is None:
                         ledger.add(self.runner, name, verdict)
                         current["num_tokens"] += verdict.total.num_tokens
@@ -89,7 +75,7 @@ class Game:
                         current["done"].append(name)
                         ledger.write()
                     say(
-                        f"{self.runner} seed {current['seed']} "
+                        f"{self.runner} seed {seed} "
                         f"[{len(current['done'])}/{len(turns)}] {name}: "
                         f"{describe(verdict.total)}, {time.monotonic() - begin_s:.0f} s"
                     )
@@ -101,7 +87,7 @@ class Game:
         return True
 
 
-def main(game: Game) -> int:
+def main(game):
     """Play rounds from the command line; the status is 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1, help="each with a new seed")
@@ -123,6 +109,6 @@ def main(game: Game) -> int:
     return 0
 
 
-def say(line: str) -> None:
+def say(line):
     """Tell whoever waits."""
     print(line, flush=True)  # noqa: T201 - a command's output

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.engine.law.cases import Case, combine_all, pair_up
-from tests.engine.law.evidence import ALARM, STAKES, Evidence, bet, is_alarming
+from tests.engine.law.evidence import STAKES, Evidence, bet, is_alarming
 from tests.engine.law.judge import Verdict
 from tests.engine.law.laws import Sampling, shape_law, truncate
 from tests.engine.law.ledger import Ledger
@@ -60,14 +60,9 @@ def test_no_bet_is_won_on_average():
 def test_a_twentieth_is_noticed_and_chance_is_not():
     target, draft = draw_laws(20_000, seed=1)
     honest = judge_tokens(emit(target, seed=2), target, draft).collect()
-    biased_law = torch.where(
-        torch.arange(len(target))[:, None] % 2 == 0,
-        0.95 * target + 0.05 * draft.roll(1, dims=-1),
-        target,
-    )
-    draft = draft.roll(1, dims=-1)
+    draft, biased_law = draft.roll(1, dims=-1), target.clone()
+    biased_law[::2] = 0.95 * target[::2] + 0.05 * draft[::2]
     biased = judge_tokens(emit(biased_law, seed=2), target, draft).collect()
-
     assert honest.log_e_value < math.log(100)
     assert not is_alarming(honest)
     assert is_alarming(biased)
@@ -107,22 +102,19 @@ def test_evidence_of_parts_adds_up_to_that_of_the_whole():
     # All begin with equal parts of 1.
     assert Evidence().log_e_value == pytest.approx(0.0)
     assert not is_alarming(Evidence(), num_tests=1)
-    assert ALARM == 1e4
 
 
 def shape(output, **sampling):
     """Return the laws of an output of a model that says the same before each token."""
     logits = torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64).log()
-    return shape_law(
-        logits.repeat(len(output), 1), [2], output, Sampling(**sampling)
-    ).target.tolist()
+    logits = logits.repeat(len(output), 1)
+    return shape_law(logits, [2], output, Sampling(**sampling)).target.tolist()
 
 
 def test_the_exact_law_truncates_as_sampling_does():
     assert shape([0])[0] == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    assert shape([0], temperature=0.5)[0] == pytest.approx(
-        [16 / 30, 0.3, 4 / 30, 1 / 30]
-    )
+    squares = [16 / 30, 9 / 30, 4 / 30, 1 / 30]
+    assert shape([0], temperature=0.5)[0] == pytest.approx(squares)
     assert shape([0], top_k=2)[0] == pytest.approx([4 / 7, 3 / 7, 0.0, 0.0])
     # .4 + .3 do not reach .75 but .4 + .3 + .2 do.
     assert shape([0], top_p=0.75)[0] == pytest.approx([4 / 9, 3 / 9, 2 / 9, 0.0])
@@ -130,26 +122,21 @@ def test_the_exact_law_truncates_as_sampling_does():
 
 
 def test_the_exact_law_knows_what_was_said_before():
-    assert shape([3, 3, 0], min_tokens=2, stop_token_ids=(0,)) == [
-        pytest.approx([0.0, 3 / 6, 2 / 6, 1 / 6]),
-        pytest.approx([0.0, 3 / 6, 2 / 6, 1 / 6]),
-        pytest.approx([0.4, 0.3, 0.2, 0.1]),
-    ]
+    stopped = shape([3, 3, 0], min_tokens=2, stop_token_ids=(0,))
+    barred, whole = [0.0, 3 / 6, 2 / 6, 1 / 6], [0.4, 0.3, 0.2, 0.1]
+    np.testing.assert_allclose(stopped, [barred, barred, whole])
     # Halved for being there, once more for each time: after 0, after 0 and 0.
-    halved = shape([0, 0, 0], presence=math.log(2), frequency=math.log(2))
+    penalty = math.log(2)
+    halved = shape([0, 0, 0], presence_penalty=penalty, frequency_penalty=penalty)
     assert halved[1] == pytest.approx([1 / 7, 3 / 7, 2 / 7, 1 / 7])
     assert halved[2] == pytest.approx([0.5 / 6.5, 3 / 6.5, 2 / 6.5, 1 / 6.5])
     # Squared away from 1: the prompt's token 2 from the start, then 0 too.
-    repeated = shape([0, 0], repetition=2.0)
+    repeated = shape([0, 0], repetition_penalty=2.0)
     assert repeated[0] == pytest.approx(np.array([4, 3, 2**0.5, 1]) / (8 + 2**0.5))
     assert repeated[1] == pytest.approx(np.array([2, 3, 2**0.5, 1]) / (6 + 2**0.5))
-    even_then_odd = shape(
-        [0, 1], allowed=lambda said: (1, 3) if len(said) % 2 else (0, 2)
-    )
-    assert even_then_odd == [
-        pytest.approx([4 / 6, 0.0, 2 / 6, 0.0]),
-        pytest.approx([0.0, 3 / 4, 0.0, 1 / 4]),
-    ]
+    ruled = shape([0, 1], allowed=lambda said: (1, 3) if len(said) % 2 else (0, 2))
+    even_then_odd = [4 / 6, 0.0, 2 / 6, 0.0], [0.0, 3 / 4, 0.0, 1 / 4]
+    np.testing.assert_allclose(ruled, even_then_odd)
 
 
 def test_where_rounding_could_change_the_law_nothing_is_judged():
@@ -201,14 +188,8 @@ def test_a_round_that_was_broken_off_goes_on_where_it_stopped(tmp_path):
         won = judge_tokens(emit(law, seed=len(str(case))), target, draft).collect()
         return SimpleNamespace(verdict=Verdict(won, {"plain": won}, {}))
 
-    game = Game(
-        "v1",
-        lambda folder, drafter: nullcontext(),
-        run_case,
-        cases,
-        1,
-        [Control(cases[0], lambda _: None, 1)],
-    )
+    controls = [Control(cases[0], lambda _: None, 1)]
+    game = Game("v1", lambda *_: nullcontext(), run_case, cases, 1, controls)
     num_before_break, is_breaking = 2, True
     with pytest.raises(KeyboardInterrupt):
         game.play(Ledger.read(tmp_path / "broken.json"), tmp_path)
@@ -217,17 +198,14 @@ def test_a_round_that_was_broken_off_goes_on_where_it_stopped(tmp_path):
     assert len(played) == 4
     assert game.play(Ledger.read(tmp_path / "whole.json"), tmp_path)
     assert played[:4] == played[4:]
-    broken, whole = (
-        json.loads((tmp_path / f"{name}.json").read_text())
-        for name in ("broken", "whole")
-    )
+    files = (tmp_path / "broken.json", tmp_path / "whole.json")
+    broken, whole = (json.loads(file.read_text()) for file in files)
     assert broken["rounds"] == whole["rounds"]
     assert [one["num_tokens"] for one in whole["rounds"]] == [6000]
     assert broken["evidence"].keys() == whole["evidence"].keys()
     for name, part in broken["evidence"].items():
-        np.testing.assert_allclose(
-            part.pop("log_e"), whole["evidence"][name].pop("log_e"), atol=1e-5
-        )
-        assert part == whole["evidence"][name]
+        other = whole["evidence"][name]
+        np.testing.assert_allclose(part.pop("log_e"), other.pop("log_e"), atol=1e-5)
+        assert part == other
     # The next one has another seed.
     assert Ledger.read(tmp_path / "whole.json").take_up("v1")["seed"] == 2

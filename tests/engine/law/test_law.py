@@ -25,6 +25,7 @@ from functools import cache
 import pytest
 
 from tests.engine.law.campaign import (
+    DEPTH,
     draw_some_from_draft,
     ignore_grammars,
     run_case,
@@ -32,7 +33,6 @@ from tests.engine.law.campaign import (
     start,
 )
 from tests.engine.law.cases import Case, pair_up
-from tests.engine.law.engines import DEPTH
 from tests.engine.law.evidence import FAMILY, NUM_TESTS_OF_V2, Evidence, is_alarming
 from tests.engine.law.judge import FOLLOWING
 from tests.engine.law.traffic import FEATURES
@@ -101,10 +101,9 @@ def play(tmp_path_factory):
                 if case in PERFECT:
                     args = {"prepare": believe_in_drafts}
                 bias = CONTROLS.get(case, draw_some_from_draft)
-                outcomes[case] = (
-                    run_case(engine, case, SEED, **args),
-                    run_case(engine, case, SEED, bias=bias, **args),
-                )
+                honest = run_case(engine, case, SEED, **args)
+                biased = run_case(engine, case, SEED, bias=bias, **args)
+                outcomes[case] = honest, biased
         return outcomes
 
     return lambda case: play_all_of(case.drafter)[case]
@@ -117,7 +116,7 @@ def check_premises(case, outcome):
     assert counters["num_accepted_tokens"] > 0
     # A draft without its law turns its step to one-hot verification, where any rule of
     # selection is exact; one that was passed over for a step has lost it.
-    share = outcome.num_one_hot / counters["num_verified_tokens"]
+    share = outcome.record.num_one_hot / counters["num_verified_tokens"]
     assert share > 0.9 if case.drafter == "argmax" else share < 0.05
     if case.policy in ("tetris", "goodput") and not case.gaps:
         assert cut["budget"] + cut.get("latency", 0) > 0
@@ -125,7 +124,7 @@ def check_premises(case, outcome):
         assert cut["depth"] > 0
     # `goodput` does not let so many run that blocks are short.
     if case.tight and case.policy != "goodput":
-        assert outcome.num_preempted > 0
+        assert outcome.record.num_preempted > 0
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)
@@ -149,9 +148,7 @@ def test_every_kind_and_position_follows_its_law(part, play):
 
 
 @pytest.mark.parametrize("part", [*BETTABLE, *POSITIONS])
-def test_a_twentieth_from_the_draft_is_rejected_of_every_kind_and_at_every_position(
-    part, play
-):
+def test_a_twentieth_from_the_draft_is_rejected_of_every_kind_and_position(part, play):
     evidence = add_up((play(case)[1] for case in MIXED), part)
     assert evidence.num_impossible == 0
     assert is_alarming(evidence)

@@ -1,19 +1,11 @@
 """Requests whose outputs are judged: one of every kind, in one batch."""
 
-from __future__ import annotations
-
 import random
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from tests.engine.checks import FIRST_ORDINARY_TOKEN
+from tests.engine.checks import FIRST_ORDINARY_TOKEN, greedy
 from tests.engine.law.laws import Sampling
 from tests.engine.tiny_models import ALPHABET, VOCAB_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vllm import SamplingParams
 
 MAX_TOKENS = 32
 
@@ -31,42 +23,29 @@ CLASSES = {
 }
 
 
-def follow_grammar(generated: Sequence[int]) -> range:
+def follow_grammar(generated):
     """Return the token ids that `GRAMMAR` allows next."""
-    first, last = ("j", "9") if len(generated) % 2 else ("a", "I")
-    return range(find_token(first), find_token(last) + 1)
-
-
-def find_token(character: str) -> int:
-    """Return the id of a character's token."""
-    return FIRST_ORDINARY_TOKEN + ALPHABET.index(character)
-
-
-@dataclass(frozen=True)
-class Feature:
-    """What sets a kind of request apart.
-
-    Attributes:
-        sampling: What shapes its law.
-        is_seeded: Each request has a seed of its own.
-    """
-
-    sampling: Sampling = field(default_factory=Sampling)
-    is_seeded: bool = False
+    ends = "j9" if len(generated) % 2 else "aI"
+    first, last = (FIRST_ORDINARY_TOKEN + ALPHABET.index(end) for end in ends)
+    return range(first, last + 1)
 
 
 FEATURES = {
-    "plain": Feature(),
-    "cool": Feature(Sampling(temperature=0.7)),
-    "truncated": Feature(Sampling(temperature=1.2, top_k=32, top_p=0.998)),
-    "seeded": Feature(is_seeded=True),
-    "penalties": Feature(Sampling(repetition=1.3, presence=0.6, frequency=0.4)),
-    "min_tokens": Feature(Sampling(min_tokens=20, stop_token_ids=STOP_TOKEN_IDS)),
-    "stop_tokens": Feature(Sampling(stop_token_ids=STOP_TOKEN_IDS[:2])),
-    "structured": Feature(Sampling(allowed=follow_grammar)),
+    "plain": Sampling(),
+    "cool": Sampling(temperature=0.7),
+    "truncated": Sampling(temperature=1.2, top_k=32, top_p=0.998),
+    # Each request has a seed of its own.
+    "seeded": Sampling(),
+    "penalties": Sampling(
+        repetition_penalty=1.3, presence_penalty=0.6, frequency_penalty=0.4
+    ),
+    "min_tokens": Sampling(min_tokens=20, stop_token_ids=STOP_TOKEN_IDS),
+    "stop_tokens": Sampling(stop_token_ids=STOP_TOKEN_IDS[:2]),
+    "structured": Sampling(allowed=follow_grammar),
     # Has no law to bet on, but tokens that are impossible.
-    "greedy": Feature(Sampling(temperature=0.0)),
+    "greedy": Sampling(temperature=0.0),
 }
+"""What shapes the law of each kind of request."""
 
 
 @dataclass(frozen=True)
@@ -79,60 +58,39 @@ class LawRequest:
     request_class: str | None = None
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self):
         """What shapes its law."""
-        return FEATURES[self.feature].sampling
+        return FEATURES[self.feature]
 
-    def make_params(self) -> SamplingParams:
+    def make_params(self):
         """Build vLLM's sampling parameters."""
-        from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
-        sampling = self.sampling
-        extra_args = None
+        shape = dict(vars(self.sampling))
+        more = {"stop_token_ids": list(shape.pop("stop_token_ids"))}
+        if shape.pop("allowed") is not None:
+            more["structured_outputs"] = StructuredOutputsParams(regex=GRAMMAR)
+        if self.feature == "seeded":
+            more["seed"] = self.seed
         if self.request_class is not None:
-            extra_args = {"request_class": self.request_class}
-        grammar = None
-        if sampling.allowed is not None:
-            grammar = StructuredOutputsParams(regex=GRAMMAR)
-        return SamplingParams(
-            max_tokens=MAX_TOKENS,
-            ignore_eos=True,
-            detokenize=False,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            repetition_penalty=sampling.repetition,
-            presence_penalty=sampling.presence,
-            frequency_penalty=sampling.frequency,
-            min_tokens=sampling.min_tokens,
-            stop_token_ids=list(sampling.stop_token_ids),
-            structured_outputs=grammar,
-            seed=self.seed if FEATURES[self.feature].is_seeded else None,
-            extra_args=extra_args,
-        )
+            more["extra_args"] = {"request_class": self.request_class}
+        return greedy(MAX_TOKENS, **shape, **more)
 
 
-def draw_requests(
-    seed: int,
-    num_each: int,
-    *,
-    long_prompts: bool = False,
-    classes: bool = False,
-    features: Sequence[str] = tuple(FEATURES),
-) -> list[LawRequest]:
+def draw_requests(seed, num_each, case, features):
     """Draw requests of every kind, one of each in turn.
 
     Args:
         seed: Of prompts, classes and the requests' own seeds.
         num_each: Requests of each kind.
-        long_prompts: Of two to four chunks instead of less than one.
-        classes: Whether requests belong to classes, by chance.
+        case: Says whether prompts are of two to four chunks instead of less than one,
+            and whether requests belong to classes, by chance.
         features: Kinds to draw.
     """
-    rng = random.Random(seed)
-    shortest, longest = (CHUNK + 8, 4 * CHUNK - 4) if long_prompts else (3, CHUNK - 4)
-    names = [None, *CLASSES] if classes else [None]
+    rng, names = random.Random(seed), [None, *CLASSES] if case.classes else [None]
+    shortest, longest = 3, CHUNK - 4
+    if case.long_prompts:
+        shortest, longest = CHUNK + 8, 4 * CHUNK - 4
     return [
         LawRequest(
             feature=feature,

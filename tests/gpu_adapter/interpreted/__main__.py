@@ -2,8 +2,6 @@
 
 # ruff: noqa: I001 - the order is the point
 
-from __future__ import annotations
-
 import sys
 
 import tests.gpu_adapter.interpreted.plugin  # noqa: F401 - before vLLM
@@ -19,21 +17,8 @@ from tests.gpu_adapter.interpreted.law import (
 )
 
 if __name__ == "__main__":
-    sys.exit(
-        main(
-            Game(
-                "v2",
-                start,
-                run_case,
-                combine_all([DRAFTER]),
-                1,
-                [
-                    *(
-                        Control(case, draw_some_from_draft, 4)
-                        for case in pair_up_policies(DRAFTER)
-                    ),
-                    Control(Case("perfect", "tetris"), score_by_drawn_token, 16),
-                ],
-            )
-        )
-    )
+    controls = [
+        Control(one, draw_some_from_draft, 4) for one in pair_up_policies(DRAFTER)
+    ]
+    controls.append(Control(Case("perfect", "tetris"), score_by_drawn_token, 16))
+    sys.exit(main(Game("v2", start, run_case, combine_all([DRAFTER]), 1, controls)))

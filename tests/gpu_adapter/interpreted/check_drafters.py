@@ -11,19 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checks import (
-    check_counters,
-    complete,
-    draw_prompts,
-    greedy,
-    summarize_all,
-)
-from tests.engine.tiny_models import (
-    write_eagle3_head,
-    write_eagle_head,
-    write_markov_llama,
-    write_mimo,
-)
+from tests.engine.checks import draw_prompts, greedy
+from tests.engine.tiny_models import write_heads
 from tests.gpu_adapter.interpreted.engines import run_interpreted
 from tests.gpu_adapter.interpreted.parallel_heads import (
     write_dflash_head,
@@ -41,11 +30,9 @@ PARAMS = greedy(24)
 def drafters(tmp_path_factory):
     """Targets, and the heads that draft for them if they are not a part of them."""
     folder = tmp_path_factory.mktemp("heads")
-    llama = write_markov_llama(folder / "target")
-    return {
-        "eagle": (llama, write_eagle_head(folder / "eagle")),
-        "eagle3": (llama, write_eagle3_head(folder / "eagle3", llama)),
-        "mtp": (write_mimo(folder / "mimo"), None),
+    heads = write_heads(folder)
+    llama, _ = heads["eagle"]
+    return heads | {
         "dflash": (llama, write_dflash_head(folder / "dflash", llama)),
         "dspark": (llama, write_dspark_head(folder / "dspark", llama)),
     }
@@ -58,7 +45,7 @@ def expect():
     @cache
     def expect_of(target):
         with run_interpreted(target) as plain:
-            return summarize_all(complete(plain, PROMPTS, PARAMS))
+            return plain.answer(PROMPTS, PARAMS)
 
     return expect_of
 
@@ -67,29 +54,24 @@ def check_tokens(pair, expect, **options):
     """Compare what an engine answers with its target alone; return the counters."""
     expected = expect(pair[0])
     with run_interpreted(*pair, policy="tetris", **options) as engine:
-        outputs = complete(engine, PROMPTS, PARAMS)
-        counters = engine.scheduler.counters
-    assert summarize_all(outputs) == expected
-    return counters
+        assert engine.answer(PROMPTS, PARAMS) == expected
+        engine.check_counters()
+        return engine.counters
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "dflash", "dspark"])
 def test_tokens_are_the_targets_own(method, drafters, expect):
     counters = check_tokens(drafters[method], expect, method=method)
-    check_counters(counters)
     assert counters.num_cut_tokens["budget"] > 0
     assert counters.num_accepted_tokens > counters.num_drafts / 2
 
 
-def test_ranks_with_other_confidences_admit_the_same_drafts(
-    pair, expect, tmp_path, monkeypatch
-):
+def test_ranks_of_other_confidences_admit_alike(pair, expect, tmp_path, monkeypatch):
     # Workers in processes of their own get the plugin at their start-up.
     site = tmp_path / "site"
     site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "import tests.gpu_adapter.interpreted.plugin\n"
-    )
+    module = site / "sitecustomize.py"
+    module.write_text("import tests.gpu_adapter.interpreted.plugin\n")
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(site), str(ROOT)])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv(DECISIONS_FOLDER, str(tmp_path))

@@ -5,13 +5,9 @@ leaves room for one case of each policy, each judged by itself, and for one cont
 all four together; `make law` runs all cases, and controls of each policy.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tests.engine.law.cases import Case, pair_up_policies
+from tests.engine.law.cases import pair_up_policies
 from tests.engine.law.evidence import NUM_TESTS_OF_V2, Evidence, is_alarming
 from tests.gpu_adapter.interpreted.law import (
     DRAFTER,
@@ -20,14 +16,9 @@ from tests.gpu_adapter.interpreted.law import (
     start,
 )
 
-if TYPE_CHECKING:
-    from tests.engine.law.campaign import Outcome
-
 SEED = 1
 
 CASES = pair_up_policies(DRAFTER)
-
-Outcomes = dict[Case, "Outcome"]
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +46,13 @@ def test_every_token_follows_its_law(case, outcomes):
     counters, cut = outcome.counters, outcome.counters["num_cut_tokens"]
     assert counters["num_fallbacks"] == {}
     assert counters["num_accepted_tokens"] > 0
-    assert outcome.num_one_hot == 0
+    assert outcome.record.num_one_hot == 0
     if case.policy in ("tetris", "goodput"):
         assert cut["budget"] > 0
     if case.gaps:
         assert cut["depth"] > 0
     if case.tight and case.policy != "goodput":
-        assert outcome.num_preempted > 0
+        assert outcome.record.num_preempted > 0
     assert not is_alarming(outcome.verdict.total)
 
 

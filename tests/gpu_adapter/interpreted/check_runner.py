@@ -23,19 +23,17 @@ from serving.engine.gpu.speculators import RawConfidence
 from serving.engine.gpu.verification import PlannedVerification
 from tests.engine.checks import (
     Arrival,
-    check_counters,
-    complete,
+    check_logprobs,
     draw_prompts,
-    drive,
     greedy,
     summarize_all,
-    summarize_by_name,
 )
-from tests.engine.made_up import Instead, draft_at, make_up_costs
+from tests.engine.made_up import make_up_costs, plan_instead
 from tests.gpu_adapter.interpreted import graphs, plugin
-from tests.gpu_adapter.interpreted.engines import run_interpreted
+from tests.gpu_adapter.interpreted.engines import MAX_NUM_SEQS, run_interpreted
 
 PROMPTS = draw_prompts(6)
+PARAMS = greedy(16)
 
 PATTERN = r"([a-e]{2}[0-9]){3,}"
 
@@ -64,11 +62,7 @@ def ours(with_drafts):
 
 @pytest.fixture(scope="module")
 def expected(plain):
-    return summarize_all(complete(plain, PROMPTS, greedy(16)))
-
-
-def answer(engine):
-    return summarize_all(complete(engine, PROMPTS, greedy(16)))
+    return plain.answer(PROMPTS, PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +83,9 @@ def test_tokens_are_those_without_speculation(policy, draft_tokens, plain, with_
     assert isinstance(engine.runner.adaptive_verification, PlannedVerification)
     captured = engine.runner.cudagraph_manager.graphs.values()
     num_replays = sum(graph.num_replays for graph in captured)
-    outputs = drive(engine, arrivals)
-    counters = engine.scheduler.counters
-    assert summarize_by_name(outputs) == summarize_by_name(drive(plain, arrivals))
-    check_counters(counters)
+    assert engine.drive(arrivals) == plain.drive(arrivals)
+    engine.check_counters()
+    counters = engine.counters
     assert counters.num_accepted_tokens > len(arrivals)
     assert (counters.num_cut_tokens["budget"] > 0) == (policy in ("tetris", "goodput"))
     assert sum(graph.num_replays for graph in captured) > num_replays
@@ -117,26 +110,19 @@ def test_other_settings_change_no_token(plain, ours):
         greedy(1),
     ]
     prompts = draw_prompts(len(params))
-    outputs, others = (complete(one, prompts, params) for one in (ours, plain))
+    outputs, others = (one.complete(prompts, params) for one in (ours, plain))
     assert summarize_all(outputs) == summarize_all(others)
     assert re.fullmatch(r"([a-e]{2}[0-9])*[a-e]{0,2}", outputs[0].outputs[0].text)
-    positions, expected = (one[1].outputs[0].logprobs for one in (outputs, others))
-    assert len(positions) == len(expected) == 16
-    for position, other in zip(positions, expected, strict=True):
-        assert position.keys() == other.keys()
-        for token, logprob in position.items():
-            assert logprob.logprob == pytest.approx(other[token].logprob, abs=1e-4)
-    counters = ours.scheduler.counters
-    check_counters(counters)
+    check_logprobs(*(one[1].outputs[0].logprobs for one in (outputs, others)))
+    ours.check_counters()
+    counters = ours.counters
     assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["opt_out"] > 0
     assert counters.num_cut_tokens["length"] > 0
 
 
 @pytest.mark.parametrize("reason", ["attention_backend", "eager"])
-def test_what_stands_in_the_way_leads_to_plain_verification(
-    reason, pair, expected, monkeypatch
-):
+def test_obstacles_lead_to_plain_verification(reason, pair, expected, monkeypatch):
     """Not to a refusal to start, as vLLM's own adaptive verification does."""
     if reason == "attention_backend":
         # The CPU's has no graphs, left as it is.
@@ -147,19 +133,17 @@ def test_what_stands_in_the_way_leads_to_plain_verification(
         monkeypatch.setattr(plugin, "graphs_wanted", graphs.CUDAGraphMode.NONE)
     with run_interpreted(*pair, policy="tetris") as engine:
         assert engine.runner.adaptive_verification is None
-        assert answer(engine) == expected
-        counters = engine.scheduler.counters
+        assert engine.answer(PROMPTS, PARAMS) == expected
+        counters = engine.counters
     assert counters.num_fallbacks[f"plain_{reason}"] > 0
     assert counters.num_accepted_tokens > 0
     assert counters.num_cut_tokens["budget"] == 0
 
 
-def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
-    ours, expected, monkeypatch
-):
+def test_a_draft_model_makes_as_many_passes_as_asked_for(ours, expected, monkeypatch):
     """VLLM's makes all of them; and each step's times tell of what was made."""
     drafter, made = ours.runner.speculator, set()
-    timings = draft_at(ours, cycle([4, 1, 3, 0, 2]))
+    timings = ours.draft_at(cycle([4, 1, 3, 0, 2]))
     go_on = drafter._multi_step_decode
 
     def note(*args, **kwargs):
@@ -167,7 +151,7 @@ def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
         return go_on(*args, **kwargs)
 
     monkeypatch.setattr(drafter, "_multi_step_decode", note)
-    assert answer(ours) == expected
+    assert ours.answer(PROMPTS, PARAMS) == expected
     assert made == {2, 3, 4}
     assert drafter.num_speculative_steps == DEPTH
     assert {timing.depth for timing in timings} == {0, 1, 2, 3, 4}
@@ -175,13 +159,25 @@ def test_a_draft_model_makes_as_many_passes_as_it_is_asked_for(
     assert all((one.draft_next_ms > 0) == (one.depth > 1) for one in timings)
 
 
+def test_every_batch_is_padded_to_the_next_captured_size(with_drafts):
+    """As the planner prices it."""
+    manager = with_drafts.runner.cudagraph_manager
+    load = {"uniform_token_count": None, "num_active_loras": 0}
+    load["max_query_len"] = DEPTH + 1
+    for num_tokens in range(1, graphs.CAPTURED_TOKENS[-1] + 2):
+        sizes = [size for size in graphs.CAPTURED_TOKENS if size >= num_tokens]
+        found = manager.dispatch(min(MAX_NUM_SEQS, num_tokens), num_tokens, **load)
+        assert found.num_tokens == (sizes[0] if sizes else num_tokens)
+        assert (found.cg_mode == graphs.CUDAGraphMode.FULL) == bool(sizes)
+
+
 def test_the_start_up_profile_reaches_the_planner_once(with_drafts):
     with_drafts.set_policy("goodput", max_draft_tokens=DEPTH)
     with_drafts.runner._profile_sent = False
     scheduler, profiles = with_drafts.scheduler, []
     planner = scheduler._planner
-    scheduler._planner = Instead(planner, fit_profile=profiles.append)
-    complete(with_drafts, PROMPTS, greedy(32))
+    plan_instead(scheduler, fit_profile=profiles.append)
+    with_drafts.complete(PROMPTS, greedy(32))
     (profile,) = profiles
     # Every captured size, and some beyond.
     assert set(graphs.CAPTURED_TOKENS) < set(profile.num_tokens)
@@ -197,23 +193,17 @@ def test_a_report_that_cannot_be_made_costs_no_token_and_is_counted(
 ):
     with monkeypatch.context() as broken:
         broken.setattr(part, method, lambda *_: 1 / 0)
-        assert answer(ours) == expected
+        assert ours.answer(PROMPTS, PARAMS) == expected
     # Where there was none, the next one tells.
-    assert answer(ours) == expected
-    assert ours.scheduler.counters.num_fallbacks.keys() == {"report_error"}
+    assert ours.answer(PROMPTS, PARAMS) == expected
+    assert ours.counters.num_fallbacks.keys() == {"report_error"}
 
 
-OURS = Path(serving.__file__).parents[1]
+OURS = [Path(serving.__file__).parents[1] / part for part in ("serving", "policies")]
 
-READS = {
-    torch.ops.aten.item.default,
-    torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.is_nonzero.default,
-    torch.ops.aten.equal.default,
-    torch.ops.aten.nonzero.default,
-    torch.ops.aten.masked_select.default,
-    torch.ops.aten.repeat_interleave.Tensor,
-}
+READING = "item _local_scalar_dense is_nonzero equal nonzero masked_select"
+READS = {getattr(torch.ops.aten, name).default for name in READING.split()}
+READS.add(torch.ops.aten.repeat_interleave.Tensor)
 
 
 class Watch(TorchDispatchMode):
@@ -241,9 +231,7 @@ def find_reader():
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if "torch" not in path.parts:
-            is_ours = path.is_relative_to(OURS / "serving") or path.is_relative_to(
-                OURS / "policies"
-            )
+            is_ours = any(path.is_relative_to(folder) for folder in OURS)
             return f"{path.stem}.{frame.f_code.co_name}" if is_ours else None
         frame = frame.f_back
     return None
@@ -273,7 +261,7 @@ def run_steps(engine, monkeypatch):
     # On a CPU these are no operations.
     for name in ("tolist", "numpy", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, noted(getattr(torch.Tensor, name)))
-    complete(engine, draw_prompts(4), greedy(16))
+    engine.complete(draw_prompts(4), greedy(16))
     assert watch.num_operations > 1000
     # Where the tensors of `DeviceReader.start` are the CPU's.
     return watch.places - {"copy.<genexpr>"}
@@ -290,12 +278,7 @@ def test_a_step_that_does_is_found(ours, monkeypatch):
         write_totals(lengths, out)
         assert int(out[-1]) >= 0
 
-    code = write_and_read.__code__
-    monkeypatch.setattr(
-        write_and_read,
-        "__code__",
-        code.replace(co_filename=verification_v2.__file__),
-        raising=True,
-    )
+    code = write_and_read.__code__.replace(co_filename=verification_v2.__file__)
+    write_and_read.__code__ = code
     monkeypatch.setattr(verification_v2, "_write_totals", write_and_read)
     assert run_steps(ours, monkeypatch) == {"verification.write_and_read"}

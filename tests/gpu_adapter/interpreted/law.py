@@ -1,10 +1,7 @@
 """Cases of `tests.engine.law` on the V2 runner."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler
 
@@ -12,16 +9,8 @@ from serving.engine.gpu.speculators import PacedStandalone
 from serving.engine.reclass import reclass
 from tests.engine.law import campaign
 from tests.engine.law.bias import draw_from_draft
-from tests.engine.law.engines import LawEngine, run_law_engine
 from tests.engine.made_up import make_up_costs
 from tests.gpu_adapter.interpreted.engines import run_interpreted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    import torch
 
 DRAFTER = "confused"
 """A draft that is wrong so often that few tokens, which are slow here, show a bias."""
@@ -31,9 +20,9 @@ run_case = partial(campaign.run_case, few_blocks=8, prepare=make_up_costs)
 
 
 @contextmanager
-def start(folder: Path, drafter: str = DRAFTER) -> Iterator[LawEngine]:
+def start(folder, drafter=DRAFTER):
     """Start the engine on which all cases of a drafter are run."""
-    with run_law_engine(
+    with campaign.run_law_engine(
         run_interpreted,
         *campaign.write_models(folder, drafter),
         speculative=campaign.SAMPLED,
@@ -43,7 +32,7 @@ def start(folder: Path, drafter: str = DRAFTER) -> Iterator[LawEngine]:
         yield engine
 
 
-def draw_some_from_draft(_: LawEngine) -> AbstractContextManager[None]:
+def draw_some_from_draft(_):
     """Bias the rejection sampler of the V2 runner."""
     return draw_from_draft(rejection_sampler, campaign.SHARE, seed=1)
 
@@ -51,36 +40,21 @@ def draw_some_from_draft(_: LawEngine) -> AbstractContextManager[None]:
 class DrawnTokenDrafter(PacedStandalone):
     """Scores a draft by the probability of the token drawn: the paper's rule."""
 
-    def sample_draft(
-        self,
-        hidden_states: torch.Tensor,
-        sample_src_positions: torch.Tensor,
-        idx_mapping: torch.Tensor,
-        temperature: torch.Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        drawn: torch.Tensor = super().sample_draft(
-            hidden_states,
-            sample_src_positions,
-            idx_mapping,
-            temperature,
-            *args,
-            **kwargs,
-        )
+    def sample_draft(self, *args, **kwargs):
+        drawn = super().sample_draft(*args, **kwargs)
+        _, _, idx_mapping, temperature, *_ = args
         step = int(self.current_draft_step)
         logits = self.draft_logits[idx_mapping, step].float()
         temperature = temperature[idx_mapping, None]
         temperature = temperature.masked_fill(temperature == 0, 1.0)
         probs = (logits / temperature).softmax(dim=-1)
-        self.draft_token_confidence_probs[: len(drawn), step] = probs.gather(
-            1, drawn[:, None].long()
-        )[:, 0]
+        confidence = probs.gather(1, drawn[:, None].long())[:, 0]
+        self.draft_token_confidence_probs[: len(drawn), step] = confidence
         return drawn
 
 
 @contextmanager
-def score_by_drawn_token(engine: LawEngine) -> Iterator[None]:
+def score_by_drawn_token(engine):
     """Rank drafts as the paper does: by what was drawn."""
     drafter = engine.engine.runner.speculator
     honest = type(drafter)

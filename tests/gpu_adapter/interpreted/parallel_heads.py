@@ -29,11 +29,8 @@ def write_dflash_head(folder, target):
     embedding to the target's output layer. Ordinary tokens and the mask lie on two
     sides of a plane, by which queries and keys find each other.
     """
-    embedding = (
-        LlamaForCausalLM.from_pretrained(target)
-        .model.embed_tokens.weight.detach()
-        .clone()
-    )
+    model = LlamaForCausalLM.from_pretrained(target).model
+    embedding = model.embed_tokens.weight.detach().clone()
     side = torch.zeros(HIDDEN_SIZE)
     side[-1] = 1.0
     embedding[:, -1] = 0.1
@@ -107,14 +104,9 @@ def _make_backbone():
         **{f"layers.0.self_attn.{name}_proj": square for name in "qkvo"},
         **{f"layers.0.mlp.{name}_proj": square for name in ("gate", "up", "down")},
     }
-    norms = {
-        "hidden_norm": HIDDEN_SIZE,
-        "norm": HIDDEN_SIZE,
-        "layers.0.input_layernorm": HIDDEN_SIZE,
-        "layers.0.post_attention_layernorm": HIDDEN_SIZE,
-        "layers.0.self_attn.q_norm": HEAD_DIM,
-        "layers.0.self_attn.k_norm": HEAD_DIM,
-    }
+    wide = ("hidden_norm", "norm", "layers.0.input_layernorm")
+    norms = dict.fromkeys([*wide, "layers.0.post_attention_layernorm"], HIDDEN_SIZE)
+    norms |= {f"layers.0.self_attn.{name}_norm": HEAD_DIM for name in "qk"}
     torch.manual_seed(1)
     return {
         **{f"{name}.weight": 0.01 * torch.randn(of) for name, of in shapes.items()},

@@ -61,11 +61,10 @@ class HostEvent:
     def query(self):
         return True
 
-    def synchronize(self):
+    def synchronize(self, *args):
         """Return at once."""
 
-    def wait(self, *args):
-        """Return at once."""
+    wait = synchronize
 
     def elapsed_time(self, end):
         return 1e3 * (end._time_s - self._time_s)

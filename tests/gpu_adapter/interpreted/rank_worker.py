@@ -48,9 +48,8 @@ def keep_decisions(verification, file):
     reallocate = verification.reallocate_drafts
 
     def reallocate_and_tell(req_ids, *args):
-        batch = verification._batch_budget
-        assert batch is not None
-        offered = [batch[0][req_id] for req_id in req_ids]
+        counts, *_ = verification._batch_budget
+        offered = [counts[req_id] for req_id in req_ids]
         result = reallocate(req_ids, *args)
         admitted = verification._batch_draft_capacity[: len(req_ids)].tolist()
         with file.open("a") as lines:
