@@ -1,5 +1,6 @@
 """What the chart renders is accepted: by helm, by Kubernetes and by KubeRay's CRD."""
 
+import copy
 import os
 from pathlib import Path
 
@@ -176,3 +177,29 @@ def test_names_stay_what_they_are(name):
         if one["kind"] != "Job"
     ]
     assert sorted(names) == sorted(NAMES[name].split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("PodDisruptionBudget", "minAvailble"),
+        ("HTTPRoute", "hostname"),
+        ("PodMonitor", "podMetricsEndpoint"),
+        ("PrometheusRule", "group"),
+    ],
+)
+def test_the_kubernetes_check_notices_a_misspelt_field(kind, field):
+    (document,) = copy.deepcopy(chart.production().of_kind(kind))
+    document["spec"][field] = 1
+    with pytest.raises(
+        (kubernetes_validate.ValidationError, jsonschema.ValidationError), match=field
+    ):
+        check_kubernetes([document])
+
+
+def test_the_crd_check_notices_a_misspelt_field(kuberay):
+    (service,) = copy.deepcopy(chart.demo().of_kind("RayService"))
+    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+    head["containers"][0]["imagePullPolcy"] = "Always"
+    with pytest.raises(jsonschema.ValidationError, match="imagePullPolcy"):
+        kuberay.validate(service)
