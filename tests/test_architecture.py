@@ -1,10 +1,11 @@
-"""What the linters do not check: packaging, and what an image lacks."""
+"""What the linters do not check: packaging, entry points, what an image lacks."""
 
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import (
     PackageNotFoundError,
+    entry_points,
     packages_distributions,
     version,
 )
@@ -66,3 +67,12 @@ def test_a_benchmark_says_what_to_install_before_it_starts(monkeypatch, capsys):
     errors = capsys.readouterr().err
     assert "tetris-serve[loadtest]; missing: locust, matplotlib." in errors
     assert "`make bench` and `make loadtest` install it" in errors
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [("console_scripts", "tetris-serve"), ("vllm.general_plugins", "tetris")],
+)
+def test_entry_points_lead_to_something_that_can_be_called(group, name):
+    [entry_point] = entry_points(group=group, name=name)
+    assert callable(entry_point.load())

@@ -241,3 +241,26 @@ def test_an_old_python_gets_as_far_as_the_message_about_it(bootstrap, monkeypatc
         bootstrap.main()
     assert "needs 3.11 or 3.12 or 3.13" in str(caught.value)
     assert "PYTHON=python3.12 make serve" in str(caught.value)
+
+
+def test_the_server_s_environment_has_nothing_of_an_extra(bootstrap, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bootstrap, "set_up", lambda *arguments: asked.append(arguments))
+    monkeypatch.setenv("TETRIS_DEVICE", "cpu")
+    for options in ([], ["--loadtest"], ["--dev"]):
+        monkeypatch.setattr(sys, "argv", ["bootstrap.py", *options])
+        bootstrap.main()
+    assert [extras for *_, extras in asked] == [[], ["loadtest"], ALL]
+
+
+def test_all_comes_by_its_hash_but_torch_for_the_cpu_from_either_index(bootstrap):
+    locks = [Path("uv.txt"), Path("all.txt")]
+    for device, torch in (("cpu", ["torch==1.0+cpu"]), ("gpu", [])):
+        steps = bootstrap.plan(Path("venv"), device, locks)
+        unhashed = [title for title, *cs in steps if "--require-hashes" not in cs[0]]
+        assert unhashed == ["Python", *torch, "tetris-serve"]
+    _, _, (title, first, second), *_ = bootstrap.plan(Path("venv"), "cpu", locks)
+    # The configured index first.
+    assert not [word for word in first if "://" in word]
+    assert bootstrap.TORCH_CPU_INDEX in second
+    assert first[-1] == second[-1] == title

