@@ -11,6 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from serving.settings.sections import HttpSettings
 from tests.conftest import run
 from tests.helm import chart
 from tests.serving.conftest import MODEL, Command, clean_environment, find_free_ports
@@ -121,3 +122,44 @@ def test_the_image_s_command_runs_nameless_on_a_read_only_root(tmp_path):
         answer = client.completions.create(model=MODEL, prompt="one", max_tokens=4)
         assert answer.usage.completion_tokens > 0
         assert server.stop(signal.SIGTERM) == 0
+
+
+def test_targets_have_the_locks_packages_a_pinned_base_and_a_nameless_user():
+    """The bootstrap is the one `make serve` runs; it reads configs/requirements."""
+    bases = [lines[0].split()[1] for name, lines in stages().items() if name]
+    outside = {base for base in bases if base not in stages()}
+    assert outside == {"${PYTHON_IMAGE}@${PYTHON_DIGEST}"}
+    assert any("configs/requirements/" in line for line in stages()["install"])
+    for device in ("cpu", "gpu"):
+        assert stages()[device][-1] == "USER 10001:10001"
+        (run,) = [line for line in stages()[f"install-{device}"] if "RUN" in line]
+        assert f"TETRIS_DEVICE={device} python -I .ci/bootstrap.py " in run
+        assert "--loadtest" not in run
+        copies = [line for line in stages()[device] if line.startswith("COPY --from")]
+        assert copies == [f"COPY --from=install-{device} /opt/venv /opt/venv"]
+    # FlashInfer compiles C++ for a GPU when it first meets its shape.
+    (install,) = [line for line in stages()["gpu"] if "apt-get install" in line]
+    assert " g++ " in install
+    text = "\n".join(stages()["run"] + stages()["cpu"])
+    assert not re.search(r"\b(gcc|g\+\+|build-essential|clang)\b", text)
+
+
+def test_an_image_passes_signals_on_and_says_how_it_is_and_what_it_was_made_from():
+    run = stages()["run"]
+    # The exec form, under an init that passes signals on.
+    assert exec_form("ENTRYPOINT") == ["tini", "--"]
+    assert exec_form("CMD")[:2] == ["tetris-serve", "up"]
+    assert "STOPSIGNAL SIGTERM" in run
+    assert f"'PORT', '{HttpSettings().port}'" in exec_form("HEALTHCHECK")[-1]
+    (label,) = [line for line in run if line.startswith("LABEL")]
+    assert 'org.opencontainers.image.licenses="Apache-2.0"' in label
+    for name in re.findall(r"\$\{(\w+)\}", label):
+        # An argument from before FROM is empty in a stage that does not ask for it.
+        assert any(re.match(rf"ARG {name}\b", line) for line in run), name
+
+
+def test_the_context_holds_what_the_server_reads_and_nothing_local():
+    needed = ["pyproject.toml", "serving/app.py", "configs/tiny.yaml"]
+    assert all(map(is_sent, [*needed, "configs/requirements/cpu.txt"]))
+    others = [".git/config", ".venv/bin/python", "loadtest/x.py", "tests/x.py"]
+    assert not any(map(is_sent, others))
