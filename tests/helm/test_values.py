@@ -112,3 +112,28 @@ def test_the_chart_has_the_package_s_version_and_its_ray():
     about = yaml.safe_load((chart.FOLDER / "Chart.yaml").read_text("utf-8"))
     pyproject = (chart.ROOT / "pyproject.toml").read_text("utf-8")
     assert f'version = "{about["appVersion"]}"' in pyproject
+
+
+def find_differences(part, values, path=""):
+    """Yield names that only the schema or only values.yaml has, but for `config`."""
+    if "$ref" in part:
+        part = SCHEMA["$defs"][part["$ref"].rpartition("/")[2]]
+    known = part.get("properties")
+    if known is None or not isinstance(values, dict):
+        return
+    yield from (f"{path}{name}" for name in set(known) ^ set(values))
+    for name in known.keys() & values.keys() - {"config"}:
+        yield from find_differences(known[name], values[name], f"{path}{name}.")
+
+
+def test_the_schema_and_the_values_know_the_same_names():
+    # Kubernetes' own fields of a probe, which have good defaults.
+    probes = {
+        f"probes.{kind}.{name}"
+        for kind in ("liveness", "readiness")
+        for name in ("initialDelaySeconds", "successThreshold")
+    }
+    # helm puts `global` into every chart.
+    assert set(find_differences(SCHEMA, VALUES)) == {"global", *probes}
+    group = SCHEMA["$defs"]["workerGroup"]
+    assert not set(find_differences(group, VALUES["workerGroups"]["engines"]))
