@@ -277,3 +277,17 @@ def test_the_drafter_takes_its_part_of_the_target_from_the_prompts(cost):
         for num_passes in (0, 1, 4)
     )
     assert deep < warm < plain
+
+
+def test_a_claim_depends_on_nothing_behind_it():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        survival = np.cumprod(rng.random((5, 4)), axis=1)
+        target_ms, cost_ms = rng.uniform(5, 40, 5), rng.uniform(0, 10)
+        before = reserve_drafts(survival, np.full(5, 4), target_ms, 40.0, cost_ms)
+        position = rng.integers(1, 4)
+        survival[:, position:] *= rng.random((5, 1))
+        after = reserve_drafts(survival, np.full(5, 4), target_ms, 40.0, cost_ms)
+        np.testing.assert_array_equal(
+            np.minimum(before, position), np.minimum(after, position)
+        )
