@@ -5,7 +5,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.decisions.places import LATELY_S, KeptSeats, Places
+from policies.decisions.places import (
+    KEPT_SHARE,
+    LATELY_S,
+    KeptSeats,
+    Places,
+    count_kept,
+)
 from policies.decisions.refill import Refills
 
 
@@ -86,3 +92,7 @@ def test_streams_are_computed_anew_as_far_as_there_is_room():
     refills.note_begun("a")
     refills.note_begun("a")
     assert refills.have_room(200, 0)
+
+
+def test_small_engines_keep_none():
+    assert [count_kept(n) for n in (1, KEPT_SHARE - 1, KEPT_SHARE, 64)] == [0, 0, 1, 4]

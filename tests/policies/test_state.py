@@ -103,3 +103,11 @@ def test_nonsense_is_refused_whatever_its_form(nonsense):
         return
     with pytest.raises(ValueError, match="state"):
         planner.import_state(nonsense)
+
+
+def test_a_state_is_taken_over_as_it_travels(exported):
+    name, state = exported
+    planner = make_planner(name)
+    planner.import_state(json.loads(json.dumps(state)))
+    assert decide(planner) != decide(make_planner(name))
+    MadeUpEngine(8).run(planner, 20)
