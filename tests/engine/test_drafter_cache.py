@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from serving.engine.cpu.drafter_cache import DrafterCache
+from serving.engine.cpu.drafter_cache import DrafterCache, MissingSpan, split_spans
 
 BLOCKS = np.array([7, 8, 9, 20], dtype=np.int32)
 
@@ -49,3 +49,34 @@ def test_requests_of_a_step_are_filled_together_as_they_would_be_one_by_one():
         num_spans += len(firsts)
     assert num_spans > 100
     assert single._incomplete_blocks
+
+
+def test_what_was_skipped_is_missing_until_somebody_fills_it():
+    cache = DrafterCache(block_size=4)
+    assert fill_one(cache, "a", 9, 1, BLOCKS) is None
+    cache.skip("a", 5, 1, BLOCKS)
+    cache.skip("a", 6, 6, BLOCKS)
+    # Whoever hits an incomplete block is filled from there.
+    cache.admit("b", 12, BLOCKS)
+    assert fill_one(cache, "b", 12, 1, BLOCKS) == 4
+    assert fill_one(cache, "a", 12, 1, BLOCKS) == 5
+    assert fill_one(cache, "a", 13, 1, BLOCKS) is None
+    cache.admit("c", 12, BLOCKS)
+    assert fill_one(cache, "c", 12, 1, BLOCKS) is None
+
+
+def test_what_is_in_doubt_is_filled_once_from_the_first_position():
+    cache = DrafterCache(block_size=4)
+    cache.skip("a", 5, 1, BLOCKS)
+    cache.doubt("a")
+    assert fill_one(cache, "a", 9, 1, BLOCKS) == 0
+    assert fill_one(cache, "a", 10, 1, BLOCKS) is None
+
+
+def test_spans_are_packed_into_passes_and_long_ones_cut():
+    spans = [MissingSpan(0, 0, 5), MissingSpan(1, 10, 13), MissingSpan(2, 3, 4)]
+    assert split_spans(spans, 6) == [
+        [MissingSpan(0, 0, 5), MissingSpan(1, 10, 11)],
+        [MissingSpan(1, 11, 13), MissingSpan(2, 3, 4)],
+    ]
+    assert split_spans([], 6) == []

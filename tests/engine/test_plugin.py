@@ -186,6 +186,7 @@ def test_what_leaves_the_engine_s_process_is_what_vllm_can_encode(utilities):
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     plugin.register()
+    plugin.register()  # Changes nothing more.
     state = {"a": np.float64(0.5), "b": (np.int64(2), [np.bool_(True)]), 3: np.ones(2)}
     core = SimpleNamespace(scheduler=SimpleNamespace(export_state=lambda: state))
     plain = utilities.tetris_export_state(core)
