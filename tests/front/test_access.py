@@ -86,15 +86,29 @@ async def test_a_key_opens_what_its_scopes_say(tmp_path, capsys):
 
 
 def test_every_route_that_nobody_named_begins_closed():
-    assert [*map(scope_of, ("/v1/models", "/board"))] == ["chat", "metrics"]
-    for path in ("/v1/load_lora_adapter", "/health/", "//v1/models", "/v1", "/BOARD"):
+    paths = ("/health", "/v1/models", "/board")
+    assert [*map(scope_of, paths)] == [None, "chat", "metrics"]
+    for path in ("/new", "/v1/load_lora_adapter", "/health/", "//v1/models", "/v1"):
         assert scope_of(path) == "admin"
+    assert scope_of("/BOARD") == "admin"
+
+
+def test_keys_are_followed_without_a_restart(tmp_path, capsys):
+    file, now_s = tmp_path / "keys.json", 0.0
+    first = make(file, "ann", capsys)
+    ring = KeyRing(str(file), set(), clock=lambda: now_s)
+    second = make(file, "bob", capsys)
+    assert ring.find(second) is None
+    now_s = 2.0
+    assert ring.find(second) is not None
+    assert main(["keys", "revoke", "--file", str(file), "ann"]) == 0
+    now_s = 4.0
+    assert ring.find(first) is None
 
 
 def test_half_a_file_of_keys_none_or_a_class_that_is_none_changes_nothing(
     tmp_path, capsys
 ):
-    """That keys come and go without a restart is in key_life.sh."""
     file, now_s = tmp_path / "keys.json", 0.0
     key = make(file, "bob", capsys)
     ring = KeyRing(str(file), set(), clock=lambda: now_s)
@@ -171,3 +185,8 @@ def test_a_named_class_sets_its_priority_and_an_unknown_one_is_refused():
         assert re.search(problem, find_unknown_class(request, known) or "")
         set_priority(request, known)
         assert request.priority == priority
+    # Requests of other kinds name none.
+    other: Any = SimpleNamespace()
+    assert find_unknown_class(other, classes) is None
+    set_priority(other, classes)
+    assert not hasattr(other, "priority")
