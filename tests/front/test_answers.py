@@ -13,7 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.front import answers
 from serving.front.app import build_api
-from serving.front.errors import describe, reword_streamed_errors
+from serving.front.errors import ApiError, describe, reword_streamed_errors
 
 pytestmark = pytest.mark.anyio
 
@@ -114,3 +114,12 @@ def test_streams_keep_vllms_own_failures_to_the_log():
     assert (internal["code"], internal["message"]) == (500, "Internal server error.")
     assert dead["code"] == 503
     assert "retry" in dead["message"]
+
+
+async def test_a_stream_that_begins_with_an_error_has_its_status():
+    """A client must not take an answer of 200 for one that was never begun."""
+    refusal = {"message": "full", "type": "Service Unavailable", "code": 503}
+    event = f"data: {json.dumps({'error': refusal})}\n\n"
+    with pytest.raises(ApiError, match="full") as error:
+        await read(chunks(event, "data: [DONE]\n\n"))
+    assert error.value.status == 503

@@ -315,3 +315,12 @@ async def test_no_more_is_leased_than_seats_and_a_new_replica_is_looked_for(scen
     await scene.check_all(requests)
     scene.client.tell_waiting()
     await until(lambda: full.leases.num_wanted == 0)
+
+
+async def test_every_token_comes_once_and_leases_end_with_their_requests(scene):
+    replicas = [scene.add_replica(), scene.add_replica()]
+    await scene.check_all(await scene.send(20))
+    assert all(replica.taken for replica in replicas)
+    await until(lambda: not any(r.leases.num_running for r in replicas))
+    assert not any(replica.aborted for replica in replicas)
+    assert not scene.replays

@@ -51,6 +51,7 @@ def as_schema(schema):
 @pytest.mark.parametrize(
     ("body", "grammars"),
     [
+        (chat(), []),
         (chat(response_format={"type": "json_object"}), []),
         (chat(response_format=as_schema({"b": 2})), [("json", '{"b": 2}')]),
         (with_regex("a+"), [("regex", "a+")]),
