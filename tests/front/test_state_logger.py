@@ -51,7 +51,7 @@ def test_costs_are_learnt_from_busy_steps_alone():
 
 
 def test_the_autoscaler_leaves_out_who_knows_nothing_or_reports_half():
-    """Serve itself asks it in helm/test_live."""
+    """Serve itself asks it in test_autoscaler."""
     state = ReplicaState(base_ms=10.0, request_ms=1.0, tokens_per_step=2.0)
     told = {"r0": stats_of(state, 64), "r1": stats_of(ReplicaState(), 64)}
     # As Serve sorts what replicas report.
