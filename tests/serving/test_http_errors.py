@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.serving.conftest import MODEL
@@ -48,6 +49,8 @@ BAD_REQUESTS: dict[str, tuple[Asked, str | None]] = {
     "min_p, which speculation rules out": (chat(min_p=0.2), "min_p"),
     "tools that are a number": (chat(tools=5), "tools"),
     "a deadline that is none": (prompt(deadline_ms="soon"), "deadline_ms"),
+    "a deadline of true": (prompt(deadline_ms=True), "deadline_ms"),
+    "a deadline of nothing": (prompt(deadline_ms=0), "deadline_ms"),
     "a deadline in the past": (chat(vllm_xargs={"deadline_ms": -5}), "deadline_ms"),
     "tokens that are text": (("/detokenize", {"tokens": ["a"]}), "tokens.0"),
     "an unknown route": (("/v1/nothing", {}), None),
@@ -90,3 +93,12 @@ def test_unknown_fields_are_ignored_and_input_is_not_repeated(server):
         assert ask(("/tokenize", {"prompt": "one", "messages": messages})).is_success
     secret = "hunter2"
     assert secret not in ask(chat(max_tokens=secret, top_p=secret)).text
+
+
+def test_the_stock_client_raises_its_own_exceptions(client):
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="gpt-9", messages=[USER])
+    assert unknown.value.param == "model"
+    with pytest.raises(openai.BadRequestError) as negative:
+        client.chat.completions.create(model=MODEL, messages=[USER], max_tokens=-1)
+    assert negative.value.param == "max_tokens"
