@@ -5,23 +5,33 @@ import pty
 import re
 import signal
 import socket
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import httpx
 import psutil
 import pytest
+import yaml
 
 from serving.app import check_access
 from serving.cli import main
 from serving.commands.up import with_access, with_board_text
 from serving.settings.model import Settings, SettingsError, load_settings
+from tests.conftest import run
 from tests.serving.conftest import (
+    BIN,
     DEMO_CONFIG,
     ROOT,
     START_TIMEOUT_S,
     Command,
+    Server,
     clean_environment,
+    find_free_ports,
     is_listening,
     up_command,
+    wait_until,
 )
 
 NUM_TOKENS = 400
@@ -52,6 +62,7 @@ def test_check_prints_what_the_engine_would_be_given_or_names_file_setting_and_f
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
+        (["--port=0"], "must be"),
         (["--port=x"], "must be"),
         (["--set=name"], "must be"),
         (["a/model", "--config=x"], "--config: not allowed with argument MODEL"),
@@ -92,6 +103,19 @@ def test_a_deployment_that_cannot_work_fails_before_anything_starts(capsys, tmp_
         assert re.search(reason, capsys.readouterr().err)
 
 
+@contextmanager
+def long_stream(server: Server) -> Iterator[None]:
+    """Check that a stream comes to its end whatever is done after its first token."""
+    stream = server.stream(NUM_TOKENS, stream_options={"include_usage": True})
+    next(stream)
+    with ThreadPoolExecutor(1) as reader:
+        rest = reader.submit(list, stream)
+        yield
+        *_, last, usage = rest.result(300)
+    assert last.choices[0].finish_reason == "length"
+    assert usage.usage.completion_tokens == NUM_TOKENS
+
+
 def assert_gone(processes: list[psutil.Process], ports: list[int]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=5)
     assert alive == []
@@ -126,14 +150,8 @@ def test_ctrl_c_finishes_streams_and_leaves_nothing(ending_server):
     assert "curl http" in output
     assert "from openai import OpenAI" in output
     family = server.command.descendants()
-    stream = server.stream(NUM_TOKENS, stream_options={"include_usage": True})
-    next(stream)
-    with ThreadPoolExecutor(1) as reader:
-        rest = reader.submit(list, stream)
+    with long_stream(server):
         assert server.command.stop(signal.SIGINT) == 0
-        *_, last, usage = rest.result(300)
-    assert last.choices[0].finish_reason == "length"
-    assert usage.usage.completion_tokens == NUM_TOKENS
     assert_gone(family, [server.port, server.metrics_port])
 
 
@@ -166,6 +184,44 @@ def test_a_failing_engine_ends_the_start_with_its_reason(tmp_path):
         assert command.process.wait(START_TIMEOUT_S) == 1
     reason = command.output.partition("error: ")[2].splitlines()[0]
     assert reason.endswith("Cannot find the config file for awq")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_serve_run_and_serve_deploy_work_and_a_redeploy_lets_streams_finish(tmp_path):
+    port, dashboard_port = find_free_ports(2)
+    content = yaml.safe_load((ROOT / "configs" / "serve" / "tiny.yaml").read_text())
+    content["http_options"]["port"] = port
+    content["applications"][0]["args"]["config"] = str(DEMO_CONFIG)
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(content))
+    # `serve run` starts Ray itself, but offers no choice of the dashboard's port.
+    script = (
+        "import ray, sys; from ray.serve.scripts import cli; "
+        f"ray.init(address='local', dashboard_port={dashboard_port}); "
+        f"sys.argv = ['serve', 'run', {str(file)!r}]; cli()"
+    )
+    python, open_to_all = [sys.executable, "-c", script], {"RAY_AUTH_MODE": "disabled"}
+    with Command.start(python, tmp_path / "run.log", **open_to_all) as command:
+        server = Server(command, port, 0)
+        wait_until(lambda: server.health()[0] == 200, START_TIMEOUT_S)
+
+        address = f"http://127.0.0.1:{dashboard_port}"
+        content["applications"][0]["args"]["policy.name"] = "fixed"
+        file.write_text(yaml.safe_dump(content))
+        with long_stream(server):
+            deploy = (BIN / "serve", "deploy", file, "--address", address)
+            run(*deploy, env=clean_environment(**open_to_all))
+
+        def redeployed() -> bool:
+            url = f"{address}/api/serve/applications/"
+            details = httpx.get(url, timeout=120, trust_env=False).json()
+            app = details["applications"]["tetris"]
+            policy = app["deployed_app_config"]["args"].get("policy.name")
+            return (policy, app["status"]) == ("fixed", "RUNNING")
+
+        wait_until(redeployed, START_TIMEOUT_S)
+        assert server.complete().is_success
 
 
 def test_without_keys_only_this_machine_is_let_in(tmp_path):
