@@ -1,11 +1,13 @@
 """Settings that change while a deployment runs; it does in helm/test_live."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from serving.front.request_class import ClassShare, check_priorities
-from serving.settings.live import read_live
+from serving.settings.live import LiveSettings, read_live
 from serving.settings.model import SettingsError
 
 
@@ -32,3 +34,23 @@ def test_a_first_priority_needs_engines_that_were_started_for_it() -> None:
     with pytest.raises(ValueError, match="redeploy"):
         check_priorities({"a": ClassShare()}, urgent)
     check_priorities({"b": ClassShare(priority=3)}, urgent)
+
+
+def test_a_mistake_is_logged_and_counted_and_changes_nothing(monkeypatch, serve_log):
+    from serving import reloading
+
+    counted: list[float] = []
+    counter = SimpleNamespace(inc=counted.append)
+    monkeypatch.setattr(reloading.metrics, "Counter", lambda *_: counter)
+    taken: list[int | None] = []
+
+    async def take(live: LiveSettings) -> None:
+        taken.append(live.replicas.max_queued_requests)
+        if taken[-1] == 1:
+            raise ValueError("not so few")
+
+    for user_config in ({"policy": 3}, {"replicas": {"max_queued_requests": 1}}, {}):
+        asyncio.run(reloading.take_over(user_config, take))
+    assert taken == [1, None]
+    assert counted == [1, 1]
+    assert "not so few" in serve_log.text
