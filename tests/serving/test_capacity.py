@@ -12,7 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
-from serving.replica.capacity import RETRY_PERIOD_S, CapacityReader, CpuProbe, NvmlProbe
+from serving.replica.capacity import (
+    RETRY_PERIOD_S,
+    CapacityReader,
+    CpuProbe,
+    NvmlProbe,
+    capacity_reader,
+)
 from tests.serving.conftest import wait_until
 
 BUSIEST = {"gpu_busy": 0.8, "gpu_memory": 0.7, "gpu_throttled": 0.5}
@@ -116,6 +122,13 @@ def test_a_signal_that_nvml_cannot_tell_is_left_out_and_logged_once(
     others = {n: share for n, share in BUSIEST.items() if n != SIGNAL_OF[function]}
     assert probe.read() == probe.read() == others
     assert [one.args[0] for one in serve_log.records] == [SIGNAL_OF[function]]
+    # One that tells nothing is none; a GPU replica still has its CPU signals.
+    for other in SIGNAL_OF:
+        monkeypatch.setattr(nvml, other, lambda *_: 1 / 0)
+    reader = capacity_reader("gpu", ["0"])
+    reader.read()
+    time.sleep(0.05)
+    assert reader.read().keys() == {"cpu_own", "cpu_other", "cpu_stolen"}
 
 
 @pytest.mark.gpu

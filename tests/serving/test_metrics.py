@@ -2,7 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -108,3 +108,33 @@ def test_what_vllm_notes_of_every_step_is_summed_up_now_and_then(server):
     # A worker of its own would keep the engine core spinning for its answers.
     assert processes(server, "engine")
     assert not processes(server, "worker")
+
+
+class FakeGauge:
+    """Keeps what Ray would export."""
+
+    exported: ClassVar[dict[tuple[str, str | None], float]] = {}
+
+    def __init__(self, name: str, *_: Any) -> None:
+        self.name = name
+
+    def set(self, value: float, labels: dict[str, str]) -> None:
+        self.exported[self.name, labels.get("over")] = value
+
+
+def test_a_gain_is_exported_with_its_interval_once_it_can_be_told(monkeypatch):
+    from serving.replica import metrics
+
+    monkeypatch.setattr(metrics.metrics, "Gauge", FakeGauge)
+    monkeypatch.setattr(metrics.metrics, "Counter", FakeGauge)
+    recorder = metrics.SpeculationMetrics("goodput")
+    recorder.record(snapshot(planner={"audit_cost_share": 0.002}))
+    assert FakeGauge.exported["tetris_audit_cost_ratio", None] == 0.002
+    assert not any("gain" in name for name, _ in FakeGauge.exported)
+    ends = {"": 1.31, "_lower": 1.27, "_upper": 1.35}
+    told = {f"speculation_gain_none{end}": ratio for end, ratio in ends.items()}
+    recorder.record(snapshot(planner=told))
+    for end, ratio in ends.items():
+        name = f"tetris_speculation_gain{end}_ratio"
+        assert FakeGauge.exported[name, "none"] == ratio
+        assert (name, "best_fixed") not in FakeGauge.exported
