@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serving.cli import main
 from serving.settings.for_model import settings_for
@@ -188,3 +190,40 @@ def test_check_and_doctor_take_a_deployment_as_up_does(command, source, found, c
     assert found in output
     if command == "check":
         assert re.search(r"kv_cache_memory_bytes: \d+ +\(\d+[MG]i\)", output)
+
+
+def test_a_model_alone_is_served_without_speculation():
+    found = find(TARGET)
+    assert (found.policy.name, found.model.draft) == ("none", None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    config=st.dictionaries(
+        st.sampled_from([*LARGE, "head_dim", "text_config"]),
+        st.none()
+        | st.integers(-8, 1 << 20)
+        | st.text(max_size=4)
+        | st.dictionaries(st.text(max_size=3), st.integers()),
+    ),
+    available=st.integers(0, 1 << 45),
+)
+def test_no_configuration_breaks_it(config, available):
+    with pytest.MonkeyPatch.context() as patch:
+        set_machine(patch, available=available)
+        read = "serving.settings.for_model._read_config"
+        patch.setattr(read, lambda *_: LARGE | config)
+        try:
+            found = find("org/model", "org/draft")
+        except SettingsError as error:
+            problems = error.problems
+        else:
+            problems = []
+            assert found.engine.max_model_len >= 16
+    assert all(one.startswith("org/model: ") for one in problems)
+
+
+def test_the_demo_serves_goodput_with_room_to_draft():
+    demo = load_settings(DEMO_CONFIG)
+    assert (demo.policy.name, demo.policy.max_draft_tokens) == ("goodput", 8)
+    assert demo.findings == ()

@@ -18,7 +18,7 @@ from serving.app import llm_config_of
 from serving.commands.doctor import examine
 from serving.settings import gguf_conversion
 from serving.settings.gguf_conversion import explain, measure
-from serving.settings.gguf_files import GgufError, is_gguf
+from serving.settings.gguf_files import GgufError, find_gguf, is_gguf
 from serving.settings.gguf_models import (
     MANIFEST,
     convert,
@@ -27,9 +27,9 @@ from serving.settings.gguf_models import (
     is_whole,
     with_converted_models,
 )
-from serving.settings.model import Settings, SettingsError
+from serving.settings.model import Settings, SettingsError, load_settings
 from serving.settings.model_pair import check_models
-from tests.serving.test_settings import deployment_of
+from tests.serving.test_settings import ROOT, deployment_of
 from tests.serving.tiny_gguf import CHAT_TEMPLATE, write_gguf
 
 
@@ -279,3 +279,10 @@ def test_settings_name_the_converted_folder_and_other_machines_convert_alike(
     assert not callback.ctx.run_init_node
     with pytest.raises(GgufError, match="the same TETRIS_CACHE"):
         convert_alike(str(file), "/elsewhere", print)
+
+
+def test_the_set_up_brings_the_model_of_the_shipped_file():
+    settings = load_settings(ROOT / "configs" / "smollm2.yaml")
+    assert errors_of(settings) == []
+    # Two bytes for each of 134.5 million weights.
+    assert measure(find_gguf(settings.model.target)) == 269_030_016

@@ -11,6 +11,7 @@ import pytest
 from serving.cli import main
 from serving.engine_args import engine_kwargs_of
 from serving.local.plain_vllm import (
+    flags_of,
     leave_to_vllm,
     plain_command_of,
     plain_env_of,
@@ -166,3 +167,18 @@ def test_vllm_alone_serves_the_deployment(tmp_path):
         assert any("VLLM::EngineCore" in name for name in names)
         # Its only worker runs in the engine core, as it does in our replicas.
         assert not any("VLLM::Worker" in name for name in names)
+
+
+def test_every_boolean_of_vllm_can_be_written_as_a_flag(parse):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    kinds = (AsyncEngineArgs, FrontendArgs)
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    defaults = vars(parse([]))
+    names = {name for name in known if isinstance(defaults.get(name), bool)}
+    names |= {"enable_prefix_caching", "async_scheduling", "hf_token"}
+    assert len(names) > 50
+    for value in (True, False):
+        given = vars(parse(list(flags_of(dict.fromkeys(sorted(names), value)))))
+        assert {name for name in names if bool(given[name]) is not value} == set()

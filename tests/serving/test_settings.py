@@ -196,3 +196,19 @@ def test_the_port_variable_is_read_and_checked(monkeypatch):
     monkeypatch.setenv("PORT", "90000")
     with pytest.raises(SettingsError, match="PORT: must be a port"):
         Environment.read()
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth"),
+    [
+        ("name=none", 0),
+        ("name=fixed", 3),
+        ("name=tetris", 5),
+        ("name=tetris draft_tokens=1 max_draft_tokens=4", 4),
+        ("name=goodput", 8),
+        ("name=dynamic max_draft_tokens=4", 4),
+    ],
+)
+def test_the_draft_depth_follows_the_policy(policy, depth):
+    settings = parse_settings(minimal(policy=written(policy)))
+    assert settings.policy.num_speculative_tokens == depth
