@@ -52,13 +52,14 @@ def request(
     script: Script,
     *,
     drop: bool = False,
+    late_s: float = 0.0,
     read_timeout_s: float = 10.0,
     **options: Any,
 ) -> Outcome:
     outcome = Outcome(id="request-1")
     with run_stand_in(StandIn(script, **options)) as server:
         client = StreamingClient(server.url, read_timeout_s=read_timeout_s)
-        client.run(BODY, outcome, time.perf_counter(), drop=drop)
+        client.run(BODY, outcome, time.perf_counter() - late_s, drop=drop)
         client.close()
     assert server.ids == ["request-1"]
     return outcome
@@ -153,6 +154,16 @@ def test_a_whole_reply_is_counted(sent, num_deliveries, output_tokens, is_counte
     if output_tokens > 1:
         spent_ms = 1e3 * STEP_S * (num_deliveries - 1)
         assert outcome.tpot_ms == pytest.approx(spent_ms / (output_tokens - 1))
+
+
+def test_a_late_client_does_not_make_the_server_look_faster():
+    prompt = request(plain_reply(STEP_S))
+    late = request(plain_reply(STEP_S), late_s=1.0)
+    assert late.send_lag_ms >= 1000 > prompt.send_lag_ms
+    assert late.ttft_ms >= 1000 + 1e3 * STEP_S
+    assert late.e2e_ms >= 1000 + 3e3 * STEP_S
+    # How fast tokens follow each other has nothing to do with when it was sent.
+    assert late.tpot_ms < 1000
 
 
 ERROR = event({"error": {"message": "engine died", "code": 500}})
