@@ -108,6 +108,10 @@ def test_the_estimator_is_a_sigmoid():
     kernel = text[text.index("def _predict_kernel(") :]
     kernel = kernel[: kernel.index("class OnlineAcceptanceEstimator")]
     assert "tl.sigmoid" in kernel or "1.0 / (1.0 + tl.exp(-" in kernel
+    # Of one slope, and an intercept for each position: with 1 and 0 it is the identity.
+    made = source(upstream(RawConfidence).__init__)
+    assert "self.slope = torch.full((1,)" in made
+    assert "self.intercepts = torch.full(" in made
 
 
 def test_messages_survive_the_way_between_processes():
