@@ -28,6 +28,9 @@ EXIT_BAD_OPTIONS = 2
 _HEAD_START_S = 1.0
 """Between a master's start and the begin of the run, so that all workers are there."""
 
+_SPARE_S = 10.0
+"""After which a worker that hangs with its users is given up."""
+
 
 class LocustRun:
     """What the Locust file shares between its events, its shape and its users.
@@ -81,7 +84,8 @@ class LocustRun:
         Ending it earlier would lose what is in flight in Locust's workers, for whose
         last reports a master does not wait.
         """
-        if self.failure:
+        latest_s = self.options.duration + self.options.drain + _SPARE_S
+        if self.failure or self.now_s >= latest_s:
             return True
         # Before it is running, users may be on their way.
         is_running = self._runner.state == STATE_RUNNING
