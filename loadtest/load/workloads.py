@@ -38,12 +38,6 @@ _ROLES = {
 }
 """What ShareGPT and OpenAI call who speaks, and what OpenAI calls it."""
 
-_FORMS = (
-    "write ShareGPT's `conversations`, OpenAI's `messages` or a `prompt`, in a list of "
-    f"JSON or as JSON lines, or plain lines in UTF-8; roles are {', '.join(_ROLES)}"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation whose user turns are to be sent one after another.
@@ -172,24 +166,11 @@ def make_workload(name: str, seed: str, max_chars: int | None = None) -> Workloa
 
 def read_conversations(path: Path) -> list[Conversation]:
     """Read all conversations of a file; an error says at which place it is."""
-    place, conversations = str(path), []
-    unit = "entry" if path.suffix == ".json" else "line"
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        lines = [line.strip() for line in text.splitlines()]
-        entries = json.loads(text) if unit == "entry" else lines
-        if not isinstance(entries, list):
-            raise TypeError("not a list")
-        for number, entry in enumerate(entries, 1):
-            place = f"{path}, {unit} {number}"
-            if entry == "":
-                continue
-            is_json = path.suffix == ".jsonl"
-            messages = _read_messages(json.loads(entry) if is_json else entry)
-            if any(message["role"] == "user" for message in messages):
-                conversations.append(Conversation(tuple(messages)))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise LoadTestError(f"{place}: {error!r}; {_FORMS}") from None
+    conversations = []
+    for place, entry in _read_entries(path):
+        messages = _read_messages(place, entry)
+        if any(message["role"] == "user" for message in messages):
+            conversations.append(Conversation(tuple(messages)))
     return conversations
 
 
@@ -200,22 +181,60 @@ def _shuffle(seed: str, count: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _read_messages(entry: Any) -> list[Message]:
-    prompt = entry if isinstance(entry, str) else entry.get("prompt")
+def _read_entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield every entry with its place."""
+    place = str(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".json":
+            entries = json.loads(text)
+            if not isinstance(entries, list):
+                raise LoadTestError(f"{path}: must hold a list of conversations")
+            for number, entry in enumerate(entries):
+                yield f"{path}, entry {number}", entry
+            return
+        for number, line in enumerate(text.splitlines(), 1):
+            place = f"{path}, line {number}"
+            if line.strip():
+                is_json = path.suffix == ".jsonl"
+                yield place, json.loads(line) if is_json else line.strip()
+    except UnicodeDecodeError as error:
+        raise LoadTestError(f"{path}: is not UTF-8: {error}") from None
+    except json.JSONDecodeError as error:
+        raise LoadTestError(f"{place}: is not JSON: {error}") from None
+
+
+def _read_messages(place: str, entry: Any) -> list[Message]:
+    prompt = entry.get("prompt") if isinstance(entry, dict) else entry
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    names = ("conversations", "conversation", "conversation_a")
+    if not isinstance(entry, dict):
+        raise LoadTestError(f"{place}: must be an object or a text")
+    names = ("conversations", "conversation", "conversation_a", "messages")
     turns = next((entry[name] for name in names if entry.get(name)), None)
-    messages = [_read_turn(turn) for turn in turns or entry["messages"]]
+    if not isinstance(turns, list):
+        raise LoadTestError(
+            f"{place}: must have `conversations` (ShareGPT), `messages` or `prompt`"
+        )
+    messages = [_read_turn(f"{place}, turn {n}", t) for n, t in enumerate(turns)]
     # ShareGPT has chats that begin in the middle.
     return list(itertools.dropwhile(lambda m: m["role"] == "assistant", messages))
 
 
-def _read_turn(turn: Any) -> Message:
-    content = turn["content"] if "content" in turn else turn["value"]
-    if not isinstance(content, str):
-        raise TypeError(f"not a text: {content!r}")
-    return {"role": _ROLES[turn.get("role") or turn["from"]], "content": content}
+def _read_turn(place: str, turn: Any) -> Message:
+    if not isinstance(turn, dict):
+        raise LoadTestError(f"{place}: must be an object")
+    role = turn.get("role") or turn.get("from")
+    content = turn.get("content") if "content" in turn else turn.get("value")
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise LoadTestError(
+            f"{place}: must have from and value, or role and content, as texts"
+        )
+    if role not in _ROLES:
+        raise LoadTestError(
+            f"{place}: {role!r} is no role; there are {', '.join(_ROLES)}"
+        )
+    return {"role": _ROLES[role], "content": content}
 
 
 def _num_chars(messages: Sequence[Message]) -> int:

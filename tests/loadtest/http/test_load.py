@@ -152,16 +152,17 @@ def test_prompts_come_from_files_of_the_user(tmp_path, suffix, text, expected):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", "{", "a.json: JSONDecodeError"),
-        ("a.json", "{}", "not a list"),
-        ("a.jsonl", '{"prompt": "a"}\n{"pro', "line 2: JSONDecodeError"),
-        ("a.jsonl", '{"question": "a"}', "line 1: KeyError.*; write .*`messages`"),
-        ("a.json", '["a", {"messages": [{"role": "user"}]}]', "entry 2: KeyError"),
-        ("a.json", '[{"conversations": ["hello"]}]', "entry 1: TypeError"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", "{}", "must hold a list"),
+        ("a.jsonl", '{"prompt": "a"}\n{"pro', "line 2: is not JSON"),
+        ("a.jsonl", '{"question": "a"}', "line 1: must have `conversations`"),
+        ("a.json", '[{"messages": [{"role": "user"}]}]', "entry 0, turn 0: must have"),
+        ("a.json", '[{"conversations": ["hello"]}]', "entry 0, turn 0: must be an"),
         (
             "a.json",
-            '[{"messages": [{"from": "observation", "value": "b"}]}]',
-            "'observation'.*; roles are .*human.*bard",
+            '["a", {"conversations": [{"from": "human", "value": "a"}, '
+            '{"from": "observation", "value": "b"}]}]',
+            "entry 1, turn 1: 'observation' is no role; there are .*human.*bard",
         ),
         ("a.txt", "\n", "holds no prompt"),
         ("mixd", None, "easy, hard, mixed, long-context, chats"),
