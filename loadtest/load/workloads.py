@@ -38,6 +38,7 @@ _ROLES = {
 }
 """What ShareGPT and OpenAI call who speaks, and what OpenAI calls it."""
 
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation whose user turns are to be sent one after another.
