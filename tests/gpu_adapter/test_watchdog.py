@@ -34,7 +34,7 @@ def test_a_collapse_is_left_alone_tried_and_forgotten(make_scheduler):
         assert step.num_verified == step.order.draft_budget <= step.num_offered
     # Steps are scheduled one ahead: an outcome is known two steps later.
     late = steps[BROKEN.start + 20 : BROKEN.stop]
-    assert 0 < sum(step.num_verified for step in late) <= 3 * NUM_REQS
+    assert 0 < sum(step.num_verified for step in late) <= 5 * NUM_REQS
     assert sum(step.depth == 0 for step in late) > 0.7 * len(late)
     again = steps[BROKEN.stop + 50 : BROKEN.stop + 55]
     # Some have ended.

@@ -119,8 +119,8 @@ def test_growing_contexts_do_not_take_the_price_of_tokens():
             prompt = 30 * int(rng.integers(0, 3))
             exact_ms = 30.0 + 1.3 * (decode + prompt) + 0.003 * context
             exact_ms *= rng.lognormal(0, 0.1)
-            load = {"num_prompt_tokens": prompt, "context": context}
-            cost.observe(take_step(exact_ms, decode, num_reqs=num_reqs, **load))
+            more = {"num_prompt_tokens": prompt, "context": context}
+            cost.observe(take_step(exact_ms, decode, num_reqs=num_reqs, **more))
     price = (cost.target.at(192) - cost.target.at(64)) / 128
     assert price == pytest.approx(1.3, rel=0.25)
     assert cost.context_ms(2000) < 25.0
