@@ -73,8 +73,6 @@ def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
         "config.http.access.allow_anonymous": "true",
         # The only policy that predicts, so that no panel lacks its reason to be.
         "config.policy.name": "goodput",
-        # At its usual share, the gain can be told after minutes.
-        "config.policy.audit": "0.2",
         "config.replicas.max": "1",
         # Forecasts need it.
         "config.replicas.target_token_ms": "100",
@@ -83,7 +81,9 @@ def rendered_demo(port: int, **live: Any) -> tuple[str, dict]:
         "monitoring.prometheusRule.latency.interTokenSeconds": "1",
     }
     options = chart.options_of("demo-cpu", *map("=".join, values.items()))
-    objects = chart.render(*options, f"--set-json=live={json.dumps(live)}")
+    # At its usual share, the gain can be told after minutes.
+    given = "--set-json=config.policy.audit=0.2", f"--set-json=live={json.dumps(live)}"
+    objects = chart.render(*options, *given)
     (rule,) = objects.of_kind("PrometheusRule")
     return objects.service["serveConfigV2"], rule["spec"]
 
