@@ -147,6 +147,6 @@ def render_crowd(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     }
     deadlines = [["deadline, ms", *columns]]
     for deadline_ms, row in means.items():
-        cells = (f"{times * row[name]:.0f}" for name, times in columns.values())
-        deadlines.append([f"{float(deadline_ms):,.0f}", *cells])
+        found = (f"{times * row[name]:.0f}" for name, times in columns.values())
+        deadlines.append([f"{float(deadline_ms):,.0f}", *found])
     return join_parts(to_table(quiet), to_table(deadlines))

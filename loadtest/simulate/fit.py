@@ -58,7 +58,8 @@ def weigh(windows: Windows, prompt: float) -> NDArray[np.float64]:
         computed = (verified + prompt * w["num_requests"]) / w["num_steps"]
         rows.append([1.0, num_reqs, num_reqs + computed, depth, depth * num_reqs])
     step_ms = np.array([1e3 * w["window_s"] / w["num_steps"] for w in windows])
-    return np.array(rows, dtype=np.float64) / step_ms[:, None]
+    shares: NDArray[np.float64] = np.array(rows, dtype=np.float64) / step_ms[:, None]
+    return shares
 
 
 def fit_acceptance(windows: Windows) -> float:
