@@ -111,6 +111,8 @@ def ask(client: httpx.Client) -> dict[str, Any]:
                 events.read()
                 raise StatusError(_explain(events))
         return {"health": health.json(), "replicas": replicas}
+    except httpx.TransportError as error:
+        raise StatusError(f"nobody answers ({error})") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise StatusError(f"no answer that can be read ({error})") from None
 
