@@ -96,7 +96,8 @@ def estimate_gain(
         rest_ms = 0.0 if drafts else sums.rest_ms
         own = np.flatnonzero(buckets == bucket)
         if own.size and sums.num:
-            slopes = prompt_slope, usual_slope
+            # Where all passes are as wide, that of all loads.
+            slopes = prompt_slope, target_slope or usual_slope
             columns = np.array([_columns(blocks[n], sums, *slopes) for n in own]).T
             ms, pace, num_steps, tokens = columns.sum(axis=1).tolist()
             shares = columns / columns.sum(axis=1, keepdims=True)
@@ -119,10 +120,10 @@ def estimate_gain(
 
 
 def _columns(
-    block: BlockResult, sums: LoadSums, prompt_slope: float, usual_slope: float
+    block: BlockResult, sums: LoadSums, prompt_slope: float, slope: float
 ) -> tuple[float, float, float, float]:
     """Return a block's ms without prompts, its pace by steps, its steps and tokens."""
-    expected_ms = sums.expect_target_ms(block.near_width, usual_slope)
+    expected_ms = sums.expect_target_ms(block.near_width, slope)
     pace = block.near_target_ms / expected_ms
     ms = block.ms - prompt_slope * block.num_prompt
     return ms, block.num_steps * pace, block.num_steps, block.tokens

@@ -80,12 +80,12 @@ class Trial:
             loses_elsewhere: Whether speculation lost at other loads.
         """
         self._seen.append((block, loads))
+        is_judged = False
         for num_blocks in WINDOWS:
             gain, num_steps = self._judge(num_blocks, MIN_EVIDENCE)
             if gain is None:
-                if loses_elsewhere:
-                    self._agree()
-                return
+                continue
+            is_judged = True
             half = gain.upper - gain.ratio
             if gain.ratio + DOUBT * half < 1.0:
                 self._hold((1.0 - gain.ratio) * min(num_steps, MIN_HOLD))
@@ -93,6 +93,11 @@ class Trial:
             gains = gain.ratio - PASS_DOUBT * half > 1.0
             if (gains and len(self._seen) > MIN_TRIAL) or len(self._seen) > MAX_TRIAL:
                 self.is_open, self._num_failed = False, 0
+            if len(self._seen) <= num_blocks + 1:
+                # A longer window holds no more.
+                break
+        if loses_elsewhere and self.is_open and not is_judged:
+            self._agree()
 
     def spend(self, num_steps: int) -> None:
         """Count steps held."""

@@ -68,14 +68,13 @@ class LoadSums:
         """All steps."""
         return self.num + self.num_rest + self.num_audited
 
-    def expect_target_ms(self, width: float, usual_slope: float) -> float:
+    def expect_target_ms(self, width: float, slope: float) -> float:
         """Return what a pass over so many tokens took on the average of all.
 
         Args:
             width: Tokens of the target's pass.
-            usual_slope: Ms of one more, for a load whose passes are all as wide.
+            slope: Ms of one more.
         """
-        slope = self.slopes()[0] or usual_slope
         return (self.target_ms + slope * (self.num * width - self.width)) / self.num
 
     def slopes(self) -> tuple[float, float]:
