@@ -21,6 +21,9 @@ _TIMEOUT_S: Final = 10.0
 _LOOK_S: Final = 1.5
 """How long the board is watched: rates need two looks, and it has news every .4 s."""
 
+_UNREADABLE: Final = (AttributeError, KeyError, TypeError, ValueError)
+"""Where something else than one of our servers answers."""
+
 _HEAD: Final = (
     "replica",
     "policy",
@@ -110,11 +113,12 @@ def ask(client: httpx.Client) -> dict[str, Any]:
             elif events.status_code != httpx.codes.NOT_FOUND:
                 events.read()
                 raise StatusError(_explain(events))
-        return {"health": health.json(), "replicas": replicas}
+        # Not a server's of ours if it is something else.
+        return {"health": dict(health.json()), "replicas": replicas}
     except httpx.TransportError as error:
         raise StatusError(f"nobody answers ({error})") from None
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise StatusError(f"no answer that can be read ({error})") from None
+    except (httpx.HTTPError, httpx.InvalidURL, *_UNREADABLE) as error:
+        raise StatusError(f"no answer that can be read ({error!r})") from None
 
 
 def _watch(events: httpx.Response) -> Iterator[list[dict[str, Any]]]:
@@ -142,7 +146,7 @@ def _add_up(looks: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     for known in newest.values():
         before = known.pop("before")
         known["totals"] = {
-            name: value - before[name]
+            name: value - before.get(name, 0)
             for name, value in known.get("totals", {}).items()
         }
     return list(newest.values())
@@ -151,7 +155,7 @@ def _add_up(looks: Iterator[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def _explain(answer: httpx.Response) -> str:
     try:
         said = answer.json()["error"]["message"]
-    except (ValueError, TypeError, KeyError):
+    except _UNREADABLE:
         said = answer.reason_phrase
     hint = ""
     if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:

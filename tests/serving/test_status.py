@@ -122,6 +122,9 @@ def test_what_else_there_is_to_say_of_a_server_that_is_well(
         (HEALTHY, (503, b"<html>"), "503: Service Unavailable"),
         ((200, b"<html>"), (404, b""), "no answer that can be read"),
         (HEALTHY, (200, b"data: {\n\n"), "no answer that can be read"),
+        (HEALTHY, (200, b"data: []\n\n"), "no answer that can be read"),
+        (HEALTHY, (200, event({"policy": "x"})), "no answer that can be read"),
+        ((200, [1]), (404, b""), "no answer that can be read"),
     ],
 )  # fmt: skip
 def test_a_server_that_is_not_well_is_an_error_that_says_why(
