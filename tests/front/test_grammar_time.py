@@ -86,7 +86,8 @@ async def test_a_slow_one_whose_client_leaves_is_in_nobodys_way(grammar_time):
     known, new = with_regex("a+"), with_regex("b+")
     await grammar_time.check(known)
     slow = asyncio.ensure_future(grammar_time.check(with_regex(SLOW)))
-    await asyncio.sleep(0.5)
+    while not grammar_time._turn.locked():
+        await asyncio.sleep(0.01)
     async with asyncio.timeout(0.5):
         await grammar_time.check(known)
     slow.cancel()
