@@ -1,7 +1,7 @@
 """Streams over a deployment of two fronts and two replicas, and its processes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -20,18 +20,25 @@ CASES = [Case(kind, number) for number, kind in enumerate(KINDS * 2)]
 _warm: set[psutil.Process] = set()
 
 
-def run_all(server: Server, disturb: Callable[[], object] | None = None) -> Streams:
-    """Run two streams of each kind at once, and disturb them once all have begun."""
+def run_all(
+    server: Server,
+    disturb: Callable[[], object] | None = None,
+    once: Callable[[Iterable[object]], bool] = all,
+) -> Streams:
+    """Run two streams of each kind at once, and disturb them once all have begun.
+
+    Or once `any` has: one may wait for its grammar until the others have ended.
+    """
     streams: Streams = []
 
-    def all_have_begun() -> bool:
-        return len(streams) == len(CASES) and all(one.token_ids for one in streams)
+    def have_begun() -> bool:
+        return len(streams) == len(CASES) and once(one.token_ids for one in streams)
 
     asking = run_streams(server.url, MODEL, CASES, len(CASES), streams)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(asyncio.run, asking)
         if disturb is not None:
-            wait_until(all_have_begun, 60, period_s=0.01)
+            wait_until(have_begun, 60, period_s=0.01)
             disturb()
         return running.result(300)
 
