@@ -43,8 +43,8 @@ def build(args: dict[str, Any]) -> "Application":
     """Build the application from a deployment file or from inline settings.
 
     This is the import path for Ray Serve: `serve run serving.app:build
-    config=configs/tiny.yaml`, or `import_path: serving.app:build` with `args` in a
-    Serve config file.
+    config=configs/tiny.yaml http.access.allow_anonymous=true`, or `import_path:
+    serving.app:build` with `args` in a Serve config file.
 
     Args:
         args: Either `config`, the path of a deployment file, and any settings to

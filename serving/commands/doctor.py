@@ -101,7 +101,9 @@ def _check_packages() -> Iterator[Finding]:
     else:
         yield Finding("error", "ray", f"{ray or 'missing'}; install ray[serve]=={_RAY}")
     torch = _version("torch")
-    yield Finding("ok" if torch else "error", "torch", torch or "missing; run `make`")
+    yield Finding(
+        "ok" if torch else "error", "torch", torch or "missing; run `make serve`"
+    )
     if torch is not None and "+cpu" in torch:
         for package in _CUDA_COMPANIONS:
             if _version(package) is not None:

@@ -143,6 +143,21 @@ def test_the_command_can_be_printed(capsys):
     assert f"--model={TARGET}" in words
 
 
+@pytest.mark.parametrize(
+    "access",
+    [
+        ["--host=0.0.0.0"],
+        ["--set=http.access.keys_file=keys.json"],
+        ["--set=http.access.allow_anonymous=false"],
+    ],
+)
+def test_whom_keys_keep_out_is_not_served(access, monkeypatch, capsys):
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("vLLM was started"))
+    options = [f"--config={DEMO_CONFIG}", "--policy=fixed", *access]
+    assert main(["vllm", *options]) == 2
+    assert "http.access: vLLM's own server knows no keys" in capsys.readouterr().err
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_vllm_alone_serves_the_deployment(tmp_path):
