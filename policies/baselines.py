@@ -187,7 +187,10 @@ class DynamicPlanner(Planner):
             )
             step_ms[1:] += self._backlog.share_ms(self.cost)
         self._depth = int(np.argmax(tokens / step_ms))
-        return self._exploration.adjust_depth(self._depth, max_depth=1)
+        depth = self._exploration.adjust_depth(self._depth, max_depth=1)
+        if depth == 0 and self.limits.skips_drafter:
+            self._backlog.note_planned(num_reqs)
+        return depth
 
     def observe(self, outcome: VerificationOutcome) -> None:
         """Move the acceptance rate towards this step's.
@@ -214,6 +217,8 @@ class DynamicPlanner(Planner):
     def note_skipped_steps(self, num_steps: int) -> None:
         """Count steps at depth 0 that nobody asked about."""
         self._exploration.note_skipped_steps(num_steps)
+        if self.limits.skips_drafter:
+            self._backlog.note_skipped_steps(num_steps)
         self.cost.note_skipped_steps(num_steps)
 
     def fit_profile(self, profile: CostProfile) -> None:

@@ -121,6 +121,8 @@ class DepthControl:
         if is_due or self.cadence.has_changed(num_reqs, latency_target_ms):
             self._plan(num_reqs, latency_target_ms)
         depth = self.exploration.adjust_depth(self.costs.plan.depth, self.max_depth)
+        if depth == 0 and self.limits.skips_drafter:
+            self.backlog.note_planned(num_reqs)
         exploring = self.exploration.exploring
         if exploring:
             self.acceptance.calibration.age()
@@ -172,8 +174,11 @@ class DepthControl:
         return self.recent.tokens_by_depth(self.acceptance.typical())
 
     def note_timing(self, timing: StepTiming) -> None:
-        """Take in how deep a finished step drafted."""
+        """Take in how deep a finished step drafted, once its costs are learnt."""
         self.exploration.note_passes(timing.depth)
+
+    def note_finished(self, timing: StepTiming) -> None:
+        """Take in at once what a finished step left out, which no clock says."""
         if self.limits.skips_drafter:
             self.backlog.note(timing)
 
@@ -191,6 +196,8 @@ class DepthControl:
         """Count steps at depth 0 that nobody asked about."""
         self.cadence.num_steps += num_steps
         self.exploration.note_skipped_steps(num_steps)
+        if self.limits.skips_drafter:
+            self.backlog.note_skipped_steps(num_steps)
 
     def _look_ahead(self) -> None:
         """Let recent drafts stand for the next ones; too dear for every step."""

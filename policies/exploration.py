@@ -139,22 +139,39 @@ made drafting worthwhile is expected to last."""
 class DrafterBacklog:
     """Positions of the running requests that lack the drafter's KV.
 
-    Only where the engine skips the drafter at depth 0; elsewhere nothing is missing.
+    Only where the engine skips the drafter at depth 0; elsewhere nothing is missing. At
+    depth 0 for long it times one step in eight: steps are counted as they are planned
+    or told to have been skipped, and a timing is about the latest of them.
 
     Attributes:
         num_positions: Positions over all running requests.
     """
 
     num_positions: int = 0
+    _num_reqs: int = field(init=False, default=0)
+    _is_counted: bool = field(init=False, default=False)
+
+    def note_planned(self, num_reqs: int) -> None:
+        """Count a step that is planned for depth 0, timed or not."""
+        self._num_reqs = num_reqs
+        self.note_skipped_steps(1)
+
+    def note_skipped_steps(self, num_steps: int) -> None:
+        """Count steps at depth 0 of the latest requests, a token each."""
+        self.num_positions += num_steps * self._num_reqs
+        self._is_counted = True
 
     def note(self, timing: StepTiming) -> None:
-        """Take in a step of an engine that skips its drafter at depth 0."""
+        """Take in a step; one that nobody counted, as an audit's own, counts now."""
+        is_counted, self._is_counted = self._is_counted, False
+        self._num_reqs = timing.num_reqs
         if timing.depth > 0:
             self.num_positions = 0
             return
+        num_missed = timing.num_tokens - (timing.num_reqs if is_counted else 0)
         # Requests that end take their share of the missing positions along.
         self.num_positions = min(
-            self.num_positions + timing.num_tokens, timing.num_context_tokens
+            self.num_positions + num_missed, timing.num_context_tokens
         )
 
     def fill_ms(self, cost: StepCost) -> float:

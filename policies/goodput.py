@@ -173,8 +173,10 @@ class GoodputPlanner(Planner):
         """Take in a step's timing; it is learnt from once the next step has finished.
 
         The step that was timed also drew the drafts that are selected next, so its
-        clock readings must not decide about them.
+        clock readings must not decide about them. Whether it left its drafter out was
+        known before it drew any.
         """
+        self.depth.note_finished(timing)
         self.cost.note(timing)
 
     def fit_profile(self, profile: CostProfile) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -192,7 +192,9 @@ class AuditedPlanner(Planner):
         self.inner.forget(req_id)
 
     def plan_batch(self, load: EngineLoad) -> BatchPlan | None:
-        """Pass on."""
+        """Pass on, with what the policy does not know: whether it is held back."""
+        if self._is_held:
+            load = replace(load, is_held_back=True)
         return self.inner.plan_batch(load)
 
     def export_state(self) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class EngineLoad:
         latency_target_ms: Longest step that the most latency-bound running request
             bears, or None.
         classes: Of the running requests; empty where none has a target.
+        is_held_back: Nothing is drafted, whatever the policy plans: an audit holds it
+            back (`policies.audit`).
     """
 
     num_running: int
@@ -62,6 +64,7 @@ class EngineLoad:
     block_size: int
     latency_target_ms: float | None = None
     classes: tuple[ClassLoad, ...] = ()
+    is_held_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class BatchControl:
     limits: EngineLimits
     latency_target_ms: float | None = None
     _next_choice: int = field(init=False, default=0)
+    _num_planned: int = field(init=False, default=0)
     _max_running: int = field(init=False, default=0)
 
     def plan(
@@ -107,13 +111,19 @@ class BatchControl:
 
         Args:
             load: What the engine is doing.
-            num_steps: Steps so far.
+            num_steps: Steps so far, as far as they were counted: steps that are held
+                back are not, where requests wait.
             depth: To which is drafted; at 0 some engines run no drafter.
             tokens_by_depth: As in `value_batches`, asked where there are classes.
         """
-        if num_steps >= self._next_choice:
+        # Its own steps besides, for the count may stand still.
+        self._num_planned += 1
+        if num_steps >= self._next_choice or self._num_planned > REBATCH_EVERY:
             self._next_choice = num_steps + REBATCH_EVERY
+            self._num_planned = 1
             self._max_running = self._choose_max_running(load, tokens_by_depth)
+        if load.is_held_back:
+            depth = 0
         is_cold = self.limits.skips_drafter and depth == 0
         return BatchPlan(
             max_running=self._max_running,
@@ -139,9 +149,10 @@ class BatchControl:
         )
         if not load.classes or tokens_by_depth is None:
             return most
-        value = value_batches(
-            *batch, load.classes, tokens_by_depth(), runs_drafter=runs_drafter
-        )
+        tokens = tokens_by_depth()
+        if load.is_held_back:
+            tokens = tokens[:1]
+        value = value_batches(*batch, load.classes, tokens, runs_drafter=runs_drafter)
         if not value.any():
             return most
         enough = np.flatnonzero(value >= GOODPUT_TOLERANCE * value.max())

@@ -1,12 +1,17 @@
 """How many requests run where classes have latency targets of their own."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from policies.audit.audited import AuditedPlanner
+from policies.audit.schedule import AuditSchedule
 from policies.decisions.batch_value import ClassLoad
 from policies.decisions.batching import BatchControl, EngineLoad
 from policies.estimators.step_cost import StepCost
-from policies.types import CostProfile, EngineLimits
+from policies.types import CostProfile, EngineLimits, VerificationOutcome
 from tests.policies.made_up import MadeUpEngine, make_goodput
 
 TOKENS = np.array([1.0, 1.8, 2.4])
@@ -72,3 +77,49 @@ def test_the_planner_counts_on_drafts_as_it_has_seen_them():
     most = planner.plan_batch(load).max_running
     # Without drafts 18 are within 30 ms: 14 ms, and .85 for each.
     assert 20 <= most < planner.depth.limits.max_reqs
+
+
+# While an audit holds speculation back.
+
+LOAD = EngineLoad(16, 16, 1600, np.full(16, 8), 16)
+NOTHING = VerificationOutcome(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def hold_back(planner):
+    """Return it audited, and held at depth 0 for 16 requests."""
+    audited = AuditedPlanner(planner, AuditSchedule(0.015, np.random.default_rng(0)))
+    audited.holding.at(16).hold_steps = 10_000
+    assert audited.choose_depth(16) == 0
+    return audited
+
+
+@pytest.mark.parametrize("speed", [0.5, 2.0])
+def test_how_many_run_follows_the_step_time_while_speculation_is_held_back(speed):
+    """The planner is not asked for a depth then, only what to run."""
+    planner, engine = make_goodput(latency_target_ms=40.0), MadeUpEngine(16)
+    engine.run(planner, 200)
+    audited = hold_back(planner)
+    before = audited.plan_batch(LOAD).max_running
+    engine.speed = speed
+    for _ in range(64):
+        audited.observe(NOTHING)
+        audited.observe_timing(engine.time(0, 0))
+        after = audited.plan_batch(LOAD).max_running
+        assert audited.choose_depth(16) == 0
+    # Steps of 14 ms and .85 for each request, or half or twice as much, within 40.
+    assert before == pytest.approx(30, abs=2)
+    assert after > 1.5 * before if speed < 1 else after < before / 1.5
+
+
+def test_drafts_that_are_held_back_are_neither_charged_nor_counted_on():
+    planner, engine = make_goodput(), MadeUpEngine(16)
+    engine.run(planner, 300)
+    classes = ClassLoad(30.0, 4.0, 8), ClassLoad(np.inf, 0.5, 8)
+    load = replace(LOAD, latency_target_ms=50.0, classes=classes)
+    drafting = copy.deepcopy(planner).plan_batch(load)
+    held = hold_back(planner).plan_batch(load)
+    # As no drafter's pass runs over the prompts.
+    assert held.max_prefill_tokens > drafting.max_prefill_tokens
+    # Without drafts 18 are within 30 ms: 14 ms, and .85 for each.
+    assert held.max_running == pytest.approx(18, abs=1)
+    assert held.max_running < drafting.max_running

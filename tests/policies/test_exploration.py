@@ -79,6 +79,47 @@ def test_catching_up_to_explore_takes_a_small_share_of_the_time(explorer):
             assert steps_ms.sum() < 1.01 * plain_ms * steps_ms.size
 
 
+@pytest.mark.parametrize(("num_planned", "num_skipped"), [(1, 0), (1, 7), (8, 0)])
+def test_every_step_that_leaves_the_drafter_out_counts_once_whoever_was_told(
+    explorer, num_planned, num_skipped
+):
+    """At depth 0 a CPU's engine times all steps first, later one in eight.
+
+    While the same requests go on, the other seven are one that was planned and six of
+    those that were skipped; while some wait, all eight are planned.
+    """
+    engine = MadeUpEngine(16, token_ms=5.0, draft_token_ms=0.5)
+    explorer.fit_profile(engine.profile())
+    run_idle(explorer, engine, 200)
+    is_ours = isinstance(explorer, GoodputPlanner)
+    backlog = explorer.depth.backlog if is_ours else explorer._backlog
+    # It is tried, so that nothing is missing, and it is long until the next try.
+    explorer.note_skipped_steps(MAX_BACKLOG_INTERVAL + MAX_EXPLORE_INTERVAL)
+    assert explorer.choose_depth(16) > 0
+    for _ in range(4):
+        explorer.observe(NOTHING)
+        explorer.observe_timing(engine.time(0, 1))
+    explorer.observe(NOTHING)
+    long = replace(engine.time(0, 0), num_context_tokens=100_000)
+    for _ in range(48):
+        for _ in range(num_planned):
+            assert explorer.choose_depth(16) == 0
+        if num_skipped:
+            explorer.note_skipped_steps(num_skipped)
+        explorer.observe(NOTHING)
+        explorer.observe_timing(long)
+    explorer.observe(NOTHING)
+    num_missing = 48 * (num_planned + num_skipped) * 16
+    assert backlog.num_positions == num_missing
+    # A prompt counts besides; and no more is missing than there is.
+    explorer.choose_depth(16)
+    explorer.observe_timing(replace(long, num_prefill_tokens=70))
+    assert backlog.num_positions == num_missing + 16 + 70
+    explorer.choose_depth(16)
+    explorer.observe_timing(replace(long, num_context_tokens=90))
+    assert backlog.num_positions == 90
+
+
 @pytest.mark.parametrize("exits_early", [True, False])
 def test_a_pass_that_was_not_timed_for_long_is_tried_again(exits_early):
     """A second pass believed too dear is never run, and its price never corrected."""
