@@ -159,7 +159,8 @@ class AuditedPlanner(Planner):
         if step is None:
             self.inner.observe(outcome)
             return
-        step.num_accepted = sum(outcome.num_accepted.tolist())
+        # Before it sleeps an engine takes an empty step, which takes nothing back.
+        step.num_accepted += sum(outcome.num_accepted.tolist())
         is_own = step.block is None or step.block.num_begun == 1
         self.inner.observe(outcome if is_own else _NOTHING)
 

@@ -152,6 +152,25 @@ def test_blocks_take_the_share_that_was_asked_for_and_are_not_the_policys_to_lea
     assert 0.0 < audited.report()["audit_cost_share"] < 0.01
 
 
+def test_what_the_last_step_before_a_sleep_emitted_survives_the_engines_empty_step():
+    """It takes one when the last request ends, to tell the worker of that."""
+    audited = make_audited(Everything())
+    verified = VerificationOutcome(np.array([DEPTH]), np.array([3]))
+    nothing = VerificationOutcome(np.empty(0, np.int64), np.empty(0, np.int64))
+    timing = StepTiming(1, 1 + DEPTH, 0, 100, DEPTH, 20.0, 1.0, 3.0, 0.5)
+    for _ in range(10):
+        audited.choose_depth(1)
+        audited.observe(verified)
+        audited.observe_timing(timing)
+    before = audited.ledger.total()[1].tokens
+    audited.choose_depth(1)
+    audited.observe(verified)
+    audited.choose_depth(0)
+    audited.observe(nothing)
+    audited.choose_depth(1)
+    assert audited.ledger.total()[1].tokens - before == pytest.approx(4.0)
+
+
 def test_which_steps_are_audited_hangs_on_no_clock_nor_content():
     depths = []
     for seed, noise in ((0, 0.1), (5, 0.6)):
