@@ -51,12 +51,16 @@ class Everything(Planner):
 
 @dataclass
 class Clockwork:
-    """A made-up engine whose costs are known, and whose speed drifts and jumps."""
+    """A made-up engine whose costs are known, and whose speed drifts and jumps.
+
+    If it `has_one_depth` it drafts to that, whatever it is told.
+    """
 
     acceptance: float = 0.7
     draft_ms: float = 3.0
     seed: int = 0
     noise: float = 0.3
+    has_one_depth: bool = False
     depths: list[int] = field(default_factory=list)
 
     def run(self, planner, num_steps, *loads):
@@ -78,6 +82,8 @@ class Clockwork:
             planner.observe(VerificationOutcome(verified, accepted))
             num_prompt = 100 if rng.random() * PROMPT_EVERY < 1 else 0
             num_verified = int(verified.sum())
+            if self.has_one_depth:
+                depth = DEPTH
             first_ms = (self.draft_ms + 0.02 * num_prompt) if depth else 0.0
             next_ms = max(0, depth - 1) * self.draft_ms
             backlog_ms = 2.0 if depth and num_missed else 0.0
@@ -121,6 +127,16 @@ def test_the_gain_is_found_although_speed_drifts_prompts_join_and_the_drafter_la
         assert report[f"{name}_upper"] - report[f"{name}_lower"] < 0.06
     # Where each of a block's three measured steps carried a prompt.
     assert audited.num_unmatched < 0.01 * len(audited.ledger.blocks)
+
+
+def test_a_trial_ends_although_the_drafter_drafts_to_one_depth_in_every_step():
+    """As `suffix` does: a block drops its drafts, and its passes are not counted."""
+    engine, audited = Clockwork(has_one_depth=True), make_audited(Everything())
+    engine.run(audited, 5_000)
+    report = audited.report()
+    assert report["num_audited_none"] > MIN_BLOCKS
+    assert report["speculation_gain_none"] == pytest.approx(engine.gain(0), rel=0.05)
+    assert not audited.holding.at(NUM_REQS).is_open
 
 
 def test_blocks_find_steps_to_compare_with_while_requests_come_and_go():
