@@ -96,3 +96,24 @@ def test_a_client_that_hangs_up_during_a_step_is_no_fault(tiny_pair):
         scheduler.update_draft_token_ids(drafts)
         assert not run.counters.num_fallbacks
         assert heard[-1].req_ids == tuple(others)
+
+
+def test_no_try_is_made_of_who_cannot_have_drafts(tiny_pair):
+    """Who opted out, is at the end, or has not had its whole prompt yet."""
+    from tests.engine.stand_in_worker import StandInWorker, add_requests
+
+    scheduler = Run(tiny_pair, policy="fixed").scheduler
+    (long,) = add_requests(scheduler, 1, prefix="long")
+    (ending,) = add_requests(scheduler, 1, prefix="ending", max_tokens=3)
+    off = {"extra_args": {"speculative_decoding": "off"}}
+    (opted_out,) = add_requests(scheduler, 1, prefix="opted_out", **off)
+    StandInWorker().step(scheduler)
+    can_draft = scheduler._can_draft
+    assert can_draft(long, 0)
+    assert can_draft(long, DEPTH - 1)
+    # Of two tokens that are left the target itself brings one.
+    assert can_draft(ending, 0)
+    assert not can_draft(ending, 1)
+    assert not can_draft(opted_out, 0)
+    long.is_prefill_chunk = True
+    assert not can_draft(long, 0)

@@ -315,6 +315,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
             self.requests, req_ids, num_verified, num_accepted, self._drafts.locate
         )
 
+    def _can_draft(self, request: Request, position: int) -> bool:
+        return self._drafts.rooms.can_draft(request, position)
+
     def _forget(self, request: Request) -> None:
         self._drafts.forget(request.request_id)
         super()._forget(request)
