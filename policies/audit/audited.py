@@ -159,7 +159,8 @@ class AuditedPlanner(Planner):
         if step is None:
             self.inner.observe(outcome)
             return
-        step.num_accepted = sum(outcome.num_accepted.tolist())
+        # Before it sleeps an engine takes an empty step, which takes nothing back.
+        step.num_accepted += sum(outcome.num_accepted.tolist())
         is_own = step.block is None or step.block.num_begun == 1
         self.inner.observe(outcome if is_own else _NOTHING)
 
@@ -289,10 +290,11 @@ class AuditedPlanner(Planner):
         if step.block is not None:
             self.ledger.add_audited(seen)
             is_plain = step.block.arm == "none"
-            # A watchdog's tries draft in spite of the block.
-            is_disturbed = is_plain and bool(timing.depth or timing.num_drafts)
+            # A watchdog's tries are verified in spite of the block. That something is
+            # drafted disturbs nothing: some drafters run along in every step.
+            is_disturbed = is_plain and timing.num_drafts > 0
             if step.is_measured and not is_disturbed:
-                # Where a drafter runs along at depth 0, that is not what none takes.
+                # What its passes take is not what none takes.
                 own = seen._replace(ms=target_ms) if is_plain else seen
                 step.block.measured.append(own)
         elif step.is_held or not (timing.depth or timing.num_drafts):

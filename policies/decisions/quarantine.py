@@ -23,7 +23,8 @@ MAX_PROBES = 4
 """Requests tried in a step."""
 
 MAX_ROUND = 24
-"""Steps of a round that comes to no end, for there is nothing to try it on."""
+"""Steps of a round that comes to no end: whoever is tried has no drafts after all, or
+so few are usual that rejected ones say little."""
 
 RECOVERED, STILL_BAD = 3.0, -2.0
 """Log-likelihood ratios, of half the usual acceptance over that of a collapse, that end
@@ -65,6 +66,11 @@ class Quarantine:
         return min(FIRST_WAIT << min(self.num_rounds, 8), MAX_WAIT)
 
     @property
+    def wants_probes(self) -> bool:
+        """Whether a round is under way, or begins with this step if it can."""
+        return self.is_probing or self._num_waited + 1 >= self.wait
+
+    @property
     def rebuilds(self) -> bool:
         """Whether this round fills the drafter's KV anew: the 1st, 2nd, 4th, 8th."""
         return self.num_rounds & (self.num_rounds + 1) == 0
@@ -101,13 +107,19 @@ class Quarantine:
         first = self.num_rounds * MAX_PROBES
         return ((first + i) % num_reqs for i in range(min(num_reqs, MAX_PROBES)))
 
-    def note_step(self) -> None:
-        """Count a step: begin a round that is due, and end one that leads nowhere."""
+    def note_step(self, *, can_try: bool = True) -> None:
+        """Count a step: begin a round that is due, and end one that leads nowhere.
+
+        Args:
+            can_try: Whether there is anybody to try; else a round waits for somebody.
+        """
         self.num_steps += 1
         self._num_waited += 1
         if self.is_probing and self._num_waited > MAX_ROUND:
+            # One that did judge drafts would say as little if it came again at once.
+            self.num_rounds += self._num_expected > 0.0
             self._rest()
-        elif not self.is_probing and self._num_waited >= self.wait:
+        elif can_try and not self.is_probing and self._num_waited >= self.wait:
             self.is_probing = True
             self._num_waited = 0
             self._evidence = self._num_accepted = self._num_expected = 0.0

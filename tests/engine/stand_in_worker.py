@@ -113,7 +113,8 @@ class StandInWorker:
         output = scheduler.schedule()
         sampled, drafts = self.execute(output)
         scheduler.update_from_output(output, sampled)
-        scheduler.update_draft_token_ids(drafts)
+        if sampled.req_ids:
+            scheduler.update_draft_token_ids(drafts)
         return output
 
     def execute(self, output):

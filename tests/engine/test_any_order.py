@@ -70,6 +70,18 @@ class AnyOrder(RuleBasedStateMachine):
         self.engine.llm.llm_engine.abort_request([name])
         self.asked.pop(name, None)
 
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def abort_within_a_step(self, data):
+        """End a request, which may have ended, while the model runs."""
+        name = data.draw(st.sampled_from(list(self.seen)))
+        gone = self.engine.llm.llm_engine.output_processor.abort_requests(
+            [name], internal=False
+        )
+        self.engine.core.aborts_queue.put_nowait(gone)
+        self.asked.pop(name, None)
+        self.step(1)
+
     @precondition(lambda self: self.held is None)
     @rule(num_left=st.integers(0, 6))
     def take_blocks(self, num_left):

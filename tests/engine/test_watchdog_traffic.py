@@ -28,6 +28,7 @@ class Traffic:
     Drafts have confidences as drafters have them, high and low; requests are harder or
     easier than the confidences say. Each is accepted as that is likely, unless
     `collapsed` says that the drafter is broken for a request: then one in fifty is.
+    Requests whose ids are `undrafted` never have drafts.
 
     Args:
         seed: Of all that is drawn.
@@ -43,6 +44,7 @@ class Traffic:
         self.step = self.num_requests = 0
         self.hardness = 0.0
         self.collapsed = lambda request: False
+        self.undrafted = set()
         self.learns = []
         self.recovered, self.rebuilt = set(), set()
         self._reply, self._reports_confidence = reply, reports_confidence
@@ -52,6 +54,16 @@ class Traffic:
     def num_drafting(self):
         """Requests that had drafts verified in the latest step."""
         return sum(one.num_verified > 0 for one in self.running)
+
+    def opt_out_oldest(self, num_reqs):
+        """Let so many never have drafts, nor end."""
+        for one in self.running[:num_reqs]:
+            one.num_left, one.spec_token_ids = 10**9, []
+            self.undrafted.add(one.request_id)
+
+    def can_draft(self, request, _position):
+        """Tell whether drafts of a request can be of use."""
+        return request.request_id not in self.undrafted
 
     def _arrive(self):
         self.num_requests += 1
@@ -79,7 +91,7 @@ class Traffic:
         watchdog, running, rng = self.watchdog, self.running, self.rng
         self.recovered |= set(watchdog.take_recovered())
         self.rebuilt |= set(watchdog.take_rebuilds())
-        watchdog.begin_step(running)
+        watchdog.begin_step(running, self.can_draft)
         log_odds = np.array([one.topic for one in running])[:, None] - self.hardness
         log_odds = log_odds + rng.normal(0.0, 1.2, (len(running), DEPTH))
         confidence = 1 / (1 + np.exp(-log_odds))
@@ -117,7 +129,8 @@ class Traffic:
         if watchdog.is_active:
             depth = watchdog.limit_depth(DEPTH, running)
         for one in running:
-            one.spec_token_ids = [0] * depth
+            has_drafts = one.request_id not in self.undrafted
+            one.spec_token_ids = [0] * depth if has_drafts else []
 
 
 def collapse(traffic, reason):
@@ -206,6 +219,48 @@ def test_whoever_is_released_has_the_past_forgotten_and_its_cache_filled():
     traffic.run(20)
     assert limited <= traffic.recovered
     assert limited <= traffic.rebuilt
+
+
+def count_steps_with_probes(traffic, num_steps):
+    num_tried = 0
+    for _ in range(num_steps):
+        traffic.run(1)
+        num_tried += bool(traffic.watchdog.probes)
+    return num_tried
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "found_out"])
+def test_only_who_can_have_drafts_is_tried(traffic, is_known):
+    """The oldest would come first, and a round of them alone would show nothing.
+
+    That a look-up finds nothing for a request is known only once it has found nothing.
+    """
+    traffic.opt_out_oldest(4)
+    if not is_known:
+        traffic.can_draft = lambda *_: True
+    collapse(traffic, "all")
+    assert 0 < count_steps_with_probes(traffic, 300) < 0.15 * 300
+    traffic.collapsed = lambda _: False
+    traffic.run(50)
+    assert not traffic.watchdog.is_active
+
+
+def test_nothing_is_drafted_for_tries_while_nobody_can_be_tried(traffic):
+    collapse(traffic, "all")
+    traffic.opt_out_oldest(NUM_REQS)
+    depths = []
+    for _ in range(100):
+        traffic.run(1)
+        # A policy that would rest may.
+        depths.append(traffic.watchdog.limit_depth(0, traffic.running))
+    assert not any(depths)
+    # Somebody comes: the wait is over long since, and the drafter's KV filled anew.
+    traffic.undrafted.clear()
+    traffic.collapsed = lambda _: False
+    traffic.rebuilt.clear()
+    traffic.run(10)
+    assert not traffic.watchdog.is_active
+    assert traffic.rebuilt
 
 
 def test_what_ends_is_forgotten():

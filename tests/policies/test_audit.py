@@ -51,12 +51,16 @@ class Everything(Planner):
 
 @dataclass
 class Clockwork:
-    """A made-up engine whose costs are known, and whose speed drifts and jumps."""
+    """A made-up engine whose costs are known, and whose speed drifts and jumps.
+
+    If it `has_one_depth` it drafts to that, whatever it is told.
+    """
 
     acceptance: float = 0.7
     draft_ms: float = 3.0
     seed: int = 0
     noise: float = 0.3
+    has_one_depth: bool = False
     depths: list[int] = field(default_factory=list)
 
     def run(self, planner, num_steps, *loads):
@@ -78,6 +82,8 @@ class Clockwork:
             planner.observe(VerificationOutcome(verified, accepted))
             num_prompt = 100 if rng.random() * PROMPT_EVERY < 1 else 0
             num_verified = int(verified.sum())
+            if self.has_one_depth:
+                depth = DEPTH
             first_ms = (self.draft_ms + 0.02 * num_prompt) if depth else 0.0
             next_ms = max(0, depth - 1) * self.draft_ms
             backlog_ms = 2.0 if depth and num_missed else 0.0
@@ -123,6 +129,16 @@ def test_the_gain_is_found_although_speed_drifts_prompts_join_and_the_drafter_la
     assert audited.num_unmatched < 0.01 * len(audited.ledger.blocks)
 
 
+def test_a_trial_ends_although_the_drafter_drafts_to_one_depth_in_every_step():
+    """As `suffix` does: a block drops its drafts, and its passes are not counted."""
+    engine, audited = Clockwork(has_one_depth=True), make_audited(Everything())
+    engine.run(audited, 5_000)
+    report = audited.report()
+    assert report["num_audited_none"] > MIN_BLOCKS
+    assert report["speculation_gain_none"] == pytest.approx(engine.gain(0), rel=0.05)
+    assert not audited.holding.at(NUM_REQS).is_open
+
+
 def test_blocks_find_steps_to_compare_with_while_requests_come_and_go():
     engine, audited = Clockwork(), make_audited(Everything(), share=0.1)
     # Every other step has a request more or less; each load as often as the others.
@@ -150,6 +166,25 @@ def test_blocks_take_the_share_that_was_asked_for_and_are_not_the_policys_to_lea
     assert 0.015 < share < 0.025
     assert set(inner.outcomes) <= {0, DEPTH * NUM_REQS}
     assert 0.0 < audited.report()["audit_cost_share"] < 0.01
+
+
+def test_what_the_last_step_before_a_sleep_emitted_survives_the_engines_empty_step():
+    """It takes one when the last request ends, to tell the worker of that."""
+    audited = make_audited(Everything())
+    verified = VerificationOutcome(np.array([DEPTH]), np.array([3]))
+    nothing = VerificationOutcome(np.empty(0, np.int64), np.empty(0, np.int64))
+    timing = StepTiming(1, 1 + DEPTH, 0, 100, DEPTH, 20.0, 1.0, 3.0, 0.5)
+    for _ in range(10):
+        audited.choose_depth(1)
+        audited.observe(verified)
+        audited.observe_timing(timing)
+    before = audited.ledger.total()[1].tokens
+    audited.choose_depth(1)
+    audited.observe(verified)
+    audited.choose_depth(0)
+    audited.observe(nothing)
+    audited.choose_depth(1)
+    assert audited.ledger.total()[1].tokens - before == pytest.approx(4.0)
 
 
 def test_which_steps_are_audited_hangs_on_no_clock_nor_content():

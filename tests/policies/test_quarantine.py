@@ -69,6 +69,19 @@ def test_nor_does_it_take_longer_where_some_drafts_are_rejected(num_reqs, usual)
     assert num_late / 400 <= 0.02
 
 
+def test_rounds_become_rarer_too_where_few_drafts_are_usual():
+    """Of one request alone, 24 rejected drafts are no surprise then."""
+    one = make_quarantine()
+    num_tried = 0
+    for _ in range(600):
+        one.note_step()
+        if one.verifies:
+            num_tried += 1
+            assert not one.judge(is_accepted=False, expected=0.15)
+    assert one.wait == MAX_WAIT
+    assert num_tried < 0.5 * 600
+
+
 def test_a_round_without_anybody_to_try_ends_and_costs_no_patience():
     one = make_quarantine()
     for _ in range(200):

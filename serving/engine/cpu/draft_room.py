@@ -86,10 +86,31 @@ class DraftRooms:
     def limit(self, request: Request, num_drafts: int) -> tuple[int, str]:
         """Return how many drafts can be of any use and why the others are not.
 
+        Nothing after a stop token is ever emitted, whether the token is accepted (the
+        end) or not.
+        """
+        num_usable, reason = self._limit_unseen(request, num_drafts)
+        if reason == "length":
+            stop_token_ids = self.of(request).stop_token_ids
+            num_before_stop = _find_stop(request.spec_token_ids, stop_token_ids)
+            if num_before_stop < num_usable:
+                return num_before_stop, "stop_token"
+        return num_usable, reason
+
+    def can_draft(self, request: Request, position: int) -> bool:
+        """Tell whether a draft at a position, 0 for the first, can be of use.
+
+        Whatever its tokens are, so that this can be asked before they are drawn.
+        """
+        num_usable, _ = self._limit_unseen(request, position + 1)
+        return num_usable > position and not request.is_prefill_chunk
+
+    def _limit_unseen(self, request: Request, num_drafts: int) -> tuple[int, str]:
+        """Return how many drafts can be of use, without a look at them, and why.
+
         A request that may emit r more tokens gains at most r - 1 drafts and the bonus
         token. vLLM bars stop tokens from the bonus token of every block that *starts*
-        short of `min_tokens`, so no block may reach past it. Nothing after a stop token
-        is ever emitted, whether the token is accepted (the end) or not.
+        short of `min_tokens`, so no block may reach past it.
         """
         room = self.of(request)
         if room.opted_out:
@@ -106,9 +127,6 @@ class DraftRooms:
         )
         if 0 < num_short <= num_usable:
             return num_short - 1, "min_tokens"
-        num_before_stop = _find_stop(request.spec_token_ids, room.stop_token_ids)
-        if num_before_stop < num_usable:
-            return num_before_stop, "stop_token"
         return max(0, num_usable), "length"
 
 

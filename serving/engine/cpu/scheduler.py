@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -284,6 +285,14 @@ class TetrisScheduler(PlannerHost, Scheduler):
             scheduler_output, model_runner_output
         )
         self.counters.count_verification(num_verified, num_accepted)
+        is_known = [req_id in self.requests for req_id in req_ids]
+        if not all(is_known):
+            # A client hung up while the model ran: its request was forgotten.
+            req_ids = list(compress(req_ids, is_known))
+            num_verified = list(compress(num_verified, is_known))
+            num_accepted = list(compress(num_accepted, is_known))
+            if not req_ids:
+                return None
         learns = self._guard.attempt(
             "watchdog_error", self._watch, req_ids, num_verified, num_accepted
         )
@@ -305,6 +314,9 @@ class TetrisScheduler(PlannerHost, Scheduler):
         return self._watchdog.observe(
             self.requests, req_ids, num_verified, num_accepted, self._drafts.locate
         )
+
+    def _can_draft(self, request: Request, position: int) -> bool:
+        return self._drafts.rooms.can_draft(request, position)
 
     def _forget(self, request: Request) -> None:
         self._drafts.forget(request.request_id)

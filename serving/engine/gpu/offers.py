@@ -60,6 +60,11 @@ class DraftOffers:
                 # A new list: vLLM shares one between all requests.
                 request.spec_token_ids = request.spec_token_ids[:num_usable]
 
+    def can_draft(self, request: Request, position: int) -> bool:
+        """Tell whether a draft at a position, 0 for the first, can be of use."""
+        num_usable, _ = self._limit(request, position + 1)
+        return num_usable > position and not request.is_prefill_chunk
+
     def offer(self, requests: list[Request], offers: NDArray[np.int64]) -> None:
         """Let each request have no more drafts verified than this."""
         for request, num_offers in zip(requests, offers.tolist(), strict=True):

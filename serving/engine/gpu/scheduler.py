@@ -306,6 +306,9 @@ class TetrisAsyncScheduler(PlannerHost, AsyncScheduler):
             verification.num_admitted[rows].tolist(),
         )
 
+    def _can_draft(self, request: Request, position: int) -> bool:
+        return self._offers.can_draft(request, position)
+
     def _forget(self, request: Request) -> None:
         self._outcomes.confidence.forget(request.request_id)
         self._offers.forget(request.request_id)

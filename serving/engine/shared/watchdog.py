@@ -96,30 +96,43 @@ class SpeculationWatchdog:
         """Whether anything is under quarantine, whether it runs or not."""
         return bool(self._quarantines.active)
 
-    def begin_step(self, running: Sequence[Request]) -> None:
-        """Cut the drafts of requests under quarantine, all but those that are tried."""
+    def begin_step(
+        self, running: Sequence[Request], can_draft: Callable[[Request, int], bool]
+    ) -> None:
+        """Cut the drafts of requests under quarantine, all but those that are tried.
+
+        Args:
+            running: All that may be in the step.
+            can_draft: Whether a draft of a request at a position can be of use: a try
+                of any other would show nothing.
+        """
         self._step += 1
         if not self.is_active:
             return
         self.limits = {}
-        covered: dict[int, list[str]] = {}
+        covered: dict[int, list[Request]] = {}
         for request in running:
             one = self._find(request)
             if one is not None:
                 self.limits[request.request_id] = one.position
-                covered.setdefault(id(one), []).append(request.request_id)
+                covered.setdefault(id(one), []).append(request)
         probes: list[str] = []
         self._least_depth = 0
         self._counters.num_quarantined.clear()
         for one in self._quarantines.active:
             own = covered.get(id(one), [])
             self._counters.num_quarantined[one.reason] += len(own)
-            was_probing = one.is_probing
-            one.note_step()
-            if not (one.is_probing and own):
+            was_probing, able = one.is_probing, []
+            if one.wants_probes:
+                able = [r for r in own if can_draft(r, one.position)]
+            one.note_step(can_try=bool(able))
+            if not (one.is_probing and able):
                 continue
             self._least_depth = max(self._least_depth, one.position + 1)
-            picked = [own[index] for index in one.pick_probes(len(own))]
+            if one.verifies:
+                # A look-up may have found nothing for some.
+                able = [r for r in able if len(r.spec_token_ids) > one.position]
+            picked = [able[i].request_id for i in one.pick_probes(len(able))]
             if one.verifies:
                 self.limits.update(dict.fromkeys(picked, one.position + 1))
                 probes += picked
