@@ -8,6 +8,7 @@ These are the server's, the same for all; the body's size is a setting
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from serving.front.errors import ApiError
@@ -69,10 +70,7 @@ def check_limits(value: Mapping[str, Any]) -> None:
     for name, most in MAX_ITEMS.items():
         if isinstance(value.get(name), list) and len(value[name]) > most:
             raise ApiError(400, f"{name}: must hold at most {most} items", name)
-    for name, number in MAX_NUMBERS.items():
-        given = value.get(name)
-        if isinstance(given, int | float) and given > number:
-            raise ApiError(400, f"{name}: must be at most {number}", name)
+    check_numbers(value)
     prompts = value.get("prompt")
     if not isinstance(prompts, list):
         prompts = []
@@ -82,6 +80,24 @@ def check_limits(value: Mapping[str, Any]) -> None:
         _check_grammar(name, value.get(name))
     _check_messages(value.get("messages"))
     _check_xargs(value.get("vllm_xargs"))
+
+
+def check_numbers(value: Mapping[str, Any]) -> None:
+    """Refuse numbers that are too large, also those written as text.
+
+    Args:
+        value: A body's JSON, or the fields that its validation has made of it.
+
+    Raises:
+        ApiError: 400, with the field's name.
+    """
+    for name, most in MAX_NUMBERS.items():
+        given = value.get(name)
+        if isinstance(given, str):
+            with contextlib.suppress(ValueError):
+                given = float(given)
+        if isinstance(given, int | float) and given > most:
+            raise ApiError(400, f"{name}: must be at most {most}", name)
 
 
 def strip_internal(value: Mapping[str, Any]) -> dict[str, Any]:

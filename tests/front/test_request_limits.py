@@ -65,6 +65,22 @@ def test_what_is_usual_passes():
     check_limits({"messages": 5, "n": "x", "tools": {}, "vllm_xargs": []})
 
 
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [(ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})],
+)
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_a_number_is_no_smaller_as_text(field, kind, rest):
+    """Validation makes numbers of it, and vLLM makes that many choices at once."""
+    rest = {**rest, "model": "m"}
+    for given in ("1000", " +16_384 ", "1000.0", 1000.0, 10**400, "9" * 400):
+        with pytest.raises(ApiError) as refused:
+            TypeAdapter(kind).validate_python({**rest, field: given})
+        assert (refused.value.status, refused.value.param) == (400, field)
+    body = TypeAdapter(kind).validate_python({**rest, "n": "128", "best_of": None})
+    assert body.n == 128
+
+
 def test_what_no_tokenizer_holds_is_refused_by_its_name():
     """Other bodies that vLLM would choke on are in `bodies`, for test_any_bytes."""
     for token in (2**32, 2.0**40, str(2**62)):
