@@ -27,7 +27,7 @@ from serving.front.admission import OF_KEY, Admission
 from serving.front.condemned import CONDEMNED, Condemned
 from serving.front.credit import Credit
 from serving.front.in_flight import InFlight, InFlightRequests
-from serving.front.lease_holder import LeaseHolder, lease_context
+from serving.front.lease_holder import LeaseHolder, UnsendableError, lease_context
 from serving.front.lease_queue import LeaseQueue
 from serving.front.request_log import LEFT, log_end
 from serving.front.routing import Routing
@@ -249,9 +249,21 @@ class FleetClient(EngineCoreClient):
         wanted: str,
         settle: Callable[[TokenLink | None], None],
     ) -> None:
-        reason = await self._leases.hold(one, wanted, settle)
-        if self._requests.find(engine_id) is one:
+        failure: tuple[str, HTTPStatus] | None = None
+        try:
+            reason = await self._leases.hold(one, wanted, settle)
+        except UnsendableError as error:
+            logger.warning("Request %s cannot be sent: %r", engine_id, error.__cause__)
+            failure = str(error), HTTPStatus.BAD_REQUEST
+        except Exception:
+            logger.exception("The lease of request %s failed", one.request_id)
+            failure = _FAULT, HTTPStatus.INTERNAL_SERVER_ERROR
+        if self._requests.find(engine_id) is not one:
+            return
+        if failure is None:
             self._move(one, reason)
+        else:
+            self._fail(one, *failure)
 
     def _place(self, one: InFlight, link: TokenLink | None) -> None:
         """Note which replica has a request, None for none."""
@@ -375,6 +387,8 @@ class FleetClient(EngineCoreClient):
             self._give_up(one)
         self.on_failure(one.request_id, GracefulHTTPError(message, status))
 
+
+_FAULT: Final = "The server failed to lease an engine for the request."
 
 _EXPIRED: Final = (
     "The deadline passed while the request waited for an engine; retry, or allow it "

@@ -34,8 +34,13 @@ MAX_ITEMS: Final = {
 MAX_PROMPTS: Final = 256
 """Of one request; a list of numbers is one prompt."""
 
-MAX_NUMBERS: Final = {"n": 128, "best_of": 128}
-"""OpenAI's limit too."""
+MAX_NUMBERS: Final = {
+    "n": 128,
+    "best_of": 128,
+    "top_k": 2**31 - 1,
+    "stream_interval": 2**31 - 1,
+}
+"""Of choices OpenAI allows as many; the others must fit on their way to an engine."""
 
 MAX_GRAMMAR_CHARS: Final = 65_536
 MAX_REGEX_CHARS: Final = 4096

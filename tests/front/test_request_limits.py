@@ -34,6 +34,8 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
     "stop": {"stop": ["a"] * 17},
     "n": {"n": 1000},
     "best_of": {"best_of": 129},
+    "top_k": {"top_k": 10**20},
+    "stream_interval": {"stream_interval": 2**63},
     "prompt": {"prompt": ["a"] * 257},
     "body": {"chat_template_kwargs": nested(100_000)},
     "response_format": {
