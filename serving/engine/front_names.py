@@ -62,7 +62,7 @@ FRONT: Final[Table] = {
     },
     "vllm.v1.engine.output_processor:OutputProcessor": {
         "abort_requests(request_ids, internal)": (
-            "ends a request that no engine can serve"
+            "ends a request that no engine can serve, or that is refused"
         ),
         "request_states": "where the error goes: into its queue",
     },

@@ -55,11 +55,14 @@ async def ask(
         TimeoutError: It takes too long; the request has ended in its engine too.
     """
     try:
-        async with asyncio.timeout(FIRST_ANSWER_WITHIN_S):
+        async with asyncio.timeout(FIRST_ANSWER_WITHIN_S) as limit:
             answer = await create(body, raw_request=request)
     except (ValueError, VLLMClientError, GracefulHTTPError) as error:
         make_refusal = create.__self__.create_error_response  # type: ignore[attr-defined]  # a bound method
         raise from_engine(make_refusal(error), body) from error
+    if limit.expired():
+        # vLLM takes any cancellation for a client that has left, and answers that.
+        raise TimeoutError
     if isinstance(answer, ErrorResponse):
         raise from_engine(answer, body)
     return answer

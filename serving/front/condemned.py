@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 CONDEMNED_S: Final = 600.0
 """How long a request that killed its engine alone is refused."""
 
+CONDEMNED: Final = (
+    "Engines that ran this request died of it, the last one while it ran alone; it is "
+    "refused for ten minutes."
+)
+"""What its client is told."""
+
 
 class Condemned:
     """Remembers them by what an engine sees of them."""

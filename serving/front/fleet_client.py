@@ -24,10 +24,10 @@ from serving.engine.compat import (
     GracefulHTTPError,
 )
 from serving.front.admission import OF_KEY, Admission
-from serving.front.condemned import Condemned
+from serving.front.condemned import CONDEMNED, Condemned
 from serving.front.credit import Credit
 from serving.front.in_flight import InFlight, InFlightRequests
-from serving.front.lease_holder import LeaseHolder, lease_context
+from serving.front.lease_holder import LeaseHolder, UnsendableError, lease_context
 from serving.front.lease_queue import LeaseQueue
 from serving.front.request_log import LEFT, log_end
 from serving.front.routing import Routing
@@ -63,6 +63,7 @@ class FleetClient(EngineCoreClient):
     Attributes:
         on_replay: Told why, and of how many tokens, when a request moves.
         on_failure: Told the id of a request that cannot be served, and why.
+        on_refused: Told the id of a request that is not let in.
         credit: How much may be leased.
         routing: From whom.
         admission: What is let in.
@@ -96,6 +97,7 @@ class FleetClient(EngineCoreClient):
         self.resources = SimpleNamespace(engine_dead=False)
         self.on_replay: Callable[[str, int], None] = lambda _reason, _tokens: None
         self.on_failure: Callable[[str, Exception], None] = _log_unheard
+        self.on_refused: Callable[[str], None] = lambda _request_id: None
         self._supported_tasks = tuple(supported_tasks)
         self._running_ids = running_ids
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
@@ -142,9 +144,13 @@ class FleetClient(EngineCoreClient):
         """
         now_s = time.monotonic()
         one = InFlight(request, taken_s=now_s, since_s=now_s, context=lease_context())
-        if self._condemned.holds(one):
-            raise GracefulHTTPError(_CONDEMNED, HTTPStatus.BAD_REQUEST)
-        self.admission.admit(one, self._queue)
+        try:
+            if self._condemned.holds(one):
+                raise GracefulHTTPError(CONDEMNED, HTTPStatus.BAD_REQUEST)
+            self.admission.admit(one, self._queue)
+        except BaseException:
+            self.on_refused(one.request_id)
+            raise
         self._requests.add(one)
         self._enqueue(one)
 
@@ -243,9 +249,21 @@ class FleetClient(EngineCoreClient):
         wanted: str,
         settle: Callable[[TokenLink | None], None],
     ) -> None:
-        reason = await self._leases.hold(one, wanted, settle)
-        if self._requests.find(engine_id) is one:
+        failure: tuple[str, HTTPStatus] | None = None
+        try:
+            reason = await self._leases.hold(one, wanted, settle)
+        except UnsendableError as error:
+            logger.warning("Request %s cannot be sent: %r", engine_id, error.__cause__)
+            failure = str(error), HTTPStatus.BAD_REQUEST
+        except Exception:
+            logger.exception("The lease of request %s failed", one.request_id)
+            failure = _FAULT, HTTPStatus.INTERNAL_SERVER_ERROR
+        if self._requests.find(engine_id) is not one:
+            return
+        if failure is None:
             self._move(one, reason)
+        else:
+            self._fail(one, *failure)
 
     def _place(self, one: InFlight, link: TokenLink | None) -> None:
         """Note which replica has a request, None for none."""
@@ -361,7 +379,7 @@ class FleetClient(EngineCoreClient):
         self._condemned.add(one)
         # It is among the requests no more.
         self.admission.note_gone(one)
-        self._fail(one, _CONDEMNED, HTTPStatus.BAD_REQUEST)
+        self._fail(one, CONDEMNED, HTTPStatus.BAD_REQUEST)
 
     def _fail(self, one: InFlight, message: str, status: HTTPStatus) -> None:
         log_end(one, f"error {status.value}")
@@ -370,11 +388,7 @@ class FleetClient(EngineCoreClient):
         self.on_failure(one.request_id, GracefulHTTPError(message, status))
 
 
-_CONDEMNED: Final = (
-    "Engines that ran this request died of it, the last one while it ran alone; it is "
-    "refused for ten minutes."
-)
-
+_FAULT: Final = "The server failed to lease an engine for the request."
 
 _EXPIRED: Final = (
     "The deadline passed while the request waited for an engine; retry, or allow it "

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import json
 import logging
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from serving.front.caller import caller
 from serving.front.errors import ApiError
 from serving.front.grammar_trial import FINE, MAX_COMPILE_S, SLOW
 
@@ -21,10 +24,33 @@ logger = logging.getLogger("ray.serve")
 Grammar = tuple[str, str]
 """Its kind, one of those that `grammar_trial` knows, and its text."""
 
+MAX_WAITING: Final = 128
+"""Grammars of one caller that may wait for a trial; without keys all are one."""
+
+MAX_WAIT_S: Final = 90.0
+"""For one's turn and the answer; a trial alone has less."""
+
 _FIELDS: Final = ("structured_outputs", "response_format", "tools")
 _MAX_KNOWN: Final = 4096
 _TIMEOUT_S: Final = 60.0
 """For an answer, on a machine that has little time for the trial."""
+
+
+@dataclass(eq=False, slots=True)
+class _Trial:
+    """A request's grammars that are to be tried, or are being tried.
+
+    Attributes:
+        line: What the process is asked.
+        caller: Whose turn it has; requests of others may have joined since.
+        answer: Whether they compile in time.
+        num_clients: Requests that wait for the answer.
+    """
+
+    line: str
+    caller: str
+    answer: asyncio.Future[bool]
+    num_clients: int = 0
 
 
 class GrammarTime:
@@ -32,14 +58,17 @@ class GrammarTime:
 
     A schema of 60 KB, or an expression of 4, may keep a core busy for minutes. The
     process that tries them starts with the first grammar; where it cannot be had,
-    which is logged, requests pass.
+    which is logged, requests pass. It tries one at a time; callers have turns.
     """
 
     def __init__(self, describe_tokenizer: Callable[[], str]) -> None:
         """Start nothing yet; `describe_tokenizer` returns what xgrammar serialises."""
         self._describe_tokenizer = describe_tokenizer
         self._known: OrderedDict[bytes, bool] = OrderedDict()
-        self._turn = asyncio.Lock()
+        self._trials: dict[bytes, _Trial] = {}
+        # Of those, what has not begun, by caller; the first one's turn is next.
+        self._waiting: dict[str, dict[bytes, _Trial]] = {}
+        self._trying: asyncio.Task[None] | None = None
         self._trial: asyncio.subprocess.Process | None = None
 
     async def check(self, body: Any) -> None:
@@ -49,7 +78,7 @@ class GrammarTime:
             body: vLLM's chat or completion request.
 
         Raises:
-            ApiError: 400.
+            ApiError: 400; 503 if too much is to be tried before.
         """
         try:
             grammars = find_grammars(body)
@@ -64,26 +93,78 @@ class GrammarTime:
             )
 
     async def is_short(self, grammars: list[Grammar]) -> bool:
-        """Tell whether they compile in time, all together."""
+        """Tell whether they compile in time, all together.
+
+        Raises:
+            ApiError: 503, if too much is to be tried before.
+        """
         line = json.dumps(grammars)
         digest = hashlib.sha256(line.encode()).digest()
-        if digest not in self._known:
-            # A client that leaves must not leave its answer to the next one.
-            trial = asyncio.ensure_future(self._try(line, digest))
-            return await asyncio.shield(trial)
-        self._known.move_to_end(digest)
-        return self._known[digest]
+        if digest in self._known:
+            self._known.move_to_end(digest)
+            return self._known[digest]
+        trial = self._trials.get(digest) or self._enqueue(line, digest)
+        trial.num_clients += 1
+        try:
+            async with asyncio.timeout(MAX_WAIT_S):
+                # A client that leaves must not leave its answer to the next one.
+                return await asyncio.shield(trial.answer)
+        except TimeoutError:
+            raise _busy() from None
+        finally:
+            trial.num_clients -= 1
+            if not trial.num_clients:
+                self._drop(trial, digest)
+
+    def _enqueue(self, line: str, digest: bytes) -> _Trial:
+        whose = caller.get()
+        name = whose.name if whose is not None else ""
+        waiting = self._waiting.get(name, {})
+        if len(waiting) >= MAX_WAITING:
+            raise _busy()
+        loop = asyncio.get_running_loop()
+        trial = _Trial(line, name, loop.create_future())
+        self._trials[digest] = waiting[digest] = trial
+        self._waiting[name] = waiting
+        if self._trying is None or self._trying.done():
+            # In a context of its own, for it outlives the request that begins it.
+            self._trying = loop.create_task(
+                self._try_all(), context=contextvars.Context()
+            )
+        return trial
+
+    def _drop(self, trial: _Trial, digest: bytes) -> None:
+        """Forget what nobody waits for, unless it has begun: that one is finished."""
+        waiting = self._waiting.get(trial.caller, {})
+        if waiting.get(digest) is trial:
+            del waiting[digest], self._trials[digest]
+            if not waiting:
+                del self._waiting[trial.caller]
+
+    async def _try_all(self) -> None:
+        while self._waiting:
+            name = next(iter(self._waiting))
+            waiting = self._waiting.pop(name)
+            digest = next(iter(waiting))
+            trial = waiting.pop(digest)
+            if waiting:
+                # Behind all other callers.
+                self._waiting[name] = waiting
+            is_short = True
+            try:
+                is_short = await self._try(trial.line, digest)
+            finally:
+                del self._trials[digest]
+                trial.answer.set_result(is_short)
 
     async def _try(self, line: str, digest: bytes) -> bool:
-        async with self._turn:
-            if digest not in self._known:
-                answer = await self._ask(line)
-                if answer not in (FINE, SLOW):
-                    return True
-                self._known[digest] = answer == FINE
-                if len(self._known) > _MAX_KNOWN:
-                    self._known.popitem(last=False)
-            return self._known[digest]
+        answer = await self._ask(line)
+        if answer not in (FINE, SLOW):
+            return True
+        self._known[digest] = answer == FINE
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return self._known[digest]
 
     async def close(self) -> None:
         """End the process; the next grammar starts another."""
@@ -123,6 +204,12 @@ class GrammarTime:
         if not answer:
             raise OSError("the process that tries them has ended")
         return answer
+
+
+def _busy() -> ApiError:
+    error = ApiError(503, "Too many new grammars are to be tried before; retry.")
+    error.retry_after_s = MAX_COMPILE_S
+    return error
 
 
 def find_grammars(body: Any) -> list[Grammar]:

@@ -43,6 +43,10 @@ PATIENCE_S: Final = 10.0
 its host has vanished, which Ray finds out much later."""
 
 
+class UnsendableError(Exception):
+    """A request holds what the way to engines has no form for."""
+
+
 class LeaseHolder:
     """Sends requests to replicas and follows what becomes of their leases."""
 
@@ -93,9 +97,15 @@ class LeaseHolder:
 
         Returns:
             Why it ended.
+
+        Raises:
+            UnsendableError: No replica can be sent the request.
         """
         one.was_alone = one.must_run_alone
-        frames = [bytes(frame) for frame in self._encoder.encode(one.request_now())]
+        try:
+            frames = [bytes(frame) for frame in self._encoder.encode(one.request_now())]
+        except Exception as error:
+            raise UnsendableError(_UNSENDABLE) from error
         is_placed, reason, stream = False, "lease ended", None
         try:
             stream = self._open_stream(
@@ -127,6 +137,12 @@ class LeaseHolder:
             if not is_placed:
                 on_settled(None)
         return reason
+
+
+_UNSENDABLE: Final = (
+    "The request holds what cannot be sent to an engine, such as a number beyond 64 "
+    "bits."
+)
 
 
 def _lost_its_engine(error: Exception) -> bool:

@@ -8,6 +8,7 @@ These are the server's, the same for all; the body's size is a setting
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from serving.front.errors import ApiError
@@ -33,8 +34,13 @@ MAX_ITEMS: Final = {
 MAX_PROMPTS: Final = 256
 """Of one request; a list of numbers is one prompt."""
 
-MAX_NUMBERS: Final = {"n": 128, "best_of": 128}
-"""OpenAI's limit too."""
+MAX_NUMBERS: Final = {
+    "n": 128,
+    "best_of": 128,
+    "top_k": 2**31 - 1,
+    "stream_interval": 2**31 - 1,
+}
+"""Of choices OpenAI allows as many; the others must fit on their way to an engine."""
 
 MAX_GRAMMAR_CHARS: Final = 65_536
 MAX_REGEX_CHARS: Final = 4096
@@ -69,10 +75,7 @@ def check_limits(value: Mapping[str, Any]) -> None:
     for name, most in MAX_ITEMS.items():
         if isinstance(value.get(name), list) and len(value[name]) > most:
             raise ApiError(400, f"{name}: must hold at most {most} items", name)
-    for name, number in MAX_NUMBERS.items():
-        given = value.get(name)
-        if isinstance(given, int | float) and given > number:
-            raise ApiError(400, f"{name}: must be at most {number}", name)
+    check_numbers(value)
     prompts = value.get("prompt")
     if not isinstance(prompts, list):
         prompts = []
@@ -82,6 +85,24 @@ def check_limits(value: Mapping[str, Any]) -> None:
         _check_grammar(name, value.get(name))
     _check_messages(value.get("messages"))
     _check_xargs(value.get("vllm_xargs"))
+
+
+def check_numbers(value: Mapping[str, Any]) -> None:
+    """Refuse numbers that are too large, also those written as text.
+
+    Args:
+        value: A body's JSON, or the fields that its validation has made of it.
+
+    Raises:
+        ApiError: 400, with the field's name.
+    """
+    for name, most in MAX_NUMBERS.items():
+        given = value.get(name)
+        if isinstance(given, str):
+            with contextlib.suppress(ValueError):
+                given = float(given)
+        if isinstance(given, int | float) and given > most:
+            raise ApiError(400, f"{name}: must be at most {most}", name)
 
 
 def strip_internal(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ async def build_app_state(hello: Mapping[str, Any], client: FleetClient) -> Stat
             stat_loggers=[RayPrometheusStatLogger],
         )
     client.on_failure = _failing(llm)
+    client.on_refused = _forgetting(llm)
     state = State()
     await init_app_state(
         llm,
@@ -117,3 +118,19 @@ def _failing(llm: Any) -> Any:
         )
 
     return fail
+
+
+def _forgetting(llm: Any) -> Any:
+    """Return what removes a request that is refused from what vLLM keeps of it.
+
+    vLLM notes a request before it asks the client to take it. Of one that is not taken
+    it removes only those of an `n`.
+    """
+
+    def forget(request_id: str) -> None:
+        processor = llm.output_processor
+        state = processor.request_states.get(request_id)
+        if state is not None and state.parent_req is None:
+            processor.abort_requests([request_id], internal=True)
+
+    return forget

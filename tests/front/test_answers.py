@@ -1,6 +1,7 @@
 """Answers: refused, whole, or a stream that begins with tokens or a sign of life."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 import pytest
 from starlette.responses import StreamingResponse
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from serving.front import answers
@@ -81,6 +83,25 @@ async def test_an_answer_that_takes_too_long_is_given_up_with_its_work(monkeypat
         await answers.ask(BODY, None, create)
     assert describe(error.value).status == 408
     assert was_cancelled
+
+
+async def test_an_answer_that_takes_too_long_is_a_408_whatever_vllm_makes_of_it(
+    monkeypatch,
+):
+    """Its handlers take any cancellation for a client's that has left."""
+    monkeypatch.setattr(answers, "FIRST_ANSWER_WITHIN_S", 0.05)
+
+    async def create(_body: Any, raw_request: Any) -> ErrorResponse:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        gone = ErrorInfo(
+            message="Client disconnected", type="BadRequestError", code=400
+        )
+        return ErrorResponse(error=gone)
+
+    with pytest.raises(TimeoutError) as error:
+        await answers.ask(BODY, None, create)
+    assert describe(error.value).status == 408
 
 
 async def test_a_fault_of_ours_is_a_500_that_tells_nothing_and_is_logged(serve_log):

@@ -216,6 +216,31 @@ async def test_a_request_that_is_always_interrupted_fails(scene, monkeypatch):
     assert requests[0].request_id not in scene.reasons
 
 
+async def test_a_request_that_cannot_be_sent_fails_at_once_and_keeps_no_place(scene):
+    """MessagePack has numbers of 64 bits."""
+    scene.add_replica()
+    await scene.client.add_request_async(make_request("big", top_k=2**70))
+    await until(lambda: scene.failures)
+    assert scene.failures.pop("big").http_status == 400
+    assert scene.client.admission._places.num_taken == 0
+    await scene.check_all(await scene.send(2))
+
+
+async def test_a_fault_under_a_lease_fails_its_request(scene, monkeypatch, serve_log):
+    async def fail(*_):
+        raise RuntimeError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.client._leases, "hold", fail)
+        await scene.client.add_request_async(make_request("unlucky"))
+        await until(lambda: scene.failures)
+    assert scene.failures.pop("unlucky").http_status == 500
+    assert "a fault of ours" in serve_log.text
+    assert scene.client.admission._places.num_taken == 0
+    scene.add_replica()
+    await scene.check_all(await scene.send(2))
+
+
 async def test_a_slot_is_free_again_when_its_front_is_gone(scene):
     replica = scene.add_replica()
     for n in range(2 * NUM_SLOTS):

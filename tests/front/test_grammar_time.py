@@ -10,8 +10,12 @@ import xgrammar
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
+from serving.front import grammar_time as grammar_time_module
+from serving.front.caller import Caller, caller
 from serving.front.errors import ApiError
 from serving.front.grammar_time import GrammarTime, find_grammars
+from serving.front.grammar_trial import FINE
+from tests.front.fake_fleet import until
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}
@@ -33,6 +37,37 @@ async def grammar_time():
     trials = GrammarTime(describe_tokenizer)
     yield trials
     await trials.close()
+
+
+class HeldTrials(GrammarTime):
+    """Its trials end when they are let go; it keeps which were `begun`, in order."""
+
+    def __init__(self):
+        super().__init__(describe_tokenizer)
+        self.begun = []
+        self.may_end = asyncio.Event()
+
+    async def _exchange(self, line):
+        self.begun += [text for _, text in json.loads(line)]
+        await self.may_end.wait()
+        return FINE
+
+    def ask(self, *texts, key=None):
+        """Let whoever has the key ask for regular expressions, one by one."""
+        whose = key and Caller(key, None, lambda _: None, lambda _: None)
+        token = caller.set(whose)
+        try:
+            return [asyncio.create_task(self.check(with_regex(one))) for one in texts]
+        finally:
+            caller.reset(token)
+
+    async def hold(self, *texts, **whose):
+        """Return once the first is being tried and the others wait."""
+        asking = self.ask(texts[0], **whose)
+        await until(lambda: self.begun)
+        asking += self.ask(*texts[1:], **whose)
+        await asyncio.sleep(0)
+        return asking
 
 
 def chat(**fields):
@@ -86,8 +121,7 @@ async def test_a_slow_one_whose_client_leaves_is_in_nobodys_way(grammar_time):
     known, new = with_regex("a+"), with_regex("b+")
     await grammar_time.check(known)
     slow = asyncio.ensure_future(grammar_time.check(with_regex(SLOW)))
-    while not grammar_time._turn.locked():
-        await asyncio.sleep(0.01)
+    await until(lambda: grammar_time._trials and not grammar_time._waiting)
     async with asyncio.timeout(0.5):
         await grammar_time.check(known)
     slow.cancel()
@@ -96,6 +130,62 @@ async def test_a_slow_one_whose_client_leaves_is_in_nobodys_way(grammar_time):
     with pytest.raises(ApiError):
         await grammar_time.check(with_regex(SLOW))
     assert time.monotonic() - started_s < 1.0
+
+
+@pytest.mark.anyio
+async def test_what_nobody_waits_for_any_more_is_not_tried():
+    trials = HeldTrials()
+    leaving = await trials.hold("a", "b", "c", "d")
+    # Of two that wait for the same, one stays.
+    staying = trials.ask("c", "e")
+    await asyncio.sleep(0)
+    for one in leaving:
+        one.cancel()
+    await asyncio.wait(leaving)
+    trials.may_end.set()
+    await asyncio.gather(*staying)
+    assert trials.begun == ["a", "c", "e"]
+    assert not trials._trials
+
+
+@pytest.mark.anyio
+async def test_callers_have_their_grammars_tried_in_turn():
+    trials = HeldTrials()
+    asking = await trials.hold("a1", "a2", "a3", "a4", key="ann")
+    asking += trials.ask("b1", "b2", key="ben") + trials.ask("c1", key="cyd")
+    await asyncio.sleep(0)
+    trials.may_end.set()
+    await asyncio.gather(*asking)
+    assert trials.begun == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+
+
+@pytest.mark.anyio
+async def test_only_so_many_grammars_of_a_caller_wait(monkeypatch):
+    monkeypatch.setattr(grammar_time_module, "MAX_WAITING", 2)
+    trials = HeldTrials()
+    asking = await trials.hold("a1", "a2", "a3", key="ann")
+    (refused,) = trials.ask("a4", key="ann")
+    with pytest.raises(ApiError) as error:
+        await refused
+    assert error.value.status == 503
+    assert error.value.retry_after_s > 1
+    # What waits already takes no more room, nor do others' grammars.
+    asking += trials.ask("a3", key="ann") + trials.ask("b1", key="ben")
+    await asyncio.sleep(0)
+    trials.may_end.set()
+    await asyncio.gather(*asking)
+    assert trials.begun == ["a1", "a2", "b1", "a3"]
+
+
+@pytest.mark.anyio
+async def test_a_grammar_that_waits_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr(grammar_time_module, "MAX_WAIT_S", 0.05)
+    trials = HeldTrials()
+    for one in await trials.hold("a", "b"):
+        with pytest.raises(ApiError, match="retry") as error:
+            await one
+        assert error.value.status == 503
+    assert not trials._waiting
 
 
 @pytest.mark.anyio

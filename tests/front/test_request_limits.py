@@ -34,6 +34,8 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
     "stop": {"stop": ["a"] * 17},
     "n": {"n": 1000},
     "best_of": {"best_of": 129},
+    "top_k": {"top_k": 10**20},
+    "stream_interval": {"stream_interval": 2**63},
     "prompt": {"prompt": ["a"] * 257},
     "body": {"chat_template_kwargs": nested(100_000)},
     "response_format": {
@@ -63,6 +65,22 @@ def test_what_is_usual_passes():
     check_limits({"response_format": nested(MAX_DEPTH - 3), "tools": None})
     # Whatever has the wrong type is left to the validation behind.
     check_limits({"messages": 5, "n": "x", "tools": {}, "vllm_xargs": []})
+
+
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [(ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})],
+)
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_a_number_is_no_smaller_as_text(field, kind, rest):
+    """Validation makes numbers of it, and vLLM makes that many choices at once."""
+    rest = {**rest, "model": "m"}
+    for given in ("1000", " +16_384 ", "1000.0", 1000.0, 10**400, "9" * 400):
+        with pytest.raises(ApiError) as refused:
+            TypeAdapter(kind).validate_python({**rest, field: given})
+        assert (refused.value.status, refused.value.param) == (400, field)
+    body = TypeAdapter(kind).validate_python({**rest, "n": "128", "best_of": None})
+    assert body.n == 128
 
 
 def test_what_no_tokenizer_holds_is_refused_by_its_name():

@@ -27,6 +27,7 @@ platforms._current_platform.import_kernels = CpuPlatform.import_kernels
 async def main():
     from serving.front.fleet_client import FleetClient
     from serving.front.vllm_app import build_app_state
+    from vllm.exceptions import GracefulHTTPError
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     with open(sys.argv[1], "rb") as file:
         hello = cloudpickle.load(file)
@@ -42,15 +43,28 @@ async def main():
     client = FleetClient(
         front=b"f", fingerprint="x", supported_tasks=("generate",),
         open_stream=lambda *_, **__: opened.set() or Stream(),
+        max_requests=lambda _: 1,
     )
     state = await build_app_state(hello, client)
     assert not state.engine_client.errored
-    body = CompletionRequest(model="demo", prompt="Count")
-    asking = asyncio.create_task(
-        state.openai_serving_completion.create_completion(body, None)
-    )
+    create = state.openai_serving_completion.create_completion
+
+    def ask(n):
+        return create(CompletionRequest(model="demo", prompt="Count", n=n), None)
+
+    asking = asyncio.create_task(ask(1))
     # Its prompt has been made tokens of.
     await opened.wait()
+    for n in (1, 2):
+        try:
+            await ask(n)
+        except GracefulHTTPError as error:
+            print("refused with", error.http_status.value)
+    processor = state.engine_client.output_processor
+    kept = (
+        processor.request_states, processor.external_req_ids, processor.parent_requests
+    )
+    print("kept", *map(len, kept))
     asking.cancel()
     client.shutdown()
     print("served on", type(platforms.current_platform).__name__)
@@ -59,7 +73,7 @@ asyncio.run(main())
 """
 
 
-def test_a_host_without_a_device_can_be_a_front(tmp_path):
+def test_a_host_without_a_device_can_be_a_front_that_forgets_whom_it_refuses(tmp_path):
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
@@ -85,3 +99,5 @@ def test_a_host_without_a_device_can_be_a_front(tmp_path):
     file.write_bytes(cloudpickle.dumps(hello))
     done = run(sys.executable, "-c", FRONTS_PROCESS, file)
     assert "served on UnspecifiedPlatform" in done.stdout
+    assert done.stdout.count("refused with 503") == 2
+    assert "kept 1 1 0" in done.stdout
