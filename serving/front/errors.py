@@ -134,7 +134,7 @@ def reword_streamed_errors(events: str) -> str:
 
 def _reword(event: re.Match[str]) -> str:
     error = json.loads(event[1])["error"]
-    if error["code"] < 500:
+    if error["code"] != 500:  # Others have words of their own, 503 above all.
         return event[0]
     return f"data: {json.dumps(error_body(_conceal(error['message'])))}"
 

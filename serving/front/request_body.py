@@ -16,7 +16,12 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 from vllm.exceptions import VLLMClientError
 
 from serving.front.errors import ApiError
-from serving.front.request_limits import check_limits, check_numbers, strip_internal
+from serving.front.request_limits import (
+    check_choices,
+    check_limits,
+    check_numbers,
+    strip_internal,
+)
 
 logger = logging.getLogger("ray.serve")
 
@@ -53,6 +58,7 @@ def check_body(value: Any, validate: Callable[[Any], Any]) -> Any:
         ) from None
     # Validation makes numbers of texts, by rules of its own.
     check_numbers(vars(body))
+    check_choices(vars(body))
     _read_lists(body)
     if isinstance(body, DetokenizeRequest) and max(body.tokens, default=0) >= 2**32:
         # No tokenizer holds such an id; vLLM lets 63 bits pass.

@@ -42,6 +42,9 @@ MAX_NUMBERS: Final = {
 }
 """Of choices OpenAI allows as many; the others must fit on their way to an engine."""
 
+MAX_CHOICES: Final = 256
+"""Of a request, `n` for each prompt: all are made before the first is let in."""
+
 MAX_GRAMMAR_CHARS: Final = 65_536
 MAX_REGEX_CHARS: Final = 4096
 MAX_SCHEMA_NODES: Final = 10_000
@@ -103,6 +106,22 @@ def check_numbers(value: Mapping[str, Any]) -> None:
                 given = float(given)
         if isinstance(given, int | float) and given > most:
             raise ApiError(400, f"{name}: must be at most {most}", name)
+
+
+def check_choices(fields: Mapping[str, Any]) -> None:
+    """Refuse too many answers at once.
+
+    Args:
+        fields: What the validation has made of a body.
+
+    Raises:
+        ApiError: 400, with the field's name.
+    """
+    prompts, num_prompts = fields.get("prompt"), 1
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        num_prompts = len(prompts)
+    if num_prompts * (fields.get("n") or 1) > MAX_CHOICES:
+        raise ApiError(400, f"n: prompts times n must be at most {MAX_CHOICES}", "n")
 
 
 def strip_internal(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,12 +126,14 @@ def test_streams_keep_vllms_own_failures_to_the_log():
         kind = {"message": message, "type": "Any", "param": None, "code": code}
         return f"data: {json.dumps({'error': kind})}\n\n"
 
-    told = [(400, "Too long."), (500, "CUDA error"), (500, str(EngineDeadError()))]
+    told = [(400, "Too long."), (503, "None took it in time.")]
+    told += [(500, "CUDA error"), (500, str(EngineDeadError()))]
     seen = reword_streamed_errors("".join(event(*one) for one in told))
     *errors, rest = seen.split("\n\n")
-    refused, internal, dead = map(error_in, errors)
+    refused, late, internal, dead = map(error_in, errors)
     assert not rest
     assert refused["message"] == "Too long."
+    assert (late["code"], late["message"]) == (503, "None took it in time.")
     assert (internal["code"], internal["message"]) == (500, "Internal server error.")
     assert dead["code"] == 503
     assert "retry" in dead["message"]

@@ -67,6 +67,16 @@ def test_what_is_usual_passes():
     check_limits({"messages": 5, "n": "x", "tools": {}, "vllm_xargs": []})
 
 
+@pytest.mark.parametrize("prompt", [["a", "b", "c"], [[1], [2], [3]]])
+def test_prompts_have_no_more_answers_together_than_one_server_can_begin(prompt):
+    validate = TypeAdapter(CompletionBody).validate_python
+    assert validate({"model": "m", "prompt": prompt, "n": 85}).n == 85
+    assert validate({"model": "m", "prompt": [1, 2, 3], "n": 86}).n == 86
+    with pytest.raises(ApiError, match="at most 256") as refused:
+        validate({"model": "m", "prompt": prompt, "n": "86"})
+    assert (refused.value.status, refused.value.param) == (400, "n")
+
+
 @pytest.mark.parametrize(
     ("kind", "rest"),
     [(ChatBody, {"messages": [USER]}), (CompletionBody, {"prompt": "a"})],
