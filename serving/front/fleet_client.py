@@ -104,9 +104,9 @@ class FleetClient(EngineCoreClient):
         self._links = TokenLinks(
             front, self._take_step, lambda _: self._queue.open_more(), self._lose_link
         )
-        self.credit = Credit(self._links)
         self._replies = ReplyLength()
         self.routing = Routing(self._links, running_ids, self._replies)
+        self.credit = Credit(self.routing)
         self.admission = Admission(
             self._links, self.credit, self.routing, classes, max_requests, self._replies
         )

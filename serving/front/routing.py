@@ -69,6 +69,11 @@ class Routing:
         self._coming: dict[InFlight, TokenLink] = {}
         self._unbegun: dict[InFlight, tuple[TokenLink, int]] = {}
 
+    @property
+    def staying(self) -> list[TokenLink]:
+        """Links to replicas that may be leased: to all but those that drain."""
+        return [link for link in self._links.all if not self._is_leaving(link)]
+
     def choose(self, one: InFlight) -> str:
         """Return Serve's name of the replica for a request, "" to let Serve choose."""
         if one.must_run_alone:
@@ -136,7 +141,7 @@ class Routing:
         What this front has in flight it knows without being told. Of others' requests
         only what was said of late counts.
         """
-        links = [link for link in self._links.all if not self._is_leaving(link)]
+        links = self.staying
         if not links:
             return None, "none"
         heard = [link for link in links if not self._is_stale(link)]
@@ -191,8 +196,7 @@ class Routing:
 
     def _find_new(self) -> str:
         running = self._running_ids()
-        if len(running) <= len(self._links):
-            return ""
+        # By name: while old ones drain, as many may be connected as run.
         connected = {link.offer.serve_id for link in self._links.all}
         late_s = self._clock() - LOOK_AGAIN_S
         for name in running:
