@@ -174,9 +174,11 @@ class Admission:
         num_coming = sum(link.num_coming for link in self._links)
         num_before = 0 if one.hurries else len(queue)
         has_seat = self._credit.count_free(one) - num_coming > num_before
+        # The last one may be gone since what it said was looked at.
+        num_replicas = max(1, len(self._routing.staying))
         predicted = predict_finish(
             now if has_seat else self._full,
-            len(self._routing.staying) / self.num_fronts,
+            num_replicas / self.num_fronts,
             0.0 if one.hurries else queue.work_ahead_ms(one.turn),
             one.num_tokens,
             self._expect_reply(one, one.turn.flow),
