@@ -25,13 +25,7 @@ MAX_UNSETTLED: Final = 8
 
 
 class Credit:
-    """Says whether the next lease may be opened.
-
-    Attributes:
-        num_replicas: Replicas that run, as far as known. While the front is connected
-            to fewer, one lease at a time may look for the others; with none at all it
-            wakes a deployment that has scaled to zero.
-    """
+    """Says whether the next lease may be opened."""
 
     def __init__(self, routing: Routing) -> None:
         """Give credit by what may be leased at all.
@@ -39,7 +33,6 @@ class Credit:
         A replica that drains takes nothing more: seats that become free there are
         nobody's, and what is leased for them would wait in another's engine.
         """
-        self.num_replicas = 0
         self._routing = routing
         self._refills = Refills()
         self._seats = KeptSeats()
@@ -65,16 +58,20 @@ class Credit:
     def allows(self, one: InFlight, num_unsettled: int) -> bool:
         """Return whether this request's lease may be opened.
 
+        While a replica that runs is not connected, one lease at a time may look for it
+        whatever is free; with none connected one wakes a deployment that has scaled to
+        zero. But only when routing would send it there: Serve goes on listing replicas
+        that have died or take nothing, and whatever else is opened goes to the others.
+
         Args:
             one: The request.
             num_unsettled: Leases on their way to a replica.
         """
         links = self._routing.staying
-        looks_for_more = len(links) < max(1, self.num_replicas)
         # Nor may a front starve: by what others hold, or by what was said last of an
         # engine that says nothing new.
         has_none = not any(link.num_held for link in links)
-        if (looks_for_more or has_none) and not num_unsettled:
+        if not num_unsettled and (has_none or self._routing.find_new()):
             return True
         if num_unsettled >= min(self.count_free(one), MAX_UNSETTLED):
             return False

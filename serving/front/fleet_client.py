@@ -97,7 +97,6 @@ class FleetClient(EngineCoreClient):
         self.on_replay: Callable[[str, int], None] = lambda _reason, _tokens: None
         self.on_failure: Callable[[str, Exception], None] = _log_unheard
         self._supported_tasks = tuple(supported_tasks)
-        self._running_ids = running_ids
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
         self._requests = InFlightRequests()
         self._condemned = Condemned()
@@ -206,9 +205,6 @@ class FleetClient(EngineCoreClient):
         return one
 
     def _may_lease(self, one: InFlight, num_unsettled: int) -> bool:
-        running = self._running_ids()
-        if running:
-            self.credit.num_replicas = len(running)
         is_here = one in self._requests
         return not is_here or self.credit.allows(one, num_unsettled)
 

@@ -189,6 +189,21 @@ async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(scen
     assert routed.reasons["new"] == 2
 
 
+async def test_seats_hold_while_a_replica_that_is_listed_takes_nothing(scene):
+    """Serve lists one that has died for some seconds; its backlog is not for others."""
+    routed = Routed(scene, "dies")
+    stays = routed.add("stays", num_seats=8)
+    await routed.connect()
+    stays.is_held = True
+    routed.replicas["dies"].die()
+    await until(lambda: scene.client.num_links == 1)
+    for n in range(30):
+        await scene.client.add_request_async(make_request(f"s{n}"))
+    await until(lambda: len(stays.running) >= 9)
+    await asyncio.sleep(0.3)
+    assert len(stays.running) == 9
+
+
 @pytest.mark.faults
 async def test_a_replica_whose_host_has_vanished_keeps_no_request(scene, monkeypatch):
     """Serve goes on naming it, and no call to it ever fails."""
