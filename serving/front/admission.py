@@ -174,9 +174,11 @@ class Admission:
         num_coming = sum(link.num_coming for link in self._links)
         num_before = 0 if one.hurries else len(queue)
         has_seat = self._credit.count_free(one) - num_coming > num_before
+        # The last one may be gone since what it said was looked at.
+        num_replicas = max(1, len(self._routing.staying))
         predicted = predict_finish(
             now if has_seat else self._full,
-            len(self._links) / self.num_fronts,
+            num_replicas / self.num_fronts,
             0.0 if one.hurries else queue.work_ahead_ms(one.turn),
             one.num_tokens,
             self._expect_reply(one, one.turn.flow),
@@ -206,7 +208,8 @@ class Admission:
         if self._now is not None and now_s - self._looked_s < LOOK_AGAIN_S:
             return
         self._looked_s = now_s
-        links = self._links.all
+        # Costs of one that drains are better than none.
+        links = self._routing.staying or self._links.all
         loads = [load for link in links if (load := self._routing.load_of(link))]
         self._now, self._full = None, _UNKNOWN
         if loads:

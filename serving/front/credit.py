@@ -18,25 +18,22 @@ from policies.decisions.refill import Refills
 if TYPE_CHECKING:
     from policies.decisions.fairness import Turn
     from serving.front.in_flight import InFlight
-    from serving.front.token_links import TokenLinks
+    from serving.front.routing import Routing
 
 MAX_UNSETTLED: Final = 8
 """Leases on their way through Serve at a time, where their order is lost."""
 
 
 class Credit:
-    """Says whether the next lease may be opened.
+    """Says whether the next lease may be opened."""
 
-    Attributes:
-        num_replicas: Replicas that run, as far as known. While the front is connected
-            to fewer, one lease at a time may look for the others; with none at all it
-            wakes a deployment that has scaled to zero.
-    """
+    def __init__(self, routing: Routing) -> None:
+        """Give credit by what may be leased at all.
 
-    def __init__(self, links: TokenLinks) -> None:
-        """Give credit by these links."""
-        self.num_replicas = 0
-        self._links = links
+        A replica that drains takes nothing more: seats that become free there are
+        nobody's, and what is leased for them would wait in another's engine.
+        """
+        self._routing = routing
         self._refills = Refills()
         self._seats = KeptSeats()
 
@@ -44,34 +41,41 @@ class Credit:
         """Note a new request; return whether its flow has less than its share."""
         self._seats.note(turn.flow, turn.weight, time.monotonic())
         num_seats = sum(
-            link.offer.num_seats // link.state.num_fronts for link in self._links
+            link.offer.num_seats // link.state.num_fronts
+            for link in self._routing.staying
         )
         is_shared = self._seats.is_shared()
         return is_shared and self._seats.has_share_left(turn.flow, num_seats)
 
     def count_free(self, one: InFlight) -> int:
         """Return how many seats there are for such a request; may be negative."""
-        free = sum(link.num_free_seats for link in self._links)
+        links = self._routing.staying
+        free = sum(link.num_free_seats for link in links)
         if one.hurries or one.num_replays or not self._seats.is_shared():
             return free
-        return free - sum(link.num_kept_seats for link in self._links)
+        return free - sum(link.num_kept_seats for link in links)
 
     def allows(self, one: InFlight, num_unsettled: int) -> bool:
         """Return whether this request's lease may be opened.
+
+        While a replica that runs is not connected, one lease at a time may look for it
+        whatever is free; with none connected one wakes a deployment that has scaled to
+        zero. But only when routing would send it there: Serve goes on listing replicas
+        that have died or take nothing, and whatever else is opened goes to the others.
 
         Args:
             one: The request.
             num_unsettled: Leases on their way to a replica.
         """
-        looks_for_more = len(self._links) < max(1, self.num_replicas)
+        links = self._routing.staying
         # Nor may a front starve: by what others hold, or by what was said last of an
         # engine that says nothing new.
-        has_none = not any(link.num_held for link in self._links)
-        if (looks_for_more or has_none) and not num_unsettled:
+        has_none = not any(link.num_held for link in links)
+        if not num_unsettled and (has_none or self._routing.find_new()):
             return True
         if num_unsettled >= min(self.count_free(one), MAX_UNSETTLED):
             return False
-        free = sum(link.state.num_free_kv_tokens for link in self._links)
+        free = sum(link.state.num_free_kv_tokens for link in links)
         return not one.emitted or self._refills.have_room(one.num_tokens, free)
 
     def note_opened(self, one: InFlight) -> None:

@@ -99,16 +99,15 @@ class FleetClient(EngineCoreClient):
         self.on_failure: Callable[[str, Exception], None] = _log_unheard
         self.on_refused: Callable[[str], None] = lambda _request_id: None
         self._supported_tasks = tuple(supported_tasks)
-        self._running_ids = running_ids
         self._outputs: asyncio.Queue[Any] = asyncio.Queue()
         self._requests = InFlightRequests()
         self._condemned = Condemned()
         self._links = TokenLinks(
             front, self._take_step, lambda _: self._queue.open_more(), self._lose_link
         )
-        self.credit = Credit(self._links)
         self._replies = ReplyLength()
         self.routing = Routing(self._links, running_ids, self._replies)
+        self.credit = Credit(self.routing)
         self.admission = Admission(
             self._links, self.credit, self.routing, classes, max_requests, self._replies
         )
@@ -212,9 +211,6 @@ class FleetClient(EngineCoreClient):
         return one
 
     def _may_lease(self, one: InFlight, num_unsettled: int) -> bool:
-        running = self._running_ids()
-        if running:
-            self.credit.num_replicas = len(running)
         is_here = one in self._requests
         return not is_here or self.credit.allows(one, num_unsettled)
 

@@ -69,15 +69,26 @@ class Routing:
         self._coming: dict[InFlight, TokenLink] = {}
         self._unbegun: dict[InFlight, tuple[TokenLink, int]] = {}
 
+    @property
+    def staying(self) -> list[TokenLink]:
+        """Links to replicas that may be leased: to all but those that drain."""
+        return [link for link in self._links.all if not self._is_leaving(link)]
+
     def choose(self, one: InFlight) -> str:
         """Return Serve's name of the replica for a request, "" to let Serve choose."""
         if one.must_run_alone:
             # Its engine would be the one that the others want.
             self.on_choice("alone")
             return ""
-        new = self._find_new()
+        new = self.find_new()
         if new:
-            self._looked_s[new] = self._clock()
+            now_s = self._clock()
+            self._looked_s = {
+                name: since_s
+                for name, since_s in self._looked_s.items()
+                if now_s - since_s < LOOK_AGAIN_S
+            }
+            self._looked_s[new] = now_s
             self.on_choice("new")
             return new
         token_ids = one.request.prompt_token_ids or ()
@@ -106,6 +117,17 @@ class Routing:
         self._coming[one] = link
         self._expect(one, link, token_ids)
         return link.offer.serve_id
+
+    def find_new(self) -> str:
+        """Return Serve's name of a replica to be looked for now, "" for none."""
+        running = self._running_ids()
+        # By name: while old ones drain, as many may be connected as run.
+        connected = {link.offer.serve_id for link in self._links.all}
+        late_s = self._clock() - LOOK_AGAIN_S
+        for name in running:
+            if name not in connected and self._looked_s.get(name, late_s) <= late_s:
+                return name
+        return ""
 
     def note_settled(self, one: InFlight, link: TokenLink | None) -> None:
         """Note where a lease went in the end, None for nowhere."""
@@ -136,7 +158,7 @@ class Routing:
         What this front has in flight it knows without being told. Of others' requests
         only what was said of late counts.
         """
-        links = [link for link in self._links.all if not self._is_leaving(link)]
+        links = self.staying
         if not links:
             return None, "none"
         heard = [link for link in links if not self._is_stale(link)]
@@ -188,19 +210,3 @@ class Routing:
 
     def _is_stale(self, link: TokenLink) -> bool:
         return self._clock() - link.heard_s > MAX_STATE_AGE_S
-
-    def _find_new(self) -> str:
-        running = self._running_ids()
-        if len(running) <= len(self._links):
-            return ""
-        connected = {link.offer.serve_id for link in self._links.all}
-        late_s = self._clock() - LOOK_AGAIN_S
-        for name in running:
-            if name not in connected and self._looked_s.get(name, late_s) <= late_s:
-                self._looked_s = {
-                    kept: since
-                    for kept, since in self._looked_s.items()
-                    if since > late_s
-                }
-                return name
-        return ""

@@ -137,6 +137,10 @@ class Leases:
                 await self._wait_until_empty()
                 # It will be blamed if the engine dies: so not for one that has died.
                 await self._flush()
+            if self._seats.get(front) is not seat or not seat.linked.is_set():
+                # Its slot may be another's by now, and what the front says of it would
+                # find it no more: it would never end.
+                raise LeaseLostError("connection lost")
             async for event in self._run(seat, request):
                 yield event
         finally:

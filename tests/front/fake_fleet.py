@@ -212,13 +212,12 @@ class FakeStream:
 
 
 class FakeFleet:
-    """Routes leases in turn, or by load as Serve does."""
+    """Routes leases in turn, unless they are meant for a replica."""
 
     def __init__(self) -> None:
         self.replicas: list[FakeReplica] = []
         self.opened: list[FakeStream] = []
         self.error_of_the_dead: Exception = EngineGoneError()
-        self.goes_by_load = False
         self._turn = 0
 
     def open_stream(self, *args: Any, wanted: str) -> FakeStream:
@@ -233,8 +232,6 @@ class FakeFleet:
                 return replica
         if not self.replicas:
             return None
-        if self.goes_by_load:
-            return min(self.replicas, key=lambda one: len(one.running))
         self._turn += 1
         return self.replicas[self._turn % len(self.replicas)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serving.engine.compat import GracefulHTTPError
-from serving.front import refusal
+from serving.front import admission, refusal
 from serving.front.request_class import ClassShare
 from tests.front.fake_fleet import Scene, make_request, until
 
@@ -132,6 +132,17 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once(busy):
     await busy.send("its own", "hasty", deadline_ms=60_000.0)
     assert busy.refusals == {"deadline": 2}
     assert busy.client.count_waiting() == {"default": 2, "hasty": 1}
+
+
+async def test_a_deadline_is_judged_though_the_last_replica_has_just_died(
+    busy, monkeypatch
+):
+    """What replicas said is known for a moment longer than they are connected."""
+    monkeypatch.setattr(admission, "LOOK_AGAIN_S", 60.0)
+    busy.replica.die()
+    await until(lambda: not busy.client.num_links)
+    await busy.send("waits", deadline_ms=60_000.0)
+    assert not busy.refusals
 
 
 async def test_a_deadline_that_passes_in_the_queue_frees_the_place(busy):

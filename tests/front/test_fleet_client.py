@@ -321,18 +321,19 @@ async def test_no_more_is_leased_than_seats_and_a_new_replica_is_looked_for(scen
 
     Replicas are told what waits: the autoscaler cannot see a front's queue otherwise.
     """
-    scene.fleet.goes_by_load = True
-    full = scene.add_replica(num_seats=8)
+    running = {"full"}
+    scene.replace_client(b"a front", running_ids=lambda: running)
+    full = scene.add_replica(num_seats=8, serve_id="full")
     full.is_held = True
     requests = await scene.send(60)
     await until(lambda: len(full.running) == 9)
     scene.client.tell_waiting()
     await until(lambda: full.leases.num_wanted == 60)
-    new = scene.add_replica(num_seats=8)
+    new = scene.add_replica(num_seats=8, serve_id="new")
     new.is_held = True
     await asyncio.sleep(0.05)
     assert not new.taken
-    scene.client.credit.num_replicas = 2
+    running.add("new")
     await until(lambda: len(new.running) == 9)
     await asyncio.sleep(0.05)
     assert [len(full.running), len(new.running)] == [9, 9]

@@ -10,7 +10,7 @@ import pytest
 from serving.front import lease_holder, routing
 from serving.front.in_flight import InFlight
 from serving.front.routing import Routing
-from tests.front.fake_fleet import Scene, make_request, until
+from tests.front.fake_fleet import FakeReplica, Scene, make_request, until
 
 pytestmark = pytest.mark.anyio
 
@@ -22,13 +22,21 @@ class Routed:
 
     def __init__(self, scene: Scene, *names: str) -> None:
         self.scene = scene
-        self.running = set(names)
-        self.replicas = {name: scene.add_replica(serve_id=name) for name in names}
-        for replica in self.replicas.values():
-            replica.costs = COSTS
+        self.running: set[str] = set()
+        self.replicas: dict[str, FakeReplica] = {}
+        for name in names:
+            self.add(name)
         self.reasons: Counter[str] = Counter()
         scene.replace_client(b"routed", running_ids=lambda: self.running)
         scene.client.routing.on_choice = lambda one: self.reasons.update([one])
+
+    def add(self, name: str, **options: Any) -> FakeReplica:
+        """Add a replica that Serve lists."""
+        replica = self.scene.add_replica(serve_id=name, **options)
+        replica.costs = COSTS
+        self.replicas[name] = replica
+        self.running.add(name)
+        return replica
 
     async def connect(self) -> None:
         """Have every replica connected and heard, and nothing on its way."""
@@ -136,11 +144,64 @@ async def test_a_replica_that_drains_gets_nothing_more(scene):
     assert await routed.send(8) == {"drains": 0, "stays": 8}
 
 
+async def test_a_new_replica_is_looked_for_while_old_ones_drain(scene):
+    """As many are connected as run, but not the same."""
+    routed = Routed(scene, "drains", "stays")
+    await routed.connect()
+    routed.running.remove("drains")
+    new = routed.add("new")
+    await routed.send(4)
+    assert new.taken
+    assert not routed.replicas["drains"].taken
+
+
+async def test_the_only_replica_may_be_replaced_while_it_drains(scene):
+    """What it holds keeps nobody from going to the new one."""
+    routed = Routed(scene)
+    old = routed.add("old", num_seats=2)
+    await routed.connect()
+    old.is_held = True
+    await routed.send(3, "holds")
+    routed.running.remove("old")
+    new = routed.add("new")
+    await routed.send(4)
+    assert len(new.taken) == 4
+
+
+async def test_seats_of_a_replica_that_drains_are_nobodys(scene):
+    """What is leased for them would wait in the engines of the others."""
+    routed = Routed(scene, "drains")
+    stays = routed.add("stays", num_seats=8)
+    await routed.connect()
+    stays.is_held = True
+    routed.running.remove("drains")
+    for n in range(30):
+        await scene.client.add_request_async(make_request(f"s{n}"))
+    await until(lambda: len(stays.running) >= 9)
+    await asyncio.sleep(0.3)
+    assert len(stays.running) == 9
+
+
 async def test_a_replica_that_takes_nothing_is_not_looked_for_again_at_once(scene):
     routed = Routed(scene, "a", "b")
     routed.replicas["b"].die()
     assert await routed.send(6) == {"a": 6, "b": 0}
     assert routed.reasons["new"] == 2
+
+
+async def test_seats_hold_while_a_replica_that_is_listed_takes_nothing(scene):
+    """Serve lists one that has died for some seconds; its backlog is not for others."""
+    routed = Routed(scene, "dies")
+    stays = routed.add("stays", num_seats=8)
+    await routed.connect()
+    stays.is_held = True
+    routed.replicas["dies"].die()
+    await until(lambda: scene.client.num_links == 1)
+    for n in range(30):
+        await scene.client.add_request_async(make_request(f"s{n}"))
+    await until(lambda: len(stays.running) >= 9)
+    await asyncio.sleep(0.3)
+    assert len(stays.running) == 9
 
 
 @pytest.mark.faults
